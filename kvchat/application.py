@@ -108,9 +108,6 @@ class Application:
         """Hide the window at once, then finish saving and stop the engine."""
         self._unsubscribe()
         self._window.hide()
-        self.start_requests.close()
-        self._reply_notifier.close()
-        self._tray.close()
         try:
             await self._window.finish()
         except KvchatError as error:

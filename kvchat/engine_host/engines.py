@@ -52,7 +52,10 @@ from kvchat.text.reasons import Reason, ReasonCode
 
 
 class ManagedEngine:
-    """kvchat's own engine, its memory, and what to try when that runs out. Event-loop thread only."""
+    """kvchat's own engine, its memory as planned and measured, and what to try when that runs out.
+
+    Event-loop thread only.
+    """
 
     def __init__(
         self,
@@ -239,7 +242,10 @@ class ExternalEngine:
 
 
 def choose_slot(slots: Sequence[SlotState]) -> tuple[int, bool]:
-    """Choose the last free slot, since others begin with the first, or else the last; True if it is free."""
+    """Choose a slot; True if it is free: nothing may be tried out in one that another program uses.
+
+    Others begin with the first, so take the last free one; if none is free, the last.
+    """
     free = [number for number, slot in enumerate(slots) if not slot.busy and not slot.tokens]
     return (free[-1], True) if free else (max(0, len(slots) - 1), False)
 
@@ -247,7 +253,10 @@ def choose_slot(slots: Sequence[SlotState]) -> tuple[int, bool]:
 def with_state_support(
     ready: ReadyEngine, process: RunningServer, facts: ServerFacts, *, is_free: bool
 ) -> ReadyEngine | None:
-    """Add how to keep the server's states; None if its folder or model is not readable. Reads the disk."""
+    """Add how to keep the server's states; None if it is remote or its folder or model is unreadable.
+
+    `is_free`: its slot may be tested. Reads the disk: call it off the event loop.
+    """
     folder = reachable_slot_folder(process)
     if folder is None:
         return None

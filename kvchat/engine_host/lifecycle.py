@@ -30,7 +30,10 @@ from kvchat.text.reasons import Reason, ReasonCode
 
 
 class EngineLifecycle:
-    """The sessions' `EngineHost`: kvchat's own engine or the user's server. Event-loop thread only."""
+    """The sessions' `EngineHost`: kvchat's own engine or the user's server, switched only while none runs.
+
+    Event-loop thread only.
+    """
 
     def __init__(
         self,
@@ -134,7 +137,10 @@ class EngineLifecycle:
         await self._end_inspection()
 
     async def ready(self, model: str | None = None, *, vision: bool = False, tokens: int = 0) -> ReadyEngine:
-        """See `EngineHost.ready`. A projector is loaded on request and stays; a user's server stays as it is."""
+        """See `EngineHost.ready`. A user's server has a fixed model and context.
+
+        A projector is loaded only on request, and stays as long as the engine.
+        """
         await self._switch_connection()
         if model is not None and not self.is_external:
             await self._switch_model(model, restarts=vision and not self.is_ready(vision=True))
@@ -171,7 +177,10 @@ class EngineLifecycle:
             await self._findings.forget(self._subject)
 
     async def _switch_model(self, model: str, *, restarts: bool) -> None:
-        """Switch to `model`. `restarts`: it will be restarted even if it runs. Raises ModelMissing."""
+        """Switch to `model`; while it runs, the settings may name another. Raises ModelMissing.
+
+        `restarts`: it will be restarted even if it runs.
+        """
         if self._running_model == model and not restarts:
             return
         if model != self._settings().model_path:

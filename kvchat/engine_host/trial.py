@@ -55,7 +55,10 @@ async def try_engine(
     on_step: Callable[[TrialStep], None] = lambda _: None,
     needs: Backend | None = None,
 ) -> Trial:
-    """Query an engine; with a model, also load it, get a reply and test restoring. Raises no KvchatError."""
+    """Query the engine's version and devices; with a model, also load it, get a reply and test restoring.
+
+    `on_step` receives each finished step. `needs`: the required backend. Raises no KvchatError.
+    """
     steps: list[TrialStep] = []
 
     def report_step(step: TrialStep) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from kvchat.library.remote.starter import installed_starter
-from kvchat.ui.models.first_start import starter_words
+from kvchat.ui.models.first_start import starter_title
 from tests.e2e.accessible import Gone, Node
 from tests.e2e.desktop import Desktop
 from tests.e2e.home import GREEDY, Home, engine_path
@@ -44,7 +44,7 @@ def test_every_window_says_what_its_controls_do_and_what_happens_is_said(tmp_pat
         with Desktop() as desktop, open_window(desktop, home) as window:
             reader = _Reader(desktop, window)
             said, _ = desktop.announcements, desktop.focus
-            starter = starter_words(here=installed_starter() is not None)
+            starter = starter_title(is_downloaded=installed_starter() is not None)
             starter_button = desktop.find("push button", starter, seconds=LONG)
             reader.look("the first start")
             starter_button.press()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvchat.library.remote.starter import installed_starter
-from kvchat.ui.models.first_start import starter_words
+from kvchat.ui.models.first_start import starter_title
 from tests.e2e.desktop import Desktop
 from tests.e2e.home import GREEDY, Home, engine_path, notes
 from tests.e2e.waiting import wait_until
@@ -164,7 +164,9 @@ def test_the_first_start_downloads_the_starter_and_a_second_raises_the_window(de
     home = Home(tmp_path / "home")
     home.write_settings(max_tokens=12, **GREEDY)
     with open_window(desktop, home) as first:
-        desktop.click(desktop.find("push button", starter_words(here=installed_starter() is not None), seconds=LONG))
+        desktop.click(
+            desktop.find("push button", starter_title(is_downloaded=installed_starter() is not None), seconds=LONG)
+        )
         first.wait_for_strip("ready")
         first.send("Hello")
         first.replies(1)

@@ -279,8 +279,8 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     yield "engine", side.open_engine()
     yield "engine log", side.open_engine(log=True)
     models = side.open_models()
-    await until(lambda: len(models.here.list.rows) == 3)
-    models.here.list.setCurrentIndex(models.here.list.model().index(1, 0))
+    await until(lambda: len(models.local.list.rows) == 3)
+    models.local.list.setCurrentIndex(models.local.list.model().index(1, 0))
     yield "models", models
     models = side.open_models()
     models.tabs.button(1).click()

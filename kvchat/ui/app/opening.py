@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QUrl, Signal
+from PySide6.QtCore import QEvent, QPoint, Qt, QUrl, Signal
 from PySide6.QtGui import QCursor, QGuiApplication, QShowEvent
 
 from kvchat.chat import events
@@ -34,7 +34,7 @@ from kvchat.ui.chat.composer import Composer
 from kvchat.ui.commands import SHORTCUTS, install_shortcuts
 from kvchat.ui.controllers.attachments import AttachmentLoader
 from kvchat.ui.controllers.chat import ChatController
-from kvchat.ui.controllers.views import ChatPresenter
+from kvchat.ui.controllers.views import ChatPresenter, Controller
 from kvchat.ui.desktop.activation import let_to_front, on_wayland
 from kvchat.ui.desktop.global_key import GlobalKey
 from kvchat.ui.dialogs.panel import Panel
@@ -202,27 +202,27 @@ _MAX_PATH = 32_767  # characters; Windows' limit, the highest of all systems
 _MAX_SHOWN = 200  # characters of a link; Qt takes seconds to lay out 100,000
 
 
-class StartRequestHandler(QObject):
+class StartRequestHandler(Controller):
     def __init__(self, runtime: Runtime, window: MainWindow, look: Look, bus: SessionBus) -> None:
-        super().__init__(window)
-        self._runtime, self._window = runtime, window
+        super().__init__(runtime, window, window)
+        self._window = window
         self._key, self._wants_key = GlobalKey(bus, self), False
         self._key.pressed.connect(lambda token: self.handle(StartRequest(quick=True, token=token)))
-        self._unsubscribe = runtime.events.subscribe(self._handle_event)
         self.quick = QuickWindow(runtime, look, window.runner, window.chat)
         self.quick.chat_wanted.connect(lambda id: window.show_chat(id))
 
     def close(self) -> None:
-        self._unsubscribe()
-        self._key.close()
-        self.quick.close()
-        self.quick.deleteLater()
+        if not self._closed:
+            self._key.close()
+            self.quick.close()
+            self.quick.deleteLater()
+        super().close()
 
     def update_key(self) -> None:
         wanted = self._runtime.settings.quick_key
         if wanted is not self._wants_key:
             self._wants_key = wanted
-            self._window.runner.start(self._key.hold(wanted))
+            self._runner.start(self._key.hold(wanted))
 
     def _handle_event(self, event: Event) -> None:
         if isinstance(event, SettingsChanged):
@@ -272,6 +272,6 @@ class StartRequestHandler(QObject):
                 self._window.new_conversation()
                 self._window.composer.insert_text("\n".join(parse_qs(parts.query).get("text", ())))
             case "model" if rest:
-                self._window.side_windows.open_models().look_for(rest)
+                self._window.side_windows.open_models().open_search(rest)
             case _:
                 self._notify_broken_link(link)

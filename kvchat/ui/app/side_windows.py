@@ -13,6 +13,7 @@ from kvchat.ui.app.engine_window import EngineWindow
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.controllers.sidebar import SidebarController
+from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.manual.manual_window import ManualWindow
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.programs.programs_window import ProgramsWindow
@@ -25,7 +26,7 @@ from kvchat.ui.sidebar.library_window import LibraryWindow
 from kvchat.ui.storage.saved_panel import SavedPanel
 from kvchat.ui.storage.storage_panel import StoragePanel
 
-W = TypeVar("W", bound=QWidget)
+P = TypeVar("P", bound=Panel)
 
 
 class SideWindows(QObject):
@@ -37,37 +38,36 @@ class SideWindows(QObject):
         self, runtime: Runtime, look: Look, runner: TaskRunner, conversations: SidebarController, parent: QWidget
     ) -> None:
         super().__init__(parent)
-        self._parts = runtime, look, runner, parent
+        self._arguments = runtime, look, runner, parent
         self._conversations = conversations
-        self._made: dict[Callable[..., QWidget], Any] = {}
+        self._windows: dict[Callable[..., Panel], Any] = {}
         conversations.usage_changed.connect(self._show_usage)
 
-    def _window(self, make: Callable[..., W], **slots: Callable[..., object] | SignalInstance) -> W:
-        """Return the only window of that kind. On creation, connect the named signals."""
-        if make not in self._made:
-            self._made[make] = make(*self._parts)
+    def _open(self, kind: Callable[..., P], **slots: Callable[..., object] | SignalInstance) -> P:
+        """Bring the only window of this kind to the front. On creation, connect the named signals."""
+        if kind not in self._windows:
+            self._windows[kind] = kind(*self._arguments)
             for signal, slot in slots.items():
-                getattr(self._made[make], signal).connect(slot)
-        window: W = self._made[make]
+                getattr(self._windows[kind], signal).connect(slot)
+        window: P = self._windows[kind]
+        window.bring_forward()
         return window
 
     def open_storage(self) -> StoragePanel:
         changed, limits = self._conversations.reload_soon, self._open_limits
-        panel = self._window(StoragePanel, changed=changed, saved_requested=self.open_saved, limits_requested=limits)
+        panel = self._open(StoragePanel, changed=changed, saved_requested=self.open_saved, limits_requested=limits)
         self._show_usage()  # show the last result: a large store answers slowly
         panel.refresh()
-        panel.bring_forward()
         return panel
 
     def open_saved(self) -> SavedPanel:
-        panel = self._window(SavedPanel)
+        panel = self._open(SavedPanel)
         panel.refresh()
-        panel.bring_forward()
         return panel
 
     def open_settings(self, page: str = "") -> SettingsWindow:
-        opens = {"models": self.open_models, "storage": self.open_storage, "programs": self.open_programs}
-        window = self._window(SettingsWindow, leads_to=lambda name: opens[name]())
+        openers = {"models": self.open_models, "storage": self.open_storage, "programs": self.open_programs}
+        window = self._open(SettingsWindow, leads_to=lambda name: openers[name]())
         window.show_page(page)
         return window
 
@@ -75,50 +75,44 @@ class SideWindows(QObject):
         def open_presets() -> None:
             self.open_settings(PresetsPage.name)
 
-        window = self._window(ChatSettingsWindow, begun=self.begun, presets_requested=open_presets)
+        window = self._open(ChatSettingsWindow, begun=self.begun, presets_requested=open_presets)
         window.show_chat(chat)
         return window
 
     def open_models(self) -> ModelsWindow:
-        window = self._window(ModelsWindow, model_used=self.model_used, starter_requested=self.starter_requested)
-        window.open_here()
+        window = self._open(ModelsWindow, model_used=self.model_used, starter_requested=self.starter_requested)
+        window.open_local()
         return window
 
     def open_engine(self, *, log: bool = False) -> EngineWindow:
-        window = self._window(EngineWindow)
-        window.show_page(window.log if log else window.live)
+        window = self._open(EngineWindow)
+        window.tabs.setCurrentWidget(window.log if log else window.live)
         return window
 
     def open_deleted(self) -> DeletedWindow:
-        window = self._window(DeletedWindow, storage_requested=self._open_limits)
-        window.bring_forward()
+        window = self._open(DeletedWindow, storage_requested=self._open_limits)
         window.list.setFocus()
         return window
 
     def open_library(self, prepared_id: str = "") -> LibraryWindow:
-        window = self._window(LibraryWindow, begun=self.begun)
-        window.bring_forward()
+        window = self._open(LibraryWindow, begun=self.begun)
         if prepared_id:
             window.choose(prepared_id)
         return window
 
     def open_manual(self) -> ManualWindow:
-        window = self._window(ManualWindow)
-        window.bring_forward()
-        return window
+        return self._open(ManualWindow)
 
     def open_programs(self) -> ProgramsWindow:
         def open_settings() -> None:
             self.open_settings(ApiServerPage.name)
 
-        window = self._window(ProgramsWindow, settings_requested=open_settings)
-        window.bring_forward()
-        return window
+        return self._open(ProgramsWindow, settings_requested=open_settings)
 
     def _open_limits(self) -> None:
         self.open_settings(StoragePage.name)
 
     def _show_usage(self) -> None:
         usage = self._conversations.usage
-        if usage is not None and StoragePanel in self._made:
-            self._made[StoragePanel].show_usage(usage, self._conversations.owners)
+        if usage is not None and StoragePanel in self._windows:
+            self._windows[StoragePanel].show_usage(usage, self._conversations.owners)

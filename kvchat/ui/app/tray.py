@@ -21,6 +21,7 @@ from kvchat.text.formatting import format_rough_duration, one_line
 from kvchat.text.language import N_, _, join_parts, join_sentences, plural
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.icons import LogoState, tray_icon
+from kvchat.ui.controllers.views import Controller
 from kvchat.ui.dialogs.confirm import ConfirmDialog, confirm, fit_height
 
 if TYPE_CHECKING:
@@ -40,52 +41,52 @@ def logo_state(state: EngineState, busy: bool) -> LogoState:
     return LogoState.BUSY if busy and state is EngineState.READY else _LOGOS.get(state, LogoState.STOPPED)
 
 
-def _entry(title: str) -> str:
+def _menu_text(title: str) -> str:
     """Return a title as menu text: one line, shortened, `&` escaped."""
-    words = one_line(title)
-    return (words if len(words) <= _LETTERS else f"{words[:_LETTERS].rstrip()}…").replace("&", "&&")
+    title = one_line(title)
+    return (title if len(title) <= _LETTERS else f"{title[:_LETTERS].rstrip()}…").replace("&", "&&")
 
 
-class Tray(QObject):
+class Tray(Controller):
     """The tray icon and its menu. While a tray exists, closing the window keeps the app running."""
 
     quick_requested = Signal()  # open the quick window
 
     def __init__(self, runtime: Runtime, window: MainWindow) -> None:
-        super().__init__(window)
-        self._runtime, self._window = runtime, window
+        super().__init__(runtime, window, window)
+        self._window = window
         self._shown: tuple[LogoState, str] | None = None
         self.icon = QSystemTrayIcon(self)
-        self.menu = QMenu()
-        self.open = self.menu.addAction(_("Open kvchat"), window.raise_window)
-        self.hide = self.menu.addAction(_("Hide"), window.hide)
-        self.new = self.menu.addAction(_("New chat"), lambda: window.show_chat(None))
-        self.menu.addAction(_("Quick question"), self.quick_requested.emit)
+        self.menu = menu = QMenu()
+        self.open = menu.addAction(_("Open kvchat"), window.raise_window)
+        self.hide = menu.addAction(_("Hide"), window.hide)
+        self.new = menu.addAction(_("New chat"), lambda: window.show_chat(None))
+        menu.addAction(_("Quick question"), self.quick_requested.emit)
         self.recent: list[QAction] = []  # recently used chats
-        self._below_recent = self.menu.addSeparator()
+        self._below_recent = menu.addSeparator()
         start = window.runner.start
-        self.start = self.menu.addAction(_("Start engine"), lambda: start(runtime.start_engine()))
-        self.stop = self.menu.addAction(_("Stop engine"), lambda: start(runtime.stop_engine()))
-        self.restart = self.menu.addAction(_("Restart engine"), lambda: start(runtime.restart_engine()))
-        self.menu.addSeparator()
-        self.settings = self.menu.addAction(_("Settings…"), lambda: window.side_windows.open_settings())
-        self.quit = self.menu.addAction(_("Quit"), window.quitting.ask)
-        self.menu.aboutToShow.connect(self.refresh)
-        self.icon.setContextMenu(self.menu)
+        self.start = menu.addAction(_("Start engine"), lambda: start(runtime.start_engine()))
+        self.stop = menu.addAction(_("Stop engine"), lambda: start(runtime.stop_engine()))
+        self.restart = menu.addAction(_("Restart engine"), lambda: start(runtime.restart_engine()))
+        menu.addSeparator()
+        self.settings = menu.addAction(_("Settings…"), lambda: window.side_windows.open_settings())
+        self.quit = menu.addAction(_("Quit"), window.quitting.ask)
+        menu.aboutToShow.connect(self.refresh)
+        self.icon.setContextMenu(menu)
         self.icon.activated.connect(self._activated)
         window.quitting.keep_in_tray = True
         window.shown_changed.connect(self.refresh)
         window.quitting.hidden_first_time.connect(self._notify_in_tray)
         window.chat.conversations.shown.connect(self._show_recent)
-        self._unsubscribe = runtime.events.subscribe(self._handle_event)
         self.refresh()
 
     def close(self) -> None:
-        self._unsubscribe()
-        self._window.chat.conversations.shown.disconnect(self._show_recent)  # shutdown may still emit chats
-        self._window.shown_changed.disconnect(self.refresh)
-        self.icon.hide()
-        self.menu.deleteLater()
+        if not self._closed:
+            self._window.chat.conversations.shown.disconnect(self._show_recent)  # shutdown may still emit chats
+            self._window.shown_changed.disconnect(self.refresh)
+            self.icon.hide()
+            self.menu.deleteLater()
+        super().close()
 
     @property
     def logo(self) -> LogoState:
@@ -106,18 +107,17 @@ class Tray(QObject):
 
     def _show_recent(self) -> None:
         titles = list(self._window.chat.conversations.titles.items())[:_RECENT]
-        if [(action.data(), action.text()) for action in self.recent] == [(id, _entry(title)) for id, title in titles]:
+        recent = [(id, _menu_text(title)) for id, title in titles]
+        if [(action.data(), action.text()) for action in self.recent] == recent:
             return
         for action in self.recent:
             self.menu.removeAction(action)
             action.deleteLater()
-        self.recent = []
-        for id, title in titles:
-            action = QAction(_entry(title), self.menu)
+        self.recent = [QAction(text, self.menu) for _id, text in recent]
+        self.menu.insertActions(self._below_recent, self.recent)
+        for action, (id, _text) in zip(self.recent, recent, strict=True):
             action.setData(id)
             action.triggered.connect(partial(self._window.show_chat, id, ""))
-            self.menu.insertAction(self._below_recent, action)
-            self.recent.append(action)
 
     def _handle_event(self, event: Event) -> None:
         if isinstance(event, EngineChanged) or self._shown is None or self._shown[0] is not self.logo:
@@ -139,21 +139,20 @@ LONG_S = 10.0  # after this long the user may be elsewhere
 _DESKTOP = Service("org.freedesktop.Notifications", "/org/freedesktop/Notifications", "org.freedesktop.Notifications")
 
 
-class ReplyNotifier(QObject):
+class ReplyNotifier(Controller):
     """Notify through the desktop, or else the tray."""
 
     def __init__(self, runtime: Runtime, window: MainWindow, tray: Tray, bus: SessionBus) -> None:
-        super().__init__(window)
+        super().__init__(runtime, window, window)
         self._window, self._tray, self._bus = window, tray, bus
         self._chats: dict[int, str] = {}  # by the desktop's notification id
         self._last = ""  # chat in the last notification
         self._token = ""  # activation token to raise the window, received just before the click
         self._listens = False
-        self._unsubscribe = runtime.events.subscribe(self._handle_event)
         tray.icon.messageClicked.connect(lambda: self._open(self._last))
 
     def close(self) -> None:
-        self._unsubscribe()
+        super().close()
         self._chats.clear()  # a click may still arrive
 
     def _handle_event(self, event: Event) -> None:
@@ -161,28 +160,28 @@ class ReplyNotifier(QObject):
             return
         match event:
             case ReplyFinished(receipt=receipt) if receipt and receipt.total_s >= LONG_S:
-                words = _("The reply finished after {time}.", time=format_rough_duration(receipt.total_s))
+                text = _("The reply finished after {time}.", time=format_rough_duration(receipt.total_s))
             case TurnFailed(error=error):
-                words = _("The reply failed: {error}.", error=error.title)
+                text = _("The reply failed: {error}.", error=error.title)
             case _:
                 return
-        self._window.runner.start(self._notify(event.conversation_id, words))
+        self._runner.start(self._notify(event.conversation_id, text))
 
-    async def _notify(self, chat: str, words: str) -> None:
+    async def _notify(self, chat: str, text: str) -> None:
         """https://specifications.freedesktop.org/notification-spec: the title is plain text, the body is markup."""
-        title = one_line(self._window.chat.conversations.title(chat))
-        told = "kvchat", 0, "kvchat", title, html.escape(words), ["default", _("Open")]
+        title, actions = one_line(self._window.chat.conversations.title(chat)), ["default", _("Open")]
         hints = {"desktop-entry": ("s", "kvchat"), "category": ("s", "im.received")}
+        notification = "kvchat", 0, "kvchat", title, html.escape(text), actions, hints, -1
         try:
             if not self._listens:
                 await self._bus.listen(_DESKTOP, "ActivationToken", self._take_token)
                 await self._bus.listen(_DESKTOP, "ActionInvoked", self._clicked)
                 self._listens = True
-            (number,) = await self._bus.call(_DESKTOP, "Notify", "susssasa{sv}i", *told, hints, -1)
+            (number,) = await self._bus.call(_DESKTOP, "Notify", "susssasa{sv}i", *notification)
             self._chats[number] = chat
         except NoAnswer:
             self._last = chat
-            self._tray.icon.showMessage(title, words, tray_icon(LogoState.READY))
+            self._tray.icon.showMessage(title, text, tray_icon(LogoState.READY))
 
     def _take_token(self, number: int, token: str) -> None:
         if number in self._chats:
@@ -215,45 +214,42 @@ class QuitController(QObject):
         self._runtime, self._window = runtime, window
         self.question: ConfirmDialog | None = None
 
-    def ask(self, why: str = "") -> None:
-        """Quit; ask first if that ends something. why: another reason to ask"""
-        words = [*filter(None, (why,)), *self._what_ends()]
-        if not words:
+    def ask(self, reason: str = "") -> None:
+        """Quit; ask first if that ends something. reason: another reason to ask"""
+        sentences = [*filter(None, (reason,)), *self._list_unfinished()]
+        if not sentences:
             self.agreed.emit()
         elif self.question is None:
             self._window.show()
-            self.question = confirm(
-                self._window,
-                _("Quit now?"),
-                join_sentences(*words),
-                _("Quit"),
-                self.agreed.emit,
-                keep=_("Keep running"),
-            )
-            self.question.finished.connect(self._forget)
+            text, title = join_sentences(*sentences), _("Quit now?")
+            self.question = confirm(self._window, title, text, _("Quit"), self.agreed.emit, keep=_("Keep running"))
+            self.question.finished.connect(self._forget_question)
+
+    def _forget_question(self) -> None:
+        self.question = None
 
     def close_window(self) -> None:
-        if not (self.keep_in_tray and QSystemTrayIcon.isSystemTrayAvailable()):
+        if self.keep_in_tray and QSystemTrayIcon.isSystemTrayAvailable():
+            self._window.hide()
+            if self._is_first("told_about_tray"):
+                self.hidden_first_time.emit()
+        else:
             self.ask(_(_NO_TRAY) if self.keep_in_tray and self._is_first("told_about_no_tray") else "")
-            return
-        self._window.hide()
-        if self._is_first("told_about_tray"):
-            self.hidden_first_time.emit()
 
-    def _is_first(self, time: str) -> bool:
-        first = not self._window.window_state.is_true(time, False)
-        self._window.window_state.keep(**{time: True})
-        return first
+    def _is_first(self, key: str) -> bool:
+        state = self._window.window_state
+        is_first = not state.is_true(key, False)
+        state.keep(**{key: True})
+        return is_first
 
-    def _what_ends(self) -> list[str]:
+    def _list_unfinished(self) -> list[str]:
+        """Describe what quitting would end, one sentence each."""
+        title, runtime = self._window.chat.conversations.title, self._runtime
         ends = [
-            _(
-                "A reply is being generated in “{title}”. The text so far is saved.",
-                title=self._window.chat.conversations.title(chat),
-            )
-            for chat in self._runtime.chat.answering_chats
+            _("A reply is being generated in “{title}”. The text so far is saved.", title=title(chat))
+            for chat in runtime.chat.answering_chats
         ]
-        if count := sum(download.state in ACTIVE_STATES for download in self._runtime.models.downloads.all()):
+        if count := sum(download.state in ACTIVE_STATES for download in runtime.models.downloads.all()):
             ends.append(
                 plural(
                     count,
@@ -263,20 +259,17 @@ class QuitController(QObject):
             )
         if self._window.first_start.is_fetching:
             ends.append(_("The starter model is being downloaded."))
-        if self._runtime.engines.fetching is not None:
+        if runtime.engines.fetching is not None:
             ends.append(_("An engine is being downloaded. You can resume the download later."))
-        if self._runtime.chat.library.reading:
+        if runtime.chat.library.reading:
             ends.append(_("Documents are being processed for the library. The progress so far is saved."))
-        if self._runtime.api_server.active:
+        if runtime.api_server.active:
             ends.append(_("A reply to an app is being generated and will be cut off."))
         ends += [
-            _("{work} will be canceled, and nothing will be saved.", work=words.rstrip("…"))
-            for words in self._window.transfer.in_progress
+            _("{work} will be canceled, and nothing will be saved.", work=text.rstrip("…"))
+            for text in self._window.transfer.in_progress
         ]
         return ends
-
-    def _forget(self) -> None:
-        self.question = None
 
 
 class ShutdownDialog(QDialog):

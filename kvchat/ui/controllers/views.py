@@ -140,7 +140,8 @@ class Controller(QObject):
         self._unsubscribe = runtime.events.subscribe(self._handle_event)
 
     def close(self) -> None:
-        self._unsubscribe()
+        if not self._closed:
+            self._unsubscribe()
         self._closed = True
         for timer in self.findChildren(QTimer):
             timer.stop()

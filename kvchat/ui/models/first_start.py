@@ -44,19 +44,21 @@ class FirstStart(QWidget):
         """use: loads a model; errors are shown here"""
         super().__init__()
         self._runtime, self._runner, self._use = runtime, runner, use
-        self._fetching: asyncio.Task[None] | None = None
-        self._starter_is_here = False
+        self._download: asyncio.Task[None] | None = None
+        self._has_starter = False
         self.offer = EngineOffer(look, runtime.engines, runner.start, explains=True)
-        self.offer.tried.connect(self._see)  # graphics memory fits more
+        self.offer.tried.connect(self._load)  # graphics memory fits more
         self.machine, self.saving = label(kind="small", wraps=True), label(kind="small", wraps=True)
         self.found: list[QPushButton] = []  # models already present
         self.login = QCheckBox(_("Start kvchat at login, in the tray"))
         self.login.clicked.connect(lambda on: runner.start(asyncio.to_thread(start_at_login, on)))
         self.setObjectName("firstStart")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.starter = _widen(button(starter_words(here=False), self.fetch_starter, "primary"))
+        self.starter = _widen(button(starter_title(is_downloaded=False), self.fetch_starter, "primary"))
         self.models = _widen(button(_("Find or download another model…")))
-        self.pick = _widen(button(_("Choose a model file…"), lambda: open_gguf_dialog(self, self._begin_use)))
+        self.pick = _widen(
+            button(_("Choose a model file…"), lambda: open_gguf_dialog(self, lambda path: runner.start(use(path))))
+        )
         self.back = _widen(button(_("Not now"), kind="flat"))
         self.error = Card()
         for widget in (self.error, self.error.title):
@@ -70,7 +72,7 @@ class FirstStart(QWidget):
         self._show_fetching(False)
         self.error.hide()
         self.offer.look()
-        self._see()
+        self._load()
 
     def show_progress(self, done: int, total: int) -> None:
         """done, total: bytes; total is 0 while unknown"""
@@ -90,45 +92,41 @@ class FirstStart(QWidget):
         self.error.show()
 
     def fetch_starter(self) -> None:
+        async def fetch() -> None:
+            models = self._runtime.paths.models
+            await self._use(await fetch_starter(models, lambda _, done, total: self.show_progress(done, total)))
+            self._show_fetching(False)
+
         def begin() -> None:
             self.show_progress(0, 0)
             self.amount.setText(_("Connecting…"))
-            self._fetching = self._runner.start(self._fetch(), self.show_error)
+            self._download = self._runner.start(fetch(), self.show_error)
 
-        if self._starter_is_here:
+        if self._has_starter:
             begin()
         else:
             what = _("the starter model, {size}", size=format_size(STARTER_SIZE))
             ask_if_metered(self, self._runner.start, what, begin)
 
-    async def _fetch(self) -> None:
-        await self._use(
-            await fetch_starter(self._runtime.paths.models, lambda stage, done, total: self.show_progress(done, total))
-        )
-        self._show_fetching(False)
-
     def _cancel(self) -> None:
         self._show_fetching(False)
-        if self._fetching is not None:
-            self._fetching.cancel()
+        if self._download is not None:
+            self._download.cancel()
 
-    def _begin_use(self, path: Path) -> None:
-        self._runner.start(self._use(path))
-
-    def _see(self) -> None:
-        for run in (self._see_starter(), self._see_machine(), self._see_models()):
+    def _load(self) -> None:
+        for run in (self._load_starter(), self._load_machine(), self._load_models()):
             self._runner.start(run)
 
-    async def _see_starter(self) -> None:
-        self._starter_is_here = await asyncio.to_thread(is_starter_downloaded, self._runtime.paths.models)
-        self.starter.setText(starter_words(here=self._starter_is_here))
+    async def _load_starter(self) -> None:
+        self._has_starter = await asyncio.to_thread(is_starter_downloaded, self._runtime.paths.models)
+        self.starter.setText(starter_title(is_downloaded=self._has_starter))
         self.starter.setAccessibleName(self.starter.text())
 
-    async def _see_machine(self) -> None:
+    async def _load_machine(self) -> None:
         runtime = self._runtime
         try:
-            found = await asyncio.to_thread(find_engine, runtime.settings.engine_path)
-            engine = str(found.path or _("the embedded engine"))
+            location = await asyncio.to_thread(find_engine, runtime.settings.engine_path)
+            engine = str(location.path or _("the embedded engine"))
         except KvchatError as error:
             engine = error.title
         memory = (await runtime.engine.capacity()).memory
@@ -149,7 +147,7 @@ class FirstStart(QWidget):
         self.login.setVisible(at_login is not None)
         self.login.setChecked(bool(at_login))
 
-    async def _see_models(self) -> None:
+    async def _load_models(self) -> None:
         found: list[JudgedModel] = []
         await self._runtime.models.find(await self._runtime.engine.model_judge(), found.append, None)
         starter = starter_path(self._runtime.paths.models)  # has its own button
@@ -160,22 +158,22 @@ class FirstStart(QWidget):
         ]
         for old in self.found:
             old.deleteLater()
-        self.found = [self._offer(judged) for *_order, judged in sorted(usable, key=lambda known: known[:2])[:_MAX]]
-        for made in self.found:
-            self._found.addWidget(made)
+        best = sorted(usable, key=lambda known: known[:2])[:_MAX]
+        self.found = [self._model_button(judged) for *_order, judged in best]
+        for choice in self.found:
+            self._found.addWidget(choice)
         first, *others = *self.found, self.starter
         restyle(first, "kind", "primary")
-        for made in others:
-            restyle(made, "kind", "")
+        for other in others:
+            restyle(other, "kind", "")
         self._show_fetching(self.is_fetching)
 
-    def _offer(self, judged: JudgedModel) -> QPushButton:
-        shown = found_row(judged, None)
-        use = ElidedButton("", padding=52)
-        words = _("Use {model}", model=shown.title)
-        use.set_text(words.replace("&", "&&"), f"· {shown.chip}", f"{shown.words}\n{shown.tip}")
-        use.setAccessibleName(join_parts((words, shown.chip)))
-        use.clicked.connect(lambda: self._begin_use(judged.model.path))
+    def _model_button(self, judged: JudgedModel) -> QPushButton:
+        shown, use = found_row(judged, None), ElidedButton("", padding=52)
+        title = _("Use {model}", model=shown.title)
+        use.set_text(title.replace("&", "&&"), f"· {shown.chip}", f"{shown.words}\n{shown.tip}")
+        use.setAccessibleName(join_parts((title, shown.chip)))
+        use.clicked.connect(lambda: self._runner.start(self._use(judged.model.path)))
         return _widen(use)
 
     def _show_fetching(self, fetching: bool) -> None:
@@ -199,17 +197,17 @@ class FirstStart(QWidget):
         more = self.saving, self.login, self.offer
         logo = QLabel(pixmap=app_icon().pixmap(QSize(64, 64)))
         title = label(_("Choose a model to chat with"), "hero", wraps=True)
-        words = _(
+        text = _(
             "Everything stays on this computer. kvchat saves the memory of each chat, so that chats "
             "continue without delay when you come back."
         )
-        greeting = logo, title, label(words, "muted", wraps=True), self.machine
+        greeting = logo, title, label(text, "muted", wraps=True), self.machine
         column(*greeting, 8, *choices, 8, *more, on=box, spacing=12, margins=24)
         return column(STRETCH, STRETCH, box, STRETCH, STRETCH, STRETCH)
 
 
-def starter_words(*, here: bool) -> str:
-    if here:
+def starter_title(*, is_downloaded: bool) -> str:
+    if is_downloaded:
         return _("Use the starter model")
     return _("Download the starter model ({size})", size=format_size(STARTER_SIZE))
 

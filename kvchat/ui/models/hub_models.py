@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from PySide6.QtCore import QUrl
@@ -27,20 +27,19 @@ from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.lists import Row, RowList
 from kvchat.ui.widgets.text_search import ClearableField
 
-SAID = N_("kvchat contacts huggingface.co only when you search or download.")
+_PRIVACY = N_("kvchat contacts huggingface.co only when you search or download.")
 
 
-class ModelsHub(QWidget):
+class HubModels(QWidget):
     """Hub page; online only when the user searches, opens a repository or downloads."""
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__()
         self._runtime, self._panel = runtime, panel
         self._memory: MemoryFacts | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[None] | None = None
         self._results: list[Row] = []  # for Back
-        self._heading_of_results = ""
-        self._heading_before = ""  # heading to restore after a failure
+        self._results_heading = self._last_heading = ""  # the latter is restored after a failure
         self._repository: HubRepository | None = None
         hint = _("Model name or address on huggingface.co")
         self.field = ClearableField(look, _("Search Hugging Face"), hint)
@@ -57,7 +56,7 @@ class ModelsHub(QWidget):
         self.access.add_button(_("Open model page"), "", lambda: QDesktopServices.openUrl(QUrl(self.access_page)))
         self.token = self.access.add_button(_("Access token…"), "primary")
         self.access.hide()
-        self.reason, said = label(kind="small", wraps=True), label(_(SAID), "small", wraps=True)
+        self.reason, said = label(kind="small", wraps=True), label(_(_PRIVACY), "small", wraps=True)
         self.take = button(_("Show files"), lambda: self._take(self.list.current), "primary")
         asked, above = row((self.field, 1), self.search, spacing=8), row(self.back, (self.heading, 1), spacing=10)
         below = row((said, 1), self.take, spacing=8)
@@ -69,23 +68,24 @@ class ModelsHub(QWidget):
             self._panel.run(self._suggest())
 
     def open_repository(self, repository: str, quantisation: str = "") -> None:
-        self._ask(self._list_files(repository, quantisation))
+        self._load(self._list_files(repository, quantisation))
 
     def _search(self) -> None:
         text = self.field.text().strip()
         if (repository := parse_repository(text)) is not None:
             self.open_repository(repository)
         else:
-            self._ask(self._find(text) if text else self._suggest())
+            self._load(self._find(text) if text else self._suggest())
 
-    def _ask(self, run: Coroutine[Any, Any, None]) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
+    def _load(self, load: Coroutine[Any, Any, None]) -> None:
+        """Load other rows; a request in progress is cancelled."""
+        if self._loading is not None:
+            self._loading.cancel()
         self.access.hide()
-        self._asking = self._panel.run(run, self._failed)
+        self._loading = self._panel.run(load, self._show_error)
 
-    def _failed(self, error: KvchatError) -> None:
-        self.heading.setText(self._heading_before)
+    def _show_error(self, error: KvchatError) -> None:
+        self.heading.setText(self._last_heading)
         if isinstance(error, AccessNeeded):
             self.access_page = error.page
             self.access.set_text(error.title, error.detail, error.advice)
@@ -102,25 +102,25 @@ class ModelsHub(QWidget):
 
     async def _find(self, text: str) -> None:
         self.heading.setText(_("Searching…"))
-        found = await self._runtime.models.hub.search(text)
-        none = _("No compatible model found for “{text}”", text=text)
-        self._show_rows(_("Results for “{text}”", text=text) if found else none, [result_row(model) for model in found])
+        models = await self._runtime.models.hub.search(text)
+        heading = _("Results for “{text}”", text=text)
+        if not models:
+            heading = _("No compatible model found for “{text}”", text=text)
+        self._show_rows(heading, [result_row(model) for model in models])
 
-    async def _list_files(self, repository: str, quantisation: str) -> None:
+    async def _list_files(self, name: str, quantisation: str) -> None:
         self.heading.setText(_("Loading the file list…"))
-        listed, memory = await self._runtime.models.hub.repository(repository), await self._free_memory()
+        repository, memory = await self._runtime.models.hub.repository(name), await self._free_memory()
         if self._repository is None:
-            self._results = list(self.list.rows)
-            self._heading_of_results = self._heading_before
-        heading = listed.repository
-        if not listed.files:
+            self._results, self._results_heading = list(self.list.rows), self._last_heading
+        heading, files = repository.repository, repository.files
+        if not files:
             heading = _("{repository} has no model that kvchat can use", repository=heading)
         is_downloaded = self._runtime.models.is_downloaded
-        rows = [file_row(file, memory, here=is_downloaded(listed, file)) for file in listed.files]
+        rows = [file_row(file, memory, is_downloaded=is_downloaded(repository, file)) for file in files]
         self._show_rows(heading, rows, back=bool(self._results))
-        self._repository = listed
-        wanted = quantisation or "Q4_K_M"
-        self.list.select(next((file for file in listed.files if file.quantisation == wanted), None))
+        self._repository = repository
+        self.list.select(next((file for file in files if file.quantisation == (quantisation or "Q4_K_M")), None))
         self._show_current()
 
     async def _free_memory(self) -> MemoryFacts:
@@ -130,7 +130,7 @@ class ModelsHub(QWidget):
 
     def _show_rows(self, heading: str, rows: Sequence[Row], *, back: bool = False) -> None:
         self._repository = None
-        self._heading_before = heading
+        self._last_heading = heading
         self.heading.setText(heading)
         self.back.setVisible(back)
         self.list.show_rows(rows)
@@ -138,20 +138,20 @@ class ModelsHub(QWidget):
 
     def _go_back(self) -> None:
         self.access.hide()
-        self._show_rows(self._heading_of_results, self._results)
+        self._show_rows(self._results_heading, self._results)
         self._results = []
 
     def _show_current(self) -> None:
-        chosen = self.list.current
-        files = self._repository is not None
-        self.take.setText(_("Download") if files else _("Show files"))
+        row = self.list.current
+        self.take.setText(_("Show files") if self._repository is None else _("Download"))
         self.take.setAccessibleName(self.take.text())
-        self.take.setEnabled(chosen is not None)
-        self.reason.setText(chosen.tip if chosen else "")
-        self.reason.setVisible(bool(chosen and chosen.tip))
+        self.take.setEnabled(row is not None)
+        self.reason.setText(row.tip if row else "")
+        self.reason.setVisible(bool(row and row.tip))
 
-    def _take(self, chosen: Row | None) -> None:
-        match chosen.value if chosen else None:
+    def _take(self, row: Row | None) -> None:
+        """Download a file, or list the files of a repository."""
+        match row.value if row else None:
             case HubFile() as file if (repository := self._repository) is not None:
 
                 def begin() -> None:
@@ -164,7 +164,7 @@ class ModelsHub(QWidget):
                 self.open_repository(model.repository)
 
 
-_WORDS = N_(
+_TOKEN_HELP = N_(
     "Some models are available only after you accept their terms. Create an access token with read "
     "permission at huggingface.co/settings/tokens and paste it here. kvchat sends it only to Hugging "
     "Face."
@@ -175,14 +175,14 @@ _LETTERS = 72  # wide
 class TokenDialog(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget) -> None:
         super().__init__(runtime, look, runner, _("Hugging Face access token"), parent)
-        self._store = runtime.models.token
+        self._store = store = runtime.models.token
         self.field, self.place = line_edit(_("Access token"), "hf_…"), label(kind="muted", wraps=True)
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
-        self.field.returnPressed.connect(self._save)
-        self.forget = button(_("Remove"), self._forget, "danger")
-        self.save = button(_("Save"), self._save, "primary")
+        self.forget = button(_("Remove"), lambda: self._change(store.forget), "danger")
+        self.save = button(_("Save"), lambda: self._change(store.save, self.field.text()), "primary")
+        self.field.returnPressed.connect(self.save.click)
         below = row(self.forget, STRETCH, button(_("Close"), self.close), self.save)
-        parts = self.notices, label(_(_WORDS), "muted", wraps=True), self.field, self.place, below
+        parts = self.notices, label(_(_TOKEN_HELP), "muted", wraps=True), self.field, self.place, below
         column(*parts, on=self, spacing=10, margins=(24, 20, 24, 18))
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -191,28 +191,21 @@ class TokenDialog(Panel):
         self.field.setFocus()
         self.run(self._load())
 
-    def _save(self) -> None:
-        async def save() -> None:
-            await asyncio.to_thread(self._store.save, self.field.text())
+    def _change(self, change: Callable[..., object], *arguments: object) -> None:
+        async def run() -> None:
+            await asyncio.to_thread(change, *arguments)
             self.field.clear()
             await self._load()
 
-        self.run(save())
-
-    def _forget(self) -> None:
-        async def forget() -> None:
-            await asyncio.to_thread(self._store.forget)
-            await self._load()
-
-        self.run(forget())
+        self.run(run())
 
     async def _load(self) -> None:
         token = await asyncio.to_thread(self._store.load)
         self.forget.setVisible(token is not None and token.place != EXTERNAL_PLACE)
-        words, place = _("No access token is saved."), _(token.place) if token is not None else ""
+        text, place = _("No access token is saved."), _(token.place) if token is not None else ""
         if place:
-            words = _("An access token is saved in {place}.", place=place)
+            text = _("An access token is saved in {place}.", place=place)
         if token is not None and token.place == EXTERNAL_PLACE:
-            words = _("An access token was found in {place}. It is used unless you enter another one.", place=place)
-        self.place.setText(words)
+            text = _("An access token was found in {place}. It is used unless you enter another one.", place=place)
+        self.place.setText(text)
         fit_height(self, _LETTERS)

@@ -58,18 +58,18 @@ class ModelBox(ChoiceBox):
             self.addItem(self._runtime.model.name_of(model), model)
         self.setCurrentIndex(self.findData(model))
 
-    async def look(self) -> None:
+    async def load_models(self) -> None:
         if not self.isEnabled():
             return
         chips: dict[str, str] = {}
-        for judged in sorted(await _found_here(self._runtime), key=in_order):
+        for judged in sorted(await _find_local(self._runtime), key=sort_key):
             path, row = str(judged.model.path), found_row(judged, None)
             if judged.judgement is not None and self.findData(path) < 0:
                 self.addItem(judged.model.name, path)
                 self.setItemData(self.count() - 1, plain_tip(f"{row.words}\n{row.tip}"), Qt.ItemDataRole.ToolTipRole)
                 chips[path] = "" if row.tone is Tone.GOOD else f" ({row.chip})"
         shown = [(self.itemText(place), self.itemData(place) or "") for place in range(self.count())]
-        for place, name in enumerate(told_apart([(name, Path(path)) for name, path in shown])):
+        for place, name in enumerate(distinct_names([(name, Path(path)) for name, path in shown])):
             self.setItemText(place, name + chips.get(shown[place][1], ""))
 
 
@@ -79,40 +79,40 @@ class ModelMenu(QObject):
     chosen = Signal(object)  # Path
     more_requested = Signal()
 
-    def __init__(self, runtime: Runtime, menu: QMenu, runner: TaskRunner, answering: Callable[[], str | None]) -> None:
-        """answering: returns the path of the open chat's model"""
+    def __init__(self, runtime: Runtime, menu: QMenu, runner: TaskRunner, current: Callable[[], str | None]) -> None:
+        """current: returns the path of the open chat's model"""
         super().__init__(menu)
-        self._answering = answering
+        self._current = current
         self._runtime, self._menu, self._runner = runtime, menu, runner
         self._found: list[JudgedModel] = []
-        self._looking = False
+        self._is_searching = False
         menu.aboutToShow.connect(self._open)
         self._fill()
 
     def _open(self) -> None:
-        self._fill()
-        if not self._looking and not self._runtime.settings.engine_url:
-            self._looking = True
-            self._runner.start(self._look())
+        async def search() -> None:
+            try:
+                found = await _find_local(self._runtime)
+            finally:
+                self._is_searching = False
+            if found != self._found:
+                self._found = found
+                self._fill()
 
-    async def _look(self) -> None:
-        try:
-            found = await _found_here(self._runtime)
-        finally:
-            self._looking = False
-        if found != self._found:
-            self._found = found
-            self._fill()
+        self._fill()
+        if not self._is_searching and not self._runtime.settings.engine_url:
+            self._is_searching = True
+            self._runner.start(search())
 
     def _fill(self) -> None:
-        menu, used = self._menu, self._answering()
+        menu, used = self._menu, self._current()
         menu.clear()
 
         def order(judged: JudgedModel) -> tuple[object, ...]:
-            return str(judged.model.path) != used, _chip(judged.judgement)[1] is Tone.BAD, in_order(judged)
+            return str(judged.model.path) != used, _chip(judged.judgement)[1] is Tone.BAD, sort_key(judged)
 
         usable = sorted((judged for judged in self._found if judged.judgement is not None), key=order)
-        names = told_apart([(judged.model.name, judged.model.path) for judged in usable[:_MAX]])
+        names = distinct_names([(judged.model.name, judged.model.path) for judged in usable[:_MAX]])
         for judged, name in zip(usable, names, strict=False):
             row = found_row(judged, Path(used) if used else None)
             words = f"{name.replace('&', '&&')}\t{row.chip}"
@@ -126,7 +126,7 @@ class ModelMenu(QObject):
         menu.addAction(_("More models…"), self.more_requested.emit)
 
 
-async def _found_here(runtime: Runtime) -> list[JudgedModel]:
+async def _find_local(runtime: Runtime) -> list[JudgedModel]:
     found: list[JudgedModel] = []
     judge = await runtime.engine.model_judge()
     await runtime.models.find(judge, found.append, runtime.settings.model_path)
@@ -151,7 +151,7 @@ def found_row(judged: JudgedModel, used: Path | None) -> Row:
     return Row(model.path, model.name, join_parts(parts), chip, tone, f"{judged.judgement.reason}\n{path}")
 
 
-def told_apart(models: Sequence[tuple[str, Path]]) -> list[str]:
+def distinct_names(models: Sequence[tuple[str, Path]]) -> list[str]:
     """Return the models' names; equal ones get the folder, or else the file name."""
     alike = Counter(name for name, _ in models)
     there = Counter((name, path.parent.name) for name, path in models)
@@ -160,7 +160,7 @@ def told_apart(models: Sequence[tuple[str, Path]]) -> list[str]:
     return [name if alike[name] == 1 else join_parts((name, place)) for name, place in zip(names, places, strict=True)]
 
 
-def in_order(judged: JudgedModel) -> tuple[bool, str, int]:
+def sort_key(judged: JudgedModel) -> tuple[bool, str, int]:
     """Sort key: usable models first, then by name and size."""
     return judged.judgement is None, judged.model.name.lower(), judged.model.size
 
@@ -179,14 +179,14 @@ def result_row(model: HubModel) -> Row:
     return Row(model, model.repository, words, _("needs access token") if model.gated else "")
 
 
-def file_row(file: HubFile, memory: MemoryFacts, *, here: bool) -> Row:
-    """Return the row of a model in a repository. here: already downloaded"""
+def file_row(file: HubFile, memory: MemoryFacts, *, is_downloaded: bool) -> Row:
+    """Return the row of a model in a repository."""
     judgement = judge_size(file.size, memory)
     words, parts = format_size(file.size), len(file.parts)
     if parts > 1:
         words = _("{size} in {count} files", size=words, count=parts)
     words = join_parts((words, _("image or audio input") if file.projector else ""))
-    chip, tone = (_("on this computer"), Tone.GOOD) if here else _chip(judgement)
+    chip, tone = (_("on this computer"), Tone.GOOD) if is_downloaded else _chip(judgement)
     return Row(file, file.name, words, chip, tone, judgement.reason)
 
 

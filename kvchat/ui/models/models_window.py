@@ -26,9 +26,9 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ask_if_metered, confirm, file_dialog
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.models.first_start import starter_words
-from kvchat.ui.models.hub_models import ModelsHub, TokenDialog
-from kvchat.ui.models.model_choice import found_row, in_order
+from kvchat.ui.models.first_start import starter_title
+from kvchat.ui.models.hub_models import HubModels, TokenDialog
+from kvchat.ui.models.model_choice import found_row, sort_key
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, flow
 from kvchat.ui.widgets.lists import Row, RowList
@@ -41,14 +41,14 @@ _NO_MODEL = N_(
 _SHOW_EVERY = 25  # models; the first scan of hundreds takes seconds
 
 
-class ModelsHere(QWidget):
+class LocalModels(QWidget):
     use_requested = Signal(object)  # Path
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__()
         self._runtime, self._panel = runtime, panel
         self._models: list[JudgedModel] = []
-        self._looking = False
+        self._is_searching = False
         self.filter = ClearableField(look, _("Filter the models by name"), _("Filter by name"))
         self.filter.textChanged.connect(self.refresh)
         self.list = RowList(look, _("Models on this computer"))
@@ -61,8 +61,8 @@ class ModelsHere(QWidget):
         self.folders = button(_("Folders…"), self.open_folders, name=_("Model folders"))
         self.none = Card()
         self.none.set_text(_("No models found on this computer"), _(_NO_MODEL), "")
-        words = starter_words(here=False)
-        self.starter, self.more = self.none.add_button(words, "primary"), self.none.add_button(_("Download another…"))
+        self.starter = self.none.add_button(starter_title(is_downloaded=False), "primary")
+        self.more = self.none.add_button(_("Download another…"))
         self.none.add_button(_("Choose a folder…"), "", self._ask_folder)
         self.none.hide()
         below = row((self.status, 1), flow(self.folders, self.delete, self.use, at_end=True), spacing=8)
@@ -70,142 +70,132 @@ class ModelsHere(QWidget):
         column(*parts, on=self, spacing=8, margins=0)
         self.refresh()
 
-    def look(self) -> None:
-        if not self._looking:
-            self._looking = True
-            self._panel.run(self._look())
+    def search(self) -> None:
+        if not self._is_searching:
+            self._is_searching = True
+            self._panel.run(self._search())
+
+    async def _search(self) -> None:
+        found: list[JudgedModel] = []
+
+        def add(model: JudgedModel) -> None:
+            found.append(model)
+            if len(found) % _SHOW_EVERY == 0 and len(found) > len(self._models):
+                self._models = list(found)
+                self.refresh()
+
+        try:
+            self._show_status(())
+            is_downloaded = await asyncio.to_thread(is_starter_downloaded, self._runtime.paths.models)
+            self.starter.setText(starter_title(is_downloaded=is_downloaded))
+            judge = await self._runtime.engine.model_judge()
+            unreadable = await self._runtime.models.find(judge, add, self._runtime.settings.model_path)
+        finally:
+            self._is_searching = False
+        self._models = found
+        self.refresh()
+        self._show_status(unreadable)
+
+    def _show_status(self, unreadable: Sequence[UnreadableFolder]) -> None:
+        is_empty = not self._is_searching and not self._models
+        self.none.setVisible(is_empty)
+        for widget in (self.filter, self.use, self.delete):
+            widget.setVisible(not is_empty)
+        parts = [_("{path} cannot be read.", path=folder.path) for folder in unreadable]
+        if count := len(self._models):
+            parts = [plural(count, "{count} model", "{count} models"), *parts]
+        self.status.setText(_("Looking for models…") if self._is_searching else join_parts(parts))
 
     def open_folders(self) -> QMenu:
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addAction(_("Add a folder…"), self._ask_folder)
-        menu.addAction(_("Look again"), self.look)
-        chosen = self._runtime.settings.model_folders
-        if chosen:
+        menu.addAction(_("Look again"), self.search)
+        folders = self._runtime.settings.model_folders
+        if folders:
             menu.addSeparator()
-        for folder in chosen:
-            others = [other for other in chosen if other != folder]
-            words = _("Stop looking in {folder}", folder=folder).replace("&", "&&")
-            menu.addAction(words, partial(self._choose, others))
+        for folder in folders:
+            others = [other for other in folders if other != folder]
+            title = _("Stop looking in {folder}", folder=folder).replace("&", "&&")
+            menu.addAction(title, partial(self._set_folders, others))
         menu.popup(self.folders.mapToGlobal(self.folders.rect().topLeft()))
         return menu
 
     def add_folder(self, folder: str) -> None:
-        self._choose([*self._runtime.settings.model_folders, folder])
+        self._set_folders([*self._runtime.settings.model_folders, folder])
 
     def _ask_folder(self) -> None:
         dialog = file_dialog(self, _("Choose a folder with models"), QFileDialog.FileMode.Directory)
         dialog.fileSelected.connect(self.add_folder)
         dialog.open()
 
-    def _choose(self, folders: Sequence[str]) -> None:
+    def _set_folders(self, folders: Sequence[str]) -> None:
         async def apply() -> None:
-            chosen = tuple(dict.fromkeys(folders))
-            await self._runtime.apply_settings(dataclasses.replace(self._runtime.settings, model_folders=chosen))
-            self.look()
+            unique = tuple(dict.fromkeys(folders))
+            await self._runtime.apply_settings(dataclasses.replace(self._runtime.settings, model_folders=unique))
+            self.search()
 
         self._panel.run(apply())
-
-    async def _look(self) -> None:
-        fresh: list[JudgedModel] = []
-
-        def found(model: JudgedModel) -> None:
-            fresh.append(model)
-            if len(fresh) % _SHOW_EVERY == 0 and len(fresh) > len(self._models):
-                self._models = list(fresh)
-                self.refresh()
-
-        try:
-            self._say(())
-            here = await asyncio.to_thread(is_starter_downloaded, self._runtime.paths.models)
-            self.starter.setText(starter_words(here=here))
-            judge = await self._runtime.engine.model_judge()
-            unreadable = await self._runtime.models.find(judge, found, self._runtime.settings.model_path)
-        finally:
-            self._looking = False
-        self._models = fresh
-        self.refresh()
-        self._say(unreadable)
 
     def refresh(self) -> None:
         words = self.filter.text().lower().split()
         path = self._runtime.settings.model_path
-        rows = [found_row(model, Path(path) if path else None) for model in sorted(self._models, key=in_order)]
+        rows = [found_row(model, Path(path) if path else None) for model in sorted(self._models, key=sort_key)]
         self.list.show_rows([row for row in rows if all(word in f"{row.title} {row.words}".lower() for word in words)])
         self._show_current()
 
+    def _show_current(self) -> None:
+        row, judged, used = self.list.current, self._judged(self.list.current), self._runtime.settings.model_path
+        self.use.setEnabled(judged is not None and judged.judgement is not None)
+        reason = ""
+        if judged is not None and str(judged.model.path) in (used, self._runtime.model.path):
+            reason = _("This model is in use.")
+        if judged is not None and not judged.model.can_delete:
+            reason = _("Delete it in the app that installed it.")
+        self.delete.setEnabled(judged is not None and not reason)
+        self.delete.setToolTip(reason)
+        self.reason.setText(row.tip if row else "")
+        self.reason.setVisible(bool(row and row.tip))
+
+    def _judged(self, row: Row | None) -> JudgedModel | None:
+        return next((judged for judged in self._models if row and judged.model.path == row.value), None)
+
+    def _use(self, row: Row | None) -> None:
+        if (judged := self._judged(row)) is not None and judged.judgement is not None:
+            self.use_requested.emit(judged.model.path)
+
     def _ask_delete(self) -> None:
-        if (current := self._model_of(self.list.current)) is not None:
-            model = current.model
-            words = _(
+        if (judged := self._judged(self.list.current)) is not None:
+            model = judged.model
+            text = _(
                 "This moves {size} to the trash. Your chats with this model are not deleted, but "
                 "need another model to continue.",
                 size=format_size(model.size),
             )
             title = _("Delete {model}?", model=model.name)
-            confirm(self, title, words, _("Delete"), lambda: self._panel.run(self._delete(model)))
+            confirm(self, title, text, _("Delete"), lambda: self._panel.run(self._delete(model)))
 
     async def _delete(self, model: FoundModel) -> None:
         """Move the files to the trash; if the folder has none, ask to delete them for good."""
-        files = model.files
-        for file in files:
+        for file in model.files:
             await asyncio.to_thread(QFile.moveToTrash, str(file))  # its return value differs between PySide versions
-        left = [file for file in files if file.exists()]
-        self.look()
+        remaining = [file for file in model.files if file.exists()]
+        self.search()
 
         async def delete() -> None:
             try:
-                for file in left:
+                for file in remaining:
                     await asyncio.to_thread(file.unlink, missing_ok=True)
             except OSError as error:
-                raise ModelNotDeleted(error) from error
+                title, advice = _("The model could not be deleted"), _("Check the permissions of the folder.")
+                raise KvchatError(title, f"{error.filename}: {error.strerror}.", advice) from error
             finally:
-                self.look()
+                self.search()
 
-        if left:
-            words = _("This disk has no trash. {size} will be permanently deleted.", size=format_size(model.size))
+        if remaining:
+            text = _("This disk has no trash. {size} will be permanently deleted.", size=format_size(model.size))
             title = _("Permanently delete {model}?", model=model.name)
-            confirm(self, title, words, _("Delete"), lambda: self._panel.run(delete()))
-
-    def _model_of(self, row: Row | None) -> JudgedModel | None:
-        return next((judged for judged in self._models if row and judged.model.path == row.value), None)
-
-    def _say(self, unreadable: Sequence[UnreadableFolder]) -> None:
-        empty = not self._looking and not self._models
-        self.none.setVisible(empty)
-        for widget in (self.filter, self.use, self.delete):
-            widget.setVisible(not empty)
-        if self._looking:
-            self.status.setText(_("Looking for models…"))
-            return
-        count = len(self._models)
-        words = [plural(count, "{count} model", "{count} models")] if count else []
-        words += [_("{path} cannot be read.", path=folder.path) for folder in unreadable]
-        self.status.setText(join_parts(words))
-
-    def _show_current(self) -> None:
-        chosen, used = self.list.current, self._runtime.settings.model_path
-        current = self._model_of(chosen)
-        model = current.model if current else None
-        self.use.setEnabled(current is not None and current.judgement is not None)
-        in_use = model is not None and str(model.path) in (used, self._runtime.model.path)
-        why_not = _("This model is in use.") if in_use else ""
-        if model is not None and not model.can_delete:
-            why_not = _("Delete it in the app that installed it.")
-        self.delete.setEnabled(model is not None and not why_not)
-        self.delete.setToolTip(why_not)
-        self.reason.setText(chosen.tip if chosen else "")
-        self.reason.setVisible(bool(chosen and chosen.tip))
-
-    def _use(self, row: Row | None) -> None:
-        if (model := self._model_of(row)) is not None and model.judgement is not None:
-            self.use_requested.emit(model.model.path)
-
-
-class ModelNotDeleted(KvchatError):
-    def __init__(self, error: OSError) -> None:
-        title, advice = _("The model could not be deleted"), _("Check the permissions of the folder.")
-        super().__init__(title, f"{error.filename}: {error.strerror}.", advice)
+            confirm(self, title, text, _("Delete"), lambda: self._panel.run(delete()))
 
 
 class ModelsWindow(Panel):
@@ -218,11 +208,11 @@ class ModelsWindow(Panel):
         super().__init__(runtime, look, runner, _("Models"), parent, size=(760, 640), least=(480, 440))
         self.follow(runtime.models.downloads.subscribe, self._download_changed)
         self._token = TokenDialog(runtime, look, runner, self)
-        self.here, self.hub = ModelsHere(runtime, look, self), ModelsHub(runtime, look, self)
+        self.local, self.hub = LocalModels(runtime, look, self), HubModels(runtime, look, self)
         self.downloads = DownloadsView(self, runtime)
         self._pages, self.tabs = QStackedWidget(), QButtonGroup(self)
-        for number, (words, page) in enumerate(((_("On this computer"), self.here), (_("Download"), self.hub))):
-            tab = button(words, kind="tab")
+        for number, (title, page) in enumerate(((_("On this computer"), self.local), (_("Download"), self.hub))):
+            tab = button(title, kind="tab")
             tab.setCheckable(True)
             self.tabs.addButton(tab, number)
             self._pages.addWidget(page)
@@ -231,29 +221,29 @@ class ModelsWindow(Panel):
         column(above, self.notices, (self._pages, 1), self.downloads, on=self, spacing=12, margins=(20, 16, 20, 16))
         self.tabs.idToggled.connect(self._show_page)
         self.tabs.button(0).setChecked(True)
-        self.here.use_requested.connect(lambda path: self.run(self.use(path)))
-        self.here.more.clicked.connect(self.tabs.button(1).click)
-        self.here.starter.clicked.connect(self.starter_requested)
-        self.here.starter.clicked.connect(self.close)
+        self.local.use_requested.connect(lambda path: self.run(self.use(path)))
+        self.local.more.clicked.connect(self.tabs.button(1).click)
+        self.local.starter.clicked.connect(self.starter_requested)
+        self.local.starter.clicked.connect(self.close)
         self.hub.token.clicked.connect(self.open_token)
 
-    def open_here(self) -> None:
-        self._come(self.here)
-        self.here.list.setFocus()
+    def open_local(self) -> None:
+        self._open_page(self.local)
+        self.local.list.setFocus()
 
     def open_repository(self, repository: str) -> None:
-        self._come(self.hub)
+        self._open_page(self.hub)
         self.hub.open_repository(repository)
 
-    def look_for(self, name: str) -> None:
+    def open_search(self, name: str) -> None:
         """Open with this name in the search field, without a network request."""
-        self._come(self.hub)
+        self._open_page(self.hub)
         self.hub.field.setText(name)
         self.hub.field.setFocus()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self.here.look()
+        self.local.search()
 
         async def find_downloads() -> None:
             await self._runtime.models.downloads.find_unfinished()
@@ -266,24 +256,24 @@ class ModelsWindow(Panel):
         self._token.bring_forward()
         return self._token
 
-    def _come(self, page: QWidget) -> None:
+    def _open_page(self, page: QWidget) -> None:
         self.tabs.button(self._pages.indexOf(page)).setChecked(True)
         self.bring_forward()
 
-    def _show_page(self, number: int, on: bool) -> None:
-        if on:
+    def _show_page(self, number: int, is_chosen: bool) -> None:
+        if is_chosen:
             self._pages.setCurrentIndex(number)
             if self._pages.currentWidget() is self.hub:
                 self.hub.open()
 
     def _handle_event(self, event: Event) -> None:
         if isinstance(event, SettingsChanged | EngineChanged):
-            self.here.refresh()
+            self.local.refresh()
 
     def _download_changed(self, download: Download) -> None:
         self.downloads.show_download(download)
         if download.state is DownloadState.DONE:
-            self.here.look()
+            self.local.search()
 
     async def use(self, path: Path) -> None:
         """Use a model and close. Raises KvchatError, which is shown here."""
@@ -349,15 +339,15 @@ class DownloadView(QFrame):
         self.bar.setValue(int(1000 * download.done / max(download.total, 1)))
         self.bar.setVisible(state is not DownloadState.DONE)
         self.bar.setAccessibleName(f"{name}: {100 * download.done // max(download.total, 1)} %")
-        self.words.setText(download_words(download))
-        for choice, wanted in (
+        self.words.setText(describe_download(download))
+        for choice, is_shown in (
             (self.pause, state in ACTIVE_STATES),
             (self.resume, state is DownloadState.PAUSED),
             (self.again, state is DownloadState.FAILED),
             (self.token, isinstance(download.error, AccessNeeded)),
             (self.use, state is DownloadState.DONE),
         ):
-            choice.setVisible(wanted)
+            choice.setVisible(is_shown)
         for choice in (self.pause, self.resume, self.again, self.use, self.remove):
             choice.setAccessibleName(f"{choice.text()}: {name}")
 
@@ -376,7 +366,7 @@ class DownloadView(QFrame):
         confirm(window, _("Remove this download?"), words, _("Remove"), lambda: window.run(remove(download.path)))
 
 
-def download_words(download: Download) -> str:
+def describe_download(download: Download) -> str:
     """Return the progress: "1.2 GB of 4.9 GB · 12 MB/s · 5 min left"."""
     amount = _("{done} of {total}", done=format_size(download.done), total=format_size(download.total))
     match download.state:

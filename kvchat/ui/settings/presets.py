@@ -261,7 +261,7 @@ class ChatSettingsWindow(OptionsPanel):
         self.form.fill(self._saved)
         self.save.setEnabled(True)
         self.store.setEnabled(True)
-        self.run(self.model.look())
+        self.run(self.model.load_models())
 
     async def _load_presets(self) -> None:
         self._presets = await self._runtime.chat.options.presets()

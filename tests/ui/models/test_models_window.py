@@ -26,7 +26,7 @@ from kvchat.settings import GB
 from kvchat.text.language import set_language
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
-from kvchat.ui.models.first_start import starter_words
+from kvchat.ui.models.first_start import starter_title
 from kvchat.ui.models.models_window import DownloadView, ModelsWindow
 from tests.library import fake_hub
 from tests.library.fake_hub import TOKEN, FakeHub
@@ -72,11 +72,11 @@ async def models(window: MainWindow) -> ModelsWindow:
 
 
 def titles(models: ModelsWindow) -> list[str]:
-    return [row.title for row in models.here.list.rows]
+    return [row.title for row in models.local.list.rows]
 
 
 def chips(models: ModelsWindow) -> list[str]:
-    return [row.chip for row in models.here.list.rows]
+    return [row.chip for row in models.local.list.rows]
 
 
 def only_download(models: ModelsWindow) -> DownloadView:
@@ -88,44 +88,44 @@ def only_download(models: ModelsWindow) -> DownloadView:
 async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_filter(
     runtime: FakeRuntime, models: ModelsWindow, qtbot: QtBot
 ) -> None:
-    await until(lambda: len(models.here.list.rows) == 3)
+    await until(lambda: len(models.local.list.rows) == 3)
     assert titles(models) == ["Apple-8B-Q4_K_M", "Zebra-70B-Q4_K_M", "Half"]
     assert chips(models) == ["fits", "does not fit", "unusable"]
-    assert models.here.list.rows[0].words == "5 GB · 4K context · LM Studio"
-    assert models.here.list.rows[2].words == "The model file is incomplete."
-    assert models.here.status.text() == "3 models"
+    assert models.local.list.rows[0].words == "5 GB · 4K context · LM Studio"
+    assert models.local.list.rows[2].words == "The model file is incomplete."
+    assert models.local.status.text() == "3 models"
     for kind in (QAbstractButton, QLineEdit):
         for control in models.findChildren(kind):
             assert control.accessibleName() or isinstance(control.parent(), QLineEdit), control
     runtime.engine.memory = MemoryFacts(64 * GB)
-    models.here.look()
+    models.local.search()
     await until(lambda: chips(models)[:2] == ["fits", "fits"])
-    qtbot.keyClicks(models.here.filter, "lm studio zeb")
+    qtbot.keyClicks(models.local.filter, "lm studio zeb")
     assert titles(models) == ["Zebra-70B-Q4_K_M"]
-    models.here.filter.clear()
+    models.local.filter.clear()
     set_language("de")
-    models.here.look()
-    await until(lambda: len(models.here.list.rows) == 3 and chips(models)[2] != "unusable")
-    models.here.list.select(models.here.list.rows[2].value)
-    assert not models.here.use.isEnabled()
-    qtbot.keyClick(models.here.list, Qt.Key.Key_Return)
+    models.local.search()
+    await until(lambda: len(models.local.list.rows) == 3 and chips(models)[2] != "unusable")
+    models.local.list.select(models.local.list.rows[2].value)
+    assert not models.local.use.isEnabled()
+    qtbot.keyClick(models.local.list, Qt.Key.Key_Return)
     assert not [call for call in runtime.calls if call[0] == "use_model"]
 
 
 async def test_a_model_is_used_by_enter_and_the_window_closes(
     runtime: FakeRuntime, models: ModelsWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
-    await until(lambda: models.here.list.rows)
-    assert not models.here.use.isEnabled()
-    qtbot.keyClick(models.here.list, Qt.Key.Key_Down)
-    assert models.here.use.isEnabled()
+    await until(lambda: models.local.list.rows)
+    assert not models.local.use.isEnabled()
+    qtbot.keyClick(models.local.list, Qt.Key.Key_Down)
+    assert models.local.use.isEnabled()
     runtime.refuse = NotAModel("This is an embedding model")
-    models.here.list.row_activated.emit(models.here.list.rows[0])
+    models.local.list.row_activated.emit(models.local.list.rows[0])
     await until(lambda: models.notices.on_show)
     assert models.isVisible()
     runtime.refuse = None
-    assert "8B" in models.here.list.current.title  # type: ignore[union-attr]
-    qtbot.keyClick(models.here.list, Qt.Key.Key_Return)
+    assert "8B" in models.local.list.current.title  # type: ignore[union-attr]
+    qtbot.keyClick(models.local.list, Qt.Key.Key_Return)
     await until(lambda: not models.isVisible())
     assert ("use_model", tmp_path / "Apple-8B.gguf") in runtime.calls
     models.show()
@@ -133,20 +133,20 @@ async def test_a_model_is_used_by_enter_and_the_window_closes(
 
 
 async def test_folders_are_added_and_dropped(runtime: FakeRuntime, models: ModelsWindow, tmp_path: Path) -> None:
-    await until(lambda: models.here.list.rows)
+    await until(lambda: models.local.list.rows)
     runtime.models.there = []
     runtime.models.locked = (UnreadableFolder(Path("/locked"), "Permission denied"),)
-    models.here.add_folder(str(tmp_path))
-    await until(lambda: not models.here.list.rows)
+    models.local.add_folder(str(tmp_path))
+    await until(lambda: not models.local.list.rows)
     assert runtime.settings.model_folders == (str(tmp_path),)
-    assert models.here.status.text() == "/locked cannot be read."
-    assert models.here.none.isVisible()
-    menu = models.here.open_folders()
+    assert models.local.status.text() == "/locked cannot be read."
+    assert models.local.none.isVisible()
+    menu = models.local.open_folders()
     stop = next(action for action in menu.actions() if action.text().startswith("Stop looking in"))
     stop.trigger()
     menu.close()
     await until(lambda: runtime.settings.model_folders == ())
-    await until(lambda: not models.here.findChildren(QMenu), ("the menu to go: each opening has exclusive"))
+    await until(lambda: not models.local.findChildren(QMenu), ("the menu to go: each opening has exclusive"))
 
 
 async def test_suggestions_suit_the_memory_and_ask_nobody_and_no_network_is_told(
@@ -272,15 +272,15 @@ async def test_a_page_without_models_says_what_to_do(
     monkeypatch.setattr("kvchat.ui.models.first_start.fetch_starter", fetch)
     runtime.models.there = []
     models = window.side_windows.open_models()
-    await until(models.here.none.isVisible)
-    assert models.here.use.isHidden()
-    qtbot.mouseClick(button(models.here.none, "Download another…"), LEFT)
+    await until(models.local.none.isVisible)
+    assert models.local.use.isHidden()
+    qtbot.mouseClick(button(models.local.none, "Download another…"), LEFT)
     assert models.hub.isVisible()
     models.tabs.button(0).click()
-    qtbot.mouseClick(button(models.here.none, "Choose a folder…"), LEFT)
+    qtbot.mouseClick(button(models.local.none, "Choose a folder…"), LEFT)
     child(models, QFileDialog).close()
-    assert models.here.starter.text() == starter_words(here=is_starter_downloaded(runtime.paths.models))
-    qtbot.mouseClick(models.here.starter, LEFT)
+    assert models.local.starter.text() == starter_title(is_downloaded=is_starter_downloaded(runtime.paths.models))
+    qtbot.mouseClick(models.local.starter, LEFT)
     await until(lambda: asked)
     assert not models.isVisible()
     assert window.first_start.is_fetching
@@ -303,10 +303,10 @@ async def test_a_model_is_deleted_with_all_its_files_once_its_size_was_said(
     other.unlink()
     runtime.models.there = [own, a_model(tmp_path.parent, "Zebra", GB, Source.LM_STUDIO)]
     models = window.side_windows.open_models()
-    await until(lambda: len(models.here.list.rows) == 2)
-    models.here.list.select(tmp_path.parent / "Zebra.gguf")
-    assert not models.here.delete.isEnabled(), "it is LM Studio's"
-    models.here.list.select(own.path)
+    await until(lambda: len(models.local.list.rows) == 2)
+    models.local.list.select(tmp_path.parent / "Zebra.gguf")
+    assert not models.local.delete.isEnabled(), "it is LM Studio's"
+    models.local.list.select(own.path)
     gone: list[str] = []
 
     def no_trash(file: str) -> bool:
@@ -314,7 +314,7 @@ async def test_a_model_is_deleted_with_all_its_files_once_its_size_was_said(
         return False
 
     monkeypatch.setattr("kvchat.ui.models.models_window.QFile", SimpleNamespace(moveToTrash=no_trash))
-    models.here.delete.click()
+    models.local.delete.click()
     assert "moves 5 GB to the trash" in " ".join(label.text() for label in question(models).findChildren(QLabel))
     question(models).yes.click()
     await until(lambda: len(gone) == 3)
@@ -323,6 +323,6 @@ async def test_a_model_is_deleted_with_all_its_files_once_its_size_was_said(
     question(models).yes.click()
     await until(lambda: not any(file.exists() for file in (*parts, tmp_path / "mmproj-Own.gguf")))
     runtime.settings = replace(runtime.settings, model_path=str(own.path))
-    models.here.refresh()
-    models.here.list.select(own.path)
-    assert not models.here.delete.isEnabled(), "it answers"
+    models.local.refresh()
+    models.local.list.select(own.path)
+    assert not models.local.delete.isEnabled(), "it answers"
