@@ -4,7 +4,6 @@
 reads their headers and caches them by the files' stamps. `verdict.py` says fits, tight or no, by the context size
 that would be chosen and the results of earlier loads.
 
-`hub.py` calls Hugging Face with `huggingface_hub`'s sessions, headers and errors, imported at the first request.
 `downloader.py` writes the bytes itself, because `hf_hub_download` cannot resume after an interruption:
 `<name>.part` and `<name>.download` lie beside the model's place until every hash is right. `downloads.py` runs them
 one after the other on a loop of their own thread.

@@ -1,4 +1,4 @@
-"""A stand-in Hugging Face for this folder's tests."""
+"""Fake Hugging Face for this folder's tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.library.fake_hub import FakeHub
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A Hub that huggingface_hub is led to; the user's own token and caches stay out of it."""
+    """A fake Hub; the user's own token and caches are hidden."""
     with fake_hub.serving() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf-home"))

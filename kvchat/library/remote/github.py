@@ -86,7 +86,8 @@ class GitHub:
     def _open(self, url: str, headers: Mapping[str, str]) -> AbstractAsyncContextManager[httpx2.Response]:
         host, later = urlsplit(url).netloc, _("Try again later.")
 
-        def status_error(status: int) -> HubError:
+        def status_error(response: httpx2.Response) -> HubError:
+            status = response.status_code
             if status == 404:
                 advice = _("Try again. There may be a newer release.")
                 return HubError(_("File not found on GitHub"), _("{url} no longer exists.", url=url), advice)
@@ -96,15 +97,15 @@ class GitHub:
             why = _("{host} returned HTTP status {status}.", host=host, status=status)
             return (Unreachable if status >= 500 else HubError)(_("GitHub is having problems"), why, later)
 
-        def connection_error(timed_out: bool) -> Unreachable:
+        def connection_error(error: Exception) -> Unreachable:
+            import httpx2
+
             why = _("Could not connect to {host}.", host=host)
-            if timed_out:
+            if isinstance(error, httpx2.TimeoutException):
                 why = _("{host} did not respond in time.", host=host)
             return Unreachable(_("GitHub cannot be reached"), why, _("Check the internet connection and try again."))
 
-        # Request uncompressed data: progress counts its bytes.
-        sent = {"User-Agent": f"kvchat/{__version__}", "Accept-Encoding": "identity", **headers}
-        return open_response(url, sent, status_error, connection_error)
+        return open_response(url, headers, status_error, connection_error)
 
 
 def _server() -> str:

