@@ -171,7 +171,7 @@ class FirstStart(QWidget):
     def _model_button(self, judged: JudgedModel) -> QPushButton:
         shown, use = found_row(judged, None), ElidedButton("", padding=52)
         title = _("Use {model}", model=shown.title)
-        use.set_text(title.replace("&", "&&"), f"· {shown.chip}", f"{shown.words}\n{shown.tip}")
+        use.set_text(title.replace("&", "&&"), f"· {shown.chip}", f"{shown.detail}\n{shown.tip}")
         use.setAccessibleName(join_parts((title, shown.chip)))
         use.clicked.connect(lambda: self._runner.start(self._use(judged.model.path)))
         return _widen(use)

@@ -66,7 +66,7 @@ class ModelBox(ChoiceBox):
             path, row = str(judged.model.path), found_row(judged, None)
             if judged.judgement is not None and self.findData(path) < 0:
                 self.addItem(judged.model.name, path)
-                self.setItemData(self.count() - 1, plain_tip(f"{row.words}\n{row.tip}"), Qt.ItemDataRole.ToolTipRole)
+                self.setItemData(self.count() - 1, plain_tip(f"{row.detail}\n{row.tip}"), Qt.ItemDataRole.ToolTipRole)
                 chips[path] = "" if row.tone is Tone.GOOD else f" ({row.chip})"
         shown = [(self.itemText(place), self.itemData(place) or "") for place in range(self.count())]
         for place, name in enumerate(distinct_names([(name, Path(path)) for name, path in shown])):

@@ -141,7 +141,7 @@ class LocalModels(QWidget):
         words = self.filter.text().lower().split()
         path = self._runtime.settings.model_path
         rows = [found_row(model, Path(path) if path else None) for model in sorted(self._models, key=sort_key)]
-        self.list.show_rows([row for row in rows if all(word in f"{row.title} {row.words}".lower() for word in words)])
+        self.list.show_rows([row for row in rows if all(word in f"{row.title} {row.detail}".lower() for word in words)])
         self._show_current()
 
     def _show_current(self) -> None:

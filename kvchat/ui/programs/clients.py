@@ -40,6 +40,15 @@ class Client:
     lines: Callable[[Access], str]
 
 
+CLIENTS: list[Client] = []
+
+
+def _client(name: str, where: str, link: str) -> Callable[[Callable[[Access], str]], object]:
+    """Decorate the function that writes a program's configuration."""
+    return lambda lines: CLIENTS.append(Client(name, where, link, lines))
+
+
+@_client("OpenAI SDK", N_("In a Python program."), "https://github.com/openai/openai-python")
 def _openai(access: Access) -> str:
     return (
         "from openai import OpenAI\n\n"
@@ -55,6 +64,14 @@ def _openai(access: Access) -> str:
     )
 
 
+@_client(
+    "Claude Code",
+    N_(
+        "In the terminal. The line with HEADER removes text that changes with every Claude Code "
+        "update; otherwise every update would cause full reprocessing."
+    ),
+    "https://code.claude.com/docs/en/llm-gateway",
+)
 def _claude_code(access: Access) -> str:
     variables = {
         "ANTHROPIC_BASE_URL": access.url,
@@ -66,6 +83,9 @@ def _claude_code(access: Access) -> str:
     return _environment(access, variables, "claude")
 
 
+@_client(
+    "Codex", N_("At the beginning of ~/.codex/config.toml."), "https://developers.openai.com/codex/config-advanced"
+)
 def _codex(access: Access) -> str:
     key = f"# {_environment(access, {'KVCHAT_API_KEY': access.key})}\n" if access.key else ""
     named = '\nenv_key = "KVCHAT_API_KEY"' if access.key else ""
@@ -79,6 +99,7 @@ def _codex(access: Access) -> str:
     )
 
 
+@_client("OpenCode", N_("In opencode.json."), "https://opencode.ai/docs/providers/")
 def _opencode(access: Access) -> str:
     model: dict[str, Any] = {"name": access.model}
     if access.context:
@@ -95,6 +116,7 @@ def _opencode(access: Access) -> str:
     return _quoted(whole, indent=2)
 
 
+@_client("Cline", N_("In Cline’s settings (gear icon)."), "https://docs.cline.bot/provider-config/openai-compatible")
 def _cline(access: Access) -> str:
     return (
         f"API Provider: OpenAI Compatible\nBase URL: {access.v1}\n"
@@ -102,11 +124,17 @@ def _cline(access: Access) -> str:
     )
 
 
+@_client("Aider", N_("In the terminal."), "https://aider.chat/docs/llms/openai-compat.html")
 def _aider(access: Access) -> str:
     variables = {"OPENAI_API_BASE": access.v1, "OPENAI_API_KEY": access.some_key}
     return _environment(access, variables, f"aider --model {shlex.quote(f'openai/{access.model}')}")
 
 
+@_client(
+    "Zed",
+    N_("In settings.json. Enter the API key in Zed’s agent settings under LLM Providers, or set KVCHAT_API_KEY."),
+    "https://zed.dev/docs/ai/use-api-access",
+)
 def _zed(access: Access) -> str:
     model = {
         "name": access.model,
@@ -118,6 +146,7 @@ def _zed(access: Access) -> str:
     return _quoted({"language_models": {"openai_compatible": {"kvchat": provider}}}, indent=2)
 
 
+@_client("Continue", "In ~/.continue/config.yaml.", "https://docs.continue.dev/reference")
 def _continue(access: Access) -> str:
     return (
         "name: kvchat\nversion: 0.0.1\nschema: v1\nmodels:\n"
@@ -130,50 +159,14 @@ def _continue(access: Access) -> str:
     )
 
 
+@_client(
+    "Open WebUI",
+    N_("In the terminal. If Open WebUI is already running: Admin Settings, Connections."),
+    "https://docs.openwebui.com/getting-started/quick-start/connect-a-provider/starting-with-openai-compatible",
+)
 def _open_webui(access: Access) -> str:
     variables = {"OPENAI_API_BASE_URL": access.v1, "OPENAI_API_KEY": access.some_key}
     return _environment(access, variables, "open-webui serve")
-
-
-CLIENTS = (
-    Client("OpenAI SDK", N_("In a Python program."), "https://github.com/openai/openai-python", _openai),
-    Client(
-        "Claude Code",
-        N_(
-            "In the terminal. The line with HEADER removes text that changes with every Claude Code "
-            "update; otherwise every update would cause full reprocessing."
-        ),
-        "https://code.claude.com/docs/en/llm-gateway",
-        _claude_code,
-    ),
-    Client(
-        "Codex",
-        N_("At the beginning of ~/.codex/config.toml."),
-        "https://developers.openai.com/codex/config-advanced",
-        _codex,
-    ),
-    Client("OpenCode", N_("In opencode.json."), "https://opencode.ai/docs/providers/", _opencode),
-    Client(
-        "Cline",
-        N_("In Cline’s settings (gear icon)."),
-        "https://docs.cline.bot/provider-config/openai-compatible",
-        _cline,
-    ),
-    Client("Aider", N_("In the terminal."), "https://aider.chat/docs/llms/openai-compat.html", _aider),
-    Client(
-        "Zed",
-        N_("In settings.json. Enter the API key in Zed’s agent settings under LLM Providers, or set KVCHAT_API_KEY."),
-        "https://zed.dev/docs/ai/use-api-access",
-        _zed,
-    ),
-    Client("Continue", "In ~/.continue/config.yaml.", "https://docs.continue.dev/reference", _continue),
-    Client(
-        "Open WebUI",
-        N_("In the terminal. If Open WebUI is already running: Admin Settings, Connections."),
-        "https://docs.openwebui.com/getting-started/quick-start/connect-a-provider/starting-with-openai-compatible",
-        _open_webui,
-    ),
-)
 
 
 def _environment(access: Access, variables: dict[str, str], command: str = "") -> str:

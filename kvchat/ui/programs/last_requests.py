@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from PySide6.QtWidgets import QVBoxLayout, QWidget
+from PySide6.QtWidgets import QWidget
 
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn.receipts import receipt_source_label
@@ -35,11 +35,14 @@ _STAGES = {
     Stage.ANSWERING: N_("generating"),
 }
 _ENDED = {Stage.FAILED: N_("failed"), Stage.LEFT: N_("canceled by the app")}
-_LEAST_SAVED_MS = 1000.0
-_GOOD = 0.7  # share of sent tokens
+_MIN_SAVED_MS = 1000.0  # less is not shown
+_GOOD_SHARE = 0.7  # of the sent tokens
+_MAX_REQUESTS = 50  # shown per program
+_ROWS, _LINES = 5, 5  # list rows and text lines without scrolling
+_CONTEXT = 60  # maximum characters before the divergence
 
 
-def stage_of(record: RequestRecord) -> str:
+def describe_stage(record: RequestRecord) -> str:
     if record.stage is Stage.READING and record.prompt:
         left = record.prompt - (record.found or 0)
         return _("processing, {read} of {left} tokens", read=format_number(record.read), left=format_number(left))
@@ -50,40 +53,38 @@ def program_row(name: str, total: Total) -> Row:
     parts = [plural(total.requests, "{count} request", "{count} requests")]
     if total.last_at:
         parts.append(_("last {when}", when=format_age(datetime.fromtimestamp(total.last_at, UTC), datetime.now(UTC))))
-    if total.saved_ms >= _LEAST_SAVED_MS:
+    if total.saved_ms >= _MIN_SAVED_MS:
         parts.append(_("{time} saved", time=format_estimate(total.saved_ms / 1000)))
     chip = _("{share} remembered", share=format_percent(total.share)) if total.prompt else ""
-    return Row(name, name, join_parts(parts), chip, Tone.GOOD if total.share >= _GOOD else Tone.PLAIN)
+    return Row(name, name, join_parts(parts), chip, Tone.GOOD if total.share >= _GOOD_SHARE else Tone.PLAIN)
 
 
-def all_together(totals: Sequence[Total]) -> str:
+def describe_totals(totals: Sequence[Total]) -> str:
     prompt, cached = sum(total.prompt for total in totals), sum(total.cached for total in totals)
-    programs = plural(len(totals), "{count} app", "{count} apps")
-    requests = sum(total.requests for total in totals)
-    words = plural(requests, "{count} request from {programs}", "{count} requests from {programs}", programs=programs)
+    programs, requests = plural(len(totals), "{count} app", "{count} apps"), sum(total.requests for total in totals)
+    text = plural(requests, "{count} request from {programs}", "{count} requests from {programs}", programs=programs)
     if not prompt:
-        return end_sentence(words)
+        return end_sentence(text)
     share = format_percent(cached / prompt)
-    return _("{words}; {share} of their tokens did not have to be reprocessed.", words=words, share=share)
+    return _("{words}; {share} of their tokens did not have to be reprocessed.", words=text, share=share)
 
 
-def told_of(amount: Cost) -> str:
-    return join_list(
-        (f"{format_number(amount.times)}×", format_estimate(amount.ms / 1000) if amount.ms >= _LEAST_SAVED_MS else "")
-    )
+def format_cost(cost: Cost) -> str:
+    time = format_estimate(cost.ms / 1000) if cost.ms >= _MIN_SAVED_MS else ""
+    return join_list((f"{format_number(cost.times)}×", time))
 
 
-def request_line(record: RequestRecord) -> str:
+def describe_request(record: RequestRecord) -> str:
     if record.stage in _ENDED:
         status = f" ({record.status})" if record.status >= 400 else ""
         return f"{_(_ENDED[record.stage])}{status}"
     parts = [_("{tokens} tokens", tokens=format_tokens(record.prompt)) if record.prompt else _("no prompt")]
     if record.first_ms is not None:
-        first_ms = format_brief_duration(_first_word_ms(record))
+        time = format_brief_duration(_first_token_ms(record))
         # Some dialects omit the writing time of unstreamed replies.
-        whole = not (record.stream or record.write_ms)
-        words = _("completed after {time}", time=first_ms)
-        parts.append(words if whole else _("first token after {first_ms}", first_ms=first_ms))
+        knows_first = record.stream or record.write_ms
+        first = _("first token after {first_ms}", first_ms=time)
+        parts.append(first if knows_first else _("completed after {time}", time=time))
     if record.miss_reason:
         parts.append(record.miss_reason.text)
     return join_parts(parts)
@@ -93,7 +94,7 @@ def receipt_of(record: RequestRecord) -> Receipt | None:
     """Return a request's receipt, like a reply's; None if no prompt was answered."""
     if record.stage is not Stage.DONE or record.prompt is None or record.cached is None:
         return None
-    first = _first_word_ms(record)
+    first = _first_token_ms(record)
     waited, writing = first - record.queue_ms, ((record.total_ms or 0.0) - first) / 1000
     predicted = record.predicted or 0
     return Receipt(
@@ -105,25 +106,20 @@ def receipt_of(record: RequestRecord) -> Receipt | None:
         cached_tokens=record.cached,
         predicted_tokens=predicted,
         tokens_per_second=predicted / writing if (record.stream or record.write_ms) and writing > 0 else 0.0,
-        source=source_of(record),
+        source=_source(record),
         miss_reason=record.miss_reason,
         queue_wait_ms=record.queue_ms,
         saved_ms=record.saved_ms or None,
     )
 
 
-def _first_word_ms(record: RequestRecord) -> float:
+def _first_token_ms(record: RequestRecord) -> float:
     """Return the time until the engine's first token, also for an unstreamed response."""
     return max(0.0, (record.first_ms or record.total_ms or 0.0) - record.write_ms)
 
 
-def source_of(record: RequestRecord) -> Source:
+def _source(record: RequestRecord) -> Source:
     return next((source for source in Source if source.value == record.source), Source.COLD)
-
-
-_MAX = 50  # requests kept per program
-_SHOWN, _LINES = 5, 5  # list rows and text lines without scrolling
-_BEFORE = 60  # maximum characters before the divergence
 
 
 class LastRequests(QWidget):
@@ -135,17 +131,17 @@ class LastRequests(QWidget):
         self.list = RowList(look, _("Recent requests"))
         self.list.current_changed.connect(self._show_current)
         self.receipt: ReceiptView | None = None
-        self._below: QVBoxLayout = column(spacing=6)
+        self._below = column(spacing=6)
         column(label(_("Recent requests"), "strong"), self.list, self._below, on=self, spacing=6, margins=(0, 10, 0, 0))
-        look.changed.connect(self._look_anew)
+        look.changed.connect(self._restyle)
 
     def show_requests(self, requests: Sequence[RequestRecord]) -> None:
-        self._requests = {record.id: record for record in requests[:_MAX]}
+        self._requests = {record.id: record for record in requests[:_MAX_REQUESTS]}
         self.setVisible(bool(requests))
         self.list.show_rows([_row(record) for record in self._requests.values()])
         if self.list.current is None and requests:
             self.list.select(requests[0].id)
-        self.list.limit_height(_SHOWN)
+        self.list.limit_height(_ROWS)
 
     def _show_current(self) -> None:
         chosen = self.list.current
@@ -165,45 +161,44 @@ class LastRequests(QWidget):
                 self.receipt.toggle()
         if (divergence := record.costly_divergence) is not None:
             read = (record.prompt or 0) - (record.cached or 0)
-            words = divergence.sentence(read, record.read_ms / 1000)
-            self._below.addWidget(label(words[:1].upper() + words[1:] + ".", wraps=True, selectable=True))
-            self._below.addWidget(self._texts(_("Before"), divergence.before, _("Now"), divergence.after))
+            text = divergence.sentence(read, record.read_ms / 1000)
+            self._below.addWidget(label(text[:1].upper() + text[1:] + ".", wraps=True, selectable=True))
+            self._below.addWidget(self._comparison(_("Before"), divergence.before, _("Now"), divergence.after))
         for change in record.changes:
             title, where = _(RULES[change.rule].title), _(change.where)
-            sent, told = _("As sent by the app"), _("As passed to the model")
+            sent, passed = _("As sent by the app"), _("As passed to the model")
             self._below.addWidget(label(_("{title}: {where} was changed.", title=title, where=where), wraps=True))
-            self._below.addWidget(self._texts(sent, change.before, told, change.after))
+            self._below.addWidget(self._comparison(sent, change.before, passed, change.after))
 
-    def _texts(self, left: str, before: str, right: str, after: str) -> QWidget:
+    def _comparison(self, left: str, before: str, right: str, after: str) -> QWidget:
+        """Show two texts side by side from shortly before they differ, and mark the difference."""
         made, at = QWidget(), common_prefix_length(before, after)
-        alike_behind = common_prefix_length(before[at:][::-1], after[at:][::-1])
+        same_end = common_prefix_length(before[at:][::-1], after[at:][::-1])
         line = before.rfind("\n", 0, max(0, before.rfind("\n", 0, at))) + 1
-        begin = max(line, at - _BEFORE)
+        begin = max(line, at - _CONTEXT)
         sides = []
         for name, text in ((left, before), (right, after)):
             shown = ("…" if begin else "") + text[begin:]
-            gone = len(text) - len(shown)
+            hidden = len(text) - len(shown)
             box = plain_text(name, code_font(self._look.fonts.mono, self._look.fonts.small), shown or _("(nothing)"))
             box.setFixedHeight(box.fontMetrics().lineSpacing() * _LINES + self._look.px(22))
-            mark(box, cursors_at(box, shown, [(at - gone, len(shown) - alike_behind)]), self._look.theme)
+            mark(box, cursors_at(box, shown, [(at - hidden, len(shown) - same_end)]), self._look.theme)
             sides.append(column(label(name, "small"), box, spacing=3))
         row((sides[0], 1), (sides[1], 1), on=made, spacing=10, margins=0)
         return made
 
-    def _look_anew(self) -> None:
+    def _restyle(self) -> None:
         self._shown = None
         self._show_current()
-        self.list.limit_height(_SHOWN)
+        self.list.limit_height(_ROWS)
 
 
 def _row(record: RequestRecord) -> Row:
-    tone = Tone.GOOD
+    tone = Tone.PLAIN if _source(record) is Source.COLD else Tone.GOOD
     if record.stage is not Stage.DONE:
         tone = Tone.WARN
-    elif source_of(record) is Source.COLD:
-        tone = Tone.PLAIN
     at, receipt = datetime.fromtimestamp(record.at).astimezone(), receipt_of(record)
     when = f"{at:%H:%M:%S}" if at.date() == datetime.now().date() else format_datetime(at)
     title = join_parts((when, record.model or _("the model in use")))
     chip = receipt_source_label(receipt) if receipt else ""
-    return Row(record.id, title, request_line(record), chip, tone)
+    return Row(record.id, title, describe_request(record), chip, tone)

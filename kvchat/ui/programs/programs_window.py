@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QGridLayout, QProgressBar, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QGridLayout, QWidget
 
 from kvchat.api_service import LoadedSlot
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
@@ -24,14 +24,14 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.programs.last_requests import LastRequests, all_together, program_row, stage_of, told_of
+from kvchat.ui.programs.last_requests import LastRequests, describe_stage, describe_totals, format_cost, program_row
 from kvchat.ui.widgets.controls import Switch
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage
 from kvchat.ui.widgets.lists import RowList
 
 _MAX_CAUSES = 6
-_MAX = 12  # rows; the rest is counted
+_MAX_ROWS = 12  # current requests; the rest is counted
 _NAME_WIDTH, _BAR_WIDTH = 140, 90  # pixels at 100 % text
 
 
@@ -43,7 +43,7 @@ class LiveRows(QWidget):
         self._look = look
         self.rows: list[LiveRow] = []
         self.more = label(kind="small")
-        self._lines: QVBoxLayout = column(spacing=4)
+        self._lines = column(spacing=4)
         title = label(_("Currently in the engine"), "strong")
         column(title, self._lines, self.more, on=self, spacing=6, margins=(0, 0, 0, 10))
 
@@ -51,41 +51,42 @@ class LiveRows(QWidget):
         self, under_way: Sequence[RequestRecord], loaded_slots: Sequence[LoadedSlot], titles: Mapping[str, str]
     ) -> None:
         busy = {record.slot for record in under_way if record.stage is not Stage.QUEUED}
-        told: list[tuple[str, str, float | None]] = []
+        rows: list[tuple[str, str, float | None]] = []
         for record in under_way:
             done = None
             if record.stage is Stage.READING and record.prompt:
                 done = min(1.0, ((record.found or 0) + record.read) / record.prompt)
-            told.append((record.program, stage_of(record), done))
-        for held in loaded_slots:
-            if held.number not in busy and held.tokens:
-                words = _("loaded, {tokens} tokens", tokens=format_tokens(held.tokens))
-                told.append((program_of(held.owner) or titles.get(held.owner, _("a chat")), words, None))
-        while len(self.rows) < min(len(told), _MAX):
+            rows.append((record.program, describe_stage(record), done))
+        for slot in loaded_slots:
+            if slot.number not in busy and slot.tokens:
+                state = _("loaded, {tokens} tokens", tokens=format_tokens(slot.tokens))
+                rows.append((program_of(slot.owner) or titles.get(slot.owner, _("a chat")), state, None))
+        while len(self.rows) < min(len(rows), _MAX_ROWS):
             self.rows.append(LiveRow(self._look))
             self._lines.addWidget(self.rows[-1])
-        for at, line in enumerate(self.rows):
-            line.setVisible(at < len(told))
-            if at < len(told):
-                line.show_request(*told[at])
-        self.more.setText(plural(len(told) - _MAX, "and {count} other", "and {count} others"))
-        self.more.setVisible(len(told) > _MAX)
-        self.setVisible(bool(told))
+        for number, line in enumerate(self.rows):
+            line.setVisible(number < len(rows))
+            if number < len(rows):
+                line.show_request(*rows[number])
+        self.more.setText(plural(len(rows) - _MAX_ROWS, "and {count} other", "and {count} others"))
+        self.more.setVisible(len(rows) > _MAX_ROWS)
+        self.setVisible(bool(rows))
 
 
 class LiveRow(QWidget):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
-        self.name, self.words = ElidedLabel(), ElidedLabel("muted")
-        self.bar: QProgressBar = progress_bar(_("Processing progress"))
-        row(self.name, (self.words, 1), self.bar, on=self, spacing=12, margins=0)
+        self.name, self.state = ElidedLabel(), ElidedLabel("muted")
+        self.bar = progress_bar(_("Processing progress"))
+        row(self.name, (self.state, 1), self.bar, on=self, spacing=12, margins=0)
         look.changed.connect(self._fit)
         self._fit()
 
-    def show_request(self, name: str, words: str, done: float | None) -> None:
+    def show_request(self, name: str, state: str, done: float | None) -> None:
+        """done: share of the prompt, None if it is not being processed"""
         self.name.set_text(name)
-        self.words.set_text(words)
+        self.state.set_text(state)
         self.bar.setVisible(done is not None)
         self.bar.setValue(round(1000 * (done or 0.0)))
 
@@ -132,12 +133,12 @@ class ProgramDetails(QWidget):
         most = max((cost.tokens for _, cost in causes), default=1) or 1
         for line, (cause, cost) in enumerate(causes[:_MAX_CAUSES]):
             reason = Reason(ReasonCode(cause)).text
-            words, bar = ElidedLabel(), progress_bar(f"{reason}: {told_of(cost)}")
-            words.set_text(reason[:1].upper() + reason[1:])
+            text, bar = ElidedLabel(), progress_bar(f"{reason}: {format_cost(cost)}")
+            text.set_text(reason[:1].upper() + reason[1:])
             bar.setValue(1000 * cost.tokens // most)
-            self.causes.addWidget(words, line, 0)
+            self.causes.addWidget(text, line, 0)
             self.causes.addWidget(bar, line, 1)
-            self.causes.addWidget(label(told_of(cost)), line, 2, Qt.AlignmentFlag.AlignRight)
+            self.causes.addWidget(label(format_cost(cost)), line, 2, Qt.AlignmentFlag.AlignRight)
 
     def _fit(self) -> None:
         self.causes.setColumnMinimumWidth(1, self._look.px(110))
@@ -147,9 +148,9 @@ class RuleSwitch(Entry):
     wanted = Signal(bool)
 
     def __init__(self, look: Look, rule: Rule) -> None:
-        self._words = _(rule.description)
-        self.switch = Switch(look, _(rule.title), self._words)
-        super().__init__(_(rule.title), self._words, self.switch)
+        self._description = _(rule.description)
+        self.switch = Switch(look, _(rule.title), self._description)
+        super().__init__(_(rule.title), self._description, self.switch)
         self.switch.clicked.connect(self.wanted)
 
     @property
@@ -159,24 +160,23 @@ class RuleSwitch(Entry):
     def show_rule(self, *, on: bool, spared: Cost | None, lost: Cost) -> None:
         """lost: tokens reprocessed without it"""
         self.switch.setChecked(on)
-        words = [self._words]
+        sentences = [self._description]
         if spared:
-            tokens, came_to = format_number(spared.tokens), told_of(spared)
-            words.append(_("Avoided reprocessing {tokens} tokens ({came_to}).", tokens=tokens, came_to=came_to))
+            tokens, cost = format_number(spared.tokens), format_cost(spared)
+            sentences.append(_("Avoided reprocessing {tokens} tokens ({came_to}).", tokens=tokens, came_to=cost))
         if lost.times and not on:
-            tokens, came_to = format_number(lost.tokens), told_of(lost)
-            without = _("{tokens} tokens had to be reprocessed without it ({came_to}).", tokens=tokens, came_to=came_to)
-            words.append(without)
-        self.set_help(join_sentences(*words))
+            tokens, cost = format_number(lost.tokens), format_cost(lost)
+            without = _("{tokens} tokens had to be reprocessed without it ({came_to}).", tokens=tokens, came_to=cost)
+            sentences.append(without)
+        self.set_help(join_sentences(*sentences))
 
 
 _EMPTY = N_(
     "No app has sent a request yet. Editors and agents on this computer can use the loaded model "
     "without waiting for it to reprocess their prompts."
 )
-_SHUT, _LET_IN = N_("The API server is off."), N_("API server settings")
-_SOON_MS = 120  # update interval while processing
-_MAX_SHOWN = 4  # programs without scrolling
+_UPDATE_MS = 120  # interval while processing
+_PROGRAM_ROWS = 4  # without scrolling
 
 
 class ProgramsWindow(Panel):
@@ -187,12 +187,11 @@ class ProgramsWindow(Panel):
         self._api_server = runtime.api_server
         self._totals: Mapping[str, Total] = {}
         self._titles: Mapping[str, str] = {}  # of chats in the engine
-        self._soon = QTimer(self, singleShot=True, interval=_SOON_MS)
-        self._soon.timeout.connect(self.refresh)
-        self.follow(self._api_server.subscribe, self._soon.start)
+        self._update_timer = QTimer(self, singleShot=True, interval=_UPDATE_MS)
+        self._update_timer.timeout.connect(self.refresh)
+        self.follow(self._api_server.subscribe, self._update_timer.start)
         self.total = label(kind="muted", wraps=True)
-        self.shut = label(_(_SHUT), wraps=True)
-        self.let_in = button(_("Settings…"), self.settings_requested, "link", name=_(_LET_IN))
+        self.open_settings = button(_("Settings…"), self.settings_requested, "link", name=_("API server settings"))
         self.now = LiveRows(look)
         self.list = RowList(look, _("Connected apps"))
         self.details = ProgramDetails(look)
@@ -200,8 +199,9 @@ class ProgramsWindow(Panel):
         self.list.current_changed.connect(self._show_current)
         self.details.rule_wanted.connect(self._switch)
         look.changed.connect(self._fit)
-        self.empty, self._shut, self._page = QWidget(), QWidget(), ScrollPage("settingsPage")
-        row((self.shut, 1), self.let_in, on=self._shut, spacing=10, margins=(22, 0, 22, 0))
+        self.empty, self.server_off, self._page = QWidget(), QWidget(), ScrollPage("settingsPage")
+        off = label(_("The API server is off."), wraps=True)
+        row((off, 1), self.open_settings, on=self.server_off, spacing=10, margins=(22, 0, 22, 0))
         title = label(_("Connected apps"), "strong")
         parts = self.now, title, self.total, self.list, self.details, self.requests, STRETCH
         column(*parts, on=self._page.content, spacing=8, margins=(22, 12, 22, 12))
@@ -210,23 +210,23 @@ class ProgramsWindow(Panel):
         set_up = button(_("Connect an app…"), self.settings_requested, name=_("Connect an app"))
         column(STRETCH, nothing, (set_up, 0, top), STRETCH, on=self.empty, spacing=14, margins=(60, 0, 60, 0))
         self.forget = button(_("Forget app…"), self._ask_forget, "danger", name=_("Forget the chosen app"))
-        self._leave = button(_("Close"), self.close, "primary", name=_("Close connected apps"))
-        below = row(self.forget, STRETCH, self._leave, margins=(22, 0, 22, 0))
-        shown = self.notices, self._shut, (self._page, 1), (self.empty, 1), below
+        self.close_button = button(_("Close"), self.close, "primary", name=_("Close connected apps"))
+        below = row(self.forget, STRETCH, self.close_button, margins=(22, 0, 22, 0))
+        shown = self.notices, self.server_off, (self._page, 1), (self.empty, 1), below
         column(*shown, on=self, spacing=12, margins=(0, 14, 0, 16))
 
     def refresh(self) -> None:
         server = self._api_server
         self._totals = server.totals.by_program()
         some, is_open = bool(self._totals or server.active or server.recent), self._runtime.settings.api_server
-        self._shut.setVisible(some and not is_open)
+        self.server_off.setVisible(some and not is_open)
         self.now.show_now(server.active, server.loaded_slots, self._titles)
         names = sorted(self._totals, key=lambda name: -self._totals[name].last_at)
         before = self.list.current
         self.list.show_rows([program_row(name, self._totals[name]) for name in names])
         if before is None and names:
             self.list.select(names[0])
-        self.total.setText(all_together(list(self._totals.values())) if self._totals else "")
+        self.total.setText(describe_totals(list(self._totals.values())) if self._totals else "")
         for part, shown in ((self._page, some), (self.empty, not some), (self.forget, some)):
             part.setVisible(shown)
         self._fit()
@@ -234,19 +234,17 @@ class ProgramsWindow(Panel):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self._leave.setFocus()
         self.refresh()
 
-        async def ask_titles() -> None:
-            chats = await self._runtime.chat.conversations()
-            self._titles = {chat.id: chat.title for chat in chats}
+        async def load_titles() -> None:
+            self._titles = {chat.id: chat.title for chat in await self._runtime.chat.conversations()}
             self.refresh()
 
-        self.run(ask_titles())
+        self.run(load_titles())
 
     def _handle_event(self, event: Event) -> None:
         if isinstance(event, SettingsChanged | EngineChanged):
-            self._soon.start()
+            self._update_timer.start()
 
     def _show_current(self) -> None:
         chosen = self.list.current
@@ -274,9 +272,9 @@ class ProgramsWindow(Panel):
             await self._api_server.forget(str(chosen.value))
             self.refresh()
 
-        words = _("This deletes its statistics and the saved memory of its prompts.")
+        text = _("This deletes its statistics and the saved memory of its prompts.")
         title = _("Forget “{name}”?", name=chosen.value)
-        confirm(self, title, words, _("Forget"), lambda: self.run(forget()))
+        confirm(self, title, text, _("Forget"), lambda: self.run(forget()))
 
     def _fit(self) -> None:
-        self.list.limit_height(_MAX_SHOWN)
+        self.list.limit_height(_PROGRAM_ROWS)

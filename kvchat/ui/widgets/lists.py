@@ -202,7 +202,7 @@ class Row:
 
     value: object
     title: str
-    words: str
+    detail: str
     chip: str = ""
     tone: Tone = Tone.PLAIN
     tip: str = ""
@@ -210,10 +210,10 @@ class Row:
 
 class RowModel(ItemModel[Row]):
     def accessible_text(self, row: Row) -> str:
-        return join_list((row.title, row.words, row.chip))
+        return join_list((row.title, row.detail, row.chip))
 
     def tip(self, row: Row) -> str:
-        return "\n".join(line for line in (row.title, row.words, row.tip) if line)
+        return "\n".join(line for line in (row.title, row.detail, row.tip) if line)
 
 
 class RowList(ItemList):
@@ -291,5 +291,5 @@ class RowDelegate(ItemDelegate):
         painter.setFont(self.small(option.font))
         painter.setPen(QColor(theme.muted))
         below = QRect(box.left(), box.top() + height + _GAP, room, painter.fontMetrics().height())
-        draw_text(painter, option, below, one_line(row.words))
+        draw_text(painter, option, below, one_line(row.detail))
         painter.restore()

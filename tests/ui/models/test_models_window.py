@@ -91,8 +91,8 @@ async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_
     await until(lambda: len(models.local.list.rows) == 3)
     assert titles(models) == ["Apple-8B-Q4_K_M", "Zebra-70B-Q4_K_M", "Half"]
     assert chips(models) == ["fits", "does not fit", "unusable"]
-    assert models.local.list.rows[0].words == "5 GB · 4K context · LM Studio"
-    assert models.local.list.rows[2].words == "The model file is incomplete."
+    assert models.local.list.rows[0].detail == "5 GB · 4K context · LM Studio"
+    assert models.local.list.rows[2].detail == "The model file is incomplete."
     assert models.local.status.text() == "3 models"
     for kind in (QAbstractButton, QLineEdit):
         for control in models.findChildren(kind):

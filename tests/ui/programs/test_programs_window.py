@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.settings import Settings
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.programs.last_requests import receipt_of, request_line
+from kvchat.ui.programs.last_requests import describe_request, receipt_of
 from kvchat.ui.programs.programs_window import ProgramsWindow
 from kvchat.ui.settings.api_server import ApiServerPage
 from tests.ui.fake_runtime import FakeRuntime
@@ -47,7 +47,7 @@ async def test_programs_stand_with_what_was_found_the_last_one_first(filled: Fak
     assert [row.title for row in programs.list.rows] == [CLAUDE, "opencode", LONG_NAME]
     first = programs.list.rows[0]
     assert first.chip == "92 % remembered"
-    assert first.words == "124 requests · last just now · about 73 min saved"
+    assert first.detail == "124 requests · last just now · about 73 min saved"
     assert "API server is off" not in words(programs)
     filled.settings = replace(filled.settings, api_server=False)
     programs.refresh()
@@ -57,7 +57,7 @@ async def test_programs_stand_with_what_was_found_the_last_one_first(filled: Fak
 async def test_what_goes_on_is_told_with_how_far_it_is(filled: FakeRuntime, window: MainWindow) -> None:
     programs = window.side_windows.open_programs()
     await until(lambda: programs.now.rows[2].name.whole == "Chat c")
-    shown = [(row.name.whole, row.words.whole, row.bar.isVisible()) for row in programs.now.rows if row.isVisible()]
+    shown = [(row.name.whole, row.state.whole, row.bar.isVisible()) for row in programs.now.rows if row.isVisible()]
     assert shown == [
         (CLAUDE, "processing, 8,192 of 16,872 tokens", True),
         (LONG_NAME, "waiting", False),
@@ -90,7 +90,7 @@ async def test_a_request_has_the_receipt_of_a_reply_and_both_texts(filled: FakeR
     programs = window.side_windows.open_programs()
     requests = programs.requests
     assert [row.chip for row in requests.list.rows] == ["read again", "", "still loaded", "remembered"]
-    assert requests.list.rows[1].words == "canceled by the app"
+    assert requests.list.rows[1].detail == "canceled by the app"
     assert requests.receipt is not None
     assert "read again" in requests.receipt.text
     await until(lambda: "at token 312" in words(programs))
@@ -120,7 +120,7 @@ def test_an_answer_in_one_piece_was_written_after_its_first_word() -> None:
     assert receipt is not None
     assert (receipt.ttft_ms, receipt.first_token_ms) == (1060.0, 130.0)
     assert receipt.tokens_per_second == pytest.approx(412 / 11.34)
-    assert "first token after 1.1 s" in request_line(whole)
+    assert "first token after 1.1 s" in describe_request(whole)
 
 
 async def test_it_follows_what_comes_and_a_program_can_be_forgotten(

@@ -67,7 +67,7 @@ async def seen(shown: Open) -> None:
     assert [row.title for row in programs.list.rows] == ["opencode"]
     newest = programs.requests.list.rows[0]
     programs.requests.list.select(newest.value)
-    assert "the date in the system prompt" in newest.words
+    assert "the date in the system prompt" in newest.detail
     assert programs.requests.receipt is not None
     assert set(shown.runtime.api_server.totals.by_program()["opencode"].misses) == {ReasonCode.DATE_IN_SYSTEM}
     await shown.until(lambda: [row.title for row in storage.list.usage.rows] == ["opencode (app)"])

@@ -65,9 +65,9 @@ def test_what_was_deleted_is_told_in_whole_sentences_of_the_language(catalogues:
         (0, "deleted today"),
     ):
         deleted = DeletedEntry("a", "a", "Lakes", 2, "", now, now + timedelta(days=days))
-        assert row_of(deleted).words.endswith(words)
+        assert row_of(deleted).detail.endswith(words)
     set_language("de")
-    words = row_of(DeletedEntry("m", "a", "Lakes", 2, "The deepest", now, now + timedelta(days=5))).words
+    words = row_of(DeletedEntry("m", "a", "Lakes", 2, "The deepest", now, now + timedelta(days=5))).detail
     assert words.startswith("2 Nachrichten aus „Lakes“")
     assert words.endswith("wird in 5 Tagen endgültig gelöscht")
 

@@ -55,7 +55,7 @@ async def test_what_is_added_is_read_with_a_bar_and_a_chat_begins_on_it(
     assert not panel.begin.isEnabled()
     furnished.chat.library.go_on.set()
     await until(lambda: panel.list.rows[0].chip == "ready")
-    assert panel.list.rows[0].words == "3 files · 78K tokens · 1.8 GB · saves about 36 s · SmolLM2-135M-Instruct"
+    assert panel.list.rows[0].detail == "3 files · 78K tokens · 1.8 GB · saves about 36 s · SmolLM2-135M-Instruct"
     qtbot.mouseClick(panel.begin, LEFT)
     await until(lambda: not panel.isVisible())
     await until(lambda: window.chat.current is not None and window.header.title.text() == "The manual")
