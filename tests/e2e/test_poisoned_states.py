@@ -187,15 +187,15 @@ async def test_another_program_is_answered(tmp_path, poisoner, engine):
     """Six prompts whose memory kills the engine at the request after its restore: more than it may die by itself."""
     home, chosen = tmp_path / "home", of_kind("llama", engine)
     bodies = [chat_body(f"{number}. {SYSTEM}") for number in range(6)]
-    async with running_gateway(home, chosen) as at:
+    async with running_gateway(home, chosen) as server:
         for body in bodies:
-            assert (await at.client.post("/v1/chat/completions", json=body)).status_code == 200
-            await at.settled()
+            assert (await server.client.post("/v1/chat/completions", json=body)).status_code == 200
+            await server.settled()
     poisoner.poison = POISONS["no cells"]
-    async with running_gateway(home, chosen) as at:
+    async with running_gateway(home, chosen) as server:
         for body in bodies:
-            assert (await at.client.post("/v1/chat/completions", json=body)).status_code == 200
-            await at.settled()
+            assert (await server.client.post("/v1/chat/completions", json=body)).status_code == 200
+            await server.settled()
     assert len(poisoner.given) >= len(bodies)
 
 
@@ -215,42 +215,42 @@ async def test_a_flipped_byte_of_a_block_reaches_no_engine(tmp_path, monkeypatch
 
     home, chosen, few = tmp_path / "home", of_kind(kind, "llama-server"), 60
     (tmp_path / "notes.txt").write_text(SYSTEM)
-    async with running_gateway(home, chosen) as at:
-        chats, library = at.runtime.chat, at.runtime.chat.library
+    async with running_gateway(home, chosen) as server:
+        chats, library = server.runtime.chat, server.runtime.chat.library
         chat = (await chats.new_conversation(SYSTEM)).id
         if way == "program":
-            first = (await at.client.post("/v1/chat/completions", json=chat_body(SYSTEM))).json()
-            await at.settled()
+            first = (await server.client.post("/v1/chat/completions", json=chat_body(SYSTEM))).json()
+            await server.settled()
         elif way == "prepared":
             read = await library.read(await library.add([tmp_path / "notes.txt"], "Notes"))
         else:
-            await answered(at.runtime, chat, LONGEST)
+            await answered(server.runtime, chat, LONGEST)
         if way == "imported":
             file = tmp_path / "chat.kvchat"
-            await at.runtime.transfer.export_with_memory(chat, file, lambda done, total: None)
+            await server.runtime.transfer.export_with_memory(chat, file, lambda done, total: None)
             await chats.recently_deleted.purge_chat(chat)
             await chats.idle()
-            [chat] = (await at.runtime.transfer.import_files([file], lambda done, total: None)).imported
+            [chat] = (await server.runtime.transfer.import_files([file], lambda done, total: None)).imported
     kept = StoreContents(home)
     assert kept.block_files()
     for block in kept.block_files():
         flip_a_byte(block)
     monkeypatch.setattr(Restorer, "stage", stage_and_tell)
-    async with running_gateway(home, chosen) as at:
+    async with running_gateway(home, chosen) as server:
         if way == "program":
             body = chat_body(SYSTEM, first["choices"][0]["message"]["content"], SHORTEST)
-            again = await at.client.post("/v1/chat/completions", json=body)
+            again = await server.client.post("/v1/chat/completions", json=body)
             assert again.status_code == 200
             assert int(again.headers["x-kvchat-found"]) < few
         else:
             if way == "prepared":
-                chat = (await at.runtime.chat.create(await at.runtime.chat.library.new_chat(read))).id
+                chat = (await server.runtime.chat.create(await server.runtime.chat.library.new_chat(read))).id
             if way == "looked at":
-                await at.runtime.start_engine()
-                await at.runtime.engine.ready()
-                at.runtime.chat.select(chat)
-                await at.runtime.chat.idle()
-            receipt = (await answered(at.runtime, chat, SHORTEST)).receipt
+                await server.runtime.start_engine()
+                await server.runtime.engine.ready()
+                server.runtime.chat.select(chat)
+                await server.runtime.chat.idle()
+            receipt = (await answered(server.runtime, chat, SHORTEST)).receipt
             assert receipt is not None
             assert receipt.source is Source.COLD or way == "looked at"
             assert (receipt.restored_bytes, receipt.cached_tokens < few) == (0, way != "looked at")

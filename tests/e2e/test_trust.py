@@ -72,15 +72,15 @@ def taken_from_cache(answer: Any) -> list[int]:
     return [count for value in answer for count in taken_from_cache(value)] if isinstance(answer, list) else []
 
 
-async def asked(at: RunningGateway, program: str, dialect: str, words: str) -> int:
+async def asked(server: RunningGateway, program: str, dialect: str, words: str) -> int:
     path, wanted = body(dialect, words)
-    at.runtime.chat.slots.restore_cost.speed.samples.extend(AS_LARGE)
-    answer = await at.client.post(path, json=wanted, headers={"user-agent": program})
+    server.runtime.chat.slots.restore_cost.speed.samples.extend(AS_LARGE)
+    answer = await server.client.post(path, json=wanted, headers={"user-agent": program})
     assert answer.status_code == 200, answer.text
-    told = [int(answer.headers.get("x-kvchat-found", 0)), at.last.found or 0, at.last.cached or 0]
+    told = [int(answer.headers.get("x-kvchat-found", 0)), server.last.found or 0, server.last.cached or 0]
     if dialect != "/v1/messages":  # there kvchat itself reads all but the last token first
         told += taken_from_cache(answer.json())
-    await at.settled()
+    await server.settled()
     return max(told)
 
 
@@ -89,26 +89,26 @@ async def asked(at: RunningGateway, program: str, dialect: str, words: str) -> i
 async def test_a_program_cannot_find_out_what_others_asked(tmp_path, slots, architecture):
     """Neither from what is saved nor from what the engine still has in a slot, in whatever dialect it asks."""
     chosen = settings(tiny_model(architecture), "llama-server", slots=slots)
-    async with running_gateway(tmp_path / "home", chosen) as at:
-        chat = await at.runtime.chat.new_conversation("")
-        await said(at.runtime, chat.id, SECRET)
+    async with running_gateway(tmp_path / "home", chosen) as server:
+        chat = await server.runtime.chat.new_conversation("")
+        await said(server.runtime, chat.id, SECRET)
         for number, dialect in enumerate(DIALECTS):
             if slots > 1 or dialect != "twice":
-                assert await asked(at, f"spy{number}", dialect, SECRET) < FEW, dialect
-        assert await asked(at, "editor", "/v1/chat/completions", SECRET) < FEW
-        own = await asked(at, "editor", "/v1/chat/completions", SECRET)
+                assert await asked(server, f"spy{number}", dialect, SECRET) < FEW, dialect
+        assert await asked(server, "editor", "/v1/chat/completions", SECRET) < FEW
+        own = await asked(server, "editor", "/v1/chat/completions", SECRET)
         assert own > 2 * FEW or architecture == "qwen35", "its own it does find"
-        assert await asked(at, "another", "/v1/chat/completions", SECRET) < FEW
-        told = await said(at.runtime, chat.id, "And you?")
+        assert await asked(server, "another", "/v1/chat/completions", SECRET) < FEW
+        told = await said(server.runtime, chat.id, "And you?")
         assert told.cached_tokens > 2 * FEW, "the chat has lost nothing"
 
 
 async def test_a_program_goes_on_from_no_chat_while_that_is_being_saved(tmp_path):
     chosen = settings(tiny_model("llama"), "llama-server", slots=2)
-    async with running_gateway(tmp_path / "home", chosen) as at:
-        chat = await at.runtime.chat.new_conversation("")
-        await at.runtime.chat.send(chat.id, SECRET, SHORT)
-        assert await asked(at, "spy", "/v1/chat/completions", SECRET) < FEW
+    async with running_gateway(tmp_path / "home", chosen) as server:
+        chat = await server.runtime.chat.new_conversation("")
+        await server.runtime.chat.send(chat.id, SECRET, SHORT)
+        assert await asked(server, "spy", "/v1/chat/completions", SECRET) < FEW
 
 
 TRUE = f"{notes(8)}\nYou are a kind assistant. Be kind to everybody."
@@ -162,17 +162,17 @@ async def _forge(runtime: Runtime, file: Path) -> None:
 
 async def test_a_forged_chat_serves_nobody_else_and_is_replaced_when_it_is_verified(tmp_path, forged):
     chosen = settings(tiny_model("llama"), "llama-server")
-    async with running_gateway(tmp_path / "home", chosen) as at:
-        ours = at.runtime
+    async with running_gateway(tmp_path / "home", chosen) as server:
+        ours = server.runtime
         report = await ours.transfer.import_files([forged], lambda done, total: None, start=True)
         assert "A test on this computer succeeded" in report.notes[0]
         assert "only this chat uses it" in report.notes[0]
         [imported] = report.imported
         prompt = f"<|im_start|>system\n{TRUE}<|im_end|>\n<|im_start|>user\nWho are you?"
-        assert await asked(at, "agent", "raw", prompt) < FEW
+        assert await asked(server, "agent", "raw", prompt) < FEW
         receipt = await said(ours, imported, "Go on.")
         assert (receipt.imported, receipt.cached_tokens > 2 * FEW) == (True, True), "for its own chat it is used"
-        assert await asked(at, "editor", "raw", prompt) < FEW, "nor what has grown from it"
+        assert await asked(server, "editor", "raw", prompt) < FEW, "nor what has grown from it"
         new = await ours.chat.new_conversation(TRUE)
         assert (await said(ours, new.id, "Who are you?")).cached_tokens < FEW
         assert {one.conversation_id for one in (await ours.save_points.usage()).conversations if one.imported} == {

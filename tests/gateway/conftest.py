@@ -21,7 +21,7 @@ def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
 
 
 @pytest.fixture
-async def at(tmp_path: Path, settings: Settings) -> AsyncIterator[RunningGateway]:
+async def server(tmp_path: Path, settings: Settings) -> AsyncIterator[RunningGateway]:
     async with running_gateway(tmp_path / "home", settings) as one:
         yield one
 

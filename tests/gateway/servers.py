@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx2
 
-from kvchat.gateway.records import RequestRecord
+from kvchat.gateway.gateway import Gateway
+from kvchat.gateway.records import RequestLog, RequestRecord
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.system.owner import Ownership
@@ -22,33 +23,43 @@ WORDS = "Tell me about the river and the garden, please, and leave nothing out. 
 
 @dataclass
 class RunningGateway:
-    """The runtime behind it, and a client before it."""
-
     runtime: Runtime
     client: httpx2.AsyncClient
     url: str
 
-    async def chat(self, *words: str, stream: bool = False, **more: Any) -> httpx2.Response:
-        """A chat of which every other word is the assistant's."""
-        return await self.client.post("/v1/chat/completions", json=chat_body(*words, stream=stream, **more))
+    async def chat(self, *texts: str, headers: Mapping[str, str] | None = None, **options: Any) -> httpx2.Response:
+        """Send a chat; every other text is the assistant's."""
+        return await self.client.post("/v1/chat/completions", json=chat_body(*texts, **options), headers=headers)
 
     async def settled(self) -> None:
-        """Once what was answered is saved."""
+        """Wait until all answers are saved."""
         await self.runtime.api_server.idle()
 
     @property
+    def gateway(self) -> Gateway:
+        return self.runtime.api_server.gateway
+
+    @property
+    def log(self) -> RequestLog:
+        return self.gateway.log
+
+    @property
     def last(self) -> RequestRecord:
-        return self.runtime.api_server.gateway.log.recent[-1]
+        return self.log.recent[-1]
 
     @property
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
 
-def chat_body(*words: str, **more: Any) -> dict[str, Any]:
+def reply_in(answer: httpx2.Response) -> str:
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+def chat_body(*texts: str, **options: Any) -> dict[str, Any]:
     roles = ("user", "assistant")
-    messages = [{"role": roles[n % 2], "content": one} for n, one in enumerate(words)]
-    return {"messages": messages, "max_tokens": 12, "temperature": 0} | more
+    messages = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
+    return {"messages": messages, "max_tokens": 12, "temperature": 0} | options
 
 
 @contextlib.asynccontextmanager
@@ -66,14 +77,13 @@ async def running_gateway(
 
 
 def events(text: str) -> list[dict[str, Any]]:
-    """The data of a stream."""
     lines = [line.removeprefix("data:").strip() for line in text.splitlines() if line.startswith("data:")]
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
 def receipt_in(text: str) -> dict[str, Any]:
-    """What the last comment of a stream says."""
+    """Parse the receipt in the last comment of a stream."""
     comments = [line for line in text.splitlines() if line.startswith(": kvchat ")]
     assert text.rstrip().endswith(comments[-1])
-    told: dict[str, Any] = json.loads(comments[-1].removeprefix(": kvchat "))
-    return told
+    receipt: dict[str, Any] = json.loads(comments[-1].removeprefix(": kvchat "))
+    return receipt

@@ -16,7 +16,8 @@ import httpx2
 import pytest
 
 from kvchat.gateway import gateway as app
-from kvchat.gateway import keys, server
+from kvchat.gateway import keys
+from kvchat.gateway import server as listening
 from kvchat.gateway.dialects import replies
 from kvchat.gateway.dialects.replies import ResponseParser
 from kvchat.gateway.dialects.request import Form, RequestRefused, parse_request
@@ -79,9 +80,9 @@ sys.stdin.read()
 """
 
 
-async def status_of(at: RunningGateway, said: bytes) -> int:
+async def status_of(server: RunningGateway, said: bytes) -> int:
     """What is answered to these bytes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     with contextlib.closing(writer):
         with contextlib.suppress(ConnectionError):
             writer.write(said)
@@ -89,52 +90,52 @@ async def status_of(at: RunningGateway, said: bytes) -> int:
         return int((await reader.readline()).split()[1])
 
 
-async def test_heads_that_no_client_sends(at: RunningGateway, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_heads_that_no_client_sends(server: RunningGateway, capfd: pytest.CaptureFixture[str]) -> None:
     wrong = {}
     for name, (said, expected) in HEADS.items():
         async with asyncio.timeout(30):
-            if (status := await status_of(at, said)) not in expected:
+            if (status := await status_of(server, said)) not in expected:
                 wrong[name] = status
     assert not wrong
-    assert (await at.chat("Hello")).status_code == 200
-    assert not at.runtime.api_server.active
+    assert (await server.chat("Hello")).status_code == 200
+    assert not server.runtime.api_server.active
     assert "".join(capfd.readouterr()) == ""
 
 
-async def test_bodies_that_no_client_sends(at: RunningGateway, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_bodies_that_no_client_sends(server: RunningGateway, capfd: pytest.CaptureFixture[str]) -> None:
     for name, body in BODIES.items():
         for path in ("/v1/chat/completions", "/v1/messages"):
-            answer = await at.client.post(path, content=body)
+            answer = await server.client.post(path, content=body)
             assert answer.status_code == 400, name
             assert answer.json()["error"]["type"] == "invalid_request_error"
             assert "unspeakable" not in answer.text
-    assert not at.runtime.api_server.recent
+    assert not server.runtime.api_server.recent
     assert "".join(capfd.readouterr()) == ""
 
 
 @pytest.mark.parametrize("count", [2, 2.0, True, "2", 0, [2]])
 async def test_no_count_of_answers_gets_past_the_exclusive_lock(
-    at: RunningGateway, fake_engine: FakeEngine, count: Any
+    server: RunningGateway, fake_engine: FakeEngine, count: Any
 ) -> None:
     """The engine takes 2.0 as 2, and puts the second answer into a slot that nobody has lent it."""
     for name in ("n", "n_cmpl"):
-        await at.chat("Hello")
-        await at.settled()
-        assert at.runtime.chat.slots.owners()
+        await server.chat("Hello")
+        await server.settled()
+        assert server.runtime.chat.slots.owners()
         asked = chat_body("Another program's words") | {name: count}
-        await at.client.post("/v1/chat/completions", json=asked, headers={"user-agent": "another/1"})
-        await at.settled()
-        assert not at.runtime.chat.slots.owners(), "it may have overwritten any slot"
+        await server.client.post("/v1/chat/completions", json=asked, headers={"user-agent": "another/1"})
+        await server.settled()
+        assert not server.runtime.chat.slots.owners(), "it may have overwritten any slot"
         sent = [one["body"] for one in fake_engine.requests() if one["path"] == "/v1/chat/completions"][-1]
         assert sent["cache_prompt"] is False, "nothing of another program's slot is reused"
-        refused = await at.client.post("/v1/messages", json=chat_body("Hello") | {name: count})
+        refused = await server.client.post("/v1/messages", json=chat_body("Hello") | {name: count})
         assert refused.status_code == 400
         assert refused.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("prompt", [[2**40], [5, -3], [[7], [2**31]], [2**31, "words"]])
-async def test_token_ids_that_no_vocabulary_has(at: RunningGateway, fake_engine: FakeEngine, prompt: Any) -> None:
-    answer = await at.client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2})
+async def test_token_ids_that_no_vocabulary_has(server: RunningGateway, fake_engine: FakeEngine, prompt: Any) -> None:
+    answer = await server.client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2})
     assert answer.status_code == 400
     assert "token ids" in answer.json()["error"]["message"]
     assert not fake_engine.requests()
@@ -152,22 +153,22 @@ def test_a_body_cannot_make_a_slot_hold_other_rows_than_its_prompt_says() -> Non
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_bodies_of_any_shape(at: RunningGateway, seed: int, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_bodies_of_any_shape(server: RunningGateway, seed: int, capfd: pytest.CaptureFixture[str]) -> None:
     """Whatever stands where something else should: it is the engine's to say so, and nobody's mistake."""
     dice, clients = random.Random(seed), asyncio.Semaphore(8)
 
     async def ask(path: str, body: dict[str, Any]) -> None:
         async with clients:
-            answer = await at.client.post(path, content=json.dumps(body))
+            answer = await server.client.post(path, content=json.dumps(body))
         assert "made a mistake" not in answer.text, body
         assert answer.status_code < 500 or answer.status_code in (501, 502), (answer.text, body)
 
-    await at.chat("Hello")
+    await server.chat("Hello")
     asked = [(path, mutated(copy.deepcopy(body), dice)) for path, body in REQUESTS.values()]
     await asyncio.gather(*(ask(path, body | {"max_tokens": 2}) for path, body in asked))
-    await at.settled()
-    assert not at.runtime.api_server.active
-    assert (await at.chat("Hello")).status_code == 200
+    await server.settled()
+    assert not server.runtime.api_server.active
+    assert (await server.chat("Hello")).status_code == 200
     assert "Traceback" not in "".join(capfd.readouterr())
 
 
@@ -188,25 +189,25 @@ def places_in(value: Any) -> Any:
 
 
 async def test_bodies_that_do_not_come_keep_nobody_waiting(
-    at: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However many there are and whatever they promise; and no more of them than there is memory for."""
-    slow = [await asyncio.open_connection("127.0.0.1", at.port) for _ in range(40)]
+    slow = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(40)]
     for _, writer in slow:
         writer.write(POST + b"Content-Length: 60000000\r\n\r\n{")
     async with asyncio.timeout(30):
-        assert (await at.chat("Hello")).status_code == 200
+        assert (await server.chat("Hello")).status_code == 200
     monkeypatch.setattr(app, "MAX_BODY_BYTES", 50_000)
     for _, writer in slow[:5]:
         writer.write(b" " * 9_000)
-    while (refused := await at.chat("x" * 20_000)).status_code != 429:  # once those are there
+    while (refused := await server.chat("x" * 20_000)).status_code != 429:  # once those are there
         assert refused.status_code == 400
     assert int(refused.headers["retry-after"]) > 0
     for _, writer in slow[:5]:
         writer.transport.abort()
-    while (await at.chat("Hello")).status_code == 429:
+    while (await server.chat("Hello")).status_code == 429:
         pass
-    await at.runtime.api_server.close()
+    await server.runtime.api_server.close()
     for reader, writer in slow[5:]:
         with contextlib.suppress(ConnectionError):
             assert not await reader.read()
@@ -216,18 +217,18 @@ async def test_bodies_that_do_not_come_keep_nobody_waiting(
 
 @pytest.mark.parametrize("said", sorted(QUIET))
 async def test_a_crowd_that_asks_nothing_keeps_nobody_out(
-    at: RunningGateway, fake_engine: FakeEngine, said: str
+    server: RunningGateway, fake_engine: FakeEngine, said: str
 ) -> None:
     """A program that holds more connections than there may be; who asks something meanwhile is answered to the end."""
     fake_engine.set(FAKE_HOLD_DURING="stream")
-    told = str(at.port), str(server.MAX_CONNECTIONS + 50)
-    async with at.client.stream("POST", "/v1/chat/completions", json=chat_body("Hello", stream=True)) as before:
+    told = str(server.port), str(listening.MAX_CONNECTIONS + 50)
+    async with server.client.stream("POST", "/v1/chat/completions", json=chat_body("Hello", stream=True)) as before:
         crowd = await asyncio.create_subprocess_exec(sys.executable, "-c", CROWD, *told, stdin=PIPE, stdout=PIPE)
         assert crowd.stdin
         assert crowd.stdout
         crowd.stdin.write(QUIET[said].hex().encode() + b"\n")
         assert await crowd.stdout.readline() == b"all are there\n"
-        async with httpx2.AsyncClient(base_url=at.url, timeout=60, trust_env=False) as honest:
+        async with httpx2.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as honest:
             for _ in range(3):
                 assert (await honest.get("/v1/models")).status_code == 200
             assert (await honest.post("/tokenize", json={"content": "x" * 300_000})).status_code == 200
@@ -238,19 +239,19 @@ async def test_a_crowd_that_asks_nothing_keeps_nobody_out(
     assert said_then.rstrip().splitlines()[-1].startswith(": kvchat ")
 
 
-async def test_who_takes_no_answers_keeps_nobody_out(at: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_takes_no_answers_keeps_nobody_out(server: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does one whose answers are too long to be on their way, and wait for it."""
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(listening, "MAX_CONNECTIONS", 3)
     body = json.dumps({"content": "x" * 3_000_000}).encode()
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as held:
         for _ in range(3):
-            deaf = held.enter_context(socket.create_connection(("127.0.0.1", at.port)))
+            deaf = held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
             deaf.setblocking(False)
             said = b"POST /tokenize HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body
             await loop.sock_sendall(deaf, said)
             assert await loop.sock_recv(deaf, 1)
-        async with httpx2.AsyncClient(base_url=at.url, trust_env=False) as honest, asyncio.timeout(60):
+        async with httpx2.AsyncClient(base_url=server.url, trust_env=False) as honest, asyncio.timeout(60):
             status = 0
             while status != 200:  # once what the system holds of the answers is full
                 with contextlib.suppress(httpx2.TransportError):
@@ -278,19 +279,21 @@ def test_a_large_body_is_read_in_steps_between_which_other_threads_run() -> None
     assert calls[0] < 100 < 10_000 < calls[1]
 
 
-async def test_what_fits_nowhere_is_the_engines_to_refuse(at: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_fits_nowhere_is_the_engines_to_refuse(
+    server: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its ids are many, and nothing is found out about them."""
     known: list[Any] = []
     note = Slot.known_contents
     monkeypatch.setattr(Slot, "known_contents", lambda slot, engine: known.append(slot) or note(slot, engine))
-    assert (await at.chat("Hello")).status_code == 200
-    await at.settled()
+    assert (await server.chat("Hello")).status_code == 200
+    await server.settled()
     known.clear()
-    answer = await at.chat("x" * 150_000)
+    answer = await server.chat("x" * 150_000)
     assert answer.status_code == 400
     assert "exceed" in answer.json()["error"]["type"]
     assert not known
-    assert at.last.found is None
+    assert server.last.found is None
 
 
 def test_a_key_is_compared_as_long_whether_it_is_right_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,16 +310,16 @@ def test_a_key_is_compared_as_long_whether_it_is_right_or_not(monkeypatch: pytes
 
 
 async def test_an_answer_is_not_collected_without_end(
-    at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    server: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few bytes of a request can ask for gigabytes of an answer; nor is an event of a stream."""
     monkeypatch.setattr(replies, "MAX_PARSED", 2_000)
     fake_engine.set(FAKE_REPLY="x" * 3_000)
-    refused = await at.chat("Hello", max_tokens=3_000)
+    refused = await server.chat("Hello", max_tokens=3_000)
     assert refused.status_code == 502
     assert "too long" in refused.text
     fake_engine.set(FAKE_REPLY="Hello")
-    assert (await at.chat("Hello")).status_code == 200
+    assert (await server.chat("Hello")).status_code == 200
     monkeypatch.setattr(replies, "MAX_PARSED", 50_000)
     parser = ResponseParser(Form.CHAT, stream=True)
     for _ in range(5):

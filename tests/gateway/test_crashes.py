@@ -35,7 +35,7 @@ KILLED = EngineFailure(FailureKind.KILLED, "", "", "")
 
 
 @pytest.fixture
-async def at(
+async def server(
     tmp_path: Path, settings: Settings, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[RunningGateway]:
     """A gateway with four slots, on an engine that crashes at a word and is restarted at once."""
@@ -47,9 +47,9 @@ async def at(
         yield one
 
 
-async def ask(at: RunningGateway, program: str, words: str = "Hello", **more: Any) -> httpx2.Response:
+async def ask(server: RunningGateway, program: str, words: str = "Hello", **more: Any) -> httpx2.Response:
     headers = {"user-agent": f"{program}/1"}
-    return await at.client.post("/v1/chat/completions", json=chat_body(words, **more), headers=headers)
+    return await server.client.post("/v1/chat/completions", json=chat_body(words, **more), headers=headers)
 
 
 def bombs(fake_engine: FakeEngine) -> int:
@@ -62,28 +62,32 @@ async def comes_to(count: int, counted: Callable[[], int]) -> None:
     await until(lambda: counted() >= count)
 
 
-async def test_who_crashes_the_engine_again_and_again_is_refused(at: RunningGateway, fake_engine: FakeEngine) -> None:
+async def test_who_crashes_the_engine_again_and_again_is_refused(
+    server: RunningGateway, fake_engine: FakeEngine
+) -> None:
     for number in range(3):
-        assert (await ask(at, "hostile", BOMB)).status_code == 502
+        assert (await ask(server, "hostile", BOMB)).status_code == 502
         assert bombs(fake_engine) == number + 1, "sent once"
-    refused = await ask(at, "hostile")
+    refused = await ask(server, "hostile")
     assert refused.status_code == 429
     assert 0 < int(refused.headers["retry-after"]) <= REFUSED_S
     assert bombs(fake_engine) == 3
-    assert (await ask(at, "friend")).status_code == 200
+    assert (await ask(server, "friend")).status_code == 200
     now = time.monotonic()
-    at.runtime.api_server.gateway.runner.crashes._clock = lambda: now + REFUSED_S + 60
-    assert (await ask(at, "hostile")).status_code == 200
+    server.gateway.runner.crashes._clock = lambda: now + REFUSED_S + 60
+    assert (await ask(server, "hostile")).status_code == 200
 
 
-async def test_those_beside_it_are_not_refused(at: RunningGateway, fake_engine: FakeEngine) -> None:
+async def test_those_beside_it_are_not_refused(server: RunningGateway, fake_engine: FakeEngine) -> None:
     """It sends its request only while others are being answered; from the first crash on it is beside none."""
-    friends, under_way = ("one", "two"), at.runtime.api_server.gateway.log.active
+    friends, under_way = ("one", "two"), server.log.active
     for number in range(4):
         fake_engine.set(FAKE_HOLD_DURING="stream")
-        asking = [asyncio.ensure_future(ask(at, friend, f"{number}")) for friend in friends[: 2 if number == 0 else 1]]
+        asking = [
+            asyncio.ensure_future(ask(server, friend, f"{number}")) for friend in friends[: 2 if number == 0 else 1]
+        ]
         await comes_to(len(asking), lambda: sum(one.stage is Stage.ANSWERING for one in under_way))
-        hostile = asyncio.ensure_future(ask(at, "hostile", BOMB))
+        hostile = asyncio.ensure_future(ask(server, "hostile", BOMB))
         if number:
             await until(lambda: any(one.program == "hostile" for one in under_way))
             await asyncio.sleep(0)
@@ -94,28 +98,28 @@ async def test_those_beside_it_are_not_refused(at: RunningGateway, fake_engine: 
         statuses = [(await one).status_code for one in asking]
         assert (await hostile).status_code == 502
         assert number == 0 or statuses == [200]
-    assert (await ask(at, "hostile")).status_code == 429
+    assert (await ask(server, "hostile")).status_code == 429
     for friend in friends:
-        assert (await ask(at, friend)).status_code == 200
+        assert (await ask(server, friend)).status_code == 200
 
 
-async def test_one_that_hangs_up_is_counted_too(at: RunningGateway, fake_engine: FakeEngine) -> None:
-    connection, last = at.runtime.engine.managed.connection, at.runtime.api_server.gateway.log.recent
+async def test_one_that_hangs_up_is_counted_too(server: RunningGateway, fake_engine: FakeEngine) -> None:
+    connection, last = server.runtime.engine.managed.connection, server.log.recent
     for number in range(3):
         fake_engine.set(FAKE_HOLD_DURING="begin")
-        asking, generation = asyncio.ensure_future(ask(at, "hostile", BOMB)), connection.generation
+        asking, generation = asyncio.ensure_future(ask(server, "hostile", BOMB)), connection.generation
         await comes_to(number + 1, lambda: bombs(fake_engine))
         asking.cancel()
         await comes_to(number + 1, lambda: sum(one.program == "hostile" for one in last))
         fake_engine.set(FAKE_HOLD_DURING=None)
         await comes_to(generation + 1, lambda: connection.generation)
-        assert (await ask(at, "friend")).status_code == 200
-    assert (await ask(at, "hostile")).status_code == 429
+        assert (await ask(server, "friend")).status_code == 200
+    assert (await ask(server, "hostile")).status_code == 429
 
 
-async def test_a_loss_is_explained_by_the_life_it_belongs_to(at: RunningGateway, fake_engine: FakeEngine) -> None:
+async def test_a_loss_is_explained_by_the_life_it_belongs_to(server: RunningGateway, fake_engine: FakeEngine) -> None:
     """Also when the next engine is ready before anybody asks."""
-    host, connection = at.runtime.engine, at.runtime.engine.managed.connection
+    host, connection = server.runtime.engine, server.runtime.engine.managed.connection
     engine, generation = await connection.ready(), connection.generation
     with pytest.raises(EngineGone, match="was lost") as loss:
         await engine._http.request_json("POST", "/v1/chat/completions", chat_body(BOMB))
@@ -268,10 +272,12 @@ OUT_OF_BOUNDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OUT_OF_BOUNDS)
-async def test_what_would_crash_it_does_not_reach_it(at: RunningGateway, fake_engine: FakeEngine, name: str) -> None:
+async def test_what_would_crash_it_does_not_reach_it(
+    server: RunningGateway, fake_engine: FakeEngine, name: str
+) -> None:
     asked, body = len(fake_engine.requests()), chat_body("Hello") | OUT_OF_BOUNDS[name]
     for path in ("/v1/chat/completions", "/v1/messages", "/apply-template"):
-        answer = await at.client.post(path, json=body)
+        answer = await server.client.post(path, json=body)
         assert answer.status_code == 400
         assert answer.json()["error"]["type"] == "invalid_request_error"
         assert "at most" in answer.text or "deep" in answer.text
@@ -279,7 +285,7 @@ async def test_what_would_crash_it_does_not_reach_it(at: RunningGateway, fake_en
 
 
 @pytest.mark.parametrize("scheme", ["http:", "https:", "file:", "HTTP:", " http:", ""])
-async def test_no_picture_is_fetched_for_a_client(at: RunningGateway, fake_engine: FakeEngine, scheme: str) -> None:
+async def test_no_picture_is_fetched_for_a_client(server: RunningGateway, fake_engine: FakeEngine, scheme: str) -> None:
     """By the engine, which stands in the user's network. A server would be asked; the fake one does not fetch."""
     url, asked = f"{scheme}//127.0.0.1:9/picture.png", len(fake_engine.requests())
     image = {"type": "image", "source": {"type": "url", "url": url}}
@@ -297,7 +303,7 @@ async def test_no_picture_is_fetched_for_a_client(at: RunningGateway, fake_engin
         ("/v1/chat/completions", {"messages": [{"content": [{"type": "input_audio", "input_audio": {"url": url}}]}]}),
     ]
     for path, body in bodies:
-        answer = await at.client.post(path, json=body)
+        answer = await server.client.post(path, json=body)
         assert answer.status_code == 400, path
         assert answer.json()["error"]["type"] == "invalid_request_error"
     assert len(fake_engine.requests()) == asked

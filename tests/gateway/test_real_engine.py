@@ -65,7 +65,7 @@ async def test_ids_and_answers_are_the_engines_own(
     wrong: list[str] = []
     try:
         async with (
-            running_gateway(tmp_path / "home", chosen) as at,
+            running_gateway(tmp_path / "home", chosen) as server,
             httpx2.AsyncClient(timeout=120, trust_env=False) as direct,
         ):
             await until(theirs.listens)
@@ -73,40 +73,40 @@ async def test_ids_and_answers_are_the_engines_own(
             while (await direct.get("/health")).status_code != 200:
                 pass
             for name, (where, body) in REQUESTS.items():
-                if fault := await ids_fault(at, where, body):
+                if fault := await ids_fault(server, where, body):
                     wrong.append(f"{name}: {fault}")
             for name, (where, body) in REQUESTS.items():
-                wrong += [f"{name}: {fault}" async for fault in faults(at, direct, where, body)]
+                wrong += [f"{name}: {fault}" async for fault in faults(server, direct, where, body)]
     finally:
         theirs.end()
     assert not wrong, "\n".join(wrong)
 
 
-async def faults(at: RunningGateway, direct: httpx2.AsyncClient, where: str, body: dict[str, Any]) -> Any:
+async def faults(server: RunningGateway, direct: httpx2.AsyncClient, where: str, body: dict[str, Any]) -> Any:
     for stream in (False, True):
         asked = greedy(where, body, stream=stream)
-        ours, theirs = [await one.post(where, json=asked) for one in (at.client, direct)]
+        ours, theirs = [await one.post(where, json=asked) for one in (server.client, direct)]
         if ours.status_code != theirs.status_code:
             yield f"{ours.status_code} {ours.text} instead of {theirs.status_code} {theirs.text}"
             continue
         if (one := said(ours.text, stream)) != (other := said(theirs.text, stream)):
             yield f"stream {stream}: {one}\n instead of {other}"
-        record = at.last
+        record = server.last
         if record.miss == Reason(ReasonCode.RENDERS_OTHERWISE):
             yield record.miss
         if stream and receipt_in(ours.text)["prompt"] != record.prompt:
             yield "the receipt says otherwise"
-        await at.settled()
+        await server.settled()
 
 
-async def ids_fault(at: RunningGateway, where: str, body: dict[str, Any]) -> str:
+async def ids_fault(server: RunningGateway, where: str, body: dict[str, Any]) -> str:
     """What is wrong with the ids of a request's prompt: those that were read in steps, the engine has to find."""
-    at.runtime.chat.slots.forget()
-    if at.runtime.engine.is_ready():
-        await (await at.runtime.engine.ready()).engine.erase_slot()
-    await at.client.post(where, json=greedy(where, body))
-    record = at.last
-    await at.settled()
+    server.runtime.chat.slots.forget()
+    if server.runtime.engine.is_ready():
+        await (await server.runtime.engine.ready()).engine.erase_slot()
+    await server.client.post(where, json=greedy(where, body))
+    record = server.last
+    await server.settled()
     found, prompt = record.found or 0, record.prompt or 0
     known = found + record.read >= prompt - BATCH_SIZE and record.cached == min(found, prompt - 1)
     if record.miss == Reason(ReasonCode.RENDERS_OTHERWISE) or not known:
@@ -140,16 +140,16 @@ async def test_pictures_are_warm_too_in_whatever_dialect_they_come(
     words, replies = {"type": "text", "text": "What is it?"}, []
     system = {"role": "system", "content": SYSTEM}
     for sources in ("cold", ("disk", "warm")):
-        async with running_gateway(tmp_path / "home", chosen) as at:
+        async with running_gateway(tmp_path / "home", chosen) as server:
             user = {"role": "user", "content": [in_chat, words]}
-            one = await at.client.post("/v1/chat/completions", json=greedy("", {"messages": [system, user]}))
+            one = await server.client.post("/v1/chat/completions", json=greedy("", {"messages": [system, user]}))
             assert one.status_code == 200, one.text
-            assert at.last.source in sources, at.last
-            await at.settled()
+            assert server.last.source in sources, server.last
+            await server.settled()
             asked = {"system": SYSTEM, "messages": [{"role": "user", "content": [in_message, words]}]}
-            other = await at.client.post("/v1/messages", json=greedy("", asked))
-            assert at.last.source == "hot"
-            assert at.last.cached == at.last.prompt - 1
+            other = await server.client.post("/v1/messages", json=greedy("", asked))
+            assert server.last.source == "hot"
+            assert server.last.cached == server.last.prompt - 1
             replies += [one.json()["choices"][0]["message"]["content"], other.json()["content"][0]["text"]]
 
     assert len(set(replies)) == 1
@@ -175,21 +175,21 @@ def usage_in(text: str, stream: bool) -> tuple[int, int]:
 @pytest.mark.usefixtures("many_steps")
 async def test_usage_says_what_the_receipt_says(tmp_path: Path, real: Callable[..., Settings]) -> None:
     """What kvchat itself read in steps for a cold prompt was not cached, in no dialect, in one piece or streamed."""
-    async with running_gateway(tmp_path / "home", real()) as at:
+    async with running_gateway(tmp_path / "home", real()) as server:
         for n, (where, stream) in enumerate((where, stream) for where in GENERATING for stream in (False, True)):
             words = f"{n} {SYSTEM}"
             body: dict[str, Any] = {"messages": [{"role": "user", "content": words}]}
             body = {"/v1/completions": {"prompt": words}}.get(where, {"input": words} if "resp" in where else body)
             asked = greedy(where, body, stream=stream) | ({"stream_options": {"include_usage": True}} if stream else {})
-            cold, again = [await at.client.post(where, json=asked) for _ in range(2)]
+            cold, again = [await server.client.post(where, json=asked) for _ in range(2)]
             for answer, warm in ((cold, False), (again, True)):
                 reused, prompt = usage_in(answer.text, stream)
                 headers = {name: int(answer.headers.get(f"x-kvchat-{name}", 0)) for name in ("cached", "prompt")}
                 told = receipt_in(answer.text) if stream else headers
                 assert (told["cached"], told["prompt"]) == (reused, prompt), (where, stream)
                 assert (reused > prompt // 2) is warm, (where, stream, reused, prompt)
-            await at.settled()
-        props = (await at.client.get("/props")).json()
+            await server.settled()
+        props = (await server.client.get("/props")).json()
         assert (props["model_path"], props["model_alias"]) == ("tiny-llama-1.gguf", "tiny-llama-1.gguf")
 
 
@@ -211,12 +211,12 @@ async def test_no_log_quotes_a_refused_request(
     model = str(tiny_model("llama"))
     path = str(engine.path or "embedded")
     chosen = Settings(model_path=model, engine_path=path, context_size=2048, free_floor_bytes=0)
-    async with running_gateway(tmp_path / "home", chosen) as at:
+    async with running_gateway(tmp_path / "home", chosen) as server:
         for body in REFUSED:
             asked = {"messages": chat_body("Hello")["messages"]} | body
-            answer = await at.client.post("/v1/chat/completions", json=asked)
+            answer = await server.client.post("/v1/chat/completions", json=asked)
             assert 400 <= answer.status_code <= 500, answer.text
-        log = "\n".join(at.runtime.engine.log_lines)
+        log = "\n".join(server.runtime.engine.log_lines)
     assert "exception" in log
     assert "unspeakable" not in log
     for file in (tmp_path / "home" / "state").rglob("*"):
@@ -227,9 +227,9 @@ async def test_where_the_next_request_goes_on_is_known_beforehand(
     tmp_path: Path, real: Callable[..., Settings]
 ) -> None:
     """After words, thinking and calls, in each dialect: what clients send next begins with what was settled at."""
-    async with running_gateway(tmp_path / "home", real()) as at:
-        await at.chat("Hello")
-        engine = await at.runtime.engine.ready()
+    async with running_gateway(tmp_path / "home", real()) as server:
+        await server.chat("Hello")
+        engine = await server.runtime.engine.ready()
         for where, body, reply, following in GOING_ON:
             form = GENERATING[where]
             asked, then = [parse_request(form, json.dumps(one).encode()) for one in (body, following)]
@@ -258,33 +258,33 @@ async def test_embeddings_and_reranking_are_the_engines_own(
             ends.callback(theirs.end)
             chosen = replace(chosen, engine_url=theirs.address.url)
             server_key(resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})).save(KEY)
-        async with running_gateway(tmp_path / "home", chosen) as at:
-            first = (await at.chat(SYSTEM)).json()["choices"][0]["message"]["content"]
-            await at.settled()
-            engine = (await at.runtime.engine.ready()).engine
+        async with running_gateway(tmp_path / "home", chosen) as server:
+            first = (await server.chat(SYSTEM)).json()["choices"][0]["message"]["content"]
+            await server.settled()
+            engine = (await server.runtime.engine.ready()).engine
             headers, asked = {"authorization": f"Bearer {engine.key}"}, {}
             async with httpx2.AsyncClient(base_url=engine.base_url, headers=headers, trust_env=False) as direct:
                 for where in READING:
                     if has == "rank" and has not in where:
                         continue  # it answers with whatever is in its memory
                     body = RANKED if "rank" in where else INPUTS
-                    answers = [await one.post(where, json=body) for one in (at.client, direct)]
+                    answers = [await one.post(where, json=body) for one in (server.client, direct)]
                     assert [one.status_code for one in answers] == [200 if has and has in where else 501] * 2
                     assert bare(answers[0].json()) == bare(answers[1].json())
                     assert [n for n in answers[0].headers if n.startswith("x-kvchat")] == ["x-kvchat-model"]
                     asked[where] = answers[0].content
-            assert at.last.as_json()["source"] == ""
-            at.runtime.chat.slots.forget()  # those that came by no running_gateway
-            before = [await at.chat(words, first, "And then?") for words in (SYSTEM, SYSTEM[::-1])]
-            await at.settled()
+            assert server.last.as_json()["source"] == ""
+            server.runtime.chat.slots.forget()  # those that came by no running_gateway
+            before = [await server.chat(words, first, "And then?") for words in (SYSTEM, SYSTEM[::-1])]
+            await server.settled()
             for where, body in asked.items():
-                again = await at.client.post(where, json=RANKED if "rank" in where else INPUTS)
+                again = await server.client.post(where, json=RANKED if "rank" in where else INPUTS)
                 assert again.content == body
             for words, reply in zip((SYSTEM, SYSTEM[::-1]), before, strict=True):
-                after = await at.chat(words, first, "And then?")
-                assert at.last.cached == min(at.last.found or 0, (at.last.prompt or 0) - 1), at.last
+                after = await server.chat(words, first, "And then?")
+                assert server.last.cached == min(server.last.found or 0, (server.last.prompt or 0) - 1), server.last
                 assert said(after.text, False) == said(reply.text, False)
-                await at.settled()
+                await server.settled()
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen35"])
@@ -292,22 +292,22 @@ async def test_messages_are_answered_in_the_slot_that_was_chosen_for_them(
     tmp_path: Path, real: Callable[..., Settings], architecture: str
 ) -> None:
     """The engine drops `id_slot` in that dialect: it takes the slot that has most of the prompt, and that is ours."""
-    async with running_gateway(tmp_path / "home", real(architecture, slots=3)) as at:
+    async with running_gateway(tmp_path / "home", real(architecture, slots=3)) as server:
         chats: dict[str, list[dict[str, Any]]] = {f"How is {place}?": [] for place in ("Ulm", "Bern", "Graz")}
         used = set()
         for turn in range(3):
             for words, said in chats.items():
                 said.append({"role": "user", "content": f"{words} And in {turn} days?"})
                 body = greedy("/v1/messages", {"system": SYSTEM, "messages": said}, id_slot=1)
-                answer = await at.client.post("/v1/messages", json=body)
+                answer = await server.client.post("/v1/messages", json=body)
                 said.append({"role": "assistant", "content": answer.json()["content"]})
-                engine = (await at.runtime.engine.ready()).engine
+                engine = (await server.runtime.engine.ready()).engine
                 slots = json.loads(await engine.get("/slots"))
                 last = max(slots, key=lambda slot: slot.get("id_task", -1))
-                assert last["id"] == at.last.slot, [turn, words]
+                assert last["id"] == server.last.slot, [turn, words]
                 used.add(last["id"])
-                assert at.last.miss != Reason(ReasonCode.RENDERS_OTHERWISE)
+                assert server.last.miss != Reason(ReasonCode.RENDERS_OTHERWISE)
                 if turn:
-                    assert (at.last.cached or 0) >= (at.last.prompt or 0) - 40, at.last
-                await at.settled()
+                    assert (server.last.cached or 0) >= (server.last.prompt or 0) - 40, server.last
+                await server.settled()
         assert used == {0, 1, 2}
