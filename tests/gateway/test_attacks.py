@@ -81,7 +81,7 @@ sys.stdin.read()
 
 
 async def status_of(server: RunningGateway, said: bytes) -> int:
-    """What is answered to these bytes."""
+    """Send these bytes; return the status of the response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     with contextlib.closing(writer):
         with contextlib.suppress(ConnectionError):
@@ -90,7 +90,7 @@ async def status_of(server: RunningGateway, said: bytes) -> int:
         return int((await reader.readline()).split()[1])
 
 
-async def test_heads_that_no_client_sends(server: RunningGateway, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_malformed_heads_are_refused(server: RunningGateway, capfd: pytest.CaptureFixture[str]) -> None:
     wrong = {}
     for name, (said, expected) in HEADS.items():
         async with asyncio.timeout(30):
@@ -102,7 +102,7 @@ async def test_heads_that_no_client_sends(server: RunningGateway, capfd: pytest.
     assert "".join(capfd.readouterr()) == ""
 
 
-async def test_bodies_that_no_client_sends(server: RunningGateway, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_malformed_bodies_are_refused(server: RunningGateway, capfd: pytest.CaptureFixture[str]) -> None:
     for name, body in BODIES.items():
         for path in ("/v1/chat/completions", "/v1/messages"):
             answer = await server.client.post(path, content=body)
@@ -114,10 +114,10 @@ async def test_bodies_that_no_client_sends(server: RunningGateway, capfd: pytest
 
 
 @pytest.mark.parametrize("count", [2, 2.0, True, "2", 0, [2]])
-async def test_no_count_of_answers_gets_past_the_exclusive_lock(
+async def test_any_answer_count_takes_the_exclusive_lock(
     server: RunningGateway, fake_engine: FakeEngine, count: Any
 ) -> None:
-    """The engine takes 2.0 as 2, and puts the second answer into a slot that nobody has lent it."""
+    """The engine reads 2.0 as 2, and puts the second answer into a slot that was not acquired."""
     for name in ("n", "n_cmpl"):
         await server.chat("Hello")
         await server.settled()
@@ -134,14 +134,14 @@ async def test_no_count_of_answers_gets_past_the_exclusive_lock(
 
 
 @pytest.mark.parametrize("prompt", [[2**40], [5, -3], [[7], [2**31]], [2**31, "words"]])
-async def test_token_ids_that_no_vocabulary_has(server: RunningGateway, fake_engine: FakeEngine, prompt: Any) -> None:
+async def test_impossible_token_ids_are_refused(server: RunningGateway, fake_engine: FakeEngine, prompt: Any) -> None:
     answer = await server.client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2})
     assert answer.status_code == 400
     assert "token ids" in answer.json()["error"]["message"]
     assert not fake_engine.requests()
 
 
-def test_a_body_cannot_make_a_slot_hold_other_rows_than_its_prompt_says() -> None:
+def test_body_cannot_change_how_its_slot_is_used() -> None:
     for prompt in (["Hello", "And you?"], [{"prompt_string": "Hello"}, {"prompt_string": "And you?"}]):
         assert parse_request(Form.COMPLETION, json.dumps({"prompt": prompt}).encode()).needs_several_slots
     raw = json.dumps({"messages": [], "n_cache_reuse": 1, "cache_prompt": False}).encode()
@@ -154,8 +154,8 @@ def test_a_body_cannot_make_a_slot_hold_other_rows_than_its_prompt_says() -> Non
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_bodies_of_any_shape(server: RunningGateway, seed: int, capfd: pytest.CaptureFixture[str]) -> None:
-    """Whatever stands where something else should: it is the engine's to say so, and nobody's mistake."""
-    dice, clients = random.Random(seed), asyncio.Semaphore(8)
+    """Values of the wrong type anywhere: the engine reports them, and nothing in kvchat fails."""
+    rng, clients = random.Random(seed), asyncio.Semaphore(8)
 
     async def ask(path: str, body: dict[str, Any]) -> None:
         async with clients:
@@ -164,7 +164,7 @@ async def test_bodies_of_any_shape(server: RunningGateway, seed: int, capfd: pyt
         assert answer.status_code < 500 or answer.status_code in (501, 502), (answer.text, body)
 
     await server.chat("Hello")
-    asked = [(path, mutated(copy.deepcopy(body), dice)) for path, body in REQUESTS.values()]
+    asked = [(path, mutated(copy.deepcopy(body), rng)) for path, body in REQUESTS.values()]
     await asyncio.gather(*(ask(path, body | {"max_tokens": 2}) for path, body in asked))
     await server.settled()
     assert not server.runtime.api_server.active
@@ -172,12 +172,12 @@ async def test_bodies_of_any_shape(server: RunningGateway, seed: int, capfd: pyt
     assert "Traceback" not in "".join(capfd.readouterr())
 
 
-def mutated(value: Any, dice: random.Random) -> Any:
-    """With something else in one or two places."""
+def mutated(value: Any, rng: random.Random) -> Any:
+    """Replace one or two values by odd ones."""
     places = list(places_in(value))
     odd = ("", "\ud800", "\0", "x" * 5000, [], {}, [[]], [None], {"type": 7}, {"type": "text"})
-    for holder, key in dice.sample(places, min(len(places), dice.randint(1, 2))):
-        holder[key] = dice.choice((None, True, -1, 1e300, *odd))
+    for holder, key in rng.sample(places, min(len(places), rng.randint(1, 2))):
+        holder[key] = rng.choice((None, True, -1, 1e300, *odd))
     return value
 
 
@@ -188,10 +188,10 @@ def places_in(value: Any) -> Any:
             yield from places_in(inner)
 
 
-async def test_bodies_that_do_not_come_keep_nobody_waiting(
+async def test_slow_bodies_block_nobody(
     server: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However many there are and whatever they promise; and no more of them than there is memory for."""
+    """However many there are and whatever size they declare; and their total size is limited."""
     slow = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(40)]
     for _, writer in slow:
         writer.write(POST + b"Content-Length: 60000000\r\n\r\n{")
@@ -216,10 +216,8 @@ async def test_bodies_that_do_not_come_keep_nobody_waiting(
 
 
 @pytest.mark.parametrize("said", sorted(QUIET))
-async def test_a_crowd_that_asks_nothing_keeps_nobody_out(
-    server: RunningGateway, fake_engine: FakeEngine, said: str
-) -> None:
-    """A program that holds more connections than there may be; who asks something meanwhile is answered to the end."""
+async def test_idle_connections_keep_nobody_out(server: RunningGateway, fake_engine: FakeEngine, said: str) -> None:
+    """A program holds more connections than allowed; other clients are answered to the end."""
     fake_engine.set(FAKE_HOLD_DURING="stream")
     told = str(server.port), str(listening.MAX_CONNECTIONS + 50)
     async with server.client.stream("POST", "/v1/chat/completions", json=chat_body("Hello", stream=True)) as before:
@@ -239,8 +237,10 @@ async def test_a_crowd_that_asks_nothing_keeps_nobody_out(
     assert said_then.rstrip().splitlines()[-1].startswith(": kvchat ")
 
 
-async def test_who_takes_no_answers_keeps_nobody_out(server: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does one whose answers are too long to be on their way, and wait for it."""
+async def test_clients_that_read_nothing_keep_nobody_out(
+    server: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their responses are larger than the socket buffers."""
     monkeypatch.setattr(listening, "MAX_CONNECTIONS", 3)
     body = json.dumps({"content": "x" * 3_000_000}).encode()
     loop = asyncio.get_running_loop()
@@ -258,8 +258,8 @@ async def test_who_takes_no_answers_keeps_nobody_out(server: RunningGateway, mon
                     status = (await honest.get("/v1/models")).status_code
 
 
-def test_a_large_body_is_read_in_steps_between_which_other_threads_run() -> None:
-    """Python lets them in between two of its own calls, and never in the middle of one that is written in C."""
+def test_large_body_is_parsed_without_blocking_other_threads() -> None:
+    """Python switches threads between its own calls, never during one written in C."""
     messages = [{"role": "user", "content": "Of the river."}] * 10_000
     body = {"messages": messages, "prompt": list(range(100_000))}
     small, large = (json.dumps(one).encode() for one in ({"messages": messages[:9]}, body))
@@ -279,10 +279,10 @@ def test_a_large_body_is_read_in_steps_between_which_other_threads_run() -> None
     assert calls[0] < 100 < 10_000 < calls[1]
 
 
-async def test_what_fits_nowhere_is_the_engines_to_refuse(
+async def test_prompt_longer_than_the_context_is_refused_by_the_engine(
     server: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its ids are many, and nothing is found out about them."""
+    """kvchat looks nothing up for it."""
     known: list[Any] = []
     note = Slot.known_contents
     monkeypatch.setattr(Slot, "known_contents", lambda slot, engine: known.append(slot) or note(slot, engine))
@@ -296,7 +296,7 @@ async def test_what_fits_nowhere_is_the_engines_to_refuse(
     assert server.last.found is None
 
 
-def test_a_key_is_compared_as_long_whether_it_is_right_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[bytes] = []
     compare = keys.hmac.compare_digest
     monkeypatch.setattr(
@@ -309,10 +309,10 @@ def test_a_key_is_compared_as_long_whether_it_is_right_or_not(monkeypatch: pytes
         assert len(compared) == 5
 
 
-async def test_an_answer_is_not_collected_without_end(
+async def test_response_size_is_limited(
     server: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few bytes of a request can ask for gigabytes of an answer; nor is an event of a stream."""
+    """A few bytes of a request can ask for gigabytes, in one piece or as one event of a stream."""
     monkeypatch.setattr(replies, "MAX_PARSED", 2_000)
     fake_engine.set(FAKE_REPLY="x" * 3_000)
     refused = await server.chat("Hello", max_tokens=3_000)

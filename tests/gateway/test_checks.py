@@ -1,4 +1,4 @@
-"""Who may come in, and how a program is called."""
+"""Access checks, keys, and program names."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ HERE = Checks("127.0.0.1", Keys({}))
 
 
 def status(checks: Checks, **headers: str) -> int:
-    told = Headers({name.replace("_", "-"): value for name, value in headers.items()})
+    headers = Headers({name.replace("_", "-"): value for name, value in headers.items()})
     try:
-        checks.check_host_and_origin(told)
-        checks.program(told)
+        checks.check_host_and_origin(headers)
+        checks.program(headers)
     except RequestRefused as refused:
         return refused.status
     return 200
@@ -41,12 +41,12 @@ THEIRS = ("evil.example:8737", "localhost.evil.example", "127.0.0.1.evil.example
 THEIRS += ("127.0.0.1/slots", "[::1]/slots:80")
 
 
-def test_a_name_that_is_not_this_computers_was_made_to_lead_here() -> None:
+def test_foreign_host_names_are_refused() -> None:
     assert {status(HERE, host=host) for host in OURS} == {200}
     assert {status(HERE, host=host) for host in THEIRS} == {403}
 
 
-def test_web_pages_stay_out_but_for_those_that_are_named() -> None:
+def test_only_allowed_web_origins_are_accepted() -> None:
     named = Checks("127.0.0.1", Keys({}), parse_origins("https://chat.example/, http://localhost:3000"))
     host = "127.0.0.1:8737"
     for origin in ("https://evil.example", "null", "http://127.0.0.1:8737", "https://chat.example.evil.example"):
@@ -57,19 +57,19 @@ def test_web_pages_stay_out_but_for_those_that_are_named() -> None:
     assert status(HERE, host=host, sec_fetch_site="none") == 200, "the user typed the address"
 
 
-def test_a_key_says_whose_it_is() -> None:
+def test_key_identifies_its_program() -> None:
     keys = Keys({ANY_PROGRAM: "one-for-all", "editor": "the-editors-own"})
     assert keys.program_of("the-editors-own") == "editor"
     assert keys.program_of("one-for-all") == ANY_PROGRAM
     assert keys.program_of("") is None
     assert keys.program_of("ünknown") is None
     checks = Checks("0.0.0.0", keys)
-    told = {"user-agent": "claude-cli/2.0 (external, cli)"}
-    assert checks.program(Headers(told | {"authorization": "Bearer one-for-all"})) == "claude-cli"
-    assert checks.program(Headers(told | {"x-api-key": "one-for-all"})) == "claude-cli"
-    assert checks.program(Headers(told | {"authorization": "bearer the-editors-own"})) == "editor"
+    headers = {"user-agent": "claude-cli/2.0 (external, cli)"}
+    assert checks.program(Headers(headers | {"authorization": "Bearer one-for-all"})) == "claude-cli"
+    assert checks.program(Headers(headers | {"x-api-key": "one-for-all"})) == "claude-cli"
+    assert checks.program(Headers(headers | {"authorization": "bearer the-editors-own"})) == "editor"
     with pytest.raises(RequestRefused) as refused:
-        checks.program(Headers(told | {"authorization": "Bearer another"}))
+        checks.program(Headers(headers | {"authorization": "Bearer another"}))
     assert refused.value.status == 401
     assert "another" not in refused.value.message
     for known in ({}, {"kvchat": "the-key-of-kvchat"}, {"": "everybodys-key"}):  # the owner's key, and no name
@@ -89,10 +89,10 @@ NAMES |= {"Ｆｕｌｌ/1": "full", "ab\u202ecd\u2066ef\u200bgh": "ab-cd-ef-gh",
 NAMES |= {"caf\xe9/1": "café"}  # no UTF-8: a letter for a byte, as it was once
 
 
-def test_a_program_is_called_by_what_it_says_it_is() -> None:
+def test_program_names_from_user_agents() -> None:
     for agent, name in NAMES.items():
-        told = agent.encode("latin-1") if "\xe9/" in agent else agent.encode()
-        assert HERE.program(Headers(raw=[(b"user-agent", told)])) == name
+        headers = agent.encode("latin-1") if "\xe9/" in agent else agent.encode()
+        assert HERE.program(Headers(raw=[(b"user-agent", headers)])) == name
         assert program_name(name) == name
 
 
@@ -102,7 +102,7 @@ def test_loopback() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes as POSIX has them")
-def test_a_file_with_keys(tmp_path: Path) -> None:
+def test_key_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("sk-for-everybody\nopencode: sk-for-opencode\n\n")
     file.chmod(0o644)
@@ -121,14 +121,14 @@ def test_a_file_with_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_keyring")
-def test_keys_are_made_and_taken_back_one_by_one(tmp_path: Path) -> None:
-    kept = KeyStore(resolve_paths({"KVCHAT_HOME": str(tmp_path)}))
-    assert kept.load() == {}
-    one, other = kept.make(), kept.make("opencode")
-    assert kept.load() == {ANY_PROGRAM: one, "opencode": other}
-    assert kept.make("opencode") != other
-    kept.revoke("opencode")
-    assert kept.load() == {ANY_PROGRAM: one}
-    kept.revoke()
-    assert kept.load() == {}
+def test_keys_are_created_and_revoked_separately(tmp_path: Path) -> None:
+    store = KeyStore(resolve_paths({"KVCHAT_HOME": str(tmp_path)}))
+    assert store.load() == {}
+    one, other = store.make(), store.make("opencode")
+    assert store.load() == {ANY_PROGRAM: one, "opencode": other}
+    assert store.make("opencode") != other
+    store.revoke("opencode")
+    assert store.load() == {ANY_PROGRAM: one}
+    store.revoke()
+    assert store.load() == {}
     assert not list((tmp_path / "config").iterdir())

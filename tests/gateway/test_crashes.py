@@ -1,4 +1,4 @@
-"""Requests that the engine crashes of: sent once, and refused when there are too many, whoever else is there."""
+"""Requests that crash the engine: sent once, and refused when there are too many, whatever else is active."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ async def ask(server: RunningGateway, program: str, words: str = "Hello", **more
 
 
 def bombs(fake_engine: FakeEngine) -> int:
-    """How many of them have reached the engine."""
+    """Count those that have reached the engine."""
     asked = [one for one in fake_engine.requests() if one["path"] == "/v1/chat/completions"]
     return sum(BOMB in json.dumps(one["body"]) for one in asked)
 
 
-async def comes_to(count: int, counted: Callable[[], int]) -> None:
+async def until_at_least(count: int, counted: Callable[[], int]) -> None:
     await until(lambda: counted() >= count)
 
 
-async def test_who_crashes_the_engine_again_and_again_is_refused(
+async def test_program_that_keeps_crashing_the_engine_is_refused(
     server: RunningGateway, fake_engine: FakeEngine
 ) -> None:
     for number in range(3):
@@ -78,18 +78,18 @@ async def test_who_crashes_the_engine_again_and_again_is_refused(
     assert (await ask(server, "hostile")).status_code == 200
 
 
-async def test_those_beside_it_are_not_refused(server: RunningGateway, fake_engine: FakeEngine) -> None:
-    """It sends its request only while others are being answered; from the first crash on it is beside none."""
-    friends, under_way = ("one", "two"), server.log.active
+async def test_programs_beside_it_are_not_refused(server: RunningGateway, fake_engine: FakeEngine) -> None:
+    """It sends its request only while others are active; after the first crash it runs alone."""
+    others, active = ("one", "two"), server.log.active
     for number in range(4):
         fake_engine.set(FAKE_HOLD_DURING="stream")
         asking = [
-            asyncio.ensure_future(ask(server, friend, f"{number}")) for friend in friends[: 2 if number == 0 else 1]
+            asyncio.ensure_future(ask(server, friend, f"{number}")) for friend in others[: 2 if number == 0 else 1]
         ]
-        await comes_to(len(asking), lambda: sum(one.stage is Stage.ANSWERING for one in under_way))
+        await until_at_least(len(asking), lambda: sum(one.stage is Stage.ANSWERING for one in active))
         hostile = asyncio.ensure_future(ask(server, "hostile", BOMB))
         if number:
-            await until(lambda: any(one.program == "hostile" for one in under_way))
+            await until(lambda: any(one.program == "hostile" for one in active))
             await asyncio.sleep(0)
             assert bombs(fake_engine) == number, "it waits for the other"
         else:
@@ -99,26 +99,26 @@ async def test_those_beside_it_are_not_refused(server: RunningGateway, fake_engi
         assert (await hostile).status_code == 502
         assert number == 0 or statuses == [200]
     assert (await ask(server, "hostile")).status_code == 429
-    for friend in friends:
+    for friend in others:
         assert (await ask(server, friend)).status_code == 200
 
 
-async def test_one_that_hangs_up_is_counted_too(server: RunningGateway, fake_engine: FakeEngine) -> None:
+async def test_crash_after_a_disconnect_counts(server: RunningGateway, fake_engine: FakeEngine) -> None:
     connection, last = server.runtime.engine.managed.connection, server.log.recent
     for number in range(3):
         fake_engine.set(FAKE_HOLD_DURING="begin")
         asking, generation = asyncio.ensure_future(ask(server, "hostile", BOMB)), connection.generation
-        await comes_to(number + 1, lambda: bombs(fake_engine))
+        await until_at_least(number + 1, lambda: bombs(fake_engine))
         asking.cancel()
-        await comes_to(number + 1, lambda: sum(one.program == "hostile" for one in last))
+        await until_at_least(number + 1, lambda: sum(one.program == "hostile" for one in last))
         fake_engine.set(FAKE_HOLD_DURING=None)
-        await comes_to(generation + 1, lambda: connection.generation)
+        await until_at_least(generation + 1, lambda: connection.generation)
         assert (await ask(server, "friend")).status_code == 200
     assert (await ask(server, "hostile")).status_code == 429
 
 
-async def test_a_loss_is_explained_by_the_life_it_belongs_to(server: RunningGateway, fake_engine: FakeEngine) -> None:
-    """Also when the next engine is ready before anybody asks."""
+async def test_loss_is_explained_by_its_own_lifetime(server: RunningGateway, fake_engine: FakeEngine) -> None:
+    """Also if the next engine is ready before anyone asks."""
     host, connection = server.runtime.engine, server.runtime.engine.managed.connection
     engine, generation = await connection.ready(), connection.generation
     with pytest.raises(EngineGone, match="was lost") as loss:
@@ -135,7 +135,7 @@ class Clock:
 
 
 async def crash(crashes: Crashes, *programs: str, failure: EngineFailure | None = CRASHED) -> None:
-    """With these at the engine."""
+    """End an engine while these programs use it."""
     lifetime, ended = EngineLifetime(), asyncio.Event()
     crashes.watch(lifetime)
 
@@ -158,7 +158,7 @@ def is_refused(crashes: Crashes, program: str) -> bool:
     return False
 
 
-async def test_who_is_guilty() -> None:
+async def test_which_program_is_blamed() -> None:
     clock = Clock()
     judge = Crashes(clock=clock)
     for _ in range(5):
@@ -183,8 +183,8 @@ async def test_who_is_guilty() -> None:
     assert not is_refused(judge, "a")
 
 
-async def test_one_hang_is_enough_and_what_was_restored_may_be_the_cause() -> None:
-    """A hang takes ten minutes to be seen: three never come within ten."""
+async def test_one_hang_is_enough_and_a_restored_state_may_be_the_cause() -> None:
+    """A hang is detected after ten minutes, so three never happen within ten."""
     judge = Crashes(clock=Clock())
     await crash(judge, "a", "b", failure=HUNG)
     assert not is_refused(judge, "a")
@@ -197,8 +197,8 @@ async def test_one_hang_is_enough_and_what_was_restored_may_be_the_cause() -> No
     assert not is_refused(judge, "a")
 
 
-async def test_who_hung_up_on_what_keeps_the_engine_busy_for_ever() -> None:
-    """A hang is seen minutes later, when others wait: who hung up is at the engine until its loop answers again."""
+async def test_hang_after_a_disconnect_is_blamed_on_the_disconnected() -> None:
+    """A hang is detected minutes later: a disconnected program uses the engine until its loop responds again."""
     clock = Clock()
     judge = Crashes(clock=clock)
     for number in range(4):
@@ -234,18 +234,18 @@ def deep(nesting_depth: int) -> Any:
     return value
 
 
-def drawn(width: int, height: int) -> str:
-    """A picture's header, as a file in base64."""
+def picture_header(width: int, height: int) -> str:
+    """Return a PNG header of this size in base64."""
     head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", width, height)
     return base64.b64encode(head + bytes(40)).decode()
 
 
-def pictured(*files: str) -> list[dict[str, Any]]:
+def with_pictures(*files: str) -> list[dict[str, Any]]:
     urls = [{"url": f"data:image/png;base64,{file}"} for file in files]
     return [{"role": "user", "content": [{"type": "image_url", "image_url": url} for url in urls]}]
 
 
-OUT_OF_BOUNDS: dict[str, dict[str, Any]] = {
+DANGEROUS: dict[str, dict[str, Any]] = {
     "a template's option": {"chat_template_kwargs": {"a": deep(MAX_NESTING)}},
     "a tool": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": deep(MAX_NESTING)}}}]},
     "a call's arguments": {"messages": [{"tool_calls": [{"function": {"arguments": "[" * 300 + "]" * 300}}]}]},
@@ -263,19 +263,21 @@ OUT_OF_BOUNDS: dict[str, dict[str, Any]] = {
     "many biases": {"logit_bias": {str(token): 1 for token in range(MAX_ENTRIES + 1)}},
     "a list of each token's probabilities": {"n_probs": 1_000_000_000.0},
     "the same as OpenAI calls it": {"logprobs": True, "top_logprobs": MAX_ALTERNATIVES + 1},
-    "a huge picture": {"messages": pictured(drawn(65_000, 65_000))},
-    "another dialect's": {"messages": [{"content": [{"source": {"type": "base64", "data": drawn(65_000, 65_000)}}]}]},
-    "a completion's": {"prompt": {"prompt_string": "?", "multimodal_data": [drawn(65_000, 65_000)]}},
-    "many large pictures": {"messages": pictured(*[drawn(6_000, 6_000)] * 14)},
+    "a huge picture": {"messages": with_pictures(picture_header(65_000, 65_000))},
+    "another dialect's": {
+        "messages": [{"content": [{"source": {"type": "base64", "data": picture_header(65_000, 65_000)}}]}]
+    },
+    "a completion's": {"prompt": {"prompt_string": "?", "multimodal_data": [picture_header(65_000, 65_000)]}},
+    "many large pictures": {"messages": with_pictures(*[picture_header(6_000, 6_000)] * 14)},
     "a schema's pattern": {"json_schema": {"type": "string", "pattern": "^" + "(" * 300 + "a" + ")" * 300 + "$"}},
 }
 
 
-@pytest.mark.parametrize("name", OUT_OF_BOUNDS)
-async def test_what_would_crash_it_does_not_reach_it(
+@pytest.mark.parametrize("name", DANGEROUS)
+async def test_dangerous_requests_do_not_reach_the_engine(
     server: RunningGateway, fake_engine: FakeEngine, name: str
 ) -> None:
-    asked, body = len(fake_engine.requests()), chat_body("Hello") | OUT_OF_BOUNDS[name]
+    asked, body = len(fake_engine.requests()), chat_body("Hello") | DANGEROUS[name]
     for path in ("/v1/chat/completions", "/v1/messages", "/apply-template"):
         answer = await server.client.post(path, json=body)
         assert answer.status_code == 400
@@ -285,8 +287,8 @@ async def test_what_would_crash_it_does_not_reach_it(
 
 
 @pytest.mark.parametrize("scheme", ["http:", "https:", "file:", "HTTP:", " http:", ""])
-async def test_no_picture_is_fetched_for_a_client(server: RunningGateway, fake_engine: FakeEngine, scheme: str) -> None:
-    """By the engine, which stands in the user's network. A server would be asked; the fake one does not fetch."""
+async def test_pictures_are_not_fetched(server: RunningGateway, fake_engine: FakeEngine, scheme: str) -> None:
+    """The engine would fetch them, in the user's network."""
     url, asked = f"{scheme}//127.0.0.1:9/picture.png", len(fake_engine.requests())
     image = {"type": "image", "source": {"type": "url", "url": url}}
     in_result = {"type": "tool_result", "tool_use_id": "t", "content": [image]}
@@ -309,13 +311,13 @@ async def test_no_picture_is_fetched_for_a_client(server: RunningGateway, fake_e
     assert len(fake_engine.requests()) == asked
 
 
-def test_what_programs_send_is_within_bounds() -> None:
+def test_normal_requests_are_within_limits() -> None:
     for _, body in REQUESTS.values():
         check_bounds(body)
     check_bounds({"grammar": "root ::= " + "(" * 150 + '"a"' + ")" * 150, "messages": deep(MAX_NESTING - 2)})
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * MAX_TEXT}}
     check_bounds({"messages": [{"role": "user", "content": [picture]}]}, MAX_TEXT + 200)
-    check_bounds({"messages": pictured(*[drawn(6_000, 6_000)] * 13)})
+    check_bounds({"messages": with_pictures(*[picture_header(6_000, 6_000)] * 13)})
     called = {"type": "tool_use", "id": "t", "name": "fetch", "input": {"url": "https://a.example", "image_url": "b"}}
     cited = {"type": "text", "text": "", "citations": [{"url": "https://a.example"}]}
     check_bounds({"messages": [{"role": "assistant", "content": [called, cited]}]})

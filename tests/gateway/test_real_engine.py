@@ -33,8 +33,8 @@ from tests.users_server import KEY, UsersServer
 pytestmark = pytest.mark.engine
 
 LIMITS = {"/v1/responses": "max_output_tokens"}
-OF_THE_MOMENT = {"id", "created", "created_at", "completed_at", "timings", "item_id"}
-OF_THE_CACHE = {"cache_read_input_tokens", "input_tokens", "cached_tokens"}
+VARIABLE = {"id", "created", "created_at", "completed_at", "timings", "item_id"}
+CACHE_COUNTS = {"cache_read_input_tokens", "input_tokens", "cached_tokens"}
 CORRECTED = {"model"}  # the engine tells its path
 
 
@@ -59,7 +59,7 @@ def users_server(folder: Path, settings: Settings, *arguments: str) -> UsersServ
 async def test_ids_and_answers_are_the_engines_own(
     tmp_path: Path, real: Callable[..., Settings], architecture: str
 ) -> None:
-    """What was read in steps of our ids, the engine finds in its cache to the last: it made the same of the request."""
+    """The engine finds all ids that kvchat processed in steps in its cache: it made the same ones of the request."""
     chosen = real(architecture, api_any_model=False)
     theirs = users_server(tmp_path, chosen, *chosen.engine_arguments.split())
     wrong: list[str] = []
@@ -100,7 +100,7 @@ async def faults(server: RunningGateway, direct: httpx2.AsyncClient, where: str,
 
 
 async def ids_fault(server: RunningGateway, where: str, body: dict[str, Any]) -> str:
-    """What is wrong with the ids of a request's prompt: those that were read in steps, the engine has to find."""
+    """Describe a fault in the ids of a request's prompt: the engine must find those processed in steps."""
     server.runtime.chat.slots.forget()
     if server.runtime.engine.is_ready():
         await (await server.runtime.engine.ready()).engine.erase_slot()
@@ -115,7 +115,7 @@ async def ids_fault(server: RunningGateway, where: str, body: dict[str, Any]) ->
 
 
 def said(text: str, stream: bool) -> Any:
-    """What an answer says, but for what is of the moment."""
+    """Return an answer without variable fields."""
     if not stream:
         return bare(json.loads(text))
     lines = [line for line in text.splitlines() if line and not line.startswith(": kvchat")]
@@ -124,14 +124,12 @@ def said(text: str, stream: bool) -> Any:
 
 def bare(value: Any) -> Any:
     if isinstance(value, dict):
-        left_out = OF_THE_MOMENT | OF_THE_CACHE | CORRECTED
+        left_out = VARIABLE | CACHE_COUNTS | CORRECTED
         return {name: bare(one) for name, one in value.items() if name not in left_out}
     return [bare(one) for one in value] if isinstance(value, list) else value
 
 
-async def test_pictures_are_warm_too_in_whatever_dialect_they_come(
-    tmp_path: Path, real: Callable[..., Settings]
-) -> None:
+async def test_pictures_are_restored_in_any_dialect(tmp_path: Path, real: Callable[..., Settings]) -> None:
     data = base64.b64encode(png()).decode()
     in_chat = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
     in_message = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
@@ -156,7 +154,7 @@ async def test_pictures_are_warm_too_in_whatever_dialect_they_come(
 
 
 def usage_in(text: str, stream: bool) -> tuple[int, int]:
-    """How many tokens an answer says were reused, and how many the prompt has."""
+    """Return an answer's counts of reused tokens and of prompt tokens."""
     reused = processed = 0
     for event in events(text) if stream else [json.loads(text)]:
         inner = event.get("message") or event.get("response") or event
@@ -173,8 +171,8 @@ def usage_in(text: str, stream: bool) -> tuple[int, int]:
 
 
 @pytest.mark.usefixtures("many_steps")
-async def test_usage_says_what_the_receipt_says(tmp_path: Path, real: Callable[..., Settings]) -> None:
-    """What kvchat itself read in steps for a cold prompt was not cached, in no dialect, in one piece or streamed."""
+async def test_usage_agrees_with_the_receipt(tmp_path: Path, real: Callable[..., Settings]) -> None:
+    """Tokens that kvchat processed in steps do not count as cached, in any dialect, streamed or not."""
     async with running_gateway(tmp_path / "home", real()) as server:
         for n, (where, stream) in enumerate((where, stream) for where in GENERATING for stream in (False, True)):
             words = f"{n} {SYSTEM}"
@@ -223,10 +221,8 @@ async def test_no_log_quotes_a_refused_request(
         assert not file.is_file() or b"unspeakable" not in file.read_bytes(), file
 
 
-async def test_where_the_next_request_goes_on_is_known_beforehand(
-    tmp_path: Path, real: Callable[..., Settings]
-) -> None:
-    """After words, thinking and calls, in each dialect: what clients send next begins with what was settled at."""
+async def test_next_request_extends_the_settled_tokens(tmp_path: Path, real: Callable[..., Settings]) -> None:
+    """After texts, reasoning and calls, in each dialect."""
     async with running_gateway(tmp_path / "home", real()) as server:
         await server.chat("Hello")
         engine = await server.runtime.engine.ready()
@@ -250,7 +246,7 @@ VECTORS = ("--embeddings", "--pooling", "mean")
 async def test_embeddings_and_reranking_are_the_engines_own(
     tmp_path: Path, real: Callable[..., Settings], arguments: tuple[str, ...], has: str, own: bool
 ) -> None:
-    """Vectors, or that it has none, byte for byte; and what they have pushed out of slots, no chat believes in."""
+    """Byte for byte, or the same refusal; and no chat relies on the slots they overwrote."""
     chosen = real(slots=2, engine_arguments=" ".join(arguments))
     with contextlib.ExitStack() as ends:
         if not own:
@@ -274,7 +270,7 @@ async def test_embeddings_and_reranking_are_the_engines_own(
                     assert [n for n in answers[0].headers if n.startswith("x-kvchat")] == ["x-kvchat-model"]
                     asked[where] = answers[0].content
             assert server.last.as_json()["source"] == ""
-            server.runtime.chat.slots.forget()  # those that came by no running_gateway
+            server.runtime.chat.slots.forget()  # overwritten by embeddings
             before = [await server.chat(words, first, "And then?") for words in (SYSTEM, SYSTEM[::-1])]
             await server.settled()
             for where, body in asked.items():
@@ -288,10 +284,10 @@ async def test_embeddings_and_reranking_are_the_engines_own(
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen35"])
-async def test_messages_are_answered_in_the_slot_that_was_chosen_for_them(
+async def test_messages_use_the_slot_chosen_for_them(
     tmp_path: Path, real: Callable[..., Settings], architecture: str
 ) -> None:
-    """The engine drops `id_slot` in that dialect: it takes the slot that has most of the prompt, and that is ours."""
+    """The engine ignores `id_slot` in that dialect and takes the slot with the longest prefix."""
     async with running_gateway(tmp_path / "home", real(architecture, slots=3)) as server:
         chats: dict[str, list[dict[str, Any]]] = {f"How is {place}?": [] for place in ("Ulm", "Bern", "Graz")}
         used = set()

@@ -1,4 +1,4 @@
-"""What is parser of answers while they are passed on: the same from a stream as from one piece, however that is cut."""
+"""Parsing answers while passing them on: a stream, cut anywhere, gives the same as a whole body."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def stream(form: Form) -> bytes:
 
 
 @pytest.mark.parametrize("form", STREAMS)
-def test_a_stream_in_any_pieces_is_the_answer_in_one(form: Form) -> None:
+def test_stream_in_any_pieces_equals_the_whole_body(form: Form) -> None:
     whole = ResponseParser(form, stream=False)
     whole.feed(json.dumps(WHOLE[form]).encode())
     whole.finish()
@@ -122,7 +122,7 @@ def test_a_stream_in_any_pieces_is_the_answer_in_one(form: Form) -> None:
 
 @pytest.mark.parametrize("form", STREAMS)
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"choices": 7}', b'{"choices": [7], "content": 3, "output": 3}'])
-def test_an_answer_of_another_shape_is_passed_on_and_nothing_is_made_of_it(form: Form, body: bytes) -> None:
+def test_answer_of_unknown_shape_is_passed_on(form: Form, body: bytes) -> None:
     for streamed in (False, True):
         parser = ResponseParser(form, streamed)
         parser.feed(b"data: " + body + b"\n\n" if streamed else body)
@@ -131,12 +131,12 @@ def test_an_answer_of_another_shape_is_passed_on_and_nothing_is_made_of_it(form:
 
 
 USAGE = Usage("heron", read=70, read_ms=100.0)
-SAID = {
+FROM_ENGINE = {
     Form.CHAT: {"usage": {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 90}}, "timings": TIMINGS},
     Form.RESPONSES: {"usage": {"input_tokens": 100, "input_tokens_details": {"cached_tokens": 90}}},
     Form.MESSAGES: {"usage": {"input_tokens": 10, "cache_read_input_tokens": 90, "output_tokens": 7}},
 }
-TOLD = {
+FOR_CLIENT = {
     Form.CHAT: {"usage": {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 20}}},
     Form.RESPONSES: {"usage": {"input_tokens": 100, "input_tokens_details": {"cached_tokens": 20}}},
     Form.MESSAGES: {"usage": {"input_tokens": 80, "cache_read_input_tokens": 20, "output_tokens": 7}},
@@ -144,15 +144,15 @@ TOLD = {
 INNER = {Form.RESPONSES: "response", Form.MESSAGES: "message"}
 
 
-@pytest.mark.parametrize("form", sorted(SAID, key=str))
+@pytest.mark.parametrize("form", sorted(FROM_ENGINE, key=str))
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_what_kvchat_read_for_a_request_is_not_told_as_reused(form: Form, newline: str) -> None:
-    """In a body and in a stream, cut anywhere; and the path of a model's file is told nowhere."""
-    answer = SAID[form] | {"model": "/home/ada/models/heron.gguf"}
+def test_tokens_processed_by_kvchat_do_not_count_as_reused(form: Form, newline: str) -> None:
+    """In a body and in a stream, cut anywhere; and the path of a model's file is never shown."""
+    answer = FROM_ENGINE[form] | {"model": "/home/ada/models/heron.gguf"}
     whole = ResponseParser(form, stream=False, usage=USAGE)
     assert whole.feed(json.dumps(answer).encode()) == b""
     told = json.loads(whole.finish())
-    assert told["usage"] == TOLD[form]["usage"]
+    assert told["usage"] == FOR_CLIENT[form]["usage"]
     assert told["model"] == "heron"
     if timings := told.get("timings"):
         assert (timings["cache_n"], timings["prompt_n"], timings["prompt_ms"]) == (20, 80, 105.0)
@@ -170,7 +170,7 @@ def test_what_kvchat_read_for_a_request_is_not_told_as_reused(form: Form, newlin
 
 
 @pytest.mark.parametrize("form", sorted(STREAMS, key=str))
-def test_what_is_right_passes_as_it_came(form: Form) -> None:
+def test_correct_lines_pass_unchanged(form: Form) -> None:
     lines = [f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n".encode() for one in STREAMS[form]]
     parser = ResponseParser(form, stream=True, usage=Usage("heron"))
     assert b"".join(map(parser.feed, lines)) + parser.finish() == b"".join(lines)

@@ -41,7 +41,7 @@ async def ask(server: RunningGateway, body: agents.Body, path: str = "/v1/chat/c
     return answer.text
 
 
-async def test_a_long_request_is_mended_off_the_event_loop(
+async def test_long_request_is_rewritten_off_the_event_loop(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads, rewrite = [], PromptRewriter.rewrite
@@ -58,9 +58,7 @@ async def test_a_long_request_is_mended_off_the_event_loop(
     assert threading.main_thread() not in threads
 
 
-async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(
-    tmp_path: Path, server: RunningGateway
-) -> None:
+async def test_divergence_is_in_the_receipt_and_the_totals(tmp_path: Path, server: RunningGateway) -> None:
     await ask(server, agents.opencode(date=TODAY))
     assert server.last.program == "opencode"
     assert server.last.costly_divergence is None
@@ -85,7 +83,7 @@ async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(
     await ask(server, agents.opencode(date=YESTERDAY))
     divergence, record = server.last.divergence, server.last
     assert divergence.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
-    assert (record.found or 0) < divergence.server - TOLERANCE
+    assert (record.found or 0) < divergence.at - TOLERANCE
     assert (record.costly_divergence, record.miss_reason) == (None, Reason(ReasonCode.NOTHING_ALIKE))
     total = server.runtime.api_server.totals.by_program()["opencode"]
     assert total.misses[ReasonCode.DATE_IN_SYSTEM].times == before
@@ -93,7 +91,9 @@ async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(
     assert Totals(tmp_path / "home" / "state" / "programs.json").by_program()["opencode"] == total
 
 
-async def test_a_rule_mends_it_and_counts_what_it_spares(server: RunningGateway, fake_engine: FakeEngine) -> None:
+async def test_rule_avoids_the_divergence_and_counts_saved_tokens(
+    server: RunningGateway, fake_engine: FakeEngine
+) -> None:
     runtime = server.runtime
     await runtime.apply_settings(replace(runtime.settings, api_rules=("opencode hold-clock", "zed billing-header")))
     for date in (TODAY, TOMORROW):
@@ -114,7 +114,7 @@ async def test_a_rule_mends_it_and_counts_what_it_spares(server: RunningGateway,
     assert server.last.as_json()["saved-by-rule"] == server.last.saved_by_rule
 
 
-async def test_a_prompt_that_goes_on_is_no_miss_nor_is_another_conversation(server: RunningGateway) -> None:
+async def test_other_conversation_is_no_miss(server: RunningGateway) -> None:
     first = agents.opencode()
     await ask(server, first)
     other = copy.deepcopy(first)
@@ -131,8 +131,8 @@ async def test_a_prompt_that_goes_on_is_no_miss_nor_is_another_conversation(serv
     assert server.last.divergence is None, "what is forgotten is not compared with"
 
 
-async def test_only_what_was_kept_once_is_said_to_be_gone(server: RunningGateway) -> None:
-    """A program has many conversations: what was deleted of one is no reason why another is read."""
+async def test_deleted_memory_is_the_reason_only_for_its_own_conversation(server: RunningGateway) -> None:
+    """A program has many conversations."""
     first, store = agents.opencode(), server.runtime.save_points
     await ask(server, first)
     assert server.last.miss_reason == Reason(ReasonCode.NOTHING_ALIKE)
@@ -152,8 +152,8 @@ async def test_only_what_was_kept_once_is_said_to_be_gone(server: RunningGateway
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_where_prompts_part_is_told_only_where_nothing_else_is_known(whole: bool) -> None:
-    """A restore that failed, or was left, is the reason; where prompts part would have been none."""
+def test_divergence_is_the_reason_only_if_there_is_no_other(whole: bool) -> None:
+    """A failed or skipped restore is the reason."""
     divergence = Divergence(0, 900, Reason(ReasonCode.SYSTEM_CHANGED))
     untold = Reason(ReasonCode.NOTHING_ALIKE), Reason(ReasonCode.GOES_ON_OTHERWISE)
     told_of = Reason(ReasonCode.NOT_WORTH_IT), Reason(ReasonCode.NOT_REUSED), Reason(ReasonCode.PRUNED_BY_USER)
@@ -166,7 +166,7 @@ def test_where_prompts_part_is_told_only_where_nothing_else_is_known(whole: bool
         assert (record.costly_divergence is divergence) == told
 
 
-async def test_a_key_is_in_force_at_once_and_taken_back_at_once(tmp_path: Path, settings: Settings) -> None:
+async def test_key_works_and_is_revoked_at_once(tmp_path: Path, settings: Settings) -> None:
     async with running_gateway(tmp_path / "home", replace(settings, api_port=free_port("127.0.0.1"))) as server:
         service = server.runtime.api_server
         await service.follow()
@@ -186,8 +186,8 @@ async def test_a_key_is_in_force_at_once_and_taken_back_at_once(tmp_path: Path, 
 
 
 @pytest.mark.engine
-async def test_it_is_told_after_a_restart_as_well(tmp_path: Path, real: Callable[..., Settings]) -> None:
-    """What was asked is remembered in memory alone; what the store keeps of it tells the same."""
+async def test_divergence_is_found_after_a_restart(tmp_path: Path, real: Callable[..., Settings]) -> None:
+    """Prompts are remembered in memory only; stored ones replace them."""
     question = agents.user("How does the parser recover? " * 30)
     async with running_gateway(tmp_path / "home", real()) as server:
         await ask(server, agents.opencode(question, date=TODAY))
@@ -197,7 +197,7 @@ async def test_it_is_told_after_a_restart_as_well(tmp_path: Path, real: Callable
         assert divergence.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
         assert TODAY in divergence.before
         assert TOMORROW in divergence.after
-        assert divergence.server > 100
+        assert divergence.at > 100
     async with running_gateway(tmp_path / "home", real()) as server:
         await ask(server, agents.opencode(agents.user("What else? " * 20), date=TODAY))
         assert server.last.miss_reason is None
@@ -205,10 +205,8 @@ async def test_it_is_told_after_a_restart_as_well(tmp_path: Path, real: Callable
 
 
 @pytest.mark.engine
-async def test_the_billing_header_of_claude_code_before_the_real_engine(
-    tmp_path: Path, real: Callable[..., Settings]
-) -> None:
-    """The engine itself leaves out the number of each request; the version is another one after an update."""
+async def test_billing_header_with_the_real_engine(tmp_path: Path, real: Callable[..., Settings]) -> None:
+    """The engine itself ignores the number of each request; the version changes with an update."""
 
     def updated(to: str) -> agents.Body:
         body = agents.claude_code()

@@ -1,4 +1,4 @@
-"""What programs have asked, added up by day and kept."""
+"""Stored totals of requests by day."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from kvchat.text.reasons import ReasonCode
 NOON = datetime(2026, 11, 22, 12)
 
 
-def asked(days: int = 0, **others: Cost) -> Total:
+def total(days: int = 0, **others: Cost) -> Total:
     at = (NOON + timedelta(days=days)).timestamp()
     return Total(1, 1000, 900, 4000.0, at, {ReasonCode.DATE_IN_SYSTEM: Cost(1, 100, 400.0)}, dict(others))
 
 
-def test_what_was_counted_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_totals_survive_a_restart(tmp_path: Path) -> None:
     totals = Totals(tmp_path / "programs.json")
-    totals.count("zed", asked())
-    totals.count("zed", asked(1, rule=Cost(1, 50, 200.0)))
-    totals.count("codex", asked())
+    totals.count("zed", total())
+    totals.count("zed", total(1, rule=Cost(1, 50, 200.0)))
+    totals.count("codex", total())
     totals.write(totals.as_text())
     for kept in (totals, Totals(tmp_path / "programs.json")):
         zed = kept.by_program()["zed"]
@@ -37,13 +37,13 @@ def test_what_was_counted_is_there_after_a_restart(tmp_path: Path) -> None:
     assert set(totals.by_program()) == {"codex"}
 
 
-def test_it_stays_small(tmp_path: Path) -> None:
+def test_totals_stay_small(tmp_path: Path) -> None:
     totals = Totals(tmp_path / "programs.json")
     for day in range(MAX_DAYS + 10):
-        totals.count("zed", asked(day))
+        totals.count("zed", total(day))
     assert totals.by_program()["zed"].requests == MAX_DAYS
     for number in range(MAX_PROGRAMS + 10):
-        totals.count(f"program {number}", asked(MAX_DAYS + 9))
+        totals.count(f"program {number}", total(MAX_DAYS + 9))
     assert len(totals.by_program()) <= MAX_PROGRAMS + 1
     assert totals.by_program()["other"].requests == 11
 
@@ -59,10 +59,10 @@ def test_it_stays_small(tmp_path: Path) -> None:
         '{"2026-11-22": {"zed": {"misses": {"a": {"times": []}}}}}',
     ],
 )
-def test_nonsense_counts_as_nothing(tmp_path: Path, raw: str) -> None:
+def test_invalid_file_counts_as_empty(tmp_path: Path, raw: str) -> None:
     (tmp_path / "programs.json").write_text(raw)
     totals = Totals(tmp_path / "programs.json")
     assert totals.by_program() == {}
-    totals.count("zed", asked())
+    totals.count("zed", total())
     totals.write(totals.as_text())
     assert json.loads((tmp_path / "programs.json").read_text())["2026-11-22"]["zed"]["requests"] == 1
