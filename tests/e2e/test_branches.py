@@ -25,8 +25,8 @@ from tests.store_contents import StoreContents
 pytestmark = pytest.mark.e2e
 
 SAME, TIE, DIFFERS = "the same", "the same up to a tie", "different"
-AS_GOOD = 0.1  # natural logarithm
-END = ("", "<|im_end|>")  # how the end of a reply is told among its tokens
+MAX_TIE = 0.1  # difference of natural logarithms
+END = ("", "<|im_end|>")  # the last token of a finished reply
 # So short that 8 tokens before the turn boundary lie before the end of the reply, see ReadyEngine.stops.
 GREEDY = Sampling(max_tokens=6, temperature=0.0, seed=1)
 ENDS = Sampling(temperature=0.0, grammar='root ::= "The bridge over the river is the longest."')
@@ -34,11 +34,11 @@ ENDS = Sampling(temperature=0.0, grammar='root ::= "The bridge over the river is
 
 @dataclass(frozen=True)
 class Step:
-    """What the user did, the reply, and what the engine was asked for it."""
+    """An action of the user, the reply, and its prompt."""
 
     name: str
     reply: Message
-    added: str  # to what was there of the reply
+    added: str  # what a continuation added
     prompt: list[ChatMessage]
 
     @property
@@ -46,8 +46,8 @@ class Step:
         return receipt(self.reply).cached_tokens / receipt(self.reply).prompt_tokens
 
 
-class Table:
-    """One conversation whose engine is a new process before every step."""
+class Branches:
+    """A conversation whose engine is restarted before every step."""
 
     def __init__(self, runtime: Runtime, chat: str) -> None:
         self.runtime, self.chat = runtime, chat
@@ -59,13 +59,13 @@ class Table:
         reply = await act()
         await self.runtime.chat.idle()
         assert reply is not None
-        path = await self.page()
-        assert path[-1].id == reply.id
-        asked = [*path[:-1], before] if before else path[:-1]
-        prompt = prompt_messages(asked, continues_reply=before is not None)
+        messages = await self.path()
+        assert messages[-1].id == reply.id
+        history = [*messages[:-1], before] if before else messages[:-1]
+        prompt = prompt_messages(history, continues_reply=before is not None)
         self.steps.append(Step(name, reply, reply.content[len(before.content) :] if before else reply.content, prompt))
 
-    async def page(self) -> list[Message]:
+    async def path(self) -> list[Message]:
         return await self.runtime.chat.messages(self.chat)
 
 
@@ -77,40 +77,40 @@ class Table:
         ("gemma3", "llama-server"),  # sliding windows
     ],
 )
-async def test_what_a_steered_conversation_says_is_what_a_cold_engine_says(tmp_path, architecture, engine):
+async def test_every_branch_of_a_chat_gets_a_cold_engines_replies(tmp_path, architecture, engine):
     async with opened(tmp_path, settings(tiny_model(architecture), engine)) as runtime:
         chat = runtime.chat
-        table = Table(runtime, (await chat.new_conversation(SYSTEM)).id)
+        branches = Branches(runtime, (await chat.new_conversation(SYSTEM)).id)
         for text in ("How many notes are there?", "Which is the longest bridge?"):
-            await chat.send(table.chat, text, GREEDY)
+            await chat.send(branches.chat, text, GREEDY)
             await chat.idle()
-        second = await chat.send(table.chat, "And who wrote it down?", GREEDY)
+        second = await chat.send(branches.chat, "And who wrote it down?", GREEDY)
         await chat.idle()
         assert second is not None
         assert second.state is MessageState.LIMITED
-        *_, question, first, next_question, _ = await table.page()
-        await table.do("continue", lambda: chat.continue_reply(second, GREEDY), second)
-        await table.do("regenerate", lambda: chat.regenerate(second, GREEDY))
-        await table.do("edit", lambda: chat.edit(next_question, "And who read it?", GREEDY))
-        await table.do("branch", lambda: chat.edit(question, "Which is the shortest bridge?", GREEDY))
-        await chat.switch(table.chat, second.id)
-        assert (await table.page())[-1].content == table.steps[0].reply.content
-        await table.do("back, and on", lambda: chat.send(table.chat, "Why?", GREEDY))
+        *_, question, first, next_question, _ = await branches.path()
+        await branches.do("continue", lambda: chat.continue_reply(second, GREEDY), second)
+        await branches.do("regenerate", lambda: chat.regenerate(second, GREEDY))
+        await branches.do("edit", lambda: chat.edit(next_question, "And who read it?", GREEDY))
+        await branches.do("branch", lambda: chat.edit(question, "Which is the shortest bridge?", GREEDY))
+        await chat.switch(branches.chat, second.id)
+        assert (await branches.path())[-1].content == branches.steps[0].reply.content
+        await branches.do("back, and on", lambda: chat.send(branches.chat, "Why?", GREEDY))
         await chat.edit_reply(first, "The one over the river.")
-        await table.do("after an edited reply", lambda: chat.send(table.chat, "How long is it?", GREEDY))
+        await branches.do("after an edited reply", lambda: chat.send(branches.chat, "How long is it?", GREEDY))
 
         cold = (await runtime.engine.ready()).engine
         assert isinstance(cold, LlamaServerClient)
-        for step in table.steps:
-            said = await said_by(cold, step.prompt)
-            print(f"{architecture:<9}{engine:<13}{step.name:<22}{step.share:7.1%}  {verdict(step.added, said)}")
-            assert verdict(step.added, said) != DIFFERS, (step.name, step.added, said)
+        for step in branches.steps:
+            tokens = await cold_tokens(cold, step.prompt)
+            print(f"{architecture:<9}{engine:<13}{step.name:<22}{step.share:7.1%}  {verdict(step.added, tokens)}")
+            assert verdict(step.added, tokens) != DIFFERS, (step.name, step.added, tokens)
             assert receipt(step.reply).source in (Source.WARM, Source.DISK), step.name
             assert step.share >= 0.95, step.name
-        await after_a_title_a_turn_is_as_warm_and_says_the_same(runtime, tmp_path)
+        await check_turn_after_title(runtime, tmp_path)
 
 
-async def after_a_title_a_turn_is_as_warm_and_says_the_same(runtime: Runtime, home: Path) -> None:
+async def check_turn_after_title(runtime: Runtime, home: Path) -> None:
     chat = runtime.chat
     conversation = (await chat.new_conversation(SYSTEM)).id
     assert await chat.send(conversation, "Which is the longest bridge?", ENDS)
@@ -122,7 +122,7 @@ async def after_a_title_a_turn_is_as_warm_and_says_the_same(runtime: Runtime, ho
     chat.title_generator.enable(lambda: True)
     chat.title_generator.generate_due()
     await chat.idle()
-    assert not await runtime._worker.run(is_title_due, runtime._database, conversation), "the model was asked"
+    assert not await runtime._worker.run(is_title_due, runtime._database, conversation), "the title was generated"
     reply = await chat.send(conversation, "And the shortest?", GREEDY)
     await chat.idle()
     assert reply is not None
@@ -132,12 +132,12 @@ async def after_a_title_a_turn_is_as_warm_and_says_the_same(runtime: Runtime, ho
 
     cold = (await runtime.engine.ready()).engine
     assert isinstance(cold, LlamaServerClient)
-    said = await said_by(cold, prompt_messages((await chat.messages(conversation))[:-1]))
-    assert verdict(reply.content, said) != DIFFERS, (reply.content, said)
+    tokens = await cold_tokens(cold, prompt_messages((await chat.messages(conversation))[:-1]))
+    assert verdict(reply.content, tokens) != DIFFERS, (reply.content, tokens)
 
 
-async def said_by(cold: LlamaServerClient, prompt: list[ChatMessage]) -> list[dict[str, Any]]:
-    """The tokens of an engine that has nothing of this prompt in its slot, each with what it might have been."""
+async def cold_tokens(cold: LlamaServerClient, prompt: list[ChatMessage]) -> list[dict[str, Any]]:
+    """Return the reply's tokens with their alternatives, generated from an empty slot."""
     await cold.erase_slot()
     body = chat_body(prompt_body(prompt), GREEDY) | {"stream": False, "logprobs": True, "top_logprobs": 5}
     async with httpx2.AsyncClient(base_url=cold.base_url, headers={"Authorization": f"Bearer {cold.key}"}) as http:
@@ -147,18 +147,17 @@ async def said_by(cold: LlamaServerClient, prompt: list[ChatMessage]) -> list[di
     return tokens
 
 
-def verdict(warm: str, cold: list[dict[str, Any]], as_good: float = AS_GOOD) -> str:
-    """Whether the replies are the same, or part where the cold engine has two tokens that are as good.
+def verdict(warm: str, cold: list[dict[str, Any]], max_tie: float = MAX_TIE) -> str:
+    """Compare replies: the same, or different where two tokens are equally likely (a tie), or otherwise.
 
-    Which of those comes first is a matter of rounding: an engine that reads the same prompt in other pieces may say
-    the other one, without any restore (measured).
+    Rounding decides ties: an engine that processes the prompt in other pieces may choose the other (measured).
     """
-    said = ""
+    text = ""
     for token in cold:
-        if said == warm:
+        if text == warm:
             return SAME if token["token"] in END else DIFFERS
-        if not warm.startswith(said + token["token"]):
-            others = [other for other in token["top_logprobs"] if warm.startswith(said + other["token"])]
-            return TIE if any(token["logprob"] - other["logprob"] < as_good for other in others) else DIFFERS
-        said += token["token"]
-    return SAME if said == warm else DIFFERS
+        if not warm.startswith(text + token["token"]):
+            others = [other for other in token["top_logprobs"] if warm.startswith(text + other["token"])]
+            return TIE if any(token["logprob"] - other["logprob"] < max_tie for other in others) else DIFFERS
+        text += token["token"]
+    return SAME if text == warm else DIFFERS

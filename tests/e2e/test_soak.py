@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.api_dialects import DIALECTS
 from tests.e2e.home import engine_path
 from tests.models import tiny_model
 from tests.soak import kills, person, programs
@@ -31,13 +32,13 @@ def test_many_turns_use_no_more_than_few():
 
 @pytest.mark.parametrize(("model", "slots"), [("llama", 1), ("gemma3", 2), ("qwen35", 2)])
 async def test_prepared_replies_equal_those_of_a_cold_engine(tmp_path, model, slots):
-    shaped, program = tiny_model(model, heeds=True), engine_path("llama-server")
-    heard = await person.run(tmp_path, shaped, program, count=60, seed=1, slots=slots)
-    assert heard["draft read"]
-    assert heard["restored"]
+    shaped, engine = tiny_model(model, heeds=True), engine_path("llama-server")
+    events = await person.run(tmp_path, shaped, engine, count=60, seed=1, slots=slots)
+    assert events["draft read"]
+    assert events["restored"]
 
 
 async def test_programs_never_get_each_others_answers(tmp_path):
-    happened = await programs.run(tmp_path, tiny_model("llama", heeds=True), engine_path("llama-server"), 20, seed=1)
-    assert happened["window"]
-    assert all(happened[path] for path in programs.DIALECTS)
+    counts = await programs.run(tmp_path, tiny_model("llama", heeds=True), engine_path("llama-server"), 20, seed=1)
+    assert counts["window"]
+    assert all(counts[path] for path in DIALECTS)

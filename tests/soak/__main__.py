@@ -1,6 +1,6 @@
-"""The long runs: `python -m tests.soak [--kills N] [--turns N] [--stores N] [--chats N] [--steps N] [--gateway S]`.
+"""Soak tests: `python -m tests.soak [--kills N] [--turns N] [--stores N] [--chats N] [--steps N] [--gateway S]`.
 
-Without any, all. N: how many; S: for how many seconds.
+By default all. N: count; S: seconds.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ FULL = {"kills": 300, "turns": 2000, "stores": 1000, "chats": 1000, "steps": 500
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="packaging/soak", description=__doc__)
-    parser.add_argument("--seed", type=int, default=int(time.time()) % 10_000, help="of everything that is random")
+    parser.add_argument("--seed", type=int, default=int(time.time()) % 10_000, help="seed of all random choices")
     for name, count in FULL.items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=f"{count:,} at full length")
-    asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))  # and what it has started ends with it
-    counts = {name: getattr(asked, name) for name in FULL}
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # its children end with it
+    counts = {name: getattr(options, name) for name in FULL}
     if all(count is None for count in counts.values()):
         counts = dict(FULL)
-    _tell(f"seed {asked.seed}")
+    _report(f"seed {options.seed}")
     with tempfile.TemporaryDirectory(prefix="kvchat-soak-") as folder:
         for name, count in counts.items():
             if count:
                 started = time.monotonic()
-                place = Path(folder) / name
-                place.mkdir()
-                _run(name, count, place, asked.seed)
-                _tell(f"{name} {count:,}: nothing lost, nothing left, {time.monotonic() - started:.0f} s")
+                part_folder = Path(folder) / name
+                part_folder.mkdir()
+                _run(name, count, part_folder, options.seed)
+                _report(f"{name} {count:,}: nothing lost, nothing left, {time.monotonic() - started:.0f} s")
 
 
-def _run(name: str, count: int, place: Path, seed: int) -> None:
+def _run(name: str, count: int, part_folder: Path, seed: int) -> None:
     match name:
         case "kills":
-            kills.run(place, kinds(), count, seed, _tell)
+            kills.run(part_folder, kinds(), count, seed, _report)
         case "turns":
-            asyncio.run(turns.run(place, tiny_model("llama"), count, _tell))
+            asyncio.run(turns.run(part_folder, tiny_model("llama"), count, _report))
         case "stores":
-            _tell(f"damaged stores: {dict(damaged_stores.run(count, seed))}")
-        case "steps":  # that a person makes, with each kind of memory
+            _report(f"damaged stores: {dict(damaged_stores.run(count, seed))}")
+        case "steps":  # of a person, with each kind of memory
             for model, slots in itertools.product(("llama", "gemma3", "qwen35"), (1, 2)):
-                where = place / f"{model}-{slots}"
-                where.mkdir()
-                _tell(f"{model}, {slots} side by side")
-                program = engine_path("llama-server")
-                asyncio.run(person.run(where, tiny_model(model, heeds=True), program, count, seed, _tell, slots))
+                home = part_folder / f"{model}-{slots}"
+                home.mkdir()
+                _report(f"{model}, {slots} slots")
+                engine = engine_path("llama-server")
+                asyncio.run(person.run(home, tiny_model(model, heeds=True), engine, count, seed, _report, slots))
         case "gateway":
             model = tiny_model("llama", heeds=True)
-            asyncio.run(programs.run(place, model, engine_path("llama-server"), count, seed, _tell))
+            asyncio.run(programs.run(part_folder, model, engine_path("llama-server"), count, seed, _report))
         case _:
             faults = damaged_chats.run(count, seed)
             if faults:
@@ -78,8 +78,8 @@ def kinds() -> list[kills.Kind]:
     ]
 
 
-def _tell(words: str) -> None:
-    print(words, flush=True)
+def _report(text: str) -> None:
+    print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Connections by the thousand that do not mean it: `python -m tests.soak.crowd URL COUNT`."""
+"""Thousands of useless connections: `python -m tests.soak.crowd URL COUNT`."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ RUDE = (
 )
 
 
-async def crowd(url: str, count: int, at_once: int = 300) -> Counter[str]:
-    """So many connections, many at a time, that say half a head; and how those fare who mean it meanwhile."""
+async def crowd(url: str, count: int, parallel: int = 300) -> Counter[str]:
+    """Open connections that send half a request head; return how they and proper requests results."""
     host, port = url.removeprefix("http://").split(":")
-    fared: Counter[str] = Counter()
+    results: Counter[str] = Counter()
 
-    async def come() -> None:
+    async def connect() -> None:
         with suppress(OSError):
             _, writer = await asyncio.open_connection(host, int(port))
-            fared["came"] += 1
+            results["connected"] += 1
             with suppress(ConnectionError):
-                writer.write(HEAD[: fared["came"] % len(HEAD)])
+                writer.write(HEAD[: results["connected"] % len(HEAD)])
                 await writer.drain()
             await asyncio.sleep(0.5)
             writer.transport.abort()
 
-    for _ in range(0, count, at_once):
-        coming = [asyncio.create_task(come()) for _ in range(at_once)]
+    for _ in range(0, count, parallel):
+        tasks = [asyncio.create_task(connect()) for _ in range(parallel)]
         async with httpx2.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
             try:
-                fared[str((await http.get("/health")).status_code)] += 1
-            except httpx2.HTTPError:  # one too many for the moment
-                fared["turned away"] += 1
-        await asyncio.gather(*coming)
-    return fared
+                results[str((await http.get("/health")).status_code)] += 1
+            except httpx2.HTTPError:  # too many at the moment
+                results["rejected"] += 1
+        await asyncio.gather(*tasks)
+    return results
 
 
 async def heavy(url: str, count: int) -> Counter[str]:
-    """Bodies of megabytes, one after the other: of JSON that is none, and of JSON that says nothing."""
-    fared: Counter[str] = Counter()
+    """Send bodies of megabytes one after the other: invalid and useless JSON."""
+    results: Counter[str] = Counter()
     async with httpx2.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
         for number in range(count):
             body = b'{"messages": "' + b"x" * 4_000_000 + (b'"}' if number % 2 else b"")
             with suppress(httpx2.HTTPError):
-                fared[f"heavy {(await http.post('/v1/chat/completions', content=body)).status_code}"] += 1
-    return fared
+                results[f"heavy {(await http.post('/v1/chat/completions', content=body)).status_code}"] += 1
+    return results
 
 
 async def _all(url: str, count: int) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""The moments of a kvchat in which it can be killed: told as they begin and end, and one of them as the last."""
+"""Operations of kvchat during which it can be killed: their start and end are reported, and one is the last."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kvchat.runtime import Runtime
 from kvchat.session.lease import Lease
 from kvchat.transfer.service import TransferService
 
-MOMENTS: dict[str, tuple[type, Callable[..., Any]]] = {  # the methods themselves: a renamed one fails at import
+MOMENTS: dict[str, tuple[type, Callable[..., Any]]] = {  # the methods themselves, so that a rename fails at import
     "starting": (Runtime, Runtime.begin),
     "saving": (Lease, Lease.save),
     "absorbing": (BlockStore, BlockStore.absorb_pending),
@@ -36,73 +36,73 @@ MOMENTS: dict[str, tuple[type, Callable[..., Any]]] = {  # the methods themselve
     "importing": (TransferService, TransferService.import_files),
     "quitting": (Runtime, Runtime.close),
 }
-_STEPS = ("open", "os.", "shutil.", "sqlite3.", "socket.")  # what Python says of itself as it does them
+_STEPS = ("open", "os.", "shutil.", "sqlite3.", "socket.")  # audit events
 
 
 @dataclass(frozen=True)
-class Fate:
-    """Who is killed, and when: in that moment, after so many steps or so long, if it does not end before."""
+class Kill:
+    """The process to kill, and when: after some steps or time of this operation, or at its end."""
 
     moment: str
     victim: str  # "app", "engine" or "both"
-    steps: int | None = None  # files and folders opened, renamed, deleted
+    steps: int | None = None  # file operations
     ms: float | None = None
 
-    def in_words(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self))
 
 
-def say(**what: object) -> None:
-    """A line in one write: the process may be killed at any moment."""
-    os.write(1, (json.dumps(what) + "\n").encode())
+def report(**fields: object) -> None:
+    """Write a line with a single call: the process may be killed at any time."""
+    os.write(1, (json.dumps(fields) + "\n").encode())
 
 
-class Fulfilment:
-    """Watches the moments of this process, and has its fate come over it. Make one, before anything of kvchat runs."""
+class Killer:
+    """Reports the operations of this process and kills it at the planned one. Create it before kvchat runs."""
 
-    def __init__(self, fate: Fate | None) -> None:
-        self.fate, self.struck = fate, False
-        self.watching = False  # what the engine's self-test saves, in a store of its own, is no moment
-        self._steps: int | None = None  # that are left
+    def __init__(self, plan: Kill | None) -> None:
+        self.plan, self.has_struck = plan, False
+        self.watching = False  # set after the engine's self-test, which saves in its own store
+        self._steps: int | None = None  # left
         self._guard = threading.Lock()
         sys.addaudithook(self._step)
         for name, (owner, method) in MOMENTS.items():
-            setattr(owner, method.__name__, self._told(name, method))
+            setattr(owner, method.__name__, self._wrap(name, method))
 
-    def _told(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         if asyncio.iscoroutinefunction(method):
 
             @functools.wraps(method)
-            async def waited_for(*arguments: Any, **named: Any) -> Any:
-                with self._parse_nested(name):
+            async def call_async(*arguments: Any, **named: Any) -> Any:
+                with self._operation(name):
                     return await method(*arguments, **named)
 
-            return waited_for
+            return call_async
 
         @functools.wraps(method)
-        def called(*arguments: Any, **named: Any) -> Any:
-            with self._parse_nested(name):
+        def call(*arguments: Any, **named: Any) -> Any:
+            with self._operation(name):
                 return method(*arguments, **named)
 
-        return called
+        return call
 
     @contextlib.contextmanager
-    def _parse_nested(self, name: str) -> Iterator[None]:
+    def _operation(self, name: str) -> Iterator[None]:
         if not self.watching and name != "starting":
             yield
             return
-        mine = self.fate is not None and self.fate.moment == name and not self.struck
-        say(at=name)
-        if mine and self.fate is not None:
-            if self.fate.ms is not None:
-                threading.Timer(self.fate.ms / 1000, self._strike).start()
-            self._steps = self.fate.steps
+        is_planned = self.plan is not None and self.plan.moment == name and not self.has_struck
+        report(at=name)
+        if is_planned and self.plan is not None:
+            if self.plan.ms is not None:
+                threading.Timer(self.plan.ms / 1000, self._strike).start()
+            self._steps = self.plan.steps
         try:
             yield
         finally:
-            if mine and self._steps is not None:
+            if is_planned and self._steps is not None:
                 self._strike()
-            say(past=name)
+            report(past=name)
 
     def _step(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._steps is None or not event.startswith(_STEPS):
@@ -113,14 +113,14 @@ class Fulfilment:
 
     def _strike(self) -> None:
         with self._guard:
-            if self.struck or self.fate is None:
+            if self.has_struck or self.plan is None:
                 return
-            self.struck, self._steps = True, None
-        if self.fate.victim != "app":
+            self.has_struck, self._steps = True, None
+        if self.plan.victim != "app":
             for engine in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     engine.kill()
-            say(killed="engine", moment=self.fate.moment)
-        if self.fate.victim != "engine":
-            say(dying=time.time(), moment=self.fate.moment)
+            report(killed="engine", moment=self.plan.moment)
+        if self.plan.victim != "engine":
+            report(dying=time.time(), moment=self.plan.moment)
             os.kill(os.getpid(), signal.SIGKILL)
