@@ -1,6 +1,6 @@
-"""Every kind of model memory comes back warm after a restart: chats, prompts that begin alike, prepared documents.
+"""Every kind of model memory is warm after a restart: chats, shared beginnings, prepared documents, other builds.
 
-Also with another build of the engine on the same home. pytest -s shows the table that is measured.
+`pytest -s` shows the measured table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.e2e
 FEW_WORDS = Sampling(max_tokens=12, temperature=0.0, seed=1)
 SLIDING = ("gemma3", "gpt-oss", "cohere2", "olmo2", "gemma2", "exaone4")
 OTHERS = ("qwen35", "qwen3next", "lfm2", "mamba", "deepseek2")  # hybrids, recurrent, latent attention
-TELLING = ("gemma3", "cohere2", "gemma2", "exaone4")
+ATTENTIVE = ("gemma3", "cohere2", "gemma2", "exaone4")
 BY_LLAMA_SERVER = (*SLIDING, "qwen35", "mamba")  # an older engine than the embedded one, and another file format
 OLD, NEW = "llama-server", "embedded"  # b11434 and b11549
 QUESTION = "Which is the longest bridge?"
@@ -40,20 +40,21 @@ WINDOWS = {"gpt-oss": 128, "gemma3": 1024, "lfm2": 0}  # as in published models;
 
 @pytest.mark.parametrize(
     ("architecture", "engine"),
-    [(one, "embedded") for one in (*SLIDING, *OTHERS)] + [(one, "llama-server") for one in BY_LLAMA_SERVER],
+    [(architecture, "embedded") for architecture in (*SLIDING, *OTHERS)]
+    + [(architecture, "llama-server") for architecture in BY_LLAMA_SERVER],
 )
-def test_whatever_comes_next_is_warm_after_a_restart(tmp_path, architecture, engine):
-    figures = measured(tmp_path, architecture, WINDOWS.get(architecture), engine)
+def test_every_next_step_is_warm_after_a_restart(tmp_path, architecture, engine):
+    figures = measure(tmp_path, architecture, WINDOWS.get(architecture), engine)
     assert [step["name"] for step in figures["steps"]] == ["next turn", "regenerate", "edit", "branch"]
     for step in figures["steps"]:
         assert step["source"] == "disk", step
         assert share(step) >= 0.98, step
-    assert figures["outputs_agree"], "the greedy replies after restores are the hot one"
+    assert figures["outputs_agree"], "greedy replies after restores equal the hot one"
 
 
-@pytest.mark.parametrize("architecture", TELLING)
-async def test_equal_replies_say_something(tmp_path, architecture):
-    """The reply of such a model depends on what it read long before: equal ones after a restore are no accident."""
+@pytest.mark.parametrize("architecture", ATTENTIVE)
+async def test_equal_replies_prove_something(tmp_path, architecture):
+    """The reply of such a model depends on the start of its prompt, so equal ones after a restore are no accident."""
     app = App(tmp_path / "home", tiny_model(architecture, WINDOWS.get(architecture), heeds=True), "embedded")
     chats = [await app.new_chat(SYSTEM), await app.new_chat("Answer from these notes alone.\n" + notes(60, start=500))]
     replies = [
@@ -64,14 +65,14 @@ async def test_equal_replies_say_something(tmp_path, architecture):
 
 
 @pytest.mark.parametrize(("architecture", "tokens"), [("smallthinker", 4400), ("llama4", 8600)])
-def test_a_chat_longer_than_a_long_window_comes_back_from_an_older_engine(tmp_path, architecture, tokens):
-    """llama.cpp gives these windows of 4,096 and of chunks of 8,192 tokens, whatever their files say."""
-    figures = measured(tmp_path, architecture, None, "llama-server", tokens)
+def test_a_chat_longer_than_a_long_window_is_restored_by_an_older_engine(tmp_path, architecture, tokens):
+    """llama.cpp gives these models windows of 4,096 and chunks of 8,192 tokens, whatever their files say."""
+    figures = measure(tmp_path, architecture, None, "llama-server", tokens)
     assert figures["steps"][0]["source"] == "disk"
     assert share(figures["steps"][0]) >= 0.98, figures["steps"][0]
 
 
-async def test_of_a_chat_that_the_engine_cannot_restore_nothing_is_saved(tmp_path):
+async def test_nothing_is_saved_that_the_engine_cannot_restore(tmp_path):
     """llama-server b11434 restores no chat shorter than the model's sliding window."""
     app = App(tmp_path / "home", tiny_model("gemma3", 1024), "llama-server")
     chat = await app.new_chat("Answer from these notes alone.\n" + notes(8))
@@ -92,16 +93,16 @@ async def test_of_a_chat_that_the_engine_cannot_restore_nothing_is_saved(tmp_pat
     assert notices == ["Chat memory does not work for short chats with this engine"]
 
 
-def test_windows_beside_recurrent_state_come_back_as_far_as_they_are_hot(tmp_path):
-    """The engine goes back to a checkpoint of its own, about 512 tokens before the end, even from its own slot."""
-    figures = measured(tmp_path, "lfm2", 32, "embedded")
-    assert share(figures["hot"]) < 0.98, "the engine has learnt to do better: then so must the restore"
+def test_windows_with_recurrent_state_are_restored_as_far_as_when_hot(tmp_path):
+    """The engine goes back to its checkpoint, about 512 tokens before the end, even in its own slot."""
+    figures = measure(tmp_path, "lfm2", 32, "embedded")
+    assert share(figures["hot"]) < 0.98, "the engine has improved: so must the restore"
     for step in figures["steps"]:
         assert share(step) >= share(figures["hot"]) - 0.02, step
     assert figures["outputs_agree"]
 
 
-async def test_a_sliding_window_is_restored_from_memory_when_the_engine_was_restarted(tmp_path):
+async def test_a_sliding_window_is_restored_from_memory_after_an_engine_restart(tmp_path):
     if not MEMORY_FOLDER.is_dir():
         pytest.skip("no file system in memory here")
     app = App(tmp_path / "home", tiny_model("gemma3"), "embedded")
@@ -118,8 +119,8 @@ async def test_a_sliding_window_is_restored_from_memory_when_the_engine_was_rest
     assert second.cached_tokens >= 0.98 * second.prompt_tokens, second
 
 
-def measured(folder: Path, architecture: str, window: int | None, engine: str, tokens: int = 1500) -> dict[str, Any]:
-    """What `python -m tests.bench after-restart` says of a tiny model; a row of the table is printed."""
+def measure(folder: Path, architecture: str, window: int | None, engine: str, tokens: int = 1500) -> dict[str, Any]:
+    """Run `python -m tests.bench after-restart` with a tiny model and print a row of the table."""
     model = tiny_model(architecture, window, heeds=True)
     arguments = ("--tokens", str(tokens), "--model", str(model), *engine_arguments(engine))
     figures = Home(folder).bench("after-restart", *arguments)
@@ -150,7 +151,7 @@ async def test_the_third_chat_with_a_system_prompt_starts_warm(tmp_path, archite
     assert third.cached_tokens >= 0.98 * shared, (third, shared)
     assert shared > 0.9 * third.prompt_tokens
 
-    # What the second chat read on the way to its save point was read, not cached.
+    # What the second chat processed before its save point was not cached.
     assert second.cached_tokens == 0
     assert second.prefill_ms <= second.ttft_ms
 
@@ -161,7 +162,7 @@ async def test_the_third_chat_with_a_system_prompt_starts_warm(tmp_path, archite
     ].content
 
 
-async def test_the_same_document_in_another_chat_is_warm(tmp_path, smollm2):
+async def test_the_same_document_is_warm_in_another_chat(tmp_path, smollm2):
     app = App(tmp_path / "home", smollm2, "llama-server")
     cold = App(tmp_path / "cold", smollm2, "llama-server")
     replies = []
@@ -183,7 +184,7 @@ async def test_the_same_document_in_another_chat_is_warm(tmp_path, smollm2):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "deepseek2"])
-async def test_plain_attention_moves_between_builds(tmp_path, architecture):
+async def test_plain_attention_can_be_restored_by_another_build(tmp_path, architecture):
     model = tiny_model(architecture)
     old, new = App(tmp_path / "home", model, OLD), App(tmp_path / "home", model, NEW)
     chat = await old.new_chat(SYSTEM)
@@ -191,7 +192,7 @@ async def test_plain_attention_moves_between_builds(tmp_path, architecture):
     second = await new.run_turn(lambda runtime: runtime.chat.send(chat, "And the shortest?", GREEDY))
     third = await old.run_turn(
         lambda runtime: runtime.chat.send(chat, "Thank you.", GREEDY)
-    )  # from what the new one saved
+    )  # from the save point of the new one
     again = await new.run_turn(lambda runtime: runtime.chat.retry(chat, GREEDY))
     for reply in (second, third, again):
         assert receipt(reply).source is Source.DISK, receipt(reply)
@@ -199,7 +200,7 @@ async def test_plain_attention_moves_between_builds(tmp_path, architecture):
     assert again.content == third.content
 
 
-async def test_recurrent_state_stays_with_its_build(tmp_path):
+async def test_recurrent_state_is_not_restored_by_another_build(tmp_path):
     model = tiny_model("qwen35")
     old, new = App(tmp_path / "home", model, OLD), App(tmp_path / "home", model, NEW)
     chat = await old.new_chat(SYSTEM)
@@ -217,41 +218,41 @@ async def prepare(app: App, folder: Path, *, read: bool = True) -> PreparedSet:
         return await runtime.chat.library.read(made) if read else made
 
 
-async def asked(app: App, one: PreparedSet) -> tuple[str, int, int, Source]:
-    """A first question in a new chat after a restart: the reply, tokens cached and in all, and where from."""
+async def first_reply(app: App, documents: PreparedSet) -> tuple[str, int, int, Source]:
+    """Return the first reply in a new chat after a restart, cached and prompt tokens, and the source."""
 
     async def ask(runtime: Runtime) -> object:
-        chat = await runtime.chat.create(await runtime.chat.library.new_chat(one))
+        chat = await runtime.chat.create(await runtime.chat.library.new_chat(documents))
         return await runtime.chat.send(chat.id, QUESTION, GREEDY)
 
     reply = await app.run_turn(ask)
-    told = receipt(reply)
-    return reply.content, told.cached_tokens, told.prompt_tokens, told.source
+    counts = receipt(reply)
+    return reply.content, counts.cached_tokens, counts.prompt_tokens, counts.source
 
 
 @pytest.mark.parametrize(
     ("architecture", "window"), [("llama", None), ("gemma3", 1024), ("gemma3", 64), ("qwen35", None)]
 )
-async def test_a_first_question_after_a_restart_is_warm_and_answered_as_a_cold_engine(tmp_path, architecture, window):
+async def test_a_first_question_on_documents_is_warm_and_gets_a_cold_engines_reply(tmp_path, architecture, window):
     folder = tmp_path / "bridges"
     folder.mkdir()
     (folder / "a.md").write_text(notes(60))
     (folder / "b.md").write_text(notes(60, start=60))
     model = tiny_model(architecture, window, heeds=True)
     app, cold = App(tmp_path / "home", model, "embedded"), App(tmp_path / "cold", model, "embedded")
-    one = await prepare(app, folder)
-    said, cached, prompt, source = await asked(app, one)
+    documents = await prepare(app, folder)
+    reply, cached, prompt, source = await first_reply(app, documents)
     assert source is Source.DISK
-    assert one.tokens - 1 <= cached < prompt
-    assert cached >= 0.98 * one.tokens
+    assert documents.tokens - 1 <= cached < prompt
+    assert cached >= 0.98 * documents.tokens
     unread = await prepare(cold, folder, read=False)
-    told, _, again, from_where = await asked(cold, unread)
-    assert from_where is Source.COLD
-    assert (told, again) == (said, prompt)
+    cold_reply, _, cold_prompt, cold_source = await first_reply(cold, unread)
+    assert cold_source is Source.COLD
+    assert (cold_reply, cold_prompt) == (reply, prompt)
 
     (folder / "b.md").write_text(notes(60, start=300))
     async with app.opened() as runtime:
-        now = await runtime.chat.library.read(one)
-    _, cached, _, source = await asked(app, now)
+        now = await runtime.chat.library.read(documents)
+    _, cached, _, source = await first_reply(app, now)
     assert source is Source.DISK
     assert cached >= now.tokens - 1

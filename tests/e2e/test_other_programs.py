@@ -1,4 +1,4 @@
-"""Other programs use the API server of `kvchat serve`: two sessions with a restart between, and all is warm."""
+"""Programs using the API server of `kvchat serve`: two sessions with a restart between, and all is warm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CITY = {
     "additionalProperties": False,
 }
 TOOL: Any = {"type": "function", "function": {"name": "weather", "description": "It tells.", "parameters": CITY}}
-NEW = 40  # tokens of the last question, and of what stands around it
+NEW = 40  # tokens of the last question and its template
 CALL: Any = {"name": "weather", "arguments": '{"city": "Ulm"}'}
 
 
@@ -41,10 +41,10 @@ def model() -> Path:
 
 @contextlib.contextmanager
 def serving_any_model(home: Home, model: Path, port: int = 0) -> Iterator[Serving]:
-    """With a template that heeds tools, and whatever models the programs name."""
+    """Serve with a template for tools, accepting any model name."""
     template = home.folder / "template.jinja"
-    by_template = f"--chat-template-file {template}"
-    home.write_settings(context_size=16384, free_floor_bytes=0, api_any_model=True, engine_arguments=by_template)
+    template_argument = f"--chat-template-file {template}"
+    home.write_settings(context_size=16384, free_floor_bytes=0, api_any_model=True, engine_arguments=template_argument)
     template.write_text(TEMPLATE, "utf-8")
     arguments = "--model", str(model), *engine_arguments("llama-server")
     with serving(home, *arguments, port=port or free_port("127.0.0.1")) as at:
@@ -53,99 +53,99 @@ def serving_any_model(home: Home, model: Path, port: int = 0) -> Iterator[Servin
     assert "Traceback" not in at.errors.read_text("utf-8")
 
 
-KEPT = ("disk", "warm")  # what the program that was there last goes on from may be put together already
+RESTORED = ("disk", "warm")  # the last program's state may be rebuilt already
 
 
-def is_warm(told: dict[str, Any], *sources: str) -> bool:
-    return bool(told["source"] in (sources or KEPT) and told["cached"] >= told["prompt"] - NEW > 0)
+def is_warm(request: dict[str, Any], *sources: str) -> bool:
+    return bool(request["source"] in (sources or RESTORED) and request["cached"] >= request["prompt"] - NEW > 0)
 
 
 def test_the_packages_of_openai_and_anthropic(tmp_path):
-    """All they can ask comes back in a form they take. A tool is called in the first session and answers in the second.
-
-    What was said and called is warm after the restart, and what follows is hot.
-    """
+    """Their answers parse. A tool is called in the first session and answers in the second: warm, and then hot."""
     home, model = Home(tmp_path / "home"), starter_model()
     with serving_any_model(home, model) as server:
         chats = {"openai": _openai(server), "responses": _responses(server), "anthropic": _anthropic(server)}
-        assert {one["program"] for one in server.requests()} == {"openai-python", "anthropic-python"}
+        assert {request["program"] for request in server.requests()} == {"openai-python", "anthropic-python"}
     home.make_prefill_expensive()
     with serving_any_model(home, model) as server:
-        for name, goes_on in chats.items():
-            for sources, turn in zip((KEPT, ("hot",)), goes_on(server), strict=True):
-                told = server.requests()[-1]
-                assert is_warm(told, *sources), json.dumps([name, turn, told])
+        for name, continue_chat in chats.items():
+            for sources, turn in zip((RESTORED, ("hot",)), continue_chat(server), strict=True):
+                request = server.requests()[-1]
+                assert is_warm(request, *sources), json.dumps([name, turn, request])
 
 
-GoesOn = Callable[[Serving], Iterator[str]]  # the tool's answer, and what is asked then
+ContinueChat = Callable[[Serving], Iterator[str]]  # sends the tool's answer, then another question
 
 
-def _client_of_openai(server: Serving) -> Any:
-    from openai import OpenAI  # takes a second, which every run of the quick tests would wait for
+def _openai_client(server: Serving) -> Any:
+    from openai import OpenAI  # takes a second
 
     return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
-def _client_of_anthropic(server: Serving) -> Any:
+def _anthropic_client(server: Serving) -> Any:
     from anthropic import Anthropic
 
     return Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
-def _openai(server: Serving) -> GoesOn:
-    client = _client_of_openai(server)
-    (named,) = (one.id for one in client.models.list())
-    assert named == starter_model().stem
-    said: list[Any] = [{"role": "system", "content": SYSTEM}]
-    for name in ("one", "two"):  # the model is small: it does as was done before
+def _openai(server: Serving) -> ContinueChat:
+    client = _openai_client(server)
+    (model,) = (model.id for model in client.models.list())
+    assert model == starter_model().stem
+    messages: list[Any] = [{"role": "system", "content": SYSTEM}]
+    for name in ("one", "two"):  # the model is small: it repeats what was done before
         called = {
             "role": "assistant",
             "content": None,
             "tool_calls": [{"id": name, "type": "function", "function": CALL}],
         }
-        said += [{"role": "user", "content": "Weather in Ulm?"}, called]
-        said += [{"role": "tool", "tool_call_id": name, "content": "Rain."}, {"role": "assistant", "content": "Rain."}]
-    said += [{"role": "user", "content": "Weather in Ulm?"}]
-    greedy: Any = {"model": named, "max_tokens": 40, "temperature": 0}
+        messages += [{"role": "user", "content": "Weather in Ulm?"}, called]
+        messages += [
+            {"role": "tool", "tool_call_id": name, "content": "Rain."},
+            {"role": "assistant", "content": "Rain."},
+        ]
+    messages += [{"role": "user", "content": "Weather in Ulm?"}]
+    greedy: Any = {"model": model, "max_tokens": 40, "temperature": 0}
 
-    raw = client.chat.completions.with_raw_response.create(messages=said, **greedy)
+    raw = client.chat.completions.with_raw_response.create(messages=messages, **greedy)
     whole = raw.parse()
     assert raw.headers["x-kvchat-source"] == "cold"
     assert whole.usage
     assert int(raw.headers["x-kvchat-prompt"]) == whole.usage.prompt_tokens
-    streamed = client.chat.completions.create(messages=said, stream=True, **greedy)
+    streamed = client.chat.completions.create(messages=messages, stream=True, **greedy)
     words = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
     assert words
     shaped: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
-    answer = client.chat.completions.create(messages=said, response_format=shaped, **greedy)
+    answer = client.chat.completions.create(messages=messages, response_format=shaped, **greedy)
     assert json.loads(answer.choices[0].message.content or "") == {"city": "Ulm"}
 
-    called = client.chat.completions.create(messages=said, tools=[TOOL], **greedy)
+    called = client.chat.completions.create(messages=messages, tools=[TOOL], **greedy)
     (made,) = called.choices[0].message.tool_calls or ()
     assert made.type == "function"
     assert json.loads(made.function.arguments) == {"city": "Ulm"}
-    parts = client.chat.completions.create(messages=said, tools=[TOOL], stream=True, **greedy)
+    parts = client.chat.completions.create(messages=messages, tools=[TOOL], stream=True, **greedy)
     calls = [one for chunk in parts if chunk.choices for one in chunk.choices[0].delta.tool_calls or ()]
     assert "".join(one.function.arguments or "" for one in calls if one.function) == made.function.arguments
-    said += [called.choices[0].message.model_dump(exclude_none=True)]
+    messages += [called.choices[0].message.model_dump(exclude_none=True)]
     text = client.completions.create(prompt=SYSTEM, **greedy | {"model": "gpt-4o"})
     assert text.choices[0].text
-    assert text.model == named
+    assert text.model == model
 
-    def goes_on(server: Serving) -> Iterator[str]:
-        client = _client_of_openai(server)
-        said.append({"role": "tool", "tool_call_id": made.id, "content": "Rain."})
-        after = client.chat.completions.create(messages=said, tools=[TOOL], **greedy).choices[0].message
+    def continue_chat(server: Serving) -> Iterator[str]:
+        client = _openai_client(server)
+        messages.append({"role": "tool", "tool_call_id": made.id, "content": "Rain."})
+        after = client.chat.completions.create(messages=messages, tools=[TOOL], **greedy).choices[0].message
         yield "answered"
-        said.extend([after.model_dump(exclude_none=True), {"role": "user", "content": "And?"}])
-        client.chat.completions.create(messages=said, tools=[TOOL], **greedy)
+        messages.extend([after.model_dump(exclude_none=True), {"role": "user", "content": "And?"}])
+        client.chat.completions.create(messages=messages, tools=[TOOL], **greedy)
         yield "asked again"
 
-    return goes_on
+    return continue_chat
 
 
-def _responses(server: Serving) -> GoesOn:
-    client = _client_of_openai(server)
+def _responses(server: Serving) -> ContinueChat:
+    client = _openai_client(server)
     asked: Any = {
         "model": "gpt-5-codex",
         "instructions": "Be brief. " + SYSTEM,
@@ -153,70 +153,74 @@ def _responses(server: Serving) -> GoesOn:
         "temperature": 0,
         "tools": [{"type": "function", "strict": True, **TOOL["function"]}],
     }
-    said: list[Any] = []
+    messages: list[Any] = []
     for name in ("one", "two"):
-        said += [{"role": "user", "content": "Weather in Ulm?"}, {"type": "function_call", "call_id": name, **CALL}]
-        said += [{"type": "function_call_output", "call_id": name, "output": "Rain."}]
-        said += [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Rain."}]}]
-    said += [{"role": "user", "content": "Weather in Ulm?"}]
-    whole = client.responses.create(input=said, **asked)
+        messages += [{"role": "user", "content": "Weather in Ulm?"}, {"type": "function_call", "call_id": name, **CALL}]
+        messages += [{"type": "function_call_output", "call_id": name, "output": "Rain."}]
+        messages += [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Rain."}]}]
+    messages += [{"role": "user", "content": "Weather in Ulm?"}]
+    whole = client.responses.create(input=messages, **asked)
     made = next(item for item in whole.output if item.type == "function_call")
     assert json.loads(made.arguments) == {"city": "Ulm"}
-    events = list(client.responses.create(input=said, stream=True, **asked))
+    events = list(client.responses.create(input=messages, stream=True, **asked))
     last = events[-1]
     assert last.type == "response.completed"
     parts = [one.delta for one in events if one.type == "response.function_call_arguments.delta"]
     assert "".join(parts) == made.arguments
-    said += whole.model_dump(exclude_none=True)["output"]
+    messages += whole.model_dump(exclude_none=True)["output"]
 
-    def goes_on(server: Serving) -> Iterator[str]:
-        client = _client_of_openai(server)
-        said.append({"type": "function_call_output", "call_id": made.call_id, "output": "Rain."})
-        after = client.responses.create(input=said, **asked)
+    def continue_chat(server: Serving) -> Iterator[str]:
+        client = _openai_client(server)
+        messages.append({"type": "function_call_output", "call_id": made.call_id, "output": "Rain."})
+        after = client.responses.create(input=messages, **asked)
         yield "answered"
-        said.extend([*after.model_dump(exclude_none=True)["output"], {"role": "user", "content": "And?"}])
-        client.responses.create(input=said, **asked)
+        messages.extend([*after.model_dump(exclude_none=True)["output"], {"role": "user", "content": "And?"}])
+        client.responses.create(input=messages, **asked)
         yield "asked again"
 
-    return goes_on
+    return continue_chat
 
 
-def _anthropic(server: Serving) -> GoesOn:
-    client = _client_of_anthropic(server)
+def _anthropic(server: Serving) -> ContinueChat:
+    client = _anthropic_client(server)
     asked: Any = {
         "model": "claude",
         "system": "Heed the notes. " + SYSTEM,
         "max_tokens": 40,
         "extra_body": {"temperature": 0},
     }
-    said: list[Any] = []
+    messages: list[Any] = []
     for name in ("one", "two"):
         use = {"type": "tool_use", "id": name, "name": "weather", "input": {"city": "Ulm"}}
         result = {"type": "tool_result", "tool_use_id": name, "content": "Rain."}
-        said += [{"role": "user", "content": "Weather in Ulm?"}, {"role": "assistant", "content": [use]}]
-        said += [{"role": "user", "content": [result]}, {"role": "assistant", "content": "Rain."}]
-    said += [{"role": "user", "content": "Weather in Ulm?"}]
-    counted = client.messages.count_tokens(model="any", system=asked["system"], messages=said)
-    whole = client.messages.create(messages=said, **asked)
+        messages += [{"role": "user", "content": "Weather in Ulm?"}, {"role": "assistant", "content": [use]}]
+        messages += [{"role": "user", "content": [result]}, {"role": "assistant", "content": "Rain."}]
+    messages += [{"role": "user", "content": "Weather in Ulm?"}]
+    counted = client.messages.count_tokens(model="any", system=asked["system"], messages=messages)
+    whole = client.messages.create(messages=messages, **asked)
     assert counted.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
-    with client.messages.stream(messages=said, **asked) as stream:
+    with client.messages.stream(messages=messages, **asked) as stream:
         assert "".join(stream.text_stream) == stream.get_final_text()
     tool: Any = {"name": "weather", "description": "It tells.", "input_schema": CITY}
-    called = client.messages.create(messages=said, tools=[tool], **asked)
+    called = client.messages.create(messages=messages, tools=[tool], **asked)
     used = next(block for block in called.content if block.type == "tool_use")
     assert used.input == {"city": "Ulm"}
-    said += [{"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in called.content]}]
+    messages += [{"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in called.content]}]
 
-    def goes_on(server: Serving) -> Iterator[str]:
-        client = _client_of_anthropic(server)
-        said.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": used.id, "content": "Rain."}]})
-        after = client.messages.create(messages=said, tools=[tool], **asked)
+    def continue_chat(server: Serving) -> Iterator[str]:
+        client = _anthropic_client(server)
+        messages.append(
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": used.id, "content": "Rain."}]}
+        )
+        after = client.messages.create(messages=messages, tools=[tool], **asked)
         yield "answered"
-        said.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in after.content]})
-        client.messages.create(messages=[*said, {"role": "user", "content": "And?"}], tools=[tool], **asked)
+        messages.append(
+            {"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in after.content]}
+        )
+        client.messages.create(messages=[*messages, {"role": "user", "content": "And?"}], tools=[tool], **asked)
         yield "asked again"
 
-    return goes_on
+    return continue_chat
 
 
 AGENTS: dict[str, tuple[str, Callable[..., agents.Body], str]] = {
@@ -229,45 +233,45 @@ AGENTS: dict[str, tuple[str, Callable[..., agents.Body], str]] = {
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen35"])
-def test_agents_of_every_shape_go_on_after_a_restart(tmp_path, architecture):
-    """A turn in the first session, the next in the second: with a model that can be cut, and one that cannot."""
+def test_agents_of_every_kind_continue_after_a_restart(tmp_path, architecture):
+    """Also with models whose states cannot be cut."""
     home, model = Home(tmp_path / "home"), tiny(architecture, heeds=True)
     with serving_any_model(home, model) as server:
         turns = {name: _turns(server, name) for name in AGENTS}
     home.make_prefill_expensive()
     with serving_any_model(home, model) as server:
-        for name, said in turns.items():
-            _asked(server, name, *said)
-            told = server.requests()[-1]
-            assert is_warm(told), json.dumps([name, told])
+        for name, messages in turns.items():
+            _ask(server, name, *messages)
+            request = server.requests()[-1]
+            assert is_warm(request), json.dumps([name, request])
 
 
 def _turns(server: Serving, name: str) -> list[agents.Body]:
-    """What was said after an agent's first request and after its second; the third follows."""
-    said: list[agents.Body] = []
-    for words in ("And the lexer?", "And the printer?"):
-        reply = _asked(server, name, *said)
-        said += [_message(name, "assistant", reply), _message(name, "user", words)]
-    return said
+    """Return an agent's messages after its first two requests."""
+    messages: list[agents.Body] = []
+    for text in ("And the lexer?", "And the printer?"):
+        reply = _ask(server, name, *messages)
+        messages += [_message(name, "assistant", reply), _message(name, "user", text)]
+    return messages
 
 
-def _message(name: str, role: str, words: str) -> agents.Body:
+def _message(name: str, role: str, text: str) -> agents.Body:
     if name != "Codex":
-        return {"role": role, "content": words}
+        return {"role": role, "content": text}
     kind = "output_text" if role == "assistant" else "input_text"
-    return {"type": "message", "role": role, "content": [{"type": kind, "text": words}]}
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
 
 
-def _asked(server: Serving, name: str, *said: agents.Body) -> str:
+def _ask(server: Serving, name: str, *messages: agents.Body) -> str:
     path, shape, limit = AGENTS[name]
-    body = shape(*said) | {limit: 12, "temperature": 0}
+    body = shape(*messages) | {limit: 12, "temperature": 0}
     answer = httpx2.post(f"{server.url}{path}", json=body, timeout=240, headers={"user-agent": f"{name}/1.0"})
     assert answer.status_code == 200, answer.text
-    server.requests()  # on a busy machine the next would not wait until what this one left is saved
-    return "".join(_words(json.loads(line[6:])) for line in answer.text.splitlines() if line.startswith("data: {"))
+    server.requests()  # wait until its state is saved
+    return "".join(_delta_text(json.loads(line[6:])) for line in answer.text.splitlines() if line.startswith("data: {"))
 
 
-def _words(event: dict[str, Any]) -> str:
+def _delta_text(event: dict[str, Any]) -> str:
     delta = event.get("delta")
     if isinstance(delta, str):
         return delta
@@ -276,8 +280,8 @@ def _words(event: dict[str, Any]) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in event.get("choices") or ())
 
 
-def test_bench_compares_the_servers(tmp_path):
-    """kvchat's and the engine itself; hearth as well, where it is installed."""
+def test_bench_compares_servers(tmp_path):
+    """kvchat, the engine itself, and hearth if installed."""
     home, model = Home(tmp_path / "home"), tiny("llama", heeds=True)
     arguments = "--tokens", "1500", "--model", str(model), *engine_arguments("llama-server")
     figures = home.bench("gateway", *arguments)

@@ -1,6 +1,6 @@
-"""Slot files that a real engine reads, says 200 to, and dies of: the reply comes all the same, by an ordinary prefill.
+"""Slot files that a real engine accepts with 200 and then crashes on: the reply comes by an ordinary prefill.
 
-Each restore of a save point is damaged between the store and the engine; the store's own hashes would find it before.
+The files are damaged between the store, whose hashes would detect it, and the engine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CELL = struct.Struct("<iI")  # position, number of sequences; their ids follow
 FEW_WORDS = Sampling(max_tokens=6, temperature=0.0, seed=1)
 
 
-def state_at(data: bytearray) -> int:
+def state_offset(data: bytearray) -> int:
     count: int = struct.unpack_from("<I", data, 8)[0]
     assert struct.unpack_from("<i", data, 16)[0] == WRAPPED_VERSION
     return 12 + 4 * count
@@ -47,19 +47,19 @@ def state_at(data: bytearray) -> int:
 
 def cell_count(change: Callable[[int], int]) -> Callable[[bytearray], None]:
     def poison(data: bytearray) -> None:
-        place = state_at(data) + 4
-        struct.pack_into("<I", data, place, change(struct.unpack_from("<I", data, place)[0]))
+        offset = state_offset(data) + 4
+        struct.pack_into("<I", data, offset, change(struct.unpack_from("<I", data, offset)[0]))
 
     return poison
 
 
 def position(cell: int, value: int) -> Callable[[bytearray], None]:
-    """Of a cell by its number; -1 is the last."""
+    """Set the position of a cell; -1 is the last."""
 
     def poison(data: bytearray) -> None:
-        place = state_at(data) + 4
-        (cells,) = struct.unpack_from("<I", data, place)
-        struct.pack_into("<i", data, place + 4 + (cell % cells) * (CELL.size + 4), value)
+        offset = state_offset(data) + 4
+        (cells,) = struct.unpack_from("<I", data, offset)
+        struct.pack_into("<i", data, offset + 4 + (cell % cells) * (CELL.size + 4), value)
 
     return poison
 
@@ -72,7 +72,7 @@ def cut(share: float) -> Callable[[bytearray], None]:
 
 
 def emptied(data: bytearray) -> None:
-    data[state_at(data) :] = struct.pack("<II", 1, 0) + bytes(64)
+    data[state_offset(data) :] = struct.pack("<II", 1, 0) + bytes(64)
 
 
 def rows(data: bytearray) -> None:
@@ -99,41 +99,43 @@ POISONS: dict[str, Callable[[bytearray], None]] = {
 
 @dataclass
 class Poisoner:
-    """Damages what the engine is given, while a poison is chosen."""
+    """Damages the engine's files while a poison is set."""
 
     poison: Callable[[bytearray], None] | None = None
-    given: list[str] = field(default_factory=list)  # the save points whose files were damaged
+    damaged: list[str] = field(default_factory=list)  # save points
 
 
 @pytest.fixture
 def poisoner(monkeypatch: pytest.MonkeyPatch) -> Poisoner:
-    one, put = Poisoner(), Restorer._put
+    poisoner, put = Poisoner(), Restorer._put
 
     def put_poisoned(store: Restorer, plan: RestorePlan, target: Path, *others: Any) -> Any:
         placed = put(store, plan, target, *others)
-        if one.poison is not None and plan.tokens_used > TEST_TOKENS:
+        if poisoner.poison is not None and plan.tokens_used > TEST_TOKENS:
             data = bytearray(target.read_bytes())
-            one.poison(data)
-            target.unlink()  # it may be a link to what is kept warm
+            poisoner.poison(data)
+            target.unlink()  # it may be a link to the warm tier
             target.write_bytes(data)
-            one.given.append(plan.save_point.id)
+            poisoner.damaged.append(plan.save_point.id)
         return placed
 
     monkeypatch.setattr(Restorer, "_put", put_poisoned)
-    monkeypatch.setattr(RestoreCost, "is_worth_trying", lambda *_: True)  # a tiny model reads as fast as it loads
+    monkeypatch.setattr(
+        RestoreCost, "is_worth_trying", lambda *_: True
+    )  # a tiny model processes as fast as it restores
     monkeypatch.setattr(RestartPolicy, "delay_s", lambda *_: 0.0)
-    return one
+    return poisoner
 
 
 SYSTEM = "Answer from these notes alone.\n" + notes(14)
 LONGEST, SHORTEST = "Which is the longest?", "And the shortest?"
 
 
-def of_kind(kind: str, engine: str) -> Settings:
+def settings_for(kind: str, engine: str) -> Settings:
     return settings(tiny_model(kind, 0 if kind == "lfm2" else None), engine)
 
 
-async def answered(runtime: Runtime, chat: str, text: str) -> Message:
+async def ask(runtime: Runtime, chat: str, text: str) -> Message:
     reply = await runtime.chat.send(chat, text, FEW_WORDS)
     await runtime.chat.idle()
     assert reply is not None
@@ -142,50 +144,50 @@ async def answered(runtime: Runtime, chat: str, text: str) -> Message:
 
 
 async def new_chats(runtime: Runtime, count: int) -> list[str]:
-    """None begins like another: whatever is in the slot is of no use to the next."""
+    """Create chats with different beginnings, so that no slot serves another chat."""
     return [(await runtime.chat.new_conversation(f"{number}. {SYSTEM}")).id for number in range(count)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_whatever_is_wrong_with_it(tmp_path, poisoner, kind, engine):
-    home, chosen = tmp_path / "home", of_kind(kind, engine)
+async def test_any_damage(tmp_path, poisoner, kind, engine):
+    home, chosen = tmp_path / "home", settings_for(kind, engine)
     async with opened(home, chosen) as runtime:
         chats = dict(zip(POISONS, await new_chats(runtime, len(POISONS)), strict=True))
         for chat in chats.values():
-            await answered(runtime, chat, LONGEST)
+            await ask(runtime, chat, LONGEST)
     async with opened(home, chosen) as runtime:
         for name, chat in chats.items():
-            poisoner.poison, poisoner.given = POISONS[name], []
-            await answered(runtime, chat, SHORTEST)
-            assert poisoner.given, name
-            assert len(poisoner.given) == len(set(poisoner.given)), "none was restored again"
+            poisoner.poison, poisoner.damaged = POISONS[name], []
+            await ask(runtime, chat, SHORTEST)
+            assert poisoner.damaged, name
+            assert len(poisoner.damaged) == len(set(poisoner.damaged)), "none was restored twice"
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_a_chat_that_is_only_looked_at(tmp_path, poisoner, engine):
-    """It is restored and read ahead; then its message is answered, and others are."""
-    home, chosen = tmp_path / "home", of_kind("llama", engine)
+async def test_a_chat_that_is_only_viewed(tmp_path, poisoner, engine):
+    """It is restored and processed ahead; then its message and others are answered."""
+    home, chosen = tmp_path / "home", settings_for("llama", engine)
     async with opened(home, chosen) as runtime:
-        seen, other = await new_chats(runtime, 2)
-        for chat in (seen, other):
-            await answered(runtime, chat, LONGEST)
+        viewed, other = await new_chats(runtime, 2)
+        for chat in (viewed, other):
+            await ask(runtime, chat, LONGEST)
     poisoner.poison = POISONS["no cells"]
     async with opened(home, chosen) as runtime:
         await runtime.start_engine()
         await runtime.engine.ready()
-        runtime.chat.select(seen)
-        runtime.chat.prepare(seen, "And which of them is the shortest, if all of them are counted? " * 4)
+        runtime.chat.select(viewed)
+        runtime.chat.prepare(viewed, "And which of them is the shortest, if all of them are counted? " * 4)
         await runtime.chat.idle()
-        assert poisoner.given
-        for chat in (seen, other):
-            await answered(runtime, chat, SHORTEST)
+        assert poisoner.damaged
+        for chat in (viewed, other):
+            await ask(runtime, chat, SHORTEST)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_another_program_is_answered(tmp_path, poisoner, engine):
-    """Six prompts whose memory kills the engine at the request after its restore: more than it may die by itself."""
-    home, chosen = tmp_path / "home", of_kind("llama", engine)
+async def test_a_program_is_answered(tmp_path, poisoner, engine):
+    """Six states crash the engine after their restore: more crashes than it may have on its own."""
+    home, chosen = tmp_path / "home", settings_for("llama", engine)
     bodies = [chat_body(f"{number}. {SYSTEM}") for number in range(6)]
     async with running_gateway(home, chosen) as server:
         for body in bodies:
@@ -196,24 +198,24 @@ async def test_another_program_is_answered(tmp_path, poisoner, engine):
         for body in bodies:
             assert (await server.client.post("/v1/chat/completions", json=body)).status_code == 200
             await server.settled()
-    assert len(poisoner.given) >= len(bodies)
+    assert len(poisoner.damaged) >= len(bodies)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
-@pytest.mark.parametrize("way", ["chat", "looked at", "imported", "prepared", "program"])
-async def test_a_flipped_byte_of_a_block_reaches_no_engine(tmp_path, monkeypatch, kind, way):
-    """On every way by which a state is restored: the prompt is read instead."""
+@pytest.mark.parametrize("way", ["chat", "viewed", "imported", "prepared", "program"])
+async def test_a_flipped_byte_of_a_block_never_reaches_the_engine(tmp_path, monkeypatch, kind, way):
+    """On every way a state is restored: the prompt is processed instead."""
     monkeypatch.setattr(RestoreCost, "is_worth_trying", lambda *_: True)
     staged: list[StagedFile | Miss] = []
     stage = Restorer.stage
 
-    def stage_and_tell(store: Restorer, plan: RestorePlan, *where: Any, **how: Any) -> StagedFile | Miss:
+    def record_stage(store: Restorer, plan: RestorePlan, *where: Any, **how: Any) -> StagedFile | Miss:
         outcome = stage(store, plan, *where, **how)
         if plan.tokens_used > TEST_TOKENS:
             staged.append(outcome)
         return outcome
 
-    home, chosen, few = tmp_path / "home", of_kind(kind, "llama-server"), 60
+    home, chosen, few = tmp_path / "home", settings_for(kind, "llama-server"), 60
     (tmp_path / "notes.txt").write_text(SYSTEM)
     async with running_gateway(home, chosen) as server:
         chats, library = server.runtime.chat, server.runtime.chat.library
@@ -224,18 +226,18 @@ async def test_a_flipped_byte_of_a_block_reaches_no_engine(tmp_path, monkeypatch
         elif way == "prepared":
             read = await library.read(await library.add([tmp_path / "notes.txt"], "Notes"))
         else:
-            await answered(server.runtime, chat, LONGEST)
+            await ask(server.runtime, chat, LONGEST)
         if way == "imported":
             file = tmp_path / "chat.kvchat"
             await server.runtime.transfer.export_with_memory(chat, file, lambda done, total: None)
             await chats.recently_deleted.purge_chat(chat)
             await chats.idle()
             [chat] = (await server.runtime.transfer.import_files([file], lambda done, total: None)).imported
-    kept = StoreContents(home)
-    assert kept.block_files()
-    for block in kept.block_files():
+    blocks = StoreContents(home).block_files()
+    assert blocks
+    for block in blocks:
         flip_a_byte(block)
-    monkeypatch.setattr(Restorer, "stage", stage_and_tell)
+    monkeypatch.setattr(Restorer, "stage", record_stage)
     async with running_gateway(home, chosen) as server:
         if way == "program":
             body = chat_body(SYSTEM, first["choices"][0]["message"]["content"], SHORTEST)
@@ -245,14 +247,14 @@ async def test_a_flipped_byte_of_a_block_reaches_no_engine(tmp_path, monkeypatch
         else:
             if way == "prepared":
                 chat = (await server.runtime.chat.create(await server.runtime.chat.library.new_chat(read))).id
-            if way == "looked at":
+            if way == "viewed":
                 await server.runtime.start_engine()
                 await server.runtime.engine.ready()
                 server.runtime.chat.select(chat)
                 await server.runtime.chat.idle()
-            receipt = (await answered(server.runtime, chat, SHORTEST)).receipt
+            receipt = (await ask(server.runtime, chat, SHORTEST)).receipt
             assert receipt is not None
-            assert receipt.source is Source.COLD or way == "looked at"
-            assert (receipt.restored_bytes, receipt.cached_tokens < few) == (0, way != "looked at")
+            assert receipt.source is Source.COLD or way == "viewed"
+            assert (receipt.restored_bytes, receipt.cached_tokens < few) == (0, way != "viewed")
     assert staged
     assert all(isinstance(outcome, Miss) and is_damage(outcome.reason) for outcome in staged), staged

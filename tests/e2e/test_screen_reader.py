@@ -1,4 +1,4 @@
-"""All of the real application as a screen reader has it: every window and menu over the bus, and what is said."""
+"""The real application as a screen reader sees it: every window and menu, and the announcements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.library import fake_hub
 
 pytestmark = pytest.mark.e2e
 
-WINDOWS = {  # what the palette calls it: how it is called itself; of the dialogs for files those that open and save
+WINDOWS = {  # title by command; of the file dialogs one that opens and one that saves
     "Storage…": "Storage",
     "Time saved…": "Time saved",
     "Manual": "Manual",
@@ -34,7 +34,7 @@ WINDOWS = {  # what the palette calls it: how it is called itself; of the dialog
 MENUS = ("This chat", "More", "Shown: All chats")
 
 
-def test_every_window_says_what_its_controls_do_and_what_happens_is_said(tmp_path, monkeypatch):
+def test_every_control_has_a_name_and_events_are_announced(tmp_path, monkeypatch):
     home = Home(tmp_path / "home")
     endless = {"engine_path": engine_path("llama-server"), "engine_arguments": "--ignore-eos"}
     home.write_settings(max_tokens=12, **endless, **GREEDY)
@@ -43,17 +43,17 @@ def test_every_window_says_what_its_controls_do_and_what_happens_is_said(tmp_pat
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         with Desktop() as desktop, open_window(desktop, home) as window:
             reader = _Reader(desktop, window)
-            said, _ = desktop.announcements, desktop.focus
+            announcements, _ = desktop.announcements, desktop.focus
             starter = starter_title(is_downloaded=installed_starter() is not None)
             starter_button = desktop.find("push button", starter, seconds=LONG)
-            reader.look("the first start")
+            reader.check("the first start")
             starter_button.press()
             window.wait_for_strip("ready")
-            for count, words in enumerate(("Hello", "Goodbye"), start=1):
+            for count, text in enumerate(("Hello", "Goodbye"), start=1):
                 reader.do("New chat")
-                window.send(words)
-                said.wait_for(f"Reply: {window.replies(count)[-1]['content'].split()[0]}", LONG)
-            reader.look("a chat")
+                window.send(text)
+                announcements.wait_for(f"Reply: {window.replies(count)[-1]['content'].split()[0]}", LONG)
+            reader.check("a chat")
             for action, title in WINDOWS.items():
                 reader.do(action)
                 with reader.reading(title):
@@ -62,34 +62,34 @@ def test_every_window_says_what_its_controls_do_and_what_happens_is_said(tmp_pat
             reader.settings()
             for menu in MENUS:
                 reader.menu(lambda menu=menu: desktop.find("button menu", menu).press(), menu)
-            reader.page()
+            reader.page_actions()
             reader.do("Delete this chat")
-            said.wait_for("“Goodbye”", LONG)
-            reader.look("a notice")
+            announcements.wait_for("“Goodbye”", LONG)
+            reader.check("a notice")
             desktop.tray().click("Quick question")
             with reader.reading("Quick question"):
                 pass
-            reader.question()
+            reader.quit_question()
             assert reader.unlabelled == {}
             window.quit()
 
 
 class _Reader:
-    """Goes everywhere and notes what does not say what it does."""
+    """Visits windows and records controls without a name."""
 
     def __init__(self, desktop: Desktop, window: Window) -> None:
         self.desktop, self.window = desktop, window
         self.unlabelled: dict[str, list[tuple[str, str]]] = {}
 
-    def look(self, place: str, among: Iterable[Node] = ()) -> None:
-        if unclear := self.window.unlabelled(among):
+    def check(self, place: str, nodes: Iterable[Node] = ()) -> None:
+        if unclear := self.window.unlabelled(nodes):
             self.unlabelled[place] = unclear
 
     @contextmanager
     def reading(self, title: str) -> Iterator[Node]:
         opened = self.desktop.find("dialog", title)
         wait_until(lambda: opened.active, what=f"{title!r} with the keyboard")
-        self.look(title)
+        self.check(title)
         yield opened
         if not _is_gone(opened):
             wait_until(lambda: opened.active, what=f"{title!r} with the keyboard again")
@@ -103,7 +103,7 @@ class _Reader:
         field = self.desktop.find("text", "Go to a chat or run a command")
         wait_until(lambda: field.focused, what="the palette with the keyboard")
         field.set_text(action)
-        wait_until(lambda: self._first_that_fits().startswith(action), what=f"{action!r} in the palette")
+        wait_until(lambda: self._first_match().startswith(action), what=f"{action!r} in the palette")
         self.desktop.key("Return")
 
     def settings(self) -> None:
@@ -112,7 +112,7 @@ class _Reader:
             for page in self.desktop.find("list", "Pages").find_all("list item"):
                 self.desktop.click(page)
                 self.desktop.find("filler", page.name)
-                self.look(f"Settings, {page.name}")
+                self.check(f"Settings, {page.name}")
 
             desktop = self.desktop
             desktop.click(settings.find_all("list item", "Presets")[0])
@@ -125,7 +125,7 @@ class _Reader:
         with self.reading("Models"):
             self.desktop.find("check box", "Download").press()
             self.desktop.find("list", "Models on Hugging Face")
-            self.look("Models, download")
+            self.check("Models, download")
             self.desktop.find("push button", "Hugging Face access token").press()
             with self.reading("Hugging Face access token"):
                 pass
@@ -133,30 +133,30 @@ class _Reader:
     def menu(self, opening: Callable[[], object], name: str) -> None:
         opening()
         item = wait_until(self._next_item, what=f"the menu {name!r}")
-        self.look(f"menu: {name}", item.parent.walk())
+        self.check(f"menu: {name}", item.parent.walk())
         self.desktop.key("Escape")
 
-    def page(self) -> None:
-        """What comes on the page itself: to find something, to edit a message, to rename the chat."""
+    def page_actions(self) -> None:
+        """Check the fields in the page: find, search, edit, rename."""
         self.do("Find in this chat")
         self.desktop.find("text", "Find in this chat")
-        self.look("find")
+        self.check("find")
         self.desktop.key("Escape")
         self.do("Search in all chats")
         self.desktop.find("text", "Search all chats").set_text("Hello")
         self.desktop.find("list", "Search results")
-        self.look("search")
+        self.check("search")
         self.desktop.key("Escape")
         self.do("Edit my last message")
         self.desktop.find("text", "Edit the message")
-        self.look("edit")
+        self.check("edit")
         self.desktop.key("Escape")
         self.do("Rename this chat")
-        self.desktop.focus.wait_for("text", LONG, "New title")  # Qt has no place for it in the list's tree
+        self.desktop.focus.wait_for("text", LONG, "New title")  # Qt does not list it in the tree
         self.desktop.key("Escape")
 
-    def question(self) -> None:
-        """What is asked when it is quit while a reply is written."""
+    def quit_question(self) -> None:
+        """Check the question shown when quitting during a reply."""
         self.do("Chat settings…")
         with self.reading("Chat settings") as opened:
             self.desktop.find("text", "Max tokens").set_text("4000")
@@ -170,20 +170,20 @@ class _Reader:
         wait_until(self._stopped, seconds=LONG, what="the stopped reply")
 
     def _stopped(self) -> bool:
-        """Stopped by Escape, for which the window may not have the keyboard yet."""
+        """Press Escape, for which the window may not have the keyboard yet."""
         self.desktop.key("Escape")
         with suppress(TimeoutError):
             return bool(wait_until(lambda: self.window.home.replies("stopped"), seconds=15))
         return False
 
     def _next_item(self) -> Node | None:
-        """Down in a menu, which may not have the keyboard yet."""
+        """Press Down in a menu, which may not have the keyboard yet."""
         self.desktop.xdotool("key", "Down")
         with suppress(TimeoutError):
             return self.desktop.focus.wait_for("menu item", 5)
         return None
 
-    def _first_that_fits(self) -> str:
+    def _first_match(self) -> str:
         with suppress(Gone):
             if item := self.desktop.find("list", "Matches").find("list item"):
                 return item.name

@@ -1,4 +1,4 @@
-"""Nobody's memory serves, or is betrayed to, somebody it is not for: a real engine, programs, and a forged chat."""
+"""Memory serves only those it is for, and reveals nothing to others: a real engine, programs, and a forged chat."""
 
 from __future__ import annotations
 
@@ -33,105 +33,106 @@ pytestmark = pytest.mark.engine
 
 SECRET = f"Our project is called Heron.\n{notes(12)}"
 SHORT = Sampling(4, temperature=0.0)
-AS_LARGE = [PrefillSample(1000, 1e5)] * 5  # with a large model restoring pays
-FEW = 40  # tokens that any two prompts may share: the template's first words
+SLOW_MODEL = [PrefillSample(1000, 1e5)] * 5  # so that restoring is worth it
+FEW = 40  # tokens that any two prompts may share: the start of the template
 DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "several", "twice")
 
 
-async def said(runtime: Runtime, chat: str, words: str) -> Receipt:
-    runtime.chat.slots.restore_cost.speed.samples.extend(AS_LARGE)
-    reply = await runtime.chat.send(chat, words, SHORT)
+async def send(runtime: Runtime, chat: str, text: str) -> Receipt:
+    runtime.chat.slots.restore_cost.speed.samples.extend(SLOW_MODEL)
+    reply = await runtime.chat.send(chat, text, SHORT)
     assert reply is not None
     assert reply.receipt is not None
     await runtime.chat.idle()
     return reply.receipt
 
 
-def body(dialect: str, words: str) -> tuple[str, dict[str, Any]]:
-    said = [{"role": "user", "content": words}]
+def request(dialect: str, text: str) -> tuple[str, dict[str, Any]]:
+    messages = [{"role": "user", "content": text}]
     match dialect:
         case "/v1/completions":
-            return dialect, {"prompt": f"<|im_start|>user\n{words}", "max_tokens": 4}
+            return dialect, {"prompt": f"<|im_start|>user\n{text}", "max_tokens": 4}
         case "/v1/responses":
-            return dialect, {"input": words, "max_output_tokens": 4}
+            return dialect, {"input": text, "max_output_tokens": 4}
         case "raw":
-            return "/v1/completions", {"prompt": words, "max_tokens": 4}
+            return "/v1/completions", {"prompt": text, "max_tokens": 4}
         case "several":
-            return "/v1/completions", {"prompt": [f"<|im_start|>user\n{words}", "And you?"], "max_tokens": 4}
+            return "/v1/completions", {"prompt": [f"<|im_start|>user\n{text}", "And you?"], "max_tokens": 4}
         case "twice":
-            return "/v1/chat/completions", {"messages": said, "max_tokens": 4, "n": 2}
-    return dialect, {"messages": said, "max_tokens": 4}
+            return "/v1/chat/completions", {"messages": messages, "max_tokens": 4, "n": 2}
+    return dialect, {"messages": messages, "max_tokens": 4}
 
 
-def taken_from_cache(answer: Any) -> list[int]:
-    """Every count of reused tokens in an answer, wherever its dialect has it."""
+def cached_counts(answer: Any) -> list[int]:
+    """Return every count of reused tokens in an answer of any dialect."""
     if isinstance(answer, dict):
         names = ("cached_tokens", "cache_n", "cache_read_input_tokens")
         own = [value for name, value in answer.items() if name in names and isinstance(value, int)]
-        return own + [count for value in answer.values() for count in taken_from_cache(value)]
-    return [count for value in answer for count in taken_from_cache(value)] if isinstance(answer, list) else []
+        return own + [count for value in answer.values() for count in cached_counts(value)]
+    return [count for value in answer for count in cached_counts(value)] if isinstance(answer, list) else []
 
 
-async def asked(server: RunningGateway, program: str, dialect: str, words: str) -> int:
-    path, wanted = body(dialect, words)
-    server.runtime.chat.slots.restore_cost.speed.samples.extend(AS_LARGE)
-    answer = await server.client.post(path, json=wanted, headers={"user-agent": program})
+async def reused_tokens(server: RunningGateway, program: str, dialect: str, text: str) -> int:
+    """Ask as `program`; return the most reused tokens that anything in the answer reveals."""
+    path, body = request(dialect, text)
+    server.runtime.chat.slots.restore_cost.speed.samples.extend(SLOW_MODEL)
+    answer = await server.client.post(path, json=body, headers={"user-agent": program})
     assert answer.status_code == 200, answer.text
-    told = [int(answer.headers.get("x-kvchat-found", 0)), server.last.found or 0, server.last.cached or 0]
-    if dialect != "/v1/messages":  # there kvchat itself reads all but the last token first
-        told += taken_from_cache(answer.json())
+    counts = [int(answer.headers.get("x-kvchat-found", 0)), server.last.found or 0, server.last.cached or 0]
+    if dialect != "/v1/messages":  # there kvchat itself processes all but the last token first
+        counts += cached_counts(answer.json())
     await server.settled()
-    return max(told)
+    return max(counts)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen35"])
 @pytest.mark.parametrize("slots", [1, 3])
-async def test_a_program_cannot_find_out_what_others_asked(tmp_path, slots, architecture):
-    """Neither from what is saved nor from what the engine still has in a slot, in whatever dialect it asks."""
+async def test_a_program_cannot_detect_what_others_asked(tmp_path, slots, architecture):
+    """Neither from save points nor from slots, in any dialect."""
     chosen = settings(tiny_model(architecture), "llama-server", slots=slots)
     async with running_gateway(tmp_path / "home", chosen) as server:
         chat = await server.runtime.chat.new_conversation("")
-        await said(server.runtime, chat.id, SECRET)
+        await send(server.runtime, chat.id, SECRET)
         for number, dialect in enumerate(DIALECTS):
             if slots > 1 or dialect != "twice":
-                assert await asked(server, f"spy{number}", dialect, SECRET) < FEW, dialect
-        assert await asked(server, "editor", "/v1/chat/completions", SECRET) < FEW
-        own = await asked(server, "editor", "/v1/chat/completions", SECRET)
-        assert own > 2 * FEW or architecture == "qwen35", "its own it does find"
-        assert await asked(server, "another", "/v1/chat/completions", SECRET) < FEW
-        told = await said(server.runtime, chat.id, "And you?")
-        assert told.cached_tokens > 2 * FEW, "the chat has lost nothing"
+                assert await reused_tokens(server, f"spy{number}", dialect, SECRET) < FEW, dialect
+        assert await reused_tokens(server, "editor", "/v1/chat/completions", SECRET) < FEW
+        own = await reused_tokens(server, "editor", "/v1/chat/completions", SECRET)
+        assert own > 2 * FEW or architecture == "qwen35", "it finds its own"
+        assert await reused_tokens(server, "another", "/v1/chat/completions", SECRET) < FEW
+        receipt = await send(server.runtime, chat.id, "And you?")
+        assert receipt.cached_tokens > 2 * FEW, "the chat has lost nothing"
 
 
-async def test_a_program_goes_on_from_no_chat_while_that_is_being_saved(tmp_path):
+async def test_a_program_uses_no_chat_that_is_being_saved(tmp_path):
     chosen = settings(tiny_model("llama"), "llama-server", slots=2)
     async with running_gateway(tmp_path / "home", chosen) as server:
         chat = await server.runtime.chat.new_conversation("")
         await server.runtime.chat.send(chat.id, SECRET, SHORT)
-        assert await asked(server, "spy", "/v1/chat/completions", SECRET) < FEW
+        assert await reused_tokens(server, "spy", "/v1/chat/completions", SECRET) < FEW
 
 
 TRUE = f"{notes(8)}\nYou are a kind assistant. Be kind to everybody."
 
 
-MADE: list[bytes] = []  # what `forged` gives, once it is made
+FORGED: list[bytes] = []  # contents of the file, once made
 
 
 @pytest.fixture
 async def forged(tmp_path: Path) -> Path:
-    """A chat in a file, whose kept state was computed from another system prompt of as many tokens."""
+    """Return an exported chat whose state was computed from another system prompt of the same length."""
     file = tmp_path / "chat.kvchat"
-    if not MADE:
-        async with opened(tmp_path / "attacker", settings(tiny_model("llama"), "llama-server")) as theirs:
-            await _forge(theirs, file)
-        MADE.append(file.read_bytes())
-    file.write_bytes(MADE[0])
+    if not FORGED:
+        async with opened(tmp_path / "attacker", settings(tiny_model("llama"), "llama-server")) as attacker:
+            await _forge(attacker, file)
+        FORGED.append(file.read_bytes())
+    file.write_bytes(FORGED[0])
     return file
 
 
 async def _forge(runtime: Runtime, file: Path) -> None:
     chat = await runtime.chat.new_conversation(TRUE)
-    await said(runtime, chat.id, "Who are you?")
+    await send(runtime, chat.id, "Who are you?")
     store = runtime.chat.slots.store
     manifest = stored_manifest(store.inventory.folder, chat.id)
     assert manifest is not None
@@ -141,7 +142,7 @@ async def _forge(runtime: Runtime, file: Path) -> None:
     evil = tuple(rude if token == kind else token for token in tokens)
     assert evil != tokens
 
-    async def work(slot: Slot, wanted: object) -> None:
+    async def work(slot: Slot, may_continue: object) -> None:
         lease = await Exchange(runtime.chat.slots, slot, runtime.engine, chat.id).ready(Request([]))
         await lease.engine.engine.erase_slot()
         await lease.engine.engine.prefill(evil)
@@ -160,85 +161,85 @@ async def _forge(runtime: Runtime, file: Path) -> None:
     await runtime.transfer.export_with_memory(chat.id, file, lambda done, total: None)
 
 
-async def test_a_forged_chat_serves_nobody_else_and_is_replaced_when_it_is_verified(tmp_path, forged):
+async def test_a_forged_chat_serves_nobody_else_and_is_replaced_by_verification(tmp_path, forged):
     chosen = settings(tiny_model("llama"), "llama-server")
     async with running_gateway(tmp_path / "home", chosen) as server:
-        ours = server.runtime
-        report = await ours.transfer.import_files([forged], lambda done, total: None, start=True)
+        runtime = server.runtime
+        report = await runtime.transfer.import_files([forged], lambda done, total: None, start=True)
         assert "A test on this computer succeeded" in report.notes[0]
         assert "only this chat uses it" in report.notes[0]
         [imported] = report.imported
         prompt = f"<|im_start|>system\n{TRUE}<|im_end|>\n<|im_start|>user\nWho are you?"
-        assert await asked(server, "agent", "raw", prompt) < FEW
-        receipt = await said(ours, imported, "Go on.")
-        assert (receipt.imported, receipt.cached_tokens > 2 * FEW) == (True, True), "for its own chat it is used"
-        assert await asked(server, "editor", "raw", prompt) < FEW, "nor what has grown from it"
-        new = await ours.chat.new_conversation(TRUE)
-        assert (await said(ours, new.id, "Who are you?")).cached_tokens < FEW
-        assert {one.conversation_id for one in (await ours.save_points.usage()).conversations if one.imported} == {
-            imported
-        }
-        await ours.chat.memory_verifier.verify(imported)
-        assert not any(one.imported for one in (await ours.save_points.usage()).conversations)
-        receipt = await said(ours, imported, "Thank you.")
+        assert await reused_tokens(server, "agent", "raw", prompt) < FEW
+        receipt = await send(runtime, imported, "Go on.")
+        assert (receipt.imported, receipt.cached_tokens > 2 * FEW) == (True, True), "its own chat uses it"
+        assert await reused_tokens(server, "editor", "raw", prompt) < FEW, "nor its continuation"
+        new = await runtime.chat.new_conversation(TRUE)
+        assert (await send(runtime, new.id, "Who are you?")).cached_tokens < FEW
+        assert await imported_chats(runtime) == {imported}
+        await runtime.chat.memory_verifier.verify(imported)
+        assert not await imported_chats(runtime)
+        receipt = await send(runtime, imported, "Thank you.")
         assert (receipt.imported, receipt.cached_tokens > 2 * FEW) == (False, True), "it is the user's own now"
 
 
-async def marked(runtime: Runtime) -> set[str]:
-    return {one.conversation_id for one in (await runtime.save_points.usage()).conversations if one.imported}
+async def imported_chats(runtime: Runtime) -> set[str]:
+    return {chat.conversation_id for chat in (await runtime.save_points.usage()).conversations if chat.imported}
 
 
-async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_first(tmp_path, forged, monkeypatch):
+async def test_imported_memory_is_verified_when_idle_and_requests_go_first(tmp_path, forged, monkeypatch):
     monkeypatch.setattr(engine_host, "VERIFY_AFTER_IDLE_S", 0.0)
     monkeypatch.setattr(StepPacer, "tokens", lambda self, left: min(16, left))
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="always", slots=1)
-    async with opened(tmp_path / "home", chosen) as ours:
-        [imported] = (await ours.transfer.import_files([forged], lambda done, total: None, start=True)).imported
-        other = await ours.chat.new_conversation("")
-        await said(ours, other.id, "Is there time?")
+    async with opened(tmp_path / "home", chosen) as runtime:
+        [imported] = (await runtime.transfer.import_files([forged], lambda done, total: None, start=True)).imported
+        other = await runtime.chat.new_conversation("")
+        await send(runtime, other.id, "Is there time?")
         answers: list[asyncio.Future[Any]] = []
 
         def ask(event: Event) -> None:
             if isinstance(event, ReadAheadProgress) and event.conversation_id == imported and not answers:
-                answers.append(asyncio.ensure_future(said(ours, other.id, "Stop, please.")))
+                answers.append(asyncio.ensure_future(send(runtime, other.id, "Stop, please.")))
 
-        unsubscribe = ours.events.subscribe(ask)
-        await ours.chat.memory_verifier.verify_when_idle()
-        assert answers, "it had begun"
-        assert await marked(ours) == {imported}, "and ended for the message"
-        assert (await answers[0]).source.value == "warm", "the chat of which is loaded again"
+        unsubscribe = runtime.events.subscribe(ask)
+        await runtime.chat.memory_verifier.verify_when_idle()
+        assert answers, "it had started"
+        assert await imported_chats(runtime) == {imported}, "and stopped for the message"
+        assert (await answers[0]).source.value == "warm", "whose chat is restored"
         unsubscribe()
-        idle = IdleStop(lambda: None, ours.chat, ours.engine, check_interval_s=0.01)
-        looking = asyncio.create_task(idle.run())
-        await until(lambda: not ours.chat.slots.store.inventory.imported())
+        idle = IdleStop(lambda: None, runtime.chat, runtime.engine, check_interval_s=0.01)
+        idle_task = asyncio.create_task(idle.run())
+        await until(lambda: not runtime.chat.slots.store.inventory.imported())
         idle.end()
-        await looking
-        receipt = await said(ours, imported, "Who are you?")
+        await idle_task
+        receipt = await send(runtime, imported, "Who are you?")
         assert (receipt.imported, receipt.cached_tokens > 2 * FEW) == (False, True)
 
 
-@pytest.mark.parametrize("why", ["switched off", "too long"])
-async def test_not_every_chat_is_verified_in_spare_time(tmp_path, forged, monkeypatch, why):
-    monkeypatch.setattr(imported_memory, "MAX_SPARE_MS", imported_memory.MAX_SPARE_MS if why == "switched off" else 1.0)
-    read_ahead = "never" if why == "switched off" else "always"
+@pytest.mark.parametrize("reason", ["switched off", "too long"])
+async def test_not_every_chat_is_verified_when_idle(tmp_path, forged, monkeypatch, reason):
+    monkeypatch.setattr(
+        imported_memory, "MAX_SPARE_MS", imported_memory.MAX_SPARE_MS if reason == "switched off" else 1.0
+    )
+    read_ahead = "never" if reason == "switched off" else "always"
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead=read_ahead)
-    async with opened(tmp_path / "home", chosen) as ours:
-        [imported] = (await ours.transfer.import_files([forged], lambda done, total: None, start=True)).imported
-        ours.chat.slots.restore_cost.speed.samples.extend(AS_LARGE)
+    async with opened(tmp_path / "home", chosen) as runtime:
+        [imported] = (await runtime.transfer.import_files([forged], lambda done, total: None, start=True)).imported
+        runtime.chat.slots.restore_cost.speed.samples.extend(SLOW_MODEL)
         for _ in range(2):
-            await ours.chat.memory_verifier.verify_when_idle()
-        assert await marked(ours) == {imported}
-        await ours.chat.memory_verifier.verify(imported)
-        assert not await marked(ours)
+            await runtime.chat.memory_verifier.verify_when_idle()
+        assert await imported_chats(runtime) == {imported}
+        await runtime.chat.memory_verifier.verify(imported)
+        assert not await imported_chats(runtime)
 
 
-@pytest.mark.parametrize("for_good", [False, True])
-async def test_a_chat_deleted_while_it_is_verified_ends_that_without_an_error(tmp_path, forged, monkeypatch, for_good):
+@pytest.mark.parametrize("permanently", [False, True])
+async def test_deleting_a_chat_ends_its_verification_without_an_error(tmp_path, forged, monkeypatch, permanently):
     monkeypatch.setattr(StepPacer, "tokens", lambda self, left: min(64, left))
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="never", slots=1)
-    async with opened(tmp_path / "home", chosen) as ours:
-        [imported] = (await ours.transfer.import_files([forged], lambda done, total: None, start=True)).imported
-        ours.chat.slots.restore_cost.speed.samples.extend(AS_LARGE)
+    async with opened(tmp_path / "home", chosen) as runtime:
+        [imported] = (await runtime.transfer.import_files([forged], lambda done, total: None, start=True)).imported
+        runtime.chat.slots.restore_cost.speed.samples.extend(SLOW_MODEL)
         deletions: list[asyncio.Future[None]] = []
         steps: list[int] = []
 
@@ -247,19 +248,19 @@ async def test_a_chat_deleted_while_it_is_verified_ends_that_without_an_error(tm
                 steps.append(event.done)
                 if not deletions:
                     deleted = (
-                        ours.chat.recently_deleted.purge_chat(imported)
-                        if for_good
-                        else ours.chat.recently_deleted.delete([imported])
+                        runtime.chat.recently_deleted.purge_chat(imported)
+                        if permanently
+                        else runtime.chat.recently_deleted.delete([imported])
                     )
                     deletions.append(asyncio.ensure_future(deleted))
 
-        ours.events.subscribe(delete)
-        assert not await ours.chat.memory_verifier.verify(imported)
+        runtime.events.subscribe(delete)
+        assert not await runtime.chat.memory_verifier.verify(imported)
         await deletions[0]
-        assert len(steps) <= 4, "it is not read to its end"
-        if not for_good:
-            await ours.chat.recently_deleted.restore_chats([imported])
-            assert await marked(ours) == {imported}
-            assert await ours.chat.memory_verifier.verify(imported)
-        await ours.chat.idle()
-        assert not await marked(ours)
+        assert len(steps) <= 4, "it is not processed to its end"
+        if not permanently:
+            await runtime.chat.recently_deleted.restore_chats([imported])
+            assert await imported_chats(runtime) == {imported}
+            assert await runtime.chat.memory_verifier.verify(imported)
+        await runtime.chat.idle()
+        assert not await imported_chats(runtime)

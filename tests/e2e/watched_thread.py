@@ -1,7 +1,7 @@
 """kvchat with a watch on the window's thread: `python -m tests.e2e.watched_thread OUT`, with KVCHAT_HOME set.
 
-From the first picture to the end of a scenario it notes each file that this thread opens or looks at, as JSON in OUT.
-Then the disk of KVCHAT_HOME hangs for every other thread, and it notes how often the window's thread came round.
+Records each file access of this thread from the first window to the end of a scenario, as JSON in OUT. Then the disk of
+KVCHAT_HOME hangs for all other threads, and the rounds of the window's event loop are counted.
 """
 
 from __future__ import annotations
@@ -31,49 +31,49 @@ PATIENCE_S = 120.0
 ROUNDS = 50
 _EVENTS = ("open", "os.", "sqlite3.connect", "shutil.", "subprocess.", "tempfile.", "glob.", "fcntl.")
 _NO_FILE = ("os.putenv", "os.unsetenv", "os.kill", "os.killpg", "os.fwalk", "os.add_dll_directory")
-_LOOKS = ("stat", "lstat", "access", "readlink", "statvfs")  # raise no audit events
-_IMPORTS = "importlib", "shibokensupport"  # PySide looks at the source of each module that is imported
-_NEVER_HANG = "/dev/null", "/proc/vmstat", sys.executable  # the last one: the engine is started
+_UNAUDITED = ("stat", "lstat", "access", "readlink", "statvfs")  # raise no audit events
+_IMPORTS = "importlib", "shibokensupport"  # PySide reads the source of each imported module
+_NEVER_HANG = "/dev/null", "/proc/vmstat", sys.executable  # the last starts the engine
 _FRAMES = 6
 
 
 class ThreadWatch:
-    """Notes what the main thread asks of the disk while it is on. Python reading its own modules does not count."""
+    """Records file accesses of the main thread while on, except Python's imports."""
 
     def __init__(self) -> None:
-        self.on = False
-        self.found: dict[str, str] = {}  # what was asked, by the place that did
-        self.held = 0  # calls of other threads that hang
+        self.is_on = False
+        self.found: dict[str, str] = {}  # access by place
+        self.held = 0  # hanging calls of other threads
         self._home = os.environ["KVCHAT_HOME"]
-        self._answers = threading.Event()  # the disk does
-        self._answers.set()
+        self._disk_works = threading.Event()
+        self._disk_works.set()
         self._main = threading.main_thread().ident
-        sys.addaudithook(self._heard)
-        for name in _LOOKS:
+        sys.addaudithook(self._on_audit_event)
+        for name in _UNAUDITED:
             setattr(os, name, self._watched(name, getattr(os, name)))
         sqlite3.connect = self._watched_connect(sqlite3.connect)  # type: ignore[assignment]
 
     @contextlib.contextmanager
     def hanging_disk(self) -> Iterator[None]:
-        """Until the end of this context no other thread gets an answer from the disk that KVCHAT_HOME is on."""
-        self._answers.clear()
+        """Make accesses of other threads to KVCHAT_HOME hang."""
+        self._disk_works.clear()
         try:
             yield
         finally:
-            self._answers.set()
+            self._disk_works.set()
 
     def _hold(self, path: str) -> None:
-        if not self._answers.is_set() and path.startswith(self._home):
+        if not self._disk_works.is_set() and path.startswith(self._home):
             self.held += 1
-            self._answers.wait()
+            self._disk_works.wait()
 
-    def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.on and event.startswith(_EVENTS) and event not in _NO_FILE and not isinstance(arguments[0], int):
+    def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.is_on and event.startswith(_EVENTS) and event not in _NO_FILE and not isinstance(arguments[0], int):
             self._note(event, arguments)
 
     def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def watched(path: Any, *arguments: Any, **named: Any) -> Any:
-            if self.on and not isinstance(path, int):
+            if self.is_on and not isinstance(path, int):
                 self._note(f"os.{name}", (path,))
             return function(path, *arguments, **named)
 
@@ -84,17 +84,17 @@ class ThreadWatch:
 
         class Connection(sqlite3.Connection):
             def execute(self, *arguments: Any) -> sqlite3.Cursor:
-                watch._ask_database(arguments)
+                watch._note_statement(arguments)
                 return super().execute(*arguments)
 
             def executemany(self, *arguments: Any) -> sqlite3.Cursor:
-                watch._ask_database(arguments)
+                watch._note_statement(arguments)
                 return super().executemany(*arguments)
 
         return functools.partial(connect, factory=Connection)
 
-    def _ask_database(self, statement: tuple[Any, ...]) -> None:
-        if self.on:
+    def _note_statement(self, statement: tuple[Any, ...]) -> None:
+        if self.is_on:
             self._note(f"a statement in {self._home}", (f"{self._home} {statement[0]}",))
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -102,41 +102,45 @@ class ThreadWatch:
             self._hold(str(arguments[0]))
         if threading.get_ident() != self._main or str(arguments[0]).startswith(_NEVER_HANG):
             return
-        self.on = False  # what this does itself is not noted
+        self.is_on = False  # ignore own accesses
         stack = traceback.extract_stack()[:-2]
-        self.on = True
+        self.is_on = True
         if any(part in frame.filename for frame in stack for part in _IMPORTS):
             return
-        own = [f"{Path(one.filename).stem}:{one.lineno} {one.name}" for one in stack if "/kvchat/" in one.filename]
+        own = [
+            f"{Path(frame.filename).stem}:{frame.lineno} {frame.name}"
+            for frame in stack
+            if "/kvchat/" in frame.filename
+        ]
         self.found.setdefault(" > ".join(own[-_FRAMES:]), f"{event} {arguments[0]!r}")
 
 
 class Scenario:
-    """What a user does in one session, on the window's own loop."""
+    """A user's session, on the window's event loop."""
 
     def __init__(self, living: application.Application, watch: ThreadWatch, out: Path) -> None:
         self._app, self._watch, self._out = living, watch, out
         self._saved = self._rounds = 0
-        living._runtime.events.subscribe(self._hear)
+        living._runtime.events.subscribe(self._on_event)
 
     async def run(self) -> None:
         fault = ""
         try:
-            await self._all()
-            await self._with_a_hanging_disk()
+            await self._use_everything()
+            await self._use_with_hanging_disk()
         except BaseException:
-            self._watch.on = False
+            self._watch.is_on = False
             fault = traceback.format_exc()
-        self._watch.on = False
-        seen = {"found": self._watch.found, "held": self._watch.held, "rounds": self._rounds, "fault": fault}
-        self._out.write_text(json.dumps(seen), "utf-8")
+        self._watch.is_on = False
+        report = {"found": self._watch.found, "held": self._watch.held, "rounds": self._rounds, "fault": fault}
+        self._out.write_text(json.dumps(report), "utf-8")
         self._app.quitting.set()
 
     @property
     def _window(self) -> MainWindow:
         return self._app._window
 
-    async def _all(self) -> None:
+    async def _use_everything(self) -> None:
         window, runtime = self._window, self._app._runtime
         await self._until(lambda: runtime.engine.status.state.value == "ready", "the engine")
         await self._ask("How long is the bridge?")
@@ -152,12 +156,12 @@ class Scenario:
         for page in settings.pages:
             settings.show_page(page.name)
             await asyncio.sleep(0.2)
-        await self._look_at(settings)
+        await self._view(settings)
         opened = window.side_windows
         for open_it in (opened.open_storage, opened.open_saved, opened.open_models, opened.open_library):
-            await self._look_at(open_it())
+            await self._view(open_it())
         for open_it in (opened.open_deleted, opened.open_programs, opened.open_engine, opened.open_manual):
-            await self._look_at(open_it())
+            await self._view(open_it())
         window.show_first_start()
         await asyncio.sleep(0.5)
         window.chat.open(first)
@@ -166,7 +170,7 @@ class Scenario:
         window.close()
         await asyncio.sleep(0.2)
 
-    async def _with_a_hanging_disk(self) -> None:
+    async def _use_with_hanging_disk(self) -> None:
         window, runtime = self._window, self._app._runtime
         with self._watch.hanging_disk():
             window.composer.editor.insertPlainText("A draft.")
@@ -189,11 +193,11 @@ class Scenario:
     async def _ask(self, text: str) -> None:
         before, composer = self._saved, self._window.composer
         composer.editor.insertPlainText(text)
-        await asyncio.sleep(1.0)  # the draft is kept, and the context counted
+        await asyncio.sleep(1.0)  # the draft is stored and the context counted
         composer.editor.send_pressed.emit()
         await self._until(lambda: self._saved > before, "the save")
 
-    async def _look_at(self, window: QWidget) -> None:
+    async def _view(self, window: QWidget) -> None:
         await asyncio.sleep(0.5)
         window.close()
 
@@ -204,7 +208,7 @@ class Scenario:
             await asyncio.sleep(0.05)
         raise TimeoutError(what)
 
-    def _hear(self, event: object) -> None:
+    def _on_event(self, event: object) -> None:
         self._saved += isinstance(event, Saved)
 
 
@@ -213,7 +217,7 @@ def main(out: Path) -> None:
 
     def shown(self: MainWindow, event: Any) -> None:
         show(self, event)
-        watch.on = True
+        watch.is_on = True
 
     async def started(self: application.Application, **options: bool) -> None:
         await start(self, **options)
