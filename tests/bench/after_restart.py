@@ -1,4 +1,4 @@
-"""How much of the prompt comes back after a restart, whatever the user does next."""
+"""Share of the prompt restored after a restart, by the user's next action."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ EDITED, BRANCHED = "Was it a short day?", "And who was last?"
 
 
 async def measure(options: BenchOptions) -> dict[str, Any]:
-    """Measure two turns on a system prompt, a third one, hot, and all that can follow, each after a restart.
+    """Measure two turns, a third one hot, and every possible next step, each after a restart.
 
-    `outputs_agree`: the next turn and its regeneration are greedily answered as it was hot. Raises KvchatError.
+    `outputs_agree`: greedy replies equal the hot one. Raises KvchatError.
     """
     async with bench_home(options, reply_tokens=REPLY_TOKENS) as home:
         chat = await home.runtime.chat.new_conversation(await home.notes(options.tokens))
@@ -29,11 +29,11 @@ async def measure(options: BenchOptions) -> dict[str, Any]:
         for name in ("next turn", "regenerate", "edit", "branch"):
             print_err(f"After a restart: {name} …")
             await home.restart()
-            asked = [message for message in await home.runtime.chat.messages(chat.id) if message.role is Role.USER]
+            questions = [message for message in await home.runtime.chat.messages(chat.id) if message.role is Role.USER]
             if name == "edit":
-                replies[name] = await home.reply(home.runtime.chat.edit(asked[2], EDITED, home.greedy))
+                replies[name] = await home.reply(home.runtime.chat.edit(questions[2], EDITED, home.greedy))
             elif name == "branch":
-                replies[name] = await home.reply(home.runtime.chat.edit(asked[1], BRANCHED, home.greedy))
+                replies[name] = await home.reply(home.runtime.chat.edit(questions[1], BRANCHED, home.greedy))
             else:
                 replies[name] = await home.ask(chat.id, None)
     return {

@@ -16,47 +16,47 @@ from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import THINGS, BenchFailed, bench_home
 from kvchat.cli.terminal import print_err
 from kvchat.system.paths import resolve_paths
-from tests.bench.servers import Address, Answer, Body, Ours, Server, others
+from tests.bench.servers import Address, Answer, Body, Ours, Server, other_servers
 
 REPLY_TOKENS = 16
 TURNS = 10  # of the first client alone
 RESTARTS = 3  # among them
 ALTERNATIONS = 3  # of each client, in each number of slots
 PAIRS = 15  # of a request through the server and directly
-ROOM = 2500  # tokens for what is said after the prompts, of both
+MESSAGE_TOKENS = 2500  # of both clients after their prompts
 TOOLS = ("bash", "edit", "glob", "grep", "list", "read", "task", "fetch", "write")
 
 
 @dataclass
 class _Client:
     system: str
-    said: list[Body] = field(default_factory=list)
+    messages: list[Body] = field(default_factory=list)
 
     def body(self, tokens: int = REPLY_TOKENS, *, stream: bool = True) -> Body:
-        messages = [{"role": "system", "content": self.system}, *self.said]
+        messages = [{"role": "system", "content": self.system}, *self.messages]
         greedy = {"max_tokens": tokens, "temperature": 0, "seed": 1}
         return {"messages": messages, "tools": _tools(), "stream": stream, **greedy}
 
-    async def turn(self, where: Address) -> Answer:
-        self.asks()
-        return await self.again(where)
+    async def turn(self, address: Address) -> Answer:
+        self.add_question()
+        return await self.send(address)
 
-    def asks(self) -> None:
-        number = len(self.said)
-        words = f"Look for the {THINGS[number % len(THINGS)]} in note {number + 1}, and say what is written there."
-        self.said.append({"role": "user", "content": words})
+    def add_question(self) -> None:
+        number = len(self.messages)
+        question = f"Look for the {THINGS[number % len(THINGS)]} in note {number + 1}, and say what is written there."
+        self.messages.append({"role": "user", "content": question})
 
-    async def again(self, where: Address) -> Answer:
-        answer = await where.ask(self.body())
-        self.said.append({"role": "assistant", "content": answer.text})
+    async def send(self, address: Address) -> Answer:
+        answer = await address.ask(self.body())
+        self.messages.append({"role": "assistant", "content": answer.text})
         return answer
 
 
 @dataclass
-class _Run:
+class _Measurement:
     server: Server
-    one: _Client
-    other: _Client
+    first: _Client
+    second: _Client
     texts: list[str] = field(default_factory=list)
 
     async def figures(self, row_bytes: float) -> tuple[dict[str, Any], Answer]:
@@ -67,28 +67,28 @@ class _Run:
         """
         server = self.server
         print_err(f"{server.name}: {TURNS} turns …")
-        where = await server.open(1)
-        cold = await self._turn(self.one, where)
+        address = await server.open(1)
+        cold = await self._turn(self.first, address)
         hot, restarted = [], []
-        for _ in range(RESTARTS if server.keeps else 1):
-            hot.append(await self._turn(self.one, where))
-            where = await server.open(1)
-            restarted.append(await self._turn(self.one, where))
-        while len(self.one.said) < 2 * TURNS:
-            hot.append(await self._turn(self.one, where))
+        for _ in range(RESTARTS if server.has_memory else 1):
+            hot.append(await self._turn(self.first, address))
+            address = await server.open(1)
+            restarted.append(await self._turn(self.first, address))
+        while len(self.first.messages) < 2 * TURNS:
+            hot.append(await self._turn(self.first, address))
         last, disk = hot[-1], await server.disk_bytes()
-        overhead, first_byte = await self._overheads(where)
+        overhead, first_byte = await self._overheads(address)
 
         print_err(f"{server.name}: two clients …")
-        await self._turn(self.other, where)
-        turns = (self.one, self.other) * ALTERNATIONS
-        alternating = [await self._turn(client, where) for client in turns]
+        await self._turn(self.second, address)
+        turns = (self.first, self.second) * ALTERNATIONS
+        alternating = [await self._turn(client, address) for client in turns]
         print_err(f"{server.name}: killed …")
-        where, killed = await self._killed(where)
+        address, killed = await self._killed(address)
         in_two: list[Answer] = []
-        if server.most_slots > 1:
-            await self._turn(self.other, where)
-            in_two = [await self._turn(client, where) for client in turns]
+        if server.max_slots > 1:
+            await self._turn(self.second, address)
+            in_two = [await self._turn(client, address) for client in turns]
         figures: dict[str, Any] = {"name": server.name, "cold_ttft_ms": cold.ttft_ms, "hot_ttft_ms": _ttft(hot)}
         measured = {"restarted": restarted, "alternating": alternating, "two_slots": in_two, "killed": [killed]}
         for name, answers in measured.items():
@@ -103,41 +103,41 @@ class _Run:
             "first_byte_overhead_ms": first_byte,
         }, last
 
-    async def _turn(self, client: _Client, where: Address) -> Answer:
-        answer = await client.turn(where)
+    async def _turn(self, client: _Client, address: Address) -> Answer:
+        answer = await client.turn(address)
         await self.server.idle()
         self.texts.append(answer.text)
         return answer
 
-    async def _killed(self, where: Address) -> tuple[Address, Answer]:
+    async def _killed(self, address: Address) -> tuple[Address, Answer]:
         """The first client's request, sent once more when the engine has died in the middle of its reply."""
-        self.one.asks()
-        with await where.begin(self.one.body(tokens=500)):
+        self.first.add_question()
+        with await address.open_stream(self.first.body(tokens=500)):
             await self.server.kill()
-        where = await self.server.open(self.server.most_slots)
-        answer = await self.one.again(where)
+        address = await self.server.open(self.server.max_slots)
+        answer = await self.first.send(address)
         await self.server.idle()
         self.texts.append(answer.text)
-        return where, answer
+        return address, answer
 
-    async def _overheads(self, where: Address) -> tuple[float | None, float | None]:
+    async def _overheads(self, address: Address) -> tuple[float | None, float | None]:
         """By how much a hot request, and a stream's first byte, come later than from the engine behind it."""
         direct = await self.server.direct()
         if direct is None:
             return None, None
-        self.one.asks()
+        self.first.add_question()
         whole, first = [], []
         for stream in (False, True):
-            body = self.one.body(tokens=1, stream=stream)
+            body = self.first.body(tokens=1, stream=stream)
             for number in range(PAIRS + 1):
-                through = await where.ask(body)
+                through = await address.ask(body)
                 await self.server.idle()
                 beside = await direct.ask(body | {"id_slot": 0})
                 if number and stream:  # the first of them reads the question
                     first.append(through.first_byte_ms - beside.first_byte_ms)
                 elif number:
                     whole.append(through.total_ms - beside.total_ms)
-        self.one.said.pop()
+        self.first.messages.pop()
         return median(whole), median(first)
 
 
@@ -146,8 +146,8 @@ async def measure(options: BenchOptions) -> dict[str, Any]:
 
     `replies_agree`: the greedy replies are those of the engine asked directly.
     """
-    runs: list[_Run] = []
-    async with bench_home(options, context_size=2 * options.tokens + ROOM, reply_tokens=REPLY_TOKENS) as home:
+    runs: list[_Measurement] = []
+    async with bench_home(options, context_size=2 * options.tokens + MESSAGE_TOKENS, reply_tokens=REPLY_TOKENS) as home:
         prompts = [await home.notes(options.tokens - 1000, first) for first in (1, 5000)]
         choice, row = home.runtime.engine.choice, (await home.runtime.engine.ready()).kv_bytes_per_token
         if choice is None:
@@ -155,7 +155,7 @@ async def measure(options: BenchOptions) -> dict[str, Any]:
         runs.append(_run(Ours(home), prompts))
         ours, last = await runs[0].figures(row)
     figures = [ours]
-    async with others(choice.location, choice.plan, resolve_paths().cache) as servers:
+    async with other_servers(choice.location, choice.plan, resolve_paths().cache) as servers:
         for server in servers:
             runs.append(_run(server, prompts))
             figures.append((await runs[-1].figures(row))[0])
@@ -166,10 +166,10 @@ async def measure(options: BenchOptions) -> dict[str, Any]:
     return {"prompt_tokens": last.prompt, "unique_rows_bytes": rows, "servers": figures}
 
 
-def _run(server: Server, prompts: Sequence[str]) -> _Run:
+def _run(server: Server, prompts: Sequence[str]) -> _Measurement:
     tools = json.dumps(_tools(), indent=1)
     one, other = [_Client(f"You are an agent.\n{tools}\n{notes}") for notes in prompts]
-    return _Run(server, one, other)
+    return _Measurement(server, one, other)
 
 
 def _tools() -> list[Body]:

@@ -1,8 +1,8 @@
-"""What is left of each wait when the next message is prepared while a person looks and types.
+"""Waiting times if the next message is prepared while a person reads and types.
 
-Times to the first token, each beside the same in the same round with the chat hot. A part of it can be run alone:
-`switch`, a chat of N tokens that is left and opened again; `paste`, long texts in a chat; `documents`, chats on
-prepared documents of N tokens; `busy`, the error of the forecasts while other programs use all cores.
+Times to the first token, each compared with a hot chat in the same round. Parts: `switch`, a chat of N tokens left and
+opened again; `paste`, long texts; `documents`, chats on prepared documents of N tokens; `busy`, the error of the
+forecasts while other programs use all cores.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ TYPING_S = 2.0  # before Send
 
 
 class Sender:
-    """Sends messages, and compares each forecast with the time that the message took."""
+    """Sends messages and compares each forecast with the actual time."""
 
     def __init__(self, home: BenchHome) -> None:
         self._home = home
         self.errors: list[float] = []  # relative errors of the forecasts
 
     async def ask(self, chat: str, text: str) -> Receipt:
-        told = await self._home.runtime.chat.forecasts.forecast_message(chat, text)
+        forecast = await self._home.runtime.chat.forecasts.forecast_message(chat, text)
         self._home.runtime.chat.prepare(chat, "")
         receipt = (await self._home.ask(chat, text)).receipt
-        if told is not None and told.wait is not None:
-            least, most = 1000 * told.wait.least, 1000 * told.wait.most
+        if forecast is not None and forecast.wait is not None:
+            least, most = 1000 * forecast.wait.least, 1000 * forecast.wait.most
             self.errors.append(max(least - receipt.ttft_ms, receipt.ttft_ms - most, 0.0) / receipt.ttft_ms)
         return receipt
 
@@ -69,13 +69,15 @@ def ttft(receipts: Sequence[Receipt]) -> float:
     return median(receipt.ttft_ms for receipt in receipts)
 
 
-def of_rounds(compare: Callable[[Receipt, Receipt], float], some: list[Receipt], others: list[Receipt]) -> float:
-    """Return the median of what `compare` gives for the receipts of each round."""
-    return median(map(compare, some, others))
+def median_of_rounds(
+    compare: Callable[[Receipt, Receipt], float], receipts: list[Receipt], others: list[Receipt]
+) -> float:
+    """Return the median of `compare` over the rounds."""
+    return median(map(compare, receipts, others))
 
 
 async def measure(options: BenchOptions, parts: Sequence[str] = PARTS) -> dict[str, Any]:
-    """Build the chats, then go from one to the other and write; None for parts not asked for. Raises KvchatError."""
+    """Measure these parts; None for the others. Raises KvchatError."""
     async with bench_home(options, reply_tokens=REPLY_TOKENS) as home:
         sender, figures = Sender(home), dict[str, Any]()
         figures["switch"] = await _switch(home, sender, options.tokens) if "switch" in parts else None
@@ -90,7 +92,7 @@ async def measure(options: BenchOptions, parts: Sequence[str] = PARTS) -> dict[s
 
 
 async def _switch(home: BenchHome, sender: Sender, tokens: int) -> dict[str, Any]:
-    """Leave a chat for another one, with a restart in between; it is loaded from its save point on disk."""
+    """Leave a chat for another one with a restart in between, and return to it."""
     chat = (await home.runtime.chat.new_conversation(await home.notes(tokens))).id
     other = (await home.runtime.chat.new_conversation()).id
     print_err(f"Building a chat of about {tokens:,} tokens …")
@@ -112,20 +114,20 @@ async def _switch(home: BenchHome, sender: Sender, tokens: int) -> dict[str, Any
         "prompt_tokens": hot[-1].prompt_tokens,
         "hot_ttft_ms": ttft(hot),
         "switch_ttft_ms": ttft(switched),
-        "switch_ratio": of_rounds(lambda some, other: some.ttft_ms / other.ttft_ms, switched, hot),
+        "switch_ratio": median_of_rounds(lambda receipt, other: receipt.ttft_ms / other.ttft_ms, switched, hot),
         "at_once_ttft_ms": ttft(at_once),
         "at_once_restore_ms": median(receipt.restore_ms for receipt in at_once),
-        "at_once_ratio": of_rounds(  # to restore and hot together
-            lambda some, other: some.ttft_ms / (some.restore_ms + other.ttft_ms), at_once, hot
+        "at_once_ratio": median_of_rounds(  # to restore and hot together
+            lambda receipt, other: receipt.ttft_ms / (receipt.restore_ms + other.ttft_ms), at_once, hot
         ),
     }
 
 
 async def _paste(home: BenchHome, sender: Sender) -> dict[str, Any]:
     times: list[float] = []
-    longest_ms, begun = 0.0, asyncio.Event()  # a step of a draft's reading ahead is over
+    longest_ms, begun = 0.0, asyncio.Event()  # a step of processing a draft is done
 
-    def hear(event: Event) -> None:
+    def on_event(event: Event) -> None:
         nonlocal times, longest_ms
         if isinstance(event, ReadAheadProgress):
             now = time.perf_counter()
@@ -134,7 +136,7 @@ async def _paste(home: BenchHome, sender: Sender) -> dict[str, Any]:
             if event.draft and 0 < event.done < event.total:
                 begun.set()
 
-    home.runtime.events.subscribe(hear)
+    home.runtime.events.subscribe(on_event)
     print_err(f"A paste of {PASTE:,} tokens: sent at once, after it was read ahead, and in the middle of that …")
     chat = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat, question(0))
@@ -157,16 +159,16 @@ async def _paste(home: BenchHome, sender: Sender) -> dict[str, Any]:
         "paste_unread_ttft_ms": unread.ttft_ms,
         "paste_ttft_ms": read.ttft_ms,
         "paste_ratio": read.ttft_ms / unread.ttft_ms,
-        "interrupted_ttft_ms": ttft(interrupted),  # of another message, sent in the middle of reading a paste ahead
-        "interrupted_wait_ms": of_rounds(  # more than the next one, hot
-            lambda some, other: max(0.0, some.ttft_ms - other.ttft_ms), interrupted, beside
+        "interrupted_ttft_ms": ttft(interrupted),  # of another message, sent while a paste is processed
+        "interrupted_wait_ms": median_of_rounds(  # more than the next one, hot
+            lambda receipt, other: max(0.0, receipt.ttft_ms - other.ttft_ms), interrupted, beside
         ),
         "longest_step_ms": longest_ms,
     }
 
 
 async def _documents(home: BenchHome, sender: Sender, tokens: int) -> dict[str, Any]:
-    """Prepare documents of so many tokens, then begin chats on them."""
+    """Prepare documents of this size, then start chats on them."""
     print_err(f"Reading documents of about {tokens:,} tokens …")
     before = await home.runtime.save_points.usage()
     with tempfile.TemporaryDirectory(prefix="kvchat-bench-") as folder:
@@ -201,12 +203,12 @@ async def _documents(home: BenchHome, sender: Sender, tokens: int) -> dict[str, 
         "disk_ratio": disk / unique,
         "hot_ttft_ms": ttft(hot),
         "first_ttft_ms": ttft(first),
-        "first_ratio": of_rounds(lambda some, other: some.ttft_ms / other.ttft_ms, first, hot),
+        "first_ratio": median_of_rounds(lambda receipt, other: receipt.ttft_ms / other.ttft_ms, first, hot),
     }
 
 
 async def _busy(home: BenchHome, sender: Sender) -> None:
-    """Send messages beside programs that use all cores; the forecasts know speeds from before they began."""
+    """Send messages beside programs that use all cores; the forecasts know earlier speeds."""
     print_err("Forecasts while other programs keep all cores busy …")
     chat = (await home.runtime.chat.new_conversation()).id
     for number, tokens in enumerate(BUSY_MESSAGES[:3]):

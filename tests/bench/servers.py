@@ -35,17 +35,17 @@ from kvchat.kvstore import disk
 Body = dict[str, Any]
 HEARTH = "hearth"  # of hearth-llm, a proxy that keeps whole slot files
 CHAT = "/v1/chat/completions"
-PATIENCE_S = 3600.0  # a processor reads tens of thousands of tokens of a large model
-_LOOK_S = 0.05
+TIMEOUT_S = 3600.0  # tens of thousands of tokens of a large model on a CPU
+_POLL_INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request brought. Times in ms, from sending it; counts in tokens."""
+    """The answer to a request. Times in ms from sending it; counts in tokens."""
 
     text: str
     first_byte_ms: float  # of the answer's body
-    ttft_ms: float  # until the first word
+    ttft_ms: float  # until the first token
     total_ms: float
     cached: int
     prompt: int
@@ -58,38 +58,38 @@ class Address:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     async def ask(self, body: Body) -> Answer:
-        """The whole answer. Raises BenchFailed."""
+        """Return the complete answer. Raises BenchFailed."""
         return await asyncio.to_thread(_ask, self, body)
 
-    async def begin(self, body: Body) -> contextlib.closing[http.client.HTTPConnection]:
-        """A stream whose first bytes have come. Closed, its client has left. Raises BenchFailed."""
+    async def open_stream(self, body: Body) -> contextlib.closing[http.client.HTTPConnection]:
+        """Return a stream after its first bytes; closing it disconnects the client. Raises BenchFailed."""
 
-        def begin() -> http.client.HTTPConnection:
-            connection, answer = _sent(self, body | {"stream": True})
+        def open_stream() -> http.client.HTTPConnection:
+            connection, answer = _send(self, body | {"stream": True})
             answer.read1()
             return connection
 
-        return contextlib.closing(await asyncio.to_thread(begin))
+        return contextlib.closing(await asyncio.to_thread(open_stream))
 
 
 class Server(ABC):
-    """One of those that are compared. What it keeps lies in a folder of its own, and is gone with it."""
+    """A server under comparison. Its data lies in a temporary folder of its own."""
 
     name: str
-    keeps = True  # what it has read outlives its engine
-    most_slots = 2
+    has_memory = True  # what it processed outlives its engine
+    max_slots = 2
 
     @abstractmethod
     async def open(self, slots: int) -> Address:
-        """Start it all anew, with so many slots; what it has on disk is left."""
+        """Restart it with this number of slots, keeping its data on disk."""
 
     @abstractmethod
     async def kill(self) -> None:
-        """Its engine dies in the middle of everything."""
+        """Kill its engine."""
 
     @abstractmethod
     async def direct(self) -> Address | None:
-        """Its own engine behind it; None if it is that."""
+        """Return the engine behind it; None if it is one itself."""
 
     async def idle(self) -> None:
         return
@@ -110,7 +110,6 @@ class Ours(Server):
         return Address(await self._home.runtime.api_server.open("127.0.0.1", 0, {}))
 
     async def kill(self) -> None:
-        """The engine alone: the bench is kvchat's own process."""
         pid = self._home.runtime.engine.engine_pid
         if pid is not None:
             psutil.Process(pid).kill()
@@ -128,10 +127,10 @@ class Ours(Server):
 
 
 class Direct(Server):
-    """An engine without anything before it, as its makers have it: it keeps other prompts in memory."""
+    """A llama-server with its defaults: it keeps other prompts in memory."""
 
     name = "llama-server"
-    keeps = False
+    has_memory = False
 
     def __init__(self, location: EngineLocation, plan: LaunchPlan, folder: Path) -> None:
         self._location, self._folder = location, folder
@@ -143,11 +142,10 @@ class Direct(Server):
         invocation = prepare(self._location, dataclasses.replace(self._plan, slots=slots))
         keys = (embedded.KEY_VARIABLE, "LLAMA_API_KEY")
         environment = {name: value for name, value in invocation.environment.items() if name not in keys}
-        self._process = await _begun(list(invocation.command), environment, invocation.base_url)
+        self._process = await _start(list(invocation.command), environment, invocation.base_url)
         return Address(invocation.base_url)
 
     async def kill(self) -> None:
-        """The process."""
         if self._process is not None:
             psutil.Process(self._process.pid).kill()
             await self._process.wait()
@@ -161,11 +159,11 @@ class Direct(Server):
 
 
 class Hearth(Direct):
-    """hearth-llm before an engine like that; it uses one slot."""
+    """hearth-llm in front of such an engine; it uses one slot."""
 
     name = HEARTH
-    keeps = True
-    most_slots = 1
+    has_memory = True
+    max_slots = 1
 
     _proxy: EngineProcess | None = None
     _engine = Address("")
@@ -178,7 +176,7 @@ class Hearth(Direct):
         command = [HEARTH, "serve", "--upstream", self._engine.url, "--port", str(port)]
         command += ["--cache-dir", str(self._folder)]
         url = f"http://127.0.0.1:{port}"
-        self._proxy = await _begun(command, os.environ, url)
+        self._proxy = await _start(command, os.environ, url)
         return Address(url)
 
     async def direct(self) -> Address | None:
@@ -194,11 +192,11 @@ class Hearth(Direct):
 
 
 @asynccontextmanager
-async def others(location: EngineLocation, plan: LaunchPlan, place: Path) -> AsyncIterator[list[Direct]]:
-    """The engine itself, and hearth where it is installed; ended and removed afterwards. `place`: for their folders."""
+async def other_servers(location: EngineLocation, plan: LaunchPlan, folder: Path) -> AsyncIterator[list[Direct]]:
+    """Yield the engine itself, and hearth if installed; stop and delete them afterwards."""
     kinds = [Direct, *([Hearth] if shutil.which(HEARTH) else [])]
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=place) as folder:
-        servers = [kind(location, plan, Path(tempfile.mkdtemp(dir=folder))) for kind in kinds]
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=folder) as data:
+        servers = [kind(location, plan, Path(tempfile.mkdtemp(dir=data))) for kind in kinds]
         try:
             yield servers
         finally:
@@ -206,30 +204,30 @@ async def others(location: EngineLocation, plan: LaunchPlan, place: Path) -> Asy
                 await server.close()
 
 
-async def _begun(command: list[str], environment: Mapping[str, str], url: str) -> EngineProcess:
-    """A process that answers. Raises BenchFailed."""
+async def _start(command: list[str], environment: Mapping[str, str], url: str) -> EngineProcess:
+    """Start a process and wait until it is healthy. Raises BenchFailed."""
     process = await EngineProcess.spawn(command, environment, EngineLog())
     while not await asyncio.to_thread(_is_healthy, url):
-        if await process.exits_within(_LOOK_S):
-            said = (await process.wait()).last_lines
-            raise BenchFailed(f"{Path(command[0]).name} could not be started", "\n".join(said[-3:]))
+        if await process.exits_within(_POLL_INTERVAL_S):
+            lines = (await process.wait()).last_lines
+            raise BenchFailed(f"{Path(command[0]).name} could not be started", "\n".join(lines[-3:]))
     return process
 
 
 def _is_healthy(url: str) -> bool:
     with contextlib.suppress(OSError, http.client.HTTPException):
-        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=TIMEOUT_S)
         with contextlib.closing(connection):
             connection.request("GET", "/health")
             return connection.getresponse().status == 200
     return False
 
 
-def _sent(where: Address, body: Body) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    connection = http.client.HTTPConnection(urlsplit(where.url).netloc, timeout=PATIENCE_S)
+def _send(address: Address, body: Body) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection(urlsplit(address.url).netloc, timeout=TIMEOUT_S)
     data = json.dumps(body).encode()
     connection.connect()
-    connection.request("POST", CHAT, data, {"content-type": "application/json", **where.headers})
+    connection.request("POST", CHAT, data, {"content-type": "application/json", **address.headers})
     try:
         answer = connection.getresponse()
     except TimeoutError as error:
@@ -239,12 +237,11 @@ def _sent(where: Address, body: Body) -> tuple[http.client.HTTPConnection, http.
     return connection, answer
 
 
-def _ask(where: Address, body: Body) -> Answer:
-    """`body` says whether it is streamed."""
+def _ask(address: Address, body: Body) -> Answer:
     began = time.perf_counter()
-    connection, answer = _sent(where, body)
+    connection, answer = _send(address, body)
     with contextlib.closing(connection):
-        first_byte = first_word = 0.0
+        first_byte = first_token = 0.0
         text, timings, rest = "", Body(), b""
         while data := answer.read1(65536):
             first_byte = first_byte or time.perf_counter()
@@ -254,10 +251,10 @@ def _ask(where: Address, body: Body) -> Answer:
             *lines, rest = rest.split(b"\n")
             for event in (json.loads(line[6:]) for line in lines if line.startswith(b"data: {")):
                 timings = event.get("timings") or timings
-                word = "".join(choice["delta"].get("content") or "" for choice in event.get("choices") or ())
-                if word and not text:
-                    first_word = time.perf_counter()
-                text += word
+                delta = "".join(choice["delta"].get("content") or "" for choice in event.get("choices") or ())
+                if delta and not text:
+                    first_token = time.perf_counter()
+                text += delta
         ended = time.perf_counter()
     if not body.get("stream"):
         whole = json.loads(rest)
@@ -266,7 +263,7 @@ def _ask(where: Address, body: Body) -> Answer:
     return Answer(
         text=text,
         first_byte_ms=1000 * (first_byte - began),
-        ttft_ms=1000 * ((first_word or ended) - began),
+        ttft_ms=1000 * ((first_token or ended) - began),
         total_ms=1000 * (ended - began),
         cached=cached,
         prompt=cached + int(timings.get("prompt_n", 0)),

@@ -13,7 +13,7 @@ from kvchat.engine.api.wire import ChatMessage
 from kvchat.kvstore.savepoint import common_prefix
 
 OWN_TOKENS = 200  # of each chat: its question and its reply
-ROUNDS = 5  # of one new chat after a restart and one while the prompt is hot, in turn
+ROUNDS = 5  # each with a new chat after a restart and a hot one
 GROWTH_REPLY_TOKENS = 24
 
 
@@ -65,7 +65,7 @@ async def measure(options: BenchOptions, chats: int) -> dict[str, Any]:
             await home.restart()
             restored.append(await _new_chat(home, system, _question(3 * number)))
             await home.restart()
-            ahead.append(await _new_chat(home, system, _question(3 * number + 1), look=True))
+            ahead.append(await _new_chat(home, system, _question(3 * number + 1), select=True))
             hot.append(await _new_chat(home, system, _question(3 * number + 2)))
 
         print_err("A new chat without save points …")
@@ -103,15 +103,15 @@ async def measure(options: BenchOptions, chats: int) -> dict[str, Any]:
     }
 
 
-async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool = False, look: bool = False) -> Reply:
-    """Return the reply in a new chat; with `look` the chat is opened and restored before the message is sent."""
+async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool = False, select: bool = False) -> Reply:
+    """Return the reply in a new chat; with `select`, the chat is opened and restored before the message is sent."""
     chat = await home.runtime.chat.new_conversation(system)
-    if look:
+    if select:
         home.runtime.chat.select(chat.id)
         await home.runtime.chat.idle()
     return await home.ask(chat.id, text, keep=keep)
 
 
 def _question(number: int) -> str:
-    """Return a question that begins with another word than the others: only the system prompt is shared."""
+    """Return a question that shares only the system prompt with the others."""
     return f"{PEOPLE[number % len(PEOPLE)]} and the {THINGS[number % len(THINGS)]}: on which day was that?"

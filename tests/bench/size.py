@@ -1,7 +1,7 @@
-"""`python -m tests.bench size`: does the store hold at the size of real chats, beside plain copies of the same bytes?
+"""`python -m tests.bench size`: the store at the size of real chats, compared with plain copies of the same bytes.
 
-Two parts. With the engine: a chat of N tokens, restored from disk after a restart, beside the engine's own restore of
-the same file. The store alone: a made file, as of a chat with an 8B, taken, absorbed and put together again.
+With the engine: a chat of N tokens restored from disk after a restart, compared with the engine's own restore.
+The store alone: a generated file, as of a chat with an 8B model, added, absorbed and rebuilt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m tests.bench size`: small here; its figures are about what it is run with by hand."""
+"""`python -m tests.bench size` with small sizes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tests.bench.size import TOKEN_BYTES, write_slot_file
 from tests.e2e.home import Home
 
 
-def test_a_made_file_is_one_the_store_understands_and_a_longer_one_goes_on_from_it(tmp_path):
+def test_the_store_parses_a_generated_file_and_a_longer_one_extends_it(tmp_path):
     short, longer = tmp_path / "short.slot", tmp_path / "longer.slot"
     for path, n_tokens in ((short, 20), (longer, 30)):
         assert write_slot_file(path, tuple(range(1, n_tokens + 1))) == path.stat().st_size
     one, other = parse_layout(short), parse_layout(longer)
     assert sum(cache.row_bytes * cache.rows for cache in one.attention) == 20 * TOKEN_BYTES
     first, again = short.read_bytes(), longer.read_bytes()
-    for mine, theirs in zip(one.attention[0].regions, other.attention[0].regions, strict=True):
-        rows = first[mine.offset : mine.offset + 20 * mine.row_size]
-        assert again[theirs.offset : theirs.offset + len(rows)] == rows
+    for region, other_region in zip(one.attention[0].regions, other.attention[0].regions, strict=True):
+        rows = first[region.offset : region.offset + 20 * region.row_size]
+        assert again[other_region.offset : other_region.offset + len(rows)] == rows
 
 
 @pytest.mark.engine
-def test_the_figures_are_told_and_no_model_is_needed(tmp_path):
+def test_the_benchmark_needs_no_model(tmp_path):
     home = Home(tmp_path / "home")
     home.write_settings(free_floor_bytes=0)
     command = [sys.executable, "-m", "tests.bench", "size", "--size", "40MB", "--tokens", "300"]

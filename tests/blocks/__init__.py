@@ -1,1 +1,1 @@
-"""How long the window's thread is ever held up, measured in the real window: `python -m tests.blocks`."""
+"""Blocking times of the window's thread, measured in the real window: `python -m tests.blocks`."""

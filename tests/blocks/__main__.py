@@ -1,6 +1,6 @@
-"""The longest times that the window's thread was held up, by what the user did: `python -m tests.blocks [--chats N]`.
+"""Longest blocks of the window's thread by user action: `python -m tests.blocks [--chats N]`.
 
-A desktop of its own, the real window, a real llama-server. Where other processes have the cores, `own` leaves that out.
+A private desktop, the real window, a real llama-server. `own` excludes waiting for a free core.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ SHORT = ("The first of the others", "第二个对话 🚀", "A third", "The four
 
 
 def main() -> None:
-    """Measure and print. Exit code 1 where a block was longer than allowed, or the window could not be used."""
+    """Measure and print. Exit code 1 if a block was too long or the window unusable."""
     parser = argparse.ArgumentParser(prog="python -m tests.blocks", description=__doc__)
-    parser.add_argument("--chats", type=int, default=0, help="so many others, that were never opened")
-    parser.add_argument("--over", type=float, default=LIMIT_MS, metavar="MS", help="show the stacks of these")
-    asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))  # and what it has started ends with it
+    parser.add_argument("--chats", type=int, default=0, help="number of other chats, never opened")
+    parser.add_argument("--over", type=float, default=LIMIT_MS, metavar="MS", help="show the stacks of longer blocks")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # its children end with it
     with tempfile.TemporaryDirectory(prefix="kvchat-blocks-") as folder:
-        found = measure(Path(folder), asked.chats)
-    blocks = [Block(**one) for one in found["blocks"]]
-    print(told(blocks, found["beats"], asked.over))
-    print(found["fault"] or "done", flush=True)
-    # Beside a crowd it cannot be quicker than where the crowd is somebody else's.
+        result = measure(Path(folder), options.chats)
+    blocks = [Block(**block) for block in result["blocks"]]
+    print(report(blocks, result["beats"], options.over))
+    print(result["fault"] or "done", flush=True)
+    # Connections to another server slow the window down as well.
     allowed = {"crowd": max([LIMIT_MS, *(1.5 * block.own for block in blocks if block.phase == "crowd elsewhere")])}
     allowed["crowd elsewhere"] = math.inf
-    sys.exit(bool(found["fault"]) or any(block.own > allowed.get(block.phase, LIMIT_MS) for block in blocks))
+    sys.exit(bool(result["fault"]) or any(block.own > allowed.get(block.phase, LIMIT_MS) for block in blocks))
 
 
 def measure(folder: Path, chats: int) -> dict[str, Any]:
@@ -60,18 +60,18 @@ def measure(folder: Path, chats: int) -> dict[str, Any]:
     out = folder / "blocks.json"
     command = [sys.executable, "-m", "tests.blocks.app", str(out)]
     with Desktop() as desktop:
-        desktop.environment.pop("QT_LINUX_ACCESSIBILITY_ALWAYS_ON")  # who is read to has other times
-        printed = folder / "output"
-        with desktop.application(*command, output=printed, KVCHAT_HOME=str(home.folder)) as process:
+        desktop.environment.pop("QT_LINUX_ACCESSIBILITY_ALWAYS_ON")  # accessibility changes the times
+        output = folder / "output"
+        with desktop.application(*command, output=output, KVCHAT_HOME=str(home.folder)) as process:
             process.wait(SECONDS)
-        complaints = printed.read_text("utf-8", "replace")
+        printed = output.read_text("utf-8", "replace")
     if not out.exists():
-        raise RuntimeError(complaints)
+        raise RuntimeError(printed)
     return json.loads(out.read_text("utf-8"))
 
 
 async def _fill(home: Home, settings: dict[str, str], chats: int) -> None:
-    """Some short chats and a long one, with their save points; and so many that are rows only."""
+    """Create short chats and a long one with save points, and `chats` more in the database only."""
     paths = resolve_paths({"KVCHAT_HOME": str(home.folder)})
     runtime = await open_runtime(paths, Settings(**settings, context_size=16384, model_titles=False))
     sampling = Sampling(max_tokens=60, temperature=0.0, seed=1)
@@ -91,12 +91,12 @@ async def _fill(home: Home, settings: dict[str, str], chats: int) -> None:
         database.close()
 
 
-def told(blocks: list[Block], beats: dict[str, int], over: float) -> str:
-    """A line for each thing that was done; and the stacks of what is too long."""
-    lines = [f"{'':<14}{'own':>8}{'wall':>8}{'cpu':>8}  ms, the longest; how often it came round"]
+def report(blocks: list[Block], beats: dict[str, int], over: float) -> str:
+    """Return a line per user action, and the stacks of long blocks."""
+    lines = [f"{'':<14}{'own':>8}{'wall':>8}{'cpu':>8}  ms, longest; rounds of the event loop"]
     for phase, count in beats.items():
-        mine = [block for block in blocks if block.phase == phase]
-        if worst := max(mine, key=lambda block: block.own, default=None):
+        own_blocks = [block for block in blocks if block.phase == phase]
+        if worst := max(own_blocks, key=lambda block: block.own, default=None):
             lines.append(f"{phase:<14}{worst.own:>8.0f}{worst.wall:>8.0f}{worst.cpu:>8.0f}  {count:,}")
         else:
             lines.append(f"{phase:<14}{'–':>8}{'–':>8}{'–':>8}  {count:,}")

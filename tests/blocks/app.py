@@ -1,4 +1,4 @@
-"""kvchat itself, watched, and used by a thread that has real keys and a real pointer."""
+"""kvchat, watched, and used by a thread with real keys and a real pointer."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from tests.e2e.home import notes
 from tests.e2e.waiting import wait_until
 
 T = TypeVar("T")
-PATIENCE_S = 60.0
-LONG = "The long one"  # the first words of the chat of 6,000 tokens
+TIMEOUT_S = 60.0
+LONG = "The long one"  # title of the chat of 6,000 tokens
 _CHANGES = {"show_numbers": False}, {"theme": "dark"}, {"zoom": 125}, {"max_tokens": 501}, {"api_server": False}
-_TOLD_S = 0.05  # until the watch has heard it
-_MOMENT_S = 0.4  # somebody looks
+_PHASE_S = 0.05  # until the watch notices the phase
+_MOMENT_S = 0.4  # a short look
 
 
-class Hands(QObject):
-    """Uses the window from a thread of its own. What is asked of widgets is asked on theirs."""
+class User(QObject):
+    """Uses the window from another thread. Widgets are accessed on their own."""
 
-    _asked = Signal(object)
+    _called = Signal(object)
 
     def __init__(self, app: Any, out: Path) -> None:
         super().__init__()
         self.window, self.runtime, self._app, self._out = app._window, app._runtime, app, out
         self.watch = Watch()
-        self.heard: list[Event] = []
-        self._asked.connect(lambda act: act())
-        self.runtime.events.subscribe(self.heard.append)
-        threading.Thread(target=self._run, name="hands", daemon=True).start()
+        self.events: list[Event] = []
+        self._called.connect(lambda act: act())
+        self.runtime.events.subscribe(self.events.append)
+        threading.Thread(target=self._run, name="user", daemon=True).start()
 
     def _run(self) -> None:
         fault = ""
@@ -59,31 +59,31 @@ class Hands(QObject):
                 self.settings, self.palette, self.search, self.crowd_elsewhere, self.crowd,
             ):  # fmt: skip
                 self.watch.phase = phase.__name__.replace("_", " ")
-                time.sleep(_TOLD_S)
+                time.sleep(_PHASE_S)
                 phase()
                 time.sleep(_MOMENT_S)
         except BaseException:
             fault = traceback.format_exc()
         self.watch.end()
-        found = {"blocks": [asdict(one) for one in self.watch.blocks], "beats": self.watch.beats, "fault": fault}
-        self._out.write_text(json.dumps(found), "utf-8")
-        self.look(self._app.quitting.set)
+        result = {"blocks": [asdict(block) for block in self.watch.blocks], "beats": self.watch.beats, "fault": fault}
+        self._out.write_text(json.dumps(result), "utf-8")
+        self.call(self._app.quitting.set)
 
-    # What a user does.
+    # Actions
 
     def start(self) -> None:
-        wait_until(lambda: self.look(lambda: bool(self.window.sidebar.model.rows)), what="the chats")
-        wait_until(lambda: self.look(lambda: self.runtime.engine.status.state.value == "ready"), what="the engine")
+        wait_until(lambda: self.call(lambda: bool(self.window.sidebar.model.rows)), what="the chats")
+        wait_until(lambda: self.call(lambda: self.runtime.engine.status.state.value == "ready"), what="the engine")
 
     def select(self) -> None:
-        """One chat after the other, each until it is loaded or has been looked at."""
-        self.go_through((*range(5), 0), 1.5)
+        """Open the chats one after the other until they are loaded."""
+        self.open_chats((*range(5), 0), 1.5)
 
     def hover(self) -> None:
-        for place in (0, 1, 2, 3, 4):
-            x, y = self.row(place)
+        for index in range(5):
+            x, y = self.row(index)
             self.xdotool("mousemove", str(x), str(y))
-            time.sleep(0.1 if place % 2 else 0.5)
+            time.sleep(0.1 if index % 2 else 0.5)
 
     def keys(self) -> None:
         self.xdotool("key", "ctrl+1")
@@ -92,10 +92,10 @@ class Hands(QObject):
             time.sleep(0.25)
 
     def five_at_once(self) -> None:
-        self.go_through(range(5), 0.15)
+        self.open_chats(range(5), 0.15)
 
     def scroll(self) -> None:
-        x, y = self.place_of(self.window.transcript)
+        x, y = self.center_of(self.window.transcript)
         self.xdotool("mousemove", str(x), str(y), "click", "--repeat", "30", "--delay", "20", "4")
         self.xdotool("click", "--repeat", "30", "--delay", "20", "5")
 
@@ -107,9 +107,9 @@ class Hands(QObject):
         time.sleep(1.2)
 
     def paste(self) -> None:
-        """2,000 tokens."""
+        """Paste 2,000 tokens."""
         count = self.count(ReadAheadProgress)
-        self.look(lambda: QApplication.clipboard().setText(notes(155, start=2000)))
+        self.call(lambda: QApplication.clipboard().setText(notes(155, start=2000)))
         self.xdotool("key", "ctrl+v")
         self.until(lambda: self.count(ReadAheadProgress) > count, "reading ahead")
         time.sleep(3.0)
@@ -134,19 +134,19 @@ class Hands(QObject):
         folder.mkdir()
         for number in range(12):
             (folder / f"{number} 桥梁.md").write_text(notes(40, start=100 * number), "utf-8")
-        x, y = self.place_of(self.window.sidebar.library_button)
+        x, y = self.center_of(self.window.sidebar.library_button)
         self.xdotool("mousemove", str(x), str(y), "click", "1")
-        panel = wait_until(lambda: self.look(lambda: self.window.findChild(LibraryWindow)), what="the library")
-        wait_until(lambda: self.look(panel.isVisible), what="the library on show")
+        panel = wait_until(lambda: self.call(lambda: self.window.findChild(LibraryWindow)), what="the library")
+        wait_until(lambda: self.call(panel.isVisible), what="the visible library")
         time.sleep(1.0)
         read = self.count(LibraryChanged)
-        self.look(lambda: panel.run(panel.consider([folder])))
+        self.call(lambda: panel.run(panel.consider([folder])))
         self.dialog(AddDialog)
         time.sleep(_MOMENT_S)
         self.xdotool("key", "Return")
         self.until(lambda: panel.begin.isEnabled() and self.count(LibraryChanged) > read, "the documents")
         time.sleep(1.0)
-        self.look(panel.begin.click)
+        self.call(panel.begin.click)
         time.sleep(1.0)
         self.xdotool("key", "ctrl+l")
         self.xdotool("type", "--delay", "10", "--", "Which is the longest?")
@@ -155,7 +155,7 @@ class Hands(QObject):
     def export(self) -> None:
         self.click_on(LONG)
         time.sleep(1.0)
-        self.look(lambda: self.window.transfer.export_with_memory(self.window.chat.current))
+        self.call(lambda: self.window.transfer.export_with_memory(self.window.chat.current))
         self.passphrase()
         self.file(self.file_of_chat)
         self.until(self.file_of_chat.exists, "the file")
@@ -163,9 +163,9 @@ class Hands(QObject):
 
     def take_in(self) -> None:
         self.click_on(LONG)
-        self.look(lambda: self.window.sidebar.delete_requested.emit([self.window.chat.current]))
+        self.call(lambda: self.window.sidebar.delete_requested.emit([self.window.chat.current]))
         time.sleep(_MOMENT_S)
-        self.look(self.window.transfer.take_in)
+        self.call(self.window.transfer.take_in)
         self.file(self.file_of_chat)
         self.passphrase()
         time.sleep(4.0)
@@ -177,17 +177,17 @@ class Hands(QObject):
         self.panel(self.window.side_windows.open_storage)
 
     def settings(self) -> None:
-        settings = self.look(self.window.side_windows.open_settings)
+        settings = self.call(self.window.side_windows.open_settings)
         for page in settings.pages:
-            self.look(lambda page=page: settings.show_page(page.name))
+            self.call(lambda page=page: settings.show_page(page.name))
             time.sleep(_MOMENT_S)
         for change in _CHANGES:
             self.watch.phase = f"settings {change}"
-            time.sleep(_TOLD_S)
+            time.sleep(_PHASE_S)
             changed = replace(self.runtime.settings, **change)
-            self.look(lambda changed=changed: self.window.runner.start(self.runtime.apply_settings(changed)))
+            self.call(lambda changed=changed: self.window.runner.start(self.runtime.apply_settings(changed)))
             time.sleep(2 * _MOMENT_S)
-        self.look(settings.close)
+        self.call(settings.close)
 
     def palette(self) -> None:
         self.xdotool("key", "ctrl+k")
@@ -204,35 +204,35 @@ class Hands(QObject):
 
     def crowd(self) -> None:
         """10,000 connections that send half a head, and bodies of megabytes, while a user writes and asks."""
-        self.beside_a_crowd(self.look(lambda: self.runtime.api_server.url))
+        self.beside_a_crowd(self.call(lambda: self.runtime.api_server.url))
 
     def crowd_elsewhere(self) -> None:
-        """The same at a server that is none of kvchat's: what the crowd alone costs on so many cores."""
+        """Do the same with another server: the cost of the connections alone."""
         port = free_port("127.0.0.1")
         command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
         with subprocess.Popen(command, cwd=self._out.parent, stderr=subprocess.DEVNULL) as server:
             self.beside_a_crowd(f"http://127.0.0.1:{port}")
             server.terminate()
 
-    # How it is done.
+    # Helpers
 
-    def go_through(self, places: Iterable[int], seconds: float) -> None:
-        for place in places:
-            self.click(place)
+    def open_chats(self, indexes: Iterable[int], seconds: float) -> None:
+        for index in indexes:
+            self.click(index)
             time.sleep(seconds)
         self.click_on(LONG)
         time.sleep(2.0)
 
     def beside_a_crowd(self, url: str) -> None:
-        """Write and ask until the crowd has gone; it leaves others the cores, as one on another computer would."""
+        """Type and send until the connections end; they have a low priority, as if from another computer."""
         command = [sys.executable, "-m", "tests.soak.crowd", url, "10000"]
-        with subprocess.Popen(command, preexec_fn=lambda: os.nice(19)) as others:
-            while others.poll() is None:
-                self.xdotool("key", "ctrl+n")  # a chat that went on for so long would be full
+        with subprocess.Popen(command, preexec_fn=lambda: os.nice(19)) as connections:
+            while connections.poll() is None:
+                self.xdotool("key", "ctrl+n")  # a single chat would fill its context
                 self.xdotool("type", "--delay", "25", "--", "And is it longer than the others?")
                 self.reply()
-            if others.returncode:
-                raise RuntimeError("the crowd fared badly")
+            if connections.returncode:
+                raise RuntimeError("the connections failed")
 
     @property
     def file_of_chat(self) -> Path:
@@ -245,9 +245,9 @@ class Hands(QObject):
             self.until(lambda kind=kind, count=count: self.count(kind) > count, kind.__name__)
 
     def panel(self, open_it: Callable[[], QWidget]) -> None:
-        panel = self.look(open_it)
+        panel = self.call(open_it)
         time.sleep(1.5)
-        self.look(panel.close)
+        self.call(panel.close)
         time.sleep(_MOMENT_S)
 
     def passphrase(self) -> None:
@@ -257,66 +257,68 @@ class Hands(QObject):
 
     def file(self, path: Path) -> None:
         dialog = self.dialog(QFileDialog)
-        field = self.look(lambda: dialog.findChild(QLineEdit, "fileNameEdit"))
+        field = self.call(lambda: dialog.findChild(QLineEdit, "fileNameEdit"))
         time.sleep(_MOMENT_S)
-        self.look(lambda: field.setText(str(path)))
-        self.look(field.setFocus)
+        self.call(lambda: field.setText(str(path)))
+        self.call(field.setFocus)
         self.xdotool("key", "Return")
 
     def dialog(self, kind: type[T]) -> T:
 
-        def look() -> object:
-            found = [one for one in QApplication.topLevelWidgets() if isinstance(one, kind) and one.isVisible()]
-            return found[0] if found and found[0].isActiveWindow() else None
+        def active_dialog() -> object:
+            dialogs = [
+                widget for widget in QApplication.topLevelWidgets() if isinstance(widget, kind) and widget.isVisible()
+            ]
+            return dialogs[0] if dialogs and dialogs[0].isActiveWindow() else None
 
-        return wait_until(lambda: self.look(look), what=kind.__name__)  # type: ignore[no-any-return]
+        return wait_until(lambda: self.call(active_dialog), what=kind.__name__)  # type: ignore[no-any-return]
 
-    def row(self, place: int) -> tuple[int, int]:
+    def row(self, index: int) -> tuple[int, int]:
 
-        def where() -> tuple[int, int]:
+        def center() -> tuple[int, int]:
             view, model = self.window.sidebar.list, self.window.sidebar.model
-            row = model.index_of(model.chats[place].id)
+            row = model.index_of(model.chats[index].id)
             view.scrollTo(row)
             point = view.viewport().mapToGlobal(view.visualRect(row).center())
             return point.x(), point.y()
 
-        return self.look(where)
+        return self.call(center)
 
-    def place_of(self, widget: QWidget) -> tuple[int, int]:
-        point = self.look(lambda: widget.mapToGlobal(QPoint(widget.width() // 2, widget.height() // 2)))
+    def center_of(self, widget: QWidget) -> tuple[int, int]:
+        point = self.call(lambda: widget.mapToGlobal(QPoint(widget.width() // 2, widget.height() // 2)))
         return point.x(), point.y()
 
-    def click(self, place: int) -> None:
-        x, y = self.row(place)
+    def click(self, index: int) -> None:
+        x, y = self.row(index)
         self.xdotool("mousemove", str(x), str(y), "click", "1")
 
     def click_on(self, title: str) -> None:
-        rows = self.look(lambda: [chat.title for chat in self.window.sidebar.model.chats])
-        self.click(next(place for place, one in enumerate(rows) if one.startswith(title)))
+        rows = self.call(lambda: [chat.title for chat in self.window.sidebar.model.chats])
+        self.click(next(index for index, row in enumerate(rows) if row.startswith(title)))
 
     def count(self, kind: type) -> int:
-        return sum(isinstance(event, kind) for event in self.heard)
+        return sum(isinstance(event, kind) for event in self.events)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        wait_until(condition, seconds=PATIENCE_S, what=what)
+        wait_until(condition, seconds=TIMEOUT_S, what=what)
 
-    def look(self, at: Callable[[], T]) -> T:
-        done, came = threading.Event(), []
-        self._asked.emit(lambda: (came.append(at()), done.set()))
-        if not done.wait(PATIENCE_S):
-            raise TimeoutError(f"{at}")
-        return came[0]  # type: ignore[no-any-return]
+    def call(self, function: Callable[[], T]) -> T:
+        done, results = threading.Event(), []
+        self._called.emit(lambda: (results.append(function()), done.set()))
+        if not done.wait(TIMEOUT_S):
+            raise TimeoutError(f"{function}")
+        return results[0]  # type: ignore[no-any-return]
 
     def xdotool(self, *arguments: str) -> None:
-        subprocess.run(["xdotool", *arguments], check=True, timeout=PATIENCE_S)
+        subprocess.run(["xdotool", *arguments], check=True, timeout=TIMEOUT_S)
 
 
 def main(out: Path) -> None:
-    """Run kvchat, watched, until the hands have done everything."""
-    start, hands = application.Application.start, []
+    """Run kvchat, watched, until the user is done."""
+    start, users = application.Application.start, []
 
     async def started(self: Any, **options: bool) -> None:
-        hands.append(Hands(self, out))
+        users.append(User(self, out))
         await start(self, **options)
 
     with mock.patch.object(application.Application, "start", started):

@@ -1,7 +1,7 @@
-"""A process that tells when its window can be used: on the screen and active, its chats listed, keys written.
+"""A process that reports when its window is usable: visible, active, chats listed, keys accepted.
 
-`python -m tests.blocks.first_picture` is kvchat, with `bare` it is a window of Qt's own. The environment says where to
-tell it, and when the process was asked for.
+`python -m tests.blocks.first_picture` runs kvchat, with `bare` a plain Qt window. The environment holds the report's
+path and the start time.
 """
 
 from __future__ import annotations
@@ -18,28 +18,31 @@ from PySide6.QtWidgets import QApplication, QLineEdit, QListView, QMainWindow, Q
 
 OUT, BEGAN = "KVCHAT_TEST_PICTURE", "KVCHAT_TEST_BEGAN"
 BARE = "bare"
-_EVERY_MS = 4
+_INTERVAL_MS = 4
 
 
 class Watched(QApplication):
-    """Looks every few milliseconds whether the window can be used."""
+    """Checks every few milliseconds if the window is usable."""
 
     def __init__(self, arguments: list[str]) -> None:
         super().__init__(arguments)
         self._times = {"application": _since()}
-        self._look = QTimer(self, interval=_EVERY_MS, timerType=Qt.TimerType.PreciseTimer)
-        self._look.timeout.connect(self._watch)
-        self._look.start()
+        self._timer = QTimer(self, interval=_INTERVAL_MS, timerType=Qt.TimerType.PreciseTimer)
+        self._timer.timeout.connect(self._watch)
+        self._timer.start()
 
     def _watch(self) -> None:
-        window = next((one for one in self.topLevelWidgets() if isinstance(one, QMainWindow) and one.isVisible()), None)
+        window = next(
+            (widget for widget in self.topLevelWidgets() if isinstance(widget, QMainWindow) and widget.isVisible()),
+            None,
+        )
         handle = window.windowHandle() if window else None
         if window is None or handle is None or not handle.isExposed():
             return
         self._times.setdefault("shown", _since())
         if window.isActiveWindow() and _listed(window) and _takes_keys(self.focusWidget()):
             self._times |= {"usable": _since(), "of a core": time.process_time()}
-            self._look.stop()
+            self._timer.stop()
             out = Path(os.environ[OUT])
             out.with_suffix(".part").write_text(json.dumps(self._times), "utf-8")
             out.with_suffix(".part").rename(out)

@@ -1,4 +1,4 @@
-"""Watches from a thread of its own how long the event loop's thread does not come round, and what it does then."""
+"""Measures from another thread how long the event loop is blocked, and by what."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
-BEAT_S, LOOK_AFTER_S, CHECK_INTERVAL_S = 0.004, 0.012, 0.002
-NOTED_S = 0.008
+BEAT_S, SAMPLE_AFTER_S, CHECK_INTERVAL_S = 0.004, 0.012, 0.002
+MIN_BLOCK_S = 0.008
 _FRAMES = 7  # of kvchat's own, the innermost, for each stack
 _SELF = f"{Path(__file__).parent}"
 
 
 @dataclass(frozen=True)
 class Block:
-    """A time in which the loop did not come round. Milliseconds."""
+    """A time in which the event loop was blocked. Milliseconds."""
 
     phase: str
     wall: float
-    cpu: float  # the thread itself ran for so long
-    queued: float  # it could have run, and other processes had the cores
-    stack: str  # what it did most of that time
+    cpu: float  # the thread ran
+    queued: float  # it waited for a core
+    stack: str  # where it was most of the time
 
     @property
     def own(self) -> float:
-        """What it took, had a core been free: its own work, and waiting for the disk, a lock or another thread."""
+        """Its own work, and waiting for the disk, a lock or another thread, but not for a core."""
         return self.wall - self.queued
 
 
 class Watch(QObject):
-    """Make it on the loop's thread; `phase` is what the user does."""
+    """Create it on the loop's thread; `phase`: the user's action."""
 
     _beat = Signal(object)
 
@@ -63,17 +63,17 @@ class Watch(QObject):
             asleep, held = time.perf_counter(), _queued(task)
             time.sleep(BEAT_S)
             begun, cpu, queued = time.perf_counter(), time.clock_gettime(self._clock), _queued(self._main_task)
-            # It wakes late where others have the cores, and where a thread lets no other one run Python.
+            # Waking late means that no core was free, or that a thread holds the interpreter.
             late = max(begun - asleep - BEAT_S - (_queued(task) - held), 0.0)
             self._beat.emit(came)
             while not came.wait(CHECK_INTERVAL_S) and not self._over:
-                if time.perf_counter() - begun > LOOK_AFTER_S:
+                if time.perf_counter() - begun > SAMPLE_AFTER_S:
                     stacks[self._stack()] += 1
             wall, ran = time.perf_counter() - begun, time.clock_gettime(self._clock) - cpu
             self.beats[phase] += 1
-            if late + wall > NOTED_S:
+            if late + wall > MIN_BLOCK_S:
                 if late > wall:
-                    stacks["no thread but one could run Python"] += 1
+                    stacks["another thread held the interpreter"] += 1
                 most = "\n".join(f"{count} x {stack}" for stack, count in stacks.most_common(2))
                 figures = (late + wall, ran, _queued(self._main_task) - queued)
                 self.blocks.append(Block(phase, *(1000 * figure for figure in figures), most))
@@ -84,12 +84,12 @@ class Watch(QObject):
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._main.ident or 0)
         summary = traceback.extract_stack(frame)
-        own = [one for one in summary if "/kvchat/" in one.filename or _SELF in one.filename]
-        last = [] if not summary or summary[-1] in own else [summary[-1]]
-        lines = [f"{Path(one.filename).stem}:{one.lineno} {one.name}" for one in [*own[-_FRAMES:], *last]]
+        ours = [frame for frame in summary if "/kvchat/" in frame.filename or _SELF in frame.filename]
+        last = [] if not summary or summary[-1] in ours else [summary[-1]]
+        lines = [f"{Path(frame.filename).stem}:{frame.lineno} {frame.name}" for frame in [*ours[-_FRAMES:], *last]]
         return " > ".join([*lines, (self._main_task / "syscall").read_text().split()[0]])
 
 
 def _queued(task: Path) -> float:
-    """Seconds that a thread could have run, and had no core."""
+    """Return the seconds a thread waited for a core."""
     return int((task / "schedstat").read_text().split()[1]) / 1e9
