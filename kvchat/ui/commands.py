@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt, Signal
@@ -32,92 +33,76 @@ from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, room_on_screen
 class Shortcut:
     """Action; without keys it is only in the palette."""
 
-    action: str
-    words: str
     group: str
+    action: str
+    title: str
     keys: tuple[str, ...] = ()  # portable QKeySequence text; the first is shown
     in_palette: bool = True
     also: str = ""  # extra search terms
     own: bool = True  # False: a field or a list handles these keys; the sheet only lists them
 
+    @property
+    def key_text(self) -> str:
+        """The first keys as the platform writes them, or an empty text."""
+        return QKeySequence(self.keys[0]).toString(QKeySequence.SequenceFormat.NativeText) if self.keys else ""
 
-_CHATS, _MESSAGES, _VIEW = N_("Chats"), N_("Messages"), N_("View")
-_WINDOWS, _KEEPING = N_("Windows"), N_("Import and backup")
+
+_chat, _message, _view = (partial(Shortcut, group) for group in (N_("Chats"), N_("Messages"), N_("View")))
+_window, _transfer = partial(Shortcut, N_("Windows")), partial(Shortcut, N_("Import and backup"))
 
 SHORTCUTS = (
-    Shortcut("palette", N_("Go to a chat or run a command"), _CHATS, ("Ctrl+K",), in_palette=False),
-    Shortcut("new", N_("New chat"), _CHATS, ("Ctrl+N",), also=N_("begin start conversation")),
-    Shortcut("previous", N_("Previous chat"), _CHATS, ("Ctrl+Up", "Ctrl+PgUp")),
-    Shortcut("next", N_("Next chat"), _CHATS, ("Ctrl+Down", "Ctrl+PgDown")),
-    Shortcut("list", N_("Go to the chat list"), _CHATS, ("Ctrl+1",)),
-    Shortcut("search", N_("Search in all chats"), _CHATS, ("Ctrl+Shift+F",), also=N_("find")),
-    Shortcut("find", N_("Find in this chat"), _CHATS, ("Ctrl+F",), also=N_("search")),
-    Shortcut("find-next", N_("Next match"), _CHATS, ("F3",), in_palette=False),
-    Shortcut("find-previous", N_("Previous match"), _CHATS, ("Shift+F3",), in_palette=False),
-    Shortcut(
-        "chat-settings", N_("Chat settings…"), _CHATS, also=N_("system prompt temperature sampling preset thinking")
-    ),
-    Shortcut("rename", N_("Rename this chat"), _CHATS, ("F2",), also=N_("title name")),
-    Shortcut("name", N_("Generate a title for this chat"), _CHATS, also=N_("title rename")),
-    Shortcut("delete", N_("Delete this chat"), _CHATS, also=N_("remove trash")),
-    Shortcut("undo", N_("Undo deletion"), _CHATS, ("Ctrl+Z",), also=N_("restore undelete")),
-    Shortcut("deleted", N_("Recently deleted…"), _CHATS, also=N_("trash bin restore recover undo")),
-    Shortcut("compose", N_("Write a message"), _MESSAGES, ("Ctrl+L",)),
-    Shortcut("send", N_("Send"), _MESSAGES, ("Enter",), in_palette=False, own=False),
-    Shortcut("line", N_("New line"), _MESSAGES, ("Shift+Enter",), in_palette=False, own=False),
-    Shortcut("stop", N_("Stop the reply"), _MESSAGES, ("Esc",), also=N_("cancel end")),
-    Shortcut("regenerate", N_("Regenerate reply"), _MESSAGES, ("Ctrl+R",), also=N_("regenerate retry again")),
-    Shortcut("edit", N_("Edit my last message"), _MESSAGES, ("Ctrl+E",), also=N_("change correct")),
-    Shortcut(
-        "edit-up", N_("Edit my last message (in an empty field)"), _MESSAGES, ("Up",), in_palette=False, own=False
-    ),
-    Shortcut(
-        "attach", N_("Attach files…"), _MESSAGES, ("Ctrl+O",), also=N_("upload picture image pdf document add open")
-    ),
-    Shortcut(
-        "screenshot", N_("Attach a screenshot"), _MESSAGES, ("Ctrl+Shift+S",), also=N_("capture screen region picture")
-    ),
-    Shortcut("larger", N_("Larger text"), _VIEW, ("Ctrl++", "Ctrl+="), also=N_("font size zoom in bigger")),
-    Shortcut("smaller", N_("Smaller text"), _VIEW, ("Ctrl+-",), also=N_("font size zoom out")),
-    Shortcut("normal", N_("Normal text size"), _VIEW, ("Ctrl+0",), also=N_("font zoom reset")),
-    Shortcut("dark", N_("Dark theme"), _VIEW, also=N_("colours colors appearance night mode")),
-    Shortcut("light", N_("Light theme"), _VIEW, also=N_("colours colors appearance day mode bright")),
-    Shortcut("like-system", N_("System theme"), _VIEW, also=N_("colours colors appearance dark light")),
-    Shortcut("sidebar", N_("Show or hide the sidebar"), _VIEW, ("Ctrl+B",), also=N_("panel chats list")),
-    Shortcut("full-screen", N_("Full screen"), _VIEW, ("F11",), also=N_("fullscreen maximise maximize")),
-    Shortcut("numbers", N_("Show or hide speed and token counts"), _VIEW, also=N_("figures statistics receipt time")),
-    Shortcut(
-        "settings", N_("Settings…"), _WINDOWS, ("Ctrl+,",), also=N_("preferences options configure theme font language")
-    ),
-    Shortcut("models", N_("Models…"), _WINDOWS, ("Ctrl+M",), also=N_("download gguf hugging face switch change llm")),
-    Shortcut(
-        "library", N_("Library…"), _WINDOWS, also=N_("documents folder repository files prepare knowledge read begin")
-    ),
-    Shortcut(
-        "programs",
-        N_("Connected apps…"),
-        _WINDOWS,
-        also=N_("gateway server api agents editors requests openai anthropic"),
-    ),
-    Shortcut("engine", N_("Engine…"), _WINDOWS, ("Ctrl+Shift+E",), also=N_("server llama memory speed gpu")),
-    Shortcut("log", N_("Engine log…"), _WINDOWS, also=N_("output errors messages debug diagnostics")),
-    Shortcut("restart-engine", N_("Restart engine"), _WINDOWS, also=N_("start stop server llama reload")),
-    Shortcut(
-        "disk", N_("Storage…"), _WINDOWS, ("Ctrl+D",), also=N_("disk usage space cache memory of chats delete shrink")
-    ),
-    Shortcut("saved", N_("Time saved…"), _WINDOWS, also=N_("statistics plots seconds hot warm disk cold")),
-    Shortcut("manual", N_("Manual"), _WINDOWS, ("F1",), also=N_("help how privacy folders troubleshooting errors")),
-    Shortcut("shortcuts", N_("Keyboard shortcuts"), _WINDOWS, ("Ctrl+/",), also=N_("keys help hotkeys")),
-    Shortcut("quit", N_("Quit"), _WINDOWS, ("Ctrl+Q",), also=N_("exit close leave")),
-    Shortcut("export", N_("Export this chat…"), _KEEPING, also=N_("save share download markdown html json")),
-    Shortcut(
-        "export-memory", N_("Export with memory…"), _KEEPING, also=N_("save share move computer passphrase encrypt")
-    ),
-    Shortcut("export-all", N_("Export all chats…"), _KEEPING, also=N_("save share download")),
-    Shortcut("import", N_("Import chats…"), _KEEPING, also=N_("load open chatgpt claude")),
-    Shortcut("import-folder", N_("Import a folder of chats…"), _KEEPING, also=N_("load open")),
-    Shortcut("back-up", N_("Back up…"), _KEEPING, also=N_("backup copy save")),
-    Shortcut("restore", N_("Restore from a backup…"), _KEEPING, also=N_("recover load")),
+    _chat("palette", N_("Go to a chat or run a command"), ("Ctrl+K",), in_palette=False),
+    _chat("new", N_("New chat"), ("Ctrl+N",), also=N_("begin start conversation")),
+    _chat("previous", N_("Previous chat"), ("Ctrl+Up", "Ctrl+PgUp")),
+    _chat("next", N_("Next chat"), ("Ctrl+Down", "Ctrl+PgDown")),
+    _chat("list", N_("Go to the chat list"), ("Ctrl+1",)),
+    _chat("search", N_("Search in all chats"), ("Ctrl+Shift+F",), also=N_("find")),
+    _chat("find", N_("Find in this chat"), ("Ctrl+F",), also=N_("search")),
+    _chat("find-next", N_("Next match"), ("F3",), in_palette=False),
+    _chat("find-previous", N_("Previous match"), ("Shift+F3",), in_palette=False),
+    _chat("chat-settings", N_("Chat settings…"), also=N_("system prompt temperature sampling preset thinking")),
+    _chat("rename", N_("Rename this chat"), ("F2",), also=N_("title name")),
+    _chat("name", N_("Generate a title for this chat"), also=N_("title rename")),
+    _chat("delete", N_("Delete this chat"), also=N_("remove trash")),
+    _chat("undo", N_("Undo deletion"), ("Ctrl+Z",), also=N_("restore undelete")),
+    _chat("deleted", N_("Recently deleted…"), also=N_("trash bin restore recover undo")),
+    _message("compose", N_("Write a message"), ("Ctrl+L",)),
+    _message("send", N_("Send"), ("Enter",), in_palette=False, own=False),
+    _message("line", N_("New line"), ("Shift+Enter",), in_palette=False, own=False),
+    _message("stop", N_("Stop the reply"), ("Esc",), also=N_("cancel end")),
+    _message("regenerate", N_("Regenerate reply"), ("Ctrl+R",), also=N_("regenerate retry again")),
+    _message("edit", N_("Edit my last message"), ("Ctrl+E",), also=N_("change correct")),
+    _message("edit-up", N_("Edit my last message (in an empty field)"), ("Up",), in_palette=False, own=False),
+    _message("attach", N_("Attach files…"), ("Ctrl+O",), also=N_("upload picture image pdf document add open")),
+    _message("screenshot", N_("Attach a screenshot"), ("Ctrl+Shift+S",), also=N_("capture screen region picture")),
+    _view("larger", N_("Larger text"), ("Ctrl++", "Ctrl+="), also=N_("font size zoom in bigger")),
+    _view("smaller", N_("Smaller text"), ("Ctrl+-",), also=N_("font size zoom out")),
+    _view("normal", N_("Normal text size"), ("Ctrl+0",), also=N_("font zoom reset")),
+    _view("dark", N_("Dark theme"), also=N_("colours colors appearance night mode")),
+    _view("light", N_("Light theme"), also=N_("colours colors appearance day mode bright")),
+    _view("like-system", N_("System theme"), also=N_("colours colors appearance dark light")),
+    _view("sidebar", N_("Show or hide the sidebar"), ("Ctrl+B",), also=N_("panel chats list")),
+    _view("full-screen", N_("Full screen"), ("F11",), also=N_("fullscreen maximise maximize")),
+    _view("numbers", N_("Show or hide speed and token counts"), also=N_("figures statistics receipt time")),
+    _window("settings", N_("Settings…"), ("Ctrl+,",), also=N_("preferences options configure theme font language")),
+    _window("models", N_("Models…"), ("Ctrl+M",), also=N_("download gguf hugging face switch change llm")),
+    _window("library", N_("Library…"), also=N_("documents folder repository files prepare knowledge read begin")),
+    _window("programs", N_("Connected apps…"), also=N_("gateway server api agents editors requests openai anthropic")),
+    _window("engine", N_("Engine…"), ("Ctrl+Shift+E",), also=N_("server llama memory speed gpu")),
+    _window("log", N_("Engine log…"), also=N_("output errors messages debug diagnostics")),
+    _window("restart-engine", N_("Restart engine"), also=N_("start stop server llama reload")),
+    _window("disk", N_("Storage…"), ("Ctrl+D",), also=N_("disk usage space cache memory of chats delete shrink")),
+    _window("saved", N_("Time saved…"), also=N_("statistics plots seconds hot warm disk cold")),
+    _window("manual", N_("Manual"), ("F1",), also=N_("help how privacy folders troubleshooting errors")),
+    _window("shortcuts", N_("Keyboard shortcuts"), ("Ctrl+/",), also=N_("keys help hotkeys")),
+    _window("quit", N_("Quit"), ("Ctrl+Q",), also=N_("exit close leave")),
+    _transfer("export", N_("Export this chat…"), also=N_("save share download markdown html json")),
+    _transfer("export-memory", N_("Export with memory…"), also=N_("save share move computer passphrase encrypt")),
+    _transfer("export-all", N_("Export all chats…"), also=N_("save share download")),
+    _transfer("import", N_("Import chats…"), also=N_("load open chatgpt claude")),
+    _transfer("import-folder", N_("Import a folder of chats…"), also=N_("load open")),
+    _transfer("back-up", N_("Back up…"), also=N_("backup copy save")),
+    _transfer("restore", N_("Restore from a backup…"), also=N_("recover load")),
 )
 
 
@@ -138,8 +123,8 @@ class ShortcutSheet(QDialog):
             grid.setVerticalSpacing(7)
             grid.addWidget(label(_(group), "strong"), 0, 0, 1, 2)
             for line, shortcut in enumerate(entries, 1):
-                grid.addWidget(label(_(shortcut.words)), line, 0)
-                keys = label(shown_keys(shortcut), "key")
+                grid.addWidget(label(_(shortcut.title)), line, 0)
+                keys = label(shortcut.key_text, "key")
                 grid.addWidget(keys, line, 1, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignTop)
             grid.setColumnStretch(0, 1)
             min(columns, key=QVBoxLayout.count).addLayout(grid)
@@ -161,23 +146,18 @@ class ShortcutSheet(QDialog):
         room, wanted = room_on_screen() - _AROUND, self._sides.sizeHint()
         if wanted.width() > room.width():
             self._sides.setDirection(QBoxLayout.Direction.TopToBottom)
-            for words in self._page.findChildren(QLabel):
-                words.setWordWrap(words.property("kind") != "key")
+            for text in self._page.findChildren(QLabel):
+                text.setWordWrap(text.property("kind") != "key")
             self._sides.activate()
             wanted = QSize(room.width(), self._sides.totalHeightForWidth(room.width()))
         self._page.setMinimumSize(wanted.boundedTo(room))
         self.adjustSize()
 
 
-def words_of(action: str) -> str:
+def menu_title(action: str) -> str:
+    """Return an action's title and keys, as in menus."""
     shortcut = next(entry for entry in SHORTCUTS if entry.action == action)
-    return "\t".join(part for part in (_(shortcut.words), left_to_right(shown_keys(shortcut))) if part)
-
-
-def shown_keys(shortcut: Shortcut) -> str:
-    if not shortcut.keys:
-        return ""
-    return QKeySequence(shortcut.keys[0]).toString(QKeySequence.SequenceFormat.NativeText)
+    return "\t".join(part for part in (_(shortcut.title), left_to_right(shortcut.key_text)) if part)
 
 
 def install_shortcuts(
@@ -187,7 +167,7 @@ def install_shortcuts(
     for shortcut in table:
         if not shortcut.own:
             continue
-        action = QAction(_(shortcut.words), window)
+        action = QAction(_(shortcut.title), window)
         action.setShortcuts([QKeySequence(keys) for keys in shortcut.keys])
         action.setShortcutContext(Qt.ShortcutContext.WindowShortcut)
         action.triggered.connect(lambda _checked, do=handlers[shortcut.action]: do())
@@ -200,38 +180,42 @@ def add_keep_actions(
     menu: QMenu, pinned: bool, pin: Callable[[bool], object], never_save: bool, never: Callable[[bool], object]
 ) -> None:
     """Append "always keep" and "never keep", checked if set; `pin` and `never` get the new state."""
-    for words, tip, on, run in (
+    for title, tip, is_on, run in (
         (ALWAYS_KEEP, _("It is never deleted to free up space"), pinned, pin),
         (NEVER_KEEP, _("After a restart, the chat is reprocessed from the beginning"), never_save, never),
     ):
-        action = menu.addAction(_(words))
+        action = menu.addAction(_(title))
         action.setToolTip(tip)
         action.setCheckable(True)
-        action.setChecked(on)
+        action.setChecked(is_on)
         action.triggered.connect(run)
     menu.setToolTipsVisible(True)
 
 
 _WHOLE, _START, _WORD, _INSIDE, _SCATTERED = 5, 4, 3, 2, 1  # match quality, best to worst
 _MAX_CHATS, _MAX_ACTIONS, _CHATS_AT_FIRST = 9, 20, 7
-_LETTERS, _LEAST_ROW, _TOP = 84, 18, 70  # width; pixels: row height beyond its text, offset from the window's top
-_MAX_SEEN, _NOT_ROWS = 14, 100  # rows at a time, and pixels of window height not used for rows
+_LETTERS, _MIN_ROW, _TOP = 84, 18, 70  # width; pixels: row height beyond its text, offset from the window's top
+_MAX_ROWS, _NOT_ROWS = 14, 100  # rows at a time, and pixels of window height not used for rows
 _ALSO = "\n "  # separates an action's name from its other search terms
-_TO_LIST = frozenset((Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown))
+_LIST_KEYS = frozenset((Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown))
 
 
 @dataclass(frozen=True)
 class PaletteEntry:
-    words: str
+    title: str
     note: str  # right-aligned
-    do: Callable[[], object]
+    run: Callable[[], object]
     also: str = ""  # extra search terms
+
+    @property
+    def search_text(self) -> str:
+        return fold(self.title) + (_ALSO + fold(self.also) if self.also else "")
 
 
 class Palette(QDialog):
     """Fuzzy search for chats and commands; letters that begin words score higher."""
 
-    left = Signal(str)  # closed without an action; the typed text
+    dismissed = Signal(str)  # closed without an action; the typed text
 
     def __init__(
         self, parent: QWidget, chats: Sequence[PaletteEntry], actions: Sequence[PaletteEntry], name: str = ""
@@ -247,30 +231,25 @@ class Palette(QDialog):
         name = name or _("Go to a chat or run a command")
         self.setAccessibleName(name)
         self.setObjectName("palette")
-        self._chats, self._chat_words = chats, [fold(entry.words) for entry in chats]
-        self.commands = actions
-        self._action_words = [fold(entry.words) + _ALSO + fold(entry.also) for entry in actions]
-        self._shown: list[PaletteEntry] = []
+        self._chats, self.commands = chats, actions
+        self._chat_texts, self._command_texts = ([entry.search_text for entry in part] for part in (chats, actions))
+        self.entries: list[PaletteEntry] = []  # those shown
         self.field = line_edit(name, f"{name}…")
         self.field.installEventFilter(self)
         self.field.textChanged.connect(self._fill)
-        self.field.returnPressed.connect(self._do)
+        self.field.returnPressed.connect(self._run)
         self.list = QListWidget()
         self.list.setObjectName("paletteList")
         self.list.setAccessibleName(_("Matches"))
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.list.itemClicked.connect(lambda _: self._do())
+        self.list.itemClicked.connect(lambda _: self._run())
         self.nothing = label(_("No matching chats or commands."), "muted")
         self.nothing.setContentsMargins(10, 4, 10, 6)
         self._column = column(self.field, self.nothing, self.list, on=self, spacing=6, margins=10)
         once = Qt.ConnectionType.SingleShotConnection  # closing deactivates the window, which would close it again
-        self.rejected.connect(lambda: self.left.emit(self.field.text()), once)
+        self.rejected.connect(lambda: self.dismissed.emit(self.field.text()), once)
         self._fill("")
-
-    @property
-    def shown(self) -> list[str]:
-        return [entry.words for entry in self._shown]
 
     def open_over(self, window: QWidget) -> None:
         self.setFixedWidth(min(self.fontMetrics().averageCharWidth() * _LETTERS, window.width() - 40))
@@ -281,7 +260,7 @@ class Palette(QDialog):
         self.field.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and event.key() in _TO_LIST:
+        if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and event.key() in _LIST_KEYS:
             self.list.keyPressEvent(event)
             return True
         return super().eventFilter(watched, event)
@@ -292,69 +271,69 @@ class Palette(QDialog):
             self.reject()
 
     def _fill(self, typed: str) -> None:
-        most = _MAX_CHATS if typed.strip() else _CHATS_AT_FIRST
-        self._shown = [self._chats[i] for i in best(typed, self._chat_words, most)]
-        self._shown += [self.commands[i] for i in best(typed, self._action_words, _MAX_ACTIONS)]
+        count = _MAX_CHATS if typed.strip() else _CHATS_AT_FIRST
+        self.entries = [self._chats[i] for i in best_matches(typed, self._chat_texts, count)]
+        self.entries += [self.commands[i] for i in best_matches(typed, self._command_texts, _MAX_ACTIONS)]
         self.list.clear()
-        for entry in self._shown:
+        for entry in self.entries:
             item = QListWidgetItem(self.list)
-            item.setData(Qt.ItemDataRole.AccessibleTextRole, join_list((entry.words, entry.note)))
+            item.setData(Qt.ItemDataRole.AccessibleTextRole, join_list((entry.title, entry.note)))
             item.setSizeHint(QSize(0, self.row_height))
-            line, words = QWidget(), ElidedLabel()
+            line, title = QWidget(), ElidedLabel()
             line.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-            words.set_text(entry.words)
-            row((words, 1), label(entry.note, "small"), on=line, margins=(10, 0, 10, 0))
+            title.set_text(entry.title)
+            row((title, 1), label(entry.note, "small"), on=line, margins=(10, 0, 10, 0))
             self.list.setItemWidget(item, line)
         self.list.setCurrentRow(0)
-        self.list.setVisible(bool(self._shown))
-        self.nothing.setVisible(not self._shown)
+        self.list.setVisible(bool(self.entries))
+        self.nothing.setVisible(not self.entries)
         self._fit()
-        if self._completes and not self._shown:
+        if self._completes and not self.entries:
             self.reject()
 
     @property
     def row_height(self) -> int:
-        return self.fontMetrics().height() + _LEAST_ROW
+        return self.fontMetrics().height() + _MIN_ROW
 
     def _fit(self) -> None:
         room = (self._window.height() - _TOP - _NOT_ROWS) // self.row_height
-        self.list.setFixedHeight(self.row_height * min(len(self._shown), max(room, 1), _MAX_SEEN) + 2)
+        self.list.setFixedHeight(self.row_height * min(len(self.entries), max(room, 1), _MAX_ROWS) + 2)
         self._column.activate()
         self.setFixedHeight(self._column.sizeHint().height())
 
-    def _do(self) -> None:
-        if self._shown:
-            entry = self._shown[self.list.currentRow()]
+    def _run(self) -> None:
+        if self.entries:
+            entry = self.entries[self.list.currentRow()]
             self.accept()
-            entry.do()
+            entry.run()
 
 
-def best(typed: str, titles: Sequence[str], most: int) -> list[int]:
-    """Return the indices of the `most` best matches; without input, the first ones. titles: folded
+def best_matches(typed: str, texts: Sequence[str], count: int) -> list[int]:
+    """Return the indices of the `count` best matches; without input, the first ones. texts: folded
 
     Among equal matches, the shorter title comes first, then the earlier one. Search aliases, after `_ALSO`, do
     not count towards length.
     """
-    wanted = " ".join(fold(typed).split())
-    if not wanted:
-        return list(range(min(most, len(titles))))
-    names = (title.partition(_ALSO)[0] for title in titles)
-    scored = ((_score(wanted, titles[place], name), -len(name), -place) for place, name in enumerate(names))
-    return [-place for _, _, place in heapq.nlargest(most, (score for score in scored if score[0]))]
+    query = " ".join(fold(typed).split())
+    if not query:
+        return list(range(min(count, len(texts))))
+    titles = (text.partition(_ALSO)[0] for text in texts)
+    scored = ((_score(query, texts[i], title), -len(title), -i) for i, title in enumerate(titles))
+    return [-i for _, _, i in heapq.nlargest(count, (match for match in scored if match[0]))]
 
 
-def _score(wanted: str, title: str, name: str) -> int:
+def _score(query: str, text: str, title: str) -> int:
     """Return 0 for no match."""
-    found = title.find(wanted)
-    if found >= 0:
-        if found == 0:
-            return _WHOLE if name == wanted else _START
-        return _WORD if f" {wanted}" in title else _INSIDE
-    if all(word in title for word in wanted.split(" ")):
+    position = text.find(query)
+    if position == 0:
+        return _WHOLE if title == query else _START
+    if position > 0:
+        return _WORD if f" {query}" in text else _INSIDE
+    if all(word in text for word in query.split(" ")):
         return _INSIDE
-    at = -1
-    for letter in wanted.replace(" ", ""):
-        at = name.find(letter, at + 1)
-        if at < 0:
+    position = -1
+    for letter in query.replace(" ", ""):
+        position = title.find(letter, position + 1)
+        if position < 0:
             return 0
     return _SCATTERED

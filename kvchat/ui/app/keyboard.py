@@ -29,7 +29,7 @@ from kvchat.settings import ZOOMS
 from kvchat.text.language import _
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.composer import Composer, MessageField
-from kvchat.ui.commands import SHORTCUTS, Palette, PaletteEntry, ShortcutSheet, install_shortcuts, shown_keys
+from kvchat.ui.commands import SHORTCUTS, Palette, PaletteEntry, ShortcutSheet, install_shortcuts
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.ui.transcript.transcript import Transcript
@@ -92,7 +92,7 @@ class KeyboardController(QObject):
             for id in sorted(titles, key=lambda id: id == current)
         ]
         actions = [
-            PaletteEntry(_(shortcut.words), shown_keys(shortcut), self._handlers[shortcut.action], _(shortcut.also))
+            PaletteEntry(_(shortcut.title), shortcut.key_text, self._handlers[shortcut.action], _(shortcut.also))
             for shortcut in SHORTCUTS
             if shortcut.own and shortcut.in_palette and shortcut.action not in senseless
         ]
@@ -118,7 +118,7 @@ class KeyboardController(QObject):
 
         entries = [PaletteEntry(preset.name, _("new chat"), partial(begin_with, preset)) for preset in presets]
         palette = Palette(self._window, (), entries, _("Start a chat with a preset"))
-        palette.left.connect(field.insertPlainText)
+        palette.dismissed.connect(field.insertPlainText)
         palette.open_over(self._window)
 
     def open_sheet(self) -> ShortcutSheet:

@@ -35,7 +35,7 @@ from kvchat.text.language import _
 from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.building import label
 from kvchat.ui.desktop.activation import on_wayland
-from kvchat.ui.desktop.global_key import Declined, request
+from kvchat.ui.desktop.global_key import PortalDeclined, request
 
 # Decoder warnings about untrusted pictures are not printed; decoding failures are reported.
 QLoggingCategory.setFilterRules("qt.gui.imageio*=false")
@@ -159,7 +159,7 @@ async def _take_by_desktop() -> QImage | None:
     try:
         async with asyncio.timeout(_DIALOG_S):
             results = await request(bus, "Screenshot", "Screenshot", "sa{sv}", ("",), options)
-    except (Declined, TimeoutError):
+    except (PortalDeclined, TimeoutError):
         return None
     except NoAnswer as error:
         raise NoScreenshot from error

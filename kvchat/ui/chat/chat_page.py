@@ -16,7 +16,7 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.status_strip import ContextMeter
-from kvchat.ui.commands import words_of
+from kvchat.ui.commands import menu_title
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH, ElidedButton, ElidedLabel, ScrollPage, ShrinkingPage
 
@@ -127,7 +127,7 @@ class Header(QWidget):
 
         def add(target: QMenu, *actions: str) -> None:
             for action in actions:
-                target.addAction(words_of(action), partial(self.requested.emit, action))
+                target.addAction(menu_title(action), partial(self.requested.emit, action))
 
         add(menu, "models", "disk", "engine", "restart-engine")
         menu.addSeparator()

@@ -13,7 +13,7 @@ from kvchat.chat.search import ChatHit
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import VERIFY_MEMORY, one_line
 from kvchat.text.language import N_, _, pgettext, plural
-from kvchat.ui.commands import add_keep_actions, words_of
+from kvchat.ui.commands import add_keep_actions, menu_title
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.transfer import TransferController
 from kvchat.ui.controllers.views import Controller, Views
@@ -47,8 +47,8 @@ class ChatListController(Controller):
         runtime, id, add = self._runtime, chat.id, menu.addAction
         single_only = [
             add(_("Rename"), rename),
-            add(words_of("name"), lambda: self._runner.start(runtime.chat.title_generator.generate(id))),
-            settings := add(words_of("chat-settings"), lambda: self.settings_requested.emit(id)),
+            add(menu_title("name"), lambda: self._runner.start(runtime.chat.title_generator.generate(id))),
+            settings := add(menu_title("chat-settings"), lambda: self.settings_requested.emit(id)),
         ]
         menu.addSeparator()
         self._add_places(menu, chat, ids)
@@ -64,7 +64,7 @@ class ChatListController(Controller):
             add(_(VERIFY_MEMORY), lambda: self._reload_after(self._verify(id)))
         menu.addSeparator()
         add(_("Export…"), lambda: self._transfer.export(ids))
-        single_only.append(add(words_of("export-memory"), lambda: self._transfer.export_with_memory(id)))
+        single_only.append(add(menu_title("export-memory"), lambda: self._transfer.export_with_memory(id)))
         title = _("Delete") if len(ids) == 1 else plural(len(ids), "Delete {count} chat", "Delete {count} chats")
         add(title, lambda: self._runner.start(self.delete(ids)))
         for action in single_only:

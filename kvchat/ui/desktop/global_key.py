@@ -12,6 +12,7 @@ import ctypes
 import queue
 import threading
 from collections.abc import Callable
+from ctypes import wintypes
 from typing import Any
 
 from PySide6.QtCore import QObject, Signal
@@ -27,7 +28,7 @@ _CANCELLED = 1
 Results = dict[str, tuple[str, Any]]  # name: D-Bus signature and value
 
 
-class Declined(NoAnswer):
+class PortalDeclined(NoAnswer):
     """The user declined."""
 
 
@@ -38,7 +39,7 @@ def portal(interface: str) -> Service:
 async def request(
     bus: SessionBus, interface: str, method: str, signature: str, body: tuple[Any, ...], options: Results
 ) -> Results:
-    """Return the portal's response, which may wait for the user. Raises NoAnswer and Declined.
+    """Return the portal's response, which may wait for the user. Raises NoAnswer and PortalDeclined.
 
     https://flatpak.github.io/xdg-desktop-portal/docs/doc-org.freedesktop.portal.Request.html
     """
@@ -47,28 +48,28 @@ async def request(
     response = Service(NAME, f"{_PATH}/request/{sender}/{token}", "org.freedesktop.portal.Request")
     answer: asyncio.Future[tuple[int, Results]] = asyncio.get_running_loop().create_future()
 
-    def hear(code: int, results: Results) -> None:
+    def set_answer(code: int, results: Results) -> None:
         if not answer.done():
             answer.set_result((code, results))
 
-    stop = await bus.listen(response, "Response", hear)
+    stop = await bus.listen(response, "Response", set_answer)
     try:
         await bus.call(portal(interface), method, signature, *body, options | {"handle_token": ("s", token)})
         code, results = await answer
     finally:
         stop()
     if code:
-        raise Declined if code == _CANCELLED else NoAnswer(f"{method}: {code}")
+        raise PortalDeclined if code == _CANCELLED else NoAnswer(f"{method}: {code}")
     return results
 
 
 KEY = "Ctrl+Alt+K"
 _SHORTCUTS = "GlobalShortcuts"
 _REGISTRY = portal(_SHORTCUTS)._replace(interface="org.freedesktop.host.portal.Registry")
-_WORDS = N_("Ask a quick question")
+_DESCRIPTION = N_("Ask a quick question")
 
 
-class KeyNotGiven(KvchatError):
+class GlobalKeyUnavailable(KvchatError):
     def __init__(self, why: str) -> None:
         super().__init__(
             _("The quick question shortcut is not available"),
@@ -87,7 +88,7 @@ class GlobalKey(QObject):
         self._changing = asyncio.Lock()
 
     async def hold(self, wanted: bool) -> None:
-        """Grab or release the key. Raises KeyNotGiven."""
+        """Grab or release the key. Raises GlobalKeyUnavailable."""
         async with self._changing:
             if wanted and self._release is None:
                 self._release = await self._take()
@@ -105,13 +106,13 @@ class GlobalKey(QObject):
             try:
                 return await bind_by_portal(self._bus, self.pressed.emit)
             except NoAnswer as error:
-                raise KeyNotGiven(_("Your desktop does not support global shortcuts for apps.")) from error
+                raise GlobalKeyUnavailable(_("Your desktop does not support global shortcuts for apps.")) from error
         register = {"windows": register_on_windows, "cocoa": register_on_mac}.get(platform)
         if register is None:
-            raise KeyNotGiven(_("This display does not support global shortcuts."))
+            raise GlobalKeyUnavailable(_("This display does not support global shortcuts."))
         release = register(lambda: self.pressed.emit(""))
         if release is None:
-            raise KeyNotGiven(_("Another app uses {key}.", key=KEY))
+            raise GlobalKeyUnavailable(_("Another app uses {key}.", key=KEY))
         return release
 
 
@@ -122,39 +123,27 @@ async def bind_by_portal(bus: SessionBus, pressed: Callable[[str], object]) -> C
     """
     with contextlib.suppress(NoAnswer):  # newer portals need the app id if kvchat was not started from a menu
         await bus.call(_REGISTRY, "Register", "sa{sv}", "kvchat", {})
-    made = await request(bus, _SHORTCUTS, "CreateSession", "a{sv}", (), {"session_handle_token": ("s", "kvchat")})
-    session = made.get("session_handle", ("s", ""))[1]
+    created = await request(bus, _SHORTCUTS, "CreateSession", "a{sv}", (), {"session_handle_token": ("s", "kvchat")})
+    session = created.get("session_handle", ("s", ""))[1]
 
-    def hear(of: str, _id: str, _at: int, more: dict[str, tuple[str, Any]]) -> None:
+    def handle(of: str, _id: str, _at: int, options: Results) -> None:
         if of == session:
-            pressed(str(more.get("activation_token", ("s", ""))[1]))
+            pressed(str(options.get("activation_token", ("s", ""))[1]))
 
-    stop = await bus.listen(portal(_SHORTCUTS), "Activated", hear)
+    stop = await bus.listen(portal(_SHORTCUTS), "Activated", handle)
 
     def release() -> None:
         stop()
         bus.send(Service(NAME, session, "org.freedesktop.portal.Session"), "Close")
 
     trigger = KEY.upper().replace("+K", "+k")
-    wanted = [("quick", {"description": ("s", _(_WORDS)), "preferred_trigger": ("s", trigger)})]
+    shortcuts = [("quick", {"description": ("s", _(_DESCRIPTION)), "preferred_trigger": ("s", trigger)})]
     try:
-        await request(bus, _SHORTCUTS, "BindShortcuts", "oa(sa{sv})sa{sv}", (session, wanted, ""), {})
+        await request(bus, _SHORTCUTS, "BindShortcuts", "oa(sa{sv})sa{sv}", (session, shortcuts, ""), {})
     except BaseException:
         release()
         raise
     return release
-
-
-class _Message(ctypes.Structure):
-    _fields_ = (
-        ("window", ctypes.c_void_p),
-        ("kind", ctypes.c_uint),
-        ("first", ctypes.c_size_t),
-        ("second", ctypes.c_ssize_t),
-        ("time", ctypes.c_ulong),
-        ("x", ctypes.c_long),
-        ("y", ctypes.c_long),
-    )
 
 
 def register_on_windows(pressed: Callable[[], object]) -> Callable[[], object] | None:
@@ -165,23 +154,23 @@ def register_on_windows(pressed: Callable[[], object]) -> Callable[[], object] |
     control, alt, no_repeat = 0x2, 0x1, 0x4000
     wm_hotkey, wm_quit = 0x312, 0x12
     windows: Any = getattr(ctypes, "windll")  # noqa: B009 - of Windows alone
-    begun: queue.Queue[int] = queue.Queue()  # thread id; 0: another program has the key
+    started: queue.Queue[int] = queue.Queue()  # thread id; 0: another program has the key
 
     def serve() -> None:
         if not windows.user32.RegisterHotKey(None, 1, control | alt | no_repeat, ord("K")):
-            begun.put(0)
+            started.put(0)
             return
-        message = _Message()
+        message = wintypes.MSG()
         windows.user32.PeekMessageW(ctypes.byref(message), None, 0, 0, 0)  # makes the thread's queue
-        begun.put(windows.kernel32.GetCurrentThreadId())
+        started.put(windows.kernel32.GetCurrentThreadId())
         while windows.user32.GetMessageW(ctypes.byref(message), None, 0, 0) > 0:
-            if message.kind == wm_hotkey:
+            if message.message == wm_hotkey:
                 pressed()
         windows.user32.UnregisterHotKey(None, 1)
 
     thread = threading.Thread(target=serve, name="global key", daemon=True)
     thread.start()
-    number = begun.get()
+    number = started.get()
     if not number:
         return None
 
@@ -214,13 +203,13 @@ def register_on_mac(pressed: Callable[[], object]) -> Callable[[], object] | Non
     carbon.GetApplicationEventTarget.restype = ctypes.c_void_p
     target = ctypes.c_void_p(carbon.GetApplicationEventTarget())
 
-    def hear(_next: object, _event: object, _data: object) -> int:
+    def handle(_next: object, _event: object, _data: object) -> int:
         pressed()
         return 0
 
-    handler, key, installed = _Handler(hear), ctypes.c_void_p(), ctypes.c_void_p()
-    wanted, kind = _HotKeyId(int.from_bytes(b"kvch", "big"), 1), _EventKind(keyboard, hot_key_pressed)
-    if carbon.RegisterEventHotKey(letter_k, control | option, wanted, target, 0, ctypes.byref(key)):
+    handler, key, installed = _Handler(handle), ctypes.c_void_p(), ctypes.c_void_p()
+    id, kind = _HotKeyId(int.from_bytes(b"kvch", "big"), 1), _EventKind(keyboard, hot_key_pressed)
+    if carbon.RegisterEventHotKey(letter_k, control | option, id, target, 0, ctypes.byref(key)):
         return None
     carbon.InstallEventHandler(target, handler, 1, ctypes.byref(kind), None, ctypes.byref(installed))
 

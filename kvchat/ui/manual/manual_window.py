@@ -20,7 +20,7 @@ from kvchat.ui.rendering.markdown import prose_css, renderer_class
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 from kvchat.ui.widgets.text_search import TextSearch
 
-_LEAST_SIDE, _ABOVE = 28, 12  # pixels beside the text, and above it and a target heading
+_MIN_SIDE, _ABOVE = 28, 12  # pixels beside the text, and above it and a target heading
 _ROW_PADDING, _LIST_PADDING = 10, 66  # pixels around a list heading, including the list's own
 
 
@@ -47,8 +47,8 @@ class ManualPage(QTextBrowser):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.anchorClicked.connect(self._follow)
         self._place = 0  # block number at the top
-        self.verticalScrollBar().valueChanged.connect(self._scrolled)
-        self.document().documentLayout().documentSizeChanged.connect(lambda _: self._stay())
+        self.verticalScrollBar().valueChanged.connect(self._remember)
+        self.document().documentLayout().documentSizeChanged.connect(lambda _: self._restore())
         self.show_text()
 
     def show_text(self) -> None:
@@ -61,41 +61,38 @@ class ManualPage(QTextBrowser):
         document.setDefaultStyleSheet(css + "table { margin-bottom: 14px }")
         self.setHtml(parser.render(SOURCE))
         self._place = place
-        self._stay()
+        self._restore()
 
     def headings(self) -> list[QTextBlock]:
-        found, block = [], self.document().begin()
-        while block.isValid():
-            if block.blockFormat().headingLevel() in (2, 3):
-                found.append(block)
-            block = block.next()
-        return found
+        document = self.document()
+        blocks = map(document.findBlockByNumber, range(document.blockCount()))
+        return [block for block in blocks if block.blockFormat().headingLevel() in (2, 3)]
 
     def go_to(self, number: int) -> None:
         """number: of a heading; -1: stay"""
         if number >= 0:
             heading = self.headings()[number]
             self.setTextCursor(QTextCursor(heading))
-            self.bring(heading)
+            self.scroll_to(heading)
 
-    def bring(self, block: QTextBlock) -> None:
+    def scroll_to(self, block: QTextBlock) -> None:
         self.verticalScrollBar().setValue(self._top(block))
 
-    def at(self) -> int:
+    def current(self) -> int:
         """Return the index of the heading being read; -1 above the first."""
         here = self.verticalScrollBar().value()
         return sum(self._top(heading) <= here for heading in self.headings()) - 1
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        side = max(_LEAST_SIDE, (self.width() - self._look.px(COLUMN_WIDTH)) // 2)
+        side = max(_MIN_SIDE, (self.width() - self._look.px(COLUMN_WIDTH)) // 2)
         self.setViewportMargins(side, _ABOVE, side, 0)
         super().resizeEvent(event)
 
-    def _scrolled(self) -> None:
+    def _remember(self) -> None:
         self._place = self.cursorForPosition(QPoint(0, _ABOVE)).blockNumber()
 
-    def _stay(self) -> None:
-        self.bring(self.document().findBlockByNumber(self._place))
+    def _restore(self) -> None:
+        self.scroll_to(self.document().findBlockByNumber(self._place))
 
     def _top(self, block: QTextBlock) -> int:
         return int(self.document().documentLayout().blockBoundingRect(block).y()) - _ABOVE
@@ -119,21 +116,21 @@ class ManualWindow(Panel):
         self.list.setAccessibleName(_("Headings"))
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         for heading in self.page.headings():
-            deeper = heading.blockFormat().headingLevel() > 2
-            QListWidgetItem(f"{'     ' if deeper else ''}{heading.text()}", self.list)
+            is_nested = heading.blockFormat().headingLevel() > 2
+            QListWidgetItem(f"{'     ' if is_nested else ''}{heading.text()}", self.list)
         above = row((self.search, 1), self.search.count, spacing=10, margins=(28, 16, 28, 10))
         column(self.notices, above, (self.page, 1), on=(right := QWidget()), spacing=0, margins=0)
         row(self.list, (right, 1), on=self, spacing=0, margins=0)
-        self.search.reached.connect(lambda: self.page.bring(self.page.textCursor().block()))
+        self.search.reached.connect(lambda: self.page.scroll_to(self.page.textCursor().block()))
         self.list.currentRowChanged.connect(self.page.go_to)
-        self.page.verticalScrollBar().valueChanged.connect(self._scrolled)
+        self.page.verticalScrollBar().valueChanged.connect(self._select_heading)
         look.changed.connect(self._restyle)
         self._fit_list()
         self.search.setFocus()
 
-    def _scrolled(self) -> None:
+    def _select_heading(self) -> None:
         self.list.blockSignals(True)  # the list only follows
-        self.list.setCurrentRow(self.page.at())
+        self.list.setCurrentRow(self.page.current())
         self.list.blockSignals(False)
 
     def _restyle(self) -> None:

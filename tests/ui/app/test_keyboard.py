@@ -16,13 +16,17 @@ from kvchat.text.search import fold
 from kvchat.ui.app.keyboard import KeyboardController
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.chat.turn_status import Remark
-from kvchat.ui.commands import SHORTCUTS, Palette, ShortcutSheet, best, shown_keys
+from kvchat.ui.commands import SHORTCUTS, Palette, ShortcutSheet, best_matches
 from kvchat.ui.transcript.reply_view import ReplyView
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 from tests.ui.windows import child
 
 TITLES = ("Trip to Jeju", "Thesis, chapter 3", "Crème brûlée", "量子力学入门", "The thesis itself")
+
+
+def shown_titles(palette: Palette) -> list[str]:
+    return [entry.title for entry in palette.entries]
 
 
 @pytest.fixture
@@ -54,12 +58,12 @@ def test_no_key_means_two_things_and_each_is_one_that_qt_knows() -> None:
     ],
 )
 def test_titles_are_found_by_a_few_letters(typed: str, first: str) -> None:
-    assert TITLES[best(typed, [fold(title) for title in TITLES], 3)[0]] == first
+    assert TITLES[best_matches(typed, [fold(title) for title in TITLES], 3)[0]] == first
 
 
 def test_what_fits_nothing_finds_nothing() -> None:
-    assert best("xyzzy", [fold(title) for title in TITLES], 3) == []
-    assert best("  ", [fold(title) for title in TITLES], 3) == [0, 1, 2]
+    assert best_matches("xyzzy", [fold(title) for title in TITLES], 3) == []
+    assert best_matches("  ", [fold(title) for title in TITLES], 3) == [0, 1, 2]
 
 
 async def test_the_library_s_documents_are_no_chats(runtime: FakeRuntime, window: MainWindow) -> None:
@@ -69,8 +73,8 @@ async def test_the_library_s_documents_are_no_chats(runtime: FakeRuntime, window
     await until(lambda: len(conversations.owners) == 2)
     assert conversations.titles == {"thesis": "Thesis"}
     palette = window.keyboard.open_palette()
-    assert palette.shown[0] == "Thesis"
-    assert not [words for words in palette.shown if "Manual (" in words]
+    assert shown_titles(palette)[0] == "Thesis"
+    assert not [words for words in shown_titles(palette) if "Manual (" in words]
     palette.close()
 
 
@@ -79,9 +83,9 @@ async def test_the_palette_switches_chats_and_does_things(
 ) -> None:
     qtbot.keyClick(window, Qt.Key.Key_K, Qt.KeyboardModifier.ControlModifier)
     palette = child(window, Palette)
-    assert palette.shown[0] != window.header.title.whole  # the open one comes last
+    assert shown_titles(palette)[0] != window.header.title.whole  # the open one comes last
     qtbot.keyClicks(palette.field, "jeju")
-    assert palette.shown == ["Trip to Jeju"]
+    assert shown_titles(palette) == ["Trip to Jeju"]
     qtbot.keyClick(palette.field, Qt.Key.Key_Return)
     assert window.chat.current == "c0"
     palette = window.keyboard.open_palette()
@@ -127,9 +131,11 @@ async def test_the_palette_finds_what_people_type(furnished: FakeRuntime, window
     palette = window.keyboard.open_palette()
     for typed, among in PALETTE:
         palette.field.setText(typed)
-        assert among in palette.shown, typed
+        assert among in shown_titles(palette), typed
     palette.field.setText("import")
-    assert palette.shown == ["Import chats…", "Import a folder of chats…"], "the shorter first, and nothing else"
+    assert shown_titles(palette) == ["Import chats…", "Import a folder of chats…"], (
+        "the shorter first, and nothing else"
+    )
     palette.close()
 
 
@@ -137,7 +143,7 @@ async def test_the_sheet_names_every_key(runtime: FakeRuntime, window: MainWindo
     qtbot.keyClick(window, Qt.Key.Key_Slash, Qt.KeyboardModifier.ControlModifier)
     sheet = child(window, ShortcutSheet)
     words = {label.text() for label in sheet.findChildren(QLabel)}
-    assert {part for one in SHORTCUTS if one.keys for part in (one.words, shown_keys(one))} <= words
+    assert {part for one in SHORTCUTS if one.keys for part in (one.title, one.key_text)} <= words
     sheet.close()
 
 
@@ -191,7 +197,7 @@ async def test_the_palette_offers_only_what_does_something_now(furnished: FakeRu
     def offered() -> set[str]:
         palette = window.keyboard.open_palette()
         try:
-            return {entry.words for entry in palette.commands}
+            return {entry.title for entry in palette.commands}
         finally:
             palette.close()
 
@@ -217,7 +223,7 @@ async def test_the_palette_shows_more_rows_than_before_and_no_more_than_the_wind
     window.resize(900, 1000)
     palette = window.keyboard.open_palette()
     assert palette.windowType() is Qt.WindowType.Tool, "which no taskbar lists"
-    assert len(palette.shown) > 20
+    assert len(shown_titles(palette)) > 20
     assert palette.list.height() >= 12 * palette.row_height
     palette.close()
     window.resize(900, 500)
@@ -250,7 +256,7 @@ async def test_a_slash_begins_a_chat_with_a_preset(furnished: FakeRuntime, windo
     await until(lambda: palette() is not None)
     shown = palette()
     assert shown is not None
-    assert shown.shown == ["Editor", "Translator"]
+    assert shown_titles(shown) == ["Editor", "Translator"]
     qtbot.keyClicks(shown.field, "etc")
     await until(lambda: palette() is None)
     assert window.composer.draft == "/etc", "what is no preset goes on as a message"

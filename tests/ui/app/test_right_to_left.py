@@ -20,7 +20,7 @@ from kvchat.text.language import join_parts
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
-from kvchat.ui.commands import words_of
+from kvchat.ui.commands import menu_title
 from kvchat.ui.models.model_choice import found_row
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
@@ -92,12 +92,12 @@ def test_parts_of_a_line_stand_from_right_to_left(qapp: QApplication, monkeypatc
 
 
 def test_keys_paths_and_icons_that_point_somewhere(mirrored: None, look: Look, tmp_path: Path) -> None:
-    assert words_of("settings").endswith("\t\u2066Ctrl+,\u2069")
+    assert menu_title("settings").endswith("\t\u2066Ctrl+,\u2069")
     model = JudgedModel(FoundModel(tmp_path / "a.gguf", "a", Source.LM_STUDIO, 1, None), None)
     assert found_row(model, None).tip.endswith(f"\u2066{tmp_path / 'a.gguf'}\u2069")
     turned, kept = (icon(name, "#000000").pixmap(64).toImage() for name in ("sidebar", "again"))
     QApplication.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
-    assert words_of("settings").endswith("\tCtrl+,")
+    assert menu_title("settings").endswith("\tCtrl+,")
     assert icon("again", "#000000").pixmap(64).toImage() == kept
     assert icon("sidebar", "#000000").pixmap(64).toImage() != turned
 

@@ -14,7 +14,7 @@ from PySide6.QtCore import QObject
 from PySide6.QtGui import QGuiApplication
 
 from kvchat.system.session_bus import SessionBus
-from kvchat.ui.desktop.global_key import GlobalKey, KeyNotGiven, register_on_mac, register_on_windows
+from kvchat.ui.desktop.global_key import GlobalKey, GlobalKeyUnavailable, register_on_mac, register_on_windows
 from tests.desktop_bus import session_bus
 from tests.ui.waiting import until
 
@@ -61,7 +61,7 @@ async def test_the_portal_is_asked_for_it_and_no_longer_heard_once_it_is_given_b
         await key.hold(False)
         await until(lambda: portal.asked[-1][0] == "Close")
         willing = False
-        with pytest.raises(KeyNotGiven):
+        with pytest.raises(GlobalKeyUnavailable):
             await key.hold(True)
         await until(lambda: portal.asked[-1][0] == "Close" and not asyncio.all_tasks() - other)
         await connection.close()
@@ -72,7 +72,7 @@ async def test_where_there_is_no_portal_it_is_said(tmp_path: Path, monkeypatch: 
     with session_bus(tmp_path) as bus:
         monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", bus.address)
         connection = SessionBus()
-        with pytest.raises(KeyNotGiven) as raised:
+        with pytest.raises(GlobalKeyUnavailable) as raised:
             await GlobalKey(connection, QObject()).hold(True)
         assert "kvchat quick" in raised.value.advice
         await connection.close()
@@ -94,8 +94,8 @@ class Windows:
         self.kernel32 = SimpleNamespace(GetCurrentThreadId=lambda: 77)
 
     def _get(self, message: Any, *_: object) -> int:
-        message._obj.kind = self.messages.get()
-        return 0 if message._obj.kind == 0x12 else 1
+        message._obj.message = self.messages.get()
+        return 0 if message._obj.message == 0x12 else 1
 
 
 def test_windows_registers_a_hot_key(monkeypatch: pytest.MonkeyPatch) -> None:
