@@ -187,8 +187,9 @@ class LocalModels(QWidget):
                 for file in remaining:
                     await asyncio.to_thread(file.unlink, missing_ok=True)
             except OSError as error:
-                title, advice = _("The model could not be deleted"), _("Check the permissions of the folder.")
-                raise KvchatError(title, f"{error.filename}: {error.strerror}.", advice) from error
+                detail = f"{error.filename}: {error.strerror}."
+                advice = _("Check the permissions of the folder.")
+                raise KvchatError(_("The model could not be deleted"), detail, advice) from error
             finally:
                 self.search()
 
