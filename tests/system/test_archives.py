@@ -1,4 +1,4 @@
-"""Archives as llama.cpp's releases are, and archives that nobody should unpack."""
+"""Archives like llama.cpp's releases, and unsafe ones."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def linked(name: str, kind: bytes = tarfile.SYMTYPE) -> Callable[[tarfile.TarInf
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (tarred({"../outside": b"x"}), "invalid name"),
         (tarred({"a/../../outside": b"x"}), "invalid name"),
@@ -90,19 +90,18 @@ def linked(name: str, kind: bytes = tarfile.SYMTYPE) -> Callable[[tarfile.TarInf
         (tarred({"a": random.Random(0).randbytes(100_000)})[:50_000], "damaged"),
         (b"", "damaged"),
     ],
-    ids=lambda one: one if isinstance(one, str) else "archive",  # which says when it was made
+    ids=lambda value: value if isinstance(value, str) else "archive",  # bytes contain the time
 )
-def test_unsafe_or_damaged_archives_are_refused(tmp_path: Path, content: bytes, words: str) -> None:
+def test_unsafe_or_damaged_archives_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     into = tmp_path / "in" / "into"
     into.mkdir(parents=True)
-    with pytest.raises(UnsafeArchive, match=words):
+    with pytest.raises(UnsafeArchive, match=message):
         unpacked(put(tmp_path, "a.tar.gz", content), into)
     assert list(into.iterdir()) == []
     assert list(tmp_path.rglob("outside")) == []
 
 
 def test_file_behind_a_link_is_refused(tmp_path: Path) -> None:
-    """A link to a folder beside it, and then a file in that: it could be one that was there before."""
     content = tarred({"d/x": b"1", "l/y": b"2"}, links={"l": "d"}, links_first=True)
     with pytest.raises(UnsafeArchive, match="behind a link"):
         unpacked(put(tmp_path, "a.tar.gz", content), tmp_path / "into")
@@ -119,7 +118,6 @@ def test_archive_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_zip_with_wrong_size_or_link_is_refused(tmp_path: Path) -> None:
-    """What is unpacked is never more than what was counted."""
     content = zipped({"a": bytes(5000)})
     lying = content.replace((5000).to_bytes(4, "little"), (10).to_bytes(4, "little"))
     assert lying != content

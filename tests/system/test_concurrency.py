@@ -1,4 +1,4 @@
-"""Work in a thread ends when whoever waits for it is cancelled, and not before."""
+"""Threads and tasks when their caller is cancelled."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from kvchat.system.concurrency import InterruptibleTask, Progress, Stopped, Work
 
 
 async def test_in_thread_stops_and_waits_on_repeated_cancel() -> None:
-    loop, begun, asked = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    loop, begun, stopping = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     may_end, done = threading.Event(), []
 
     def work(stop: threading.Event) -> None:
         loop.call_soon_threadsafe(begun.set)
         assert stop.wait(240)
-        loop.call_soon_threadsafe(asked.set)
+        loop.call_soon_threadsafe(stopping.set)
         assert may_end.wait(240)
         done.append("cleaned up")
 
     waiting = asyncio.create_task(in_thread(work))
     await begun.wait()
     waiting.cancel()
-    await asked.wait()
+    await stopping.wait()
     waiting.cancel()
     assert not (await asyncio.wait([waiting], timeout=0.05))[0]
     may_end.set()
@@ -38,63 +38,63 @@ async def test_in_thread_stops_and_waits_on_repeated_cancel() -> None:
     assert done == ["cleaned up"]
 
 
-class Slow(ThreadPoolExecutor):
-    """Its threads let go of what they have done a moment after they told of it, as on a busy machine."""
+class SlowThreads(ThreadPoolExecutor):
+    """Threads that release their work a moment after its result is set, as on a busy machine."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.may_let_go = threading.Event()
+        self.may_release = threading.Event()
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        told: Future[Any] = Future()
-        left = [partial(work, *args, **kwargs)]
+        result: Future[Any] = Future()
+        pending = [partial(work, *args, **kwargs)]
 
         def run() -> None:
-            mine = left.pop()
-            told.set_result(mine())
-            assert self.may_let_go.wait(240)
+            current = pending.pop()
+            result.set_result(current())
+            assert self.may_release.wait(240)
 
         super().submit(run)
-        return told
+        return result
 
 
 async def test_progress_listener_is_freed_on_the_loops_thread() -> None:
-    """It may be a dialog: Qt's objects are no other thread's."""
+    """It may be a dialog, and Qt objects must not be freed on another thread."""
 
-    class Hears:
-        def tell(self, done: int, total: int) -> None:
-            told.append((done, total))
+    class Listener:
+        def report(self, done: int, total: int) -> None:
+            reports.append((done, total))
 
         def __del__(self) -> None:
-            ended.append(threading.current_thread())
+            freed_on.append(threading.current_thread())
 
-    told: list[tuple[int, int]] = []
-    ended: list[threading.Thread] = []
-    threads = Slow()
+    reports: list[tuple[int, int]] = []
+    freed_on: list[threading.Thread] = []
+    threads = SlowThreads()
     asyncio.get_running_loop().set_default_executor(threads)
     try:
-        assert await in_thread_with_progress(lambda tell: (tell(1, 2), "yes")[1], Hears().tell) == "yes"
+        assert await in_thread_with_progress(lambda report: (report(1, 2), "yes")[1], Listener().report) == "yes"
         gc.collect()
-        assert ended == [threading.current_thread()]
+        assert freed_on == [threading.current_thread()]
     finally:
-        threads.may_let_go.set()
+        threads.may_release.set()
         threads.shutdown()
-    assert told == [(1, 2)]
+    assert reports == [(1, 2)]
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
 async def test_cancel_takes_effect_at_the_next_progress_report(goes_on: bool) -> None:
     """Work that reports no more progress was cancelled too late: its result counts."""
     loop, begun, cancelled = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
-    met: list[BaseException] = []
+    stopped: list[BaseException] = []
 
-    def work(tell: Progress) -> str:
+    def work(report: Progress) -> str:
         try:
-            tell(0, 0)
+            report(0, 0)
             while goes_on:
-                tell(0, 0)
-        except Stopped as wish:
-            met.append(wish)
+                report(0, 0)
+        except Stopped as error:
+            stopped.append(error)
             raise
         return "done"
 
@@ -111,7 +111,7 @@ async def test_cancel_takes_effect_at_the_next_progress_report(goes_on: bool) ->
             await waiting
     else:
         assert await waiting == "done"
-    assert len(met) == goes_on
+    assert len(stopped) == goes_on
 
 
 async def test_worker_error_after_cancel_is_ignored() -> None:

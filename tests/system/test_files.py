@@ -1,4 +1,4 @@
-"""A file is there whole or not at all."""
+"""Atomic writes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvchat.system.files import NotAFile, atomic_write
 
 def test_atomic_write_replaces_privately(tmp_path: Path) -> None:
     target = tmp_path / "晚.json"
-    for words, private in (("old", False), ("new", True)):
+    for text, private in (("old", False), ("new", True)):
         with atomic_write(target, private=private) as new:
-            new.write_text(words, "utf-8")
+            new.write_text(text, "utf-8")
             assert target.exists() == private
-        assert target.read_text("utf-8") == words
+        assert target.read_text("utf-8") == text
         assert target.stat().st_mode & 0o777 == 0o600
         target.chmod(0o644)
     assert list(tmp_path.iterdir()) == [target]
@@ -29,27 +29,22 @@ def test_interrupted_write_keeps_the_old_file(tmp_path: Path, fault: type[BaseEx
     target = tmp_path / "a.json"
     target.write_text("old", "utf-8")
     with pytest.raises(fault), atomic_write(target) as new:
-        cut_off(new, fault)
+        new.write_text("ne", "utf-8")
+        raise fault
     assert target.read_text("utf-8") == "old"
     assert list(tmp_path.iterdir()) == [target]
 
 
 def test_old_leftovers_of_killed_processes_are_deleted(tmp_path: Path) -> None:
-    begun, theirs = [tmp_path / name for name in (".0123456789ab.new", ".0123456789ab.new-wal")], tmp_path / ".mine.new"
-    for path in (*begun, theirs):
-        path.write_text("all the words", "utf-8")
-    for path in (begun[0], theirs):
-        os.utime(path, (0, 0))
-    for left in ([begun[1], theirs], [theirs]):
+    old, recent, foreign = (tmp_path / name for name in (".0123456789ab.new", ".0123456789ab.new-wal", ".mine.new"))
+    for path in (old, recent, foreign):
+        path.touch()
+    for expired, left in ((old, [recent, foreign]), (recent, [foreign])):
+        for path in (expired, foreign):
+            os.utime(path, (0, 0))
         with atomic_write(tmp_path / "a.json") as new:
             new.write_text("x", "utf-8")
         assert sorted(tmp_path.iterdir()) == sorted([*left, tmp_path / "a.json"])
-        os.utime(begun[1], (0, 0)) if begun[1].exists() else None
-
-
-def cut_off(new: Path, fault: type[BaseException]) -> None:
-    new.write_text("ne", "utf-8")
-    raise fault
 
 
 def test_atomic_write_follows_links(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Starting at login on each of the three platforms; the other two are played here."""
+"""Start at login on the three platforms, two of them faked."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def test_linux_autostart_entry(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "platform", "linux")
     entry = home / "config/autostart/kvchat.desktop"
     assert not starts_at_login()
-    start_at_login(False)  # what is not there need not be taken away
+    start_at_login(False)  # no entry to delete
     start_at_login(True)
     assert starts_at_login()
     assert run_line(entry) == "Exec=/usr/bin/python3 -m kvchat --hidden"
     if shutil.which("desktop-file-validate"):
         subprocess.run(["desktop-file-validate", entry], check=True)
-    for line in ("Hidden=true", "X-GNOME-Autostart-enabled = false"):  # as the desktop switches it off
+    for line in ("Hidden=true", "X-GNOME-Autostart-enabled = false"):  # as desktops disable it
         entry.write_text(entry.read_text() + line + "\n")
         assert not starts_at_login()
         start_at_login(True)
@@ -87,7 +87,7 @@ def test_macos_launch_agent(home: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Registry(SimpleNamespace):
-    """As much of `winreg` as is used."""
+    """The used part of `winreg`."""
 
     HKEY_CURRENT_USER, REG_SZ = "HKCU", 1
 

@@ -1,4 +1,4 @@
-"""One process owns the data folder, and others connect to it."""
+"""Ownership of the data folder by one process, and connections of others."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def test_another_process_takes_over_from_a_killed_owner(tmp_path: Path) -> None:
 
 
 def test_client_without_the_key_is_refused(tmp_path: Path) -> None:
-    ownership, heard = Ownership(tmp_path, "x"), threading.Event()
+    ownership, connected = Ownership(tmp_path, "x"), threading.Event()
     assert ownership.claim()
-    ownership.listen(lambda connection: heard.set())
+    ownership.listen(lambda connection: connected.set())
     owner = owner_of(tmp_path)
     with Client(owner.address) as stranger:
         stranger.send_bytes(b"let me in")
@@ -83,13 +83,13 @@ def test_client_without_the_key_is_refused(tmp_path: Path) -> None:
     assert note.stat().st_mode & 0o077 == 0
     note.write_text(json.dumps(asdict(replace(owner, key="00" * 32))), "utf-8")
     assert connect(tmp_path) is None
-    assert not heard.is_set()
+    assert not connected.is_set()
     ownership.release()
 
 
 def test_folder_is_free_after_the_owner_ends(tmp_path: Path) -> None:
     with listening(tmp_path) as ownership:
-        with Client(owner_of(tmp_path).address):  # a silent stranger keeps nobody out
+        with Client(owner_of(tmp_path).address):  # a silent client blocks nobody
             assert answers(tmp_path)
         ownership.stop_listening()
         assert connect(tmp_path) is None
@@ -100,7 +100,7 @@ def test_folder_is_free_after_the_owner_ends(tmp_path: Path) -> None:
     another.release()
     (tmp_path / "owner.lock").unlink(missing_ok=True)
     (tmp_path / "owner.lock").mkdir()
-    with listening(tmp_path):  # where no lock can be made nobody is kept out
+    with listening(tmp_path):  # without a lock, everyone owns it
         assert answers(tmp_path)
 
 
@@ -120,11 +120,11 @@ def test_invalid_owner_file(tmp_path: Path, note: str) -> None:
 
 
 def test_windows_lets_the_owner_raise_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    let: list[int] = []
-    windows = SimpleNamespace(user32=SimpleNamespace(AllowSetForegroundWindow=let.append))
+    calls: list[int] = []
+    windows = SimpleNamespace(user32=SimpleNamespace(AllowSetForegroundWindow=calls.append))
     monkeypatch.setattr(ctypes, "windll", windows, raising=False)
     allow_owner_to_raise_window()
-    assert not let
+    assert not calls
     monkeypatch.setattr(sys, "platform", "win32")
     allow_owner_to_raise_window()
-    assert let == [-1]
+    assert calls == [-1]

@@ -1,4 +1,4 @@
-"""Where kvchat keeps what, for users who have no home as well."""
+"""kvchat's folders, also without a home folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvchat.system.paths import expand_user, resolve_paths
 
 @pytest.fixture
 def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user whom the computer's list does not have, as in some containers."""
+    """A user missing from the user database, as in some containers."""
     if sys.platform == "win32":
         pytest.skip("has its own list of users")
     import pwd
@@ -92,7 +92,7 @@ def test_doctor_with_an_impossible_home(
 
 
 def test_folders_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the platform faked: nothing that may be thrown away holds what must be kept."""
+    """Chats are never in the disposable cache folder."""
     monkeypatch.delenv("KVCHAT_HOME", raising=False)
     monkeypatch.setenv("LOCALAPPDATA", "/Users/x/AppData/Local")
     for place, there in ((platformdirs.macos.MacOS, "Library"), (platformdirs.windows.Windows, "AppData/Local")):
