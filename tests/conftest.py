@@ -1,7 +1,7 @@
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import keyring
@@ -12,30 +12,27 @@ from hypothesis import HealthCheck, settings
 from keyring.backends import fail
 
 from kvchat.text import language
+from tests import models
 
-pytest_plugins = ["tests.engine_fixtures", "tests.model_fixtures", "tests.library.fake_hub"]
+pytest_plugins = ["tests.engine_fixtures", "tests.library.fake_hub"]
 
-# What tests expect is English, whatever the desktop speaks; see the processes that they start as well.
+# Tests and the processes they start use English, whatever the desktop's language is.
 os.environ["LANGUAGE"] = "C"
 
-# An engine's threads wait for each other asleep. On a busy machine one that spins waits for one that is not running: a
-# bench of a tiny model that takes 9 s took 35, and three times the CPU time.
+# An engine's threads sleep while waiting: spinning made a bench of 9 s take 35 s on a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# A shell that runs the tests in the background has them ignore Ctrl+C, and so would every process that they start.
+# A background shell makes its processes ignore Ctrl+C, and theirs.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says how busy the machine is.
+# Examples take longer on a busy machine.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts fake engines: together they take longer than all other quick tests.
-
-    The bundle's tests come first: nothing takes longer, and the first two go to one process, so that it is built once.
-    """
+    """Mark tests with fake engines, and run the bundle's tests first: they take longest, and one process builds it."""
     items.sort(key=lambda item: item.path.name != "test_bundle.py")
     for item in items:
         if "fake_engine" in getattr(item, "fixturenames", ()):
@@ -43,21 +40,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """As kvchat does once it has begun: the collector need not go through all that was imported, again and again.
-
-    Nor through a window that is being made: its passes took a twelfth of all the time.
-    """
+    """Reduce garbage collection, as kvchat does after startup: it took a twelfth of all the time."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture
 def no_keyring() -> Iterator[None]:
-    """No keyring answers: what is secret lies in files, where a process that a test starts finds it as well."""
+    """Store secrets in files, where processes that a test starts find them too."""
     backend = keyring.get_keyring()
     keyring.set_keyring(fail.Keyring())
     yield
     keyring.set_keyring(backend)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Return the real starter model. Read-only."""
+    return models.starter_model()
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[[str], Path]:
+    """Return a function that makes a tiny model of an architecture: tiny_model("qwen35")."""
+    return models.tiny_model
 
 
 @pytest.fixture(scope="session")

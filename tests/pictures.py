@@ -1,4 +1,4 @@
-"""Pictures for tests, made of nothing."""
+"""Generated pictures for tests."""
 
 from __future__ import annotations
 

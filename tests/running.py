@@ -1,4 +1,4 @@
-"""A whole runtime, over any engine or over the fake one."""
+"""A complete runtime with any engine or the fake one."""
 
 from __future__ import annotations
 

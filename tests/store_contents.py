@@ -1,4 +1,4 @@
-"""What the save-point store of a KVCHAT_HOME keeps, seen from outside a running kvchat."""
+"""Contents of the save-point store of a KVCHAT_HOME, read from outside a running kvchat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvchat.kvstore.savepoint import SavePoint
 
 
 def flip_a_byte(file: Path) -> None:
-    """Damage a file in its middle; its times and its size stay."""
+    """Damage a file in the middle; its times and size stay."""
     found, data = file.stat(), bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)

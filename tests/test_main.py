@@ -1,4 +1,4 @@
-"""The command line as a user meets it: real processes."""
+"""The command line in real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What packages are made of: that its parts agree, and that those who read them understand them."""
+"""Packaging files: consistent, valid and translated."""
 
 from __future__ import annotations
 

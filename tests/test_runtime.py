@@ -1,4 +1,4 @@
-"""What the runtime passes on to the real store: plans, prunes, pins."""
+"""The runtime with the real store: plans, prunes, pins, limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
     await runtime.close()
 
 
-async def kept(runtime: Runtime) -> set[str]:
+async def saved_chats(runtime: Runtime) -> set[str]:
     return {entry.conversation_id for entry in (await runtime.save_points.usage()).conversations}
 
 
@@ -48,19 +48,19 @@ async def test_prune_executes_the_plan(runtime):
     assert runtime.engine.status.state is EngineState.STOPPED, "nothing has failed"
     before = (await runtime.save_points.usage()).conversations
     plan = await runtime.save_points.plan_prune(0)
-    assert {one.conversation_id: one.save_points for one in plan.conversations} == {"a": 2, "b": 1}
+    assert {chat.conversation_id: chat.save_points for chat in plan.conversations} == {"a": 2, "b": 1}
     assert (await runtime.save_points.usage()).conversations == before
     assert await runtime.save_points.prune(plan) == plan.bytes_freed > 0
-    assert await kept(runtime) == set()
+    assert await saved_chats(runtime) == set()
 
 
 async def test_concurrent_settings_are_stored_in_order(runtime):
-    told: list[object] = []
-    runtime.events.subscribe(told.append)
+    events: list[object] = []
+    runtime.events.subscribe(events.append)
     changes = [replace(runtime.settings, max_age_days=days) for days in range(1, 9)]
     await asyncio.gather(*(runtime.apply_settings(settings) for settings in changes))
     assert load_settings(runtime.paths.settings_file) == runtime.settings == changes[-1]
-    assert told == [SettingsChanged()] * 8
+    assert events == [SettingsChanged()] * 8
 
 
 async def test_settings_apply_even_if_not_saved(runtime):
@@ -82,7 +82,7 @@ async def test_startup_deletes_expired_chat_memory(tmp_path):
     bench.store.close()
     for days, left in ((None, {old, pinned}), (30, {pinned})):
         runtime = await open_runtime(paths, Settings(max_age_days=days))
-        assert await kept(runtime) == left
+        assert await saved_chats(runtime) == left
         await runtime.close()
 
 
@@ -99,7 +99,7 @@ async def test_startup_quota_covers_existing_memory(tmp_path, monkeypatch):
     runtime = await open_runtime(paths, Settings())
     monkeypatch.undo()
     usage = await runtime.save_points.usage()
-    assert [one.save_points for one in usage.conversations] == [1]
+    assert [chat.save_points for chat in usage.conversations] == [1]
     assert 1 < usage.quota_bytes <= usage.physical_bytes
     await runtime.close()
 
@@ -107,10 +107,10 @@ async def test_startup_quota_covers_existing_memory(tmp_path, monkeypatch):
 async def test_maximum_age_deletes_older_memory(runtime):
     runtime._store.inventory.clock = lambda: datetime.now(UTC) + timedelta(days=3)
     await runtime.apply_settings(replace(runtime.settings, theme="dark"))
-    assert await kept(runtime) == {"a", "b"}
+    assert await saved_chats(runtime) == {"a", "b"}
     await runtime.save_points.pin("b", True)
     await runtime.apply_settings(replace(runtime.settings, max_age_days=4))
-    assert await kept(runtime) == {"a", "b"}
+    assert await saved_chats(runtime) == {"a", "b"}
     await runtime.apply_settings(replace(runtime.settings, max_age_days=2))
     left = (await runtime.save_points.usage()).conversations
-    assert {one.conversation_id for one in left if one.save_points} == {"b"}
+    assert {chat.conversation_id for chat in left if chat.save_points} == {"b"}

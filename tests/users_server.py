@@ -1,4 +1,4 @@
-"""A llama-server that the user started, and kvchat only talks to."""
+"""A llama-server started by the user, external to kvchat."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Databases as each earlier kvchat left them, one file for every numbered migration: they must open for ever.
+"""Databases of every earlier format, one file per migration. They must always open.
 
-`python -m tests.formats` makes the file that a new migration lacks; those that are there are never made again.
+`python -m tests.formats` makes the missing file of a new migration; existing files are never made again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RECEIPT = (
     ' "cached_tokens": 0, "predicted_tokens": 7, "tokens_per_second": 41.0, "source": "cold", "miss_reason": "",'
     ' "model": "m"}'
 )
-# What somebody wrote with each format: rows that the formats before had no place for.
+# Rows that each format introduced.
 CHAT_ROWS = {
     1: f"""
         INSERT INTO conversations
@@ -65,7 +65,7 @@ INDEX_ROWS = {
 
 
 def earlier(kind: str, number: int, target: Path) -> Path:
-    """The file of that format, "chats" or "index", unpacked to `target`."""
+    """Unpack the example of a format to `target`. kind: "chats" or "index"."""
     target.write_bytes(gzip.decompress((FOLDER / f"{kind}-{number:02}.db.gz").read_bytes()))
     return target
 

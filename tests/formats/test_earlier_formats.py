@@ -1,4 +1,4 @@
-"""What earlier versions left opens, with all that is in it; what a newer one left is refused and left alone."""
+"""Files of earlier versions open with everything in them; those of newer versions are refused unchanged."""
 
 from __future__ import annotations
 
@@ -21,14 +21,6 @@ from kvchat.system.migrations import DatabaseTooNew, schema_version
 from tests.formats import FOLDER, earlier
 
 
-def open_chats(path: Path) -> Database:
-    return Database(path)
-
-
-def open_index(path: Path) -> Index:
-    return Index(path)
-
-
 def schema(path: Path) -> list[tuple[str, str]]:
     with closing(sqlite3.connect(path)) as db:
         rows = db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name").fetchall()
@@ -38,17 +30,14 @@ def schema(path: Path) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("number", range(1, len(CHATS) + 1))
 def test_every_chat_format_is_migrated_with_a_copy(number: int, tmp_path: Path) -> None:
     path, new = earlier("chats", number, tmp_path / "chats.db"), tmp_path / "new.db"
-    chats = open_chats(path)
-    try:
+    with closing(Database(path)) as chats:
         assert [(c.id, c.title, c.title_by_user) for c in chats.conversations()] == [("c", "Herons", True)]
         assert [m.content for m in chats.branch("c")] == ["Be kind.", "Where do herons sleep? 🜁", "In trees."]
         assert chats.branch("c")[-1].receipt is not None
         assert [a.name for a in chats.branch("c")[1].attachments] == ["a.txt", "a.png"]
         assert len(chats.rows("SELECT * FROM searched")) == 4
-    finally:
-        chats.close()
-    open_chats(new).close()
-    assert schema(path) == schema(new), "a migration that was delivered is never changed"
+    Database(new).close()
+    assert schema(path) == schema(new), "released migrations never change"
     copy = tmp_path / f"chats.db.before-{len(CHATS)}"
     assert copy.exists() == (number < len(CHATS))
     if copy.exists():
@@ -60,7 +49,7 @@ def test_every_chat_format_is_migrated_with_a_copy(number: int, tmp_path: Path) 
 @pytest.mark.parametrize("number", range(1, len(INDEX) + 1))
 def test_every_index_format_is_migrated(number: int, tmp_path: Path) -> None:
     path, new = earlier("index", number, tmp_path / "index.db"), tmp_path / "new.db"
-    index = open_index(path)
+    index = Index(path)
     with index.read() as db:
         totals = usage.totals(db, "")
         letter, thesis = usage.by_conversation(db)
@@ -68,12 +57,12 @@ def test_every_index_format_is_migrated(number: int, tmp_path: Path) -> None:
     assert (totals.rows, totals.disk) == (5070, 8192 + 3 * 4096)
     assert (thesis.conversation_id, thesis.exclusive_bytes, thesis.shared_bytes) == ("thesis", 4096, 8192)
     assert (letter.conversation_id, letter.exclusive_bytes, letter.shared_bytes) == ("letter", 2 * 4096, 8192)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["index.db"], "no copy of what may be lost anyway"
-    open_index(new).close()
-    assert schema(path) == schema(new), "a migration that was delivered is never changed"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["index.db"], "no copy of a disposable file"
+    Index(new).close()
+    assert schema(path) == schema(new), "released migrations never change"
 
 
-@pytest.mark.parametrize(("kind", "opens"), [("chats", open_chats), ("index", open_index)])
+@pytest.mark.parametrize(("kind", "opens"), [("chats", Database), ("index", Index)])
 def test_newer_format_is_refused_unchanged(kind: str, opens: Callable[[Path], object], tmp_path: Path) -> None:
     path = earlier(kind, len(CHATS if kind == "chats" else INDEX), tmp_path / "made.db")
     with closing(sqlite3.connect(path)) as db:
@@ -94,13 +83,13 @@ def test_settings_of_every_version_are_read() -> None:
         found = {name: list(value) if isinstance(value := getattr(read, name), tuple) else value for name in written}
         assert found == written, file.name
         untouched = {name for name in written if getattr(Settings(), name) == getattr(read, name)}
-        assert not untouched, "what is the default shows nothing"
+        assert not untouched, "the example has no default values"
 
 
 def test_settings_of_a_newer_version_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
-    path.write_text('{"theme": "dark", "of_tomorrow": [1]}', "utf-8")
+    path.write_text('{"theme": "dark", "of_a_newer_version": [1]}', "utf-8")
     save_settings(path, Settings(theme="light"))
     written = json.loads(path.read_text("utf-8"))
-    assert (written["theme"], written["of_tomorrow"]) == ("light", [1])
-    assert set(written) == {*SETTING_NAMES, "of_tomorrow"}
+    assert (written["theme"], written["of_a_newer_version"]) == ("light", [1])
+    assert set(written) == {*SETTING_NAMES, "of_a_newer_version"}

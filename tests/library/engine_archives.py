@@ -1,4 +1,4 @@
-"""Archives as llama.cpp's releases have them."""
+"""Archives like those of llama.cpp's releases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 
 def tarred(files: Mapping[str, bytes], links: Mapping[str, str] | None = None, *, links_first: bool = False) -> bytes:
-    """A .tar.gz of these files, of which programs may be executed, and symbolic links."""
+    """Make a .tar.gz with symbolic links, and the server executable."""
     named = [(name, content, "") for name, content in files.items()]
     linked = [(name, b"", target) for name, target in (links or {}).items()]
     buffer = io.BytesIO()
@@ -24,7 +24,6 @@ def tarred(files: Mapping[str, bytes], links: Mapping[str, str] | None = None, *
 
 
 def zipped(files: Mapping[str, bytes]) -> bytes:
-    """A .zip of these files."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():

@@ -1,4 +1,4 @@
-"""Writes small GGUF files for tests, with llama.cpp's own `gguf` package as the other side of the format."""
+"""Small GGUF files for tests, written by llama.cpp's own `gguf` package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_gguf(
     tokens: int = 0,
     weights: int = 1024,
 ) -> Path:
-    """A GGUF with these `{architecture}.*` and top-level fields, `tokens` vocabulary entries and one F32 tensor."""
+    """Write `{architecture}.*` and top-level fields, `tokens` vocabulary entries and one F32 tensor."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in (LLAMA if fields is None else fields).items():
         _add(writer, f"{architecture}.{key}", value)
@@ -39,18 +39,19 @@ def write_gguf(
         writer.add_token_list([f"token {number}" for number in range(tokens)])
         writer.add_token_types([1] * tokens)
     writer.add_tensor("weights", np.arange(weights, dtype=np.float32))
+    write_to_file(writer)
+    return path
+
+
+def write_to_file(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def llama_8b(folder: Path, experts: float = 0.0) -> GgufFacts:
-    """Llama-3.1-8B's shape, with the size of its Q4_K_M: 131,072 KV bytes per token.
-
-    `experts` is the share of each layer's weights that are a mixture's experts.
-    """
+    """Return facts of Llama-3.1-8B's Q4_K_M: 131,072 KV bytes per token. `experts`: their share of the weights."""
     shape = {
         "block_count": 32,
         "context_length": 131_072,
@@ -67,13 +68,14 @@ def llama_8b(folder: Path, experts: float = 0.0) -> GgufFacts:
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
-    if isinstance(value, str):
-        writer.add_string(key, value)
-    elif isinstance(value, list):
-        writer.add_array(key, value)
-    elif isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    else:
-        raise TypeError(f"{key}: {type(value).__name__}")
+    match value:
+        case str():
+            writer.add_string(key, value)
+        case list():
+            writer.add_array(key, value)
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case _:
+            raise TypeError(f"{key}: {type(value).__name__}")

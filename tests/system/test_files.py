@@ -28,9 +28,13 @@ def test_atomic_write_replaces_privately(tmp_path: Path) -> None:
 def test_interrupted_write_keeps_the_old_file(tmp_path: Path, fault: type[BaseException]) -> None:
     target = tmp_path / "a.json"
     target.write_text("old", "utf-8")
-    with pytest.raises(fault), atomic_write(target) as new:
+
+    def fail(new: Path) -> None:
         new.write_text("ne", "utf-8")
         raise fault
+
+    with pytest.raises(fault), atomic_write(target) as new:
+        fail(new)
     assert target.read_text("utf-8") == "old"
     assert list(tmp_path.iterdir()) == [target]
 

@@ -1,4 +1,4 @@
-"""Which language is spoken; how sizes, times, counts and kept reasons are told in it."""
+"""The language of kvchat, and formats of sizes, times and counts."""
 
 from __future__ import annotations
 
@@ -47,18 +47,12 @@ def german(catalogues: None) -> None:
 
 
 def test_language_from_environment_or_desktop(monkeypatch: pytest.MonkeyPatch) -> None:
-    meant = {
-        "de_AT.UTF-8": "de",
-        "zh_CN": "zh_Hans",
-        "zh-Hant-HK": "zh_Hant",
-        "zh_TW.UTF-8": "zh_Hant",
-        "zh": "zh_Hans",
-    }
-    meant |= {"zh": "zh_Hans", "C.UTF-8": "en", "pl:fr_FR@euro": "fr", "pl_PL": "en"}
-    for wanted, language_meant in meant.items():
-        # Python's alone: the C library keeps what it has once said, and an error was Polish in a later test.
-        monkeypatch.setattr(os, "environ", {"LANGUAGE": wanted})
-        assert set_language("system", ["ko-KR"]) == language_meant == current_language()
+    languages = {"de_AT.UTF-8": "de", "zh_CN": "zh_Hans", "zh-Hant-HK": "zh_Hant", "zh_TW.UTF-8": "zh_Hant"}
+    languages |= {"zh": "zh_Hans", "C.UTF-8": "en", "pl:fr_FR@euro": "fr", "pl_PL": "en"}
+    for variable, expected in languages.items():
+        # Only Python's environment: the C library keeps its language, and an error was Polish in a later test.
+        monkeypatch.setattr(os, "environ", {"LANGUAGE": variable})
+        assert set_language("system", ["ko-KR"]) == expected == current_language()
     monkeypatch.setattr(os, "environ", {})
     assert set_language("system", ["pl-PL", "ja-JP"]) == "ja"
     assert set_language("es", ["ja-JP"]) == "es"

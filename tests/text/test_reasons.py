@@ -1,4 +1,4 @@
-"""Reasons are data: they are stored, read again and worded, in any language."""
+"""Reasons round-trip through storage and are worded in any language."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_reason_round_trips(code: ReasonCode) -> None:
     assert reason_of(json.loads(json.dumps(asdict(reason)))) == reason
     assert reason.text == reason.english
     assert "{" not in reason.text
-    assert not named_places(code.general), "it is worded without values"
+    assert not named_places(code.general), "the general form has no values"
 
 
 def test_nested_reasons() -> None:

@@ -1,4 +1,4 @@
-"""Nothing that is shown is hidden in it, nothing that belongs to a script is lost, and no secret gets out."""
+"""Hidden characters are shown or dropped, legitimate marks stay, and secrets are removed."""
 
 from __future__ import annotations
 
