@@ -28,6 +28,7 @@ _MAX_MAPPED = 2  # files: one the engine reads and one being composed
 _POPULATE_READ = 22  # MADV_POPULATE_READ (Linux 5.14); makes shared pages writable, too
 _POPULATE_CHUNK = 1 << 20  # bytes per call, which locks this process's memory map
 SLACK = 16 << 20  # bytes left free: an engine's file is a little larger than estimated
+_libc = cache(lambda: ctypes.CDLL(None))  # for its madvise: that of mmap holds the GIL
 
 MemoryRoom = Callable[[int], int]  # maps bytes in memory now to the bytes allowed
 
@@ -45,20 +46,14 @@ NO_STAGING_MEMORY = StagingMemory()
 
 def stamp(file: Path) -> tuple[int, ...]:
     """Return what a write changes: size, mtime and ctime, which cannot be reset."""
-    found = file.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def delete(file: Path) -> None:
     _mapped.pop(file, None)
     with contextlib.suppress(OSError):
         file.unlink(missing_ok=True)
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    """Load libc for its madvise: mmap's holds the GIL."""
-    return ctypes.CDLL(None)
 
 
 class Mapped:
@@ -95,10 +90,10 @@ def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> Mapped
 
     `ready`: allocate its pages now, so that lack of room raises OSError at once.
     """
-    there = os.fstat(file.fileno())
-    if ready and disk.disk_usage(there) < size:
+    status = os.fstat(file.fileno())
+    if ready and disk.disk_usage(status) < size:
         os.posix_fallocate(file.fileno(), 0, size)
-    elif there.st_size < size:
+    elif status.st_size < size:
         file.truncate(size)
     kept = _mapped.pop(path, None)
     if kept is None or len(kept.bytes) < size or not os.fstat(kept.file.fileno()).st_nlink:  # 0: deleted
@@ -139,10 +134,7 @@ def staging_capacity(folder: Path, held: int = 0) -> int:
 
 
 def describe_staging(folder: Path, allowed: int, held: int = 0) -> str:
-    """Describe where slot files are staged for the engine, and why.
-
-    `folder` is an in-memory file system; `held` of the `allowed` bytes are in use.
-    """
+    """Describe where slot files are staged, and why, given an in-memory file system with `held` bytes in use."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"on disk: no files can be made in {folder}"
     place = staging_capacity(folder, held)  # a plan made for a small folder allows no more

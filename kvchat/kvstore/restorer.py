@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks import parser, positioned
-from kvchat.kvstore.blocks.layout import CannotCompose, Plan, Span, cut, plan_size, with_masked_rows
+from kvchat.kvstore.blocks.layout import CannotCompose, Plan, Span, cut, with_masked_rows
 from kvchat.kvstore.blocks.rebuild import RebuildFailed, compose, stored_layout
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
 from kvchat.kvstore.failures import store_errors
@@ -221,7 +221,7 @@ class Restorer:
 
     def _composed(self, plan: Plan, recipe: Recipe, target: Path | None, cancelled: CancelCheck) -> Path:
         """Compose the planned file, on disk if memory runs out. Raises as `compose` does."""
-        file = self._staging.allocate(plan_size(plan), target)
+        file = self._staging.allocate(sum(map(len, plan)), target)
         try:
             compose(plan, recipe, self._blocks, file, cancelled, low_priority=target is None)
         except OSError:

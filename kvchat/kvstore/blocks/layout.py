@@ -28,6 +28,9 @@ class Span:
     def end(self) -> int:
         return self.offset + self.size
 
+    def __len__(self) -> int:
+        return self.size
+
 
 @dataclass(frozen=True)
 class Header:
@@ -66,10 +69,7 @@ class Run:
 
 @dataclass(frozen=True)
 class CacheRows:
-    """The positions of a KV cache's rows, for a contiguous range of tokens up to the file's last.
-
-    A full cache begins at position 0. A sliding-window cache of a conversation longer than its window does not.
-    """
+    """The positions of a KV cache's rows, for a contiguous range of tokens up to the file's last."""
 
     regions: tuple[Region, ...]  # in file order
     runs: tuple[Run, ...]  # in row order, without gaps
@@ -94,11 +94,11 @@ class CacheRows:
     def runs_between(self, first: int, last: int) -> tuple[Run, ...]:
         """Return runs of the rows of tokens with first ≤ position < last, in position order."""
         cut = []
-        for run in self.runs:
-            start, stop = max(first, run.position), min(last, run.position + run.rows)
+        for run in sorted(self.runs, key=lambda run: run.position):
+            start, stop = max(first, run.position), min(last, run.end[1])
             if start < stop:
                 cut.append(Run(run.row + start - run.position, start, stop - start))
-        return tuple(sorted(cut, key=lambda run: run.position))
+        return tuple(cut)
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,7 @@ class AttentionCache(CacheRows):
 
     @property
     def end(self) -> int:
-        last = self.regions[-1:]
-        return last[0].offset + self.rows * last[0].row_size if last else self.data_head.end
+        return max((r.offset + self.rows * r.row_size for r in self.regions), default=self.data_head.end)
 
 
 @dataclass(frozen=True)
@@ -132,10 +131,7 @@ class RecurrentState(Span):
 
 @dataclass(frozen=True)
 class Checkpoint(Span):
-    """A context checkpoint of the server: an earlier copy of window rows or recurrent state.
-
-    It never changes, so every later save of the conversation contains the same bytes.
-    """
+    """A context checkpoint of the server: a copy of window rows or recurrent state, in every later save as well."""
 
     n_tokens: int  # length the engine can roll back to
     first_position: int  # of its oldest row; the last token for recurrent state
@@ -186,14 +182,6 @@ Piece = bytes | Span  # literal bytes or a range of the stored file
 Plan = tuple[Piece, ...]
 
 
-def piece_size(piece: Piece) -> int:
-    return piece.size if isinstance(piece, Span) else len(piece)
-
-
-def plan_size(plan: Plan) -> int:
-    return sum(map(piece_size, plan))
-
-
 def cut(layout: Layout, n_tokens: int) -> Plan:
     """Plan the file for exactly the first `n_tokens` tokens, as the engine itself would save it.
 
@@ -231,13 +219,13 @@ def _compose(layout: Layout, n_tokens: int, masked_position: int | None = None) 
     header, media = layout.header, layout.header.media
     pieces: list[Piece] = [Span(0, 8)]  # magic and version
     if header.wrapped:
-        words = 3 + n_tokens + (media.size // 4 if media else 1)
+        words = 3 + n_tokens + (media.size // 4 if media is not None else 1)
         pieces.append(struct.pack("<IiII", words, -1, 1, n_tokens))
     else:
         pieces.append(struct.pack("<I", n_tokens))
     pieces.append(Span(header.tokens.offset, 4 * n_tokens))
     if header.wrapped:
-        pieces.append(media or struct.pack("<I", 0))
+        pieces.append(media if media is not None else struct.pack("<I", 0))
     for cache in layout.caches:
         if isinstance(cache, RecurrentState):
             pieces.append(cache)
@@ -270,12 +258,10 @@ def merge_adjacent(pieces: Iterable[Piece]) -> Plan:
     plan: list[Piece] = []
     for piece in pieces:
         before = plan[-1] if plan else None
-        if not piece_size(piece):
-            continue
         if isinstance(before, bytes) and isinstance(piece, bytes):
             plan[-1] = before + piece
         elif isinstance(before, Span) and isinstance(piece, Span) and before.end == piece.offset:
             plan[-1] = Span(before.offset, before.size + piece.size)
-        else:
+        elif len(piece):
             plan.append(piece)
     return tuple(plan)

@@ -19,7 +19,7 @@ from pathlib import Path
 from kvchat.kvstore import disk, memory_files
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles, DamagedBlock, read_residue
-from kvchat.kvstore.blocks.layout import CannotCompose, Layout, Plan, Span, piece_size, plan_size
+from kvchat.kvstore.blocks.layout import CannotCompose, Layout, Plan, Span
 from kvchat.kvstore.blocks.parser import SlotFileError, parse
 from kvchat.kvstore.blocks.recipe import (
     RESIDUE,
@@ -66,7 +66,7 @@ def compose(
     """
     try:
         with memory_files.open_private(target) as file:
-            out = _OutputFile(target, file, plan_size(plan))
+            out = _OutputFile(target, file, sum(map(len, plan)))
             copies: list[tuple[Span, int]] = []
             offset = 0
             for piece in plan:
@@ -74,7 +74,7 @@ def compose(
                     copies.append((piece, offset))
                 else:
                     positioned.write_at(file, piece, offset)
-                offset += piece_size(piece)
+                offset += len(piece)
             jobs = list(_jobs(recipe, copies))
             ahead = [use for use, _ in jobs[positioned.threads() :]]
             run = partial(_run_job, blocks=blocks, out=out)

@@ -37,10 +37,8 @@ def totals(db: sqlite3.Connection, today: str) -> Totals:
 
 
 def recount(db: sqlite3.Connection, on_disk: Mapping[bytes, int]) -> None:
-    db.executemany(
-        "UPDATE blocks SET disk_bytes = ?1 WHERE name = ?2 AND disk_bytes <> ?1",
-        [(size, name) for name, size in on_disk.items()],
-    )
+    query = "UPDATE blocks SET disk_bytes = ?1 WHERE name = ?2 AND disk_bytes <> ?1"
+    db.executemany(query, [(size, name) for name, size in on_disk.items()])
     for statement in split_statements(RECOUNT):
         db.execute(statement)
 
@@ -154,26 +152,25 @@ def discard(db: sqlite3.Connection, point_ids: Sequence[int], reason: Reason, no
 
 def loss_reason(db: sqlite3.Connection, point_id: int) -> Reason | None:
     row = db.execute("SELECT reason FROM losses WHERE save_point_id = ?", (point_id,)).fetchone()
-    return _reason(row[0]) if row else None
+    return _parse_reason(row[0]) if row else None
 
 
 def newest_loss_reason(db: sqlite3.Connection, conversation_id: str, kind: int | None) -> Reason | None:
     """Return why a conversation has no save point for a fingerprint, None if it never had one."""
     query = "SELECT reason FROM losses WHERE conversation = ? AND fingerprint_id = ? ORDER BY id DESC LIMIT 1"
     row = db.execute(query, (conversation_id, kind)).fetchone()
-    return _reason(row[0]) if row else None
+    return _parse_reason(row[0]) if row else None
 
 
 def take_unreported_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
     """Return the losses the user has not been told about; mark them as told."""
-    rows = db.execute(
-        "SELECT conversation, count(*), max(reason) FROM losses WHERE NOT told GROUP BY conversation, reason"
-    ).fetchall()
+    query = "SELECT conversation, count(*), max(reason) FROM losses WHERE NOT told GROUP BY conversation, reason"
+    rows = db.execute(query).fetchall()
     db.execute("UPDATE losses SET told = 1 WHERE NOT told")
-    return tuple(Loss(name, points, _reason(reason)) for name, points, reason in rows)
+    return tuple(Loss(name, points, _parse_reason(reason)) for name, points, reason in rows)
 
 
-def _reason(stored: str) -> Reason:
+def _parse_reason(stored: str) -> Reason:
     with suppress(ValueError, RecursionError):
         if reason := reason_of(json.loads(stored)):
             return reason
@@ -196,22 +193,20 @@ def take_unreported_index_loss(db: sqlite3.Connection) -> tuple[Loss, ...]:
     return (Loss("", 0, Reason(ReasonCode.INDEX_LOST)),)
 
 
-def unchecked(db: sqlite3.Connection, by: str) -> UncheckedPoints:
-    who, _, upto = (_read_marker(db, "seen") or "").rpartition(" ")
-    last = int(upto) if who == by and by else 0
+def unchecked(db: sqlite3.Connection, checker: str) -> UncheckedPoints:
+    previous, _, last_id = (_read_marker(db, "seen") or "").rpartition(" ")
+    last = int(last_id) if previous == checker and checker else 0
     query = (
-        "SELECT DISTINCT name, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
-        " WHERE s.id > ?"
+        "SELECT name, json_group_array(message_id) FILTER (WHERE message_id IS NOT NULL)"
+        " FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE s.id > ? GROUP BY name"
     )
-    found: dict[str, set[str]] = {}
-    for name, message_id in db.execute(query, (last,)):
-        found.setdefault(name, set()).update([message_id] if message_id is not None else [])
+    messages = {name: frozenset(json.loads(ids)) for name, ids in db.execute(query, (last,))}
     newest = db.execute("SELECT coalesce(max(id), 0) FROM save_points").fetchone()[0]
-    return UncheckedPoints({name: frozenset(ids) for name, ids in found.items()}, max(last, newest))
+    return UncheckedPoints(messages, max(last, newest))
 
 
-def mark_checked(db: sqlite3.Connection, by: str, what: UncheckedPoints) -> None:
-    _write_marker(db, "seen", f"{by} {what.last_id}")
+def mark_checked(db: sqlite3.Connection, checker: str, checked: UncheckedPoints) -> None:
+    _write_marker(db, "seen", f"{checker} {checked.last_id}")
 
 
 def _read_marker(db: sqlite3.Connection, name: str) -> str | None:
