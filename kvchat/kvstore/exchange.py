@@ -120,10 +120,10 @@ def from_json(data: Any) -> Manifest:
         carried: list[ManifestPoint] = []
         for entry in data["points"]:
             carried.append(_point(entry, blocks, carried[-1].tokens if carried else ()))
-        fingerprint = Fingerprint(**data["fingerprint"])
-        if not all(type(value) is (int if name == "streams" else str) for name, value in asdict(fingerprint).items()):
-            raise BadMemory(_("its engine details are invalid"))
-        manifest = Manifest(fingerprint, tuple(carried))
+        try:
+            manifest = Manifest(Fingerprint(**data["fingerprint"]), tuple(carried))
+        except TypeError:
+            raise BadMemory(_("its engine details are invalid")) from None
     except BadMemory:
         raise
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecipeError) as error:
@@ -187,22 +187,22 @@ def stored_manifest(folder: Path, conversation_id: str) -> Manifest | None:
 def read_blocks(folder: Path, manifest: Manifest) -> BlockStream:
     """Yield the blocks from the store in `folder`, each verified at its end. Raises StoreRefused."""
     blocks = BlockFiles(folder / disk.BLOCKS)
+
+    def read(name: bytes, size: int) -> Iterator[bytes]:
+        digest = blake3()
+        try:
+            with blocks.path(name).open("rb", buffering=0) as file:
+                while piece := file.read(_PIECE_BYTES):
+                    size -= len(piece)
+                    digest.update(piece)
+                    yield piece
+        except OSError as error:
+            raise StoreRefused(*_GONE) from error
+        if size or digest.digest() != name:
+            raise StoreRefused(*_GONE)
+
     for name, size in manifest.blocks.items():
-        yield name, _content(blocks, name, size)
-
-
-def _content(blocks: BlockFiles, name: bytes, size: int) -> Iterator[bytes]:
-    digest, read = blake3(), 0
-    try:
-        with blocks.path(name).open("rb", buffering=0) as file:
-            while piece := file.read(_PIECE_BYTES):
-                digest.update(piece)
-                read += len(piece)
-                yield piece
-    except OSError as error:
-        raise StoreRefused(*_GONE) from error
-    if read != size or digest.digest() != name:
-        raise StoreRefused(*_GONE)
+        yield name, read(name, size)
 
 
 def import_memory(inventory: Inventory, conversation_id: str, manifest: Manifest, stream: BlockStream) -> int:

@@ -37,7 +37,7 @@ from kvchat.kvstore.savepoint import (
 from kvchat.kvstore.saver import Saver
 from kvchat.text.reasons import Reason, ReasonCode
 
-MAX_PLACES = 500  # examined per plan
+_MAX_PLACES = 500  # examined per plan
 MIN_RESTORED_SHARE = 32  # tokens; any two chats with one chat template may share this many
 
 
@@ -110,10 +110,7 @@ class Restorer:
             return Miss(self._failure_reason(point.id, error))
 
     def unstage(self, staged: StagedFile, *, engine_done: bool = True) -> None:
-        """Remove the staged file.
-
-        `engine_done` False: the engine was told to read it, but its answer was not awaited.
-        """
+        """Remove the staged file. `engine_done` False: the engine may still be reading it."""
         self._staging.unstage(staged.path, engine_done=engine_done)
         self.prepare()
 
@@ -144,9 +141,9 @@ class Restorer:
             self._has_staged = True
 
     def complete_window(self, point_id: str, window: int, cancelled: CancelCheck) -> None:
-        """Prepare the warm file a sliding-window restore needs. For a background thread.
+        """Prepare the warm file a sliding-window restore needs. Ignores damage: the restore that meets it handles it.
 
-        Ignores damage: the restore that meets it handles it. Raises IndexLost, IndexFailed.
+        For a background thread. Raises IndexLost, IndexFailed.
         """
         if not self._staging.in_memory:
             return
@@ -161,7 +158,7 @@ class Restorer:
         self, db: sqlite3.Connection, trees: Sequence[int], prompt: Tokens, *, can_cut: bool
     ) -> RestorePlan | None:
         empty_nodes: set[int] = set()
-        for place in islice(token_tree.places(db, trees, prompt, whole=not can_cut), MAX_PLACES):
+        for place in islice(token_tree.places(db, trees, prompt, whole=not can_cut), _MAX_PLACES):
             if is_worth_restoring(place.shared, place.n_tokens, len(prompt)):
                 point = self._point_at(db, place, len(prompt), empty_nodes, can_cut=can_cut)
                 if point and point.tokens[: place.shared] != prompt[: place.shared]:

@@ -79,6 +79,11 @@ class Fingerprint:
     options: str = ""  # user's engine arguments that change what a state means
     build: str = ""  # engine build, if the state format depends on it; "" for plain attention
 
+    def __post_init__(self) -> None:
+        """Raises TypeError: it may come from a damaged index or a foreign file."""
+        if not all(type(value) is (int if name == "streams" else str) for name, value in asdict(self).items()):
+            raise TypeError("a field of another type")
+
     def differences(self, other: Fingerprint) -> tuple[Reason, ...]:
         """Return the differing fields; only the model if that differs."""
         theirs = asdict(other)

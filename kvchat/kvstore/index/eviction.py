@@ -32,23 +32,22 @@ class Candidate(NamedTuple):
 
     id: int
     conversation_id: str
-    line: int  # kind of engine; each has its own last save point
+    fingerprint_id: int  # each has its own last save point
     prefill_ms: float
     created_at: float
     last_used_at: float
-    kept: bool  # pinned or in use: never removed
+    is_protected: bool  # pinned or in use: never removed
     message_id: str | None = None  # message it ends in; with sliding windows two share one and are used together
     continuation_count: int | None = None  # for programs: number of continuations; None for a conversation
 
     @property
-    def is_end(self) -> bool:
-        """True if a program's thread ends here, or several share it."""
-        return self.continuation_count is not None and self.continuation_count != 1
+    def is_program(self) -> bool:
+        return self.continuation_count is not None
 
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """Which save points need which blocks: those on the path to its end in a tree of uses."""
+    """The blocks each save point needs: those on the path to its end in a tree of uses."""
 
     ends: Numbers  # last use of each candidate
     parents: Numbers  # previous use of each use, always a smaller number; -1: none
@@ -59,44 +58,34 @@ class Needs:
 def plan_prune(candidates: Sequence[Candidate], needs: Needs, used: int, target: int, now: float) -> PrunePlan:
     """Plan the removals that reduce `used` bytes to `target`: the least valuable first, no more than needed.
 
-    Save points that are `kept` or no candidates stay, even if the target is missed.
+    Protected save points and those that are no candidates stay, even if the target is missed.
     """
-    held = _held_bytes(needs)
-    order = _order(candidates, held, now)
-    freed = np.cumsum(_freed(order, needs))
+    order: list[int] = []
     if used > target:
+        order = _removal_order(candidates, needs, now)
+        freed = np.cumsum(_freed(order, needs))
         order = order[: int(np.searchsorted(freed, used - target)) + 1]
         order = _spare_unneeded(order, needs, used - target)
-    else:
-        order = []
-    lost: dict[str, tuple[int, int]] = {}
+    removed: dict[str, tuple[int, int]] = {}  # save points and bytes by conversation
     for place, size in zip(order, _freed(order, needs), strict=True):
-        point = candidates[place]
-        points, freed_before = lost.get(point.conversation_id, (0, 0))
-        lost[point.conversation_id] = points + 1, freed_before + int(size)
-    there = Counter(point.conversation_id for point in candidates)
-    pruned = [PrunedConversation(name, n, size, there[name] - n) for name, (n, size) in lost.items()]
-    total = sum(point.bytes_freed for point in pruned)
+        name = candidates[place].conversation_id
+        points, freed_before = removed.get(name, (0, 0))
+        removed[name] = points + 1, freed_before + int(size)
+    counts = Counter(point.conversation_id for point in candidates)
+    pruned = [PrunedConversation(name, n, size, counts[name] - n) for name, (n, size) in removed.items()]
+    total = sum(conversation.bytes_freed for conversation in pruned)
     return PrunePlan(tuple(str(candidates[place].id) for place in order), total, tuple(pruned), used - total)
 
 
 def plan_programs(candidates: Sequence[Candidate], needs: Needs, target: int, now: float) -> PrunePlan:
     """Plan removals so that programs keep at most `target` bytes that no chat also keeps."""
-    programs = [place for place, point in enumerate(candidates) if point.continuation_count is not None]
-    used = int(sum(_freed(programs, needs)))
-    alone = [point if point.continuation_count is not None else point._replace(kept=True) for point in candidates]
-    return plan_prune(alone, needs, used, target, now)
-
-
-def _held_bytes(needs: Needs) -> list[float]:
-    sums: list[float] = []
-    for parent, size in zip(needs.parents.tolist(), needs.sizes[needs.blocks].tolist(), strict=True):
-        sums.append(size + (sums[parent] if parent >= 0 else 0))
-    return [sums[end] for end in needs.ends.tolist()]
+    used = int(sum(_freed([place for place, point in enumerate(candidates) if point.is_program], needs)))
+    chats_protected = [point if point.is_program else point._replace(is_protected=True) for point in candidates]
+    return plan_prune(chats_protected, needs, used, target, now)
 
 
 def _spare_unneeded(order: list[int], needs: Needs, wanted: int) -> list[int]:
-    """Spare what need not go: after removing a chat's last turn, older ones may be small enough to stay."""
+    """Keep what fits: once a chat's last turn is removed, older ones may be small enough to stay."""
     gone = _last_turns(order, needs) < len(order)
     sizes, blocks, parents = needs.sizes.tolist(), needs.blocks.tolist(), needs.parents.tolist()
     excess = sum(_freed(order, needs)) - wanted
@@ -117,37 +106,39 @@ def _spare_unneeded(order: list[int], needs: Needs, wanted: int) -> list[int]:
     return [place for place in order if place not in staying]
 
 
-def _order(everything: Sequence[Candidate], held: Sequence[float], now: float) -> list[int]:
-    """Return the removable save points' indices, first to go first; a line's last follows its older turns.
+def _removal_order(candidates: Sequence[Candidate], needs: Needs, now: float) -> list[int]:
+    """Return the removable save points' indices, first to remove first; a last turn follows its older turns.
 
     Ranked by prefill time saved per byte held, decayed by age. The lost and the freed part are the same share,
     so the ratio is that of the whole save point.
     """
-    value = [
-        point.prefill_ms / max(size, 1.0) * 0.5 ** (max(0.0, now - point.last_used_at) / HALF_LIFE_S)
-        for point, size in zip(everything, held, strict=False)
+    held: list[float] = []  # bytes on the path to each use
+    for parent, size in zip(needs.parents.tolist(), needs.sizes[needs.blocks].tolist(), strict=True):
+        held.append(size + (held[parent] if parent >= 0 else 0))
+    values = [
+        point.prefill_ms / max(held[end], 1.0) * 0.5 ** (max(0.0, now - point.last_used_at) / HALF_LIFE_S)
+        for point, end in zip(candidates, needs.ends.tolist(), strict=False)
     ]
-    last: dict[tuple[str, int], int] = {}
-    for place, point in enumerate(everything):
-        before = last.setdefault((point.conversation_id, point.line), place)
-        if (everything[before].created_at, before) < (point.created_at, place):
-            last[point.conversation_id, point.line] = place
-    ends = {
-        (point.conversation_id, point.message_id)
-        for point in everything
-        if point.is_end and point.message_id is not None
-    }
+    newest: dict[tuple[str, int], int] = {}
+    thread_ends = set[tuple[str, str | None]]()  # of programs: where a thread ends, or several begin
+    for place, point in enumerate(candidates):
+        before = newest.setdefault((point.conversation_id, point.fingerprint_id), place)
+        if (candidates[before].created_at, before) < (point.created_at, place):
+            newest[point.conversation_id, point.fingerprint_id] = place
+        if point.is_program and point.continuation_count != 1:
+            thread_ends.add((point.conversation_id, point.message_id))
     keyed: list[tuple[bool, float, bool, float, int]] = []
-    for place, point in enumerate(everything):
-        newest = last[point.conversation_id, point.line]
+    for place, point in enumerate(candidates):
+        last = newest[point.conversation_id, point.fingerprint_id]
         if point.continuation_count is not None:
-            is_last = point.is_end or (point.conversation_id, point.message_id) in ends
-            worth = value[place] * (max(point.continuation_count, 1) if is_last else OLDER_TURN_SHARE)
+            ends_there = point.message_id is not None and (point.conversation_id, point.message_id) in thread_ends
+            is_last = point.continuation_count != 1 or ends_there
+            value = values[place] * (max(point.continuation_count, 1) if is_last else OLDER_TURN_SHARE)
         else:
-            is_last = place == newest or None is not point.message_id == everything[newest].message_id
-            worth = value[newest] if is_last else min(value[newest], OLDER_TURN_SHARE * value[place])
-        if not point.kept:
-            keyed.append((point.continuation_count is None, worth, is_last, point.created_at, place))
+            is_last = place == last or None is not point.message_id == candidates[last].message_id
+            value = values[last] if is_last else min(values[last], OLDER_TURN_SHARE * values[place])
+        if not point.is_protected:
+            keyed.append((not point.is_program, value, is_last, point.created_at, place))
     return [place for *_, place in sorted(keyed)]
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -271,10 +270,6 @@ def moment(seconds: float) -> datetime:
 def fingerprint_of(facts: str) -> Fingerprint:
     """Parse a stored fingerprint. Raises CorruptIndex."""
     try:
-        fingerprint = Fingerprint(**json.loads(facts))
+        return Fingerprint(**json.loads(facts))
     except (ValueError, TypeError) as error:
         raise CorruptIndex from error
-    for name, value in asdict(fingerprint).items():
-        if not isinstance(value, int if name == "streams" else str):
-            raise CorruptIndex
-    return fingerprint
