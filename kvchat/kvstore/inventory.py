@@ -252,10 +252,7 @@ class Inventory:
 
     @store_errors()
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
-        """Delete the save points of these messages and those of the conversation without a message.
-
-        Those that others extend, in any conversation, are handed over to them.
-        """
+        """Delete the save points of these messages and those without one; hand over those that others extend."""
         with self.index.write() as db:
             ids = points.transfer_to_extensions(db, points.points_of_messages(db, conversation_id, message_ids))
             points.delete(db, ids)
@@ -291,10 +288,7 @@ class Inventory:
         self.enforce()
 
     def enforce(self, protected: int | None = None) -> None:
-        """Enforce the bounds: delete what is too old, then the least valuable.
-
-        Other programs have separate limits within them.
-        """
+        """Delete what is too old, then the least valuable. Other programs have limits within the bounds."""
         bounds = self.bounds
         self._expire(PROGRAMS_AGE_DAYS, protected, programs=True)
         if bounds.max_age_days is not None:
@@ -332,10 +326,7 @@ class Inventory:
 
     @store_errors()
     def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
-        """Hash every block; delete bad ones and every save point that needs them. Recount all sums.
-
-        `progress` receives the bytes done and the total.
-        """
+        """Hash every block; delete bad ones and what needs them. Recount all sums. `progress`: bytes done, total."""
         self.index.check()
         self.collect()  # a process killed while deleting leaves index rows of deleted blocks
         bad_recipes: dict[str, Reason] = {}

@@ -141,10 +141,7 @@ class Restorer:
             self._has_staged = True
 
     def complete_window(self, point_id: str, window: int, cancelled: CancelCheck) -> None:
-        """Prepare the warm file a sliding-window restore needs. Ignores damage: the restore that meets it handles it.
-
-        For a background thread. Raises IndexLost, IndexFailed.
-        """
+        """Prepare the warm file a window needs, in the background; ignore damage. Raises IndexLost, IndexFailed."""
         if not self._staging.in_memory:
             return
         with contextlib.suppress(RebuildFailed, RecipeError, OSError, Cancelled):
@@ -172,10 +169,7 @@ class Restorer:
     def _point_at(
         self, db: sqlite3.Connection, place: token_tree.Place, prompt: int, empty_nodes: set[int], *, can_cut: bool
     ) -> SavePoint | None:
-        """Return a save point for a token-tree place: exactly there, else beyond it if it can be cut.
-
-        A state that cannot be cut must leave the engine a token to evaluate.
-        """
+        """Return a save point at a place, leaving the engine a token to evaluate, or beyond it if it can be cut."""
         ids = token_tree.at(db, place.node_id) if place.whole and (can_cut or place.shared < prompt) else []
         chosen = min(ids, key=lambda id: self._staging.find_warm(str(id)) is None, default=None)
         if can_cut and chosen is None:
@@ -258,10 +252,7 @@ def _unreadable(error: IndexLost | IndexFailed) -> Reason:
 
 
 def is_worth_restoring(shared: int, saved: int, prompt: int) -> bool:
-    """True if a save point of `saved` tokens is worth reading for `shared` leading tokens of the prompt.
-
-    Fewer than 32 tokens are worth it only if they are half of the shorter of the two.
-    """
+    """True if `shared` leading tokens of the prompt are many, or half of the shorter of prompt and save point."""
     return shared >= MIN_RESTORED_SHARE or (shared > 0 and 2 * shared >= min(saved, prompt))
 
 

@@ -182,10 +182,7 @@ class Saver:
 
     @store_errors(saving=True)
     def _absorb(self, point_id: str, cancelled: CancelCheck, low_priority: bool) -> int | None:
-        """Absorb one save point; return the bytes written, None if it was deleted meanwhile.
-
-        Raises NotSaved, OSError, FileChanged, Cancelled.
-        """
+        """Return the bytes written, None if it was deleted. Raises NotSaved, OSError, FileChanged, Cancelled."""
         slot_file = self._staging.find_warm(point_id)
         with self._index.read() as db:
             point = points.load(db, int(point_id))

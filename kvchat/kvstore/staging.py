@@ -237,10 +237,7 @@ class Staging:
             self._linked[target] = file
 
     def unstage(self, target: Path, *, engine_done: bool) -> None:
-        """Remove the name; a file no longer needed becomes spare.
-
-        Not if the engine may still be reading it: its restore was requested but not awaited.
-        """
+        """Remove the link; a file no longer needed becomes spare, unless the engine may still be reading it."""
         with self._lock:
             file = self._linked.pop(target, None)
             with contextlib.suppress(OSError):  # an open file (Windows) is deleted with its slot folder

@@ -127,10 +127,7 @@ class _Splitter:
         return self.blocks.find(use.block, use.size) is not None
 
     def _matching(self, spans: Sequence[_RowSpan]) -> list[_RowSpan]:
-        """Return the spans whose rows equal their block's bytes.
-
-        Once a recomputed row differs, so do all later rows of its cache: comparing stops there.
-        """
+        """Return the spans whose rows equal their block's; all rows of a cache after one that differs do, too."""
         first_different: dict[int, int] = {}  # token position, by cache
 
         def compare(span: _RowSpan, buffer: memoryview) -> bool:

@@ -86,10 +86,7 @@ def read_tokens(path: Path) -> RawTokens:
 
 
 def matches_tokens(held: RawTokens, expected: Tokens) -> bool:
-    """True if a slot file's tokens match these.
-
-    An image (ids below PLACEHOLDER) is matched by position only; the engine's words around it belong to it.
-    """
+    """True if a file's tokens match these; images (ids below PLACEHOLDER) are matched by position only."""
     wanted = np.asarray(expected, "<i4")
     pictures = wanted < PLACEHOLDER
     if len(held) != len(wanted) or (PLACEHOLDER in held) != pictures.any():

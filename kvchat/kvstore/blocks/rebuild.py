@@ -115,10 +115,7 @@ def _jobs(recipe: Recipe, copies: Sequence[tuple[Span, int]]) -> Iterator[_Job]:
 
 
 def _targets(part: Span, copies: Sequence[tuple[Span, int]], starts: Sequence[int]) -> Iterator[tuple[int | None, int]]:
-    """Yield target offset (None to skip) and length for each piece of the part, in order.
-
-    `copies`: spans with their target offsets, sorted; `starts`: the offsets of the spans.
-    """
+    """Yield target offset (None to skip) and length for each piece of the part. `starts`: of the sorted copies."""
     at, end = part.offset, part.end
     for span, target in copies[max(0, bisect_right(starts, at) - 1) : bisect_left(starts, end)]:
         first, last = max(at, span.offset), min(end, span.end)

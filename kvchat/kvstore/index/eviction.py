@@ -25,10 +25,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Candidate(NamedTuple):
-    """A save point as eviction sees it; a tuple, as there may be thousands. Times are Unix seconds.
-
-    Candidates are always given in the order of their ids.
-    """
+    """A save point as eviction sees it; given in the order of ids. Times are Unix seconds."""
 
     id: int
     conversation_id: str

@@ -201,10 +201,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def check_readable(path: Path) -> None:
-    """Raise migrations.DatabaseTooNew, or IndexFailed, if an index cannot be opened. Only reads.
-
-    A damaged one passes: it is recreated.
-    """
+    """Raise DatabaseTooNew, or IndexFailed, if an index cannot be opened. A damaged one passes: it is recreated."""
     try:
         with reading(path) as connection:
             check_version(connection, path, MIGRATIONS, _(TOO_NEW))

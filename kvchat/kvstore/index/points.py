@@ -201,10 +201,7 @@ def largest_recent_size(db: sqlite3.Connection) -> int:
 
 
 def unused_since(db: sqlite3.Connection, moment: float, protected: int | None, *, programs: bool) -> list[int]:
-    """Return absorbed save points last used before `moment`, except `protected` and pinned ones.
-
-    `programs`: only those of other programs.
-    """
+    """Return absorbed save points last used before `moment`, but protected and pinned ones."""
     query = (
         "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
         " WHERE link_id IS NOT NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ?"
@@ -228,10 +225,7 @@ def _numbers(db: sqlite3.Connection, query: str, *values: object) -> list[int]:
 
 
 def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk: Mapping[bytes, int]) -> bool:
-    """Mark a staged save point absorbed; return False if it was deleted meanwhile.
-
-    Older ones of the conversation with the same tokens are deleted. `on_disk`: disk usage of each block in bytes.
-    """
+    """Mark a staged save point absorbed and delete older ones with its tokens; False if it was deleted meanwhile."""
     row = db.execute("SELECT conversation_id, node_id FROM save_points WHERE id = ?", (point_id,)).fetchone()
     if row is None:
         return False

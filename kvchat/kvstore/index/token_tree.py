@@ -140,10 +140,7 @@ def at(db: sqlite3.Connection, node_id: int) -> list[int]:
 
 
 def below(db: sqlite3.Connection, node_id: int, empty_nodes: set[int], *, absorbed: bool = False) -> int | None:
-    """Return a save point at or beyond the node (only an absorbed one if `absorbed`), or None.
-
-    `empty_nodes`: nodes known to lead to none; updated.
-    """
+    """Return a save point at or beyond the node, or None. `empty_nodes`: nodes known to lead to none; updated."""
     query = f"SELECT id FROM save_points WHERE node_id = ? {'AND link_id IS NOT NULL ' * absorbed}LIMIT 1"
 
     def lookup(node_id: int) -> int | None:
@@ -208,10 +205,8 @@ def _existing_nodes(db: sqlite3.Connection, tree_id: int, segments: Sequence[_Se
 
 
 def _matching_children(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
-    """Yield the segments after a node that share a prefix with `rest`, longest first.
-
-    In byte order the best match is adjacent to `rest`, so the search goes outwards from there in both directions.
-    """
+    """Yield the segments after a node that share a prefix with `rest`, longest first."""
+    # In byte order the best match is adjacent to `rest`: search outwards from there.
     before = db.execute(f"{_CHILDREN} AND packed <= ? ORDER BY packed DESC", (*parent, rest))
     behind = db.execute(f"{_CHILDREN} AND packed > ? ORDER BY packed", (*parent, rest))
     sides = [
@@ -228,11 +223,8 @@ def _matching_children(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> 
 
 
 def _prefix_children(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
-    """Yield the segments after a node that are prefixes of `rest`, longest first.
-
-    A prefix sorts before `rest`. If the next one before it is not one, none is longer than what they share.
-    """
-    while rest:
+    """Yield the segments after a node that are prefixes of `rest`, longest first."""
+    while rest:  # a prefix sorts before `rest`; none is longer than what `rest` shares with the next one before it
         row = db.execute(f"{_CHILDREN} AND packed <= ? ORDER BY packed DESC LIMIT 1", (*parent, rest)).fetchone()
         if row is None:
             return

@@ -128,10 +128,7 @@ def _indices(known: Numbers, wanted: Numbers) -> Numbers:
 
 
 def _columns(db: sqlite3.Connection, query: str, count: int) -> list[Numbers]:
-    """Return the columns of a query of integers.
-
-    SQLite joins them to text for numpy to parse: a third of the time it takes to fetch 300,000 rows as tuples.
-    """
+    """Return the columns of a query of integers; joined to text for numpy, three times as fast as tuples."""
     columns = [f"group_concat(c{number})" for number in range(count)]
     names = ", ".join(f"c{number}" for number in range(count))
     row = db.execute(f"WITH t ({names}) AS ({query}) SELECT {', '.join(columns)} FROM t").fetchone()
