@@ -86,10 +86,7 @@ _mapped: dict[Path, Mapped] = {}  # files last or next overwritten in this proce
 
 
 def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> Mapped:
-    """Map the open file, extended to `size` if smaller; the last two mappings are kept until `delete`.
-
-    `ready`: allocate its pages now, so that lack of room raises OSError at once.
-    """
+    """Map the open file, extended to `size`. `ready`: allocate its pages now; lack of room raises OSError."""
     status = os.fstat(file.fileno())
     if ready and disk.disk_usage(status) < size:
         os.posix_fallocate(file.fileno(), 0, size)

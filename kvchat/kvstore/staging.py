@@ -89,10 +89,7 @@ class Staging:
     # Saving: an engine writes to a path in its slot folder
 
     def redirect_to_memory(self, path: Path, size: int) -> bool:
-        """Link `path`, where an engine will save about `size` bytes, to a file in memory; False if there is no room.
-
-        Only within a `slot_folder`: another folder's server may not see this memory.
-        """
+        """Let an engine save about `size` bytes to memory, not to `path` in a `slot_folder`; False if impossible."""
         with self._lock:
             if self._memory is None or not self._is_own(path) or not self._make_room(size):
                 return False
@@ -128,10 +125,7 @@ class Staging:
     # Composing files for engines
 
     def allocate(self, size: int, target: Path | None) -> Path:
-        """Return a new or reusable file in which to compose a slot file, for `link` or `add_warm`.
-
-        `target` is where an engine wants it; outside our folders it is composed there directly.
-        """
+        """Return a file to compose in, for `link` or `add_warm`; `target` itself if outside our folders."""
         with self._lock:
             if target is not None and not self._is_own(target):
                 return target

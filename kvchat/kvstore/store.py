@@ -99,10 +99,7 @@ class BlockStore:
                 shutil.rmtree(inventory.folder, ignore_errors=True)
 
     def absorb_pending(self, cancelled: CancelCheck = never) -> AbsorbReport:
-        """Absorb waiting files and enforce the bounds. Slow: for a background thread, after each `Saver.add`.
-
-        Stops between two blocks if cancelled; the rest keeps waiting.
-        """
+        """Absorb waiting files until cancelled, and enforce the bounds. For a background thread after each save."""
         inventory = self.inventory
         with store_errors():
             inventory.run_deferred_work()
