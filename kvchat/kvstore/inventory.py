@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from kvchat.kvstore import disk
@@ -46,9 +46,13 @@ class Inventory:
     staging: Staging
     index: Index
     blocks: BlockFiles
-    clock: Callable[[], datetime]
-    free_bytes: Callable[[], int]
     restored_at: dict[int, datetime] = field(default_factory=dict)  # not yet written to the index
+
+    def clock(self) -> datetime:
+        return datetime.now(UTC)
+
+    def free_bytes(self) -> int:
+        return disk.free_bytes(self.folder)
 
     def recover(self) -> None:
         """Adopt or discard what a killed process left. Checks that the store is writable."""

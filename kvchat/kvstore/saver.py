@@ -46,32 +46,25 @@ class Saver:
         self._predecessors: dict[str, Predecessor] = {}  # by unabsorbed save point
 
     @store_errors(saving=True)
-    def check_room(
-        self,
-        size: int,
-        conversation_id: str,
-        path: Path | None = None,
-        state: tuple[Fingerprint, Tokens] | None = None,
-    ) -> None:
+    def check_room(self, size: int, conversation_id: str, path: Path, fingerprint: Fingerprint, tokens: Tokens) -> None:
         """Raise NotSaved if a slot file of about `size` bytes cannot be kept, or its conversation never is.
 
         `path`: where the engine will save it, in memory or on disk; then call `add` or `Staging.discard_saved`.
-        `state`: what the file will hold; parts already in the store are not written again.
+        `tokens`: what the file will hold; parts already in the store are not written again.
         """
         with self._index.read() as db:
             if points.never_save(db, conversation_id):
                 raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
-            before = _find_known(db, *state, audience_of(conversation_id)) if state else None
-        to_write = _new_bytes(size, len(state[1]), before) if state else size  # as blocks
-        in_memory = path is not None and self._staging.redirect_to_memory(path, size)
-        to_write += 0 if in_memory else size  # the engine's file
+            before = _find_known(db, fingerprint, tokens, audience_of(conversation_id))
+        to_write = _new_bytes(size, len(tokens), before)  # as blocks
+        if not self._staging.redirect_to_memory(path, size):
+            to_write += size  # the engine's file
         try:
             if self._inventory.free_bytes() - to_write < self._inventory.bounds.free_floor:
                 self._staging.trim(disk_too=True)
             self._inventory.require_room(size, to_write, conversation_id)
         except NotSaved:
-            if path is not None:
-                self._staging.discard_saved(path)
+            self._staging.discard_saved(path)
             raise
 
     @store_errors(saving=True)

@@ -35,9 +35,9 @@ class Staging:
     here, and a file whose timestamps show that someone touched it is not used.
     """
 
-    def __init__(self, folder: Path, room: MemoryRoom, memory_folder: Path) -> None:
+    def __init__(self, folder: Path, room: MemoryRoom) -> None:
         self._lock = threading.RLock()
-        self._planned_room, self._memory_root = room, memory_folder
+        self._planned_room, self._memory_root = room, memory_files.MEMORY_FOLDER
         self._warm: OrderedDict[str, _WarmFile] = OrderedDict()  # by save point
         self._unabsorbed: set[str] = set()  # save points whose only copy is here
         self._linked: dict[Path, Path] = {}  # file by the engine's path
@@ -52,7 +52,7 @@ class Staging:
             with contextlib.suppress(OSError):  # some file systems have no links
                 link.symlink_to(folder)
                 link.unlink()
-                self._memory = memory_files.private_folder_in(memory_folder, folder)
+                self._memory = memory_files.private_folder_in(self._memory_root, folder)
 
     @property
     def in_memory(self) -> bool:

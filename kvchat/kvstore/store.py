@@ -11,8 +11,6 @@ import contextlib
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 from kvchat.errors import KvchatError
@@ -21,7 +19,7 @@ from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.failures import store_errors, store_unusable
 from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
 from kvchat.kvstore.inventory import Inventory
-from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom
+from kvchat.kvstore.memory_files import MemoryRoom
 from kvchat.kvstore.restorer import Restorer
 from kvchat.kvstore.savepoint import AbsorbReport, Bounds, CancelCheck, StoreRefused, never
 from kvchat.kvstore.saver import Saver
@@ -43,34 +41,23 @@ class BlockStore:
         self,
         folder: Path,
         bounds: Bounds,
-        memory_budget: int | MemoryRoom = 0,
+        memory_room: MemoryRoom = lambda held: 0,
         *,
         sync: bool = True,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        free_bytes: Callable[[], int] | None = None,
-        memory_folder: Path = MEMORY_FOLDER,
         problem: StoreRefused | None = None,
     ) -> None:
         """Open or create the store. Raises StoreRefused, and migrations.DatabaseTooNew.
 
-        `memory_budget`: bytes of memory for slot files, or a function that returns them, given the current usage;
-        0 keeps them on disk. `problem`: why nothing can be kept; then `folder` only serves engines, until `close`.
+        `problem`: why nothing can be kept; then `folder` only serves engines, until `close`.
         """
         self.problem = problem
         self._closing, self._closed = threading.Lock(), False
-        room = memory_budget if callable(memory_budget) else lambda _: memory_budget
         try:
             disk.private_folder(folder)
-            self.staging = Staging(folder / disk.STAGING, room, memory_folder)
-            self.inventory = Inventory(
-                folder,
-                bounds,
-                self.staging,
-                Index(folder / disk.INDEX, on_loss=self.staging.mark_absorbed, problem=problem),
-                BlockFiles(folder / disk.BLOCKS, sync=sync),
-                clock,
-                free_bytes or (lambda: disk.free_bytes(folder)),
-            )
+            self.staging = Staging(folder / disk.STAGING, memory_room)
+            index = Index(folder / disk.INDEX, on_loss=self.staging.mark_absorbed, problem=problem)
+            blocks = BlockFiles(folder / disk.BLOCKS, sync=sync)
+            self.inventory = Inventory(folder, bounds, self.staging, index, blocks)
             self.saver = Saver(self.inventory)
             self.restorer = Restorer(self.inventory, self.saver)
             if problem is None:

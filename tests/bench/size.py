@@ -223,7 +223,7 @@ class _Made:
     ) -> tuple[SavePoint, float, float, int]:
         """A save point of these tokens; the ms, the CPU ms and the bytes written to absorb it."""
         saved = self._slots / f"{disk.name_for_engine()}.slot"
-        self._store.saver.check_room(len(tokens) * TOKEN_BYTES, "bench", saved)
+        self._store.saver.check_room(len(tokens) * TOKEN_BYTES, "bench", saved, _FINGERPRINT, tokens)
         write(saved)
         size = saved.stat().st_size
         point = self._store.saver.add(

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 
-from kvchat.kvstore import disk
+from kvchat.kvstore import disk, memory_files
 from kvchat.kvstore.blocks.layout import Layout
 from kvchat.kvstore.blocks.parser import parse
 from kvchat.kvstore.memory_files import MemoryRoom
@@ -152,16 +153,14 @@ class Bench:
         self.inventory, self.saver, self.restorer = store.inventory, store.saver, store.restorer
 
     def open(self) -> BlockStore:
-        (self.folder.parent / "memory").mkdir(parents=True, exist_ok=True)
-        return BlockStore(
-            self.folder,
-            Bounds(self.quota, 0),
-            self.memory,
-            sync=False,
-            clock=self.clock,
-            free_bytes=lambda: self.free,
-            memory_folder=self.folder.parent / "memory",
-        )
+        memory = self.folder.parent / "memory"
+        memory.mkdir(parents=True, exist_ok=True)
+        room = self.memory if callable(self.memory) else lambda _: self.memory
+        with mock.patch.object(memory_files, "MEMORY_FOLDER", memory):
+            store = BlockStore(self.folder, Bounds(self.quota, 0), room, sync=False)
+        store.inventory.clock = self.clock  # type: ignore[method-assign]
+        store.inventory.free_bytes = lambda: self.free  # type: ignore[method-assign]
+        return store
 
     def reopen(self) -> None:
         self.store.close()
@@ -179,7 +178,7 @@ class Bench:
     ) -> SavePoint:
         path = self.slots / "saved.slot"
         content = data or self.model.slot_file(tokens)
-        self.store.saver.check_room(len(content), conversation, path)
+        self.store.saver.check_room(len(content), conversation, path, fingerprint, tokens)
         size = path.write_bytes(content)
         state = conversation, fingerprint, tokens, size, float(len(tokens)), self.window, message
         return self.store.saver.add(path, *state, predecessor, audience)

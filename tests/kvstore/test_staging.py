@@ -134,13 +134,13 @@ def test_stored_rows_need_no_room_on_disk(bench: Bench) -> None:
     size = len(FULL.slot_file(state[1]))
     bench.free = size * 5 // 4
     path = bench.slots / "saved.slot"
-    bench.saver.check_room(size, "thesis", path, state)
-    for other in ((FINGERPRINT, token_range(2100, 5000)), None, (replace(FINGERPRINT, kv_type_k="q8_0"), state[1])):
+    bench.saver.check_room(size, "thesis", path, *state)
+    for other in ((FINGERPRINT, token_range(2100, 5000)), (replace(FINGERPRINT, kv_type_k="q8_0"), state[1])):
         with pytest.raises(StoreRefused, match="nearly full"):
-            bench.saver.check_room(size, "thesis", path, other)
+            bench.saver.check_room(size, "thesis", path, *other)
     bench.free = size - 1
     with pytest.raises(StoreRefused, match="nearly full"):
-        bench.saver.check_room(size, "thesis", path, state)
+        bench.saver.check_room(size, "thesis", path, *state)
 
 
 def test_a_deleted_chat_leaves_nothing_in_memory(roomy: Bench) -> None:
@@ -153,7 +153,7 @@ def test_a_deleted_chat_leaves_nothing_in_memory(roomy: Bench) -> None:
 
 def test_a_save_that_memory_cannot_hold_is_repeated_on_disk(roomy: Bench) -> None:
     path = roomy.slots / "saved.slot"
-    roomy.saver.check_room(1000, "thesis", path)
+    roomy.saver.check_room(1000, "thesis", path, FINGERPRINT, token_range(300))
     path.write_bytes(b"a part")
     roomy.store.staging.discard_saved(path)
     assert [roomy.files_in_memory(), list(roomy.slots.iterdir())] == [[], []]
@@ -258,12 +258,12 @@ def save_and_restore_large_chat(folder: Path) -> None:
     model, tokens = Model(layers=16, row_size=2048), token_range(1100)
     data, point = model.slot_file(tokens), None
     for tier in (Tier.WARM, Tier.DISK):
-        store = BlockStore(folder, Bounds(10**10, 0), 10**9, sync=False)
+        store = BlockStore(folder, Bounds(10**10, 0), lambda _: 10**9, sync=False)
         slots = store.staging.slot_folder()
         store.restorer.keep_in_memory(store.staging.memory().capacity)  # as planned for a model that leaves all of it
         if point is None:
             path = slots / "saved.slot"
-            store.saver.check_room(len(data), "thesis", path)
+            store.saver.check_room(len(data), "thesis", path, FINGERPRINT, tokens)
             path.write_bytes(data)
             point = store.saver.add(path, "thesis", FINGERPRINT, tokens, len(data))
             assert not store.absorb_pending().refused
