@@ -267,7 +267,7 @@ def _record(
     written: int,
 ) -> int:
     """Add the save points to the index; return the newest."""
-    audience, now = imported_audience(conversation_id), inventory.clock()
+    audience = imported_audience(conversation_id)
     with inventory.index.write() as db:
         if points.never_save(db, conversation_id):
             raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
@@ -278,8 +278,8 @@ def _record(
         for point in manifest.points:
             uses = tuple(replace(use, xxh3=xxh3.get(use.block, b"")) for use in point.recipe.uses)
             state = conversation_id, manifest.fingerprint, point.tokens, point.recipe.file_size
-            new = SavePoint("", *state, now, now, point.prefill_ms, audience)
-            newest = int(points.add_staged(db, new, point.message_id).id)
+            new = SavePoint("", *state, point.prefill_ms, audience)
+            newest = int(points.add_staged(db, new, point.message_id, inventory.clock()).id)
             points.store_recipe(db, newest, replace(point.recipe, uses=uses), on_disk)
     files.forget_new(on_disk)
     return newest

@@ -98,8 +98,6 @@ class SavePoint:
     fingerprint: Fingerprint
     tokens: Tokens  # exact token ids of the state
     size: int  # bytes of the slot file
-    created_at: datetime
-    last_used_at: datetime
     prefill_ms: float = 0.0  # estimated processing time of these tokens on this machine
     audience: str = ""  # who may reuse it
 
@@ -235,7 +233,6 @@ class UncheckedPoints:
 @dataclass(frozen=True)
 class AbsorbReport:
     save_points: int
-    bytes_written: int
     refused: tuple[Reason, ...]  # why some were not stored
 
 

@@ -91,17 +91,17 @@ class Saver:
         The file is always moved or deleted. Raises NotSaved if it is empty, incomplete, holds other tokens than
         `expected`, exceeds the bounds, or its conversation is never saved.
         """
-        staged, point, now = slot_file, None, self._inventory.clock()
+        staged, point = slot_file, None
         audience = audience_of(conversation_id) if audience is None else audience
         try:
             size = _check_saved(slot_file, expected, expected_size)
             self._inventory.require_room(size, 0, conversation_id)
-            new = SavePoint("", conversation_id, fingerprint, expected, size, now, now, prefill_ms, audience)
+            new = SavePoint("", conversation_id, fingerprint, expected, size, prefill_ms, audience)
             staged = self._staging.claim_saved(slot_file)  # outside the index lock: it may be a slow copy
             with self._index.write() as db:
                 if points.never_save(db, conversation_id):
                     raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
-                point = points.add_staged(db, new, message_id)
+                point = points.add_staged(db, new, message_id, self._inventory.clock())
                 self._staging.add_warm(point.id, staged)
                 if self._staging.has_warm(point.id, on_disk=True):
                     usage.count_written(db, self._inventory.today(), size)
@@ -142,17 +142,17 @@ class Saver:
 
         Save points that cannot be kept are lost; the report gives the reasons.
         """
-        absorbed = total = 0
+        absorbed = 0
         refused: list[Reason] = []
         while not self._absorbing.acquire(timeout=_CHECK_INTERVAL_S):
             if cancelled():
-                return AbsorbReport(0, 0, ())
+                return AbsorbReport(0, ())
         try:
             for point_id in sorted(self._inventory.unabsorbed(), key=int):
                 if cancelled():
                     break
                 try:
-                    written = self._absorb(point_id, cancelled, low_priority)
+                    absorbed += self._absorb(point_id, cancelled, low_priority)
                 except Cancelled:
                     break
                 except (NotSaved, OSError, FileChanged) as error:
@@ -161,9 +161,6 @@ class Saver:
                             error = write_error(error)
                         refused.append(error.reason if isinstance(error, NotSaved) else Reason(ReasonCode.FILE_CHANGED))
                         self._inventory.delete_unusable(point_id, refused[-1], notify=False)
-                else:
-                    absorbed += written is not None
-                    total += written or 0
                 finally:
                     with contextlib.suppress(IndexFailed, IndexLost, OSError):  # retried next time
                         self._inventory.delete_unknown(list(self._blocks.new))
@@ -171,18 +168,18 @@ class Saver:
             self._absorbing.release()
         if absorbed:
             self._staging.trim()
-        return AbsorbReport(absorbed, total, tuple(refused))
+        return AbsorbReport(absorbed, tuple(refused))
 
     @store_errors(saving=True)
-    def _absorb(self, point_id: str, cancelled: CancelCheck, low_priority: bool) -> int | None:
-        """Return the bytes written, None if it was deleted. Raises NotSaved, OSError, FileChanged, Cancelled."""
+    def _absorb(self, point_id: str, cancelled: CancelCheck, low_priority: bool) -> bool:
+        """Return False if it was deleted meanwhile. Raises NotSaved, OSError, FileChanged, Cancelled."""
         slot_file = self._staging.find_warm(point_id)
         with self._index.read() as db:
             point = points.load(db, int(point_id))
             before = _previous_save(db, point, self._predecessors.get(point_id)) if point else None
         if point is None:
             self._staging.drop(point_id)
-            return None
+            return False
         if slot_file is None:
             raise FileChanged("its file was changed before it was absorbed")
         new = _new_bytes(point.size, point.n_tokens, before)
@@ -198,11 +195,10 @@ class Saver:
                 usage.count_written(db, self._inventory.today(), total)
                 stored = points.store_recipe(db, int(point_id), recipe, on_disk)
             self._predecessors.pop(point_id, None)
-            if not stored:
-                return None
-            self._blocks.forget_new(on_disk)
-            self._staging.mark_absorbed(point_id)
-            return total
+            if stored:
+                self._blocks.forget_new(on_disk)
+                self._staging.mark_absorbed(point_id)
+            return stored
         raise NotSaved(Reason(ReasonCode.BLOCKS_DELETED))
 
 

@@ -260,7 +260,7 @@ class Slots(Allocator):
     async def absorb(self) -> AbsorbReport:
         """Let the store process new saves. Not under a lock: slots continue meanwhile. Raises StoreRefused."""
         if self.store.problem is not None:
-            return AbsorbReport(0, 0, ())
+            return AbsorbReport(0, ())
         with self.save_progress.track_absorb():
             report = await asyncio.to_thread(self.store.absorb_pending, self.save_progress.cancelled.is_set)
         losses = await asyncio.to_thread(self.store.inventory.losses)

@@ -230,13 +230,14 @@ class _Made:
             saved, "bench", _FINGERPRINT, tokens, size, float(len(tokens)), predecessor=predecessor
         )
         before_ms = self._staged(point)
+        written_before = self._store.inventory.usage().bytes_written
         cpu, started = time.process_time(), time.perf_counter()
         report = self._store.absorb_pending()
         taken, cpu_taken = _ms_since(started), 1000 * (time.process_time() - cpu)
         if report.refused:
             raise BenchFailed("The made file could not be kept", report.refused[0].text)
         self._warm_ms = (before_ms, self._staged(point))
-        return point, taken, cpu_taken, report.bytes_written
+        return point, taken, cpu_taken, self._store.inventory.usage().bytes_written - written_before
 
     def _staged(self, point: SavePoint) -> float:
         """The ms until the point's file is ready for an engine; what is made ready beforehand is waited for."""

@@ -36,9 +36,9 @@ def fill(bench: Bench, chats: int, turn: Callable[[int, int], Tokens] = turn_tok
         for number in range(chats):
             names = [pack_tokens([number, place, *range(6)]) for place in range(blocks_each)]
             for place in range(TURNS):
-                now, name = bench.clock(), f"chat {number}"
-                new = SavePoint("", name, FINGERPRINT, turn(number, place), 10**6, now, now, 1.0, CHATS_AUDIENCE)
-                point = points.add_staged(db, new, f"{name} {place}")
+                name = f"chat {number}"
+                new = SavePoint("", name, FINGERPRINT, turn(number, place), 10**6, 1.0, CHATS_AUDIENCE)
+                point = points.add_staged(db, new, f"{name} {place}", bench.clock())
                 if number % 50 == 49:
                     continue
                 used = names[: blocks_each - TURNS + place + 1]

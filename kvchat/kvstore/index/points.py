@@ -10,11 +10,12 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from datetime import datetime
 from typing import Literal
 
 from kvchat.kvstore.blocks.recipe import RESIDUE, BlockUse, Recipe, RecipeError, pack_row_map, unpack_row_map
 from kvchat.kvstore.index import token_tree
-from kvchat.kvstore.index.schema import CorruptIndex, fingerprint_of, moment
+from kvchat.kvstore.index.schema import CorruptIndex, fingerprint_of
 from kvchat.kvstore.savepoint import PROGRAM, Fingerprint, SavePoint
 
 _RECENT_COUNT = 16  # most recently used save points
@@ -59,7 +60,7 @@ def set_flag(db: sqlite3.Connection, conversation_id: str, flag: Literal["pinned
     db.execute(f"UPDATE conversations SET {flag} = ? WHERE id = ?", (value, key))
 
 
-def add_staged(db: sqlite3.Connection, new: SavePoint, message_id: str | None) -> SavePoint:
+def add_staged(db: sqlite3.Connection, new: SavePoint, message_id: str | None, now: datetime) -> SavePoint:
     db.execute("INSERT OR IGNORE INTO fingerprints (facts) VALUES (?)", (_facts(new.fingerprint),))
     kind = fingerprint_id(db, new.fingerprint)
     assert kind is not None
@@ -67,11 +68,11 @@ def add_staged(db: sqlite3.Connection, new: SavePoint, message_id: str | None) -
     db.execute("INSERT OR IGNORE INTO trees (fingerprint_id, audience) VALUES (?, ?)", (kind, new.audience))
     (tree_id,) = trees(db, kind, [new.audience])
     node_id = token_tree.add_tokens(db, tree_id, new.tokens)
-    now = new.created_at.timestamp()
+    created_at = now.timestamp()
     point_id = db.execute(
         "INSERT INTO save_points (conversation_id, message_id, fingerprint_id, node_id, n_tokens, file_size,"
         " prefill_ms, created_at, last_used_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (conversation, message_id, kind, node_id, new.n_tokens, new.size, new.prefill_ms, now, now),
+        (conversation, message_id, kind, node_id, new.n_tokens, new.size, new.prefill_ms, created_at, created_at),
     ).lastrowid
     db.execute("DELETE FROM losses WHERE conversation = ? AND fingerprint_id = ?", (new.conversation_id, kind))
     return replace(new, id=str(point_id))
@@ -79,7 +80,7 @@ def add_staged(db: sqlite3.Connection, new: SavePoint, message_id: str | None) -
 
 def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
     row = db.execute(
-        "SELECT conversations.name, facts, node_id, file_size, created_at, last_used_at, prefill_ms, audience"
+        "SELECT conversations.name, facts, node_id, file_size, prefill_ms, audience"
         " FROM save_points JOIN conversations ON conversations.id = conversation_id"
         " JOIN fingerprints ON fingerprints.id = save_points.fingerprint_id LEFT JOIN nodes ON nodes.id = node_id"
         " LEFT JOIN trees ON trees.id = tree_id WHERE save_points.id = ?",
@@ -87,13 +88,11 @@ def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
     ).fetchone()
     if row is None:
         return None
-    name, facts, node_id, size, created_at, used_at, prefill_ms, audience = row
+    name, facts, node_id, size, prefill_ms, audience = row
     tokens = token_tree.tokens_of(db, node_id)
-    fingerprint = fingerprint_of(facts)
     if size <= 0 or prefill_ms < 0:
         raise CorruptIndex
-    created, used = moment(created_at), moment(used_at)
-    return SavePoint(str(point_id), name, fingerprint, tokens, size, created, used, prefill_ms, audience)
+    return SavePoint(str(point_id), name, fingerprint_of(facts), tokens, size, prefill_ms, audience)
 
 
 def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:

@@ -66,7 +66,7 @@ def test_a_chat_deleted_while_it_is_absorbed_leaves_nothing(
     delete = bench.inventory.delete_all if everything else lambda: bench.inventory.delete_conversation("thesis")
     at_third_block(lambda: print(delete()))
     bench.add("thesis", token_range(2000))
-    assert bench.store.absorb_pending() == AbsorbReport(0, 0, ()), "deleted on purpose: nothing is reported"
+    assert bench.store.absorb_pending() == AbsorbReport(0, ()), "deleted on purpose: nothing is reported"
     assert bench.block_files() == []
     assert bench.inventory.usage().physical_bytes == disk.tree_size(bench.folder)
 
