@@ -16,8 +16,7 @@ from kvchat.ui.base.building import column
 from kvchat.ui.base.icons import app_icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.chat_page import ChatPage, DocumentsLine, Header
-from kvchat.ui.chat.composer import Composer
-from kvchat.ui.chat.startup_drafts import DraftWriter, StartupDrafts
+from kvchat.ui.chat.composer import Composer, DraftWriter, StartupDrafts
 from kvchat.ui.chat.status_strip import ContextMeter, StatusStrip
 from kvchat.ui.desktop.activation import let_to_front
 from kvchat.ui.sidebar.conversation_list import Row, arranged, folders_of

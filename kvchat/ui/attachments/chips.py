@@ -77,8 +77,6 @@ class AttachmentChip(AttachmentCard):
 
 
 class PictureTile(AttachmentCard):
-    """A thumbnail, decoded in a thread and then shown."""
-
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
         super().__init__(look, attachment, _("Image"), _("Show full size"))
         from kvchat.ui.attachments.pictures import decode, upright_size

@@ -61,10 +61,7 @@ _ARROWS = {
 
 
 def prepare_picture(name: str, data: bytes) -> Attachment:
-    """Prepare an image file for sending: first frame, upright, no larger than useful.
-
-    Thread-safe. Raises AttachmentError.
-    """
+    """Prepare an image file for sending: its first frame, upright. Thread-safe. Raises AttachmentError."""
     image = decode(data, QSize(LONGEST_SIDE, LONGEST_SIDE))
     if image is None:
         reason = _("The image is damaged, too large or in an unsupported format.")

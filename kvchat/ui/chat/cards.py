@@ -59,7 +59,6 @@ class EngineCard(Card):
 
 
 def _calm_texts(status: EngineStatus, model: str | None) -> tuple[str, str]:
-    """Return title and detail of a state without a failure."""
     if status.checking:
         once = _("This takes a few seconds, once per model and engine. You can start typing.")
         return _("Testing whether chats can be remembered…"), once

@@ -75,10 +75,7 @@ class Header(QWidget):
         self._fit_model()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Elide the model's name again when its button's font changes, which is after `Look.changed`.
-
-        A double click on the title renames; Esc in the field does not reach the window.
-        """
+        """Follow the model button's font, rename after a double click, and keep Esc in the field from the window."""
         match event:
             case _ if event.type() == QEvent.Type.FontChange:
                 self._fit_model()
@@ -180,10 +177,7 @@ class DocumentsLine(ElidedButton):
 
 
 class ChatPage(QWidget):
-    """Page that stacks its parts at the width of the transcript's column.
-
-    The parts given here are shown first; `complete` adds the others, which take longer to import.
-    """
+    """Page of parts as wide as the transcript's column. `complete` adds those that take longer to import."""
 
     _transcript: Transcript
     _notices: Notices
@@ -224,10 +218,7 @@ class ChatPage(QWidget):
         return super().eventFilter(watched, event)
 
     def _place_notices(self) -> None:
-        """Place the notices above the page's lower end, beside the jump button if they fit.
-
-        If they would cover the end of a chat, leave that much room below it.
-        """
+        """Place the notices at the page's lower end, beside the jump button if they fit; leave room below the chat."""
         notices, page = self._notices, self._middle.geometry()
         notices.setVisible(bool(notices.on_show))
         letter, jump = notices.fontMetrics().averageCharWidth(), self._transcript.jump_room

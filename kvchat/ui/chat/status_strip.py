@@ -211,10 +211,7 @@ class StatusStrip(QFrame):
     def show_turn(
         self, remarks: tuple[Remark, ...], fraction: float | None, *, silent: bool = False, ahead: bool = False
     ) -> None:
-        """Show the current turn's remarks and how much of the prompt has been read.
-
-        silent: nothing arrives any more; ahead: the prompt is read in advance, which can be stopped
-        """
+        """fraction: processed share of the prompt; silent: nothing arrives; ahead: processed in advance"""
         self._remarks, self._is_silent = remarks, silent
         self._show_state()
         self.stop.setVisible(ahead)

@@ -188,7 +188,6 @@ class TurnStatus:
 
 
 def waiting_text(title: str, other: TurnStatus, reply: str) -> str:
-    """Return what the other chat, which is waited for, is doing. reply: its text so far"""
     progress = _("generating its reply")
     if other.fraction is not None:
         progress = _("processing {share}", share=format_percent(other.fraction))

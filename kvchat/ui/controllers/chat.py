@@ -16,7 +16,7 @@ from kvchat.chat.record.messages import NEW_CHAT_ID, Message, Role
 from kvchat.runtime import Runtime
 from kvchat.session.events import Restored, Saved
 from kvchat.text.language import _, format_number
-from kvchat.ui.chat.startup_drafts import SEPARATOR, StartupDrafts
+from kvchat.ui.chat.composer import SEPARATOR, StartupDrafts
 from kvchat.ui.chat.turn_status import waiting_text
 from kvchat.ui.controllers.sending import DraftController, Page, SendController
 from kvchat.ui.controllers.sidebar import SidebarController

@@ -18,8 +18,7 @@ from kvchat.chat.record.messages import NEW_CHAT_ID, QUEUED_PREFIX, Attachment, 
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.text.language import N_, _
-from kvchat.ui.chat.composer import Composer, fits_field
-from kvchat.ui.chat.startup_drafts import SEPARATOR
+from kvchat.ui.chat.composer import SEPARATOR, Composer, fits_field
 from kvchat.ui.controllers.views import Controller, Views
 
 PASTED = N_("Pasted text.txt")

@@ -116,10 +116,7 @@ async def is_metered() -> bool:
 
 
 class PassphraseDialog(Question):
-    """Dialog for a passphrase, which is stored nowhere.
-
-    An `optional` one seals a file. It is typed twice: a typo could not be undone.
-    """
+    """Dialog for a passphrase. An `optional` one seals a file and is typed twice: a typo could not be undone."""
 
     def __init__(self, parent: QWidget, title: str, text: str, action: str, *, optional: bool) -> None:
         self.field = line_edit(_("Passphrase"), _("Passphrase (optional)") if optional else _("Passphrase"))
@@ -157,7 +154,6 @@ class PassphraseDialog(Question):
 def ask_passphrase(
     parent: QWidget, title: str, text: str, action: str, on_given: Callable[[str], object], *, optional: bool = False
 ) -> PassphraseDialog:
-    """Ask over `parent`; call `on_given` with the passphrase. Return at once."""
     dialog = PassphraseDialog(parent, title, text, action, optional=optional)
     dialog.accepted.connect(lambda: on_given(dialog.field.text()))
     dialog.open()
@@ -178,7 +174,6 @@ def file_dialog(parent: QWidget, title: str, mode: QFileDialog.FileMode, kinds: 
 
 
 def save_dialog(parent: QWidget, title: str, name: str, kinds: str, on_pick: Callable[[Path], object]) -> None:
-    """Ask for a file to write, suggesting `name`; its suffix follows the chosen file type."""
     dialog = file_dialog(parent, title, QFileDialog.FileMode.AnyFile, kinds)
     dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
     dialog.selectFile(str(Path.home() / name))

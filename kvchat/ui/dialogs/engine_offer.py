@@ -32,18 +32,12 @@ PROMISE = N_(
 
 
 class EngineOffer(QWidget):
-    """Engine choice and Download button, or progress and Cancel; below, the result.
-
-    All instances (Settings, first run) show the same download, which continues while they are hidden.
-    """
+    """Engine choice or download progress, and the result. All instances show the same download, even if hidden."""
 
     tried = Signal()  # an engine was added, chosen or not
 
     def __init__(self, look: Look, engines: EngineSetup, start: Start, *, explains: bool = False) -> None:
-        """start: starts a task and reports its errors while this is hidden
-
-        explains: standalone, hidden until `look` finds an unused graphics card
-        """
+        """start: starts a task; explains: standalone, hidden until `look` finds an unused graphics card"""
         super().__init__()
         self._engines, self._start = engines, start
         self._unsubscribe: Callable[[], None] | None = None

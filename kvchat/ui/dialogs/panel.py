@@ -103,7 +103,6 @@ class Notices(ShrinkingPage):
         self.notify_with_action(done, _("Open folder"), lambda: QDesktopServices.openUrl(folder), str(target))
 
     def offer_undo(self, done: str, undo: Callable[[], object]) -> None:
-        """Offer to undo something, in a notice and later through `undo_last`."""
 
         def once() -> None:
             if once in self._undos:
@@ -280,12 +279,9 @@ class Panel(FittingDialog):
         return QSize(*map(self._look.px, size)).boundedTo(room_on_screen())
 
     def setVisible(self, visible: bool) -> None:
-        """Fit the screen, and keep Enter in a field from pressing a button.
-
-        Restore the position: Qt alone mistakes the frame's position for that of the contents.
-        """
+        """Fit the screen, and restore the position, where Qt mistakes the frame's for that of the contents."""
         for child in self.findChildren(QPushButton):
-            child.setAutoDefault(False)
+            child.setAutoDefault(False)  # Enter in a field must not press it
         if visible and not self.isVisible():
             self.resize(self.size().boundedTo(room_on_screen()))
             if self._position is not None:

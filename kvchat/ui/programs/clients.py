@@ -44,7 +44,6 @@ CLIENTS: list[Client] = []
 
 
 def _client(name: str, where: str, link: str) -> Callable[[Callable[[Access], str]], object]:
-    """Decorate the function that writes a program's configuration."""
     return lambda lines: CLIENTS.append(Client(name, where, link, lines))
 
 

@@ -84,7 +84,6 @@ class LiveRow(QWidget):
         self._fit()
 
     def show_request(self, name: str, state: str, done: float | None) -> None:
-        """done: share of the prompt, None if it is not being processed"""
         self.name.set_text(name)
         self.state.set_text(state)
         self.bar.setVisible(done is not None)

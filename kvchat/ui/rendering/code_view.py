@@ -201,7 +201,6 @@ class CodeText(QTextEdit):
         scroll_sideways(self, event)
 
     def _paint_next(self) -> None:
-        """Paint a few lines of finished code once its spans are known."""
         if self._highlighting is not None:
             if not self._highlighting.done():
                 self._timer.start(_POLL_MS)

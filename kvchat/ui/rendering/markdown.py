@@ -187,7 +187,6 @@ def _code(token: Token, source: str, indent: int = 0) -> Code:
 
 
 def code_language(info: str) -> str:
-    """Return the language in the text after a fence, in lower case; "" if there is none."""
     return "".join(info.split()[:1]).lower()
 
 
@@ -283,6 +282,5 @@ def _direction(tokens: Sequence[Token]) -> str:
 
 
 def _cell(token: Token, style: str) -> str:
-    """Return the tag of a table cell, aligned as markdown-it says or else by the text's direction."""
     alignment = token.attrGet("style")
     return f'<td style="{f"{alignment}; " if alignment else ""}{style}">'

@@ -112,7 +112,6 @@ class TextPage(QTextBrowser):
             self._show()
 
     def show_formulas(self) -> bool:
-        """Show formulas rendered since; return True if there were any."""
         has_new = any(map(self._style.formulas.is_known, self.formulas.awaited))
         if has_new:
             self._show()
@@ -201,7 +200,6 @@ def scroll_sideways(page: QTextEdit, event: QWheelEvent) -> None:
 
 
 def as_lists(blocks: Sequence[Prose | Wide], htmls: Iterable[str]) -> str:
-    """Join the blocks' HTML, with list items in lists."""
     parts: list[str] = []
     before = ""
     for block, html in zip(blocks, htmls, strict=True):

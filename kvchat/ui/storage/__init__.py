@@ -1,4 +1,1 @@
-"""The storage window (each chat's memory, and what pruning would delete) and the time-saved window.
-
-Its limits are a page of `settings`.
-"""
+"""The storage window (each chat's memory and what pruning would delete) and the time-saved window."""

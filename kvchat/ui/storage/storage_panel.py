@@ -96,7 +96,6 @@ class PruneCard(QFrame):
         self.button.setAccessibleName(_("Shrink. {text}", text=self.preview.text()))
 
     def drop_plan(self) -> None:
-        """Drop the visible plan: the store has changed."""
         self.plan = None
         self.version += 1
         self.button.setEnabled(False)

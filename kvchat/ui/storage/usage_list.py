@@ -179,7 +179,6 @@ class UsageList(ItemList):
             self.open_menu(index.row(), center if by_key else at)
 
     def open_menu(self, number: int, at: QPoint) -> QMenu:
-        """at: a point on the screen"""
         row = self.usage.rows[number]
         id = row.usage.conversation_id
         menu = QMenu(self)
@@ -199,7 +198,6 @@ class UsageList(ItemList):
         self.open_menu(number, button.mapToGlobal(button.rect().bottomLeft()))
 
     def _place_buttons(self) -> None:
-        """Give each visible row a button, and delete the others."""
         view = self.viewport().rect()
         first = self.indexAt(QPoint(view.center().x(), 0)).row()
         last = self.indexAt(QPoint(view.center().x(), view.bottom())).row()

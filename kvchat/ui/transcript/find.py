@@ -55,13 +55,11 @@ class HitMarks(QObject):
             view.chips.show_terms(self.terms)
 
     def open_document(self, message_id: str) -> None:
-        """Open the message's first document with a hit."""
         view = self._page.views.get(message_id)
         if view is not None and view.chips is not None:
             view.chips.open_first_match()
 
     def in_message(self, message_id: str) -> list[tuple[QTextEdit, QTextCursor]]:
-        """Return a message's marks from the top, with their text widgets."""
         view = self._page.views.get(message_id)
         return [(text, cursor) for text in (view.texts if view else ()) for cursor in self._cursors(text)]
 
@@ -141,7 +139,6 @@ class FindBar(QFrame):
             super().keyPressEvent(event)
 
     def _search(self, message_id: str | None) -> None:
-        """Find the messages that have all terms; show the last unless another is named."""
         terms = parse_query(self.field.text())
         self._hits = [m.id for m in self._page.messages if terms and matches_all(searchable_text(m), terms)]
         self._hit = self._hits.index(message_id) if message_id in self._hits else len(self._hits) - 1

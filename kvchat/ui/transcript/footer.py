@@ -273,8 +273,6 @@ class FailureCard(Card):
 
 
 class TranscriptTail(QWidget):
-    """Tail of the page; takes no room if empty."""
-
     retry_requested = Signal()
     changed = Signal()  # its height may have changed
 

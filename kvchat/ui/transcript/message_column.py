@@ -38,8 +38,6 @@ View = UserView | ReplyView
 
 
 class RowHeights:
-    """Heights of stacked rows, including the gaps."""
-
     def __init__(self) -> None:
         self.heights: list[int] = []
         self.measured: list[bool] = []  # False: estimated
@@ -57,7 +55,6 @@ class RowHeights:
         return min(max(bisect_right(range(last + 1), position, key=self.top) - 1, 0), last)
 
     def measure(self, row: int, height: int) -> bool:
-        """Set a row's measured height; return True if it changed."""
         has_changed = height != self.heights[row]
         self.measured[row] = True
         if has_changed:
@@ -66,7 +63,6 @@ class RowHeights:
         return has_changed
 
     def replace(self, start: int, estimates: Sequence[int]) -> None:
-        """Replace the rows from `start` on by new ones with estimated heights."""
         self.heights[start:] = estimates
         self.measured[start:] = [False] * len(estimates)
         self._tops = []
@@ -115,7 +111,6 @@ class MessageColumn(QScrollArea):
         self._arrange()
 
     def leave_room(self, pixels: int) -> None:
-        """Leave so much room below the tail."""
         if pixels != self._room_below:
             self._room_below = pixels
             self._arrange()
@@ -164,7 +159,6 @@ class MessageColumn(QScrollArea):
         return max(min(self._look.px(COLUMN_WIDTH), self.viewport().width() - _LEFT - _RIGHT), 100)
 
     def _arrange(self, shift: int = 0) -> None:
-        """Measure and place what is visible, after scrolling by `shift` pixels."""
         if self._is_arranging:
             return
         self._is_arranging = True

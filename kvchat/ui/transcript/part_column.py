@@ -62,7 +62,6 @@ class PartColumn(QWidget):
         self._place_from(first)
 
     def show_formulas(self) -> bool:
-        """Show formulas rendered since; return True if there were any."""
         changed = [i for i, part in enumerate(self.parts) if isinstance(part, TextPage) and part.show_formulas()]
         if changed:
             self._place_from(changed[0])
@@ -88,7 +87,6 @@ class PartColumn(QWidget):
             self._place(0)
 
     def _place_from(self, first: int) -> None:
-        """Measure and place the parts from `first` on, which have changed."""
         del self._ends[first:]
         self.updateGeometry()
         self._place(first)
@@ -192,7 +190,6 @@ def selected_text(text: QTextEdit) -> str:
 
 
 def message_text(markdown: Markdown, message: Message) -> str:
-    """Return a whole message as plain text, as copying it from the page does."""
     if message.role is Role.USER:
         return message.content.strip("\n")
     stream = MarkdownStream(markdown)

@@ -185,10 +185,7 @@ class Transcript(MessageColumn):
         return True
 
     def _stops(self, places: Iterable[int], forwards: bool) -> Iterator[QWidget]:
-        """Yield the Tab stops in these rows; the two after the messages are tail and jump button.
-
-        Creates the widgets of messages on the way.
-        """
+        """Yield the Tab stops in these rows, then tail and jump button; creates the messages' widgets on the way."""
         for place in places:
             area: QWidget = self.tail if place == len(self.messages) else self.jump
             if place < len(self.messages):

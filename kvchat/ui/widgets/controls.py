@@ -143,7 +143,6 @@ class Card(QFrame):
             announce(self, self._announced, urgent=self.property("tone") == "bad")
 
     def show_buttons(self, *shown: QPushButton | Literal[False]) -> None:
-        """Show only these buttons."""
         for child in self._button_row.findChildren(QPushButton):
             child.setVisible(child in shown)
         self._button_row.setVisible(any(shown))

@@ -70,8 +70,6 @@ class ElidedLabel(QLabel):
 
 
 class ElidedButton(QPushButton):
-    """One-line button that elides its text but never its tail."""
-
     def __init__(self, kind: str, padding: int = 14) -> None:
         """padding: pixels the style adds to the text's width, both ends together"""
         super().__init__()
@@ -149,7 +147,6 @@ class FlowLayout(QLayout):
         return reduce(QSize.expandedTo, sizes, QSize(0, 0)).grownBy(self.contentsMargins())
 
     def _place(self, rect: QRect, *, move: bool) -> int:
-        """Arrange the items, only if `move`; return the height they take in pixels."""
         area = rect.marginsRemoved(self.contentsMargins())
         lines: list[list[tuple[QLayoutItem, QSize]]] = [[]]
         line_width = 0
@@ -185,7 +182,6 @@ def flow(*widgets: QWidget, at_end: bool = False) -> FlowLayout:
 
 
 def height_for_width(layout: QLayout, width: int) -> int:
-    """Return a layout's height in pixels, which may depend on the width."""
     return layout.totalHeightForWidth(width) if layout.hasHeightForWidth() else layout.totalSizeHint().height()
 
 

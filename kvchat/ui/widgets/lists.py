@@ -157,7 +157,6 @@ class ItemDelegate(QStyledItemDelegate):
     def paint_chip(
         self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, text: str, background: str, colour: str
     ) -> int:
-        """Draw a rounded label at the box's end; return its left edge."""
         painter.setFont(self.small(option.font))
         metrics = painter.fontMetrics()
         width, height = metrics.horizontalAdvance(text) + 18, metrics.height() + 4

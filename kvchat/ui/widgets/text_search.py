@@ -18,7 +18,6 @@ _ICON, _MARGIN = 12, 10  # pixels at 100 % text: the cross and the button's marg
 
 
 def between(text: str, start: int, end: int) -> str:
-    """Return the part of `text` between two of Qt's positions."""
     if text.isascii():
         return text[start:end]
     return text.encode("utf-16-le", "surrogatepass")[2 * start : 2 * end].decode("utf-16-le", "replace")
@@ -30,7 +29,6 @@ def position(text: str, index: int) -> int:
 
 
 def format_range(text: str, start: int, end: int, format: QTextCharFormat) -> QTextLayout.FormatRange:
-    """Return the range of `text[start:end]` for a layout of the text."""
     made = QTextLayout.FormatRange()
     made.start, made.format = position(text, start), format
     made.length = position(text, end) - made.start
@@ -109,7 +107,6 @@ class TextSearch(ClearableField):
     reached = Signal()  # a hit, now selected
 
     def __init__(self, look: Look, name: str, text: QTextEdit | QPlainTextEdit) -> None:
-        """The owner places `count`, a label."""
         super().__init__(look, name, _("Search"))
         self._text, self.count = text, label(kind="small")
         self.textChanged.connect(self.mark_all)
