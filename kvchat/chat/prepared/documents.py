@@ -24,7 +24,7 @@ from kvchat.chat.record.rows import as_datetime, as_text
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.text.formatting import format_size
-from kvchat.text.language import N_, _, format_number, join_list, plural
+from kvchat.text.language import _, format_number, join_list, plural
 
 MAX_TEXT_CHARACTERS = 32_000_000  # characters; more than any context holds
 MAX_FILES = 20_000  # checked at most
@@ -69,18 +69,18 @@ class FileChanges:
     @property
     def text(self) -> str:
         changed, added, gone = self.changed, self.added, self.gone
-        whole = (
+        full = (
             plural(changed, "{count} file changed", "{count} files changed"),
             plural(added, "{count} file added", "{count} files added"),
             plural(gone, "{count} file removed", "{count} files removed"),
         )
-        brief = (
+        short = (
             plural(changed, "{count} changed", "{count} changed"),
             plural(added, "{count} added", "{count} added"),
             plural(gone, "{count} removed", "{count} removed"),
         )
-        there = [place for place, count in enumerate((changed, added, gone)) if count] or [0]
-        return join_list([whole[there[0]], *(brief[place] for place in there[1:])])
+        first, *others = [place for place, count in enumerate((changed, added, gone)) if count] or [0]
+        return join_list([full[first], *(short[place] for place in others)])
 
 
 def read_documents(paths: Sequence[Path], before: Sequence[SourceFile] = ()) -> tuple[Document, ...]:
@@ -88,19 +88,19 @@ def read_documents(paths: Sequence[Path], before: Sequence[SourceFile] = ()) -> 
     places = {source.path: number for number, source in enumerate(before)}
     files = sorted(_find_files(paths), key=lambda file: places.get(str(file[0]), len(places)))
     documents: list[Document] = []
-    amount = 0
-    for path, name, named in files:
-        if (document := _read_document(path, name, explicit=named)) is None:
+    characters = 0
+    for path, name, is_explicit in files:
+        if (document := _read_document(path, name, explicit=is_explicit)) is None:
             continue
         documents.append(document)
-        amount += len(document.text)
-        if amount > MAX_TEXT_CHARACTERS:
-            sentence = N_("They contain more than {most_text} of text, which is too long for any model.")
-            words = _(sentence, most_text=format_size(MAX_TEXT_CHARACTERS))
-            raise PreparationError(_("This is too much to prepare"), words, _("Choose only the relevant part."))
+        characters += len(document.text)
+        if characters > MAX_TEXT_CHARACTERS:
+            limit, advice = format_size(MAX_TEXT_CHARACTERS), _("Choose only the relevant part.")
+            detail = _("They contain more than {most_text} of text, which is too long for any model.", most_text=limit)
+            raise PreparationError(_("This is too much to prepare"), detail, advice)
     if not documents:
-        words, advice = _("No files with text were found."), _("Choose text, code, Markdown or PDF files.")
-        raise PreparationError(_("There is nothing to prepare"), words, advice)
+        detail, advice = _("No files with text were found."), _("Choose text, code, Markdown or PDF files.")
+        raise PreparationError(_("There is nothing to prepare"), detail, advice)
     return tuple(documents)
 
 
@@ -157,10 +157,9 @@ def _find_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:
                 seen.add(file)
                 yield file, os.fsencode(name).decode("utf-8", "replace"), file == path
             if len(seen) > MAX_FILES:
-                words = _("It contains more than {most_files} files.", most_files=format_number(MAX_FILES))
-                raise PreparationError(
-                    _("This is too much to prepare"), words, _("Choose only the relevant subfolder.")
-                )
+                detail = _("It contains more than {most_files} files.", most_files=format_number(MAX_FILES))
+                advice = _("Choose only the relevant subfolder.")
+                raise PreparationError(_("This is too much to prepare"), detail, advice)
 
 
 def _walk_folder(folder: Path, rules: Sequence[IgnoreRules]) -> Iterator[Path]:
@@ -215,12 +214,12 @@ def all_prepared(database: Database) -> list[PreparedSet]:
 
 
 def add(database: Database, name: str, paths: Sequence[str], documents: Sequence[Document]) -> PreparedSet:
-    made, now = uuid.uuid4().hex, datetime.now(UTC).timestamp()
+    id, now = uuid.uuid4().hex, datetime.now(UTC).timestamp()
     statement = "INSERT OR IGNORE INTO prepared (id, name, paths, sources, texts, created_at) VALUES (?, ?, ?, ?, ?, ?)"
-    if not database.write(statement, (made, name, json.dumps(paths), *_to_json(documents), now)):
+    if not database.write(statement, (id, name, json.dumps(paths), *_to_json(documents), now)):
         advice = _("Choose another name, or reprocess the existing one.")
         raise PreparationError(_("“{name}” is already in the library", name=name), "", advice)
-    return next(prepared for prepared in all_prepared(database) if prepared.id == made)
+    return next(prepared for prepared in all_prepared(database) if prepared.id == id)
 
 
 def finish(database: Database, prepared: PreparedSet, documents: Sequence[Document]) -> None:
@@ -243,12 +242,11 @@ def remove(database: Database, prepared: PreparedSet) -> None:
 
 def new_chat(database: Database, prepared: PreparedSet) -> NewChat:
     """Return a chat that starts with copies of the documents, so that it does not change with the set."""
-    row = next(iter(database.rows("SELECT texts FROM prepared WHERE id = ?", (prepared.id,))), None)
-    if row is None:
-        raise PreparationError(
-            _("“{name}” is no longer in the library", name=prepared.name), "", _("Prepare it again.")
-        )
-    texts = json.loads(as_text(row["texts"]))
+    rows = database.rows("SELECT texts FROM prepared WHERE id = ?", (prepared.id,))
+    if not rows:
+        title = _("“{name}” is no longer in the library", name=prepared.name)
+        raise PreparationError(title, "", _("Prepare it again."))
+    texts = json.loads(as_text(rows[0]["texts"]))
     documents = [Document(source, text).attachment for source, text in zip(prepared.sources, texts, strict=True)]
     return NewChat(prepared.name, INSTRUCTION, tuple(documents), prepared=prepared.id)
 

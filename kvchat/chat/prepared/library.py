@@ -108,11 +108,11 @@ class Library:
         return await self._turn_context.run(record.all_prepared)
 
     async def find(self, name: str) -> PreparedSet:
-        found = next((prepared for prepared in await self.all() if prepared.name == name), None)
-        if found is None:
-            title = _("“{name}” is not in the library", name=name)
-            raise PreparationError(title, "", _("Run `kvchat prepared` to list the library."))
-        return found
+        for prepared in await self.all():
+            if prepared.name == name:
+                return prepared
+        title = _("“{name}” is not in the library", name=name)
+        raise PreparationError(title, "", _("Run `kvchat prepared` to list the library."))
 
     async def estimate(self, paths: Sequence[Path], now: tuple[Fingerprint, int] | None) -> Estimate:
         """Estimate the cost of preparing files. `now`: the engine's fingerprint and maximum context, if known."""
@@ -130,10 +130,9 @@ class Library:
 
     async def add(self, paths: Sequence[Path], name: str) -> PreparedSet:
         documents = await asyncio.to_thread(read_documents, paths)
-        named = [str(path.absolute()) for path in paths]
-        made = await self._turn_context.run(record.add, name, named, documents)
-        self._changed()
-        return made
+        prepared = await self._turn_context.run(record.add, name, [str(path.absolute()) for path in paths], documents)
+        self._turn_context.publish(LibraryChanged())
+        return prepared
 
     async def read(self, prepared: PreparedSet) -> PreparedSet:
         """Read the files as they are now, reusing saved state. Gives way to all other work."""
@@ -142,7 +141,7 @@ class Library:
         task, refused = asyncio.ensure_future(self._read(prepared)), False
         self.reading[prepared.id] = ReadingTask(task)
         self._turn_context.background.begin(asyncio.wait([task]))
-        self._changed()
+        self._turn_context.publish(LibraryChanged())
         try:
             return await task
         except KvchatError as error:
@@ -155,7 +154,7 @@ class Library:
             if refused:
                 await self.remove(prepared)
             self._on_slot_changed()
-            self._changed()
+            self._turn_context.publish(LibraryChanged())
 
     async def cancel(self, prepared: PreparedSet) -> None:
         await self._cancel_reading(prepared)
@@ -174,9 +173,9 @@ class Library:
     async def remove(self, prepared: PreparedSet) -> None:
         await self._cancel_reading(prepared)
         await self._turn_context.run(record.remove, prepared)
-        self._changed()
-        if self._turn_context.slots.store.problem is None:
-            await asyncio.to_thread(self._turn_context.slots.store.inventory.pin, prepared.owner, False)
+        self._turn_context.publish(LibraryChanged())
+        if self._turn_context.store.problem is None:
+            await asyncio.to_thread(self._turn_context.store.inventory.pin, prepared.owner, False)
         await self._purge({prepared.owner: {prepared.owner}})
 
     async def new_chat(self, prepared: PreparedSet) -> NewChat:
@@ -188,31 +187,28 @@ class Library:
 
     async def chat_documents(self, conversation_id: str) -> ChatDocuments | None:
         """Return the documents a chat started with, or None; imported chats are matched by hash."""
-        begun, documents = await self._turn_context.run(record.chat_documents, conversation_id)
+        set_id, documents = await self._turn_context.run(record.chat_documents, conversation_id)
         if not documents:
             return None
         names, hashes = zip(*documents, strict=True)
         known = await self.all()
         same = [prepared for prepared in known if tuple(source.hash for source in prepared.sources) == hashes]
-        on = next((prepared for prepared in known if prepared.id == begun), None) or next(iter(same), None)
-        return ChatDocuments(names, on, on in same)
+        prepared = next(iter([*(prepared for prepared in known if prepared.id == set_id), *same]), None)
+        return ChatDocuments(names, prepared, prepared in same)
 
     async def statuses(
         self, now: tuple[Fingerprint, int] | None, usage: Sequence[ConversationUsage], only: PreparedSet | None = None
     ) -> list[PreparedStatus]:
         """Return the state of each set, or of `only` one. `now`: the engine's fingerprint and maximum context."""
         fingerprint, limit = now or (None, None)
-        kept = {chat.conversation_id: chat for chat in usage}
-        return [
-            PreparedStatus(
-                prepared,
-                kept[prepared.owner].bytes if prepared.owner in kept else 0,
-                await asyncio.to_thread(record.detect_changes, list(map(Path, prepared.paths)), prepared.sources),
-                reprocess_reason(prepared, kept.get(prepared.owner), fingerprint, limit),
-                await self._time(prepared.tokens, fingerprint or prepared.fingerprint),
-            )
-            for prepared in ([only] if only else await self.all())
-        ]
+        usage_by_owner, statuses = {chat.conversation_id: chat for chat in usage}, []
+        for prepared in [only] if only else await self.all():
+            own, paths = usage_by_owner.get(prepared.owner), list(map(Path, prepared.paths))
+            changes = await asyncio.to_thread(record.detect_changes, paths, prepared.sources)
+            reason = reprocess_reason(prepared, own, fingerprint, limit)
+            time = await self._time(prepared.tokens, fingerprint or prepared.fingerprint)
+            statuses.append(PreparedStatus(prepared, own.bytes if own else 0, changes, reason, time))
+        return statuses
 
     def time_left(self, prepared: PreparedSet) -> TimeRange | None:
         reading = self.reading.get(prepared.id)
@@ -224,17 +220,17 @@ class Library:
     async def _read(self, prepared: PreparedSet) -> PreparedSet:
         turn_context = self._turn_context
         documents = await asyncio.to_thread(read_documents, list(map(Path, prepared.paths)), prepared.sources)
-        if turn_context.slots.store.problem is None:
-            await asyncio.to_thread(turn_context.slots.store.inventory.pin, prepared.owner, True)
-        work, again, now = partial(self._read_documents, prepared, documents), False, None
+        if turn_context.store.problem is None:
+            await asyncio.to_thread(turn_context.store.inventory.pin, prepared.owner, True)
+        work, is_retry, now = partial(self._read_documents, prepared, documents), False, None
         while now is None:
             try:
                 now = await turn_context.slots.run_background(Priority.DOCUMENTS, prepared.owner, work)
             except EngineError as error:
                 loss = error.__cause__ or error
-                if again or not (isinstance(loss, EngineError) and loss.restore_fault):
+                if is_retry or not (isinstance(loss, EngineError) and loss.restore_fault):
                     raise
-                again = True  # the faulty state is set aside
+                is_retry = True  # the faulty state is set aside
         await turn_context.run(record.finish, now, documents)
         if prepared.label and prepared.label != now.label:
             await turn_context.slots.discard_messages(prepared.owner, [prepared.label])
@@ -263,9 +259,9 @@ class Library:
             if needed > min(lease.engine.limit, lease.engine.context_size):
                 _raise_too_long(tokens, lease.engine, documents)
             if not (lease.saving_enabled and lease.engine.can_save(tokens)):
-                problem = turn_context.slots.store.problem
-                why = problem.detail if problem else lease.engine.finding.description
-                raise PreparationError(_("Prepared documents cannot be saved on this computer"), why, "")
+                problem = turn_context.store.problem
+                detail = problem.detail if problem else lease.engine.finding.description
+                raise PreparationError(_("Prepared documents cannot be saved on this computer"), detail, "")
             digest = blake3(repr(lease.engine.fingerprint).encode())
             for document in documents:
                 digest.update(f"{document.source.name}\0{document.source.hash}\0".encode())
@@ -302,21 +298,18 @@ class Library:
             created_at=datetime.now(UTC),
         )
 
-    def _changed(self) -> None:
-        self._turn_context.publish(LibraryChanged())
-
 
 def _raise_too_long(tokens: int, engine: ReadyEngine, documents: Sequence[Document]) -> NoReturn:
     room = engine.limit - engine.reserve(None)
-    letters = list(itertools.accumulate(len(document.text) for document in documents))
-    fits = sum(so_far * tokens <= room * letters[-1] for so_far in letters)
+    ends = list(itertools.accumulate(len(document.text) for document in documents))  # in characters
     amount = _("about {share} of it fits", share=format_percent(100 * room // tokens / 100))
-    if len(letters) > 1:
-        places = {"fits": format_number(fits), "count": format_number(len(letters)), "amount": amount}
-        amount = _("the first {fits} of its {count} files fit, {amount}", **places)
-    places = {"tokens": format_number(tokens), "room": format_number(room), "amount": amount}
-    words = _("It has {tokens} tokens, but only {room} fit in the context: {amount}.", **places)
-    raise PreparationError(_("This is too long for the model's context"), words, _(_TOO_LONG))
+    if len(ends) > 1:
+        fits = format_number(sum(end * tokens <= room * ends[-1] for end in ends))
+        count = format_number(len(ends))
+        amount = _("the first {fits} of its {count} files fit, {amount}", fits=fits, count=count, amount=amount)
+    counts = {"tokens": format_number(tokens), "room": format_number(room), "amount": amount}
+    detail = _("It has {tokens} tokens, but only {room} fit in the context: {amount}.", **counts)
+    raise PreparationError(_("This is too long for the model's context"), detail, _(_TOO_LONG))
 
 
 def reprocess_reason(
