@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvchat.chat.events import Notice, ReadAheadProgress, ReadAheadSkipped
 from kvchat.chat.record.messages import NEW_CHAT_ID, Attachment, Message, Role, new_message
 from kvchat.chat.record.prompts import ends_with_reply, needs_vision, prompt_messages
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError
+from kvchat.engine.api.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.exchange import Request
@@ -45,14 +46,12 @@ class _Target:
         return new_message(self.conversation_id, Role.USER, self.draft, attachments=self.attachments)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _PrefillJob:
     target: _Target
     may_continue: Callable[[], bool]
     lease: Lease
-    branch: list[Message]
     boundary: Tokens
-    draft: Tokens = field(default=())  # the boundary and the draft's stable part, or empty
 
 
 class ReadAhead:
@@ -120,22 +119,20 @@ class ReadAhead:
             self._timer = None
 
     async def _run(self) -> None:
-        events, slots = self._turn_context.events, self._turn_context.slots
+        slots = self._turn_context.slots
         try:
             while self._due.is_set() and (target := self._target):
                 self._due.clear()
+                owner = target.conversation_id
                 for read in (False, True):
                     if read and not await self._should_read(target):
                         break
-                    job = functools.partial(self._prepare, target.conversation_id, read)
-                    if (
-                        await slots.run_background(Priority.PREPARE, target.conversation_id, job, concurrent=not read)
-                        is None
-                    ):
+                    work = functools.partial(self._prepare, owner, read)
+                    if await slots.run_background(Priority.PREPARE, owner, work, concurrent=not read) is None:
                         self._due.set()  # interrupted by other work
                         break
         except KvchatError as error:
-            events.publish(Notice(error.title, error.explanation))
+            self._turn_context.publish(Notice(error.title, error.explanation))
         finally:
             self._running = False
 
@@ -165,30 +162,32 @@ class ReadAhead:
         request = Request(messages, model=chosen.model, template=chosen.options.template)
         try:
             lease = await turn_context.exchange(slot, owner).ready(request)
-            return await self._run_job(
-                _PrefillJob(target, may_continue, lease, branch, await lease.turn_boundary(messages)), read
-            )
+            boundary = await lease.turn_boundary(messages)
+            if len(boundary) >= lease.engine.context_size:
+                return False  # answering makes room for it
+            new = prompt_messages([*branch, target.message])
+            draft = () if needs_vision(new) else await _stable_prefix(target, lease, boundary, new)
+            loaded = await lease.load_boundary(draft or boundary)
+            if not read or needs_vision(new) or not may_continue():
+                return True
+            job = _PrefillJob(target, may_continue, lease, boundary)
+            return await self._read_branch(job, branch[-1].id if branch else "", draft, loaded)
         except EngineError:
             slot.forget()
             return False
 
-    async def _run_job(self, job: _PrefillJob, read: bool) -> bool:
+    async def _read_branch(self, job: _PrefillJob, label: str, draft: Tokens, loaded: LoadedState) -> bool:
+        """Read and save the branch, whose last message is `label`, then read the draft."""
         lease, boundary = job.lease, job.boundary
-        if len(boundary) >= lease.engine.context_size:
-            return False  # answering makes room for it
-        pictures = needs_vision(prompt_messages([*job.branch, job.target.message]))
-        job.draft = () if pictures else await self._stable_prefix(job)
-        loaded = await lease.load_boundary(job.draft or boundary)
-        if not read or pictures or not job.may_continue():
-            return True
         missing = len(boundary) - loaded.expected_cached
         stopped_short = loaded.ahead.tokens and loaded.expected_cached == len(boundary)  # without being saved
-        unsaved = stopped_short and self._may_save(job) and not await lease.is_saved(boundary)
-        if job.branch and (missing >= MIN_GAIN or unsaved):
-            label = job.branch[-1].id
+        # A save that failed at this length is not repeated and reported again.
+        can_save = lease.saving_enabled and lease.engine.can_save(len(boundary))
+        unsaved = stopped_short and can_save and not self._has_failed(job) and not await lease.is_saved(boundary)
+        if label and (missing >= MIN_GAIN or unsaved):
 
             async def save(stop: Tokens) -> None:
-                if self._may_save(job) and not await lease.is_saved(stop):
+                if can_save and not self._has_failed(job) and not await lease.is_saved(stop):
                     await lease.settle(stop)
                     if await lease.save(stop, label=label, notify=stop == boundary) is None:
                         self._failed_saves[lease.owner] = len(boundary)
@@ -196,50 +195,55 @@ class ReadAhead:
             if not await self._read(job, boundary, loaded, save, draft=False):
                 return False
             self._turn_context.background.begin(self._turn_context.absorb())
-            loaded = await lease.load_boundary(job.draft or boundary)
-        if len(job.draft) - loaded.expected_cached >= MIN_GAIN:
-            if not lease.engine.can_cut:  # discarding the draft must not cost more than reading it saves
-                cost = await lease.restore_ms(boundary)
-                gain = lease.slots.restore_cost.prefill_ms(len(job.draft) - len(boundary))
-                if cost is None or cost > gain:
-                    reason = Reason(ReasonCode.COSTS_MORE)
-                    self._turn_context.publish(ReadAheadSkipped(job.target.conversation_id, reason))
-                    return False
-            return await self._read(job, job.draft, loaded, draft=True)
-        return True
+            loaded = await lease.load_boundary(draft or boundary)
+        if len(draft) - loaded.expected_cached < MIN_GAIN:
+            return True
+        if not lease.engine.can_cut:  # discarding the draft must not cost more than reading it saves
+            cost = await lease.restore_ms(boundary)
+            gain = lease.slots.restore_cost.prefill_ms(len(draft) - len(boundary))
+            if cost is None or cost > gain:
+                reason = Reason(ReasonCode.COSTS_MORE)
+                self._turn_context.publish(ReadAheadSkipped(job.target.conversation_id, reason))
+                return False
+        return await self._read(job, draft, loaded, draft=True)
 
-    def _may_save(self, job: _PrefillJob) -> bool:
-        """Return False if saving failed before at this length, to avoid repeated attempts and reports."""
-        can_save = job.lease.saving_enabled and job.lease.engine.can_save(len(job.boundary))
-        return can_save and self._failed_saves.get(job.lease.owner) != len(job.boundary)
+    def _has_failed(self, job: _PrefillJob) -> bool:
+        return self._failed_saves.get(job.lease.owner) == len(job.boundary)
 
     async def _read(
-        self, job: _PrefillJob, stop: Tokens, loaded: LoadedState, save: SaveCallback = save_nothing, *, draft: bool
+        self, job: _PrefillJob, tokens: Tokens, loaded: LoadedState, save: SaveCallback = save_nothing, *, draft: bool
     ) -> bool:
-        conversation_id, events, end = job.target.conversation_id, self._turn_context.events, len(stop)
-        begun = reached = min(loaded.expected_cached, end)
+        end = len(tokens)
+        start = reached = min(loaded.expected_cached, end)
+
+        def publish(done: int, total: int) -> None:
+            self._turn_context.publish(ReadAheadProgress(job.target.conversation_id, done, total, draft))
 
         def on_progress(done: int) -> None:
             nonlocal reached
             reached = done
             if done < end:
-                events.publish(ReadAheadProgress(conversation_id, done - begun, end - begun, draft))
+                publish(done - start, end - start)
 
-        on_progress(begun)
+        on_progress(start)
         try:
-            return await prefill_and_save(job.lease, [stop], loaded, job.may_continue, save, on_progress)
+            return await prefill_and_save(job.lease, [tokens], loaded, job.may_continue, save, on_progress)
         finally:
-            events.publish(ReadAheadProgress(conversation_id, reached - begun, reached - begun, draft))
+            publish(reached - start, reached - start)
 
-    async def _stable_prefix(self, job: _PrefillJob) -> Tokens:
-        """Return the turn boundary plus the draft without its last tokens; empty for no or a short draft."""
-        target, engine = job.target, job.lease.engine
-        if not target.draft.strip() and not target.attachments:
-            return ()
-        if engine.surely_exceeds_limit(len(target.draft) + sum(len(item.text) for item in target.attachments)):
-            return ()
-        tokens, _end = await engine.engine.growing_tokens(prompt_messages([*job.branch, target.message]))
-        stable = tokens[: max(len(job.boundary), len(tokens) - UNSTABLE_TOKENS)]
-        if common_prefix(stable, job.boundary) < len(job.boundary) or len(stable) >= engine.context_size:
-            return ()
-        return stable
+
+async def _stable_prefix(target: _Target, lease: Lease, boundary: Tokens, messages: list[ChatMessage]) -> Tokens:
+    """Return the turn boundary plus the draft without its last tokens; empty for no or a short draft.
+
+    `messages`: the branch with the draft.
+    """
+    engine = lease.engine
+    if not target.draft.strip() and not target.attachments:
+        return ()
+    if engine.surely_exceeds_limit(len(target.draft) + sum(len(item.text) for item in target.attachments)):
+        return ()
+    tokens, _end = await engine.engine.growing_tokens(messages)
+    stable = tokens[: max(len(boundary), len(tokens) - UNSTABLE_TOKENS)]
+    if common_prefix(stable, boundary) < len(boundary) or len(stable) >= engine.context_size:
+        return ()
+    return stable
