@@ -52,11 +52,8 @@ def is_picture(data: bytes) -> bool:
 
 def picture_attachment(name: str, data: bytes) -> Attachment:
     if image_format(data) is None:
-        what, advice = (
-            _("Supported image formats are PNG, JPEG, GIF and BMP."),
-            _("Convert the image to PNG, then attach it."),
-        )
-        raise AttachmentError(name, what, advice)
+        advice = _("Convert the image to PNG, then attach it.")
+        raise AttachmentError(name, _("Supported image formats are PNG, JPEG, GIF and BMP."), advice)
     width, height = image_size(data)
     if not width * height:
         raise AttachmentError(name, _("It is damaged."), _("Save it again with another app, then attach it."))
@@ -67,8 +64,8 @@ def picture_attachment(name: str, data: bytes) -> Attachment:
             name, _("It is {count}; the limit is {most_bytes}.", count=count, most_bytes=most), advice
         )
     if not 0 < width * height <= MAX_PIXELS:
-        what = _("It has {width} × {height} pixels.", width=format_number(width), height=format_number(height))
-        raise AttachmentError(name, what, advice)
+        reason = _("It has {width} × {height} pixels.", width=format_number(width), height=format_number(height))
+        raise AttachmentError(name, reason, advice)
     return Attachment(name, len(data), blake3(data).hexdigest(), "", data)
 
 
@@ -124,8 +121,8 @@ def _decode(name: str, data: bytes) -> str:
             best = from_bytes(data).best()
             if best is not None:
                 return str(best)
-    what, advice = _("It contains no text that kvchat can read."), _("Attach a text, code, Markdown, CSV or PDF file.")
-    raise AttachmentError(name, what, advice)
+    advice = _("Attach a text, code, Markdown, CSV or PDF file.")
+    raise AttachmentError(name, _("It contains no text that kvchat can read."), advice)
 
 
 def _extract_pdf_text(name: str, data: bytes) -> str:
@@ -136,8 +133,8 @@ def _extract_pdf_text(name: str, data: bytes) -> str:
     try:
         reader = PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
-            what, advice = _("It is password-protected."), _("Save it without a password, then attach it.")
-            raise AttachmentError(name, what, advice)
+            reason, advice = _("It is password-protected."), _("Save it without a password, then attach it.")
+            raise AttachmentError(name, reason, advice)
         for page in reader.pages:
             if time.monotonic() > deadline:
                 raise AttachmentError(name, _("Extracting its text takes too long."), _("Attach fewer pages."))
@@ -145,8 +142,8 @@ def _extract_pdf_text(name: str, data: bytes) -> str:
     except KvchatError:
         raise
     except Exception as error:  # a damaged PDF can raise anything
-        what = _("The PDF is damaged or not supported ({name}).", name=type(error).__name__)
-        raise AttachmentError(name, what, _("Save it again with another app, or attach its text.")) from error
+        reason = _("The PDF is damaged or not supported ({name}).", name=type(error).__name__)
+        raise AttachmentError(name, reason, _("Save it again with another app, or attach its text.")) from error
     if not any(pages):
         advice = _("Run text recognition (OCR) on it first.")
         raise AttachmentError(name, _("Its pages are images without text."), advice)

@@ -210,14 +210,14 @@ class RecentlyDeleted:
     async def _purge_expired(self, ids: set[str] | None = None) -> None:
         """Delete expired entries, or those with `ids`."""
         with contextlib.suppress(KvchatError):
-            kept = await self._turn_context.run(_check_entries, self._keep_s)
+            entries = await self._turn_context.run(_check_entries, self._keep_s)
             now = as_datetime(time.time())
-            due = [entry for entry in kept if (entry.expires_at <= now if ids is None else entry.id in ids)]
+            due = [entry for entry in entries if (entry.expires_at <= now if ids is None else entry.id in ids)]
             if due:
                 await self.delete_now(due)
-            left = [entry.expires_at for entry in kept if entry.expires_at > now]
-            if left and ids is None:
-                self.schedule_purge((min(left) - now).total_seconds())
+            later = [entry.expires_at for entry in entries if entry.expires_at > now]
+            if later and ids is None:
+                self.schedule_purge((min(later) - now).total_seconds())
 
     def close(self) -> None:
         for timer in (self._timer, self._retry_timer):
@@ -236,18 +236,18 @@ def entries(database: Database, keep_s: float) -> list[DeletedEntry]:
             SELECT count(*) FROM messages WHERE conversation_id = conversations.id AND role <> 'system'
         ) FROM conversations WHERE deleted_at IS NOT NULL
     """
-    found = []
+    deleted = []
     for id, title, deleted_at, seen_s, messages in database.rows(chats, seen):
         times = _times(deleted_at, seen_s, keep_s, now)
-        found.append(DeletedEntry(as_text(id), as_text(id), safe_prose(as_text(title)), messages, "", *times))
+        deleted.append(DeletedEntry(as_text(id), as_text(id), safe_prose(as_text(title)), messages, "", *times))
     elapsed = dict(map(tuple, database.rows(f"SELECT id, {_ELAPSED_SQL.format('removed_at')} FROM removed", seen)))
     for removed in tree.removed_messages(database):
         times = _times(removed.removed_at, elapsed.get(removed.id), keep_s, now)
         text, count = leading_excerpt(removed.text).text or "…", len(removed.rows)
-        found.append(
+        deleted.append(
             DeletedEntry(removed.id, removed.conversation_id, safe_prose(removed.title_now), count, text, *times)
         )
-    return sorted(found, key=lambda entry: entry.deleted_at, reverse=True)
+    return sorted(deleted, key=lambda entry: entry.deleted_at, reverse=True)
 
 
 def purge_abandoned(database: Database, keep_s: float) -> None:
@@ -291,13 +291,13 @@ def _deleted_ids(database: Database) -> dict[str, set[str]]:
 
 
 def _check_entries(database: Database, keep_s: float) -> list[DeletedEntry]:
-    if found := entries(database, keep_s):
+    if deleted := entries(database, keep_s):
         for table, at in (("conversations", "deleted_at"), ("removed", "removed_at")):
             statement = (
                 f"UPDATE {table} SET deleted_s = {_ELAPSED_SQL.format(at)}, deleted_seen = ?1 WHERE {at} IS NOT NULL"
             )
             database.write(statement, (time.time(), _max_interval_s(keep_s)))
-    return found
+    return deleted
 
 
 def _max_interval_s(keep_s: float) -> float:

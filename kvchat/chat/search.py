@@ -57,11 +57,11 @@ def excerpt(text: str, terms: Sequence[Term], *, markdown: bool) -> Excerpt | No
     readings = (strip_markdown(piece, code=in_code), piece) if markdown else (piece,)
     for reading in readings:
         line = one_line(safe_prose(reading))
-        if found := find_matches(line, terms):
+        if matches := find_matches(line, terms):
             break
-    start = max(found[0][0] - _BEFORE, 0) if found else 0
+    start = max(matches[0][0] - _BEFORE, 0) if matches else 0
     if start:  # start at a word if possible
-        start = line.find(" ", start, found[0][0]) + 1 or start
+        start = line.find(" ", start, matches[0][0]) + 1 or start
     line = ("…" if start or begin else "") + line[start : start + _BEFORE + _AFTER]
     return Excerpt(line, tuple(find_matches(line, terms)))
 
@@ -227,20 +227,20 @@ def _find_terms(database: Database, terms: tuple[Term, ...]) -> tuple[ChatHit, .
                 if row["message_id"]:
                     messages.append(row["message_id"])
         document_excerpts = _DocumentExcerpts(db, terms)
-        found = []
+        chats = []
         for id, (title, messages) in list(hits.items())[:MAX_CHATS]:
             message = None
             if messages:
                 message = db.execute("SELECT content, role FROM messages WHERE id = ?", (messages[0],)).fetchone()
             if message is None:  # title match, or a damaged file
-                found.append(ChatHit(id, title, (), "", ()))
+                chats.append(ChatHit(id, title, (), "", ()))
                 continue
             content = as_text(message["content"])
             line = excerpt(content, terms, markdown=message["role"] == Role.ASSISTANT.value)
             document = None if line else document_excerpts.excerpt(messages[0])
             line = line or document or leading_excerpt(content)
-            found.append(ChatHit(id, title, tuple(messages), line.text, line.marks, in_document=document is not None))
-        return tuple(found)
+            chats.append(ChatHit(id, title, tuple(messages), line.text, line.marks, in_document=document is not None))
+        return tuple(chats)
 
 
 class _DocumentExcerpts:

@@ -60,8 +60,8 @@ class IgnoreRules:
     def ignores(self, path: Path, *, is_folder: bool) -> bool | None:
         """Return what the last matching rule decides for a path below the folder; None if no rule matches."""
         names = [os.fsencode(name) for name in path.relative_to(self.folder).parts]
-        said = (not rule.is_exception for rule in reversed(self.rules) if rule.matches(names, is_folder=is_folder))
-        return next(said, None)
+        matching = (rule for rule in reversed(self.rules) if rule.matches(names, is_folder=is_folder))
+        return next((not rule.is_exception for rule in matching), None)
 
 
 def read_rules(folder: Path) -> tuple[IgnoreRules, ...]:

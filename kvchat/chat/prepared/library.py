@@ -66,8 +66,8 @@ class Estimate:
 class PreparationTooLong(PreparationError):
     def __init__(self, estimate: Estimate) -> None:
         tokens, room = format_tokens(estimate.tokens), format_number(estimate.available or 0)
-        words = _("It has about {tokens} tokens, but only {room} fit in the context.", tokens=tokens, room=room)
-        super().__init__(_("This is too long for the model's context"), words, _(_TOO_LONG))
+        detail = _("It has about {tokens} tokens, but only {room} fit in the context.", tokens=tokens, room=room)
+        super().__init__(_("This is too long for the model's context"), detail, _(_TOO_LONG))
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ class Library:
             label = digest.hexdigest()[:32]
             loaded = await lease.load_boundary(boundary)
 
-            async def keep(stop: Tokens) -> None:
+            async def save(stop: Tokens) -> None:
                 await lease.settle(stop)  # a longer restored state holds more
                 if await lease.save(stop, label=label, notify=False) is None and skipped:
                     title = _("The prepared documents could not be saved")
@@ -280,7 +280,7 @@ class Library:
                     turn_context.publish(LibraryChanged(progress=True))
 
             stops = [stop for stop in save_points_of(lease, boundary) if len(stop) >= loaded.expected_cached]
-            if not await prefill_and_save(lease, stops, loaded, may_continue, keep, progress, STEP_MS):
+            if not await prefill_and_save(lease, stops, loaded, may_continue, save, progress, STEP_MS):
                 return None
             contents, engine = lease.slot.known_contents(lease.engine), lease.engine
         ahead = contents.ahead if contents else NOTHING_AHEAD
@@ -324,8 +324,8 @@ def reprocess_reason(
     if limit is not None and prepared.tokens >= limit:
         return _("it is longer than the current context length ({limit} tokens)", limit=format_number(limit))
     if differences:
-        words = join_list(difference.text for difference in differences)
-        return _("it was processed with another {differences}", differences=words)
+        names = join_list(difference.text for difference in differences)
+        return _("it was processed with another {differences}", differences=names)
     if usage is None or not usage.save_points:
         return _("its memory was deleted")
     return ""

@@ -74,9 +74,9 @@ class Database(DatabaseFile):
             )
             if system:
                 insert_message(db, new_message(conversation_id, Role.SYSTEM, system, attachments=attachments))
-        made = self.conversation(conversation_id)
-        assert made is not None
-        return made
+        conversation = self.conversation(conversation_id)
+        assert conversation is not None
+        return conversation
 
     def rename(self, conversation_id: str, title: str, *, by_user: bool) -> None:
         """Set a title. An automatic one never replaces the user's, and the model may improve it later."""
@@ -108,11 +108,11 @@ class Database(DatabaseFile):
             SELECT messages.* FROM up JOIN messages USING (id)
         """
         with self.reading() as db:
-            found = {message.id: message for message in map(message_from_row, db.execute(query, (message_id,)))}
+            messages = {message.id: message for message in map(message_from_row, db.execute(query, (message_id,)))}
             path: list[Message] = []
             at: str | None = message_id
-            while at is not None and at in found:
-                path.append(found.pop(at))
+            while at is not None and at in messages:
+                path.append(messages.pop(at))
                 at = path[-1].parent_id
             attachments: dict[str, list[Attachment]] = {}
             query = "SELECT * FROM attachments WHERE message_id IN (SELECT value FROM json_each(?)) ORDER BY position"
@@ -280,11 +280,11 @@ def insert_message(db: sqlite3.Connection, new: Message, *, written_here: bool =
     """Store a message without its receipt and make it the leaf. `written_here`: not imported."""
     stored = replace(new, id=uuid.uuid4().hex, created_at=datetime.now(UTC), receipt=None)
     created, writer = stored.created_at.timestamp(), WRITTEN_HERE if written_here else None
-    said = stored.role.value, stored.content, stored.thinking, stored.state.value
+    values = stored.role.value, stored.content, stored.thinking, stored.state.value
     db.execute(
         "INSERT INTO messages (id, conversation_id, parent_id, role, content, thinking, state, created_at, writer)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (stored.id, stored.conversation_id, stored.parent_id, *said, created, writer),
+        (stored.id, stored.conversation_id, stored.parent_id, *values, created, writer),
     )
     db.executemany(
         "INSERT INTO attachments (message_id, position, name, size, hash, text, data) VALUES (?, ?, ?, ?, ?, ?, ?)",

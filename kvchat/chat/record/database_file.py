@@ -38,8 +38,8 @@ class DatabaseFile:
     def file_id(self) -> str:
         """Identify this file: one restored from a backup or recreated has another id."""
         with _translate_errors(self.file):
-            found = self.file.stat()
-        return f"{found.st_dev:x}-{found.st_ino:x}"
+            info = self.file.stat()
+        return f"{info.st_dev:x}-{info.st_ino:x}"
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raises ChatsDamaged if it was emptied, or is gone while there are backups."""
@@ -68,9 +68,9 @@ class DatabaseFile:
         if self._was_closed and self.file.stat().st_size > SMALL_FILE_BYTES:
             return
         with _translate_errors(self.file):
-            found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if found != "ok":
-                raise ChatsDamaged(self.file, str(found).replace("\n", " "))
+            result = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if result != "ok":
+                raise ChatsDamaged(self.file, str(result).replace("\n", " "))
             damage_marker(self.file).unlink(missing_ok=True)
 
     def close(self) -> None:

@@ -18,8 +18,8 @@ def prompt_messages(branch: Sequence[Message], *, continues_reply: bool = False)
             continue
         role, content, pictures = message.role.value, prompt_content(message), pictures_of(message)
         if joined and (last := joined[-1]).role == role:
-            words = "\n\n".join(part for part in (last.content, content) if part)
-            joined[-1] = ChatMessage(role, words, last.thinking, last.pictures + pictures)
+            text = "\n\n".join(part for part in (last.content, content) if part)
+            joined[-1] = ChatMessage(role, text, last.thinking, last.pictures + pictures)
         else:
             joined.append(ChatMessage(role, content, message.thinking, pictures))
     return joined

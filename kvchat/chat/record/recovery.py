@@ -50,8 +50,8 @@ _COPY_TITLES = (
 
 def list_backups(file: Path) -> list[Path]:
     """Return the automatic backups of the chats in `file`, newest first; those dated in the future last."""
-    found, today = file.with_name(BACKUP_FOLDER).glob("chats-*.db"), _todays_backup(file).name
-    return sorted(found, key=lambda backup: (backup.name <= today, backup.name), reverse=True)
+    backups, today = file.with_name(BACKUP_FOLDER).glob("chats-*.db"), _todays_backup(file).name
+    return sorted(backups, key=lambda backup: (backup.name <= today, backup.name), reverse=True)
 
 
 def _todays_backup(file: Path) -> Path:
@@ -122,15 +122,15 @@ class DailyBackups:
 
 
 def scrub_backups(file: Path, deleted_ids: Iterable[str]) -> None:
-    gone = [(id,) for id in deleted_ids]
+    ids = [(id,) for id in deleted_ids]
     for backup in list_backups(file):
         try:
             with closing(_open_with_live(backup, file)) as db, db:
                 db.execute("BEGIN IMMEDIATE")
-                db.executemany("DELETE FROM messages WHERE conversation_id = ? OR id = ?1", gone)
+                db.executemany("DELETE FROM messages WHERE conversation_id = ? OR id = ?1", ids)
                 for table in ("conversations", "removed"):
-                    db.executemany(f"DELETE FROM {table} WHERE id = ?", gone)
-                db.executemany("DELETE FROM prepared WHERE 'prepared:' || id = ?", gone)
+                    db.executemany(f"DELETE FROM {table} WHERE id = ?", ids)
+                db.executemany("DELETE FROM prepared WHERE 'prepared:' || id = ?", ids)
                 db.execute(_COPY_TITLES)
         except DAMAGE_ERRORS:  # delete a backup that cannot be scrubbed
             with contextlib.suppress(OSError):
@@ -189,9 +189,9 @@ def salvage(damaged: Path, backup: Path | None, target: Path) -> SalvageReport:
             _copy_readable(db, backup, {}, with_deletions=False)
         from_backup = _count(db, "messages") - before
         _repair_references(db)
-        there = {row[0] for row in db.execute("SELECT id FROM messages")}
+        kept = {row[0] for row in db.execute("SELECT id FROM messages")}
         titles = dict(db.execute("SELECT id, title FROM conversations").fetchall())
-        missing = Counter(chat for id, chat in known.items() if id not in there)
+        missing = Counter(chat for id, chat in known.items() if id not in kept)
         lost = tuple((titles.get(chat or "", RECOVERED_TITLE), number) for chat, number in missing.most_common())
         db.execute("COMMIT")
         return SalvageReport(_count(db, "conversations"), _count(db, "messages"), from_backup, lost, unreadable)
@@ -234,19 +234,19 @@ def _copy_readable(
         "SELECT value ->> '$.id' FROM removed, json_each(removed.rows, '$.messages') WHERE json_valid(removed.rows)"
     )
     deleted = {id for query in ("SELECT id FROM deleted", removed) for (id,) in db.execute(query) if id is not None}
-    with closing(sqlite3.connect(source, isolation_level=None)) as there, contextlib.suppress(*DAMAGE_ERRORS):
-        there.row_factory = sqlite3.Row
-        there.text_factory = partial(str, encoding="utf-8", errors="replace")
+    with closing(sqlite3.connect(source, isolation_level=None)) as source_db, contextlib.suppress(*DAMAGE_ERRORS):
+        source_db.row_factory = sqlite3.Row
+        source_db.text_factory = partial(str, encoding="utf-8", errors="replace")
         for table in TABLES:
             if table in ("removed", "deleted") and not with_deletions:
                 continue
             types = {column[1]: column[2] for column in db.execute(f"PRAGMA table_info({table})")}
             for order in ("ASC", "DESC"):
                 with contextlib.suppress(*DAMAGE_ERRORS):  # until the damage
-                    for row in there.execute(f"SELECT * FROM {table} ORDER BY rowid {order}"):
+                    for row in source_db.execute(f"SELECT * FROM {table} ORDER BY rowid {order}"):
                         _copy_row(db, table, types, dict(zip(row.keys(), tuple(row), strict=True)), deleted)
         with contextlib.suppress(*DAMAGE_ERRORS):
-            known |= _known_messages(there)
+            known |= _known_messages(source_db)
 
 
 def _copy_row(db: sqlite3.Connection, table: str, types: dict[str, str], row: _Row, deleted: set[str]) -> None:
@@ -273,13 +273,13 @@ def _copy_row(db: sqlite3.Connection, table: str, types: dict[str, str], row: _R
 def _known_messages(db: sqlite3.Connection) -> dict[str, str | None]:
     ids: dict[int, str] = {}
     chats: dict[int, str] = {}
-    for found, column, index in (
+    for values, column, index in (
         (ids, "id", "sqlite_autoindex_messages_1"),
         (chats, "conversation_id", "messages_of_conversation"),
     ):
         with contextlib.suppress(*DAMAGE_ERRORS):  # until the damage
             query = f"SELECT rowid, {column} FROM messages INDEXED BY {index} ORDER BY {column}"
-            found.update(map(tuple, db.execute(query)))
+            values.update(map(tuple, db.execute(query)))
     return {id: chats.get(number) for number, id in ids.items()}
 
 
@@ -303,8 +303,8 @@ def _repair_references(db: sqlite3.Connection) -> None:
     question = "SELECT content FROM messages WHERE conversation_id = ? AND role = 'user' ORDER BY place LIMIT 1"
     new = "INSERT INTO conversations (id, title, created_at, updated_at) VALUES (?, ?, ?, ?)"
     for conversation_id, first, last in db.execute(orphans).fetchall():
-        words = db.execute(question, (conversation_id,)).fetchone()
-        title = title_from(words[0]) if words and words[0].strip() else RECOVERED_TITLE
+        row = db.execute(question, (conversation_id,)).fetchone()
+        title = title_from(row[0]) if row and row[0].strip() else RECOVERED_TITLE
         db.execute(new, (conversation_id, title, first, last))
     _repair_parents(db)
     for table in ("attachments", "removed", "drafts", "draft_attachments"):
@@ -332,13 +332,13 @@ def _repair_parents(db: sqlite3.Connection) -> None:
 
 
 def _is_in_cycle(parents: dict[str, str | None], id: str) -> bool:
-    passed, at = {id}, parents[id]
+    visited, at = {id}, parents[id]
     while at is not None and at in parents:
         if at == id:
             return True
-        if at in passed:
+        if at in visited:
             return False  # another cycle: it is cut on its own turn
-        passed.add(at)
+        visited.add(at)
         at = parents[at]
     return False
 

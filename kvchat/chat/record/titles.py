@@ -35,10 +35,10 @@ _CONTINUATION_MARKS = ",;:\uff0c\uff1b\uff1a\u3001"  # not at title end
 
 def title_from(text: str) -> str:
     """Return a first title: the start of the first message, on one line."""
-    words = re.sub(r"\s+", " ", text).strip()
-    if len(words) <= TITLE_LENGTH:
-        return words or _(NEW_TITLE)
-    cut = words[:TITLE_LENGTH]
+    line = re.sub(r"\s+", " ", text).strip()
+    if len(line) <= TITLE_LENGTH:
+        return line or _(NEW_TITLE)
+    cut = line[:TITLE_LENGTH]
     head, space, _rest = cut.rpartition(" ")
     return (head if space and len(head) > TITLE_LENGTH // 2 else cut).rstrip(" ,.;:") + "…"
 
@@ -88,13 +88,13 @@ def _is_short(title: str) -> bool:
 
 def shared_words(title: str, texts: Iterable[str]) -> set[str]:
     """Return the title's words, folded, whose stems occur in the texts."""
-    left, said = _words(title), set[str]()
+    words, shared = _words(title), set[str]()
     for text in texts:
-        if said == left:
+        if shared == words:
             break  # skip the rest of a long chat
         mentioned = split_words(text).lower()
-        said |= {word for word in left - said if word[:_STEM_LENGTH] in mentioned}
-    return said
+        shared |= {word for word in words - shared if word[:_STEM_LENGTH] in mentioned}
+    return shared
 
 
 def _words(text: str) -> set[str]:

@@ -103,19 +103,19 @@ def fork(database: Database, message: Message) -> str:
     """Copy the messages up to this one into a new conversation with the same title and options; return its id."""
     path = database.path(message.id)
     with database.transaction() as db:
-        now, made = time.time(), uuid.uuid4().hex
+        now, fork_id = time.time(), uuid.uuid4().hex
         copied = db.execute(
             "INSERT INTO conversations (id, title, title_by_user, created_at, updated_at, model, options, prepared)"
             " SELECT ?, title, title_by_user, ?, ?, model, options, prepared FROM conversations WHERE id = ?",
-            (made, now, now, message.conversation_id),
+            (fork_id, now, now, message.conversation_id),
         )
         if not copied.rowcount or not path:
             raise ConversationGone
         parent_id = None
         for original in path:
-            copy = replace(original, conversation_id=made, parent_id=parent_id)
+            copy = replace(original, conversation_id=fork_id, parent_id=parent_id)
             parent_id = insert_message(db, copy, written_here=False).id
-    return made
+    return fork_id
 
 
 def remove(database: Database, message: Message) -> RemovedMessages:
@@ -144,7 +144,7 @@ def remove(database: Database, message: Message) -> RemovedMessages:
         attachments = tuple(dict(row) for row in db.execute(attached, (message.id,)))
         # Newest first: SQLite limits a cascade to a depth of 1,000 messages.
         db.executemany("DELETE FROM messages WHERE id = ?", [(row["id"],) for row in reversed(removed)])
-        kept = RemovedMessages(
+        entry = RemovedMessages(
             message.conversation_id, leaf["leaf_id"], leaf["title"], removed, attachments, time.time()
         )
         stored = [row | {"data": base64.b64encode(attachment_from_row(row).data).decode()} for row in attachments]
@@ -152,10 +152,10 @@ def remove(database: Database, message: Message) -> RemovedMessages:
         db.execute(
             "INSERT OR REPLACE INTO removed (id, conversation_id, removed_at, leaf_id, title, rows)"
             " VALUES (?, ?, ?, ?, ?, ?)",
-            (kept.id, kept.conversation_id, kept.removed_at, kept.leaf_id, kept.title, stored_rows),
+            (entry.id, entry.conversation_id, entry.removed_at, entry.leaf_id, entry.title, stored_rows),
         )
-        _retitle_without(db, kept)
-        return kept
+        _retitle_without(db, entry)
+        return entry
 
 
 def removed_messages(database: Database) -> list[RemovedMessages]:
@@ -197,10 +197,10 @@ def delete_removed(database: Database, first_id: str) -> set[str]:
 
 def _removed(row: sqlite3.Row) -> RemovedMessages | None:
     try:
-        kept = json.loads(row["rows"])
-        attachments = tuple(entry | {"data": base64.b64decode(entry["data"])} for entry in kept["attachments"])
-        where = row["conversation_id"], row["leaf_id"], row["title"], tuple(kept["messages"]), attachments
-        removed = RemovedMessages(*where, row["removed_at"], row["title_now"])
+        stored = json.loads(row["rows"])
+        attachments = tuple(entry | {"data": base64.b64decode(entry["data"])} for entry in stored["attachments"])
+        columns = row["conversation_id"], row["leaf_id"], row["title"], tuple(stored["messages"]), attachments
+        removed = RemovedMessages(*columns, row["removed_at"], row["title_now"])
         return removed if removed.id == row["id"] and isinstance(removed.text, str) else None
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         return None
@@ -209,9 +209,9 @@ def _removed(row: sqlite3.Row) -> RemovedMessages | None:
 def _retitle_without(db: sqlite3.Connection, removed: RemovedMessages) -> None:
     """Retitle the chat if its title came from a removed question or has a word found nowhere else in the chat."""
     questions = [as_text(row["content"]) for row in removed.rows if row["role"] == Role.USER.value]
-    gone = [as_text(row["content"]) for row in removed.rows]
-    gone += [f"{as_text(row['name'])}\n{as_text(row['text'])}" for row in removed.attachments]
-    said, chat = shared_words(as_text(removed.title), gone), removed.conversation_id
+    texts = [as_text(row["content"]) for row in removed.rows]
+    texts += [f"{as_text(row['name'])}\n{as_text(row['text'])}" for row in removed.attachments]
+    shared, chat = shared_words(as_text(removed.title), texts), removed.conversation_id
     query = (
         "SELECT content FROM messages WHERE conversation_id = ?1 UNION ALL SELECT attachments.name || char(10) || text"
         " FROM attachments JOIN messages ON messages.id = message_id WHERE conversation_id = ?1"
@@ -220,7 +220,7 @@ def _retitle_without(db: sqlite3.Connection, removed: RemovedMessages) -> None:
     if (
         first is None
         or removed.title in map(title_from, questions)
-        or shared_words(" ".join(said), (as_text(row[0]) for row in db.execute(query, (chat,)))) != said
+        or shared_words(" ".join(shared), (as_text(row[0]) for row in db.execute(query, (chat,)))) != shared
     ):
         _set_title(db, chat, title_from(as_text(first["content"])) if first else _(NEW_TITLE))
 

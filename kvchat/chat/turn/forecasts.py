@@ -102,24 +102,24 @@ class Forecasts:
         turn_context = self._turn_context
         branches = await turn_context.run(_branches, list(models))
         try:
-            kept = await asyncio.to_thread(turn_context.slots.store.inventory.summaries, list(models))
+            summaries = await asyncio.to_thread(turn_context.slots.store.inventory.summaries, list(models))
         except StoreRefused:
-            kept = {}
+            summaries = {}
         engines = {model: await self._engine(model) for model in set(models.values())}
         forecasts = {}
         for chat, model in models.items():
             engine, branch = engines[model], branches.get(chat, [])
             last = next((message.receipt.model for message in branch if message.receipt), "")
             speed = await turn_context.prefill_speed(engine.fingerprint.model if engine else last)
-            fits = [
+            points = [
                 point
-                for point in kept.get(chat, ())
+                for point in summaries.get(chat, ())
                 if (point.fingerprint == engine.fingerprint if engine else point.fingerprint.model == last)
             ]
             slot = turn_context.slots.slot_of(chat)
             contents = slot.known_contents(engine) if slot and engine else None
             held = len(contents.tokens) if contents else None
-            forecast = _forecast_chat(branch, fits, held, speed, await self._restore_rate())
+            forecast = _forecast_chat(branch, points, held, speed, await self._restore_rate())
             if len(branch) == 1 and branch[0].tokens_through is None:  # others may share its beginning
                 forecast = await self.forecast_message(chat, "") or forecast
             forecasts[chat] = forecast
@@ -170,7 +170,7 @@ class Forecasts:
 
 def _forecast_chat(
     branch: Sequence[_MessageTokens],
-    kept: Collection[SavePointSummary],
+    points: Collection[SavePointSummary],
     held: int | None,
     speed: PrefillSpeed,
     restore_rate: float,
@@ -178,21 +178,21 @@ def _forecast_chat(
     if not branch:
         return Forecast(Source.COLD, 0, has_messages=False)
     last = next((n for n, message in enumerate(branch) if message.tokens_through is not None), len(branch))
-    whole = sum(message.tokens for message in branch[:last]) + (
+    total = sum(message.tokens for message in branch[:last]) + (
         branch[last].tokens_through or 0 if last < len(branch) else 0
     )
-    source, left, size = Source.COLD, whole, 0
+    source, left, size = Source.COLD, total, 0
     if held is not None:
-        source, left = Source.HOT, max(0, whole - held)
+        source, left = Source.HOT, max(0, total - held)
     else:
-        here = {message.id for message in branch}
+        ids = {message.id for message in branch}
         best = max(
-            (point for point in kept if point.message_id in here),
+            (point for point in points if point.message_id in ids),
             key=lambda point: (point.tokens, point.tier is Tier.WARM),
             default=None,
         )
         if best is not None:
-            source, left, size = SOURCES[best.tier], max(0, whole - best.tokens), best.bytes
+            source, left, size = SOURCES[best.tier], max(0, total - best.tokens), best.bytes
     return Forecast(source, left, speed.forecast(left + MIN_MESSAGE_TOKENS, size * restore_rate))
 
 
@@ -209,12 +209,12 @@ def _branches(database: Database, chats: Sequence[str]) -> dict[str, list[_Messa
         FROM up JOIN messages USING (id) ORDER BY chat, depth
     """
     branches: dict[str, list[_MessageTokens]] = {}
-    for chat, id, told, size in database.rows(query, (json.dumps(list(chats)), MAX_MESSAGES)):
-        receipt, tokens = parse_receipt(told) if told else None, (size or 0) // BYTES_PER_TOKEN + TEMPLATE_TOKENS
+    for chat, id, receipt_json, size in database.rows(query, (json.dumps(list(chats)), MAX_MESSAGES)):
+        receipt = parse_receipt(receipt_json) if receipt_json else None
+        tokens = (size or 0) // BYTES_PER_TOKEN + TEMPLATE_TOKENS
         tokens_through = None
         if receipt is not None:  # the next prompt leaves out thinking
-            tokens_through = receipt.prompt_tokens + (
-                receipt.predicted_tokens if receipt.thinking_ms is None else tokens
-            )
+            written = receipt.predicted_tokens if receipt.thinking_ms is None else tokens
+            tokens_through = receipt.prompt_tokens + written
         branches.setdefault(str(chat), []).append(_MessageTokens(str(id), tokens, tokens_through, receipt))
     return branches

@@ -125,7 +125,7 @@ class ReplyWriter:
         written = replace(timings, predicted_n=self.predicted_tokens, predicted_ms=writing_ms)
         restore, cached, earlier = loaded.restore, timings.cache_n, self.original.receipt
         in_ttft = restore.ms_since(self._sent_at) if restore else 0.0
-        ahead = restore is not None and restore.finished_at <= self._sent_at
+        is_ahead = restore is not None and restore.finished_at <= self._sent_at
         # Prefill time saved, including the reply's earlier parts. Continuing from the slot saves nothing: stopping
         # lost nothing.
         saved_ms = max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None
@@ -133,7 +133,7 @@ class ReplyWriter:
             saved_ms = (saved_ms or 0.0) + (earlier.saved_ms or 0.0) if restore else earlier.saved_ms
         return Receipt(
             ttft_ms=self._ttft_ms,
-            restore_ms=restore.ms if restore and ahead else in_ttft,
+            restore_ms=restore.ms if restore and is_ahead else in_ttft,
             prefill_ms=timings.prompt_ms,
             first_token_ms=max(0.0, self._ttft_ms - in_ttft - timings.prompt_ms),
             prompt_tokens=timings.prompt_tokens,
@@ -144,7 +144,7 @@ class ReplyWriter:
             miss_reason=verdict.miss_reason,
             hollow=verdict.hollow,
             thinking_ms=self._thinking_ms or (earlier.thinking_ms if earlier else None),
-            prefetched=ahead,
+            prefetched=is_ahead,
             restored_bytes=restore.bytes if restore else 0,
             read_ahead_tokens=min(loaded.ahead.tokens, cached),
             read_ahead_ms=loaded.ahead.ms,

@@ -67,8 +67,14 @@ class TitleGenerator:
             self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.generate_due)
 
     def generate_due(self) -> None:
+        async def generate(conversation_ids: list[str]) -> None:
+            for id in conversation_ids:
+                with contextlib.suppress(KvchatError):
+                    if await self._turn_context.run(is_title_due, id) and self._is_enabled():
+                        await self._generate(id, give_up=False)
+
         if self._is_enabled():
-            self._background.begin(self._generate_when_idle(self._turn_context.slots.owners()))
+            self._background.begin(generate(self._turn_context.slots.owners()))
 
     async def idle(self) -> None:
         await self._background.idle()
@@ -80,23 +86,15 @@ class TitleGenerator:
     async def generate(self, conversation_id: str) -> None:
         """Have the model name the chat, replacing any title. Raises NoTitle and StorageFailed."""
         turn_context = self._turn_context
-        await self.idle()  # a naming in progress would block this one, and be ended by it
+        await self.idle()  # a request in progress would block this one
         await turn_context.run(mark_title_due, conversation_id)
         attempt = await self._generate(conversation_id, give_up=True)
         if attempt.answer is None:
-            what = _("The model is busy or has not processed this chat yet.")
-            raise NoTitle(
-                _("The model cannot suggest a title right now"), what, _("Send a message in this chat, then try again.")
-            )
+            reason = _("The model is busy or has not processed this chat yet.")
+            advice = _("Send a message in this chat, then try again.")
+            raise NoTitle(_("The model cannot suggest a title right now"), reason, advice)
         if attempt.title is None:
             raise NoTitle(_("The model did not suggest a title"), "", _("The chat keeps its current title."))
-
-    async def _generate_when_idle(self, conversation_ids: list[str]) -> None:
-        turn_context = self._turn_context
-        for id in conversation_ids:
-            with contextlib.suppress(KvchatError):
-                if await turn_context.run(is_title_due, id) and self._is_enabled():
-                    await self._generate(id, give_up=False)
 
     async def _generate(self, conversation_id: str, *, give_up: bool) -> _TitleAttempt:
         """Ask the model and store the title, or none. `give_up`: also without an answer, so that it is not retried."""
@@ -118,20 +116,20 @@ class TitleGenerator:
         exchange = self._turn_context.exchange(slot, attempt.conversation_id)
         try:
             async with exchange.explaining_losses():
-                if (question := await self._title_request(attempt, exchange)) is None:
+                if (prepared := await self._title_request(attempt, exchange)) is None:
                     return
-                request, boundary = question
+                request, boundary = prepared
                 lease = await exchange.prepare(request)
                 if exchange.loaded.expected_cached < _MIN_HELD_SHARE * len(boundary):
                     return
-                said: list[str] = []
+                chunks: list[str] = []
 
                 def on_chunk(chunk: ChatChunk) -> bool:
-                    said.append(chunk.text)
-                    return is_title_complete("".join(said))
+                    chunks.append(chunk.text)
+                    return is_title_complete("".join(chunks))
 
                 await exchange.ask(request, on_chunk)
-                attempt.answer = "".join(said)
+                attempt.answer = "".join(chunks)
                 await lease.load_boundary(boundary)
                 await lease.settle(boundary)
         except KvchatError as error:
@@ -140,7 +138,7 @@ class TitleGenerator:
                 attempt.answer = attempt.answer or ""
 
     async def _title_request(self, attempt: _TitleAttempt, exchange: Exchange) -> tuple[Request, Tokens] | None:
-        """Return the question and its turn boundary; None if the chat would have to be read again."""
+        """Return the request and its turn boundary; None if the chat would have to be read again."""
         turn_context, conversation_id = self._turn_context, attempt.conversation_id
         chosen = await turn_context.answer_settings(conversation_id)
         history = prompt_messages(attempt.branch)

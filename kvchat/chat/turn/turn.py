@@ -135,12 +135,12 @@ class Turn:
         messages = prompt_messages(path, continues_reply=unfinished is not None)
         if not messages:
             raise ConversationGone
-        if (begun := unfinished) is not None:
-            await turn_context.run(Database.reopen, begun)
+        if (message := unfinished) is not None:
+            await turn_context.run(Database.reopen, message)
         else:
-            where = self.conversation_id, self.start.question_id
-            begun = await turn_context.run(Database.append, *where, Role.ASSISTANT, "", MessageState.STREAMING)
-        self._reply = reply = ReplyWriter(begun, self._sent_at, turn_context)
+            id, parent_id = self.conversation_id, self.start.question_id
+            message = await turn_context.run(Database.append, id, parent_id, Role.ASSISTANT, "", MessageState.STREAMING)
+        self._reply = reply = ReplyWriter(message, self._sent_at, turn_context)
         reply.queue_wait_s = self._queued_s
         turn_context.publish(MessagesChanged(self.conversation_id))
         reply.earlier_tokens = next((message.receipt.prompt_tokens for message in reversed(path) if message.receipt), 0)
@@ -205,8 +205,8 @@ class Turn:
         if (engine := exchange.engine) is not None:
             receipt = reply.receipt(engine.fingerprint.model, await self._prefill_rate())
         if receipt is not None and engine is not None:
-            foreign = exchange.lease is not None and is_imported(exchange.lease.slot.audience)
-            imported = bool(receipt.cached_tokens and foreign)
+            imported = exchange.lease is not None and is_imported(exchange.lease.slot.audience)
+            imported = imported and receipt.cached_tokens > 0
             receipt = replace(receipt, model_name=engine.model_name, imported=imported)
         try:
             message = await reply.finish(state, receipt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvchat.chat.context import ContextService, ReplyInProgress
@@ -42,8 +43,8 @@ def store_question(
 
 
 def store_edited_question(database: Database, question: Message, text: str) -> TurnStart:
-    where, complete = (question.conversation_id, question.parent_id), MessageState.COMPLETE
-    return TurnStart(database.append(*where, Role.USER, text, complete, question.attachments).id)
+    edited = replace(question, content=text, state=MessageState.COMPLETE)
+    return TurnStart(database.append_message(edited).id)
 
 
 def select_last_question(database: Database, path: list[Message]) -> TurnStart:
