@@ -55,13 +55,6 @@ class DocumentsTooLong(KvchatError):
         super().__init__(title, join_sentences(needed, used), advice)
 
 
-class ReplyInProgress(KvchatError):
-    def __init__(self) -> None:
-        super().__init__(
-            _("The reply to the last message is still being generated"), "", _("Wait for the reply, or stop it.")
-        )
-
-
 @dataclass(frozen=True)
 class ContextUsage:
     used: int  # the conversation so far
@@ -141,8 +134,8 @@ class _Reduction:
 
 
 class ContextService:
-    def __init__(self, turn_context: TurnContext, is_answering: Callable[[str], bool]) -> None:
-        self._turn_context, self._is_answering = turn_context, is_answering
+    def __init__(self, turn_context: TurnContext) -> None:
+        self._turn_context = turn_context
         self._branch_count: tuple[object, int] | None = None  # the last counted branch and its tokens
         self._document_counts: dict[tuple[str, str], _TokenCount] = {}  # by model and file hash
 
@@ -275,9 +268,8 @@ class ContextService:
         return max(map(_estimate_tokens, branches), default=0) + MAX_RESERVE
 
     async def _start_reduction(self, conversation_id: str, slot: Slot) -> _Reduction:
-        if self._is_answering(conversation_id):
-            raise ReplyInProgress
         turn_context = self._turn_context
+        turn_context.require_no_reply(conversation_id)
         chosen, branch = await turn_context.settings_and_branch(conversation_id)
         exchange = Exchange(turn_context.slots, slot, turn_context.host, conversation_id)
         request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from kvchat.chat.context import ReplyInProgress
 from kvchat.chat.events import ConversationsChanged, Notice
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database
@@ -65,16 +64,9 @@ class RecentlyDeleted:
     this run and at the next start.
     """
 
-    def __init__(
-        self,
-        turn_context: TurnContext,
-        finder: Finder,
-        is_answering: Callable[[str], bool],
-        stop_work: Callable[[str], None],
-    ) -> None:
+    def __init__(self, turn_context: TurnContext, finder: Finder, stop_work: Callable[[str], None]) -> None:
         """`stop_work` stops what runs for a chat."""
-        self._turn_context, self._finder = turn_context, finder
-        self._is_answering, self._stop_work = is_answering, stop_work
+        self._turn_context, self._finder, self._stop_work = turn_context, finder, stop_work
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0  # loop time; timers of Qt's loop do not report theirs
         self._deleted_here: set[str] = set()  # in this run; deleted at exit if no retention is set
@@ -102,8 +94,7 @@ class RecentlyDeleted:
         self._deleted_here.difference_update(ids)
 
     async def restore_messages(self, conversation_id: str, first_id: str) -> None:
-        if self._is_answering(conversation_id):
-            raise ReplyInProgress
+        self._turn_context.require_no_reply(conversation_id)
         await self._turn_context.run(tree.restore_messages, first_id)
         self._deleted_here.discard(first_id)
         self._turn_context.publish_changes(conversation_id)

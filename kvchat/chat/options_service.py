@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 
-from kvchat.chat.context import ReplyInProgress
 from kvchat.chat.options import (
     ChatOptions,
     InvalidOptions,
@@ -27,8 +25,8 @@ from kvchat.text.language import _
 class OptionsService:
     """Chat options. Event-loop thread only; all methods raise KvchatError."""
 
-    def __init__(self, turn_context: TurnContext, is_answering: Callable[[str], bool]) -> None:
-        self._turn_context, self._is_answering = turn_context, is_answering
+    def __init__(self, turn_context: TurnContext) -> None:
+        self._turn_context = turn_context
 
     async def change(self, conversation_id: str, options: ChatOptions) -> None:
         await self.validate(options)
@@ -57,9 +55,9 @@ class OptionsService:
 
         Existing messages are copied below the new prompt, which the model reads once. The old branch stays in the tree.
         """
-        if self._is_answering(conversation_id):
-            raise ReplyInProgress
-        turn_context, branch = self._turn_context, await self._turn_context.branch(conversation_id)
+        turn_context = self._turn_context
+        turn_context.require_no_reply(conversation_id)
+        branch = await turn_context.branch(conversation_id)
         before = branch[0] if branch and branch[0].role is Role.SYSTEM else None
         text = text.strip()
         if text == (before.content if before else ""):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
-from kvchat.chat.context import ContextService, ReplyInProgress
+from kvchat.chat.context import ContextService
 from kvchat.chat.deletion import RecentlyDeleted
 from kvchat.chat.events import ConversationsChanged, MessagesChanged
 from kvchat.chat.options import NewChat, Preset, chat_from_preset, store_chat
@@ -43,10 +43,10 @@ class ChatService:
         turn_context.background = self._background = Background(self.title_generator.on_busy_changed)
         self.forecasts, self.read_ahead = Forecasts(turn_context), ReadAhead(turn_context)
         self.finder = Finder(turn_context)
-        self.context = ContextService(turn_context, self.is_answering)
-        self.options = OptionsService(turn_context, self.is_answering)
+        turn_context.is_answering = self.is_answering
+        self.context, self.options = ContextService(turn_context), OptionsService(turn_context)
         self.turns = Turns(turn_context, self.context, on_slot_changed=self.read_ahead.start)
-        self.recently_deleted = RecentlyDeleted(turn_context, self.finder, self.is_answering, self._stop_work)
+        self.recently_deleted = RecentlyDeleted(turn_context, self.finder, self._stop_work)
         self.library = Library(turn_context, self.recently_deleted.purge, on_slot_changed=self.read_ahead.start)
         self.memory_verifier = MemoryVerifier(turn_context, on_slot_changed=self.read_ahead.start)
 
@@ -208,8 +208,7 @@ class ChatService:
         self, conversation_id: str, change: Callable[Concatenate[Database, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Change the tree between replies, then prepare the branch shown. Raises ReplyInProgress."""
-        if self.is_answering(conversation_id):
-            raise ReplyInProgress
+        self.turn_context.require_no_reply(conversation_id)
         result = await self.turn_context.run(change, *args, **kwargs)
         self.events.publish(MessagesChanged(conversation_id))
         self.read_ahead.on_branch_changed(conversation_id)

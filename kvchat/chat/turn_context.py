@@ -14,6 +14,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Message
 from kvchat.engine.api.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.allocator import ABSORB_TIMEOUT_S
@@ -33,6 +34,13 @@ R = TypeVar("R")
 RETRY_INTERVAL_S = 5.0  # between attempts to write unsaved replies
 
 
+class ReplyInProgress(KvchatError):
+    def __init__(self) -> None:
+        super().__init__(
+            _("The reply to the last message is still being generated"), "", _("Wait for the reply, or stop it.")
+        )
+
+
 @dataclass
 class TurnContext:
     """What the parts of the chat service share. Event-loop thread only."""
@@ -48,6 +56,7 @@ class TurnContext:
     read_ahead_off_reason: Callable[[], Reason | None] = lambda: None  # why reading ahead is off; None if it is on
     keep_deleted_s: Callable[[], float] = lambda: 0.0  # seconds to keep deleted chats
     background: Background = field(default_factory=Background)
+    is_answering: Callable[[str], bool] = lambda conversation_id: False
 
     def __post_init__(self) -> None:
         self.slots = Slots(self.store)
@@ -57,6 +66,11 @@ class TurnContext:
     async def run(self, function: Callable[Concatenate[Database, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a function of the database on its thread."""
         return await self.worker.run(function, self.database, *args, **kwargs)
+
+    def require_no_reply(self, conversation_id: str) -> None:
+        """Raise ReplyInProgress if the chat is being answered."""
+        if self.is_answering(conversation_id):
+            raise ReplyInProgress
 
     def publish(self, *events: Event) -> None:
         for event in events:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvchat.chat.context import ContextService, ReplyInProgress
+from kvchat.chat.context import ContextService
 from kvchat.chat.events import ConversationsChanged, MessagesChanged, QuestionNotStored, TurnFailed, WaitingForChat
 from kvchat.chat.options import NewChat, store_chat
 from kvchat.chat.record.database import Database, Draft
@@ -16,7 +16,7 @@ from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import AWAITS_MODEL, WRITTEN_HERE, Attachment, Message, MessageState, Role
 from kvchat.chat.record.titles import title_from
 from kvchat.chat.turn.turn import Turn, TurnStart
-from kvchat.chat.turn_context import TurnContext
+from kvchat.chat.turn_context import ReplyInProgress, TurnContext
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
 

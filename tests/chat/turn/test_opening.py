@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from kvchat.chat.context import ReplyInProgress
 from kvchat.chat.events import ReplyDelta
 from kvchat.chat.record.database import ConversationGone
 from kvchat.chat.record.messages import Message, MessageState, Role
+from kvchat.chat.turn_context import ReplyInProgress
 from kvchat.engine.api.wire import Sampling
 from kvchat.session.events import Restored
 from kvchat.session.proof import Source
