@@ -38,24 +38,20 @@ from kvchat.transfer.exporting import ExportForm
 
 
 class JsonOptions(Options):
-    as_json: bool = flag("--json", N_("print a JSON object"))
+    as_json: bool = flag(N_("print a JSON object"), name="--json")
 
 
 class EngineOptions(Options):
-    model: Path | None = option(
-        "--model", "PATH", N_("GGUF file of the model (default: from the settings)"), type=parse_path
-    )
-    engine: Path | None = option(
-        "--engine", "PATH", N_("llama-server to use (default: found automatically)"), type=parse_path
-    )
-    starter: bool = flag("--starter", N_("download the starter model if no model is chosen"))
+    model: Path | None = option("PATH", N_("GGUF file of the model (default: from the settings)"), type=parse_path)
+    engine: Path | None = option("PATH", N_("llama-server to use (default: found automatically)"), type=parse_path)
+    starter: bool = flag(N_("download the starter model if no model is chosen"))
 
 
 @window_command("quick", help=N_("open the Quick question window; bind this command to a desktop shortcut"))
 @window_command("", help=N_("Chat with a local llama-server and save the memory of every chat."))
 class WindowOptions(Options):
-    starter: bool = flag("--starter", N_("download the starter model (98 MB) without asking if no model is chosen"))
-    hidden: bool = flag("--hidden", N_("start in the tray, without opening the window"))
+    starter: bool = flag(N_("download the starter model (98 MB) without asking if no model is chosen"))
+    hidden: bool = flag(N_("start in the tray, without opening the window"))
 
 
 @window_command("open", help=N_("open chats, models, documents and kvchat:// links in the window"))
@@ -70,25 +66,18 @@ class OpenOptions(WindowOptions):
 
 @owner_command("ask", "answering:ask", N_("ask a question or chat in the terminal"))
 class AskOptions(EngineOptions, JsonOptions):
-    new: bool = flag("--new", N_("start a new chat"), group="which")
-    chat_id: str | None = option("--chat", "ID", N_("continue this chat (default: the newest)"), group="which")
-    system: str | None = option("--system", "TEXT", N_("system prompt for a new chat"), group="begins")
-    on: str | None = option(
-        "--on", "NAME", N_("start a new chat with the prepared documents of this name"), group="begins"
-    )
+    new: bool = flag(N_("start a new chat"), group="which")
+    chat_id: str | None = option("ID", N_("continue this chat (default: the newest)"), group="which", name="--chat")
+    system: str | None = option("TEXT", N_("system prompt for a new chat"), group="begins")
+    on: str | None = option("NAME", N_("start a new chat with the prepared documents of this name"), group="begins")
     attach: tuple[Path, ...] = option(
-        "--attach", "FILE", N_("text, PDF or image file to attach; repeatable"), (), type=Path, action="append"
+        "FILE", N_("text, PDF or image file to attach; repeatable"), (), type=Path, action="append"
     )
-    max_tokens: int | None = option(
-        "--max-tokens", "N", N_("stop the reply after N tokens"), type=setting_parser("max_tokens", int)
-    )
+    max_tokens: int | None = option("N", N_("stop the reply after N tokens"), type=setting_parser("max_tokens", int))
     temperature: float | None = option(
-        "--temperature",
-        "T",
-        N_("sampling temperature; 0 always picks the most likely token"),
-        type=setting_parser("temperature", float),
+        "T", N_("sampling temperature; 0 always picks the most likely token"), type=setting_parser("temperature", float)
     )
-    seed: int | None = option("--seed", "N", N_("sampling seed"), type=setting_parser("seed", int))
+    seed: int | None = option("N", N_("sampling seed"), type=setting_parser("seed", int))
     prompt: str | None = positional(
         "PROMPT", N_("question, or - for standard input (default: chat in the terminal)"), None, nargs="?"
     )
@@ -113,16 +102,10 @@ class AskOptions(EngineOptions, JsonOptions):
     N_("run the API server until Ctrl+C; prints “ready” and the address once it accepts requests"),
 )
 class ServeOptions(EngineOptions):
-    host: str | None = option(
-        "--host", "ADDRESS", N_("address to listen on (default: 127.0.0.1); any other requires an API key")
-    )
-    port: int | None = option("--port", "N", "default: 8737", type=setting_parser("api_port", int))
-    slots: int | None = option(
-        "--slots", "N", N_("process up to N requests in parallel"), type=setting_parser("slots", int)
-    )
-    key_file: Path | None = option(
-        "--key-file", "FILE", N_("file readable only by you, with one KEY or APP:KEY per line"), type=Path
-    )
+    host: str | None = option("ADDRESS", N_("address to listen on (default: 127.0.0.1); any other requires an API key"))
+    port: int | None = option("N", "default: 8737", type=setting_parser("api_port", int))
+    slots: int | None = option("N", N_("process up to N requests in parallel"), type=setting_parser("slots", int))
+    key_file: Path | None = option("FILE", N_("file readable only by you, with one KEY or APP:KEY per line"), type=Path)
 
 
 @owner_command("prepare", "prepared:prepare", N_("process documents in advance for new chats"))
@@ -130,7 +113,7 @@ class PrepareOptions(EngineOptions):
     paths: Sequence[Path] = positional(
         "PATH", N_("files or folders (default: reprocess the documents of this name)"), (), type=parse_path, nargs="*"
     )
-    name: str = option("--name", "NAME", N_("name in the library"), "", required=True)
+    name: str = option("NAME", N_("name in the library"), "", required=True)
 
 
 @owner_command("prepared", "prepared:list_prepared", N_("list prepared documents with their disk use and time saved"))
@@ -145,7 +128,7 @@ class PreparedNameOptions(EngineOptions):
 
 @async_command("bench", "bench:bench", N_("measure the speedup from save points with your model"))
 class BenchOptions(EngineOptions, JsonOptions):
-    tokens: int | None = option("--tokens", "N", N_("length of the chat in tokens"), type=parse_positive)
+    tokens: int | None = option("N", N_("length of the chat in tokens"), type=parse_positive)
 
 
 owner_command("store", "store:show_usage", N_("show, prune or verify save points"))(JsonOptions)
@@ -154,9 +137,9 @@ owner_command("store", "store:show_usage", N_("show, prune or verify save points
 @owner_command("store prune", "store:prune", N_("delete the least valuable save points to reach a target size"))
 class PruneOptions(JsonOptions):
     target_bytes: int = option(
-        "--to", "BYTES", N_("target size: 500MB, 2GB or bytes"), 0, type=parse_size, required=True
+        "BYTES", N_("target size: 500MB, 2GB or bytes"), 0, type=parse_size, required=True, name="--to"
     )
-    dry_run: bool = flag("--dry-run", N_("show what pruning would delete, without deleting it"))
+    dry_run: bool = flag(N_("show what pruning would delete, without deleting it"))
 
 
 owner_command("store verify", "store:verify", N_("check the hash of every block and set damaged ones aside"))(
@@ -200,7 +183,7 @@ class EngineNameOptions(JsonOptions):
 @async_command("models", "models:list_models", N_("list models on this machine, search for and download others"))
 class ModelsOptions(JsonOptions):
     folders: tuple[Path, ...] = option(
-        "--folder", "DIR", N_("also search this folder; repeatable"), (), type=Path, action="append"
+        "DIR", N_("also search this folder; repeatable"), (), type=Path, action="append", name="--folder"
     )
 
 
@@ -225,7 +208,7 @@ class FilesOptions(RepositoryOptions, JsonOptions):
 
 @owner_command("models get", "models:get", N_("download a model; Ctrl+C pauses, the same command resumes"))
 class GetModelOptions(RepositoryOptions):
-    use: bool = flag("--use", N_("use the model for new chats"))
+    use: bool = flag(N_("use the model for new chats"))
 
 
 @owner_command("models use", "models:use", N_("use a model on this machine for new chats"))
@@ -237,7 +220,7 @@ class UseModelOptions(JsonOptions):
 
 @sync_command("models token", "models:token", N_("save an access token for gated models, read from standard input"))
 class TokenOptions(Options):
-    forget: bool = flag("--forget", N_("delete the saved access token"))
+    forget: bool = flag(N_("delete the saved access token"))
 
 
 sync_command("chats", "chats:list_chats", N_("list, show, rename or delete chats"))(JsonOptions)
@@ -271,7 +254,7 @@ class SearchOptions(JsonOptions):
 
 class PassphraseOptions(Options):
     passphrase_file: Path | None = option(
-        "--passphrase-file", "FILE", N_("file with the passphrase on its first line; - for standard input"), type=Path
+        "FILE", N_("file with the passphrase on its first line; - for standard input"), type=Path
     )
 
 
@@ -280,16 +263,13 @@ class ExportOptions(PassphraseOptions):
     target: Path = positional(
         "FILE", N_("output file, whose extension sets the format; - for standard output"), STANDARD_STREAM, type=Path
     )
-    chat_id: str | None = option("--chat", "ID", N_("export only this chat"))
+    chat_id: str | None = option("ID", N_("export only this chat"), name="--chat")
     form: str | None = option(
-        "--form",
         None,
         N_("json: complete, can be imported; md: Markdown, several chats as a zip; html: single page"),
         choices=[form.value for form in ExportForm],
     )
-    with_memory: bool = flag(
-        "--with-memory", N_("include the memory of --chat, to continue on another computer without reprocessing")
-    )
+    with_memory: bool = flag(N_("include the memory of --chat, to continue on another computer without reprocessing"))
 
 
 @owner_command("import", "chats:import_chats", N_("import chats from kvchat, ChatGPT, Claude, Open WebUI or LM Studio"))
@@ -319,9 +299,7 @@ class BackupOptions(Options):
 @owner_command("restore", "chats:restore", N_("restore a backup; the replaced files are kept"))
 class RestoreOptions(Options):
     source: Path = positional("FILE", "", STANDARD_STREAM, type=Path)
-    with_engine: bool = flag(
-        "--with-engine", N_("also restore the engine and its arguments from the settings in the backup")
-    )
+    with_engine: bool = flag(N_("also restore the engine and its arguments from the settings in the backup"))
 
 
 owner_command("repair", "chats:repair_chats", N_("repair a damaged chat database, using the newest automatic backup"))(
@@ -345,10 +323,8 @@ class ChangeSettingOptions(SettingOptions):
 
 @sync_command("doctor", "doctor:doctor", N_("show diagnostics for this machine"))
 class DoctorOptions(JsonOptions):
-    model: Path | None = option(
-        "--model", "PATH", N_("GGUF file to check (default: from the settings)"), type=parse_path
-    )
-    retest: bool = flag("--retest", N_("repeat the restore test at the next start"))
+    model: Path | None = option("PATH", N_("GGUF file to check (default: from the settings)"), type=parse_path)
+    retest: bool = flag(N_("repeat the restore test at the next start"))
 
 
 @sync_command("completion", "arguments:print_completion", N_("print a shell completion script"))

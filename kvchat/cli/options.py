@@ -105,10 +105,10 @@ sync_command, async_command, owner_command = (
 window_command = partial(_command, CommandKind.WINDOW, target="")
 
 
-# Option fields. `more` goes to argparse; options in one `group` are exclusive.
+# Option fields, named like their attribute or `name`. `more` goes to argparse; options in one `group` are exclusive.
 
 
-def option(name: str, metavar: str | None, help: str, default: Any = None, **more: Any) -> Any:
+def option(metavar: str | None, help: str, default: Any = None, *, name: str = "", **more: Any) -> Any:
     return field(
         default=default, metadata={"name": name, "metavar": metavar, "help": help, "type": decode_argument} | more
     )
@@ -120,7 +120,7 @@ def positional(metavar: str | None, help: str, default: Any = "", **more: Any) -
     )
 
 
-def flag(name: str, help: str, **more: Any) -> Any:
+def flag(help: str, *, name: str = "", **more: Any) -> Any:
     return field(default=False, metadata={"name": name, "help": help, "action": "store_true"} | more)
 
 
@@ -235,6 +235,8 @@ def _describe(parser: argparse.ArgumentParser, command: Command) -> None:
             name, group, help = more.pop("name", None), more.pop("group", None), more.pop("help")
             if group and group not in groups:
                 groups[group] = parser.add_mutually_exclusive_group()
-            if name:
-                more["dest"] = option.name
-            groups.get(group, parser).add_argument(name or option.name, help=_(help), **more)
+            if name is None:
+                name = option.name
+            else:
+                name, more["dest"] = name or f"--{option.name.replace('_', '-')}", option.name
+            groups.get(group, parser).add_argument(name, help=_(help), **more)
