@@ -185,11 +185,7 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: SecondsSaved) -> list[
 
 
 def _usage_row(chat: ConversationUsage, titles: Titles, saved: SecondsSaved) -> tuple[str, ...]:
-    states = {
-        _("pinned"): chat.pinned,
-        _("never saved"): chat.never_save,
-        _("imported, not verified"): chat.imported,
-    }
+    states = {_("pinned"): chat.pinned, _("never saved"): chat.never_save, _("imported, not verified"): chat.imported}
     return (
         _title(chat.conversation_id, titles),
         plural(chat.save_points, "{count} save point", "{count} save points"),

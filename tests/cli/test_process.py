@@ -15,10 +15,7 @@ import pytest
 
 from kvchat.system.paths import resolve_paths
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform == "win32", reason="uses POSIX signals and pipes"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="uses POSIX signals and pipes")]
 
 # kvchat on a computer where every access below /dead hangs, as in a lost network folder. The main thread does not even
 # receive signals there.

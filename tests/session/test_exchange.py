@@ -12,14 +12,7 @@ from typing import cast
 import pytest
 
 from kvchat.engine.api.client import LlamaServerClient, UnchangedRows
-from kvchat.engine.api.errors import (
-    EngineError,
-    EngineFailure,
-    EngineGone,
-    EngineLifetime,
-    EngineRefused,
-    FailureKind,
-)
+from kvchat.engine.api.errors import EngineError, EngineFailure, EngineGone, EngineLifetime, EngineRefused, FailureKind
 from kvchat.engine.api.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.kvstore.store import BlockStore
