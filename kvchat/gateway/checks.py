@@ -50,10 +50,10 @@ class Checks:
         name = match["name"] if match else ""
         try:
             ipaddress.ip_address(name.strip("[]"))  # DNS rebinding needs a name, not an address
-            ours = True
+            is_ours = True
         except ValueError:
-            ours = name.lower().rstrip(".") in self._names
-        if not ours:
+            is_ours = name.lower().rstrip(".") in self._names
+        if not is_ours:
             raise RequestRefused(403, "This name is not this computer's.", "permission_error")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if origin is None and site == "cross-site":
@@ -170,8 +170,9 @@ def check_bounds(body: Json, size: int = 0) -> None:
                         files = [file for file in item if isinstance(file, str)]
                 size -= sum(map(len, files))
                 seen += sum(map(_pixels, files))
-    said = (body.get(name) for name in ("messages", "input", "system"))
-    if not all(url.startswith("data:") for parts in said if isinstance(parts, list) for url in _picture_urls(parts)):
+    lists = (body.get(name) for name in ("messages", "input", "system"))
+    urls = (url for parts in lists if isinstance(parts, list) for url in _picture_urls(parts))
+    if not all(url.startswith("data:") for url in urls):
         raise RequestRefused(
             400, "Send the picture itself, as a “data:” URL or in base64: kvchat fetches none by its address."
         )

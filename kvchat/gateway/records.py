@@ -72,7 +72,7 @@ class RequestRecord:
     write_ms: float = 0.0  # non-streamed answers: before that byte
     total_ms: float | None = None
     miss: Reason | None = None  # why tokens had to be reprocessed, apart from a divergence
-    saved_ms: float = 0.0  # processing time saved by the found tokens
+    saved_ms: float = 0.0  # processing time saved
     slot: int | None = None
     saved_by_rule: dict[str, int] = field(default_factory=dict)  # tokens
     whole_only: bool = False  # the states are usable only as a whole

@@ -110,9 +110,9 @@ def tokens_saved(changes: Iterable[Change], text: str, tokens: int, cached: int)
     """
     places: dict[str, int] = {}
     for change in changes:
-        found = text.find(change.anchor) if change.anchor else 0
-        if change.differs and found >= 0:
-            token = found * tokens // max(1, len(text))
+        position = text.find(change.anchor) if change.anchor else 0
+        if change.differs and position >= 0:
+            token = position * tokens // max(1, len(text))
             places[change.rule] = min(token, places.get(change.rule, token))
     first = min(places, key=places.__getitem__, default="")
     saved = cached - places.get(first, cached)

@@ -96,8 +96,8 @@ def parse_open_webui(entry: Mapping[str, Any], name: str) -> Row:
     tree = _dict(history.get("messages"))
     messages = []
     before = None
-    for number, (key, found) in enumerate(tree.items() or ((None, m) for m in _list(chat.get("messages")))):
-        message = _dict(found)
+    for number, (key, node) in enumerate(tree.items() or ((None, m) for m in _list(chat.get("messages")))):
+        message = _dict(node)
         text, thinking = _without_reasoning(_text(message.get("content")))
         parent = _key(message.get("parentId")) if tree else before
         role = _ROLES.get(_text(message.get("role")))

@@ -129,17 +129,17 @@ class _JsonText:
 
     def next(self) -> str:
         while True:
-            found = _SPACE.match(self._buffer, self.at)
-            assert found is not None
-            self.at = found.end()
+            space = _SPACE.match(self._buffer, self.at)
+            assert space is not None
+            self.at = space.end()
             if self.at < len(self._buffer) or self._ended:
                 return self._buffer[self.at : self.at + 1]
             self._fill(_STEP)
 
-    def skip(self, what: re.Pattern[str]) -> bool:
-        found = what.match(self._buffer, self.at)
-        self.at = found.end() if found else self.at
-        return found is not None
+    def skip(self, pattern: re.Pattern[str]) -> bool:
+        match = pattern.match(self._buffer, self.at)
+        self.at = match.end() if match else self.at
+        return match is not None
 
     def value(self) -> Any:
         """Parse JSON at `at`. Raises ValueError and RecursionError."""

@@ -1,4 +1,4 @@
-"""A backup holds what matters and comes back whole, whatever interrupts it."""
+"""Backups: contents, restore after interruptions, and hostile files."""
 
 from __future__ import annotations
 
@@ -41,37 +41,37 @@ def contents(folder: Path) -> list[object]:
         return everything(database)
 
 
-def add_talk(paths: Paths) -> None:
+def add_conversation(paths: Paths) -> None:
     with closing(open_library(paths.data)) as database:
         made_conversation(database)
 
 
 @pytest.fixture
-def kept(paths, tmp_path) -> tuple[Path, list[object]]:
-    """A backup, and what it should bring back; the data has gone on since."""
-    add_talk(paths)
+def backup_file(paths, tmp_path) -> tuple[Path, list[object]]:
+    """A backup and the contents it should restore; the data has changed since."""
+    add_conversation(paths)
     before = contents(paths.data)
     target = tmp_path / "kvchat.zip"
     made = make_backup(paths, target)
     assert (made.conversations, made.size) == (1, target.stat().st_size)
-    add_talk(paths)
+    add_conversation(paths)
     paths.settings_file.write_text("{}", "utf-8")
     return target, before
 
 
-def test_a_backup_holds_neither_models_nor_engines_nor_secrets(kept, paths, tmp_path):
+def test_backup_has_no_models_engines_or_secrets(backup_file, paths, tmp_path):
     with pytest.raises(KvchatError, match="could not be created"):
         make_backup(paths, tmp_path / "no folder" / "x.zip")
-    with zipfile.ZipFile(kept[0]) as archive:
+    with zipfile.ZipFile(backup_file[0]) as archive:
         assert sorted(archive.namelist()) == ["config/settings.json", "data/conversations.db", "manifest.json"]
-    facts = check_backup(kept[0])
-    assert (facts.conversations, facts.size) == (1, kept[0].stat().st_size)
+    facts = check_backup(backup_file[0])
+    assert (facts.conversations, facts.size) == (1, backup_file[0].stat().st_size)
     assert facts.size < facts.unpacked / 10
 
 
-def test_it_is_of_one_moment_whatever_is_said_while_it_is_copied(paths, tmp_path, monkeypatch):
+def test_backup_is_a_snapshot(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(migrations, "_PAGES_AT_ONCE", 1)
-    add_talk(paths)
+    add_conversation(paths)
     database, steps = open_library(paths.data), []
 
     def progress(done: int, total: int) -> None:
@@ -85,24 +85,24 @@ def test_it_is_of_one_moment_whatever_is_said_while_it_is_copied(paths, tmp_path
     database.close()
 
 
-def test_what_was_there_comes_back_and_what_it_replaced_is_kept(kept, paths):
-    source, before = kept
-    later = contents(paths.data)
+def test_restore_keeps_the_replaced_data(backup_file, paths):
+    source, before = backup_file
+    newer = contents(paths.data)
     stage_restore(paths, source)
-    assert contents(paths.data) == later  # nothing has changed yet
+    assert contents(paths.data) == newer  # nothing has changed yet
     replaced = finish_restore(paths)
     assert replaced is not None
     assert contents(paths.data) == before
     assert load_settings(paths.settings_file).theme == "dark"
     assert (paths.models / "big.gguf").exists()
-    assert contents(replaced / "data") == later
+    assert contents(replaced / "data") == newer
     assert finish_restore(paths) is None
 
 
 @pytest.mark.parametrize("swaps", range(3))
-def test_interrupted_it_goes_on_at_the_next_start(kept, paths, monkeypatch, swaps):
-    source, before = kept
-    later = contents(paths.data)
+def test_interrupted_restore_continues_at_the_next_start(backup_file, paths, monkeypatch, swaps):
+    source, before = backup_file
+    newer = contents(paths.data)
     stage_restore(paths, source)
     swap, done = backup._swap, []
 
@@ -120,7 +120,7 @@ def test_interrupted_it_goes_on_at_the_next_start(kept, paths, monkeypatch, swap
     replaced = finish_restore(paths)
     assert replaced is not None
     assert contents(paths.data) == before
-    assert contents(replaced / "data") == later
+    assert contents(replaced / "data") == newer
 
 
 def rewritten(source: Path, target: Path, change: str) -> None:
@@ -139,18 +139,18 @@ def rewritten(source: Path, target: Path, change: str) -> None:
 
 
 @pytest.mark.parametrize("change", ["flip", "lack", "newer", "no list"])
-def test_a_damaged_backup_changes_nothing(kept, paths, tmp_path, change):
-    later = contents(paths.data)
+def test_damaged_backup_changes_nothing(backup_file, paths, tmp_path, change):
+    newer = contents(paths.data)
     bad = tmp_path / "bad.zip"
-    rewritten(kept[0], bad, change)
+    rewritten(backup_file[0], bad, change)
     with pytest.raises(KvchatError):
         stage_restore(paths, bad)
     assert finish_restore(paths) is None
-    assert contents(paths.data) == later
+    assert contents(paths.data) == newer
 
 
 def with_files(source: Path, target: Path, extra: dict[str, bytes]) -> None:
-    """The backup with more in it, as an earlier kvchat or somebody else may have made it."""
+    """Add files to a backup."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
         manifest = json.loads(old.read("manifest.json"))
         for name in manifest["files"]:
@@ -161,15 +161,15 @@ def with_files(source: Path, target: Path, extra: dict[str, bytes]) -> None:
         new.writestr("manifest.json", json.dumps(manifest))
 
 
-def test_nothing_but_chats_and_settings_is_taken_from_a_backup(kept, paths, tmp_path):
-    """An engine in it would be run, and a name could lead out of kvchat's folders."""
+def test_only_chats_and_settings_are_restored(backup_file, paths, tmp_path):
+    """An engine in it would be run, and a name could point outside kvchat's folders."""
     hostile = tmp_path / "hostile.zip"
     engine = "data/engines/b1/llama-server"
     others = ("data/app.lock", "data/conversations.db-wal", "data/restore/ready", "config/huggingface-token")
     extra = (engine, "data/engines/b1/libggml.so", "data/models/big.gguf", "data/../../x.txt", "/x.txt", *others)
-    with_files(kept[0], hostile, dict.fromkeys(extra, b"theirs"))
+    with_files(backup_file[0], hostile, dict.fromkeys(extra, b"theirs"))
     (paths.data / "app.lock").write_text("ours", "utf-8")
-    assert check_backup(hostile).unpacked == check_backup(kept[0]).unpacked
+    assert check_backup(hostile).unpacked == check_backup(backup_file[0]).unpacked
     stage_restore(paths, hostile)
     assert finish_restore(paths) is not None
     home = paths.data.parent
@@ -177,16 +177,16 @@ def test_nothing_but_chats_and_settings_is_taken_from_a_backup(kept, paths, tmp_
     assert (home / engine).stat().st_mode & 0o777 == 0o755
     theirs = [file for file in tmp_path.rglob("*") if file.is_file() and file.read_bytes() == b"theirs"]
     assert theirs == []
-    assert contents(paths.data) == kept[1]
+    assert contents(paths.data) == backup_file[1]
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
-def test_a_backup_does_not_decide_what_answers_nor_who_is_let_in(paths, tmp_path, confirmed):
+def test_backup_does_not_change_engine_or_access_settings(paths, tmp_path, confirmed):
     answers = {"engine_path": "/tmp/theirs", "engine_arguments": "--log-file /tmp/x"}
     answers |= {"engine_url": "http://192.0.2.7:8080", "rpc_workers": "192.0.2.7:50052"}
     theirs = Settings(**answers, theme="light", api_server=True, api_port=1234, api_origins="*")
     save_settings(paths.settings_file, theirs)
-    add_talk(paths)
+    add_conversation(paths)
     make_backup(paths, tmp_path / "b.zip")
     own = Settings(engine_path="/opt/own", engine_arguments="-fa on", theme="dark")
     save_settings(paths.settings_file, own)
@@ -195,20 +195,20 @@ def test_a_backup_does_not_decide_what_answers_nor_who_is_let_in(paths, tmp_path
     finish_restore(paths)
     after = load_settings(paths.settings_file)
     assert after.theme == "light"
-    wanted = theirs if confirmed else own
-    assert engine_settings_of(after) == engine_settings_of(wanted)
+    expected = theirs if confirmed else own
+    assert engine_settings_of(after) == engine_settings_of(expected)
     assert (after.api_server, after.api_port, after.api_origins) == (own.api_server, own.api_port, own.api_origins)
 
 
-def test_one_that_would_fill_the_disk_is_refused_before_it_does(kept, paths, tmp_path):
+def test_backup_larger_than_the_disk_is_refused(backup_file, paths, tmp_path):
     hostile = tmp_path / "hostile.zip"
-    with zipfile.ZipFile(kept[0]) as old, zipfile.ZipFile(hostile, "w") as new:
+    with zipfile.ZipFile(backup_file[0]) as old, zipfile.ZipFile(hostile, "w") as new:
         manifest = json.loads(old.read("manifest.json"))
         manifest["files"]["data/conversations.db"]["size"] = 10**15
         new.writestr("manifest.json", json.dumps(manifest))
-    with pytest.raises(KvchatError) as told:
+    with pytest.raises(KvchatError) as refusal:
         stage_restore(paths, hostile)
-    assert "it needs 1000000 GB of disk space" in told.value.detail
+    assert "it needs 1000000 GB of disk space" in refusal.value.detail
 
 
 LISTED = '{"format": "kvchat-backup", "version": 1, "made_at": "2026-11-22", "files": {"data/conversations.db": %s}%s}'
@@ -223,16 +223,16 @@ ENTRY = '{"size": 1, "blake3": ""}'
         (LISTED % ("7", ', "conversations": 1')).encode(),
     ],
 )
-def test_a_list_that_is_none_is_refused_in_words(paths, tmp_path, content):
+def test_invalid_manifest_is_refused(paths, tmp_path, content):
     with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("manifest.json", content)
-    with pytest.raises(KvchatError) as told:
+    with pytest.raises(KvchatError) as refusal:
         check_backup(tmp_path / "x.zip")
-    assert "it is not a kvchat backup" in told.value.detail
+    assert "it is not a kvchat backup" in refusal.value.detail
 
 
-def test_settings_on_another_file_system_come_back_too(kept, paths, monkeypatch):
-    """A rename cannot leave a file system: ~/.config may lie on another than ~/.local/share."""
+def test_settings_on_another_file_system_are_restored(backup_file, paths, monkeypatch):
+    """~/.config may be on another file system than ~/.local/share; a rename works only within one."""
     real = Path.replace
 
     def replace(self, target):
@@ -240,10 +240,10 @@ def test_settings_on_another_file_system_come_back_too(kept, paths, monkeypatch)
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self))
         return real(self, target)
 
-    stage_restore(paths, kept[0])
+    stage_restore(paths, backup_file[0])
     monkeypatch.setattr(Path, "replace", replace)
     monkeypatch.setattr(Path, "rename", replace)
     replaced = finish_restore(paths)
     assert load_settings(paths.settings_file).theme == "dark"
     assert (replaced / "config" / "settings.json").read_text("utf-8") == "{}"
-    assert contents(paths.data) == kept[1]
+    assert contents(paths.data) == backup_file[1]

@@ -1,4 +1,4 @@
-"""Markdown and HTML to read elsewhere."""
+"""Markdown and HTML exports."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvchat.transfer.exporting import ExportForm, export_file
 from tests.transfer.library import made_conversation, open_library
 
 
-def test_one_conversation_or_several_as_markdown(tmp_path):
+def test_markdown_of_one_or_several_conversations(tmp_path):
     database = open_library(tmp_path)
-    made = made_conversation(database)
+    conversation = made_conversation(database)
     leaf = database.rows("SELECT id FROM messages WHERE content LIKE 'A **plant**%'", ())[0]["id"]
-    database.set_leaf(made.id, leaf)
+    database.set_leaf(conversation.id, leaf)
     target = tmp_path / "trees.md"
-    assert export_file(database, [made.id], ExportForm.of(target), target) == 1
+    assert export_file(database, [conversation.id], ExportForm.of(target), target) == 1
     text = target.read_text("utf-8")
     assert text.startswith("# Trees 🌳 和 أشجار\n")
     assert "## You\n\nWhat is a tree?\n\n## Reply\n\n> *Thinking*\n>\n> Hm.\n> Trees.\n\nA **plant**." in text
@@ -45,32 +45,32 @@ class Tags(HTMLParser):
         self.seen.append((tag, dict(attrs)))
 
 
-def test_a_page_runs_and_loads_nothing(tmp_path):
+def test_page_has_no_scripts_or_remote_content(tmp_path):
     database = open_library(tmp_path)
-    made = made_conversation(database, "<script>alert(1)</script>")
+    conversation = made_conversation(database, "<script>alert(1)</script>")
     bad = "<script>x</script> <img src=x onerror=y> ![p](http://a.b/c.png) [l](javascript:alert(1)) [ok](https://a.b)"
     for role in (Role.USER, Role.ASSISTANT):
-        leaf = database.branch(made.id)[-1]
-        database.append(made.id, leaf.id, role, bad, MessageState.COMPLETE)
+        leaf = database.branch(conversation.id)[-1]
+        database.append(conversation.id, leaf.id, role, bad, MessageState.COMPLETE)
     target = tmp_path / "all.html"
-    export_file(database, [made.id], ExportForm.of(target), target)
+    export_file(database, [conversation.id], ExportForm.of(target), target)
     tags = Tags(target.read_text("utf-8")).seen
     assert not {"script", "img", "link", "iframe", "object"} & {tag for tag, _ in tags}
     assert not [name for _, attributes in tags for name in attributes if name.startswith("on") or name == "src"]
     assert {a["href"] for tag, a in tags if tag == "a"} == {"https://a.b"}
 
 
-def test_nothing_is_hidden_in_an_export_to_be_read_and_the_original_stays(tmp_path):
+def test_hidden_characters_are_shown_or_dropped_except_in_json(tmp_path):
     database = open_library(tmp_path)
     hidden = "\U000e0049\u00ad\u2063\u3164"
-    made = database.create_conversation(f"T{hidden}itle", None)
+    conversation = database.create_conversation(f"T{hidden}itle", None)
     text = f"Pro{hidden}se `co{hidden}de`\n\n```\nblo{hidden}ck\n```\n\n    inden{hidden}ted\n\nend{hidden}ing"
-    asked = database.append(made.id, None, Role.USER, f"Que{hidden}stion ❤️", MessageState.COMPLETE)
-    database.append(made.id, asked.id, Role.ASSISTANT, text, MessageState.COMPLETE)
-    database.rename(made.id, f"T{hidden}itle", by_user=True)
+    asked = database.append(conversation.id, None, Role.USER, f"Que{hidden}stion ❤️", MessageState.COMPLETE)
+    database.append(conversation.id, asked.id, Role.ASSISTANT, text, MessageState.COMPLETE)
+    database.rename(conversation.id, f"T{hidden}itle", by_user=True)
     for name in ("x.md", "x.html", "x.json"):
         target = tmp_path / name
-        export_file(database, [made.id], ExportForm.of(target), target)
+        export_file(database, [conversation.id], ExportForm.of(target), target)
         written = target.read_text("utf-8")
         if name == "x.json":
             assert written.count(hidden) == 7
@@ -82,16 +82,16 @@ def test_nothing_is_hidden_in_an_export_to_be_read_and_the_original_stays(tmp_pa
             assert f"{code}⟦TAG I⟧⟦SHY⟧⟦U+2063⟧⟦HANGUL FILLER⟧" in written
 
 
-def test_a_page_reads_markdown_as_the_window_does(tmp_path):
+def test_page_renders_markdown_as_the_window_does(tmp_path):
     database = open_library(tmp_path)
-    made = database.create_conversation("Rules", None)
+    conversation = database.create_conversation("Rules", None)
     deep = "> " * 60 + "at the bottom"
     leaf = None
     for words in ("- [x] done\n\n$a_1 * b_1 * c$ as noted[^1]\n\n[^1]: In a note\n\n[f](file:///etc/passwd)", deep):
-        asked = database.append(made.id, leaf, Role.USER, "?", MessageState.COMPLETE)
-        leaf = database.append(made.id, asked.id, Role.ASSISTANT, words, MessageState.COMPLETE).id
+        asked = database.append(conversation.id, leaf, Role.USER, "?", MessageState.COMPLETE)
+        leaf = database.append(conversation.id, asked.id, Role.ASSISTANT, words, MessageState.COMPLETE).id
     target = tmp_path / "all.html"
-    export_file(database, [made.id], ExportForm.of(target), target)
+    export_file(database, [conversation.id], ExportForm.of(target), target)
     page = target.read_text("utf-8")
     assert "☑ done" in page
     assert "<code>$a_1 * b_1 * c$</code> as noted<sup>1</sup>" in page

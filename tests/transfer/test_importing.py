@@ -1,4 +1,4 @@
-"""Other applications' exports, and files that are none."""
+"""Imports of other applications' exports, and of invalid files."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def claude() -> dict[str, Any]:
         return made | {"created_at": "2025-05-01T10:00:00.123456Z"} | more
 
     files = [{"file_name": "notes.txt", "extracted_content": "Oak, elm."}]
-    said = [message("1", "human", "Which trees?", attachments=files), message("2", "assistant", "Oak and elm.")]
+    messages = [message("1", "human", "Which trees?", attachments=files), message("2", "assistant", "Oak and elm.")]
     times = {"created_at": "2025-05-01T10:00:00Z", "updated_at": "2025-05-01T10:05:00+00:00"}
-    return {"uuid": "c-2", "name": "Bäume", "chat_messages": said} | times
+    return {"uuid": "c-2", "name": "Bäume", "chat_messages": messages} | times
 
 
 def open_webui() -> dict[str, Any]:
@@ -72,16 +72,16 @@ def open_webui() -> dict[str, Any]:
 
 
 def lm_studio() -> dict[str, Any]:
-    def said(role, words, **more):
-        return {"type": "singleStep", "role": role, "content": [{"type": "text", "text": words}]} | more
+    def version(role, text, **more):
+        return {"type": "singleStep", "role": role, "content": [{"type": "text", "text": text}]} | more
 
-    thinks = said("", "Hm.", type="contentBlock", style={"type": "thinking"})
-    steps = [thinks, said("", "An oak.", type="contentBlock"), {"type": "debugInfoBlock", "debugInfo": "x"}]
-    answers = [said("assistant", "An elm."), {"type": "multiStep", "role": "assistant", "steps": steps}]
+    thinks = version("", "Hm.", type="contentBlock", style={"type": "thinking"})
+    steps = [thinks, version("", "An oak.", type="contentBlock"), {"type": "debugInfoBlock", "debugInfo": "x"}]
+    answers = [version("assistant", "An elm."), {"type": "multiStep", "role": "assistant", "steps": steps}]
     messages = [
-        {"versions": [said("user", "Which tree?")], "currentlySelected": 0},
+        {"versions": [version("user", "Which tree?")], "currentlySelected": 0},
         {"versions": answers, "currentlySelected": 1},
-        {"versions": [said("user", "Why?")], "currentlySelected": 0},
+        {"versions": [version("user", "Why?")], "currentlySelected": 0},
     ]
     return {"name": "Oaks", "createdAt": 1700000000000, "systemPrompt": "Be brief.", "messages": messages}
 
@@ -92,7 +92,7 @@ def write(folder: Path, data: Any, name: str = "conversations.json") -> Path:
     return file
 
 
-def said(database, conversation) -> list[tuple[Role, str, str]]:
+def branch_texts(database, conversation) -> list[tuple[Role, str, str]]:
     return [(m.role, m.content, m.thinking) for m in database.branch(conversation.id)]
 
 
@@ -119,13 +119,13 @@ def test_exports_of_other_applications(tmp_path, entry, title, branch, messages)
     (conversation,) = database.conversations()
     assert (conversation.title, conversation.title_by_user) == (title, True)
     assert conversation.created_at.year in (2023, 2025)
-    assert said(database, conversation) == branch
+    assert branch_texts(database, conversation) == branch
     assert len(everything(database)[1]) == messages
     again = import_paths(database, [file])
     assert (again.imported, len(again.existing)) == ((), 1)
 
 
-def test_what_is_bad_is_named_and_the_rest_is_taken(tmp_path):
+def test_bad_entries_are_reported_and_the_rest_is_imported(tmp_path):
     database = open_library(tmp_path)
     circle = open_webui()
     circle["chat"]["history"]["messages"]["u"]["parentId"] = "a"
@@ -160,8 +160,8 @@ def test_what_is_bad_is_named_and_the_rest_is_taken(tmp_path):
     )
 
 
-def test_an_import_that_fails_takes_back_what_it_took_in(tmp_path):
-    """Here from a zip, a folder and a pipe, which is not waited for."""
+def test_failed_import_is_undone(tmp_path):
+    """From a zip, and a folder with a pipe, which is not waited for."""
     database = open_library(tmp_path)
     before = everything(database)
 
@@ -183,7 +183,7 @@ def test_an_import_that_fails_takes_back_what_it_took_in(tmp_path):
     assert (len(report.imported), report.problems) == (3, ("a.json: It is a pipe, not a file",))
 
 
-def test_a_list_is_read_piece_by_piece_wherever_the_pieces_end(tmp_path, monkeypatch):
+def test_list_is_read_in_chunks_of_any_size(tmp_path, monkeypatch):
     monkeypatch.setattr(untrusted_files, "_STEP", 7)
     database = open_library(tmp_path)
     entries = [chatgpt(), claude(), open_webui() | {"title": 'Ä 🌳 \\ " \n'}, 7, 1.5e-3]
@@ -201,7 +201,7 @@ def test_a_list_is_read_piece_by_piece_wherever_the_pieces_end(tmp_path, monkeyp
 
 @pytest.mark.parametrize("step", [3, 1_000_000])
 @pytest.mark.parametrize(
-    ("after", "words"),
+    ("after", "problem"),
     [
         ('\n {"a": tru}]', "line 2, column 8: invalid JSON (Expecting value); the 2 chats before it were imported"),
         (' {"a": 1}\n]\n]', "line 3, column 1: invalid JSON (Extra data); the 3 chats before it were imported"),
@@ -212,16 +212,16 @@ def test_a_list_is_read_piece_by_piece_wherever_the_pieces_end(tmp_path, monkeyp
         ("\n]", "line 2, column 1: invalid JSON (Expecting value); the 2 chats before it were imported"),
     ],
 )
-def test_what_stands_before_the_damage_is_taken_in(tmp_path, monkeypatch, step, after, words):
+def test_chats_before_the_damage_are_imported(tmp_path, monkeypatch, step, after, problem):
     monkeypatch.setattr(untrusted_files, "_STEP", step)
     (tmp_path / "x.json").write_text(f"[{json.dumps(chatgpt())}, {json.dumps(claude())},{after}", "utf-8")
     report = import_paths(open_library(tmp_path), [tmp_path / "x.json"])
     assert len(report.imported) == 2
-    assert report.problems[-1] == f"x.json: {words}"
+    assert report.problems[-1] == f"x.json: {problem}"
 
 
 @pytest.mark.parametrize(
-    ("bound", "least", "content", "words"),
+    ("limit", "value", "content", "problem"),
     [
         ("MAX_PIECE", 10_000, b'[{"title": "' + b"x" * 30_000 + b'"}]', "one chat in it is larger than 10 KB"),
         ("MAX_PIECE", 10_000, b'{"title": "' + b"x" * 30_000 + b'"}', "one chat in it is larger than 10 KB"),
@@ -233,9 +233,9 @@ def test_what_stands_before_the_damage_is_taken_in(tmp_path, monkeypatch, step, 
     ],
 )
 @pytest.mark.parametrize("zipped", [False, True])
-def test_what_would_take_too_much_is_refused(tmp_path, monkeypatch, bound, least, content, words, zipped):
+def test_limits(tmp_path, monkeypatch, limit, value, content, problem, zipped):
     monkeypatch.setattr(untrusted_files, "_STEP", 5000)
-    monkeypatch.setattr(untrusted_files, bound, least)
+    monkeypatch.setattr(untrusted_files, limit, value)
     file = tmp_path / "x.json"
     file.write_bytes(content)
     if zipped:
@@ -245,7 +245,7 @@ def test_what_would_take_too_much_is_refused(tmp_path, monkeypatch, bound, least
     report = import_paths(open_library(tmp_path), [file])
     assert report.imported == ()
     assert len(report.problems) == 1
-    assert words in report.problems[0]
+    assert problem in report.problems[0]
 
 
 def test_hostile_zips_are_refused(tmp_path, monkeypatch):
@@ -274,16 +274,16 @@ def test_hostile_zips_are_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_messages_that_hand_their_parent_on_take_no_square_of_time():
-    """100,000 of them in a row, and as many that answer the last one, would take hours."""
+def test_skipped_messages_take_linear_time():
+    """100,000 in a row, and as many that answer the last one, took hours."""
     tall = {f"n{i}": {"parent": f"n{i - 1}" if i else None, "message": None} for i in range(100_000)}
-    said = {"author": {"role": "user"}, "content": {"content_type": "text", "parts": ["x"]}}
-    wide = {f"m{i}": {"parent": "n99999", "message": said} for i in range(100_000)}
+    message = {"author": {"role": "user"}, "content": {"content_type": "text", "parts": ["x"]}}
+    wide = {f"m{i}": {"parent": "n99999", "message": message} for i in range(100_000)}
     row = parse_chatgpt(chatgpt() | {"mapping": tall | wide, "current_node": "m7"}, "x")
     assert {message["parent_id"] for message in row["messages"]} == {None}
 
 
-def test_reasoning_without_an_end_takes_no_square_of_time(tmp_path):
+def test_unclosed_reasoning_takes_linear_time(tmp_path):
     entry = open_webui()
     opening = '<details type="reasoning"> <summary>'
     entry["chat"]["history"]["messages"]["a"]["content"] = opening * 100_000
@@ -291,8 +291,8 @@ def test_reasoning_without_an_end_takes_no_square_of_time(tmp_path):
 
 
 @pytest.mark.parametrize("id", ["\x1b]0;gotcha\x07", "program/zed", "half \ud800"])
-def test_ids_that_kvchat_did_not_make_are_replaced(tmp_path, id):
-    """The id of a chat reaches the terminal, and the store's entries of a program are named `program/…`."""
+def test_foreign_ids_are_replaced(tmp_path, id):
+    """Terminals display the id of a chat, and the store names the entries of programs `program/…`."""
     theirs, file = open_library(tmp_path / "theirs"), tmp_path / "chats.json"
     made = made_conversation(theirs)
     export_file(theirs, [made.id], ExportForm.JSON, file)

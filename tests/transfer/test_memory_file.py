@@ -1,4 +1,4 @@
-"""A chat with its memory, out of one home and into another; and files that are not what they should be."""
+"""Export and import of a chat with its memory, and damaged or hostile files."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def exported(home: Home, chat: Conversation, target: Path, passphrase: str = "")
 
 @pytest.mark.parametrize("passphrase", EITHER)
 @pytest.mark.parametrize("model", [WINDOW, HYBRID])
-def test_it_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Model, passphrase: str) -> None:
+def test_memory_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Model, passphrase: str) -> None:
     here, there = make("here", model), make("there", model)
     chat = made_conversation(here.database)
     for length in (300, 700):
         here.bench.save(chat.id, TOKENS[:length])
     file = exported(here, chat, tmp_path / "chat.kvchat", passphrase)
-    assert file.stat().st_mode & 0o077 == 0, "it is the text"
+    assert file.stat().st_mode & 0o077 == 0, "it contains the chat"
     assert (is_memory_file(file), file.read_bytes().startswith(MAGIC)) == (True, bool(passphrase))
     report = there.import_file(file, passphrase)
     assert (report.imported, report.problems) == ((chat.id,), ())
@@ -103,11 +103,11 @@ def test_it_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Model, p
     for length in (300, 700):
         again = there.bench.restore((*TOKENS[:length], 9999), can_cut=False, conversation=chat.id)
         assert again == model.slot_file(TOKENS[:length])
-    assert isinstance(there.bench.find(TOKENS, conversation="another"), Miss), "it serves its chat alone"
+    assert isinstance(there.bench.find(TOKENS, conversation="another"), Miss), "only its chat may use it"
     assert [one.imported for one in there.bench.inventory.usage().conversations] == [True]
     assert there.bench.inventory.verify().is_clean
-    [brought] = report.memories
-    assert (brought.n_tokens, brought.conversation_id) == (700, chat.id)
+    [memory] = report.memories
+    assert (memory.n_tokens, memory.conversation_id) == (700, chat.id)
     refused = there.import_file(file, passphrase)
     assert (refused.imported, len(refused.existing), refused.memories) == ((), 1, ())
     assert "was not imported because the chat already exists" in refused.notes[0]
@@ -116,7 +116,7 @@ def test_it_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Model, p
     assert (freed > 0, there.bench.inventory.usage().save_points) == (True, 0)
 
 
-def test_it_is_an_ordinary_archive(here: tuple[Home, Conversation], tmp_path: Path) -> None:
+def test_file_is_a_plain_tar(here: tuple[Home, Conversation], tmp_path: Path) -> None:
     with tarfile.open(exported(*here, tmp_path / "chat.kvchat")) as archive:
         names = archive.getnames()
     assert names[:2] == ["chats.json", "memory.json"]
@@ -126,9 +126,7 @@ def test_it_is_an_ordinary_archive(here: tuple[Home, Conversation], tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_sealed_file_says_nothing_without_its_passphrase(
-    here: tuple[Home, Conversation], make: Made, tmp_path: Path
-) -> None:
+def test_encrypted_file_reveals_nothing(here: tuple[Home, Conversation], make: Made, tmp_path: Path) -> None:
     file, there = exported(*here, tmp_path / "chat.kvchat", SECRET), make("there")
     for part in (b"plant", b"chats.json", here[1].id.encode(), SECRET.encode(), b"tiny"):
         assert part not in file.read_bytes()
@@ -143,19 +141,19 @@ def flipped(content: bytes, at: int) -> bytes:
 
 
 @pytest.mark.parametrize("passphrase", EITHER)
-@pytest.mark.parametrize("harm", ["cut off", "a byte changed", "its end cut off"])
-def test_what_is_damaged_is_left_out_and_the_chat_taken_in(
-    here: tuple[Home, Conversation], make: Made, tmp_path: Path, harm: str, passphrase: str
+@pytest.mark.parametrize("damage", ["cut off", "a byte changed", "its end cut off"])
+def test_chat_is_imported_without_damaged_memory(
+    here: tuple[Home, Conversation], make: Made, tmp_path: Path, damage: str, passphrase: str
 ) -> None:
     file, there = exported(*here, tmp_path / "chat.kvchat", passphrase), make("there")
     content = file.read_bytes()
-    assert len(content) > 300_000, "the damage is to be behind the chat"
-    harmed = {
+    assert len(content) > 300_000, "the damage must be after the chat"
+    damaged = {
         "cut off": content[: len(content) // 2],
         "a byte changed": flipped(content, len(content) // 2),
         "its end cut off": content[:-1500],
     }
-    file.write_bytes(harmed[harm])
+    file.write_bytes(damaged[damage])
     report = there.import_file(file, passphrase)
     assert report.imported == (here[1].id,)
     assert report.memories == ()
@@ -189,7 +187,7 @@ def repacked(file: Path, change: Callable[[str, bytes], list[tuple[str, bytes]]]
     ],
     ids=["names up", "names elsewhere", "longer", "unasked", "twice", "no manifest", "deep", "no blocks"],
 )
-def test_what_is_made_to_do_harm_does_none(
+def test_hostile_files_do_no_harm(
     here: tuple[Home, Conversation], make: Made, tmp_path: Path, change: Callable[[str, bytes], list[tuple[str, bytes]]]
 ) -> None:
     file, there = exported(*here, tmp_path / "chat.kvchat"), make("there")
@@ -203,7 +201,7 @@ def test_what_is_made_to_do_harm_does_none(
     ]
 
 
-def test_no_room_or_an_end_half_way_or_a_header_that_claims_gigabytes_leaves_nothing(
+def test_interrupted_or_oversized_import_leaves_nothing(
     here: tuple[Home, Conversation], make: Made, tmp_path: Path
 ) -> None:
     file, there, full = exported(*here, tmp_path / "chat.kvchat"), make("there"), make("full")
@@ -227,7 +225,7 @@ def test_no_room_or_an_end_half_way_or_a_header_that_claims_gigabytes_leaves_not
 
 
 @pytest.mark.parametrize("passphrase", EITHER)
-def test_an_export_that_fails_leaves_nothing(here: tuple[Home, Conversation], tmp_path: Path, passphrase: str) -> None:
+def test_failed_export_leaves_nothing(here: tuple[Home, Conversation], tmp_path: Path, passphrase: str) -> None:
     def stop(done: int, total: int) -> None:
         if done > total // 2:
             raise Stopped
@@ -247,29 +245,29 @@ def test_an_export_that_fails_leaves_nothing(here: tuple[Home, Conversation], tm
 
 
 @pytest.mark.slow
-def test_other_threads_go_on_while_a_passphrase_is_worked_on(tmp_path: Path) -> None:
-    came, over = 0, threading.Event()
+def test_other_threads_run_while_a_key_is_derived(tmp_path: Path) -> None:
+    turns, done_event = 0, threading.Event()
 
-    def come_round() -> None:
-        nonlocal came
-        while not over.wait(0.001):
-            came += 1
+    def count_turns() -> None:
+        nonlocal turns
+        while not done_event.wait(0.001):
+            turns += 1
 
-    thread = threading.Thread(target=come_round)
+    thread = threading.Thread(target=count_turns)
     thread.start()
-    before = came
+    before = turns
     with (tmp_path / "sealed").open("wb") as out:
         encrypt([b"words"], out, SECRET)
-    after = came
-    over.set()
+    after = turns
+    done_event.set()
     thread.join()
     assert after - before > 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("passphrase", ["", SECRET])
-def test_it_takes_little_memory(make: Made, tmp_path: Path, passphrase: str) -> None:
-    """A file of 50 MB goes out and in through some megabytes."""
+def test_memory_use_is_small(make: Made, tmp_path: Path, passphrase: str) -> None:
+    """50 MB are exported and imported with less than 10 MB of memory."""
     model = Model(layers=4, row_size=4096)
     here, there = make("here", model), make("there", model)
     chat = made_conversation(here.database)
@@ -285,15 +283,15 @@ def test_it_takes_little_memory(make: Made, tmp_path: Path, passphrase: str) -> 
     assert most < 10_000_000
 
 
-def test_the_words(here: tuple[Home, Conversation], make: Made, tmp_path: Path) -> None:
+def test_import_descriptions(here: tuple[Home, Conversation], make: Made, tmp_path: Path) -> None:
     there = make("there")
-    [brought] = there.import_file(exported(*here, tmp_path / "chat.kvchat")).memories
-    assert "A test on this computer succeeded: 698 of 700 tokens" in describe_import(brought, MemoryTest(698, 700))
-    assert describe_import(brought, MemoryTest(is_pending=True)).endswith(
+    [memory] = there.import_file(exported(*here, tmp_path / "chat.kvchat")).memories
+    assert "A test on this computer succeeded: 698 of 700 tokens" in describe_import(memory, MemoryTest(698, 700))
+    assert describe_import(memory, MemoryTest(is_pending=True)).endswith(
         "kvchat tests it with the next message in this chat."
     )
-    said = describe_import(
-        brought, MemoryTest(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": (Reason(ReasonCode.MODEL),)}))
+    text = describe_import(
+        memory, MemoryTest(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": (Reason(ReasonCode.MODEL),)}))
     )
-    assert said.endswith("This computer must reprocess the chat: it was saved with a different model.")
+    assert text.endswith("This computer must reprocess the chat: it was saved with a different model.")
     assert isinstance(there.bench.find((*TOKENS, 9999), conversation=here[1].id), RestorePlan)

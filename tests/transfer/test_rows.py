@@ -1,4 +1,4 @@
-"""What kvchat exports as JSON it takes in again, equal to the last branch and receipt."""
+"""Export as JSON and import again: equal to the last branch and receipt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def exported(database, folder: Path) -> Path:
     return target
 
 
-def test_an_export_comes_back_equal(tmp_path):
+def test_export_and_import_are_equal(tmp_path):
     here, there = open_library(tmp_path / "here"), open_library(tmp_path / "there")
     made_conversation(here)
     made_conversation(here, "Another", by_user=False)
@@ -32,7 +32,7 @@ def test_an_export_comes_back_equal(tmp_path):
     assert everything(there) == everything(here)
 
 
-def test_a_chat_that_comes_in_takes_its_place_by_its_time(tmp_path):
+def test_imported_chats_are_sorted_by_time(tmp_path):
     here, there = open_library(tmp_path / "here"), open_library(tmp_path / "there")
     for library, titles in ((here, "ac"), (there, "bd")):
         for title in titles:
@@ -54,7 +54,7 @@ def test_a_chat_that_comes_in_takes_its_place_by_its_time(tmp_path):
     title=st.text(min_size=1),
 )
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_any_tree_comes_back_equal(tmp_path_factory, texts, title):
+def test_any_tree_survives_export_and_import(tmp_path_factory, texts, title):
     folder = tmp_path_factory.mktemp("library")
     here, there = open_library(folder / "here"), open_library(folder / "there")
     made = here.create_conversation(title.encode("utf-8", "replace").decode())
@@ -68,7 +68,7 @@ def test_any_tree_comes_back_equal(tmp_path_factory, texts, title):
     there.close()
 
 
-def one_row(tmp_path) -> dict:
+def exported_row(tmp_path) -> dict:
     here = open_library(tmp_path / "here")
     made_conversation(here)
     file = io.StringIO()
@@ -93,8 +93,8 @@ def one_row(tmp_path) -> dict:
         ("the same twice", {}),
     ],
 )
-def test_a_bad_conversation_is_refused_whole(tmp_path, place, bad):
-    row = one_row(tmp_path)
+def test_invalid_conversation_is_refused_whole(tmp_path, place, bad):
+    row = exported_row(tmp_path)
     first, second = row["messages"][:2]
     (row["messages"][place] if isinstance(place, int) else row).update(bad)
     if place == "circle":
@@ -107,7 +107,7 @@ def test_a_bad_conversation_is_refused_whole(tmp_path, place, bad):
     assert everything(there) == [[], []]
 
 
-def test_what_is_of_a_newer_kvchat_or_of_one_machine_is_left_out(tmp_path):
+def test_unknown_and_local_values_are_dropped(tmp_path):
     here, there = open_library(tmp_path / "here"), open_library(tmp_path / "there")
     made_conversation(here)
     (row,) = conversation_rows(here)
@@ -121,8 +121,8 @@ def test_what_is_of_a_newer_kvchat_or_of_one_machine_is_left_out(tmp_path):
     assert next(message for message in there.branch(row["id"]) if message.receipt).receipt == RECEIPT
 
 
-def test_messages_of_another_conversation_are_not_taken_over(tmp_path):
-    row = one_row(tmp_path)
+def test_messages_of_another_conversation_stay_there(tmp_path):
+    row = exported_row(tmp_path)
     here = open_library(tmp_path / "here")
     before = everything(here)
     with pytest.raises(BadConversation):

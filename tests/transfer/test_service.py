@@ -1,4 +1,4 @@
-"""Long work goes on beside the chats, and leaves all as it was when it is cancelled."""
+"""Transfers run beside the chats and change nothing if cancelled."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.service import TransferService
 from tests.transfer.library import everything, made_conversation, open_library
 
-WORK = ("export", "import", "back up", "lay ready")
+OPERATIONS = ("export", "import", "back up", "stage restore")
 
 
 @dataclass
 class Bench:
-    """A service, three chats, and as many in files to take in or lay ready."""
+    """A service, three chats, and three more in files to import or restore."""
 
     folder: Path
     database: Database
@@ -36,16 +36,16 @@ class Bench:
     service: TransferService
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
-    def work(self, which: str, progress: Progress) -> Awaitable[object]:
+    def work(self, operation: str, progress: Progress) -> Awaitable[object]:
         ids = [conversation.id for conversation in self.database.conversations()]
         return {
             "export": lambda: self.service.export(ids, self.folder / "out" / "chats.json", progress),
             "import": lambda: self.service.import_files([self.folder / "theirs.json"], progress),
             "back up": lambda: self.service.back_up(self.folder / "out" / "backup.zip", progress),
-            "lay ready": lambda: self.service.stage_restore(self.folder / "theirs.zip", progress),
-        }[which]()
+            "stage restore": lambda: self.service.stage_restore(self.folder / "theirs.zip", progress),
+        }[operation]()
 
-    def all_there_is(self) -> list[object]:
+    def snapshot(self) -> list[object]:
         files = sorted(path for path in self.folder.rglob("*") if "conversations.db" not in path.name)
         return [everything(self.database), [(path, path.is_file() and path.read_bytes()) for path in files]]
 
@@ -79,69 +79,69 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
-@pytest.mark.parametrize("which", WORK)
-async def test_the_database_does_what_else_it_is_asked_for_meanwhile(bench: Bench, which: str, cancelled: bool) -> None:
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_database_stays_available_during_transfers(bench: Bench, operation: str, cancelled: bool) -> None:
     """A cancelled transfer changes nothing."""
-    before, heard = bench.all_there_is(), []
+    before, reports = bench.snapshot(), []
 
     def progress(done: int, total: int) -> None:
-        heard.append(done)
+        reports.append(done)
         meanwhile = partial(bench.worker.run, bench.database.create_conversation, "Meanwhile")
         bench.meanwhile(partial(cancel, task) if cancelled else meanwhile)
 
-    task = asyncio.ensure_future(bench.work(which, progress))
+    task = asyncio.ensure_future(bench.work(operation, progress))
     if cancelled:
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert len(heard) == 1
-        assert bench.all_there_is() == before
+        assert len(reports) == 1
+        assert bench.snapshot() == before
     else:
         await task
         titles = [conversation.title for conversation in bench.database.conversations()]
-        assert titles.count("Meanwhile") == len(heard) > 1
+        assert titles.count("Meanwhile") == len(reports) > 1
 
 
-async def test_a_chat_that_went_on_while_its_import_was_cancelled_stays(bench: Bench) -> None:
+async def test_continued_chat_survives_a_cancelled_import(bench: Bench) -> None:
     before = {conversation.id for conversation in bench.database.conversations()}
-    went_on: list[str] = []
+    continued: list[str] = []
 
-    async def go_on() -> None:
-        went_on.append(next(c.id for c in bench.database.conversations() if c.id not in before))
+    async def continue_chat() -> None:
+        continued.append(next(c.id for c in bench.database.conversations() if c.id not in before))
         await bench.worker.run(
-            bench.database.append, went_on[0], None, Role.USER, "Do not lose this", MessageState.COMPLETE
+            bench.database.append, continued[0], None, Role.USER, "Do not lose this", MessageState.COMPLETE
         )
         await cancel(task)
 
     def progress(done: int, total: int) -> None:
         if done == 2:
-            bench.meanwhile(go_on)
+            bench.meanwhile(continue_chat)
 
     task = asyncio.ensure_future(bench.work("import", progress))
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert {conversation.id for conversation in bench.database.conversations()} - before == set(went_on)
+    assert {conversation.id for conversation in bench.database.conversations()} - before == set(continued)
 
 
 async def cancel(task: asyncio.Future[object]) -> None:
-    """Cancel, and give the task a turn to hear of it."""
+    """Cancel, and let the task run until it notices."""
     task.cancel()
     for _ in range(3):
         await asyncio.sleep(0)
 
 
-async def test_what_the_window_writes_never_takes_the_place_of_something_else(bench: Bench) -> None:
+async def test_targets_are_never_replaced_by_links_or_pipes(bench: Bench) -> None:
     out = bench.folder / "out"
-    for which, name in (("export", "chats.json"), ("back up", "backup.zip")):
+    for operation, name in (("export", "chats.json"), ("back up", "backup.zip")):
         link, behind = out / name, bench.folder / f"behind {name}"
         link.unlink(missing_ok=True)
         behind.touch()
         link.symlink_to(behind)
-        await bench.work(which, lambda done, total: None)
+        await bench.work(operation, lambda done, total: None)
         assert link.is_symlink()
         assert behind.stat().st_size > 0
         link.unlink()
         os.mkfifo(link)
-        with pytest.raises(KvchatError) as told:
-            await bench.work(which, lambda done, total: None)
-        assert "It is a pipe, not a file." in told.value.detail
+        with pytest.raises(KvchatError) as refusal:
+            await bench.work(operation, lambda done, total: None)
+        assert "It is a pipe, not a file." in refusal.value.detail
         assert link.is_fifo()

@@ -44,9 +44,9 @@ def current_timestamps(text: str, now: datetime) -> list[re.Match[str]]:
     today's.
     """
     days = [now + timedelta(days=shift) for shift in (-1, 0, 1)]
-    found: list[re.Match[str]] = []
+    current: list[re.Match[str]] = []
     for match in TIMESTAMP.finditer(text):
-        if len(found) >= _MAX_TIMESTAMPS:
+        if len(current) >= _MAX_TIMESTAMPS:
             break
         near = text[max(0, match.start() - _LABEL_CHARS) : match.start()]
         line, above = near[near.rfind("\n") + 1 :], near[-80:]
@@ -58,12 +58,12 @@ def current_timestamps(text: str, now: datetime) -> list[re.Match[str]]:
                 {day.year, day.day} <= numbers and (day.month in numbers or _MONTHS[day.month - 1] in stamp)
                 for day in days
             ):
-                found.append(match)
+                current.append(match)
         else:
             is_labeled = re.search(r"(current|local|now|it is).{0,24}$|^\W*time\W*$", line, re.IGNORECASE)
-            if is_labeled or (found and match.start() - len(line) <= found[-1].end()):
-                found.append(match)
-    return found
+            if is_labeled or (current and match.start() - len(line) <= current[-1].end()):
+                current.append(match)
+    return current
 
 
 def has_date(timestamp: str) -> bool:
