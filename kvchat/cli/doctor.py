@@ -296,7 +296,7 @@ def lines(report: DoctorReport) -> list[str]:
         rows.append(("context", context.full_explanation))
         if context.warning:
             rows.append(("", context.warning))
-        rows += [("takes", f"{bar.place}: {bar.summary}") for bar in context.bars]
+        rows += [("takes", f"{bar.device}: {bar.summary}") for bar in context.bars]
     if report.restoring is not None:
         rows += [("restoring", report.restoring.words), ("", f"engine: {report.restoring.build}")]
     elif model.usable:

@@ -95,7 +95,7 @@ def suggest(options: arguments.JsonOptions) -> int:
             f"{model.repository}:{model.quantisation}",
             _("about {size}", size=format_size(model.size)),
             _(judge_size(model.size, memory).verdict.value),
-            _(model.why),
+            _(model.reason),
         )
         for model in suggestions
     ]

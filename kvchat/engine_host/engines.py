@@ -126,15 +126,15 @@ class ManagedEngine:
         if (actual := read_allocations(self.connection.log.since_start)) is not None:
             measured = []
             for bar in choice.context.bars:
-                is_computer = bar.place == COMPUTER
-                sizes = actual.bytes_on(None if is_computer else bar.place)
+                is_computer = bar.device == COMPUTER
+                sizes = actual.bytes_on(None if is_computer else bar.device)
                 weights = sizes["weights"]
                 if is_computer and len(choice.context.bars) > 1:
                     # With a GPU it reports the whole mapped file, but the GPU's layers need not stay in memory.
                     weights = min(weights, bar.weights)
                 measured.append(replace(bar, weights=weights, kv=sizes["kv"], compute=sizes["compute"], measured=True))
             self.bars = tuple(measured)
-            context = choice.context.with_placement(actual.placement, choice.memory.beside)
+            context = choice.context.with_placement(actual.placement, choice.memory.device_names)
             self.choice = choice = replace(choice, context=context)
         self._learning = asyncio.create_task(self._learn(choice, ran_out), name="memory limits")
 

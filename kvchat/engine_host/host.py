@@ -130,7 +130,7 @@ class SwitchingHost(EngineLifecycle):
     @property
     def context_reason(self) -> str:
         context = self.choice.context if self.choice else None
-        return join_sentences(context.reason, context.beside) if context else ""
+        return join_sentences(context.reason, context.offload_note) if context else ""
 
     @property
     def context_warning(self) -> str:

@@ -278,7 +278,7 @@ class EngineSetup:
             free = shutil.disk_usage(self._engines).free
         except OSError as error:
             raise disk_failure(self._engines, error) from error
-        needed = build.size * (1 + MAX_UNPACK_RATIO) - build.order.done(self._downloads)
+        needed = build.size * (1 + MAX_UNPACK_RATIO) - build.order.bytes_done(self._downloads)
         if free < needed:
             sizes = {"needed": format_size(needed), "engines": self._engines, "free": format_size(free)}
             raise KvchatError(

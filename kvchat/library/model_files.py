@@ -184,14 +184,14 @@ def _ollama_models(folder: Path, on_unreadable: OnUnreadable = lambda *_: None) 
         on_unreadable(folder, error)
         return
     for path in paths:
-        place = path.relative_to(manifests).parts
-        if len(place) < 2 or not path.is_file():
+        parts = path.relative_to(manifests).parts
+        if len(parts) < 2 or not path.is_file():
             continue
         layers: dict[str, str] = {}
         with suppress(OSError, ValueError, KeyError, TypeError):
             layers = {str(layer["mediaType"]): str(layer["digest"]) for layer in read_json(path)["layers"]}
         if blob := blob_of(layers.get(MODEL, "")):
-            *where, model, tag = place
+            *where, model, tag = parts
             usual = zip(where, (_HOME_REGISTRY, _HOME_NAMESPACE), strict=False)
             name = "/".join([*(part for part, default in usual if part != default), f"{model}:{tag}"])
             _ollama_names[blob] = name
@@ -212,46 +212,47 @@ def _models_below(top: ModelFolder, on_unreadable: OnUnreadable, stop: Event) ->
         return
     seen: set[tuple[int, int]] = set()
     for folder, folders, files in os.walk(top.path, onerror=report_error, followlinks=True):
-        place = Path(folder)
-        identity = inode_of(place)
+        current = Path(folder)
+        identity = inode_of(current)
         if identity is None or identity in seen or stop.is_set():
             folders.clear()
             continue
         seen.add(identity)
-        current = ""  # the Hugging Face snapshot that `main` points to goes first
-        if place.name == "snapshots":
+        main_snapshot = ""  # the Hugging Face snapshot that `main` points to goes first
+        if current.name == "snapshots":
             with suppress(OSError, UnicodeDecodeError):
-                current = read_regular_file(place.parent / "refs" / "main", 1000).decode("ascii").strip()
-        is_deep = len(place.relative_to(top.path).parts) >= MAX_DEPTH
+                main_snapshot = read_regular_file(current.parent / "refs" / "main", 1000).decode("ascii").strip()
+        is_deep = len(current.relative_to(top.path).parts) >= MAX_DEPTH
         below = [name for name in folders if not name.startswith(".") and not is_deep]
-        folders[:] = sorted(below, key=lambda name: (name != current, name))
+        folders[:] = sorted(below, key=lambda name: (name != main_snapshot, name))
         names = sorted(name for name in files if name.lower().endswith(".gguf") and not name.startswith("."))
-        yield from _models_in_folder(place, names, top.source)
+        yield from _models_in_folder(current, names, top.source)
 
 
 def inode_of(path: Path) -> tuple[int, int] | None:
     """Return device and inode, which are the same for all links; None if the file is inaccessible."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return (found.st_dev, found.st_ino)
+    return (status.st_dev, status.st_ino)
 
 
-def _models_in_folder(place: Path, names: list[str], source: Source) -> Iterator[ModelFile]:
+def _models_in_folder(folder: Path, names: list[str], source: Source) -> Iterator[ModelFile]:
     projectors = [name for name in names if is_projector(name)]
-    whole: dict[str, list[Path]] = {}  # files by their first file's name
+    models: dict[str, list[Path]] = {}  # files by their first file's name
     for name in names:
         if name not in projectors:
             part = part_name(name)
-            whole.setdefault(part.all_names[0] if part else name, []).append(place / name)
-    for first, parts in whole.items():
-        projector = projector_for(first, list(whole), projectors)
-        path = parts[0] if part_name(parts[0].name) is None else place / first
-        yield ModelFile(path, tuple(parts), source, name_from_path(path), place / projector if projector else None)
-    if not whole:  # only projectors: list them as is
+            models.setdefault(part.all_names[0] if part else name, []).append(folder / name)
+    for first, parts in models.items():
+        projector = projector_for(first, list(models), projectors)
+        path = parts[0] if part_name(parts[0].name) is None else folder / first
+        yield ModelFile(path, tuple(parts), source, name_from_path(path), folder / projector if projector else None)
+    if not models:  # only projectors: list them as is
         for name in projectors:
-            yield ModelFile(place / name, (place / name,), source, name_from_path(place / name))
+            path = folder / name
+            yield ModelFile(path, (path,), source, name_from_path(path))
 
 
 def projector_for(model: str, models: list[str], projectors: list[str]) -> str | None:

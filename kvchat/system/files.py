@@ -47,10 +47,10 @@ def file_size(path: Path) -> int:
 def file_stamp(path: Path) -> tuple[int, int, int]:
     """Return the size, modification time in ns and inode of a file; zeros without one."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return (0, 0, 0)
-    return (found.st_size, found.st_mtime_ns, found.st_ino)
+    return (status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 class TooLarge(OSError):
@@ -98,12 +98,12 @@ def parse_json(text: str | bytes) -> Any:
 
 async def read_limited(pieces: AsyncIterable[bytes], limit: int) -> bytes:
     """Join the pieces of an untrusted response. Raises ValueError once they exceed `limit` bytes."""
-    whole = bytearray()
+    content = bytearray()
     async for piece in pieces:
-        whole += piece
-        if len(whole) > limit:
+        content += piece
+        if len(content) > limit:
             raise ValueError(f"it is larger than {format_size(limit)}")
-    return bytes(whole)
+    return bytes(content)
 
 
 def is_folder(path: Path) -> bool:
@@ -197,20 +197,20 @@ def atomic_write(target: Path, *, private: bool = False) -> Iterator[Path]:
         check_is_regular_file(target, mode)
         return stat.S_IMODE(mode)
 
-    old, place = run_with_timeout(lambda: (old_mode(), target.resolve()))
-    beside = run_with_timeout(lambda: temporary_path(place))
+    old, destination = run_with_timeout(lambda: (old_mode(), target.resolve()))
+    temporary = run_with_timeout(lambda: temporary_path(destination))
     try:
-        os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
-        yield beside
-        with beside.open("r+b") as written:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
+        yield temporary
+        with temporary.open("r+b") as written:
             os.fsync(written.fileno())
         if old is not None and not private:
             with contextlib.suppress(OSError):  # a file system without modes
-                beside.chmod(old)
-        beside.replace(place)
+                temporary.chmod(old)
+        temporary.replace(destination)
     except BaseException:
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
 
 

@@ -56,7 +56,7 @@ def test_everything_is_found(paths, engine, smollm2, settings):
     assert (report.model.quantisation, report.model.size) == ("Q4_1", smollm2.stat().st_size)
     assert report.model.kv_bytes_per_token == 23_040
     assert report.context.tokens == 8192
-    assert "free on the GPU" in report.context.share  # like the app, it counts the engine's devices
+    assert "free on the GPU" in report.context.memory_note  # like the app, it counts the engine's devices
     text = "\n".join(lines(report))
     for part in (str(engine), "NVIDIA H200, 148.9 GB free", "Q4_1, 98 MB", "8,192 tokens: the full", str(smollm2)):
         assert part in text

@@ -72,7 +72,7 @@ def test_suggestions_suit_the_gpu(free, tier):
     devices = (DeviceMemory("GPU", int(free * 10**9)),) if free else ()
     assert tier_for(MemoryFacts(16 * 10**9, devices=devices)) == tier
     for suggestion in SUGGESTIONS:
-        assert suggestion.why.endswith(".")
+        assert suggestion.reason.endswith(".")
         assert suggestion.size < (suggestion.memory_gb or 32) * 10**9
 
 

@@ -78,7 +78,7 @@ async def test_two_workers_share_a_model_and_its_save_points(tmp_path, fake_engi
         chat = (await runtime.chat.new_conversation(SYSTEM)).id
         await ask(runtime, chat, "Hello")
         *shares, _ = runtime.engine.memory_bars
-        assert [bar.place for bar in shares] == [f"RPC0[{worker.address}]" for worker in workers]
+        assert [bar.device for bar in shares] == [f"RPC0[{worker.address}]" for worker in workers]
         assert all(bar.measured and bar.weights and bar.kv for bar in shares)
         await runtime.chat.idle()
     async with running(tmp_path, fake_engine, **runner) as runtime:

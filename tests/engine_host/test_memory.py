@@ -82,7 +82,7 @@ async def test_what_the_engine_puts_on_the_gpu_is_told(runtime: Runtime, fake_en
         "4,096 tokens: the full context length of this model. 3 of 5 layers fit on the GPU."
     )
     gpu, _computer = runtime.engine.memory_bars
-    assert (gpu.place, gpu.measured, gpu.kv) == ("FAKE0", True, 4 * MIB)
+    assert (gpu.device, gpu.measured, gpu.kv) == ("FAKE0", True, 4 * MIB)
 
 
 async def test_a_model_leaves_a_gpu_that_runs_out_of_memory(runtime: Runtime, fake_engine: FakeEngine) -> None:

@@ -1,6 +1,6 @@
 """Chat template options that kvchat knows: how much a model thinks, and if it sees its thoughts again.
 
-Found by their names in the template. That agrees with Jinja2's undeclared variables in all but one of the 71
+They are recognized by name. That agrees with Jinja2's undeclared variables in all but one of the 71
 templates that come with llama.cpp b11434, and needs no parser for a language that is otherwise the engine's.
 """
 
@@ -26,7 +26,7 @@ class TemplateVariable:
 @dataclass(frozen=True)
 class TemplateOption:
     name: str
-    words: str
+    label: str
     choices: Choices
 
 
@@ -51,8 +51,8 @@ _KNOWN = (
     TemplateOption("drop_thinking", _REMEMBER, _NO_YES),  # DeepSeek V4
 )
 _EFFORT_ORDER = ("off", "none", "no_think", "disabled", "minimal", "low", "medium", "high", "xhigh", "max")  # ascending
-_WORDS = {"no_think": N_("None"), "xhigh": N_("Very high"), "max": N_("Maximum")} | {
-    value: words for option in _KNOWN for value, words in option.choices if isinstance(value, str)
+_LABELS = {"no_think": N_("None"), "xhigh": N_("Very high"), "max": N_("Maximum")} | {
+    value: label for option in _KNOWN for value, label in option.choices if isinstance(value, str)
 }
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 _CODE = re.compile(r"\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
@@ -68,28 +68,27 @@ def template_variables(template: str) -> tuple[TemplateVariable, ...]:
     return tuple(TemplateVariable(name, _values(name, code)) for name in names)
 
 
-def known_options(words: Iterable[TemplateVariable]) -> tuple[TemplateOption, ...]:
+def known_options(variables: Iterable[TemplateVariable]) -> tuple[TemplateOption, ...]:
     """Return the known options among these, the first of several with the same meaning.
 
     Values named by a template replace the default choices.
     """
-    named = {word.name: word.values for word in words}
-    found: dict[str, TemplateOption] = {}
+    values = {variable.name: variable.values for variable in variables}
+    options: dict[str, TemplateOption] = {}
     for option in _KNOWN:
-        if option.name not in named or option.words in found:
+        if option.name not in values or option.label in options:
             continue
-        values = named[option.name]
-        if values and not isinstance(option.choices[0][0], bool):
-            choices = tuple((value, _WORDS.get(value, value.replace("_", " ").capitalize())) for value in values)
-            option = replace(option, choices=choices)
-        found[option.words] = option
-    return tuple(found.values())
+        if values[option.name] and not isinstance(option.choices[0][0], bool):
+            labels = ((value, value.replace("_", " ").capitalize()) for value in values[option.name])
+            option = replace(option, choices=tuple((value, _LABELS.get(value, label)) for value, label in labels))
+        options[option.label] = option
+    return tuple(options.values())
 
 
 def _values(name: str, code: str) -> tuple[str, ...]:
     """Return the strings a template compares a variable with, in ascending order where that is known."""
-    found: set[str] = set()
-    for compared in re.finditer(_COMPARED.format(name=name, text=_TEXT.pattern), code, re.DOTALL):
-        found |= {single or double for single, double in _TEXT.findall(compared[0])}
-    rank = {value: place for place, value in enumerate(_EFFORT_ORDER)}
-    return tuple(sorted(found - {""}, key=lambda value: (rank.get(value, len(rank)), value)))
+    values: set[str] = set()
+    for comparison in re.finditer(_COMPARED.format(name=name, text=_TEXT.pattern), code, re.DOTALL):
+        values |= {single or double for single, double in _TEXT.findall(comparison[0])}
+    rank = {value: position for position, value in enumerate(_EFFORT_ORDER)}
+    return tuple(sorted(values - {""}, key=lambda value: (rank.get(value, len(rank)), value)))

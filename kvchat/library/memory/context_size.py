@@ -37,13 +37,13 @@ class _Fit:
 class ContextChoice:
     tokens: int
     reason: str  # a sentence
-    share: str  # a sentence: the memory the model takes
+    memory_note: str  # a sentence: the memory the model takes
     kv_bytes: int  # estimated size of the KV cache
     needed: int  # estimated memory for everything: weights, KV cache, buffers
     free: int  # compared with `needed`
     fits: bool
     bars: tuple[MemoryBar, ...]
-    beside: str = ""  # a sentence if part of the model runs off the GPU
+    offload_note: str = ""  # a sentence if part of the model runs off the GPU
     fit_target: int | None = None  # what `--fit` leaves free per GPU; None: no GPU is used
     without_gpu: bool = False  # use no GPU: its memory ran out
     warning: str = ""  # one sentence if the user's own choice is unwise
@@ -51,13 +51,13 @@ class ContextChoice:
 
     @property
     def full_explanation(self) -> str:
-        return join_sentences(self.reason, self.beside, self.share)
+        return join_sentences(self.reason, self.offload_note, self.memory_note)
 
     def with_placement(self, placement: Placement | None, where: str) -> ContextChoice:
         """Add what the engine placed on the GPUs. `where`: "the GPU"; None: not in the log."""
         if placement is None:
             return self
-        return replace(self, beside="" if placement.whole else _placement_sentence(placement, where))
+        return replace(self, offload_note="" if placement.whole else _placement_sentence(placement, where))
 
 
 def _describe_placement(placement: Placement, where: str) -> str:
@@ -219,12 +219,14 @@ class ContextChooser:
         return replace(self._choice(tokens, reason), warning=warning, by_user=True)
 
     def _reduced_choice(self, tokens: int, before: ContextChoice) -> ContextChoice:
-        more = _("more of the model on {beside}", beside=self._memory.beside)
+        more = _("more of the model on {beside}", beside=self._memory.device_names)
         if tokens < before.tokens:
             more = format_number(before.tokens)
-        less = f"; {_describe_placement(self._no_gpu_layers, self._memory.beside)}" if self._without_gpu else ""
+        less = f"; {_describe_placement(self._no_gpu_layers, self._memory.device_names)}" if self._without_gpu else ""
         ran_out = N_("{tokens} tokens: memory ran out with {more}{less}.")
-        return replace(self._choice(tokens, _(ran_out, tokens=format_number(tokens), more=more, less=less)), beside="")
+        return replace(
+            self._choice(tokens, _(ran_out, tokens=format_number(tokens), more=more, less=less)), offload_note=""
+        )
 
     def _largest(self, most: int, whole_on_gpu: bool = False) -> int:
         """Return the largest context that fits, at least the minimum and at most `most`."""
@@ -259,8 +261,8 @@ class ContextChooser:
         if not fit.is_on_gpu:
             return _("allowed by the system") if self._memory.limited else _("free")
         if fit.is_whole_on_gpu:
-            return _("free on {beside}", beside=self._memory.beside)
-        return _("free, including {beside}", beside=self._memory.beside)
+            return _("free on {beside}", beside=self._memory.device_names)
+        return _("free, including {beside}", beside=self._memory.device_names)
 
     def _offload_note(self, tokens: int) -> str:
         fit = self._fit(tokens)
@@ -268,7 +270,7 @@ class ContextChooser:
             return ""
         if fit.is_on_gpu:
             return partial_offload_note(self._memory)
-        return _placement_sentence(self._no_gpu_layers, self._memory.beside)
+        return _placement_sentence(self._no_gpu_layers, self._memory.device_names)
 
     def _describe_usable(self, tokens: int) -> str:
         free, place = self._fit(tokens).free, self._place(tokens)
@@ -293,20 +295,20 @@ class ContextChooser:
         return ContextChoice(
             tokens=tokens,
             reason=join_sentences(reason, shared),
-            share=share,
+            memory_note=share,
             kv_bytes=sum(bar.kv for bar in fit.bars),
             needed=fit.needed,
             free=fit.free,
             fits=fit.fits,
             bars=fit.bars,
-            beside=self._offload_note(tokens),
+            offload_note=self._offload_note(tokens),
             fit_target=min(targets, default=None),
             without_gpu=self._without_gpu,
         )
 
 
 def partial_offload_note(memory: MemoryFacts) -> str:
-    return _("Part of the model runs outside {beside}, which is slower.", beside=memory.beside)
+    return _("Part of the model runs outside {beside}, which is slower.", beside=memory.device_names)
 
 
 def round_down(tokens: int) -> int:

@@ -51,7 +51,7 @@ class MemoryFacts:
     limited: bool = False  # a container's or service's limit applies
     devices: tuple[DeviceMemory, ...] = ()
     total: int = 0  # total of the computer or container
-    staging_place: int = 0  # bytes for slot files in memory; 0: no place for them
+    staging_capacity: int = 0  # bytes for slot files in memory; 0: no place for them
 
     @property
     def device_free(self) -> int:
@@ -63,24 +63,23 @@ class MemoryFacts:
         return bool(self.devices) and self.devices[0].kind in ("MTL", "Metal")
 
     @property
-    def beside(self) -> str:
+    def device_names(self) -> str:
         elsewhere = [device.kind == "RPC" for device in self.devices]
-        words = {
+        names = {
             False: plural(elsewhere.count(False), "the GPU", "the GPUs"),
             True: plural(elsewhere.count(True), "the other computer", "the other computers"),
         }
-        return _(" and ").join(words[kind] for kind in dict.fromkeys(elsewhere))
+        return _(" and ").join(names[kind] for kind in dict.fromkeys(elsewhere))
 
     @property
     def device_kind(self) -> str:
         """Device type the model runs on: "CUDA", "Vulkan", …, or "CPU" without a GPU."""
         return self.devices[0].kind if self.devices else "CPU"
 
-    def with_staging(self, disposable: int, place: int) -> MemoryFacts:
-        """Return the facts once `disposable` bytes of in-memory slot files are gone; `place`: room for new ones."""
-        more = disposable if self.limited else 0
-        available, total = self.available + disposable, self.total + more
-        return replace(self, available=available, total=total, staging_place=place)
+    def with_staging(self, disposable: int, capacity: int) -> MemoryFacts:
+        """Return the facts once `disposable` bytes of in-memory slot files are gone; `capacity`: room for new ones."""
+        total = self.total + (disposable if self.limited else 0)
+        return replace(self, available=self.available + disposable, total=total, staging_capacity=capacity)
 
     def staging_beside(self, needed: int, margin: int) -> int:
         """Return how many bytes of slot files fit in memory beside a model's need and a margin.
@@ -88,7 +87,7 @@ class MemoryFacts:
         At most a quarter of the memory; at least a sixteenth, or 4 GB if less, stays free.
         """
         left = self.available - needed - max(margin, min(self.total // 16, _MAX_RESERVED_BYTES))
-        return max(0, min(self.total // 4, self.staging_place, left))
+        return max(0, min(self.total // 4, self.staging_capacity, left))
 
 
 def available_memory(devices: Sequence[DeviceMemory] = (), root: Path = Path("/")) -> MemoryFacts:
@@ -102,9 +101,8 @@ def available_memory(devices: Sequence[DeviceMemory] = (), root: Path = Path("/"
 def staging_room(held: int, root: Path = Path("/")) -> int:
     """Return how many bytes of slot files may be in memory now, where `held` already are.
 
-    Nothing is swapped out for a slot file; what does not fit goes through the disk. While a model is loaded, the
-    store also keeps to its plan (`MemoryFacts.staging_beside`): free memory does not include the pages of a
-    model's file.
+    While a model is loaded, the store also keeps to its plan (`MemoryFacts.staging_beside`): free memory does not
+    include the pages of a model's file.
     """
     memory = available_memory(root=root)
     return memory.with_staging(held, held + memory.available).staging_beside(0, 0)
@@ -126,13 +124,13 @@ def cgroup_room(root: Path = Path("/")) -> int | None:
         else:
             continue
         folder = mount / group.strip("/")
-        for place in (folder, *(parent for parent in folder.parents if parent == mount or mount in parent.parents)):
+        for level in (folder, *(parent for parent in folder.parents if parent == mount or mount in parent.parents)):
             with suppress(OSError, ValueError):  # the root has no files; "max" is no limit
-                room = int((place / limit).read_text("ascii"))
+                room = int((level / limit).read_text("ascii"))
                 if room < 1 << 60:  # v1 writes a huge number for "no limit"
-                    room -= int((place / usage).read_text("ascii"))
+                    room -= int((level / usage).read_text("ascii"))
                     with suppress(OSError, ValueError):  # page cache that the kernel would drop first
-                        lines = (place / "memory.stat").read_text("ascii").splitlines()
+                        lines = (level / "memory.stat").read_text("ascii").splitlines()
                         stat = dict(line.split(" ", 1) for line in lines)
                         room += int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
                     rooms.append(max(0, room))
@@ -160,7 +158,7 @@ def spendable(free: int) -> int:
 class MemoryBar:
     """One device's memory. Unless `measured`, the parts are pre-load estimates."""
 
-    place: str  # a GPU's name, or COMPUTER
+    device: str  # a GPU's name, or COMPUTER
     free: int  # before the load
     margin: int  # of that, never used by kvchat
     weights: int
@@ -201,8 +199,8 @@ def with_freed_memory(memory: MemoryFacts, bars: tuple[MemoryBar, ...]) -> Memor
 
     Weights in main memory are file pages, which already count as free.
     """
-    taken = {bar.place: bar.needed for bar in bars}
-    host = sum(bar.needed - bar.weights for bar in bars if bar.place == COMPUTER)
+    taken = {bar.device: bar.needed for bar in bars}
+    host = sum(bar.needed - bar.weights for bar in bars if bar.device == COMPUTER)
     devices = tuple(replace(device, free=device.free + taken.get(device.name, 0)) for device in memory.devices)
     return replace(memory, available=memory.available + host, devices=devices)
 
@@ -343,9 +341,9 @@ class Demand:
         return (*bars, self._computer_bar(memory, *beside))
 
     def _computer_bar(self, memory: MemoryFacts, weights: int, kv: int, compute: int, other: int) -> MemoryBar:
-        free, kept = memory.available, margin(memory.available)
-        staging = memory.staging_beside(weights + kv + compute + other, kept)
-        return MemoryBar(COMPUTER, free, kept, weights, kv, compute, other, staging=staging)
+        free, reserved = memory.available, margin(memory.available)
+        staging = memory.staging_beside(weights + kv + compute + other, reserved)
+        return MemoryBar(COMPUTER, free, reserved, weights, kv, compute, other, staging=staging)
 
     def _compute(self, tokens: int) -> int:
         """Estimate llama.cpp's compute buffer: a micro-batch inside a layer (measured on b11434, rounded up).

@@ -48,7 +48,7 @@ def judge(demand: Demand, memory: MemoryFacts, wanted: int | None = None) -> Jud
             Verdict.TIGHT,
             _("{tokens} tokens: set by you. {warning}", tokens=format_number(own.tokens), warning=own.warning),
         )
-    if choice.beside or choice.tokens < min(demand.facts.trained_context, COMFORTABLE):
+    if choice.offload_note or choice.tokens < min(demand.facts.trained_context, COMFORTABLE):
         return Judgement(Verdict.TIGHT, choice.full_explanation)
     return Judgement(Verdict.FITS, choice.full_explanation)
 
@@ -57,7 +57,7 @@ def judge_size(size: int, memory: MemoryFacts) -> Judgement:
     """Judge a model only by its file size in bytes; the reason says that it is a guess."""
     needed = round(size * (1 + OVERHEAD_SHARE)) + ENGINE_BYTES
     free = memory.device_free if memory.devices else memory.available
-    where = _("free on {beside}", beside=memory.beside) if memory.devices else _("free")
+    where = _("free on {beside}", beside=memory.device_names) if memory.devices else _("free")
     guess = _("Estimated from the file size; {free} is {where}.", free=format_size(free), where=where)
     if needed <= spendable(free):
         return Judgement(Verdict.FITS, guess)
@@ -123,8 +123,8 @@ def _smaller_kv(load: CurrentLoad) -> Proposal | None:
         gain = _("Adds {tokens} tokens of context without using more memory.", tokens=format_number(tokens))
     elif best.fits and not choice.fits:
         gain = _("A context of {tokens} tokens then fits.", tokens=format_number(best.tokens))
-    elif choice.beside and not best.beside:
-        gain = _("The whole model then fits on {beside}, which is faster.", beside=load.memory.beside)
+    elif choice.offload_note and not best.offload_note:
+        gain = _("The whole model then fits on {beside}, which is faster.", beside=load.memory.device_names)
     else:
         return None
     return Proposal(

@@ -93,7 +93,7 @@ class Order:
         """Return True if all files of the model are in place, by size. Raises HubError like `target`."""
         return all(file_size(self.target(models, part)) == part.size for part in self.file.parts)
 
-    def done(self, models: Path) -> int:
+    def bytes_done(self, models: Path) -> int:
         return sum(
             min(part.size, max(file_size(self.partial(models, part)), file_size(self.target(models, part))))
             for part in self.file.parts
@@ -248,7 +248,7 @@ def _check_room(order: Order, models: Path) -> None:
             ),
             _("Run `hf download {repository} {path}`. kvchat will find the model.", repository=repository, path=path),
         )
-    needed = order.file.size - order.done(models)
+    needed = order.file.size - order.bytes_done(models)
     free = shutil.disk_usage(order.target(models).parent).free
     if needed + RESERVED_DISK_BYTES > free:
         raise DownloadFailed(

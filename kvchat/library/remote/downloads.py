@@ -68,7 +68,7 @@ class Downloads:
 
     async def find_unfinished(self) -> None:
         def read() -> list[tuple[Order, int]]:
-            return [(order, order.done(self._models)) for order in unfinished_orders(self._models)]
+            return [(order, order.bytes_done(self._models)) for order in unfinished_orders(self._models)]
 
         for order, done in await asyncio.to_thread(read):
             path = order.target(self._models)

@@ -156,8 +156,8 @@ class Hub:
     @contextlib.asynccontextmanager
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
         """Return a streaming response of the file from byte `start` on. Raises HubError, AccessNeeded."""
-        place = f"/{repository}/resolve/{revision}/{quote(path)}"
-        async with self._open(place, repository, {"Range": f"bytes={start}-"} if start else {}) as response:
+        url_path = f"/{repository}/resolve/{revision}/{quote(path)}"
+        async with self._open(url_path, repository, {"Range": f"bytes={start}-"} if start else {}) as response:
             yield response
 
     async def _json(self, path: str, query: Mapping[str, Any], repository: str = "") -> Any:
@@ -286,13 +286,13 @@ def _parse_files(entries: Iterable[dict[str, Any]]) -> tuple[HubFile, ...]:
 
 ACCOUNT = "Hugging Face access token"
 FILE_NAME = "huggingface-token"
-EXTERNAL_PLACE = N_("HF_TOKEN or the Hugging Face command-line tool")
+EXTERNAL_LOCATION = N_("HF_TOKEN or the Hugging Face command-line tool")
 
 
 @dataclass(frozen=True)
 class AccessToken:
     value: str = field(repr=False)
-    place: str  # ends a sentence: "kept in …"; EXTERNAL_PLACE: it is not ours
+    location: str  # ends a sentence: "kept in …"; EXTERNAL_PLACE: it is not ours
 
 
 class TokenStore:
@@ -315,7 +315,7 @@ class TokenStore:
             if stored := self._store.load():
                 self._token = AccessToken(stored[0], stored[1].value)
             elif external := get_token():
-                self._token = AccessToken(external, EXTERNAL_PLACE)
+                self._token = AccessToken(external, EXTERNAL_LOCATION)
         return self._token
 
     def value(self) -> str | None:

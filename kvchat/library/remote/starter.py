@@ -253,7 +253,7 @@ class Suggestion:
     repository: str
     quantisation: str
     size: int
-    why: str  # one sentence
+    reason: str  # one sentence
 
 
 # Repositories that existed in 2025, unchecked since then: this was written without network access.

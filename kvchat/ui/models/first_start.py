@@ -134,7 +134,7 @@ class FirstStart(QWidget):
         free, whole = format_size(memory.available), format_size(memory.total)
         memory_free, cards = _("{free} of {whole} memory free", free=free, whole=whole), _("no supported GPU")
         if memory.devices:
-            cards = _("{free} free on {cards}", free=format_size(memory.device_free), cards=memory.beside)
+            cards = _("{free} free on {cards}", free=format_size(memory.device_free), cards=memory.device_names)
         usage = await runtime.save_points.usage()
         saving = _(
             "Chat memory takes up to {size} on disk and saves seconds to minutes of waiting each "

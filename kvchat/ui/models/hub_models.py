@@ -12,7 +12,14 @@ from PySide6.QtWidgets import QLineEdit, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.library.memory.demand import MemoryFacts
-from kvchat.library.remote.hub import EXTERNAL_PLACE, AccessNeeded, HubFile, HubModel, HubRepository, parse_repository
+from kvchat.library.remote.hub import (
+    EXTERNAL_LOCATION,
+    AccessNeeded,
+    HubFile,
+    HubModel,
+    HubRepository,
+    parse_repository,
+)
 from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_size
@@ -201,11 +208,11 @@ class TokenDialog(Panel):
 
     async def _load(self) -> None:
         token = await asyncio.to_thread(self._store.load)
-        self.forget.setVisible(token is not None and token.place != EXTERNAL_PLACE)
-        text, place = _("No access token is saved."), _(token.place) if token is not None else ""
+        self.forget.setVisible(token is not None and token.location != EXTERNAL_LOCATION)
+        text, place = _("No access token is saved."), _(token.location) if token is not None else ""
         if place:
             text = _("An access token is saved in {place}.", place=place)
-        if token is not None and token.place == EXTERNAL_PLACE:
+        if token is not None and token.location == EXTERNAL_LOCATION:
             text = _("An access token was found in {place}. It is used unless you enter another one.", place=place)
         self.place.setText(text)
         fit_height(self, _LETTERS)

@@ -167,7 +167,7 @@ def sort_key(judged: JudgedModel) -> tuple[bool, str, int]:
 
 def suggestion_row(suggestion: Suggestion, memory: MemoryFacts) -> Row:
     judgement = judge_size(suggestion.size, memory)
-    why, kind = _(suggestion.why), suggestion.quantisation
+    why, kind = _(suggestion.reason), suggestion.quantisation
     words = _("{why} {quantisation}, about {size}.", why=why, quantisation=kind, size=format_size(suggestion.size))
     return Row(suggestion, suggestion.repository, words, *_chip(judgement), judgement.reason)
 

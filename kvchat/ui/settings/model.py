@@ -107,7 +107,7 @@ class MemoryEntry(Entry):
 class MemoryPicture(QWidget):
     def __init__(self, look: Look, bar: MemoryBar) -> None:
         super().__init__()
-        name = _("System memory") if bar.place == COMPUTER else bar.place
+        name = _("System memory") if bar.device == COMPUTER else bar.device
         free = _("{free} free before loading", free=format_size(bar.free))
         caption = label(join_parts((name, free)), "small", wraps=True)  # two labels were cut off on small screens
         legend = styled(QLabel(" &nbsp; ".join(_legend(look, bar)), wordWrap=True), "small")

@@ -86,13 +86,13 @@ class OptionsForm(QWidget):
         clear(self._template_grid)
         self._template = {}
         for row, option in enumerate(options):
-            box = ChoiceBox(self._look, _(option.words))
+            box = ChoiceBox(self._look, _(option.label))
             box.addItem(_("Model default"), None)
             for value, words in option.choices:
                 box.addItem(_(words), value)
             box.setEnabled(not begun)
             self._template[option.name] = box
-            self._template_grid.addWidget(label(_(option.words), wraps=True), row, 0)
+            self._template_grid.addWidget(label(_(option.label), wraps=True), row, 0)
             self._template_grid.addWidget(box, row, 1)
         self._template_holder.setVisible(bool(options))
         self._fixed.setVisible(begun and bool(options))

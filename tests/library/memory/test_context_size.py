@@ -60,7 +60,7 @@ def test_largest_context_that_fits(large: GgufFacts) -> None:
     assert choice.reason.startswith(f"{choice.tokens:,} tokens: the most that fits in memory; ")
     assert "supports 131,072" in choice.reason
     assert choose(large, MemoryFacts(10 * GB), "q8_0").tokens > 1.7 * choice.tokens
-    assert "allowed by the system" in choose(large, MemoryFacts(10 * GB, limited=True)).share
+    assert "allowed by the system" in choose(large, MemoryFacts(10 * GB, limited=True)).memory_note
     sizes = [choose(large, MemoryFacts(n * GB // 4)).tokens for n in range(0, 120)]
     assert sizes == sorted(sizes), "more memory never means less context"
     assert (sizes[0], sizes[-1]) == (MIN_CONTEXT, 131_072)
@@ -90,13 +90,13 @@ def test_users_choice_is_honored_with_a_warning(large: GgufFacts, tokens: int, f
 def test_gpu_with_room_decides_alone_and_a_tiny_one_is_not_used(large: GgufFacts, tmp_path: Path) -> None:
     choice = choose(large, with_gpus(64, 12))
     assert SUFFICIENT_GPU_CONTEXT <= choice.tokens < 131_072
-    assert "12 GB free on the GPU" in choice.share
+    assert "12 GB free on the GPU" in choice.memory_note
     together = choose(large, with_gpus(4, 4))
     assert together.fits
     assert MIN_CONTEXT < together.tokens < SUFFICIENT_GPU_CONTEXT
-    assert together.beside
+    assert together.offload_note
     unused = choose(large, with_gpus(64, 0.25))
-    assert unused.beside == "No part of the model fits on the GPU."
+    assert unused.offload_note == "No part of the model fits on the GPU."
     assert (unused.bars[0].needed, unused.bars[1].kv) == (0, unused.kv_bytes)
     mixture = choose(llama_8b(tmp_path, experts=0.9), with_gpus(64, 6))
     assert [bar.kv for bar in mixture.bars] == [mixture.kv_bytes, 0], "experts leave the GPU first"
@@ -105,7 +105,7 @@ def test_gpu_with_room_decides_alone_and_a_tiny_one_is_not_used(large: GgufFacts
 def test_small_gpu_gets_part_of_the_model(large: GgufFacts) -> None:
     choice = choose(large, with_gpus(64, 6))
     assert (choice.tokens, choice.fits) == (SUFFICIENT_GPU_CONTEXT, True)
-    assert choice.beside == "Part of the model runs outside the GPU, which is slower."
+    assert choice.offload_note == "Part of the model runs outside the GPU, which is slower."
     assert choice.fit_target == margin(6 * GB) // 2
     gpu, memory = choice.bars
     assert gpu.unused == pytest.approx(0, abs=10), "the engine's own distribution is not known yet"
@@ -125,7 +125,7 @@ def test_small_gpu_gets_part_of_the_model(large: GgufFacts) -> None:
 )
 def test_placement_by_the_engine_is_described(large: GgufFacts, placement: Placement, expected: str) -> None:
     choice = choose(large, with_gpus(64, 6))
-    assert choice.with_placement(placement, "the GPU").beside == expected
+    assert choice.with_placement(placement, "the GPU").offload_note == expected
     assert choice.with_placement(None, "the GPU") == choice
 
 
@@ -147,7 +147,7 @@ def test_bars_add_up(large: GgufFacts) -> None:
 
 
 def test_staging_uses_only_what_the_model_leaves(large: GgufFacts) -> None:
-    full = MemoryFacts(7 * GB, total=32 * GB).with_staging(disposable=5 * GB, place=16 * GB)
+    full = MemoryFacts(7 * GB, total=32 * GB).with_staging(disposable=5 * GB, capacity=16 * GB)
     choice, roomy = choose(large, full), choose(large, MemoryFacts(12 * GB))
     assert (choice.tokens, choice.fits) == (roomy.tokens, True)
     assert choice.tokens > choose(large, MemoryFacts(7 * GB)).tokens
@@ -181,7 +181,7 @@ def test_smaller_choices_halve_the_context(large: GgufFacts) -> None:
 def test_smaller_choices_leave_the_gpu_before_the_context_gets_short(large: GgufFacts) -> None:
     chooser = ContextChooser(Demand(large), with_gpus(64, 12))
     choice = chooser.choose()
-    assert not choice.beside
+    assert not choice.offload_note
     steps = chooser.smaller(choice)
     first = next(index for index, step in enumerate(steps) if step.without_gpu)
     assert steps[first - 1].tokens == SUFFICIENT_GPU_CONTEXT
@@ -206,6 +206,6 @@ def test_larger_context_is_offered_if_it_fits(large: GgufFacts) -> None:
     on_gpu, beside = larger(with_gpus(32, 10)), larger(with_gpus(32, 7.9))
     assert on_gpu is not None
     assert beside is not None
-    assert not on_gpu.beside, "it leaves the GPU only if nothing larger fits there"
-    assert beside.beside
-    assert beside.reason.endswith(beside.beside)
+    assert not on_gpu.offload_note, "it leaves the GPU only if nothing larger fits there"
+    assert beside.offload_note
+    assert beside.reason.endswith(beside.offload_note)

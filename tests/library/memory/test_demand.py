@@ -69,7 +69,7 @@ def test_cgroup_limits(tmp_path: Path, cgroup: str, folder: str, files: tuple[st
 
 def test_names_of_devices() -> None:
     def beside(*names: str) -> str:
-        return MemoryFacts(1, devices=tuple(DeviceMemory(name, 1) for name in names)).beside
+        return MemoryFacts(1, devices=tuple(DeviceMemory(name, 1) for name in names)).device_names
 
     assert beside("CUDA0") == "the GPU"
     assert beside("CUDA0", "CUDA1") == "the GPUs"

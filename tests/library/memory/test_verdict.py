@@ -89,7 +89,7 @@ def test_smaller_kv_type_makes_it_fit(large: GgufFacts) -> None:
     assert (proposal.tokens, proposal.gain) == (0, "A context of 40,960 tokens then fits.")
     current = load(large, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 8 * GB),)), wanted=32_768)
     assert current.choice.fits
-    assert current.choice.beside
+    assert current.choice.offload_note
     (proposal,) = proposals(current)
     assert proposal.gain == "The whole model then fits on the GPU, which is faster."
 

@@ -98,7 +98,7 @@ async def test_cancelled_download_resumes(hub: Hub, served: FakeHub, tmp_path: P
     await fetch_half(hub, served, tmp_path)
     (left,) = unfinished_orders(tmp_path)
     assert left == order()
-    done = left.done(tmp_path)
+    done = left.bytes_done(tmp_path)
     assert 0 < done < len(CONTENT)
     progress: list[tuple[int, bool]] = []
     path = await fetch_model(left, tmp_path, hub, lambda done, checking: progress.append((done, checking)))
@@ -126,7 +126,7 @@ def test_killed_download_resumes(hub: Hub, served: FakeHub, tmp_path: Path) -> N
         assert served.held.wait(240)
         (left,) = unfinished_orders(tmp_path)
         for _ in range(3000):
-            if left.done(tmp_path) >= 1_000_000:
+            if left.bytes_done(tmp_path) >= 1_000_000:
                 break
             time.sleep(0.01)
     finally:
@@ -134,7 +134,7 @@ def test_killed_download_resumes(hub: Hub, served: FakeHub, tmp_path: Path) -> N
         process.wait()
     served.hold_at = None
     served.go_on.set()
-    done = left.done(tmp_path)
+    done = left.bytes_done(tmp_path)
     assert 1_000_000 <= done < len(CONTENT)
     assert asyncio.run(fetch(hub, tmp_path, left)).read_bytes() == CONTENT
     assert served.downloads[-1].headers["range"] == f"bytes={done}-"
@@ -145,7 +145,7 @@ async def test_cut_connections_are_retried(hub: Hub, served: FakeHub, tmp_path: 
     served.cut_after = [700_000, 0, 0]
     with pytest.raises(Unreachable):
         await fetch(hub, tmp_path)
-    assert order().done(tmp_path) == 700_000
+    assert order().bytes_done(tmp_path) == 700_000
     discard(order(), tmp_path)
     assert not any(tmp_path.iterdir())  # noqa: ASYNC240
     served.requests.clear()
@@ -176,7 +176,7 @@ async def test_damage_on_disk_is_detected(hub: Hub, served: FakeHub, tmp_path: P
     partial.write_bytes(content)
     with pytest.raises(DownloadFailed, match="is damaged"):
         await fetch(hub, tmp_path)
-    assert order().done(tmp_path) == 0
+    assert order().bytes_done(tmp_path) == 0
     partial.write_bytes(CONTENT + b"more")
     assert (await fetch(hub, tmp_path)).read_bytes() == CONTENT, "a file that is too long starts over"
 
@@ -261,7 +261,7 @@ async def test_kill_during_the_final_moves(hub: Hub, served: FakeHub, tmp_path: 
     split.target(tmp_path, first).write_bytes(CONTENT)
     split.partial(tmp_path, second).write_bytes(CONTENT)
     (left,) = unfinished_orders(tmp_path)
-    assert left.done(tmp_path) == left.file.size
+    assert left.bytes_done(tmp_path) == left.file.size
     await fetch(hub, tmp_path, left)
     assert files_in(tmp_path) == [f"{REPOSITORY}/{name}" for name in names]
     assert served.requests == [], "everything was there"

@@ -16,7 +16,7 @@ from keyring.backends import fail, null
 
 from kvchat.errors import KvchatError
 from kvchat.library.remote.hub import (
-    EXTERNAL_PLACE,
+    EXTERNAL_LOCATION,
     FILE_NAME,
     MAX_RESPONSE_BYTES,
     AccessNeeded,
@@ -229,7 +229,7 @@ def test_private_file_without_a_keyring(
 def test_token_of_hugging_face_tools_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keyring.set_keyring(fail.Keyring())
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert TokenStore(tmp_path).load() == AccessToken(TOKEN, EXTERNAL_PLACE)
+    assert TokenStore(tmp_path).load() == AccessToken(TOKEN, EXTERNAL_LOCATION)
 
 
 @pytest.mark.usefixtures("no_token")
