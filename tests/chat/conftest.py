@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from kvchat.chat.record.database import Database
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from tests.chat.stage import Stage
@@ -22,6 +24,12 @@ def use_finding(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
 def restoring_is_known_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the self-test of the first start; tests/chat/turn/test_self_test.py covers it."""
     use_finding(monkeypatch, Strategy.PLAIN)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with closing(Database(tmp_path / "data" / "conversations.db")) as database:
+        yield database
 
 
 @pytest.fixture

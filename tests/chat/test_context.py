@@ -19,7 +19,7 @@ RIVER = document_from_text("river “notes”.md", "The river is called Rhône.\
 LONG = document_from_text("long.txt", "word " * 2000)
 
 
-async def test_a_document_is_read_before_its_question_and_again_after_an_edit(stage: Stage) -> None:
+async def test_document_precedes_its_question_also_after_an_edit(stage: Stage) -> None:
     chat, service = await stage.chat(), stage.service
     await stage.finish(service.send(chat, "What is it called?", Sampling(), attachments=(RIVER,)))
     question = (await stage.messages(chat))[0]
@@ -37,7 +37,7 @@ async def test_a_document_is_read_before_its_question_and_again_after_an_edit(st
     assert (await stage.messages(chat))[0].attachments == (RIVER,)
 
 
-async def test_a_document_that_cannot_fit_is_refused_and_comes_back(stage: Stage) -> None:
+async def test_document_that_cannot_fit_is_returned(stage: Stage) -> None:
     chat, service = await stage.chat(), stage.service
     await stage.answered(chat)
     assert await service.send(chat, "Sum it up.", attachments=(LONG,)) is None
@@ -49,7 +49,7 @@ async def test_a_document_that_cannot_fit_is_refused_and_comes_back(stage: Stage
     assert (await service.context.count_tokens(RIVER)) == (len(RIVER.text.encode()), True)
 
 
-async def test_a_message_has_as_many_tokens_in_the_meter_the_forecast_and_the_receipt(stage: Stage) -> None:
+async def test_usage_forecast_and_receipt_count_the_same_tokens(stage: Stage) -> None:
     chat, service = await stage.chat(), stage.service
     await stage.answered(chat)
     for here, text, files in ((chat, "And then?", ()), (chat, "Sum it up.", (RIVER,)), (None, "Hello? " * 90, ())):
@@ -64,7 +64,7 @@ async def test_a_message_has_as_many_tokens_in_the_meter_the_forecast_and_the_re
             assert use.pending == reply.receipt.prompt_tokens
 
 
-async def test_counting_ends_as_soon_as_it_cannot_fit(stage: Stage) -> None:
+async def test_counting_stops_when_text_cannot_fit(stage: Stage) -> None:
     chat, service = await stage.chat(), stage.service
     await stage.answered(chat)
     huge = document_from_text("huge.txt", "some words in lines\n" * 200_000)
@@ -85,7 +85,7 @@ async def test_counting_ends_as_soon_as_it_cannot_fit(stage: Stage) -> None:
     assert max((len(str(one)) for one in stage.requests("/apply-template")), default=0) < COUNT_CHUNK_CHARS
 
 
-async def test_words_that_cannot_fit_are_refused_without_counting_them(stage: Stage) -> None:
+async def test_message_that_cannot_fit_is_refused_without_counting(stage: Stage) -> None:
     chat = await stage.chat()
     assert await stage.service.send(chat, "some words in lines\n" * 200_000) is None
     assert isinstance(stage.of(TurnFailed)[-1].error, PromptTooLong)
@@ -93,7 +93,7 @@ async def test_words_that_cannot_fit_are_refused_without_counting_them(stage: St
     assert max((len(str(one)) for one in stage.requests("/apply-template")), default=0) < COUNT_CHUNK_CHARS
 
 
-async def test_as_much_of_a_document_is_attached_as_there_is_room_for(stage: Stage) -> None:
+async def test_document_is_truncated_to_fit(stage: Stage) -> None:
     chat, service = await stage.chat(), stage.service
     await stage.answered(chat)
     whole, part = await service.context.truncate_longest(chat, "Sum it up.", (RIVER, LONG))
@@ -107,7 +107,7 @@ async def test_as_much_of_a_document_is_attached_as_there_is_room_for(stage: Sta
         await service.context.truncate_longest(chat, "word " * 2000, (LONG,))
 
 
-async def test_a_chat_that_is_only_a_document_is_named_after_it(stage: Stage) -> None:
+async def test_chat_with_only_a_document_is_named_after_it(stage: Stage) -> None:
     chat, service = await stage.chat(), stage.service
     assert await service.send(chat, "", attachments=(RIVER,))
     await stage.idle()
@@ -115,7 +115,7 @@ async def test_a_chat_that_is_only_a_document_is_named_after_it(stage: Stage) ->
     assert found.title == "river “notes”.md"
 
 
-async def test_the_first_turn_stays_where_it_brings_documents(stage: Stage) -> None:
+async def test_first_turn_with_documents_is_kept(stage: Stage) -> None:
     chat, service = await stage.chat(), stage.service
     await service.send(chat, "What is it called?", attachments=(RIVER,))
     for number in range(3):

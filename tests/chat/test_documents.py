@@ -40,14 +40,14 @@ def pdf(path: Path, *pages: str, password: str = "") -> Path:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "gb18030", "big5"])
-def test_text_of_any_encoding(tmp_path: Path, encoding: str) -> None:
+def test_text_encodings(tmp_path: Path, encoding: str) -> None:
     file = tmp_path / "people.csv"
     file.write_bytes((CHINESE * 4).replace("\n", "\r\n").encode(encoding))
     read = read_attachment(file)
     assert (read.text, read.name, read.size) == (CHINESE * 4, "people.csv", file.stat().st_size)
 
 
-def test_the_text_of_a_pdf(tmp_path: Path) -> None:
+def test_pdf_text(tmp_path: Path) -> None:
     read = read_attachment(pdf(tmp_path / "two.pdf", "The heron stands.", "The river runs."))
     assert read.text == "The heron stands.\n\nThe river runs."
 
@@ -62,7 +62,7 @@ def test_the_text_of_a_pdf(tmp_path: Path) -> None:
         ("broken.pdf", b"%PDF-1.7\nnothing here", "damaged"),
     ],
 )
-def test_what_is_not_text_is_refused(tmp_path: Path, name: str, data: bytes, words: str) -> None:
+def test_file_without_text_is_refused(tmp_path: Path, name: str, data: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(AttachmentError) as refusal:
         read_attachment(tmp_path / name)
@@ -70,20 +70,20 @@ def test_what_is_not_text_is_refused(tmp_path: Path, name: str, data: bytes, wor
     assert name in refusal.value.title
 
 
-def test_a_pdf_of_pictures_and_a_locked_one_are_refused(tmp_path: Path) -> None:
+def test_scanned_and_locked_pdf_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AttachmentError, match="images without text"):
         read_attachment(pdf(tmp_path / "scan.pdf", "", ""))
     with pytest.raises(AttachmentError, match="password"):
         read_attachment(pdf(tmp_path / "locked.pdf", "Secret.", password="heron"))
 
 
-def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+def test_folder_and_missing_file_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "gone.txt"):
         with pytest.raises(AttachmentError):
             read_attachment(path)
 
 
-def test_a_damaged_pdf_prints_nothing(tmp_path: Path) -> None:
+def test_damaged_pdf_prints_nothing(tmp_path: Path) -> None:
     writer, file = PdfWriter(), tmp_path / "broken.pdf"
     writer.add_blank_page(100, 100)
     writer.write(file)

@@ -18,7 +18,7 @@ def broken(event: Event) -> None:
     raise Breaks
 
 
-async def test_a_broken_listener_is_reported_and_the_others_still_hear() -> None:
+async def test_failing_listener_is_reported_and_others_are_called() -> None:
     bus, heard, reports = EventBus(), list[Event](), list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
     bus.subscribe(broken)
@@ -32,7 +32,7 @@ async def test_a_broken_listener_is_reported_and_the_others_still_hear() -> None
     assert heard == [NEWS]
 
 
-def test_without_a_loop_it_is_raised() -> None:
+def test_exception_is_raised_without_a_loop() -> None:
     bus = EventBus()
     bus.subscribe(broken)
     with pytest.raises(Breaks):

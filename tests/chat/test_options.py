@@ -1,11 +1,7 @@
-"""How each conversation is answered: sampling, template options, output format, system prompt, presets, its model.
-
-Sending where there is another model has the engine change to it, and it is warm when it comes back.
-"""
+"""Options of a chat: sampling, template options, output format, system prompt, presets and model."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +25,6 @@ from kvchat.library.gguf.template_options import known_options, template_variabl
 from kvchat.session.events import WaitingForEngine
 from kvchat.session.proof import Source
 from kvchat.settings import load_settings
-from kvchat.system.paths import resolve_paths
 from tests.chat.stage import QUESTION, Stage
 
 CHOSEN = ChatOptions(
@@ -38,7 +33,7 @@ CHOSEN = ChatOptions(
 )
 
 
-def test_options_come_back_from_their_json() -> None:
+def test_options_round_trip() -> None:
     assert options_from_json(options_to_json(CHOSEN)) == CHOSEN
     assert options_to_json(ChatOptions()) == ""
 
@@ -47,7 +42,7 @@ def test_options_come_back_from_their_json() -> None:
     "text",
     ["[]", "nonsense", '{"sampling": 3}', '{"sampling": {"temperature": 99}}', '{"sampling": {"top_k": "x"}}', "1" * 9],
 )
-def test_options_that_make_no_sense_are_none(text: str) -> None:
+def test_invalid_stored_options_are_ignored(text: str) -> None:
     assert options_from_json(text) == ChatOptions()
 
 
@@ -67,7 +62,7 @@ def test_options_that_make_no_sense_are_none(text: str) -> None:
         (Sampling(json_schema="{}", grammar='root ::= "a"'), "cannot be used together"),
     ],
 )
-def test_out_of_bounds_is_refused(sampling: Sampling, words: str) -> None:
+def test_invalid_options_are_refused(sampling: Sampling, words: str) -> None:
     with pytest.raises(InvalidOptions) as refused:
         validate_options(ChatOptions(sampling))
     assert words in str(refused.value)
@@ -90,89 +85,83 @@ def test_out_of_bounds_is_refused(sampling: Sampling, words: str) -> None:
         ("{{ 'you may be thinking of it' }}{% set thinking = false %}{{ no_thinking }}", {}),
     ],
 )
-def test_what_a_template_asks_for(template: str, found: dict[str, list[bool | str]]) -> None:
+def test_template_variables(template: str, found: dict[str, list[bool | str]]) -> None:
     options = known_options(template_variables(template))
     assert {option.name: [value for value, _ in option.choices] for option in options} == found
     assert all(words for option in options for _, words in option.choices)
 
 
-async def test_the_engine_gets_the_conversation_s_own_wishes(stage: Stage) -> None:
+async def test_engine_gets_the_chats_options(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.service.options.change(chat, CHOSEN)
-    await stage.service.send(chat, QUESTION)
-    await stage.idle()
-    (asked,) = stage.requests("/v1/chat")
-    wished = {"temperature": 0.3, "top_k": 20, "min_p": 0.1, "stop": ["END"], "json_schema": {"type": "object"}}
-    assert asked.items() >= wished.items()
-    assert asked["repeat_penalty"] == 1.1  # what they leave open is the model's
-    kwargs = {"enable_thinking": False, "reasoning_effort": "low"}
-    bodies = [*stage.requests("/v1/chat"), *stage.requests("/apply-template")]
-    assert [body["chat_template_kwargs"] for body in bodies] == [kwargs] * len(bodies)
+    await stage.finish(stage.service.send(chat, QUESTION))
+    (body,) = stage.requests("/v1/chat")
+    sampling = {"temperature": 0.3, "top_k": 20, "min_p": 0.1, "stop": ["END"], "json_schema": {"type": "object"}}
+    assert body.items() >= sampling.items()
+    assert body["repeat_penalty"] == 1.1  # the model's default
+    template = {"enable_thinking": False, "reasoning_effort": "low"}
+    bodies = [body, *stage.requests("/apply-template")]
+    assert [body["chat_template_kwargs"] for body in bodies] == [template] * len(bodies)
 
 
-async def test_template_options_are_fixed_once_a_chat_has_begun(stage: Stage) -> None:
-    chat, service = await stage.chat("Be brief."), stage.service.options
-    await service.change(chat, CHOSEN)
+async def test_template_options_are_fixed_after_the_first_message(stage: Stage) -> None:
+    chat, options = await stage.chat("Be brief."), stage.service.options
+    await options.change(chat, CHOSEN)
     await stage.answered(chat)
-    await service.change(chat, replace(CHOSEN, sampling=Sampling(temperature=1.0)))
+    warmer = replace(CHOSEN, sampling=Sampling(temperature=1.0))
+    await options.change(chat, warmer)
     assert (await stage.answered(chat, "And then?")).source is Source.HOT, "other sampling costs no cache"
     with pytest.raises(InvalidOptions, match="cannot be changed after its first message"):
-        await service.change(chat, ChatOptions())
-    assert (await stage.service.turn_context.answer_settings(chat)).options == replace(
-        CHOSEN, sampling=Sampling(temperature=1.0)
-    )
+        await options.change(chat, ChatOptions())
+    assert (await stage.service.turn_context.answer_settings(chat)).options == warmer
 
 
-async def test_another_system_prompt_is_a_branch_where_something_was_said(stage: Stage) -> None:
-    chat, service = await stage.chat("Be brief."), stage.service.options
-    assert not await service.change_system_prompt(chat, "Be long.")
-    assert await service.system_prompt(chat) == "Be long."
+async def test_changed_system_prompt_makes_a_branch(stage: Stage) -> None:
+    chat, options = await stage.chat("Be brief."), stage.service.options
+    assert not await options.change_system_prompt(chat, "Be long.")
+    assert await options.system_prompt(chat) == "Be long."
     await stage.answered(chat)
-    assert await service.change_system_prompt(chat, "Speak in rhymes.")
+    assert await options.change_system_prompt(chat, "Speak in rhymes.")
     branch = await stage.messages(chat)
     assert [message.role for message in branch] == [Role.SYSTEM, Role.USER, Role.ASSISTANT]
     assert branch[0].content == "Speak in rhymes."
     await stage.answered(chat, "And then?")
     prompts = [body["messages"][0]["content"] for body in stage.requests("/v1/chat")]  # type: ignore[index]
     assert prompts == ["Be long.", "Speak in rhymes."]
-    with sqlite3.connect(stage.runtime.paths.database) as db:
-        systems = {row[0] for row in db.execute("SELECT content FROM messages WHERE role = 'system'")}
-    assert systems == {"Be long.", "Speak in rhymes."}  # the branch as it was is still there
-    assert await service.change_system_prompt(chat, "")
-    assert await service.system_prompt(chat) == ""
+    rows = stage.database.rows("SELECT content FROM messages WHERE role = 'system'")
+    assert {row[0] for row in rows} == {"Be long.", "Speak in rhymes."}, "the old branch is kept"
+    assert await options.change_system_prompt(chat, "")
+    assert await options.system_prompt(chat) == ""
 
 
-async def test_new_chats_begin_with_the_default_preset(stage: Stage) -> None:
-    service = stage.service.options
-    poet = await service.store_preset(Preset("Poet", "Speak in rhymes.", "/m/poet.gguf", CHOSEN))
-    assert await service.system_prompt(await stage.chat()) == ""
-    await service.store_preset(replace(poet, is_default=True))
+async def test_new_chats_use_the_default_preset(stage: Stage) -> None:
+    options = stage.service.options
+    poet = await options.store_preset(Preset("Poet", "Speak in rhymes.", "/m/poet.gguf", CHOSEN))
+    assert await options.system_prompt(await stage.chat()) == ""
+    await options.store_preset(replace(poet, is_default=True))
     chat = await stage.chat()
     chosen = await stage.service.turn_context.answer_settings(chat)
-    assert (await service.system_prompt(chat), chosen.model, chosen.options) == (
-        "Speak in rhymes.",
-        "/m/poet.gguf",
-        CHOSEN,
-    )
-    assert await service.system_prompt(await stage.chat("My own.")) == "My own."
-    other = await service.store_preset(Preset("Other", is_default=True))
-    assert [preset.name for preset in await service.presets() if preset.is_default] == ["Other"]
-    await service.delete_preset(other)
-    assert await service.default_preset() is None
+    assert await options.system_prompt(chat) == "Speak in rhymes."
+    assert (chosen.model, chosen.options) == ("/m/poet.gguf", CHOSEN)
+    assert await options.system_prompt(await stage.chat("My own.")) == "My own."
+    other = await options.store_preset(Preset("Other", is_default=True))
+    assert [preset.name for preset in await options.presets() if preset.is_default] == ["Other"]
+    await options.delete_preset(other)
+    assert await options.default_preset() is None
 
 
-async def test_presets_are_renamed_and_duplicated(stage: Stage) -> None:
-    service = stage.service.options
-    poet = await service.store_preset(Preset("Poet", "Speak in rhymes.", is_default=True))
-    copies = [await service.duplicate_preset(poet), await service.duplicate_preset(poet)]
+async def test_presets_can_be_renamed_and_duplicated(stage: Stage) -> None:
+    options = stage.service.options
+    poet = await options.store_preset(Preset("Poet", "Speak in rhymes.", is_default=True))
+    copies = [await options.duplicate_preset(poet), await options.duplicate_preset(poet)]
     assert [(copy.name, copy.system, copy.is_default) for copy in copies] == [
         ("Poet copy", "Speak in rhymes.", False),
         ("Poet copy 2", "Speak in rhymes.", False),
     ]
     with pytest.raises(InvalidOptions, match="preset named"):
-        await service.store_preset(replace(copies[0], name="Poet"))
-    await service.store_preset(replace(poet, name="诗人 🌿"))
-    assert [preset.name for preset in await service.presets()] == ["Poet copy", "Poet copy 2", "诗人 🌿"]
+        await options.store_preset(replace(copies[0], name="Poet"))
+    await options.store_preset(replace(poet, name="诗人 🌿"))
+    assert [preset.name for preset in await options.presets()] == ["Poet copy", "Poet copy 2", "诗人 🌿"]
 
 
 @pytest.fixture
@@ -185,88 +174,82 @@ def models_launched(stage: Stage) -> list[str]:
 
 
 async def model_of(stage: Stage, chat: str) -> str | None:
-    conversation = await stage.service.conversation(chat)
-    return conversation.model
+    return (await stage.service.conversation(chat)).model
 
 
-async def test_each_conversation_remembers_its_model_and_comes_back_to_it_warm(stage: Stage, other_model: Path) -> None:
+async def chat_with_model(stage: Stage, model: Path | str) -> str:
+    chat = await stage.chat()
+    await stage.service.use_model(chat, str(model))
+    return chat
+
+
+async def test_chat_remembers_its_model_and_is_restored_with_it(stage: Stage, other_model: Path) -> None:
     first, starter = await stage.chat(), str(stage.settings.model_path)
     assert await model_of(stage, first) is None
     await stage.answered(first)
     await stage.runtime.use_model(other_model)
     second = await stage.answered_chat()
     assert (await model_of(stage, first), await model_of(stage, second)) == (starter, str(other_model))
-    back = await stage.answered(first, "And then?")
-    assert back.source is Source.WARM
+    assert (await stage.answered(first, "And then?")).source is Source.WARM
     assert models_launched(stage) == [starter, str(other_model), starter]
     assert stage.of(WaitingForEngine)[-1].conversation_id == first
     assert stage.runtime.model.path == starter, "the window shows the model in use"
-    third = await stage.answered_chat()
-    assert await model_of(stage, third) == str(other_model), "new chats get the chosen one, whichever was used last"
+    assert await model_of(stage, await stage.answered_chat()) == str(other_model), "new chats get the chosen one"
     await stage.runtime.close()
-    stored = load_settings(resolve_paths({"KVCHAT_HOME": str(stage.home)}).settings_file)
-    assert stored.model_path == str(other_model)
+    assert load_settings(stage.runtime.paths.settings_file).model_path == str(other_model)
 
 
-async def test_choosing_a_model_for_new_chats_leaves_the_engine_its_own(stage: Stage, other_model: Path) -> None:
-    first, starter = await stage.chat(), str(stage.settings.model_path)
-    await stage.answered(first)
+async def test_model_for_new_chats_does_not_restart_the_engine(stage: Stage, other_model: Path) -> None:
+    first = await stage.answered_chat()
     await stage.runtime.use_model(other_model)
     await stage.idle()
     assert not stage.engine.restart_pending
     assert (await stage.answered(first, "And then?")).source is Source.HOT, "nothing was loaded or read again"
-    assert models_launched(stage) == [starter]
-    known = await stage.engine.states_now(str(other_model))
-    assert known
-    assert known[0].model == model_identity(other_model), "the library stands as new chats would find it"
+    assert models_launched(stage) == [str(stage.settings.model_path)]
+    fingerprint, _ = await stage.engine.states_now(str(other_model))
+    assert fingerprint.model == model_identity(other_model), "the library shows the state for new chats"
 
 
-async def test_looking_at_a_conversation_of_another_model_loads_nothing(stage: Stage, other_model: Path) -> None:
+async def test_selecting_a_chat_with_another_model_loads_nothing(stage: Stage, other_model: Path) -> None:
     first = await stage.answered_chat()
-    second = await stage.chat()
-    await stage.service.use_model(second, str(other_model))
-    await stage.answered(second)
-    asked = len(stage.fake.requests())
+    await stage.answered(await chat_with_model(stage, other_model))
+    requests = len(stage.fake.requests())
     await stage.show(first)
-    assert len(stage.fake.requests()) == asked
+    assert len(stage.fake.requests()) == requests
     assert len(stage.fake.launches()) == 2
     assert stage.runtime.settings.model_path == str(stage.settings.model_path)
 
 
-async def test_a_missing_model_leaves_the_choice(stage: Stage, other_model: Path) -> None:
-    chat, gone = await stage.chat(), "/gone/Lost-7B.gguf"
-    await stage.answered(await stage.chat())
-    await stage.service.use_model(chat, gone)
+async def test_missing_model_can_be_located(stage: Stage, other_model: Path) -> None:
+    missing = "/gone/Lost-7B.gguf"
+    await stage.answered_chat()
+    chat = await chat_with_model(stage, missing)
     assert await stage.ask(chat) is None
     error = stage.of(TurnFailed)[-1].error
     assert isinstance(error, ModelMissing)
-    assert (error.path, error.title) == (gone, "This chat’s model, Lost-7B, is missing")
+    assert (error.path, error.title) == (missing, "This chat’s model, Lost-7B, is missing")
     assert len(stage.fake.launches()) == 1
-    await stage.runtime.locate_model(gone, other_model)
+    await stage.runtime.locate_model(missing, other_model)
     assert await stage.service.retry(chat) is not None
     assert models_launched(stage)[-1] == str(other_model)
 
 
-async def test_the_app_starts_with_the_model_of_the_newest_conversation(stage: Stage, other_model: Path) -> None:
-    await stage.answered(await stage.chat())
-    newest = await stage.chat()
-    await stage.service.use_model(newest, str(other_model))
+async def test_app_starts_with_the_model_of_the_newest_chat(stage: Stage, other_model: Path) -> None:
+    await stage.answered_chat()
+    await chat_with_model(stage, other_model)
     await stage.runtime.stop_engine()
     await stage.runtime.begin()
     await stage.until(lambda: len(stage.fake.launches()) == 2)
     assert models_launched(stage)[-1] == str(other_model)
 
 
-async def test_a_conversations_model_does_not_become_the_users_by_another_change(
-    stage: Stage, other_model: Path
-) -> None:
-    chosen = stage.runtime.settings.model_path
-    newest = await stage.chat()
-    await stage.service.use_model(newest, str(other_model))
-    await stage.runtime.begin()
-    await stage.runtime.apply_settings(replace(stage.runtime.settings, theme="dark"))
-    stored = load_settings(stage.runtime.paths.settings_file)
+async def test_chats_model_does_not_change_the_setting(stage: Stage, other_model: Path) -> None:
+    runtime, chosen = stage.runtime, stage.runtime.settings.model_path
+    await chat_with_model(stage, other_model)
+    await runtime.begin()
+    await runtime.apply_settings(replace(runtime.settings, theme="dark"))
+    stored = load_settings(runtime.paths.settings_file)
     assert (stored.model_path, stored.theme) == (chosen, "dark")
-    assert stage.runtime.model.path == str(other_model)
-    await stage.runtime.use_model(other_model)
-    assert load_settings(stage.runtime.paths.settings_file).model_path == str(other_model)
+    assert runtime.model.path == str(other_model)
+    await runtime.use_model(other_model)
+    assert load_settings(runtime.paths.settings_file).model_path == str(other_model)

@@ -18,31 +18,30 @@ from kvchat.system.paths import resolve_paths
 from tests.chat.stage import Stage
 
 
-async def listed(stage: Stage) -> dict[str, Conversation]:
+async def conversations(stage: Stage) -> dict[str, Conversation]:
     return {conversation.id: conversation for conversation in await stage.service.conversations()}
 
 
 def deleted_ids(database: Database) -> set[str]:
-    with database.reading() as db:
-        return {row["id"] for row in db.execute("SELECT id FROM conversations WHERE deleted_at IS NOT NULL")}
+    return {row["id"] for row in database.rows("SELECT id FROM conversations WHERE deleted_at IS NOT NULL")}
 
 
-async def test_chats_stay_where_they_are_put(stage: Stage) -> None:
-    ids = [await stage.chat() for _ in range(3)]
-    await stage.service.arrange(ids[:2], "folder", "Work")
-    await stage.service.arrange(ids[1:], "on_top", True)
-    await stage.service.arrange(ids[2:], "archived", True)
-    chats = await listed(stage)
+async def test_chats_can_be_arranged(stage: Stage) -> None:
+    ids, arrange = [await stage.chat() for _ in range(3)], stage.service.arrange
+    await arrange(ids[:2], "folder", "Work")
+    await arrange(ids[1:], "on_top", True)
+    await arrange(ids[2:], "archived", True)
+    chats = await conversations(stage)
     assert [(chats[id].folder, chats[id].on_top, chats[id].archived) for id in ids] == [
         ("Work", False, False),
         ("Work", True, False),
         (None, True, True),
     ]
-    await stage.service.arrange(ids, "folder", None)
-    assert [chat.folder for chat in (await listed(stage)).values()] == [None] * 3
+    await arrange(ids, "folder", None)
+    assert [chat.folder for chat in (await conversations(stage)).values()] == [None] * 3
 
 
-async def test_what_is_not_undone_goes_with_its_save_points(stage: Stage) -> None:
+async def test_chats_are_deleted_at_exit_if_none_are_kept(stage: Stage) -> None:
     await stage.runtime.apply_settings(dataclasses.replace(stage.settings, keep_deleted_days=0))
     ids = [await stage.chat() for _ in range(2)]
     await stage.ask(ids[0], "Hello marmot")
@@ -50,28 +49,21 @@ async def test_what_is_not_undone_goes_with_its_save_points(stage: Stage) -> Non
     await stage.service.recently_deleted.restore_chats(ids[1:])
     stage.service.close()
     await stage.idle()
-    assert list(await listed(stage)) == ids[1:]
+    assert list(await conversations(stage)) == ids[1:]
     assert deleted_ids(stage.database) == set()
-    assert len(stage.kept().save_points()) == 0
+    assert stage.save_points() == []
     assert find(stage.database, "marmot") == ()
 
 
-async def test_kvchat_starts_where_what_was_left_behind_cannot_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_deletion_does_not_prevent_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(database: Database, conversation_id: str) -> None:
         raise StorageFailed("no")
 
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path)})
     with closing(Database(paths.database)) as database:
-        chat = database.create_conversation("x")
-        delete_long_ago(database, chat.id)
+        chat = database.create_conversation("x").id
+        database.write("UPDATE conversations SET deleted_at = 1700000001, deleted_s = 1e8", ())
     monkeypatch.setattr(Database, "delete", fail)
     runtime = await open_runtime(paths, Settings())
-    assert deleted_ids(runtime._database) == {chat.id}
+    assert deleted_ids(runtime._database) == {chat}
     await runtime.close()
-
-
-def delete_long_ago(database: Database, conversation_id: str) -> None:
-    with database.transaction() as db:
-        db.execute("UPDATE conversations SET deleted_at = 1700000001, deleted_s = 1e8 WHERE id = ?", (conversation_id,))

@@ -37,7 +37,7 @@ BOMB = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 60_000, 60_000)
         (png()[:18], (0, 0)),
     ],
 )
-def test_the_size_stands_in_the_header(data: bytes, size: tuple[int, int]) -> None:
+def test_image_size_from_the_header(data: bytes, size: tuple[int, int]) -> None:
     assert image_size(data) == size
 
 
@@ -51,19 +51,19 @@ def test_the_size_stands_in_the_header(data: bytes, size: tuple[int, int]) -> No
         ("huge.png", png() + bytes(MAX_PICTURE_BYTES), "the limit is 10 MB"),
     ],
 )
-def test_what_no_engine_should_get_is_refused(tmp_path: Path, name: str, data: bytes, words: str) -> None:
+def test_unsupported_images_are_refused(tmp_path: Path, name: str, data: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(AttachmentError, match=words):
         read_attachment(tmp_path / name)
 
 
-def test_words_that_begin_like_a_bitmap_and_an_svg_are_text(tmp_path: Path) -> None:
+def test_svg_and_text_like_a_bitmap_are_text(tmp_path: Path) -> None:
     for name, text in (("cars.txt", "BMW and others are makers of cars."), ("a.svg", "<svg><image href='x'/></svg>")):
         (tmp_path / name).write_text(text)
         assert read_attachment(tmp_path / name).text == text
 
 
-def test_pictures_stand_before_the_words_and_travel_as_data(tmp_path: Path) -> None:
+def test_pictures_precede_the_text_as_data_urls(tmp_path: Path) -> None:
     database = open_library(tmp_path)
     chat = database.create_conversation("New chat").id
     database.append_question(chat, "What is it?", (RED,))
@@ -76,7 +76,7 @@ def test_pictures_stand_before_the_words_and_travel_as_data(tmp_path: Path) -> N
     assert body["content"][0]["image_url"]["url"].startswith("data:image/")
 
 
-def test_an_export_holds_the_picture_and_an_import_takes_no_other(tmp_path: Path) -> None:
+def test_pictures_are_exported_and_checked_on_import(tmp_path: Path) -> None:
     here = open_library(tmp_path / "here")
     chat = here.create_conversation("New chat").id
     here.append(chat, None, Role.USER, "What is it?", MessageState.COMPLETE, (RED,))
@@ -101,7 +101,7 @@ def test_an_export_holds_the_picture_and_an_import_takes_no_other(tmp_path: Path
         assert not report.imported
 
 
-def test_a_model_sees_through_the_projector_beside_it(tmp_path: Path) -> None:
+def test_projector_is_found_beside_the_model(tmp_path: Path) -> None:
     model = tmp_path / "gemma-3-4b-it-Q4_K_M.gguf"
     model.touch()
     assert projector_of(model) is None

@@ -1,4 +1,4 @@
-"""Deleted chats and messages can be had back for days, also by the next run, and then they are gone."""
+"""Deleted chats and messages can be restored for days, also by the next run."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from kvchat.chat.record.database import ConversationGone, Database
 from kvchat.chat.record.messages import Attachment, MessageState, Role
 from kvchat.chat.record.tree import ParentDeleted
 from kvchat.session.proof import Source
-from tests.chat.stage import QUESTION, Stage
+from tests.chat.stage import Stage
 from tests.chat.test_permanent import let_days_pass
 
 
-async def deleted(stage: Stage) -> list[DeletedEntry]:
+async def deleted_entries(stage: Stage) -> list[DeletedEntry]:
     return await stage.service.recently_deleted.entries()
 
 
-async def test_a_chat_and_a_message_are_had_back_by_the_next_run_warm(stage: Stage) -> None:
-    chat, other = await stage.chat(), await stage.chat()
-    await stage.answered(chat)
-    await stage.finish(stage.service.send(other, "Hello there", attachments=(Attachment("a.txt", 1, "h", "alpha"),)))
-    chat_before, other_before = [await stage.messages(id) for id in (chat, other)]
-    title = (await stage.service.conversations())[0].title
-    assert len((await stage.service.finder.find("river")).chats) == 1
-    await stage.service.recently_deleted.delete([chat])
-    await stage.service.delete_message(other_before[0])
-    assert await stage.service.conversation(chat) is None
-    assert not (await stage.service.finder.find("river")).chats
-    message, whole = await deleted(stage)
+async def test_next_run_can_restore_a_chat_and_a_message_with_memory(stage: Stage) -> None:
+    service, chat, other = stage.service, await stage.answered_chat(), await stage.chat()
+    await stage.finish(service.send(other, "Hello there", attachments=(Attachment("a.txt", 1, "h", "alpha"),)))
+    before = [await stage.messages(id) for id in (chat, other)]
+    title = (await service.conversations())[0].title
+    assert len((await service.finder.find("river")).chats) == 1
+    await service.recently_deleted.delete([chat])
+    await service.delete_message(before[1][0])
+    assert await service.conversation(chat) is None
+    assert not (await service.finder.find("river")).chats
+    message, whole = await deleted_entries(stage)
     assert (message.is_chat, message.text, message.messages) == (False, "Hello there", 2)
     assert (whole.is_chat, whole.id, whole.text, whole.messages) == (True, chat, "", 2)
     assert whole.expires_at - whole.deleted_at == timedelta(days=7)
@@ -44,39 +43,38 @@ async def test_a_chat_and_a_message_are_had_back_by_the_next_run_warm(stage: Sta
     await stage.runtime.close()
     let_days_pass(stage, 6)
     await stage.restart()
-    stage.service.recently_deleted.start()
+    service = stage.service
+    service.recently_deleted.start()
     await stage.idle()
-    assert [entry.id for entry in await deleted(stage)] == [message.id, chat]
-    for entry in await deleted(stage):
-        await stage.service.recently_deleted.restore(entry)
-    assert await deleted(stage) == []
-    assert [await stage.messages(id) for id in (chat, other)] == [chat_before, other_before]
-    assert (await stage.service.conversations())[0].title == title
-    assert (await stage.service.finder.find("river")).chats[0].conversation_id == chat
+    assert [entry.id for entry in await deleted_entries(stage)] == [message.id, chat]
+    for entry in await deleted_entries(stage):
+        await service.recently_deleted.restore(entry)
+    assert await deleted_entries(stage) == []
+    assert [await stage.messages(id) for id in (chat, other)] == before
+    assert (await service.conversations())[0].title == title
+    assert (await service.finder.find("river")).chats[0].conversation_id == chat
     assert len(stage.save_points()) == points
     assert (await stage.answered(chat, "And the Danube?")).source is not Source.COLD
 
 
-async def test_after_its_days_it_goes_while_kvchat_runs(stage: Stage) -> None:
-    chat = await stage.answered_chat()
-    await stage.service.recently_deleted.delete([chat])
+async def test_expired_chat_is_deleted_while_kvchat_runs(stage: Stage) -> None:
+    await stage.service.recently_deleted.delete([await stage.answered_chat()])
     let_days_pass(stage, 6.9)
     stage.service.recently_deleted.schedule_purge()
     await stage.idle()
-    assert len(await deleted(stage)) == 1
+    assert len(await deleted_entries(stage)) == 1
     await stage.runtime.apply_settings(dataclasses.replace(stage.settings, keep_deleted_days=3))
     await stage.until(lambda: not stage.save_points())
-    assert await deleted(stage) == []
+    assert await deleted_entries(stage) == []
 
 
-async def test_a_look_that_is_due_is_not_put_off_by_one_for_later(stage: Stage) -> None:
-    chat = await stage.answered_chat()
-    await stage.service.recently_deleted.delete([chat])
+async def test_later_check_does_not_delay_an_earlier_one(stage: Stage) -> None:
+    await stage.service.recently_deleted.delete([await stage.answered_chat()])
     let_days_pass(stage, 8)
     for seconds in (0, 3600):
         stage.service.recently_deleted.schedule_purge(seconds)
     await stage.until(lambda: not stage.save_points())
-    assert await deleted(stage) == []
+    assert await deleted_entries(stage) == []
 
 
 DAY, YEAR = 86_400.0, 365 * 86_400.0
@@ -84,17 +82,23 @@ DAY, YEAR = 86_400.0, 365 * 86_400.0
 
 @dataclasses.dataclass
 class Clock:
-    """The clock of the machine, which may be wrong, beside the time that really passes."""
+    """The machine's clock, which may be wrong, beside the time that really passes."""
 
     database: Database
     now: float = 1_790_000_000.0
 
-    def pass_days(self, days: int, *, looks: int = 24) -> bool:
-        """Let days pass in which kvchat looks so often; True if something can still be had back at their end."""
-        for _look in range(days * looks):
-            self.now += DAY / looks
-            purge_abandoned(self.database, 7 * DAY)
-        return bool(entries(self.database, 7 * DAY))
+    def entries(self) -> list[DeletedEntry]:
+        return entries(self.database, 7 * DAY)
+
+    def check(self) -> None:
+        purge_abandoned(self.database, 7 * DAY)
+
+    def pass_days(self, days: int, *, checks: int = 24) -> bool:
+        """Let days pass with so many checks each; True if something can still be restored at their end."""
+        for _check in range(days * checks):
+            self.now += DAY / checks
+            self.check()
+        return bool(self.entries())
 
     def delete(self) -> None:
         whole, other = [self.database.create_conversation(title) for title in "ab"]
@@ -113,83 +117,78 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 @pytest.mark.parametrize("days_wrong", [0, 3])
 @pytest.mark.parametrize("years", [5, -7])
-def test_a_wrong_clock_ends_nothing_that_was_deleted_yesterday(clock: Clock, years: int, days_wrong: int) -> None:
+def test_wrong_clock_deletes_nothing_early(clock: Clock, years: int, days_wrong: int) -> None:
     clock.delete()
     assert clock.pass_days(1)
     clock.now += years * YEAR
-    purge_abandoned(clock.database, 7 * DAY)
-    assert len(entries(clock.database, 7 * DAY)) == 2
+    clock.check()
+    assert len(clock.entries()) == 2
     clock.pass_days(days_wrong)
     clock.now -= years * YEAR
-    purge_abandoned(clock.database, 7 * DAY)
-    assert len(entries(clock.database, 7 * DAY)) == 2
-    assert not clock.pass_days(7), "kept for as long as was said, and no longer"
+    clock.check()
+    assert len(clock.entries()) == 2
+    assert not clock.pass_days(7), "kept too long"
 
 
-def test_a_clock_that_is_wrong_at_each_start_ends_nothing_early(clock: Clock) -> None:
-    """A machine without a battery for its clock begins in 1970 until the network tells the time."""
+def test_clock_wrong_at_each_start_deletes_nothing_early(clock: Clock) -> None:
+    """A machine without a clock battery starts in 1970, until it gets the time from the network."""
     clock.delete()
     for _start in range(6):
         right, clock.now = clock.now + DAY, 0.0
-        purge_abandoned(clock.database, 7 * DAY)
+        clock.check()
         clock.now = right
-        purge_abandoned(clock.database, 7 * DAY)
-        assert len(entries(clock.database, 7 * DAY)) == 2
+        clock.check()
+        assert len(clock.entries()) == 2
     assert not clock.pass_days(2)
 
 
 @pytest.mark.parametrize("years", [5, -7])
-def test_what_was_deleted_by_a_wrong_clock_goes_in_time(clock: Clock, years: int) -> None:
+def test_deletion_under_a_wrong_clock_expires_in_time(clock: Clock, years: int) -> None:
     clock.now += years * YEAR
     clock.delete()
     clock.now -= years * YEAR
-    purge_abandoned(clock.database, 7 * DAY)
-    left = {entry.expires_at.timestamp() - clock.now for entry in entries(clock.database, 7 * DAY)}
-    assert all(5.9 * DAY <= seconds <= 7 * DAY for seconds in left)
+    clock.check()
+    assert all(5.9 * DAY <= entry.expires_at.timestamp() - clock.now <= 7 * DAY for entry in clock.entries())
     assert clock.pass_days(5)
     assert not clock.pass_days(3)
 
 
-def test_who_looks_once_a_day_keeps_things_as_long_as_was_said(clock: Clock) -> None:
+def test_daily_checks_are_enough(clock: Clock) -> None:
     clock.delete()
-    assert clock.pass_days(6, looks=1)
-    assert not clock.pass_days(1, looks=1)
+    assert clock.pass_days(6, checks=1)
+    assert not clock.pass_days(1, checks=1)
 
 
-async def test_what_follows_a_deleted_message_comes_back_after_it(stage: Stage) -> None:
-    chat = await stage.answered_chat()
+async def test_messages_are_restored_after_their_parent(stage: Stage) -> None:
+    service, chat = stage.service, await stage.answered_chat()
     await stage.answered(chat, "And the garden?")
     before = await stage.messages(chat)
-    later = await stage.service.delete_message(before[2])
-    earlier = await stage.service.delete_message(before[1])
+    later = await service.delete_message(before[2])
+    earlier = await service.delete_message(before[1])
     with pytest.raises(ParentDeleted):
-        await stage.service.restore_messages(later)
-    await stage.service.recently_deleted.delete([chat])
-    await stage.service.restore_messages(earlier)
-    assert [conversation.id for conversation in await stage.service.conversations()] == [chat]
-    await stage.service.restore_messages(later)
+        await service.restore_messages(later)
+    await service.recently_deleted.delete([chat])
+    await service.restore_messages(earlier)
+    assert [conversation.id for conversation in await service.conversations()] == [chat]
+    await service.restore_messages(later)
     assert await stage.messages(chat) == before
-    assert QUESTION in before[0].content
 
 
-async def test_a_damaged_entry_costs_nothing_else(stage: Stage) -> None:
+async def test_damaged_entry_affects_only_itself(stage: Stage) -> None:
     chat = await stage.answered_chat()
     removed = await stage.service.delete_message((await stage.messages(chat))[1])
-    with stage.database.transaction() as db:
-        db.execute("UPDATE removed SET rows = substr(rows, 1, 20)")
-    assert await deleted(stage) == []
+    stage.database.write("UPDATE removed SET rows = substr(rows, 1, 20)", ())
+    assert await deleted_entries(stage) == []
     with pytest.raises(ConversationGone):
         await stage.service.restore_messages(removed)
     assert len(await stage.messages(chat)) == 1
 
 
-def test_a_picture_comes_back_byte_for_byte(tmp_path: Path) -> None:
-    with closing(Database(tmp_path / "chats.db")) as database:
-        chat = database.create_conversation("x")
-        picture = Attachment("cat.png", 4, "h", "", b"\x89PN\0")
-        said = database.append_question(chat.id, "", [picture])
-        tree.remove(database, said)
-        assert database.branch(chat.id) == []
-        assert [entry.text for entry in entries(database, 0)] == ["cat.png"]
-        tree.restore_messages(database, said.id)
-        assert database.branch(chat.id) == [said]
+def test_picture_is_restored_unchanged(database: Database) -> None:
+    chat = database.create_conversation("x")
+    question = database.append_question(chat.id, "", [Attachment("cat.png", 4, "h", "", b"\x89PN\0")])
+    tree.remove(database, question)
+    assert database.branch(chat.id) == []
+    assert [entry.text for entry in entries(database, 0)] == ["cat.png"]
+    tree.restore_messages(database, question.id)
+    assert database.branch(chat.id) == [question]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from kvchat.chat import search
@@ -13,13 +10,6 @@ from kvchat.chat.record.messages import Attachment, MessageState, Role
 from kvchat.chat.search import _HITS_QUERY, ChatHit, excerpt, find, index_batch
 from kvchat.text.safe_text import safe_prose
 from kvchat.text.search import find_first_match, find_matches, parse_query
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(tmp_path / "chats.db")
-    yield database
-    database.close()
 
 
 def chat(database: Database, *texts: str, title: str = "A chat") -> str:
@@ -64,7 +54,7 @@ def marked(hit: ChatHit) -> list[str]:
         ('say "hello world" now', '"hello world"', "hello world"),
     ],
 )
-def test_found_in_any_script_and_marked(database: Database, text: str, query: str, hit: str) -> None:
+def test_finds_and_marks_any_script(database: Database, text: str, query: str, hit: str) -> None:
     id = chat(database, text)
     chat(database, "nothing of the kind 无 ない 다른 อื่น")
     (only,) = found(database, query)
@@ -73,7 +63,7 @@ def test_found_in_any_script_and_marked(database: Database, text: str, query: st
 
 
 @pytest.mark.parametrize("query", ["", "  ", "?!", '"', "…", "京北", "zebra", "uick", '"brown quick"', "fox cat"])
-def test_finds_nothing_that_was_not_said(database: Database, query: str) -> None:
+def test_no_false_hits(database: Database, query: str) -> None:
     chat(database, "The quick brown fox", "北京", "cat")
     assert found(database, query) == ()
 
@@ -81,12 +71,12 @@ def test_finds_nothing_that_was_not_said(database: Database, query: str) -> None
 @pytest.mark.parametrize(
     "query", ["NEAR(a b)", "title:x", "a*", "-x", "(", "'; DROP TABLE messages", "{x}", "a AND", "\0x"]
 )
-def test_no_query_is_an_instruction(database: Database, query: str) -> None:
+def test_query_syntax_is_not_interpreted(database: Database, query: str) -> None:
     chat(database, "x")
     found(database, query)
 
 
-def test_the_index_follows_what_is_written(database: Database) -> None:
+def test_index_follows_changes(database: Database) -> None:
     id = chat(database, "first words", title="Harvest")
     reply = database.append(id, None, Role.ASSISTANT, "", MessageState.STREAMING)
     assert found(database, "harvest")[0].message_ids == ()
@@ -107,7 +97,7 @@ def test_the_index_follows_what_is_written(database: Database) -> None:
         ] == [0, 0]
 
 
-def test_titles_come_first_then_the_newest(database: Database) -> None:
+def test_titles_come_first_then_newest_messages(database: Database) -> None:
     titled = chat(database, title="All about apples")
     older = chat(database, "an apple", "two apples")
     newer = chat(database, "apple pie")
@@ -115,7 +105,7 @@ def test_titles_come_first_then_the_newest(database: Database) -> None:
     assert len(found(database, "apple")[2].message_ids) == 2
 
 
-def test_documents_are_found_by_name_and_text(database: Database) -> None:
+def test_finds_documents_by_name_and_text(database: Database) -> None:
     id = chat(database, "Hello")
     report = Attachment("Bericht 2024.pdf", 9, "h", "Viel Text. " * 900 + "鸭嘴兽 lives in Tasmania.")
     other = Attachment("other.txt", 9, "i", "nothing of the kind")
@@ -131,9 +121,7 @@ def test_documents_are_found_by_name_and_text(database: Database) -> None:
     assert not found(database, "tasmania")
 
 
-def test_so_much_of_documents_is_read_for_the_excerpts_and_no_more(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_for_document_excerpts_is_limited(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_DOCUMENT_BUDGET_S", 0)
     for number in range(3):
         long = Attachment(f"{number}.txt", 9, "h", "x " * 200 + "needle")
@@ -158,26 +146,26 @@ def test_so_much_of_documents_is_read_for_the_excerpts_and_no_more(
         ("a\u202eneedle\u200b\x1b[31m", "aneedle␛[31m"),
     ],
 )
-def test_an_excerpt_is_plain_words(text: str, line: str) -> None:
+def test_excerpt_has_no_markup(text: str, line: str) -> None:
     shown = excerpt(text, parse_query("needle a*"), markdown=True)
     assert shown.text == line
     asked = excerpt(text, parse_query("needle a*"), markdown=False)
     assert asked.text == " ".join(safe_prose(text).split())
 
 
-def test_code_whose_fence_is_out_of_sight_is_left_as_it_is() -> None:
+def test_code_in_a_distant_fence_is_unchanged() -> None:
     shown = excerpt("```\n" + "x = 1\n" * 500 + "y = **needle**", parse_query("needle"), markdown=True)
     assert shown.text.endswith("x = 1 y = **needle**")
 
 
-def test_a_word_cut_by_the_step_of_reading_is_seen_whole() -> None:
+def test_word_across_a_read_step_is_matched_whole() -> None:
     for before in range(4080, 4100):
         text = "x" * before + " needles " + "x" * 5000
         assert find_first_match(text, parse_query('"needle"')) is None
         assert find_first_match(text, parse_query('"needles"')) == (before + 1, before + 8)
 
 
-def test_an_excerpt_begins_before_the_hit(database: Database) -> None:
+def test_excerpt_begins_before_the_hit(database: Database) -> None:
     chat(database, "so many words\n" * 50 + "and the needle\nin them " + "x" * 500)
     (hit,) = found(database, "needle")
     assert hit.excerpt.startswith("…")
@@ -189,7 +177,7 @@ def test_marks_do_not_overlap() -> None:
     assert find_matches("foobar foo", parse_query("foo foobar")) == [(0, 3), (7, 10)]
 
 
-def test_searching_reads_the_index_backwards_and_sorts_nothing(database: Database) -> None:
+def test_search_query_needs_no_sorting(database: Database) -> None:
     with database.reading() as db:
         plan = [row["detail"] for row in db.execute("EXPLAIN QUERY PLAN " + _HITS_QUERY, ("x", 9))]
     assert len(plan) == 3

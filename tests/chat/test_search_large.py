@@ -31,7 +31,7 @@ QUERIES = {
 
 
 @pytest.mark.slow
-def test_finds_at_once_in_ten_thousand_chats(tmp_path: Path) -> None:
+def test_search_in_ten_thousand_chats(tmp_path: Path) -> None:
     database = Database(tmp_path / "chats.db")
     fill(database, CHATS)
     started = time.perf_counter()

@@ -51,7 +51,7 @@ def kept(folder: Path) -> Iterator[str]:
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
 @pytest.mark.parametrize("beside", ["", "!a\n*.log", "*\n!*/"])
-def test_each_rule_means_what_git_says(repository: Path, beside: str) -> None:
+def test_rules_match_git(repository: Path, beside: str) -> None:
     for rule in RULES:
         (repository / ".gitignore").write_text(f"{beside}\n{rule}\n", "utf-8")
         listed = ["git", "-C", str(repository), "ls-files", "-z", "--others", "--exclude-standard"]
@@ -60,7 +60,7 @@ def test_each_rule_means_what_git_says(repository: Path, beside: str) -> None:
 
 
 @pytest.mark.parametrize("rule", EVIL)
-def test_no_rule_takes_for_ever(tmp_path: Path, rule: str) -> None:
+def test_hostile_rules_take_linear_time(tmp_path: Path, rule: str) -> None:
     (tmp_path / ".gitignore").write_text(rule + "\n/**/*a*/**/*a*/**/*a*b")
     deep = tmp_path.joinpath(*(["a" * 100] * 20))
     deep.mkdir(parents=True)
@@ -69,7 +69,7 @@ def test_no_rule_takes_for_ever(tmp_path: Path, rule: str) -> None:
     assert read_documents([tmp_path])
 
 
-def test_only_a_regular_file_is_read_and_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_regular_file_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gitignore, "MAX_BYTES", 20)
     (tmp_path / "rules").write_text("*.log\n" + "x" * 30 + "\n*.txt\n")
     (tmp_path / "rules").replace(tmp_path / ".gitignore")

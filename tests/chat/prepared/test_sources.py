@@ -19,7 +19,7 @@ def write(folder: Path, **files: str) -> None:
         path.write_text(text)
 
 
-def test_of_a_repository_what_git_leaves_out_is_left_out(tmp_path: Path) -> None:
+def test_files_ignored_by_git_are_skipped(tmp_path: Path) -> None:
     repository = tmp_path / "repo"
     (repository / ".git").mkdir(parents=True)
     (repository / ".gitignore").write_text("*.log\n/build/\n")
@@ -35,7 +35,7 @@ def test_of_a_repository_what_git_leaves_out_is_left_out(tmp_path: Path) -> None
     ]
 
 
-def test_what_was_read_before_stays_first(tmp_path: Path) -> None:
+def test_known_files_stay_first(tmp_path: Path) -> None:
     write(tmp_path, b_md="b", c_md="c")
     before = [document.source for document in read_documents([tmp_path])]
     write(tmp_path, a_md="a")
@@ -43,7 +43,7 @@ def test_what_was_read_before_stays_first(tmp_path: Path) -> None:
     assert names == ["b.md", "c.md", "a.md"]
 
 
-def test_a_file_that_was_only_touched_has_not_changed(tmp_path: Path) -> None:
+def test_touched_file_is_unchanged(tmp_path: Path) -> None:
     write(tmp_path, a_md="a", b_md="b", c_md="c")
     before = [document.source for document in read_documents([tmp_path])]
     os.utime(tmp_path / "a.md", ns=(1, 1))
@@ -55,7 +55,7 @@ def test_a_file_that_was_only_touched_has_not_changed(tmp_path: Path) -> None:
     assert detect_changes([tmp_path / "c.md"], before[2:]).text == "1 file removed"
 
 
-def test_bounds_and_what_holds_no_text_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_and_files_without_text_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.bin").write_bytes(b"\0\1\2")
     with pytest.raises(PreparationError, match="nothing to prepare"):
         read_documents([tmp_path])

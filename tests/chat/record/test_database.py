@@ -1,4 +1,4 @@
-"""Conversations on disk: the tree, the migrations, and what happens when the file or the disk is bad."""
+"""Conversations on disk: the tree, migrations, and failures of the file or the disk."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
@@ -43,22 +41,15 @@ RECEIPT = Receipt(
 )
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(tmp_path / "data" / "conversations.db")
-    yield database
-    database.close()
-
-
-def said(database: Database, chat: str, parent: Message | None, role: Role, text: str) -> Message:
+def append(database: Database, chat: str, parent: Message | None, role: Role, text: str) -> Message:
     return database.append(chat, parent.id if parent else None, role, text, MessageState.COMPLETE)
 
 
-def test_a_conversation_comes_back_as_it_was(database: Database) -> None:
+def test_conversation_round_trip(database: Database) -> None:
     chat = database.create_conversation("晚餐食譜 🍜", system="Be kind.")
     system = database.branch(chat.id)[0]
-    question = said(database, chat.id, system, Role.USER, "ما هذا؟\n\x00 and a NUL")
-    reply = database.append(chat.id, question.id, Role.ASSISTANT, "", MessageState.STREAMING)
+    question = append(database, chat.id, system, Role.USER, "ما هذا؟\n\x00 and a NUL")
+    reply = append(database, chat.id, question, Role.ASSISTANT, "")
     whole = dataclasses.replace(reply, content="42", thinking="hm", state=MessageState.COMPLETE, receipt=RECEIPT)
     database.update_reply(whole)
     assert database.branch(chat.id) == [system, question, whole]
@@ -81,12 +72,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> type[Clock]:
     return Clock
 
 
-def test_a_wrong_clock_changes_no_order(database: Database, clock: type[Clock]) -> None:
+def test_wrong_clock_keeps_the_order_of_chats(database: Database, clock: type[Clock]) -> None:
     """The chat used last is the one used last: by a count, whatever the clock said."""
     first, second, third = [database.create_conversation(title) for title in "abc"]
     for year, chat in ((2031, first), (2026, second), (2019, third)):
         clock.year_now = year
-        said(database, chat.id, None, Role.USER, "Hello")
+        append(database, chat.id, None, Role.USER, "Hello")
         assert database.conversations()[0].id == chat.id
         assert database.newest(1)[0].id == chat.id
     clock.year_now = 2018
@@ -94,17 +85,17 @@ def test_a_wrong_clock_changes_no_order(database: Database, clock: type[Clock]) 
     assert [chat.id for chat in database.conversations()] == [made.id, third.id, second.id, first.id]
 
 
-def test_a_wrong_clock_changes_no_order_of_replies(database: Database, clock: type[Clock]) -> None:
+def test_wrong_clock_keeps_the_order_of_replies(database: Database, clock: type[Clock]) -> None:
     chat = database.create_conversation("a").id
-    question = said(database, chat, None, Role.USER, "Where do herons sleep?")
+    question = append(database, chat, None, Role.USER, "Where do herons sleep?")
     replies = []
     for year in (2031, 2026, 2019):
         clock.year_now = year
-        replies.append(said(database, chat, question, Role.ASSISTANT, str(year)))
+        replies.append(append(database, chat, question, Role.ASSISTANT, str(year)))
     removed = tree.remove(database, replies[-1])
     assert database.branch(chat)[-1] == replies[1], "the one before it"
     clock.year_now = 2018
-    replies.append(said(database, chat, question, Role.ASSISTANT, "2018"))
+    replies.append(append(database, chat, question, Role.ASSISTANT, "2018"))
     tree.restore_messages(database, removed.id)
     assert tree.current_branch(database, chat)[-1].siblings == tuple(reply.id for reply in replies)
     tree.switch(database, chat, question.id)
@@ -117,7 +108,7 @@ def test_a_wrong_clock_changes_no_order_of_replies(database: Database, clock: ty
     assert tree.current_branch(database, chat)[-1].siblings == tuple(reply.id for reply in replies)
 
 
-def test_a_long_conversation_is_deleted(database: Database) -> None:
+def test_long_conversation_can_be_deleted(database: Database) -> None:
     """SQLite follows a cascade no more than 1,000 messages deep."""
     chat = database.create_conversation("x")
     fill_chat(database, chat.id, 1500)
@@ -125,7 +116,7 @@ def test_a_long_conversation_is_deleted(database: Database) -> None:
     assert database.conversations() == []
 
 
-def test_drafts_go_with_their_conversation(database: Database) -> None:
+def test_drafts_are_deleted_with_their_conversation(database: Database) -> None:
     one, other = database.create_conversation("x"), database.create_conversation("y")
     database.store_drafts({one.id: "Dear", other.id: "湖", "": "Not begun", "gone": "lost"}, {})
     note, picture = Attachment("湖.txt", 9, "h", "A lake."), Attachment("a.png", 3, "i", "", b"\x89PN")
@@ -138,13 +129,13 @@ def test_drafts_go_with_their_conversation(database: Database) -> None:
     assert database.draft_attachments() == {"": (note,)}
 
 
-def test_readings_come_from_the_newest_long_prefills(database: Database) -> None:
+def test_prefill_timings_come_from_long_prefills(database: Database) -> None:
     assert not database.prefill_timings("m")
     chat = database.create_conversation("New chat")
     for receipt in (RECEIPT, dataclasses.replace(RECEIPT, cached_tokens=990)):  # the second read only 10 tokens
         reply = database.append(chat.id, None, Role.ASSISTANT, "", MessageState.STREAMING)
         database.update_reply(dataclasses.replace(reply, state=MessageState.COMPLETE, receipt=receipt))
-    assert [one.ms / one.tokens for one in database.prefill_timings("m")] == [2.0]
+    assert [sample.ms / sample.tokens for sample in database.prefill_timings("m")] == [2.0]
     assert not database.prefill_timings("another")
 
 
@@ -162,7 +153,7 @@ time.sleep(60)
 """
 
 
-def test_a_killed_writers_reply_is_interrupted(database: Database) -> None:
+def test_reply_of_a_killed_process_is_interrupted(database: Database) -> None:
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(database.file)], stdout=subprocess.PIPE, text=True)
     try:
         chat = writer.stdout.readline().strip()
@@ -175,7 +166,7 @@ def test_a_killed_writers_reply_is_interrupted(database: Database) -> None:
     assert database.branch(chat)[1].state is MessageState.INTERRUPTED
 
 
-def test_a_system_prompt_is_shared_once_another_reply_came_first_after_it(database: Database) -> None:
+def test_system_prompt_is_shared_after_another_first_reply(database: Database) -> None:
     def reply(system: str, question: Message | None = None) -> Message:
         if question is None:
             chat = database.create_conversation("x", system)
@@ -193,12 +184,12 @@ def test_a_system_prompt_is_shared_once_another_reply_came_first_after_it(databa
     assert database.shares_system_prompt("Be kind.", again.id), "regenerated"
 
 
-def test_the_file_is_private(database: Database) -> None:
+def test_database_file_is_private(database: Database) -> None:
     assert database.file.stat().st_mode & 0o777 == 0o600
     assert database.file.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_migration_is_atomic_and_backed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migration_is_atomic_and_backed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "conversations.db"
     before = Database(path)
     chat = before.create_conversation("precious")
@@ -217,7 +208,7 @@ def test_a_migration_is_atomic_and_backed_up(tmp_path: Path, monkeypatch: pytest
     backup.close()
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+def test_invalid_database_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "conversations.db"
     path.write_bytes(b"this is not SQLite at all" * 50)
     with pytest.raises(StorageFailed, match="damaged"):
@@ -229,12 +220,12 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
         Database(path)
 
 
-def test_neither_a_start_nor_a_turn_goes_through_all_messages(tmp_path: Path) -> None:
+def test_queries_at_start_and_per_turn_use_indexes(tmp_path: Path) -> None:
     """What a start asks to forget strangers, and each turn for how fast the model reads."""
     database, store = Database(tmp_path / "chats.db"), Bench(tmp_path / "store")
     for number in range(3):
         chat = database.create_conversation("A chat")
-        reply = said(database, chat.id, None, Role.ASSISTANT, "r")
+        reply = append(database, chat.id, None, Role.ASSISTANT, "r")
         store.save(chat.id, tuple(range(100 * number + 1, 100 * number + 99)), message=reply.id)
     store.save("a stranger", tuple(range(1, 50)), message="of nobody")
     asked: list[str] = []
@@ -255,23 +246,22 @@ def test_neither_a_start_nor_a_turn_goes_through_all_messages(tmp_path: Path) ->
     assert "messages_streaming" in steps[-1]
 
 
-def test_the_first_of_a_list_are_those_on_top_then_the_newest(database: Database) -> None:
+def test_newest_lists_pinned_chats_first(database: Database) -> None:
     chats = [database.create_conversation(f"Chat {number}") for number in range(4)]
     database.write("UPDATE conversations SET on_top = 1 WHERE id = ?", (chats[0].id,))
     database.write("UPDATE conversations SET archived = 1 WHERE id = ?", (chats[3].id,))
     assert [chat.title for chat in database.newest(2)] == ["Chat 0", "Chat 2"]
 
 
-def test_titles_cannot_turn_the_text_beside_them_around(tmp_path: Path) -> None:
-    with closing(Database(tmp_path / "chats.db")) as database:
-        chat = database.create_conversation("invoice\u202egpj.exe").id
-        assert [one.title for one in database.conversations()] == ["invoicegpj.exe"]
-        assert [one.title for one in database.newest(5)] == ["invoicegpj.exe"]
-        raw = database.rows("SELECT title FROM conversations WHERE id = ?", (chat,))
-        assert raw[0]["title"] == "invoice\u202egpj.exe", "what is stored stays"
+def test_titles_cannot_reorder_surrounding_text(database: Database) -> None:
+    chat = database.create_conversation("invoice\u202egpj.exe").id
+    for conversations in (database.conversations(), database.newest(5)):
+        assert [conversation.title for conversation in conversations] == ["invoicegpj.exe"]
+    raw = database.rows("SELECT title FROM conversations WHERE id = ?", (chat,))
+    assert raw[0]["title"] == "invoice\u202egpj.exe", "what is stored stays"
 
 
-def test_a_fork_has_what_was_said_so_far_and_is_answered_alike(database: Database) -> None:
+def test_fork_copies_messages_and_options(database: Database) -> None:
     options = ChatOptions(Sampling(temperature=0.25))
     chat = store_chat(database, NewChat("Lakes", "Be brief.", model="/models/a.gguf", options=options)).id
     file = Attachment("lakes.txt", 5, "h", "Jeju", b"\x89PNG")
@@ -282,11 +272,12 @@ def test_a_fork_has_what_was_said_so_far_and_is_answered_alike(database: Databas
     before = database.branch(chat)
     made = tree.fork(database, reply)
     copies = database.branch(made)
-    assert [(one.role, one.content, one.state, one.attachments) for one in copies] == [
-        (one.role, one.content, one.state, one.attachments) for one in before[:3]
+    originals = [
+        dataclasses.replace(message, id=copy.id, conversation_id=made, parent_id=parent, created_at=copy.created_at)
+        for message, copy, parent in zip(before[:3], copies, [None, copies[0].id, copies[1].id], strict=True)
     ]
-    assert not {one.id for one in copies} & {one.id for one in before}
-    assert [one.parent_id for one in copies] == [None, copies[0].id, copies[1].id]
+    assert copies == originals
+    assert not {message.id for message in copies} & {message.id for message in before}
     forked = database.conversation(made)
     assert (forked.title, forked.model) == ("Lakes", "/models/a.gguf")
     assert answer_settings(database, made) == answer_settings(database, chat)
@@ -301,7 +292,7 @@ def message(role: Role, content: str, thinking: str = "") -> Message:
     return Message("id", "chat", None, role, content, thinking, MessageState.COMPLETE, datetime.now(UTC))
 
 
-def test_roles_alternate_whatever_happened() -> None:
+def test_prompt_roles_alternate() -> None:
     branch = [
         message(Role.SYSTEM, "s"),
         message(Role.USER, "a"),

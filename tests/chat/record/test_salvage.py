@@ -43,11 +43,11 @@ def lose_a_page(paths: Paths) -> None:
 
 
 @pytest.mark.slow
-def test_thirty_ways_to_damage_a_file() -> None:
+def test_thirty_random_damages() -> None:
     assert mutating.run(30) == []
 
 
-def test_flipped_bytes_are_said_in_words_and_mended_from_the_backup(paths: Paths) -> None:
+def test_flipped_bytes_are_repaired_from_the_backup(paths: Paths) -> None:
     back_up(paths.database, repeat_today=True)
     whole = written(paths)
     data, chance = bytearray(paths.database.read_bytes()), random.Random(7)
@@ -63,7 +63,7 @@ def test_flipped_bytes_are_said_in_words_and_mended_from_the_backup(paths: Paths
     assert repair(paths) is None
 
 
-def test_rows_on_both_sides_of_a_damaged_page_are_found_and_what_is_lost_is_said(paths: Paths) -> None:
+def test_rows_around_a_damaged_page_are_recovered(paths: Paths) -> None:
     for backup in list_backups(paths.database):
         backup.unlink()
     whole = written(paths)
@@ -79,7 +79,7 @@ def test_rows_on_both_sides_of_a_damaged_page_are_found_and_what_is_lost_is_said
 
 
 @pytest.mark.parametrize("damage", ["emptied", "gone"])
-def test_an_empty_file_is_not_taken_for_a_new_one(paths: Paths, damage: str) -> None:
+def test_empty_or_missing_file_counts_as_damaged(paths: Paths, damage: str) -> None:
     paths.database.write_bytes(b"") if damage == "emptied" else paths.database.unlink()
     with pytest.raises(ChatsDamaged):
         Database(paths.database)
@@ -88,7 +88,7 @@ def test_an_empty_file_is_not_taken_for_a_new_one(paths: Paths, damage: str) -> 
     assert written(paths) == {"Mountains": 41, "Lakes": 40}  # as of the backup
 
 
-def test_a_circle_of_parents_ends(paths: Paths) -> None:
+def test_cycle_of_parents_is_cut(paths: Paths) -> None:
     with closing(Database(paths.database)) as database:
         chat = next(c.id for c in database.conversations() if c.title == "Lakes")
         branch = database.branch(chat)
@@ -102,7 +102,7 @@ def test_a_circle_of_parents_ends(paths: Paths) -> None:
     assert written(paths)["Lakes"] == 40
 
 
-def test_a_leaf_that_is_nowhere_and_broken_rows_cost_themselves_alone(paths: Paths) -> None:
+def test_dangling_leaf_and_broken_values_affect_only_themselves(paths: Paths) -> None:
     with closing(Database(paths.database)) as database, database.transaction() as db:
         db.execute("UPDATE conversations SET leaf_id = 'nobody', options = '{', updated_at = 'soon'")
         db.execute("UPDATE messages SET receipt = '{\"source\": \"moon\"}', role = 'x' WHERE role = 'assistant'")
@@ -117,7 +117,7 @@ def test_a_leaf_that_is_nowhere_and_broken_rows_cost_themselves_alone(paths: Pat
         assert all(message.receipt is None for message in database.branch(chat))
 
 
-def test_a_chat_that_goes_by_another_name_in_its_own_row_stays_together(paths: Paths) -> None:
+def test_chat_with_a_changed_id_stays_together(paths: Paths) -> None:
     with closing(Database(paths.database)) as database:
         database._connection.execute("PRAGMA foreign_keys = OFF")
         with database.transaction() as db:
@@ -127,7 +127,7 @@ def test_a_chat_that_goes_by_another_name_in_its_own_row_stays_together(paths: P
     assert sorted(written(paths).values()) == [1, 40, 40, 41, 41]
 
 
-def test_words_that_are_none_any_more_are_had_from_the_backup(paths: Paths) -> None:
+def test_invalid_text_is_restored_from_the_backup(paths: Paths) -> None:
     with closing(Database(paths.database)) as database, database.transaction() as db:
         db.execute("UPDATE messages SET content = x'fffe80' WHERE content LIKE 'Lakes are 7%'")
     assert repair(paths) is not None
@@ -136,7 +136,7 @@ def test_words_that_are_none_any_more_are_had_from_the_backup(paths: Paths) -> N
         assert all(message.content.startswith("Lakes") for message in tree.current_branch(database, lakes.id))
 
 
-def test_messages_that_their_index_does_not_know_of_are_no_bug(paths: Paths) -> None:
+def test_damaged_index_is_an_expected_error(paths: Paths) -> None:
     with closing(Database(paths.database)) as database, database.reading() as db:
         chat = database.conversations()[0].id
         query = "SELECT rootpage - 1 FROM sqlite_master WHERE name = 'sqlite_autoindex_messages_1'"
@@ -150,7 +150,7 @@ def test_messages_that_their_index_does_not_know_of_are_no_bug(paths: Paths) -> 
             database.append_question(chat, "And now?")
 
 
-def test_a_deletion_that_does_not_say_of_what_takes_nothing_along(paths: Paths) -> None:
+def test_invalid_deletion_record_deletes_nothing(paths: Paths) -> None:
     with closing(Database(paths.database)) as database, database.transaction() as db:
         db.execute("UPDATE removed SET rows = replace(rows, '\"id\"', '\"ie\"') WHERE title = 'Lakes'")
     lose_a_page(paths)  # what comes after it in the table is found page by page, and in the backup
@@ -160,7 +160,7 @@ def test_a_deletion_that_does_not_say_of_what_takes_nothing_along(paths: Paths) 
     assert found == {"Seas": 41, "Mountains": 41, "Lakes": 40}
 
 
-def test_a_damaged_index_of_words_is_made_anew(paths: Paths) -> None:
+def test_damaged_search_index_is_rebuilt(paths: Paths) -> None:
     with closing(Database(paths.database)) as database:
         assert find(database, "rivers")
         with database.transaction() as db:
@@ -171,7 +171,7 @@ def test_a_damaged_index_of_words_is_made_anew(paths: Paths) -> None:
         assert len(find(database, "rivers")) == 1
 
 
-def test_backups_are_private_few_and_made_only_of_what_changed(paths: Paths) -> None:
+def test_backups_are_private_few_and_only_made_after_changes(paths: Paths) -> None:
     assert not back_up(paths.database, repeat_today=False)  # today has one
     assert back_up(paths.database, repeat_today=True)
     assert not back_up(paths.database, repeat_today=True)  # nothing has changed
@@ -187,7 +187,7 @@ def test_backups_are_private_few_and_made_only_of_what_changed(paths: Paths) -> 
     assert stat.S_IMODE(today.parent.stat().st_mode) == 0o700
 
 
-def test_a_backup_of_the_future_does_not_end_the_backups(paths: Paths) -> None:
+def test_backup_dated_in_the_future_does_not_stop_backups(paths: Paths) -> None:
     """After one look at a wrong date its backup goes first, and each day has one again."""
     (today,) = list_backups(paths.database)
     ahead = today.with_name("chats-2031-01-01.db")
@@ -206,7 +206,7 @@ def test_a_backup_of_the_future_does_not_end_the_backups(paths: Paths) -> None:
     assert ahead not in list_backups(paths.database)
 
 
-def test_a_damaged_file_does_not_take_the_place_of_a_good_backup(paths: Paths) -> None:
+def test_damaged_file_does_not_replace_a_good_backup(paths: Paths) -> None:
     (before,) = list_backups(paths.database)
     good = before.read_bytes()
     data = bytearray(paths.database.read_bytes())
@@ -217,7 +217,7 @@ def test_a_damaged_file_does_not_take_the_place_of_a_good_backup(paths: Paths) -
     assert [file.read_bytes() for file in list_backups(paths.database)] == [good]
 
 
-def test_damage_that_was_met_is_looked_for_at_the_next_start(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detected_damage_is_checked_at_the_next_start(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvchat.chat.record.database_file.SMALL_FILE_BYTES", 0)
     with closing(Database(paths.database)) as database:
         database.check()  # closed well, and large: believed
@@ -234,7 +234,7 @@ def test_damage_that_was_met_is_looked_for_at_the_next_start(paths: Paths, monke
 
 
 @pytest.mark.slow
-def test_the_command_line_says_what_is_wrong_and_repairs_it(tmp_path: Path) -> None:
+def test_repair_command(tmp_path: Path) -> None:
     paths = mutating.library(tmp_path / "home")
     home = Home(tmp_path / "home")
     assert "is intact" in home.run("repair").stdout

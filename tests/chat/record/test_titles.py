@@ -36,7 +36,7 @@ SAID = "How do I bake pancakes without eggs on Sunday? 没有鸡蛋怎么做煎�
         ("“Pancakes” and “eggs”", "“Pancakes” and “eggs”"),
     ],
 )
-def test_a_title_is_undressed(answer: str, title: str) -> None:
+def test_title_is_extracted_from_an_answer(answer: str, title: str) -> None:
     assert parse_title(answer, SAID) == title
 
 
@@ -60,11 +60,11 @@ def test_a_title_is_undressed(answer: str, title: str) -> None:
         "\x00\x1b",
     ],
 )
-def test_what_is_no_title_is_refused(answer: str) -> None:
+def test_unusable_answer_is_no_title(answer: str) -> None:
     assert parse_title(answer, SAID) is None
 
 
-def test_reading_ends_with_the_title() -> None:
+def test_title_is_complete_at_its_line_end() -> None:
     assert not is_title_complete("\n\n  Pancakes")
     assert not is_title_complete("<think>\nfirst\nsecond\n")
     assert not is_title_complete("<think>\nfirst\n</think>\n\nPancakes")
@@ -87,5 +87,5 @@ def test_reading_ends_with_the_title() -> None:
         ("x" * 100, "x" * TITLE_LENGTH + "…"),
     ],
 )
-def test_a_title_is_the_first_words(text: str, title: str) -> None:
+def test_title_from_first_words(text: str, title: str) -> None:
     assert title_from(text) == title

@@ -18,7 +18,7 @@ async def told(stage: Stage, *chats: str) -> list[Forecast]:
     return [forecasts[chat] for chat in chats]
 
 
-async def test_each_chat_tells_where_it_is(stage: Stage) -> None:
+async def test_forecast_source_of_each_chat(stage: Stage) -> None:
     empty, cold, first, second = [await stage.chat() for _ in range(4)]
     await stage.runtime._worker.run(
         stage.database.append, cold, None, Role.USER, STORY.swapcase(), MessageState.COMPLETE
@@ -38,7 +38,7 @@ async def test_each_chat_tells_where_it_is(stage: Stage) -> None:
     assert [one.source for one in await told(stage, second)] == [Source.COLD]
 
 
-async def test_a_branch_whose_end_was_not_saved_tells_what_is_to_be_read_after_the_last_that_was(stage: Stage) -> None:
+async def test_forecast_of_a_branch_with_an_unsaved_end(stage: Stage) -> None:
     chat, other = await stage.chat(), await stage.chat()
     await stage.answered(chat)
     before = len(stage.save_points()[-1].tokens)
@@ -51,7 +51,7 @@ async def test_a_branch_whose_end_was_not_saved_tells_what_is_to_be_read_after_t
     assert forecast.tokens_to_read == pytest.approx(receipt.prompt_tokens - before, rel=0.3)
 
 
-async def test_what_is_told_of_a_message_is_what_its_reply_then_finds(stage: Stage) -> None:
+async def test_message_forecast_matches_the_receipt(stage: Stage) -> None:
     chat, other = await stage.chat(), await stage.chat()
     forecasts = stage.service.forecasts
     assert await forecasts.forecast_message(chat, "Hello?") is None  # no engine is ready
@@ -69,7 +69,7 @@ async def test_what_is_told_of_a_message_is_what_its_reply_then_finds(stage: Sta
     assert (new.source, new.tokens_to_read > 200) == (Source.COLD, True)
 
 
-async def test_what_was_read_ahead_does_not_count(stage: Stage) -> None:
+async def test_forecast_excludes_tokens_read_ahead(stage: Stage) -> None:
     chat = await stage.answered_chat()
     before = await stage.service.forecasts.forecast_message(chat, STORY)
     stage.service.select(chat)
@@ -83,7 +83,7 @@ def after(least: float, most: float | None = None) -> TimeRange:
     return TimeRange(least, most or least)
 
 
-def test_only_a_wait_that_would_be_noticed_is_told() -> None:
+def test_forecast_texts() -> None:
     assert Forecast(Source.HOT, 0, after(0.4)).message_text == ""
     assert Forecast(Source.HOT, 0, after(0.4)).chat_text == "still loaded: replies immediately"
     assert Forecast(Source.COLD, 2100).chat_text == "must be reprocessed"

@@ -26,9 +26,7 @@ def _nothing_is_written(index: Index) -> Iterator[sqlite3.Connection]:
     yield
 
 
-async def test_what_was_saved_is_restored_even_if_its_use_cannot_be_noted(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_restore_works_if_its_use_cannot_be_recorded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     chat = await stage.answered_chat()
     await stage.restart()
     monkeypatch.setattr(Index, "write", _nothing_is_written)
@@ -37,7 +35,7 @@ async def test_what_was_saved_is_restored_even_if_its_use_cannot_be_noted(
 
 
 @pytest.mark.parametrize("switch", ["FAKE_HOLLOW_RESTORE", "FAKE_REFUSE_RESTORE"])
-async def test_a_bad_save_point_that_cannot_be_set_aside_costs_no_reply(
+async def test_bad_save_point_that_cannot_be_set_aside_costs_no_reply(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, switch: str
 ) -> None:
     chat = await stage.answered_chat()
@@ -54,9 +52,7 @@ def _refuses(*_: object, **__: object) -> str:
     raise IndexFailed("database or disk is full")
 
 
-async def test_a_next_turn_is_saved_where_the_disk_has_room_for_what_is_new(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_next_turn_needs_disk_space_only_for_new_rows(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for the engine's file and half as much again, where no memory can be had: most of it is kept already."""
     check = Saver.check_room
     asked: list[int] = []
@@ -93,9 +89,7 @@ class _Disk:
 
 
 @pytest.mark.parametrize("room", ["later", "at the end", "for the next message"])
-async def test_what_had_no_room_in_mid_reply_is_written_when_there_is_some(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, room: str
-) -> None:
+async def test_unwritten_reply_is_written_later(stage: Stage, monkeypatch: pytest.MonkeyPatch, room: str) -> None:
     monkeypatch.setattr(turn_context, "RETRY_INTERVAL_S", 0.01 if room == "later" else 3600.0)
     chat, disk, words = await stage.chat(), _Disk(monkeypatch), " ".join(["word"] * 60)
     future = await stage.writing(chat, words)
@@ -117,9 +111,7 @@ async def test_what_had_no_room_in_mid_reply_is_written_when_there_is_some(
     assert kept.receipt is not None
 
 
-async def test_a_first_question_that_has_no_room_leaves_no_empty_chat(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_full_disk_leaves_no_empty_chat(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, chat = _Disk(monkeypatch), stage.service
     disk.full, new = True, await stage.service.new_chat("Be brief.")
     assert await chat.send(new.id, QUESTION, new=new) is None

@@ -50,7 +50,7 @@ def _first_remark(status: TurnStatus) -> str:
         ("regenerated", "still loaded"),
     ],
 )
-async def test_the_strip_and_the_receipt_agree_from_the_first_word_on(stage: Stage, case: str, words: str) -> None:
+async def test_strip_and_receipt_agree(stage: Stage, case: str, words: str) -> None:
     system = SYSTEM if "shared" in case else None
     chat = await stage.chat(system)
     if case == "first, another loaded":
@@ -82,7 +82,7 @@ async def test_the_strip_and_the_receipt_agree_from_the_first_word_on(stage: Sta
         ("damaged", "read again"),
     ],
 )
-async def test_they_agree_on_what_was_in_vain(stage: Stage, fault: str, words: str) -> None:
+async def test_strip_and_receipt_agree_on_failed_restores(stage: Stage, fault: str, words: str) -> None:
     chat = await stage.answered_chat()
     await stage.runtime.close()
     if fault == "damaged":

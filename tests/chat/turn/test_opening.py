@@ -34,7 +34,7 @@ async def begun(stage: Stage, chat: str, letters: int) -> Message:
     return reply
 
 
-async def test_regenerate_makes_a_reply_beside_the_old_one(stage: Stage) -> None:
+async def test_regenerated_reply_is_a_sibling(stage: Stage) -> None:
     chat = await stage.answered_chat()
     first = (await page(stage, chat))[1]
     await stage.answered(chat, "And the harbour?")
@@ -47,7 +47,7 @@ async def test_regenerate_makes_a_reply_beside_the_old_one(stage: Stage) -> None
     assert (await words(stage, chat))[-1] == "You said: And the harbour?", "a branch is shown to its end"
 
 
-async def test_an_edited_question_and_an_edited_reply_are_branches(stage: Stage) -> None:
+async def test_edited_messages_are_branches(stage: Stage) -> None:
     chat = await stage.answered_chat(system="You are brief.")
     await stage.answered(chat, "And the harbour?")
     _, first, reply, *_ = await page(stage, chat)
@@ -63,7 +63,7 @@ async def test_an_edited_question_and_an_edited_reply_are_branches(stage: Stage)
 
 
 @pytest.mark.parametrize("echo", [None, 1])
-async def test_a_reply_goes_on_where_it_ended(stage: Stage, echo: int | None) -> None:
+async def test_reply_continues_where_it_ended(stage: Stage, echo: int | None) -> None:
     chat = await stage.chat()
     stage.fake.set(FAKE_ECHO=echo, FAKE_EXACT_ONLY=1)
     reply = await begun(stage, chat, 18)
@@ -78,7 +78,7 @@ async def test_a_reply_goes_on_where_it_ended(stage: Stage, echo: int | None) ->
     assert "".join(event.text for event in stage.of(ReplyDelta)) == WHOLE, "whoever listens hears all of it"
 
 
-async def test_what_adds_nothing_leaves_the_reply_as_it_was(stage: Stage) -> None:
+async def test_empty_continuation_leaves_the_reply_unchanged(stage: Stage) -> None:
     chat = await stage.chat()
     reply = await begun(stage, chat, 18)
     stage.fake.set(FAKE_BREAK_STREAM="no more")
@@ -96,7 +96,7 @@ async def test_what_adds_nothing_leaves_the_reply_as_it_was(stage: Stage) -> Non
     assert (await page(stage, chat))[-1].content == WHOLE[:18]
 
 
-async def test_delete_takes_what_followed_and_undo_brings_it_back(stage: Stage) -> None:
+async def test_delete_and_undo_include_following_messages(stage: Stage) -> None:
     chat = await stage.chat()
     for text in (QUESTION, "Two?", "Three?"):
         await stage.answered(chat, text)
@@ -114,7 +114,7 @@ async def test_delete_takes_what_followed_and_undo_brings_it_back(stage: Stage) 
         await stage.service.restore_messages(removed)
 
 
-async def test_going_to_a_branch_restores_it_at_once(stage: Stage) -> None:
+async def test_switching_branches_restores_the_state(stage: Stage) -> None:
     """Where states cannot be cut the other branch's own save point is needed."""
     chat = await stage.chat()
     stage.fake.set(FAKE_EXACT_ONLY=1)

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -65,7 +62,7 @@ COLD = replace(WARM, ttft_ms=34_600, source=Source.COLD, cached_tokens=0, miss_r
         (replace(COLD, ttft_ms=145_000, miss_reason=ALIKE), "2 min · read"),  # a program's first
     ],
 )
-def test_a_reply_says_two_things_at_a_glance(receipt: Receipt, line: str) -> None:
+def test_receipt_line(receipt: Receipt, line: str) -> None:
     assert receipt_line(receipt) == line
 
 
@@ -82,23 +79,23 @@ def test_a_reply_says_two_things_at_a_glance(receipt: Receipt, line: str) -> Non
         (COLD, "34.6 s · processed 5,918 tokens · its memory was deleted in the meantime"),
     ],
 )
-def test_the_counts_are_in_a_sentence(receipt: Receipt, sentence: str) -> None:
+def test_receipt_sentence(receipt: Receipt, sentence: str) -> None:
     assert receipt_sentence(receipt) == sentence
 
 
-def test_a_hollow_restore_is_told() -> None:
+def test_hollow_restore_in_receipt_texts() -> None:
     hollow = replace(COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}))
     assert receipt_line(hollow) == "35 s · read again: the loaded memory was not used"
     assert receipt_sentence(hollow) == "34.6 s · reprocessed 5,918 tokens: the loaded memory was not used"
     assert ("Source", "read again; the loaded memory was not used") in receipt_details(hollow)
 
 
-def test_a_restore_before_send_is_named_as_not_counted() -> None:
+def test_restore_before_send_is_not_counted() -> None:
     ahead = dict(receipt_details(replace(WARM, prefetched=True)))
     assert ahead["  Loading (restore)"] == "136 MB in 21 ms (before you pressed Send, not counted)"
 
 
-def test_a_receipt_comes_back_and_what_makes_no_sense_in_it_is_left_out() -> None:
+def test_receipt_round_trip_drops_invalid_values() -> None:
     stored = json.loads(receipt_to_json(WARM))
     assert parse_receipt(json.dumps(stored | {"of_a_newer_version": 3.5})) == WARM
     del stored["settle_ms"], stored["save_ms"]
@@ -110,11 +107,11 @@ def test_a_receipt_comes_back_and_what_makes_no_sense_in_it_is_left_out() -> Non
     assert parse_receipt('["no", "receipt"]') is parse_receipt('"none"') is parse_receipt("7") is None
 
 
-def test_a_speed_that_was_not_measured_is_not_told() -> None:
+def test_unmeasured_speed_is_omitted() -> None:
     assert dict(receipt_details(replace(WARM, predicted_tokens=1, tokens_per_second=0.0)))["Reply"] == "1 token"
 
 
-def test_the_timeline_goes_from_before_send_to_after_the_reply() -> None:
+def test_timeline() -> None:
     whole = replace(AHEAD, settle_ms=220.0, save_ms=90.0)
     assert [(step.label, round(step.ms)) for step in timeline(whole)] == [
         ("Processed ahead", 9500),
@@ -135,12 +132,6 @@ TODAY = date(2026, 11, 20)
 A_RECEIPT = Receipt(300, 20, 70, 50, 6000, 5900, 400, 41.0, Source.HOT, saved_ms=30_000.0)
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with closing(Database(tmp_path / "conversations.db")) as database:
-        yield database
-
-
 def written(database: Database, receipt: Receipt | str | None, days_ago: int = 0, at: time = time(12)) -> None:
     chat = database.create_conversation("A chat")
     reply = database.append(chat.id, None, Role.ASSISTANT, "Baikal.", MessageState.COMPLETE)
@@ -153,7 +144,7 @@ def a_miss(reason: ReasonCode, **more: bool) -> Receipt:
     return replace(A_RECEIPT, source=Source.COLD, ttft_ms=12_000, saved_ms=None, miss_reason=Reason(reason), **more)
 
 
-def test_replies_are_added_up_by_what_they_went_on_from(database: Database) -> None:
+def test_statistics_by_kind(database: Database) -> None:
     for source in (Source.HOT, Source.HOT, Source.AHEAD, Source.WARM, Source.DISK):
         written(database, replace(A_RECEIPT, source=source))
     written(database, replace(A_RECEIPT, cached_tokens=3000, earlier_tokens=5000))
@@ -171,7 +162,7 @@ def test_replies_are_added_up_by_what_they_went_on_from(database: Database) -> N
     ]
 
 
-def test_days_are_those_of_the_clock_here_and_of_the_last_ones_only(database: Database) -> None:
+def test_statistics_by_local_day(database: Database) -> None:
     written(database, A_RECEIPT, 0, time(23, 59, 59))
     written(database, A_RECEIPT, 1, time(0, 0, 1))
     written(database, A_RECEIPT, MAX_DAYS - 1, time(0, 0, 1))
@@ -186,7 +177,7 @@ def test_days_are_those_of_the_clock_here_and_of_the_last_ones_only(database: Da
     assert found.days[-1] == TODAY
 
 
-def test_a_new_user_sees_a_fortnight(database: Database) -> None:
+def test_statistics_cover_at_least_two_weeks(database: Database) -> None:
     assert len(read_statistics(database.file, TODAY).days) == MIN_DAYS
     written(database, A_RECEIPT)
     assert len(read_statistics(database.file, TODAY).days) == MIN_DAYS
@@ -195,7 +186,7 @@ def test_a_new_user_sees_a_fortnight(database: Database) -> None:
 @pytest.mark.parametrize(
     "receipt", [None, "{", "5", "{}", '{"source": "other"}', '{"source": "hot", "saved_ms": 1e999}']
 )
-def test_receipts_that_make_no_sense_are_left_out(database: Database, receipt: str | None) -> None:
+def test_statistics_skip_invalid_receipts(database: Database, receipt: str | None) -> None:
     written(database, receipt)
     written(database, replace(A_RECEIPT, source=Source.DISK))
     assert [(one.day, one.kind, one.count) for one in read_statistics(database.file, TODAY).replies] == [

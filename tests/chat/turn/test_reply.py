@@ -15,7 +15,7 @@ from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.wire import ChatChunk
 
 
-def test_thinking_is_timed_from_its_first_token_to_the_first_of_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thinking_time(monkeypatch: pytest.MonkeyPatch) -> None:
     events, told = EventBus(), list[Event]()
     events.subscribe(told.append)
     writer = ReplyWriter(

@@ -32,7 +32,7 @@ async def two(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> AsyncIt
         yield stage
 
 
-async def test_two_chats_in_turn_are_hot_both(two: Stage) -> None:
+async def test_two_alternating_chats_are_hot(two: Stage) -> None:
     chats = [await two.chat(), await two.chat()]
     sources = [(await two.answered(chats[n % 2], f"{TOPICS[n % 2]} {n}")).source for n in range(6)]
     assert sources == [Source.COLD, Source.COLD, *[Source.HOT] * 4]
@@ -45,7 +45,7 @@ async def test_two_chats_in_turn_are_hot_both(two: Stage) -> None:
     assert {*two.slots.owners()} == {*chats}
 
 
-async def test_what_was_saved_from_one_slot_is_restored_into_another(two: Stage) -> None:
+async def test_state_saved_from_one_slot_is_restored_into_another(two: Stage) -> None:
     chats = [await two.chat() for _ in range(3)]
     for chat, topic in zip(chats, TOPICS, strict=True):
         await two.answered(chat, topic)
@@ -62,7 +62,7 @@ async def test_what_was_saved_from_one_slot_is_restored_into_another(two: Stage)
     assert receipt.cached_tokens > 100
 
 
-async def test_two_chats_are_answered_at_once(two: Stage) -> None:
+async def test_two_chats_are_answered_concurrently(two: Stage) -> None:
     chats = [await two.chat(), await two.chat()]
     await two.answered(chats[0])
     two.fake.set(FAKE_HOLD_DURING="stream")
@@ -75,7 +75,7 @@ async def test_two_chats_are_answered_at_once(two: Stage) -> None:
     assert all(await asyncio.gather(*replies, third))
 
 
-async def test_a_chat_with_another_model_waits_for_all_that_are_answered(two: Stage, tmp_path: Path) -> None:
+async def test_chat_with_another_model_waits_for_running_replies(two: Stage, tmp_path: Path) -> None:
     chats = [await two.chat(), await two.chat()]
     other = tmp_path / "other.gguf"
     other.symlink_to(str(two.settings.model_path))
@@ -92,7 +92,7 @@ async def test_a_chat_with_another_model_waits_for_all_that_are_answered(two: St
     assert len(two.fake.launches()) == 2
 
 
-async def test_a_chat_is_restored_while_another_is_answered(two: Stage) -> None:
+async def test_chat_is_restored_during_another_reply(two: Stage) -> None:
     chats = [await two.chat() for _ in range(3)]
     for chat, topic in zip(chats, TOPICS, strict=True):
         await two.answered(chat, topic)
@@ -106,7 +106,7 @@ async def test_a_chat_is_restored_while_another_is_answered(two: Stage) -> None:
     await two.idle()
 
 
-async def test_room_is_made_before_something_is_read_or_restored(two: Stage) -> None:
+async def test_room_is_made_before_reading_or_restoring(two: Stage) -> None:
     """The engine would purge whatever it likes, fail both, or take a good save point for a bad one."""
     chats = [await two.chat(), await two.chat()]
     await two.answered(chats[0], QUESTION * 25)  # 1,800 tokens, and the echo as many
@@ -119,7 +119,7 @@ async def test_room_is_made_before_something_is_read_or_restored(two: Stage) -> 
     assert not two.errors()
 
 
-async def test_a_reply_that_another_takes_the_room_of_goes_on_when_that_one_is_over(two: Stage) -> None:
+async def test_reply_crowded_out_by_another_continues_after_it(two: Stage) -> None:
     chats = [await two.chat(), await two.chat()]
     await two.answered(chats[0])
     long = " ".join(f"word {n}" for n in range(200))  # 1,700 tokens, and the question's 100
@@ -130,7 +130,7 @@ async def test_a_reply_that_another_takes_the_room_of_goes_on_when_that_one_is_o
     await two.idle()
 
 
-async def test_what_the_engine_gave_up_by_itself_is_a_miss_with_a_reason(two: Stage) -> None:
+async def test_state_purged_by_the_engine_is_a_miss_with_a_reason(two: Stage) -> None:
     chats = [await two.chat(), await two.chat()]
     for chat, topic in zip(chats, TOPICS, strict=False):
         await two.answered(chat, topic)
@@ -142,7 +142,7 @@ async def test_what_the_engine_gave_up_by_itself_is_a_miss_with_a_reason(two: St
     assert receipt.miss_reason == Reason(ReasonCode.PURGED)
 
 
-async def test_a_new_chat_goes_on_with_what_was_read_before_it_began(two: Stage) -> None:
+async def test_new_chat_uses_its_draft_read_ahead(two: Stage) -> None:
     first = await two.answered_chat()
     two.service.prepare(None, f"{QUESTION} And {OTHER} " * 3)
     await two.until(lambda: two.slots.slot_of("") or len(two.slots.owners()) == 2)
@@ -152,7 +152,7 @@ async def test_a_new_chat_goes_on_with_what_was_read_before_it_began(two: Stage)
     assert first in two.slots.owners()
 
 
-async def test_no_chat_is_left_out_when_the_engine_is_started_again_for_one(two: Stage) -> None:
+async def test_engine_restart_serves_all_waiting_chats(two: Stage) -> None:
     chats = [await two.chat(), await two.chat()]
     for chat, topic in zip(chats, TOPICS, strict=False):
         await two.answered(chat, topic)

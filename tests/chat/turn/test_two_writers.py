@@ -64,7 +64,7 @@ def prompts(fake: FakeEngine) -> dict[str, list[str]]:
     return {messages[-1]["content"]: [message["content"] for message in messages] for messages in asked}
 
 
-def test_the_second_waits_says_so_and_is_asked_with_the_whole_history(home: Home, fake_engine: FakeEngine) -> None:
+def test_second_command_waits_and_gets_the_whole_history(home: Home, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HOLD_DURING="stream")
     first = Asking(home, "--new", "One")
     wait_until(lambda: home.replies("streaming"), what="the first reply's beginning")
@@ -83,7 +83,7 @@ def test_the_second_waits_says_so_and_is_asked_with_the_whole_history(home: Home
     ]
 
 
-def test_a_command_takes_over_from_one_that_was_killed_and_finds_its_words(home: Home, fake_engine: FakeEngine) -> None:
+def test_command_takes_over_from_a_killed_one(home: Home, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HOLD_DURING="stream")
     first = Asking(home, "--new", "One")
     wait_until(lambda: home.replies("streaming"), what="the first reply's beginning")
@@ -99,7 +99,7 @@ def test_a_command_takes_over_from_one_that_was_killed_and_finds_its_words(home:
     assert not home.replies("streaming")
 
 
-def test_ctrl_c_ends_a_guest_alone_and_the_owner_waits_for_its_guests(home: Home, fake_engine: FakeEngine) -> None:
+def test_ctrl_c_ends_only_its_own_command(home: Home, fake_engine: FakeEngine) -> None:
     Asking(home, "--new", "Zero").ends()
     fake_engine.set(FAKE_HOLD_DURING="stream")
     first = Asking(home, "One")
@@ -118,7 +118,7 @@ def test_ctrl_c_ends_a_guest_alone_and_the_owner_waits_for_its_guests(home: Home
     assert [words for role, words in said(home) if role == "user"][-1] == "Three"
 
 
-async def test_stop_ends_the_waiting_and_keeps_the_words(stage: Stage, fake_engine: FakeEngine) -> None:
+async def test_stop_ends_waiting_and_keeps_the_question(stage: Stage, fake_engine: FakeEngine) -> None:
     chat = await stage.answered_chat()
     fake_engine.set(FAKE_HOLD_DURING="stream")
     first = stage.service.send(chat, "One")
@@ -137,39 +137,36 @@ async def test_stop_ends_the_waiting_and_keeps_the_words(stage: Stage, fake_engi
         assert database.rows("SELECT 1 FROM messages WHERE content = 'Two'")
 
 
-def test_an_empty_reply_that_is_taken_back_takes_no_words_along(tmp_path: Path) -> None:
-    with closing(Database(tmp_path / "chats.db")) as database:
-        chat = database.create_conversation("x").id
-        first = database.append_question(chat, "One")
-        reply = database.append(chat, first.id, Role.ASSISTANT, "", MessageState.STREAMING)
-        second = database.append_question(chat, "Two")
-        database.remove_leaf(reply)
-        assert [message.content for message in database.branch(chat)] == ["One", "Two"]
-        assert database.path(second.id)[0].id == first.id
+def test_removing_an_empty_reply_keeps_messages_below(database: Database) -> None:
+    chat = database.create_conversation("x").id
+    first = database.append_question(chat, "One")
+    reply = database.append(chat, first.id, Role.ASSISTANT, "", MessageState.STREAMING)
+    second = database.append_question(chat, "Two")
+    database.remove_leaf(reply)
+    assert [message.content for message in database.branch(chat)] == ["One", "Two"]
+    assert database.path(second.id)[0].id == first.id
 
 
-def test_a_question_that_waited_moves_behind_what_was_said_meanwhile(tmp_path: Path) -> None:
-    with closing(Database(tmp_path / "chats.db")) as database:
-        chat = database.create_conversation("x").id
-        first = database.append_question(chat, "One")
-        mine, later = database.append_question(chat, "Mine"), database.append_question(chat, "Later")
-        assert not database.move_to_end(mine.id, {later.id}), "nothing was said meanwhile"
-        database.append(chat, first.id, Role.ASSISTANT, "Reply", MessageState.COMPLETE)
-        assert database.move_to_end(mine.id, {later.id})
-        assert [message.content for message in database.branch(chat)] == ["One", "Reply", "Mine"]
-        assert not database.move_to_end(mine.id)
-        database.append(chat, mine.id, Role.ASSISTANT, "To mine", MessageState.COMPLETE)
-        assert database.move_to_end(later.id)
-        told = ["One", "Reply", "Mine", "To mine", "Later"]
-        assert [message.content for message in database.branch(chat)] == told
+def test_waiting_question_moves_to_the_end(database: Database) -> None:
+    chat = database.create_conversation("x").id
+    first = database.append_question(chat, "One")
+    mine, later = database.append_question(chat, "Mine"), database.append_question(chat, "Later")
+    assert not database.move_to_end(mine.id, {later.id}), "nothing was said meanwhile"
+    database.append(chat, first.id, Role.ASSISTANT, "Reply", MessageState.COMPLETE)
+    assert database.move_to_end(mine.id, {later.id})
+    assert [message.content for message in database.branch(chat)] == ["One", "Reply", "Mine"]
+    assert not database.move_to_end(mine.id)
+    database.append(chat, mine.id, Role.ASSISTANT, "To mine", MessageState.COMPLETE)
+    assert database.move_to_end(later.id)
+    told = ["One", "Reply", "Mine", "To mine", "Later"]
+    assert [message.content for message in database.branch(chat)] == told
 
 
-def test_a_question_stays_on_its_branch_where_the_user_has_gone_to_another(tmp_path: Path) -> None:
-    with closing(Database(tmp_path / "chats.db")) as database:
-        chat = database.create_conversation("x").id
-        first = database.append_question(chat, "One")
-        left = database.append(chat, first.id, Role.ASSISTANT, "Left", MessageState.COMPLETE)
-        mine = database.append_question(chat, "Mine")
-        database.append(chat, first.id, Role.ASSISTANT, "Right", MessageState.COMPLETE)
-        assert not database.move_to_end(mine.id)
-        assert [message.id for message in database.path(mine.id)] == [first.id, left.id, mine.id]
+def test_question_stays_on_its_branch(database: Database) -> None:
+    chat = database.create_conversation("x").id
+    first = database.append_question(chat, "One")
+    left = database.append(chat, first.id, Role.ASSISTANT, "Left", MessageState.COMPLETE)
+    mine = database.append_question(chat, "Mine")
+    database.append(chat, first.id, Role.ASSISTANT, "Right", MessageState.COMPLETE)
+    assert not database.move_to_end(mine.id)
+    assert [message.id for message in database.path(mine.id)] == [first.id, left.id, mine.id]
