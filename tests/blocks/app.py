@@ -140,7 +140,7 @@ class User(QObject):
         wait_until(lambda: self.call(panel.isVisible), what="the visible library")
         time.sleep(1.0)
         read = self.count(LibraryChanged)
-        self.call(lambda: panel.run(panel.consider([folder])))
+        self.call(lambda: panel.run(panel.ask_to_add([folder])))
         self.dialog(AddDialog)
         time.sleep(_MOMENT_S)
         self.xdotool("key", "Return")

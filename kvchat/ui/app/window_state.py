@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QMainWindow, QSplitter, QWidget
 from kvchat.system.concurrency import LAST_MOMENT_S
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.chat_page import Header
-from kvchat.ui.sidebar.conversation_list import as_text, from_text
+from kvchat.ui.sidebar.conversation_list import Arrangement
 from kvchat.ui.sidebar.sidebar import Sidebar
 from kvchat.ui.widgets.layouts import room_on_screen
 
@@ -109,7 +109,7 @@ class WindowLayout(QObject):
             geometry=self._window.saveGeometry(),
             sidebar=self._wanted,
             splitter=self.splitter.saveState(),
-            chats=as_text(self._sidebar.arrangement),
+            chats=self._sidebar.arrangement.to_json(),
         )
 
     def restore(self) -> None:
@@ -118,7 +118,7 @@ class WindowLayout(QObject):
             self._window.resize(QSize(1100, 760).boundedTo(room_on_screen()))
         if splitter is not None:
             self.splitter.restoreState(splitter)
-        self._sidebar.arrange(from_text(str(self._state.get("chats") or "")))
+        self._sidebar.arrange(Arrangement.from_json(str(self._state.get("chats") or "")))
         self._arrange()
 
     def _arrange(self) -> None:

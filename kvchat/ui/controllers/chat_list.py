@@ -162,13 +162,13 @@ class ChatListController(Controller):
             self._pause.start(_PAUSE_MS)
         else:
             self._pause.stop()
-            self._search_panel.show_none()
+            self._search_panel.clear()
 
     async def _search(self) -> None:
         query = self._search_panel.field.text()
         hits = await self._runtime.chat.finder.find(query)
         if query == self._search_panel.field.text() and query.strip():
-            self._search_panel.show_found(hits)
+            self._search_panel.show_results(hits)
             if not hits.complete:
                 self._pause.start(_RETRY_MS)
 

@@ -44,24 +44,23 @@ class Arrangement:
     archive: bool = False
 
     @property
-    def words(self) -> str:
+    def title(self) -> str:
         return _("Archive") if self.archive else self.folder or _("All chats")
 
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "order": self.order.name})
 
-def as_text(arrangement: Arrangement) -> str:
-    return json.dumps({**asdict(arrangement), "order": arrangement.order.name})
+    @staticmethod
+    def from_json(text: str) -> Arrangement:
+        try:
+            values = json.loads(text)
+            folder = values["folder"]
+            return Arrangement(Order[values["order"]], None if folder is None else str(folder), bool(values["archive"]))
+        except (ValueError, LookupError, TypeError):
+            return Arrangement()
 
 
-def from_text(text: str) -> Arrangement:
-    try:
-        kept = json.loads(text)
-        folder = kept["folder"]
-        return Arrangement(Order[kept["order"]], None if folder is None else str(folder), bool(kept["archive"]))
-    except (ValueError, LookupError, TypeError):
-        return Arrangement()
-
-
-_KEYS: dict[Order, Callable[[Conversation], Any]] = {
+_SORT_KEYS: dict[Order, Callable[[Conversation], Any]] = {
     Order.USED: lambda chat: 0,  # already sorted by last use, not by clock
     Order.CREATED: lambda chat: -chat.created_at.timestamp(),
     Order.NAME: lambda chat: chat.title.casefold(),
@@ -70,8 +69,8 @@ _KEYS: dict[Order, Callable[[Conversation], Any]] = {
 
 def arranged(chats: Sequence[Conversation], by: Arrangement) -> list[Conversation]:
     """Return the visible chats in order. chats: last used first"""
-    shown = [c for c in chats if c.archived == by.archive and by.folder in (None, c.folder)]
-    return sorted(sorted(shown, key=_KEYS[by.order]), key=lambda chat: not chat.on_top)
+    shown = [chat for chat in chats if chat.archived == by.archive and by.folder in (None, chat.folder)]
+    return sorted(sorted(shown, key=_SORT_KEYS[by.order]), key=lambda chat: not chat.on_top)
 
 
 @dataclass(frozen=True)
@@ -99,15 +98,13 @@ def with_headings(
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     top = bisect(chats, False, key=lambda chat: not chat.on_top)
     ages = [-at for at in _times(chats[top:], order, now.timestamp())]
-    ends, words = [top], [_ON_TOP]
-    for days, said in _AGES:
-        last = -(midnight - timedelta(days=days)).timestamp()
-        ends.append(top + bisect(ages, last))
-        words.append(said)
+    limits = [-(midnight - timedelta(days=days)).timestamp() for days, _title in _AGES]
+    ends = [top, *(top + bisect(ages, limit) for limit in limits), len(chats)]
+    titles = [_ON_TOP, *(title for _days, title in _AGES), _EARLIER]
     rows: list[Conversation | Heading] = []
-    for said, begin, end in zip([*words, _EARLIER], [0, *ends], [*ends, len(chats)], strict=True):
+    for title, begin, end in zip(titles, [0, *ends], ends, strict=False):
         if begin < end:
-            rows += [Heading(f"# {said}", _(said)), *chats[begin:end]]
+            rows += [Heading(f"# {title}", _(title)), *chats[begin:end]]
     return rows
 
 
@@ -151,12 +148,12 @@ class Row:
             (self.pinned, "pin", _("always kept")),
             (self.never_save, "disk-off", _("never kept")),
         )
-        return tuple((name, words) for on, name, words in badges if on)
+        return tuple((name, text) for is_on, name, text in badges if is_on)
 
     @property
     def state(self) -> str:
-        told = [self.forecast.chat_text] if self.forecast else []
-        return join_list([*told, *(words for _, words in self.badges)])
+        forecast = [self.forecast.chat_text] if self.forecast else []
+        return join_list([*forecast, *(text for _, text in self.badges)])
 
 
 class ConversationModel(ItemModel["Conversation | Heading"]):
@@ -219,8 +216,7 @@ class ConversationDelegate(ItemDelegate):
         if isinstance(row, Heading):
             painter.setFont(self.small(option.font))
             painter.setPen(QColor(self.look.theme.muted))
-            high = painter.fontMetrics().height()
-            box = QRect(0, 0, option.rect.width() - self.look.px(9) - 8, high)
+            box = QRect(0, 0, option.rect.width() - self.look.px(9) - 8, painter.fontMetrics().height())
             box.moveBottomLeft(option.rect.bottomLeft() + QPoint(self.look.px(9), -self.look.px(4)))
             draw_text(painter, option, box, row.title)
             return
@@ -230,19 +226,19 @@ class ConversationDelegate(ItemDelegate):
         self._paint_dot(painter, option, row)
         if option.state & QStyle.StateFlag.State_MouseOver:
             icon("dots", self.look.theme.text).paint(painter, menu_box(self.look, option))
-            taken = self.look.px(_MENU)
+            reserved = self.look.px(_MENU)
         else:
             side, rect = self.look.px(_BADGE), option.rect
-            names = [name for name, _words in row.badges]
+            names = [name for name, _text in row.badges]
             # A clock for a slow reply; the time is only in the tooltip: beside a chat it reads as the chat's age.
             names += ["clock"] if row.forecast and row.forecast.is_noticeable else []
             for number, name in enumerate(names, 1):
                 box = QRect(rect.right() - 8 - number * side, rect.center().y() - side // 2 + 1, side, side)
                 icon(name, self.look.theme.muted).paint(painter, mirrored_box(option, box))
-            taken = len(names) * side
+            reserved = len(names) * side
         painter.setFont(option.font)
         painter.setPen(QColor(self.look.theme.text))
-        draw_text(painter, option, option.rect.adjusted(self.look.px(30), 0, -10 - taken, 0), one_line(row.title))
+        draw_text(painter, option, option.rect.adjusted(self.look.px(30), 0, -10 - reserved, 0), one_line(row.title))
         painter.restore()
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
@@ -291,14 +287,14 @@ class ChatList(ItemList):
     typed = Signal(str)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
-        where = event.position().toPoint()
-        index = self.indexAt(where)
+        position = event.position().toPoint()
+        index = self.indexAt(position)
         if event.button() is Qt.MouseButton.LeftButton and index.flags() & Qt.ItemFlag.ItemIsSelectable:
             option = QStyleOptionViewItem()
             self.initViewItemOption(option)
             option.rect = self.visualRect(index)
-            if menu_box(self.look, option).contains(where):
-                self.customContextMenuRequested.emit(where)
+            if menu_box(self.look, option).contains(position):
+                self.customContextMenuRequested.emit(position)
                 return
         if event.button() is not Qt.MouseButton.RightButton:
             super().mousePressEvent(event)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 
 from PySide6.QtCore import Qt, Signal
@@ -30,18 +29,19 @@ class DeletedWindow(Panel):
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Recently deleted"), parent, size=(600, 480), least=(400, 300))
-        self.words, self.empty = label(kind="muted", wraps=True), label(_("No recently deleted items."), "muted")
+        self.about, self.empty = label(kind="muted", wraps=True), label(_("No recently deleted items."), "muted")
+        self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.list = RowList(look, _("Recently deleted"))
         self.list.row_activated.connect(lambda _: self._restore())
         self.list.current_changed.connect(self._show_buttons)
         self.limits = button(_("Retention settings…"), self.storage_requested, "link")
-        self.all = button(_("Delete all…"), lambda: self._ask([row.value for row in self.list.rows]), "danger")
-        self.now = button(_("Delete permanently…"), lambda: self._ask(self._chosen()), "danger")
+        self.all = button(_("Delete all…"), lambda: self._ask_to_delete(self._entries), "danger")
+        self.now = button(_("Delete permanently…"), lambda: self._ask_to_delete(self._chosen), "danger")
         self.restore = button(_("Restore"), self._restore, "primary")
         below = row(self.limits, (flow(self.all, self.now, self.restore, at_end=True), 1))
-        self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        parts = self.notices, self.words, (self.empty, 1), (self.list, 1), below
+        parts = self.notices, self.about, (self.empty, 1), (self.list, 1), below
         column(*parts, on=self, spacing=12, margins=16)
+        self._entries: list[DeletedEntry] = []
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -52,47 +52,43 @@ class DeletedWindow(Panel):
             self.run(self._load())
 
     async def _load(self) -> None:
-        entries, days = await self._runtime.chat.recently_deleted.entries(), self._runtime.settings.keep_deleted_days
+        self._entries = entries = await self._runtime.chat.recently_deleted.entries()
+        days = self._runtime.settings.keep_deleted_days
         kept = _("for {days}", days=plural(days, "{count} day", "{count} days")) if days else _("for 30 seconds")
-        self.words.setText(
-            _(
-                "Deleted items stay here {kept}. Then kvchat permanently deletes them {for_good}.",
-                kept=kept,
-                for_good=_(_FOR_GOOD),
-            )
-        )
-        self.list.show_rows([row_of(entry) for entry in entries])
+        about = _("Deleted items stay here {kept}. Then kvchat permanently deletes them {for_good}.")
+        self.about.setText(about.format(kept=kept, for_good=_(_FOR_GOOD)))
+        self.list.show_rows(list(map(row_of, entries)))
         self.list.setVisible(bool(entries))
         self.empty.setVisible(not entries)
         if entries and self.list.current is None:
             self.list.select(entries[0])
         self._show_buttons()
 
+    @property
     def _chosen(self) -> list[DeletedEntry]:
         current = self.list.current
-        return [current.value] if current is not None and isinstance(current.value, DeletedEntry) else []
+        return [entry for entry in self._entries if current and entry == current.value]
 
     def _restore(self) -> None:
-        for entry in self._chosen():
+        for entry in self._chosen:
             self.run(self._runtime.chat.recently_deleted.restore(entry))
 
     def _show_buttons(self) -> None:
         for action in (self.restore, self.now):
-            action.setEnabled(bool(self._chosen()))
-        self.all.setEnabled(bool(self.list.rows))
+            action.setEnabled(bool(self._chosen))
+        self.all.setEnabled(bool(self._entries))
 
-    def _ask(self, entries: Sequence[object]) -> None:
-        wanted = [entry for entry in entries if isinstance(entry, DeletedEntry)]
-        what = plural(len(wanted), "{count} item", "{count} items")
-        if len(wanted) == 1 and wanted[0].is_chat:
-            what = _("“{name}”", name=wanted[0].title)
+    def _ask_to_delete(self, entries: list[DeletedEntry]) -> None:
+        what = plural(len(entries), "{count} item", "{count} items")
+        if len(entries) == 1 and entries[0].is_chat:
+            what = _("“{name}”", name=entries[0].title)
         title, delete = _("Permanently delete {what}?", what=what), self._runtime.chat.recently_deleted.delete_now
-        words = _(
+        text = _(
             "You cannot undo this. kvchat deletes everything {for_good}. Files you exported or "
             "backed up yourself are not affected.",
             for_good=_(_FOR_GOOD),
         )
-        confirm(self, title, words, _("Delete permanently"), lambda: self.run(delete(wanted)))
+        confirm(self, title, text, _("Delete permanently"), lambda: self.run(delete(entries)))
 
 
 def row_of(entry: DeletedEntry) -> Row:
@@ -104,7 +100,6 @@ def row_of(entry: DeletedEntry) -> Row:
     gone = _("permanently deleted today")
     if days >= 1:
         gone = plural(days, "permanently deleted in {count} day", "permanently deleted in {count} days")
-    words = _(
-        "{what} · deleted {deleted_at} · {gone}", what=what, deleted_at=format_datetime(entry.deleted_at), gone=gone
-    )
-    return Row(entry, entry.title if entry.is_chat else entry.text, words)
+    deleted_at = format_datetime(entry.deleted_at)
+    text = _("{what} · deleted {deleted_at} · {gone}", what=what, deleted_at=deleted_at, gone=gone)
+    return Row(entry, entry.title if entry.is_chat else entry.text, text)

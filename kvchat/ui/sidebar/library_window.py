@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFileDialog, QWidget
 
@@ -27,7 +27,7 @@ from kvchat.ui.dialogs.confirm import Question, confirm, file_dialog
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.lists import Row, RowList, Tone
 
-_WHAT_FOR = N_("kvchat processes these documents once. A chat that starts with them replies without delay.")
+_PURPOSE = N_("kvchat processes these documents once. A chat that starts with them replies without delay.")
 _EMPTY = N_(
     "No documents yet. Add a manual, papers or a source code folder. kvchat processes them once, in "
     "the background. Every chat that starts with them knows them from the first question."
@@ -40,11 +40,11 @@ class LibraryWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Library"), parent, size=(680, 520), least=(440, 360))
         self._library = runtime.chat.library
-        self._standings: list[PreparedStatus] = []
-        self._loading = self._due = False
-        self._refused: dict[str, KvchatError] = {}  # read errors by id
+        self._statuses: list[PreparedStatus] = []
+        self._load_timer = QTimer(self, singleShot=True, interval=0)  # one load for several events
+        self._load_timer.timeout.connect(lambda: self.run(self._load()))
+        self._errors: dict[str, KvchatError] = {}  # read errors by id
         self._added = ""  # id to select once it is listed
-        self.what_for = label(_(_WHAT_FOR), "muted", wraps=True)
         self.details = label(kind="small", wraps=True, selectable=True)
         self.details.hide()
         self.empty = label(_(_EMPTY), "muted", wraps=True)
@@ -59,30 +59,36 @@ class LibraryWindow(Panel):
         self.cancel = button(_("Stop processing"), lambda: self._with_current(self._library.cancel))
         self.again = button(_("Reprocess"), lambda: self._with_current(self._read))
         self.begin = button(_("Start a chat"), lambda: self._with_current(self._begin), "primary")
-        above = row(self.files, self.folder, STRETCH, spacing=8)
+        purpose, above = label(_(_PURPOSE), "muted", wraps=True), row(self.files, self.folder, STRETCH, spacing=8)
         below = row(STRETCH, self.remove, self.cancel, self.again, self.begin, spacing=8)
-        shown = self.notices, self.what_for, above, (self.empty, 1), (self.list, 1), self.bar, self.details, below
-        column(*shown, on=self, spacing=12, margins=(20, 16, 20, 16))
+        parts = self.notices, purpose, above, (self.empty, 1), (self.list, 1), self.bar, self.details, below
+        column(*parts, on=self, spacing=12, margins=(20, 16, 20, 16))
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self.list.setFocus()
-        self._load()
+        self._load_timer.start()
 
     def choose(self, prepared_id: str) -> None:
         self._added = prepared_id
-        if self._standings:
+        if self._statuses:
             self._show()
 
-    async def consider(self, paths: Sequence[Path]) -> None:
+    def _choose(self, mode: QFileDialog.FileMode) -> None:
+        title = _("Add a folder") if mode is QFileDialog.FileMode.Directory else _("Add files")
+        dialog = file_dialog(self, title, mode)
+        dialog.filesSelected.connect(lambda names: self.run(self.ask_to_add(list(map(Path, names)))))
+        dialog.open()
+
+    async def ask_to_add(self, paths: Sequence[Path]) -> None:
         now = await self._runtime.engine.states_now(self._runtime.settings.model_path)
         estimate = await self._library.estimate(paths, now)
         taken = set((await self._library.names_by_owner()).values())
 
         async def add(name: str) -> None:
-            made = await self._library.add(paths, name)
-            self._added = made.id
-            await self._read(made)
+            prepared = await self._library.add(paths, name)
+            self._added = prepared.id
+            await self._read(prepared)
 
         dialog = AddDialog(self, await asyncio.to_thread(name_for, paths, taken), estimate)
         dialog.accepted.connect(lambda: self.run(add(dialog.name)))
@@ -92,65 +98,41 @@ class LibraryWindow(Panel):
         try:
             await self._library.read(prepared)
         except KvchatError as error:
-            self._refused[prepared.id] = error
+            self._errors[prepared.id] = error
             raise
-
-    async def _remove(self, prepared: PreparedSet) -> None:
-        await self._library.remove(prepared)
-        if (error := self._refused.pop(prepared.id, None)) is not None:
-            self.notices.withdraw_error(error)
-
-    def _choose(self, mode: QFileDialog.FileMode) -> None:
-        title = _("Add a folder") if mode is QFileDialog.FileMode.Directory else _("Add files")
-        dialog = file_dialog(self, title, mode)
-        dialog.filesSelected.connect(lambda names: self.run(self.consider(list(map(Path, names)))))
-        dialog.open()
 
     def _handle_event(self, event: Event) -> None:
         match event:
             case LibraryChanged(progress=True):
                 self._show()
             case LibraryChanged() | EngineChanged() | SettingsChanged():
-                self._load()
+                self._load_timer.start()
 
-    def _load(self) -> None:
-        """Reload; changes during a load cause one more load afterwards."""
-        self._due = True
-        if not self._loading:
-            self.run(self._load_all())
-
-    async def _load_all(self) -> None:
-        self._loading = True
-        try:
-            while self._due:
-                self._due = False
-                usage = await self._runtime.save_points.usage()
-                now = await self._runtime.engine.states_now(self._runtime.settings.model_path)
-                self._standings = await self._library.statuses(now, usage.conversations)
-                self._show()
-        finally:
-            self._loading = False
+    async def _load(self) -> None:
+        usage = await self._runtime.save_points.usage()
+        now = await self._runtime.engine.states_now(self._runtime.settings.model_path)
+        self._statuses = await self._library.statuses(now, usage.conversations)
+        self._show()
 
     def _show(self) -> None:
-        before = self.list.current
-        self.list.show_rows(
-            [row_of(standing, self._library.reading.get(standing.prepared.id)) for standing in self._standings]
-        )
-        if any(standing.prepared.id == self._added for standing in self._standings):
+        before, reading = self.list.current, self._library.reading
+        self.list.show_rows([row_of(status, reading.get(status.prepared.id)) for status in self._statuses])
+        ids = [status.prepared.id for status in self._statuses]
+        if self._added in ids:
             self.list.select(self._added)
             self._added = ""
-        elif before is None and self._standings:
-            self.list.select(self._standings[0].prepared.id)
-        self.list.setVisible(bool(self._standings))
-        self.empty.setVisible(not self._standings)
+        elif before is None and ids:
+            self.list.select(ids[0])
+        self.list.setVisible(bool(ids))
+        self.empty.setVisible(not ids)
         self._show_current()
 
     def _show_current(self) -> None:
         current = self._current
         reading = self._library.reading.get(current.prepared.id) if current else None
         if current is not None:
-            left, place = self._library.time_left(current.prepared), self._runtime.paths.save_points
-            self.details.setText(details_of(current, reading, left, place))
+            left, folder = self._library.time_left(current.prepared), self._runtime.paths.save_points
+            self.details.setText(describe(current, reading, left, folder))
         if reading is not None:
             self.bar.setValue(1000 * reading.done // max(reading.total, 1))
         self.bar.setVisible(reading is not None)
@@ -163,12 +145,12 @@ class LibraryWindow(Panel):
 
     @property
     def _current(self) -> PreparedStatus | None:
-        chosen = self.list.current.value if self.list.current else None
-        return next((standing for standing in self._standings if standing.prepared.id == chosen), None)
+        id = self.list.current.value if self.list.current else None
+        return next((status for status in self._statuses if status.prepared.id == id), None)
 
     def _with_current(self, do: Callable[[PreparedSet], Coroutine[Any, Any, object]]) -> None:
-        if standing := self._current:
-            self.run(do(standing.prepared))
+        if current := self._current:
+            self.run(do(current.prepared))
 
     async def _begin(self, prepared: PreparedSet) -> None:
         if prepared.is_read:
@@ -177,26 +159,35 @@ class LibraryWindow(Panel):
             self.begun.emit(chat.id)
 
     def _ask_to_remove(self) -> None:
-        if (standing := self._current) is None:
+        if (current := self._current) is None:
             return
-        title = _("Remove “{name}” from the library?", name=standing.prepared.name)
-        words = _(
+        prepared = current.prepared
+
+        async def remove() -> None:
+            await self._library.remove(prepared)
+            if (error := self._errors.pop(prepared.id, None)) is not None:
+                self.notices.withdraw_error(error)
+
+        title = _("Remove “{name}” from the library?", name=prepared.name)
+        text = _(
             "The files and the chats that started with them are not deleted. To use the files here "
             "again, you must add and process them again."
         )
-        confirm(self, title, words, _("Remove"), lambda: self.run(self._remove(standing.prepared)))
+        confirm(self, title, text, _("Remove"), lambda: self.run(remove()))
 
 
 class AddDialog(Question):
     def __init__(self, parent: QWidget, name: str, estimate: Estimate) -> None:
-        can_be_read = not estimate.is_too_long
-        self.field, self.words = line_edit(_("Name"), _("Name")), label(estimate_words(estimate), "muted", wraps=True)
+        self.field, self.estimate = (
+            line_edit(_("Name"), _("Name")),
+            label(describe_estimate(estimate), "muted", wraps=True),
+        )
         self.field.setText(name)
-        self.read = button(_("Add"), self.accept, "primary")
-        self.read.setEnabled(can_be_read)
-        self.field.textChanged.connect(lambda _: self.read.setEnabled(bool(self.name) and can_be_read))
-        title, answers = _("Add to the library"), (button(_("Not now"), self.reject), self.read)
-        super().__init__(parent, title, (label(title, "title"), self.field, self.words), *answers)
+        self.add = button(_("Add"), self.accept, "primary")
+        self.add.setEnabled(not estimate.is_too_long)
+        self.field.textChanged.connect(lambda _: self.add.setEnabled(bool(self.name) and not estimate.is_too_long))
+        title, answers = _("Add to the library"), (button(_("Not now"), self.reject), self.add)
+        super().__init__(parent, title, (label(title, "title"), self.field, self.estimate), *answers)
 
     @property
     def name(self) -> str:
@@ -217,7 +208,7 @@ def name_for(paths: Sequence[Path], taken: Collection[str]) -> str:
     return next(candidate for candidate in names if candidate not in taken)
 
 
-def estimate_words(estimate: Estimate) -> str:
+def describe_estimate(estimate: Estimate) -> str:
     files = plural(estimate.files, "{count} file", "{count} files")
     if estimate.is_too_long:
         error = PreparationTooLong(estimate)
@@ -230,69 +221,61 @@ def estimate_words(estimate: Estimate) -> str:
     return join_sentences(words, _("You can keep chatting meanwhile: your messages take priority."))
 
 
-def row_of(standing: PreparedStatus, reading: ReadingTask | None) -> Row:
-    prepared = standing.prepared
+def row_of(status: PreparedStatus, reading: ReadingTask | None) -> Row:
+    prepared = status.prepared
     parts = [plural(len(prepared.sources), "{count} file", "{count} files")]
     if prepared.is_read:
-        parts += [_("{tokens} tokens", tokens=format_tokens(prepared.tokens)), format_size(standing.bytes)]
-        parts += (
-            [_("saves {time}", time=format_estimate(standing.time))]
-            if standing.time and not standing.reprocess_reason
-            else []
-        )
-        parts += [Path(prepared.model).stem]
+        parts += [_("{tokens} tokens", tokens=format_tokens(prepared.tokens)), format_size(status.bytes)]
+        if status.time and not status.reprocess_reason:
+            parts.append(_("saves {time}", time=format_estimate(status.time)))
+        parts.append(Path(prepared.model).stem)
     chip, tone = _("ready"), Tone.GOOD
     if reading is not None:
         share = f"{100 * reading.done // reading.total} %" if reading.total else "…"
         chip, tone = _("processing {share}", share=share), Tone.PLAIN
-    elif standing.reprocess_reason:
+    elif status.reprocess_reason:
         chip, tone = _("needs processing") if prepared.is_read else _("not processed"), Tone.WARN
-    elif standing.changes:
+    elif status.changes:
         chip, tone = _("files changed"), Tone.WARN
     return Row(prepared.id, prepared.name, join_parts(parts), chip, tone)
 
 
-def details_of(standing: PreparedStatus, reading: ReadingTask | None, left: TimeRange | None, place: Path) -> str:
-    prepared = standing.prepared
+def describe(status: PreparedStatus, reading: ReadingTask | None, left: TimeRange | None, folder: Path) -> str:
+    """Describe prepared documents in lines. left: processing time; folder: where their memory is"""
+    prepared, reason = status.prepared, status.reprocess_reason
     lines = [left_to_right(join_list(prepared.paths))]
     if reading is not None:
         done, total = format_number(reading.done), format_number(reading.total)
-        words = _("Waiting to be processed.")
+        text = _("Waiting to be processed.")
         if reading.total and left:
-            words = _(
-                "{done} of {total} tokens processed, {time} left.", done=done, total=total, time=format_estimate(left)
-            )
+            time = format_estimate(left)
+            text = _("{done} of {total} tokens processed, {time} left.", done=done, total=total, time=time)
         elif reading.total:
-            words = _("{done} of {total} tokens processed.", done=done, total=total)
-        return "\n".join([*lines, join_sentences(words, _("Your messages take priority."))])
+            text = _("{done} of {total} tokens processed.", done=done, total=total)
+        return "\n".join([*lines, join_sentences(text, _("Your messages take priority."))])
     if prepared.is_read:
         when = format_age(prepared.created_at.astimezone(), datetime.now().astimezone())
-        words, there = _("Processed {when}.", when=when), left_to_right(str(place))
-        if standing.bytes:
-            words = _(
-                "Processed {when}; {size} saved in {place}.", when=when, size=format_size(standing.bytes), place=there
-            )
-        lines.append(words)
-    if changed := standing.changes.text if standing.changes else "":
-        words = _(
-            "{words} since then. Chats start with the processed version. Reprocess to include the changes.",
-            words=changed,
-        )
-        lines.append(words)
+        text, place = _("Processed {when}.", when=when), left_to_right(str(folder))
+        if status.bytes:
+            size = format_size(status.bytes)
+            text = _("Processed {when}; {size} saved in {place}.", when=when, size=size, place=place)
+        lines.append(text)
+    if changes := status.changes.text if status.changes else "":
+        text = _("{words} since then. Chats start with the processed version. Reprocess to include the changes.")
+        lines.append(text.format(words=changes))
     if not prepared.is_read:
-        words = _(
+        text = _(
             "Processing was interrupted, so no chat can start with these documents yet. "
             "Reprocess to continue from the saved progress."
         )
-        lines.append(words)
-    elif why := standing.reprocess_reason:
-        words = _("A chat with these documents would have to process them first: {why}.", why=why)
-        if standing.time:
-            time = format_estimate(standing.time)
-            words = _(
+        lines.append(text)
+    elif reason:
+        text = _("A chat with these documents would have to process them first: {why}.", why=reason)
+        if status.time:
+            text = _(
                 "A chat with these documents would have to process them first, which takes {time}: {why}.",
-                time=time,
-                why=why,
+                time=format_estimate(status.time),
+                why=reason,
             )
-        lines.append(words)
+        lines.append(text)
     return "\n".join(lines)

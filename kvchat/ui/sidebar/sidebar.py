@@ -74,7 +74,7 @@ class _ResultDelegate(ItemDelegate):
         return QSize(80, lines * (option.fontMetrics.height() + 2) + 2 * _ABOVE)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        theme, found = self.look.theme, index.data(ROW)
+        theme, hit = self.look.theme, index.data(ROW)
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.paint_background(painter, option)
@@ -84,23 +84,21 @@ class _ResultDelegate(ItemDelegate):
         painter.setFont(font)
         painter.setPen(QColor(theme.text))
         first = QRect(box.topLeft(), QSize(box.width(), painter.fontMetrics().height()))
-        draw_text(painter, option, first, one_line(found.title))
+        draw_text(painter, option, first, one_line(hit.title))
         font.setBold(False)
-        if found.excerpt:
-            self._paint_excerpt(painter, QRectF(box.adjusted(0, option.fontMetrics.height() + 3, 0, 0)), found, option)
+        if hit.excerpt:
+            self._paint_excerpt(painter, QRectF(box.adjusted(0, option.fontMetrics.height() + 3, 0, 0)), hit, option)
         painter.restore()
 
-    def _paint_excerpt(self, painter: QPainter, box: QRectF, found: ChatHit, option: QStyleOptionViewItem) -> None:
-        layout = QTextLayout(found.excerpt, option.font)
+    def _paint_excerpt(self, painter: QPainter, box: QRectF, hit: ChatHit, option: QStyleOptionViewItem) -> None:
+        layout = QTextLayout(hit.excerpt, option.font)
         runs = QTextOption(leading_alignment())
         runs.setTextDirection(Qt.LayoutDirection.LayoutDirectionAuto)  # follows its script
         layout.setTextOption(runs)
         mark = QTextCharFormat()
         mark.setBackground(QColor(self.look.theme.mark))
         mark.setForeground(QColor(self.look.theme.text))
-        marks = []
-        for start, end in found.marks:
-            marks.append(format_range(found.excerpt, start, end, mark))
+        marks = [format_range(hit.excerpt, start, end, mark) for start, end in hit.marks]
         layout.beginLayout()
         top = 0.0
         for _line in range(_LINES):
@@ -156,8 +154,8 @@ class _Field(QLineEdit):
 
     def event(self, event: QEvent) -> bool:
         """Handle Esc, else it triggers the window's shortcut."""
-        asked = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
-        if asked and self.text() and event.key() == Qt.Key.Key_Escape:  # type: ignore[attr-defined]
+        is_override = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
+        if is_override and self.text() and event.key() == Qt.Key.Key_Escape:  # type: ignore[attr-defined]
             event.accept()
             return True
         return super().event(event)
@@ -185,10 +183,10 @@ class SearchPanel(QWidget):
         self.field.setClearButtonEnabled(True)
         for empty in self.field.findChildren(QToolButton):
             empty.setAccessibleName(_("Clear the search field"))
-        self.words = label(kind="small", wraps=True)
-        self.words.setContentsMargins(10, 2, 10, 0)
+        self.status = label(kind="small", wraps=True)
+        self.status.setContentsMargins(10, 2, 10, 0)
         found = QWidget()
-        column(self.words, (self.results, 1), on=found, margins=0)
+        column(self.status, (self.results, 1), on=found, margins=0)
         self.pages = QStackedWidget()
         self.pages.addWidget(below)
         self.pages.addWidget(found)
@@ -196,14 +194,14 @@ class SearchPanel(QWidget):
         look.changed.connect(self._restyle)
         self._restyle()
 
-    def show_found(self, found: ChatSearchResult) -> None:
+    def show_results(self, found: ChatSearchResult) -> None:
         self.results.show_chats(found.chats)
         unfinished = "" if found.complete else _("Older messages are still being indexed.")
-        self.words.setText(join_sentences("" if found.chats else _("No matches."), unfinished))
-        self.words.setVisible(bool(self.words.text()))
+        self.status.setText(join_sentences("" if found.chats else _("No matches."), unfinished))
+        self.status.setVisible(bool(self.status.text()))
         self.pages.setCurrentIndex(1)
 
-    def show_none(self) -> None:
+    def clear(self) -> None:
         self.results.show_chats(())
         self.pages.setCurrentIndex(0)
 
@@ -254,11 +252,11 @@ class Sidebar(QFrame):
         self.empty = label(_("No chats yet.\nYour chats will appear here."), "small", wraps=True)
         self.empty.setContentsMargins(10, 4, 10, 0)
         self.empty.hide()  # not loaded yet: unread chats are not missing
-        ready = _("Documents processed once, ready to start chats with")
-        self.library_button = button(_("Library"), kind="usage", tip=ready)
+        tip = _("Documents processed once, ready to start chats with")
+        self.library_button = button(_("Library"), kind="usage", tip=tip)
         self.usage_button = ElidedButton("usage", padding=_BESIDE_USAGE)
         self.usage_button.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self._say_usage(_(STORAGE), "")
+        self._set_usage_text(_(STORAGE), "")
         self.usage_bar = progress_bar(_("Share of the storage limit in use"))
         chats = QWidget()
         column(self.view_button, self.empty, (self.list, 1), on=chats, spacing=2, margins=0)
@@ -306,9 +304,9 @@ class Sidebar(QFrame):
     def step(self, by: int) -> None:
         chats = [chat.id for chat in self.model.chats]
         here = self.list.currentIndex()
-        at = chats.index(self.model.rows[here.row()].id) if here.isValid() else -1
-        target = 0 if at < 0 else min(max(at + by, 0), len(chats) - 1)
-        if target != at and chats:
+        position = chats.index(self.model.rows[here.row()].id) if here.isValid() else -1
+        target = 0 if position < 0 else min(max(position + by, 0), len(chats) - 1)
+        if target != position and chats:
             self.list.selectionModel().setCurrentIndex(self.model.index_of(chats[target]), _ALONE)
 
     def begin_rename(self, index: QModelIndex | None = None) -> bool:
@@ -321,12 +319,12 @@ class Sidebar(QFrame):
         return True
 
     def _select(self) -> None:
-        if len(self.chosen) == 1:
-            self.selected.emit(self.chosen[0])
+        if len(chosen := self.chosen) == 1:
+            self.selected.emit(chosen[0])
 
     def _ask_delete(self) -> None:
-        if self.chosen:
-            self.delete_requested.emit(self.chosen)
+        if chosen := self.chosen:
+            self.delete_requested.emit(chosen)
 
     def arrange(self, arrangement: Arrangement) -> None:
         self.arrangement = arrangement
@@ -334,29 +332,29 @@ class Sidebar(QFrame):
         self.arranged.emit()
 
     def show_usage(self, usage: StoreUsage) -> None:
-        words, tail = _(STORAGE), format_size_of(usage.physical_bytes, usage.quota_bytes)
+        text, amount = _(STORAGE), format_size_of(usage.physical_bytes, usage.quota_bytes)
         if usage.problem:
-            words, tail = _("{storage}: nothing is saved", storage=_(STORAGE)), ""
-        self._say_usage(words, tail)
+            text, amount = _("{storage}: nothing is saved", storage=_(STORAGE)), ""
+        self._set_usage_text(text, amount)
         self.usage_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
 
-    def _say_usage(self, words: str, tail: str) -> None:
-        self.usage_button.set_text(words, tail, _("Disk space used by chat memory"))
-        self.usage_button.setAccessibleName(f"{words} {tail}".strip())
+    def _set_usage_text(self, text: str, amount: str) -> None:
+        self.usage_button.set_text(text, amount, _("Disk space used by chat memory"))
+        self.usage_button.setAccessibleName(f"{text} {amount}".strip())
 
     def choose(self, ids: Sequence[str]) -> None:
-        wanted = QItemSelection()
+        chosen = QItemSelection()
         for index in filter(QModelIndex.isValid, map(self.model.index_of, ids)):
-            wanted.append(QItemSelectionRange(index))
+            chosen.append(QItemSelectionRange(index))
         selection = self.list.selectionModel()
         with QSignalBlocker(selection):
-            selection.select(wanted, QItemSelectionModel.SelectionFlag.Select)
+            selection.select(chosen, QItemSelectionModel.SelectionFlag.Select)
 
     def _name_view(self) -> None:
-        words = one_line(self.arrangement.words)
-        shown = self.view_button.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, 150)
-        self.view_button.setText(shown.replace("&", "&&"))
-        self.view_button.setAccessibleName(_("Shown: {words}", words=words))
+        title = one_line(self.arrangement.title)
+        elided = self.view_button.fontMetrics().elidedText(title, Qt.TextElideMode.ElideRight, 150)
+        self.view_button.setText(elided.replace("&", "&&"))
+        self.view_button.setAccessibleName(_("Shown: {words}", words=title))
 
     def _fill_view_menu(self) -> None:
         menu, now = self.view_menu, self.arrangement
@@ -366,15 +364,15 @@ class Sidebar(QFrame):
         views += [(_("Archive"), replace(now, folder=None, archive=True))]
         orders = [(_(order.value), replace(now, order=order)) for order in Order]
         for group in (views, orders):
-            for words, arrangement in group:
-                action = menu.addAction(words.replace("&", "&&"))
+            for title, arrangement in group:
+                action = menu.addAction(title.replace("&", "&&"))
                 action.setCheckable(True)
                 action.setChecked(arrangement == now)
-                action.triggered.connect(lambda _, wanted=arrangement: self.arrange(wanted))
+                action.triggered.connect(lambda _, chosen=arrangement: self.arrange(chosen))
             menu.addSeparator()
 
-    def _show_menu(self, where: QPoint) -> None:
-        index = self.list.indexAt(where)
+    def _show_menu(self, position: QPoint) -> None:
+        index = self.list.indexAt(position)
         if not index.flags() & Qt.ItemFlag.ItemIsSelectable:
             return
         menu = QMenu(self.list)
@@ -382,7 +380,7 @@ class Sidebar(QFrame):
         chat: Row = index.data(ROW)
         ids = self.chosen if chat.id in self.chosen else [chat.id]
         self.menu_requested.emit(menu, chat, ids, partial(self.begin_rename, index))
-        menu.popup(self.list.viewport().mapToGlobal(where))
+        menu.popup(self.list.viewport().mapToGlobal(position))
 
     def _restyle(self) -> None:
         self.view_button.setIcon(icon("chevron-down", self._look.theme.muted))

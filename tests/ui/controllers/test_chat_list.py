@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.record.messages import Conversation
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.sidebar.conversation_list import Arrangement, Order, Row, arranged, from_text
+from kvchat.ui.sidebar.conversation_list import Arrangement, Order, Row, arranged
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child, on_show
@@ -164,7 +164,7 @@ async def test_the_next_window_shows_what_this_one_showed_last(
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"order": "OLD", "folder": null, "archive": false}', "1"])
 def test_an_arrangement_that_cannot_be_read_is_the_first_one(text: str) -> None:
-    assert from_text(text) == Arrangement()
+    assert Arrangement.from_json(text) == Arrangement()
 
 
 def test_orders() -> None:

@@ -108,9 +108,9 @@ async def test_nothing_found_and_an_unfinished_index_are_said(
     monkeypatch.setattr("kvchat.chat.search.index_batch", lambda database: True)
     monkeypatch.setattr(furnished.chat.finder, "start_indexing", lambda: None)
     await search(window, qtbot, "xyzzy")
-    assert window.sidebar.search.words.text() == "No matches. Older messages are still being indexed."
+    assert window.sidebar.search.status.text() == "No matches. Older messages are still being indexed."
     monkeypatch.undo()
-    await until(lambda: window.sidebar.search.words.text() == "No matches.", "the rest of the index")
+    await until(lambda: window.sidebar.search.status.text() == "No matches.", "the rest of the index")
 
 
 async def test_a_hit_on_another_branch_goes_there(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:

@@ -37,15 +37,15 @@ async def test_what_is_added_is_read_with_a_bar_and_a_chat_begins_on_it(
     panel = await opened(window, qtbot)
     folder = tmp_path / "manual"
     folder.mkdir()
-    await panel.consider([folder])
+    await panel.ask_to_add([folder])
     await until(lambda: panel.findChild(AddDialog) is not None)
     dialog = child(panel, AddDialog)
-    assert "about 36 s" in dialog.words.text()
+    assert "about 36 s" in dialog.estimate.text()
     assert dialog.name == "manual"
     dialog.field.setText("  ")
-    assert not dialog.read.isEnabled()
+    assert not dialog.add.isEnabled()
     dialog.field.setText("The manual")
-    qtbot.mouseClick(dialog.read, LEFT)
+    qtbot.mouseClick(dialog.add, LEFT)
     await until(panel.bar.isVisible)
     row = panel.list.current
     assert row is not None
@@ -69,13 +69,13 @@ async def test_what_is_longer_than_the_context_is_said_before_it_is_read(
     panel = await opened(window, qtbot)
     assert panel.empty.isVisible()
     assert not any(part.isVisible() for part in (panel.begin, panel.again, panel.remove, panel.cancel, panel.bar))
-    await panel.consider([tmp_path])
+    await panel.ask_to_add([tmp_path])
     await until(lambda: panel.findChild(AddDialog) is not None)
     dialog = child(panel, AddDialog)
-    assert "about 90K tokens, but only 6,144 fit" in dialog.words.text()
-    assert not dialog.read.isEnabled()
+    assert "about 90K tokens, but only 6,144 fit" in dialog.estimate.text()
+    assert not dialog.add.isEnabled()
     dialog.field.setText("Another name")
-    assert not dialog.read.isEnabled()
+    assert not dialog.add.isEnabled()
 
 
 async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
