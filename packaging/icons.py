@@ -1,4 +1,4 @@
-"""kvchat's icon in the forms that desktops ask for, drawn from the logo: `python packaging/icons.py FOLDER`."""
+"""kvchat's icon in the forms that desktops need: `python packaging/icons.py FOLDER`, or `... assets` for assets/."""
 
 from __future__ import annotations
 
@@ -71,5 +71,16 @@ def hicolor(folder: Path) -> None:
     (folder / "scalable" / "apps" / "kvchat.svg").write_text(app_svg(), "utf-8")
 
 
+def assets() -> dict[str, str]:
+    """Return the files of assets/ by name."""
+    from kvchat.ui.base.icons import LogoState, app_svg, tray_svg
+
+    return {"kvchat.svg": app_svg()} | {f"kvchat-tray-{state.value}.svg": tray_svg(state) for state in LogoState}
+
+
 if __name__ == "__main__":
-    hicolor(Path(sys.argv[1]))
+    if sys.argv[1] == "assets":
+        for name, svg in assets().items():
+            (Path(__file__).parents[1] / "assets" / name).write_text(svg, "utf-8")
+    else:
+        hicolor(Path(sys.argv[1]))

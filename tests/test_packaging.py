@@ -17,7 +17,7 @@ import yaml
 from kvchat import __version__
 from kvchat.system import login
 from kvchat.text.language import LANGUAGES
-from kvchat.ui.base.icons import asset_files
+from kvchat.ui.base.icons import app_svg
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGING = ROOT / "packaging"
@@ -151,7 +151,7 @@ def test_icons_in_every_format(scripts, tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "platform", platform)
         assert Path(icons.for_platform(tmp_path)).read_bytes().startswith(magic)
     icons.hicolor(tmp_path)
-    assert (tmp_path / "scalable/apps/kvchat.svg").read_text("utf-8") == asset_files()["kvchat.svg"]
+    assert (tmp_path / "scalable/apps/kvchat.svg").read_text("utf-8") == app_svg()
     assert (tmp_path / "48x48/apps/kvchat.png").read_bytes().startswith(b"\x89PNG")
 
 

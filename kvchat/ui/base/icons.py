@@ -1,14 +1,9 @@
-"""Icons and the logo, drawn from SVG without reading files.
-
-`python -m kvchat.ui.base.icons FOLDER` writes the logo's files (those in `assets/`).
-"""
+"""Icons and the logo, drawn from SVG without reading files."""
 
 from __future__ import annotations
 
-import sys
 from enum import Enum
 from functools import lru_cache
-from pathlib import Path
 
 from PySide6.QtCore import QByteArray, QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QIcon, QIconEngine, QPainter, QPixmap
@@ -128,15 +123,15 @@ def _blank(width: int, height: int) -> QPixmap:
 
 
 def app_icon() -> QIcon:
-    return _in_all_sizes(app_svg())
+    return _desktop_icon(app_svg())
 
 
 def tray_icon(state: LogoState) -> QIcon:
-    return _in_all_sizes(tray_svg(state))
+    return _desktop_icon(tray_svg(state))
 
 
 @lru_cache(maxsize=8)
-def _in_all_sizes(svg: str) -> QIcon:
+def _desktop_icon(svg: str) -> QIcon:
     result = QIcon()
     for side in _DESKTOP_SIZES:
         result.addPixmap(_render(svg, side, side))
@@ -171,15 +166,5 @@ def tray_svg(state: LogoState) -> str:
     return _svg(f'{outline if is_open else ""}<path d="{path}" fill="{colour}" fill-rule="evenodd"/>')
 
 
-def asset_files() -> dict[str, str]:
-    files = {f"kvchat-tray-{state.value}.svg": tray_svg(state) for state in LogoState}
-    return {"kvchat.svg": app_svg(), **files}
-
-
 def _svg(body: str, grid: int = 32) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {grid} {grid}">{body}</svg>\n'
-
-
-if __name__ == "__main__":
-    for name, svg in asset_files().items():
-        (Path(sys.argv[1]) / name).write_text(svg, "utf-8")

@@ -104,9 +104,9 @@ class Look(QObject):
             app.setStyle("Fusion")
         self._hints = app.styleHints()  # keep a reference, or its results become invalid
         self._system = self._hints.colorScheme()
-        self._hints.colorSchemeChanged.connect(self._system_changed)
+        self._hints.colorSchemeChanged.connect(self._hint_changed)
         self._contrast = self._hints.accessibility().contrastPreference()
-        self._hints.accessibility().contrastPreferenceChanged.connect(self._contrast_changed)
+        self._hints.accessibility().contrastPreferenceChanged.connect(self._hint_changed)
         self._apply()
 
     def px(self, pixels: float) -> int:
@@ -120,12 +120,11 @@ class Look(QObject):
             self.fonts = self._unscaled_fonts.scaled(self._zoom)
             self._apply()
 
-    def _system_changed(self, scheme: Qt.ColorScheme) -> None:
-        self._system = scheme
-        self._apply()
-
-    def _contrast_changed(self, wanted: Qt.ContrastPreference) -> None:
-        self._contrast = wanted
+    def _hint_changed(self, value: Qt.ColorScheme | Qt.ContrastPreference) -> None:
+        if isinstance(value, Qt.ColorScheme):
+            self._system = value
+        else:
+            self._contrast = value
         self._apply()
 
     def _apply(self) -> None:

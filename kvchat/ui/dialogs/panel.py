@@ -37,7 +37,7 @@ _BUG_TEXT = N_(
 
 
 class NoticeView(QFrame):
-    gone = Signal()
+    dismissed = Signal()
 
     def __init__(self, look: Look, title: str, detail: str, tone: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class NoticeView(QFrame):
         self.hide()
         self.setParent(None)
         self.deleteLater()
-        self.gone.emit()
+        self.dismissed.emit()
 
 
 class Notices(ShrinkingPage):
@@ -90,8 +90,7 @@ class Notices(ShrinkingPage):
     ) -> None:
         """Show a notice with a button; it disappears by itself unless it `stays`."""
         self._dismiss((title, detail))
-        notice = self._add(title, detail, stays=stays)
-        if notice is not None:
+        if (notice := self._add(title, detail, stays=stays)) is not None:
             notice.add_button(action, on_click)
 
     def notify_new_version(self, number: str, page: str) -> None:
@@ -103,7 +102,6 @@ class Notices(ShrinkingPage):
         self.notify_with_action(done, _("Open folder"), lambda: QDesktopServices.openUrl(folder), str(target))
 
     def offer_undo(self, done: str, undo: Callable[[], object]) -> None:
-
         def once() -> None:
             if once in self._undos:
                 self._undos.remove(once)
@@ -117,10 +115,10 @@ class Notices(ShrinkingPage):
         return bool(self._undos)
 
     def undo_last(self) -> None:
+        for notice in self.on_show:
+            if self._undos and notice.on_click is self._undos[-1]:
+                notice.dismiss()
         if self._undos:
-            for notice in self.on_show:
-                if notice.on_click is self._undos[-1]:
-                    notice.dismiss()
             self._undos[-1]()
 
     def show_error(self, error: KvchatError) -> None:
@@ -132,7 +130,7 @@ class Notices(ShrinkingPage):
     def show_bug(self, error: BaseException) -> None:
         text = redact("".join(traceback.format_exception(error)), this_person())
         if self.report is not None:
-            self.report.add(text)
+            self.report.text.appendPlainText(f"\n{text}")
             return
         self.report = BugReportDialog(self._look, text, self.window())
         self.report.finished.connect(self._report_closed)
@@ -147,7 +145,7 @@ class Notices(ShrinkingPage):
         self._column.addWidget(notice)
         notice.show()
         announce(notice, notice.accessibleName(), urgent=tone == "warn")
-        notice.gone.connect(self.changed)
+        notice.dismissed.connect(self.changed)
         if not (tone or stays):  # errors stay until closed
             QTimer.singleShot(_INFO_MS, notice, notice.dismiss)
         self.changed.emit()
@@ -185,9 +183,6 @@ class BugReportDialog(ReportDialog):
         font = page_font(look.fonts.mono, look.fonts.small)
         super().__init__(_("Unexpected error"), _(_BUG_TEXT), f"{versions}\n\n{text}", font, parent)
         self.copy.setDefault(True)
-
-    def add(self, text: str) -> None:
-        self.text.appendPlainText("\n" + text)
 
 
 class ImportReportDialog(ReportDialog):

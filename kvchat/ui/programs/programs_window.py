@@ -95,7 +95,7 @@ class LiveRow(QWidget):
 
 
 class ProgramDetails(QWidget):
-    rule_wanted = Signal(str, bool)  # rule name, enabled
+    rule_toggled = Signal(str, bool)  # rule name, enabled
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class ProgramDetails(QWidget):
         self._shown: object = None
         self.rules = {name: RuleSwitch(look, rule) for name, rule in RULES.items()}
         for name, switch in self.rules.items():
-            switch.wanted.connect(lambda on, name=name: self.rule_wanted.emit(name, on))
+            switch.wanted.connect(lambda on, name=name: self.rule_toggled.emit(name, on))
         why, mend = label(_("Reasons for reprocessing"), "strong"), label(_("Prompt rewriting"), "strong")
         column(why, self.causes, 6, mend, *self.rules.values(), on=self, spacing=6, margins=(0, 10, 0, 0))
         look.changed.connect(self._fit)
@@ -196,7 +196,7 @@ class ProgramsWindow(Panel):
         self.details = ProgramDetails(look)
         self.requests = LastRequests(look)
         self.list.current_changed.connect(self._show_current)
-        self.details.rule_wanted.connect(self._switch)
+        self.details.rule_toggled.connect(self._switch)
         look.changed.connect(self._fit)
         self.empty, self.server_off, self._page = QWidget(), QWidget(), ScrollPage("settingsPage")
         off = label(_("The API server is off."), wraps=True)

@@ -179,47 +179,45 @@ class SavedPanel(Panel):
         self.shown = statistics
         self._page.setVisible(bool(statistics.count))
         self.empty.setVisible(not statistics.count)
-        saved = [statistics.day_totals(day)[1] for day in statistics.days]
-        unit = next((seconds for seconds in (3600, 60) if max(saved) > seconds), 1)
-        self.saved.show_days(statistics.days, saved, unit)
-        total = _("{time} saved", time=format_estimate(sum(saved)))
+        per_day = [statistics.day_totals(day)[1] for day in statistics.days]
+        unit = next((seconds for seconds in (3600, 60) if max(per_day) > seconds), 1)
+        self.saved.show_days(statistics.days, per_day, unit)
+        total = _("{time} saved", time=format_estimate(sum(per_day)))
         self.total.setText(total[:1].upper() + total[1:])
-        self.estimate.setText(
-            plural(
-                len(statistics.days),
-                "Less waiting in the last {count} day, over {replies}.",
-                "Less waiting in the last {count} days, over {replies}.",
-                replies=plural(statistics.count, "{count} reply", "{count} replies"),
-            )
+        less_waiting = plural(
+            len(statistics.days),
+            "Less waiting in the last {count} day, over {replies}.",
+            "Less waiting in the last {count} days, over {replies}.",
+            replies=plural(statistics.count, "{count} reply", "{count} replies"),
         )
+        self.estimate.setText(less_waiting)
         self._point(-1)
         clear(self.kinds)
-        for place, words in enumerate((_("replies"), _("time to first token"), _("saved")), 1):
-            self.kinds.addWidget(label(words, "small", wraps=True), 0, place, Qt.AlignmentFlag.AlignRight)
+        self._add_row("", (_("replies"), _("time to first token"), _("saved")), "small")
         for kind in REPLY_KINDS:
-            count, spared, first = statistics.kind_totals(kind)
-            if not count:
-                continue
-            line = self.kinds.rowCount()
-            self.kinds.addWidget(label(_(kind), wraps=True), line, 0)
-            for place, words in enumerate(
-                (format_number(count), format_brief_duration(1000 * first), format_estimate(spared) if spared else "–"),
-                1,
-            ):
-                self.kinds.addWidget(label(words, wraps=True), line, place, Qt.AlignmentFlag.AlignRight)
+            count, saved, first = statistics.kind_totals(kind)
+            if count:
+                time = format_estimate(saved) if saved else "–"
+                self._add_row(_(kind), (format_number(count), format_brief_duration(1000 * first), time))
+
+    def _add_row(self, title: str, figures: Sequence[str], kind: str = "") -> None:
+        line = self.kinds.rowCount()
+        self.kinds.addWidget(label(title, wraps=True), line, 0)
+        for place, figure in enumerate(figures, 1):
+            self.kinds.addWidget(label(figure, kind, wraps=True), line, place, Qt.AlignmentFlag.AlignRight)
 
     def _handle_event(self, event: Event) -> None:
         if isinstance(event, ReplyFinished):
             self.refresh()
 
     def _point(self, day: int) -> None:
-        words = _("Point at a day or use the arrow keys.")
+        text = _("Point at a day or use the arrow keys.")
         if self.shown is not None and 0 <= day < len(self.shown.days):
             count, saved = self.shown.day_totals(self.shown.days[day])
             parts = [plural(count, "{count} reply", "{count} replies") if count else _("no replies")]
             parts += [_("{time} saved", time=format_estimate(saved))] if saved else []
-            words = f"{format_day(self.shown.days[day])}{punctuation(': ')}{punctuation('; ').join(parts)}"
-        self.day.setText(words)
+            text = f"{format_day(self.shown.days[day])}{punctuation(': ')}{punctuation('; ').join(parts)}"
+        self.day.setText(text)
         self.saved.day = day
         self.saved.update()
-        self.saved.setAccessibleDescription(words)
+        self.saved.setAccessibleDescription(text)

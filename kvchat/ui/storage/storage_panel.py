@@ -31,9 +31,9 @@ _INVITATION = N_("Move the slider to see which chat memory would be deleted and 
 class PruneCard(QFrame):
     """Card that shows prune plans, but never runs them."""
 
-    plan_wanted = Signal()  # for `target`
+    plan_requested = Signal()  # for `target`
     plan_dropped = Signal()  # no plan is shown any more
-    prune_wanted = Signal(object)  # the visible PrunePlan
+    prune_requested = Signal(object)  # the visible PrunePlan
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -52,10 +52,10 @@ class PruneCard(QFrame):
         self.amount.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         self.preview = label(_(_INVITATION), "muted", wraps=True)
         self.preview.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
-        self.button = button(_("Shrink"), lambda: self.prune_wanted.emit(self.plan))
+        self.button = button(_("Shrink"), lambda: self.prune_requested.emit(self.plan))
         self.button.setEnabled(False)
         self._debounce = QTimer(self, singleShot=True, interval=_DEBOUNCE_MS)
-        self._debounce.timeout.connect(self.plan_wanted)
+        self._debounce.timeout.connect(self.plan_requested)
         self.slider.valueChanged.connect(self._slider_moved)
         title = label(_("Shrink to"), "strong")
         title.setBuddy(self.slider)
@@ -168,12 +168,12 @@ class StoragePanel(Panel):
         saved = button(_("Time saved…"), self.saved_requested, tip=_("Time saved by chat memory, day by day"))
         buttons = row(self.delete_all, STRETCH, saved, self.close_button, margins=(8, 0, 8, 0))
         column(self.notices, (page, 1), buttons, on=self, spacing=12, margins=(16, 20, 16, 18))
-        self.list.delete_wanted.connect(self._delete)
-        self.list.pin_wanted.connect(lambda id, on: self._do(self._runtime.save_points.pin(id, on)))
-        self.list.never_save_wanted.connect(lambda id, on: self._do(self._runtime.save_points.never_save(id, on)))
-        self.prune.plan_wanted.connect(lambda: self.run(self._preview()))
+        self.list.delete_requested.connect(self._delete)
+        self.list.pin_requested.connect(lambda id, on: self._do(self._runtime.save_points.pin(id, on)))
+        self.list.never_save_requested.connect(lambda id, on: self._do(self._runtime.save_points.never_save(id, on)))
+        self.prune.plan_requested.connect(lambda: self.run(self._preview()))
         self.prune.plan_dropped.connect(self._fill)
-        self.prune.prune_wanted.connect(self._prune)
+        self.prune.prune_requested.connect(self._prune)
         self.only_losses.toggled.connect(self._fill)
         self._look.changed.connect(self._restyle)
         self._restyle()

@@ -141,9 +141,9 @@ class UsageModel(ItemModel[UsageRow]):
 
 
 class UsageList(ItemList):
-    pin_wanted = Signal(str, bool)  # conversation id, pinned
-    never_save_wanted = Signal(str, bool)  # conversation id, never saved
-    delete_wanted = Signal(str)  # conversation id
+    pin_requested = Signal(str, bool)  # conversation id, pinned
+    never_save_requested = Signal(str, bool)  # conversation id, never saved
+    delete_requested = Signal(str)  # conversation id
 
     def __init__(self, look: Look) -> None:
         self.usage = UsageModel()
@@ -184,12 +184,12 @@ class UsageList(ItemList):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.setAccessibleName(_("Actions for {title}", title=row.title))
-        pin, never = (lambda on: self.pin_wanted.emit(id, on)), (lambda on: self.never_save_wanted.emit(id, on))
+        pin, never = (lambda on: self.pin_requested.emit(id, on)), (lambda on: self.never_save_requested.emit(id, on))
         add_keep_actions(menu, row.usage.pinned, pin, row.usage.never_save, never)
         menu.addSeparator()
         delete = menu.addAction(_("Delete chat memory"))
         delete.setEnabled(row.usage.save_points > 0)
-        delete.triggered.connect(lambda: self.delete_wanted.emit(id))
+        delete.triggered.connect(lambda: self.delete_requested.emit(id))
         menu.popup(at)
         return menu
 

@@ -9,14 +9,15 @@ from PySide6.QtCore import QSize
 from PySide6.QtGui import QIcon, QImage
 from PySide6.QtWidgets import QApplication
 
-from kvchat.ui.base.icons import GREY, RED, TEAL, LogoState, app_icon, asset_files, icon, tray_icon
+from kvchat.ui.base.icons import GREY, RED, TEAL, LogoState, app_icon, app_svg, icon, tray_icon, tray_svg
 from tests.ui.base.contrast import contrast
 
 ASSETS = Path(__file__).parents[3] / "assets"
 
 
 def test_assets_are_what_the_code_draws() -> None:
-    for name, svg in asset_files().items():
+    tray = {f"kvchat-tray-{state.value}.svg": tray_svg(state) for state in LogoState}
+    for name, svg in {"kvchat.svg": app_svg(), **tray}.items():
         assert (ASSETS / name).read_text("utf-8") == svg
 
 
