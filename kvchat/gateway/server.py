@@ -1,7 +1,7 @@
-"""uvicorn in the running event loop, with limits that no number of clients can exceed.
+"""uvicorn's HTTP protocol in the running event loop, with limits that no number of clients can exceed.
 
 uvicorn has no public way to limit its connections, so `_Connection` relies on `connections`, `cycle`, `conn` and
-`flow` of its H11Protocol, `_Server` on `capture_signals`, `main_loop` and `servers` of its Server; as in
+`flow` of its H11Protocol, `Listener` on its ServerState; as in
 https://github.com/encode/uvicorn/blob/0.54.0/uvicorn/protocols/http/h11_impl.py and …/uvicorn/server.py. If one of
 them is gone, tests/gateway/test_gateway.py and test_attacks.py fail.
 """
@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from starlette.types import ASGIApp
-from uvicorn import Config, Server
+from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
@@ -26,7 +25,7 @@ MAX_CONNECTIONS = 256  # each uses a file; a process may have 1024
 BACKLOG = 128  # connections accepted per event-loop iteration
 HEAD_TIMEOUT_S = 10.0  # for a request's headers to arrive, while there is room
 KEEP_ALIVE_S = 30  # idle time between two requests
-SHUTDOWN_TIMEOUT_S = 5.0  # for unfinished responses at shutdown
+SHUTDOWN_TIMEOUT_S = 5.0  # for unfinished responses
 
 
 class _Connection(H11Protocol):
@@ -34,9 +33,11 @@ class _Connection(H11Protocol):
 
     _head: asyncio.TimerHandle | None = None
 
-    def __init__(self, *given: Any, waiting: dict[_Connection, None], **named: Any) -> None:
-        """`waiting`: connections we await the client on; longest-waiting first."""
-        super().__init__(*given, **named)
+    def __init__(
+        self, config: Config, state: ServerState, app_state: dict[str, Any], *, waiting: dict[_Connection, None]
+    ) -> None:
+        """`waiting`: connections that wait for their client, longest-waiting first."""
+        super().__init__(config, state, app_state)
         self._waiting = waiting
 
     def connection_made(self, transport: Any) -> None:
@@ -79,15 +80,17 @@ class _Connection(H11Protocol):
         self._update_waiting()
 
     def _update_waiting(self) -> None:
-        asked = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
-        if (asked and not self.flow.write_paused) or self.transport.is_closing():
+        has_request = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+        if (has_request and not self.flow.write_paused) or self.transport.is_closing():
             self._waiting.pop(self, None)
         else:
             self._waiting.setdefault(self)
 
-    def end_request(self) -> None:
+    def shutdown(self) -> None:
         if self.cycle is not None and self.cycle.more_body:
             self.transport.abort()
+        else:
+            super().shutdown()
 
     def _check_head(self) -> None:
         """Drop a client that sends no request head; rechecked, as any later head may be missing."""
@@ -98,85 +101,64 @@ class _Connection(H11Protocol):
             self._head = self.loop.call_later(HEAD_TIMEOUT_S, self._check_head)
 
 
-class _Server(Server):
-    """Runs in a loop that has its own signal handlers."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.stop_requested, self.is_listening = asyncio.Event(), asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().serve(sockets)
-        finally:
-            for server in getattr(self, "servers", ()):
-                server.close()
-            for sock in sockets or ():
-                sock.close()
-
-    async def main_loop(self) -> None:
-        self.is_listening.set()
-        await self.stop_requested.wait()
-
-
 class Listener:
-    def __init__(self, server: _Server, task: asyncio.Task[None], sock: socket.socket) -> None:
-        self._server, self._task = server, task
-        self.port: int = sock.getsockname()[1]
+    def __init__(self, server: asyncio.Server, state: ServerState) -> None:
+        self._server, self._state = server, state
+        self.port: int = server.sockets[0].getsockname()[1]
 
     @property
     def connections(self) -> int:
-        return len(self._server.server_state.connections)
+        return len(self._state.connections)
 
     async def close(self) -> None:
-        connections = self._server.server_state.connections
-        for connection in tuple(connections):
-            if isinstance(connection, _Connection):
-                connection.end_request()
-        self._server.stop_requested.set()
-        await asyncio.wait({self._task}, timeout=SHUTDOWN_TIMEOUT_S)
-        for connection in tuple(connections):
+        """Stop listening, let answers end, then abort the rest. If cancelled, it can be called again."""
+        self._server.close()
+        for connection in tuple(self._state.connections):
+            connection.shutdown()
+        await self._wait_until_idle()
+        for connection in tuple(self._state.connections):
             connection.transport.abort()
-        await asyncio.wait({self._task})
+        await self._wait_until_idle()
+        for task in tuple(self._state.tasks):  # of answers that ignore a disconnect
+            task.cancel()
+
+    async def _wait_until_idle(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                while self._state.connections or self._state.tasks:  # noqa: ASYNC110 - uvicorn has no event for it
+                    await asyncio.sleep(0.02)
 
 
 async def listen(app: ASGIApp, host: str, port: int) -> Listener:
     """Listen on `host`; port 0 picks a free one. Raises KvchatError."""
-    sock = _bind(host, port)
     config = Config(
         app,
         log_config=None,
         log_level="error",  # do not log partial requests
         access_log=False,
-        lifespan="off",
-        http=cast(Any, partial(_Connection, waiting={})),
+        http="h11",
         ws="none",
         proxy_headers=False,
-        backlog=BACKLOG,
         server_header=False,
         date_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=round(2 * SHUTDOWN_TIMEOUT_S),  # for answers that ignore a disconnect
     )
-    server = _Server(config)
-    task = asyncio.create_task(server.serve([sock]), name="API server")
-    listening = asyncio.ensure_future(server.is_listening.wait())
+    config.load()
+    state, waiting = ServerState(), dict[_Connection, None]()
+    sock = _bind(host, port)
     try:
-        await asyncio.wait({task, listening}, return_when=asyncio.FIRST_COMPLETED)
+        server = await asyncio.get_running_loop().create_server(
+            lambda: _Connection(config, state, {}, waiting=waiting), sock=sock, backlog=BACKLOG, start_serving=False
+        )
+        try:
+            await server.start_serving()
+        except BaseException:
+            server.close()
+            raise
     except BaseException:
-        task.cancel()
-        await asyncio.wait({task})
         sock.close()
         raise
-    finally:
-        listening.cancel()
-    if task.done():
-        await task
-    return Listener(server, task, sock)
+    return Listener(server, state)
 
 
 def _bind(host: str, port: int) -> socket.socket:

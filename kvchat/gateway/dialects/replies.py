@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,7 +87,7 @@ class ResponseParser:
     def finish(self) -> bytes:
         rest = bytes(self._rest)
         self._rest.clear()
-        return self._parse_line(rest) if self.stream else self._parse(rest, self._parse_body)
+        return self._parse_line(rest) if self.stream else self._parse(rest)
 
     @property
     def is_large(self) -> bool:
@@ -128,10 +127,10 @@ class ResponseParser:
             self.is_complete = True
             return line
         self.events += 1
-        corrected = self._parse(data, self._parse_event)
+        corrected = self._parse(data)
         return line if corrected is data else b"data: " + corrected + line[len(line.rstrip()) :]
 
-    def _parse(self, data: bytes, parse: Callable[[Json], None]) -> bytes:
+    def _parse(self, data: bytes) -> bytes:
         """Parse an object from the engine; return it for the client, unchanged if it is correct.
 
         An object of unknown form is passed on unchanged and its contents are ignored.
@@ -139,7 +138,7 @@ class ResponseParser:
         try:
             event = _parse_object(data)
             self._read_counts(event)
-            parse(event)
+            self._read_reply(event)
             if self.usage.correct(event):
                 return json.dumps(event, ensure_ascii=False).encode("utf-8", "replace")
             return data
@@ -147,13 +146,16 @@ class ResponseParser:
             self._size, self.timings = MAX_PARSED + 1, None
             return data
 
-    def _parse_event(self, event: Json) -> None:
-        match self.form, event.get("type"):
+    def _read_reply(self, event: Json) -> None:
+        """Add an event of a stream, or a whole body, to the reply."""
+        match self.form, event.get("type") if self.stream else None:
             case ((Form.CHAT | Form.COMPLETION), _):
                 for choice in event.get("choices") or ():
                     if choice.get("index", 0) == 0:
-                        self._add_delta(choice.get("delta") or {"text": choice.get("text")})
-                        self.is_complete = self.is_complete or bool(choice.get("finish_reason"))
+                        self._add_message(choice.get("delta") or choice.get("message") or {"text": choice.get("text")})
+                        self.is_complete = self.is_complete or not self.stream or bool(choice.get("finish_reason"))
+            case Form.MESSAGES, None:
+                self.is_complete, self._blocks = "content" in event, dict(enumerate(event.get("content") or ()))
             case Form.MESSAGES, "content_block_start":
                 self._blocks[event.get("index", 0)] = dict(event.get("content_block") or {})
             case Form.MESSAGES, "content_block_delta":
@@ -161,29 +163,20 @@ class ResponseParser:
                 _append_texts(block, delta, ("text", "thinking", "signature", "partial_json"))
             case Form.MESSAGES, "message_stop":
                 self.is_complete = True
+            case Form.RESPONSES, None:
+                self.is_complete, self._output = "output" in event, event.get("output")
             case Form.RESPONSES, "response.completed":
                 self.is_complete, self._output = True, (event.get("response") or {}).get("output")
 
-    def _add_delta(self, delta: Json) -> None:
-        _append_texts(self._message, delta, ("content", "reasoning_content", "text"))
-        for call in delta.get("tool_calls") or ():
+    def _add_message(self, message: Json) -> None:
+        _append_texts(self._message, message, ("content", "reasoning_content", "text"))
+        for number, call in enumerate(message.get("tool_calls") or ()):
             known = self._blocks.setdefault(
-                call.get("index", 0), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+                call.get("index", number), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
             )
             known["id"] += call.get("id") or ""
             for name in ("name", "arguments"):
                 known["function"][name] += (call.get("function") or {}).get(name) or ""
-
-    def _parse_body(self, body: Json) -> None:
-        match self.form:
-            case Form.CHAT | Form.COMPLETION:
-                choice = next(iter(body.get("choices") or ()), None)
-                if choice is not None:
-                    self.is_complete, self._message = True, choice.get("message") or {"text": choice.get("text")}
-            case Form.MESSAGES:
-                self.is_complete, self._blocks = "content" in body, dict(enumerate(body.get("content") or ()))
-            case Form.RESPONSES:
-                self.is_complete, self._output = "output" in body, body.get("output")
 
     def _read_counts(self, event: Json) -> None:
         inner = event.get("message") or event.get("response")
