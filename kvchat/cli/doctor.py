@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import dataclasses
 import os
@@ -9,7 +10,6 @@ import platform
 import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -34,13 +34,14 @@ from kvchat.settings import Settings, load_settings
 from kvchat.store_service import describe_limit, store_problem
 from kvchat.system.files import is_folder
 from kvchat.system.paths import Paths, resolve_paths
+from kvchat.system.session_bus import NoAnswer, Service, SessionBus
 from kvchat.text.formatting import format_size
 
 FOLDERS = ("config", "data", "models", "save points", "state")
 SERVER = "server"  # an external engine whose devices are unknown
 _ATTACHED = "run by yourself; kvchat talks to it and was told so in the settings"
 _LABEL_WIDTH = 14
-_TIMEOUT_S = 2.0
+_BUS = Service("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
 _WATCHER = "org.kde.StatusNotifierWatcher"  # bus name owned by StatusNotifierItem trays
 
 
@@ -209,33 +210,29 @@ def _inspect_model(
 def find_tray(environment: Mapping[str, str] = os.environ) -> ServiceReport:
     if sys.platform != "linux":
         return ServiceReport(Presence.AVAILABLE, "part of the system")
-    bus = _bus_tray(environment)
-    if bus.presence is Presence.AVAILABLE or not environment.get("DISPLAY"):
-        return bus
-    x11 = _x11_tray(environment["DISPLAY"])
-    return x11 if x11.presence is not Presence.UNKNOWN else bus
+    report = ServiceReport(Presence.MISSING, "there is no session bus")
+    if address := environment.get("DBUS_SESSION_BUS_ADDRESS"):
+        report = asyncio.run(_find_bus_tray(address))
+    if report.presence is Presence.AVAILABLE or not (display := environment.get("DISPLAY")):
+        return report
+    x11 = _find_x11_tray(display)
+    return x11 if x11.presence is not Presence.UNKNOWN else report
 
 
-def _bus_tray(environment: Mapping[str, str]) -> ServiceReport:
-    address = environment.get("DBUS_SESSION_BUS_ADDRESS")
-    if not address:
-        return ServiceReport(Presence.MISSING, "there is no session bus")
+async def _find_bus_tray(address: str) -> ServiceReport:
+    bus = SessionBus(address)
     try:
-        from jeepney import DBusErrorResponse, message_bus
-        from jeepney.io.blocking import Proxy, open_dbus_connection
-    except ImportError:
-        return ServiceReport(Presence.UNKNOWN, "jeepney, which would ask the session bus, is not installed")
-    try:
-        with closing(open_dbus_connection(bus=address)) as connection:
-            (has_owner,) = Proxy(message_bus, connection, timeout=_TIMEOUT_S).NameHasOwner(_WATCHER)
-    except (OSError, ValueError, RuntimeError, DBusErrorResponse) as error:
-        return ServiceReport(Presence.UNKNOWN, f"the session bus does not answer: {error or type(error).__name__}")
+        (has_owner,) = await bus.call(_BUS, "NameHasOwner", "s", _WATCHER)
+    except NoAnswer as error:
+        return ServiceReport(Presence.UNKNOWN, f"the session bus does not answer: {error}")
+    finally:
+        await bus.close()
     if has_owner:
         return ServiceReport(Presence.AVAILABLE, "a StatusNotifier host is on the session bus")
     return ServiceReport(Presence.MISSING, "no StatusNotifier host is on the session bus")
 
 
-def _x11_tray(display: str) -> ServiceReport:
+def _find_x11_tray(display: str) -> ServiceReport:
     """Ask the X server for the owner of its first screen's tray selection (freedesktop.org system tray protocol)."""
     try:
         x11 = ctypes.CDLL("libX11.so.6")
