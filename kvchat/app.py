@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import qasync
 from PySide6.QtCore import QEvent, Signal, qInstallMessageHandler
@@ -34,6 +34,9 @@ from kvchat.ui.base.accessibility import report_accessible_roles, set_ui_languag
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import show_error_box
 from kvchat.ui.sidebar.conversation_list import Arrangement
+
+if TYPE_CHECKING:
+    from kvchat.runtime import Runtime
 
 _SHOW_WINDOW = StartRequest()
 _FIRST_CHATS = 100  # more than fit in a window; the rest load on scrolling
@@ -168,9 +171,15 @@ async def _run(
     window = MainWindow(look, paths.config)
     window.quit_requested.connect(quitting.set)
 
-    def on_quit_signal() -> None:  # during startup
+    runtime: Runtime | None = None
+
+    def on_quit_signal() -> None:
+        """Quit. During startup, or on a second signal, also close an open dialog; the second one skips saving."""
+        is_second = quitting.is_set()
         quitting.set()
-        if (box := QApplication.activeModalWidget()) is not None:
+        if is_second and runtime is not None:
+            runtime.cancel_saving()
+        if (is_second or runtime is None) and (box := QApplication.activeModalWidget()) is not None:
             box.close()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -187,7 +196,8 @@ async def _run(
         from kvchat.application import Application, open_or_repair
 
         async with commands.opening:
-            if (runtime := await open_or_repair(paths, settings, drafts.close)) is not None:
+            runtime = await open_or_repair(paths, settings, drafts.close)
+            if runtime is not None:
                 commands.open_runtime = runtime
     except KvchatError as error:
         await drafts.close()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from PySide6.QtCore import QObject, QTimer
-from PySide6.QtWidgets import QApplication
+from PySide6.QtCore import QTimer
 
 from kvchat.chat.events import Event, SettingsChanged
 from kvchat.chat.record.database_file import ChatsDamaged
@@ -77,10 +75,9 @@ class Application:
     async def start(self, *, starter: bool, hidden: bool) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._handle_exception)
-        self._cancelled_timers = CancelledTimers(loop)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(NotImplementedError):  # Windows
-                loop.add_signal_handler(number, self._on_quit_signal)
+        self._timer = QTimer(interval=_RELEASE_INTERVAL_MS)
+        self._timer.timeout.connect(lambda: release_cancelled_timers(loop))
+        self._timer.start()
         self._tray.icon.show()
         if not hidden:
             self._window.show()
@@ -117,14 +114,6 @@ class Application:
         await self._bus.close()
         await close_with_progress(self._runtime)
 
-    def _on_quit_signal(self) -> None:
-        """Quit on a signal; a second one skips saving and closes any open dialog."""
-        if self.quitting.is_set():
-            self._runtime.cancel_saving()
-            if (box := QApplication.activeModalWidget()) is not None:
-                box.close()
-        self.quitting.set()
-
     def _restart(self) -> None:
         self.should_restart = True
         self.quitting.set()
@@ -137,28 +126,19 @@ class Application:
             loop.default_exception_handler(context)
 
 
-class CancelledTimers(QObject):
-    """Frees cancelled timers: qasync keeps each, with its callback's context, until it would have fired.
+def release_cancelled_timers(loop: asyncio.AbstractEventLoop) -> int:
+    """Free cancelled timers and return their number: qasync keeps each, with its callback, until it would have fired.
 
     Each chunk of a reply sets a time limit, so cancelled timers would pile up for minutes. qasync stores them in
-    private attributes: https://github.com/CabbageDevelopment/qasync/blob/v0.28.0/src/qasync/__init__.py.
+    private attributes: https://github.com/CabbageDevelopment/qasync/blob/v0.28.0/src/qasync/__init__.py. An unknown
+    qasync is left alone.
     """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self._loop = loop
-        self._timer = QTimer(self)
-        self._timer.timeout.connect(self.release_cancelled)
-        self._timer.start(_RELEASE_INTERVAL_MS)
-
-    def release_cancelled(self) -> int:
-        """Free the cancelled timers and return their number. An unknown qasync is left alone."""
-        timers = getattr(self._loop, "_timer", None)
-        handles = getattr(timers, "_SimpleTimer__callbacks", None)
-        if timers is None or handles is None:
-            return 0
-        cancelled = [number for number, handle in handles.items() if handle.cancelled()]
-        for number in cancelled:
-            timers.killTimer(number)
-            del handles[number]
-        return len(cancelled)
+    timers = getattr(loop, "_timer", None)
+    handles = getattr(timers, "_SimpleTimer__callbacks", None)
+    if timers is None or handles is None:
+        return 0
+    cancelled = [number for number, handle in handles.items() if handle.cancelled()]
+    for number in cancelled:
+        timers.killTimer(number)
+        del handles[number]
+    return len(cancelled)
