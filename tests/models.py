@@ -112,8 +112,8 @@ def engine_program(name: str) -> Path:
 
 def bare_models(architectures: Sequence[str], folder: Path) -> dict[str, Path]:
     """Make tiny models with a vocabulary of 128 and no tokenizer, dense if possible; return them by architecture."""
-    wanted = "|".join(architectures)
-    command = [engine_program("test-llama-archs"), "-a", f"^({wanted})$", "-s", "1", "-o", f"{folder}/"]
+    pattern = "|".join(architectures)
+    command = [engine_program("test-llama-archs"), "-a", f"^({pattern})$", "-s", "1", "-o", f"{folder}/"]
     subprocess.run(command, check=True, capture_output=True)
     variants = ("dense", "moe")
     paths = {name: [folder / f"{name}-{variant}.gguf" for variant in variants] for name in architectures}

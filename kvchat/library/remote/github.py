@@ -185,7 +185,7 @@ def backend_of(name: str) -> Backend | None:
 
 def _builds(release: Release, backend: Backend, system: str, machine: str) -> Iterable[EngineBuild]:
     """List the builds in a release, oldest backend version first: it runs with most drivers."""
-    platform_names, found = (_SYSTEMS.get(system), _MACHINES.get(machine.lower())), []
+    platform_names, builds = (_SYSTEMS.get(system), _MACHINES.get(machine.lower())), []
     for file in release.files:
         match = _NAME.fullmatch(file.path)
         if match is None or (match[2], match[4]) != platform_names:
@@ -196,8 +196,8 @@ def _builds(release: Release, backend: Backend, system: str, machine: str) -> It
             libraries = [file for file in release.files if file.path in names][:1]
             parts = HubFile(f"llama.cpp-{match[1]}-{flavour}", "", (file, *libraries))
             version = tuple(map(int, re.findall(r"\d+", flavour)))
-            found.append((version, flavour, EngineBuild(backend, Order(REPOSITORY, release.tag, parts))))
-    return [build for *_, build in sorted(found, key=itemgetter(0, 1))]
+            builds.append((version, flavour, EngineBuild(backend, Order(REPOSITORY, release.tag, parts))))
+    return [build for *_, build in sorted(builds, key=itemgetter(0, 1))]
 
 
 _KVCHAT = "kvchat/kvchat"

