@@ -1,9 +1,10 @@
-"""What a chat's next reply will wait for, as it is told before: beside what the reply's receipt says then."""
+"""Forecasts of waiting times, compared with the receipts of the replies."""
 
 from __future__ import annotations
 
 import pytest
 
+from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.chat.turn.forecasts import Forecast
 from kvchat.session.proof import Source
@@ -13,90 +14,99 @@ from tests.chat.stage import Stage
 STORY = "A long story of the river and the garden. " * 20
 
 
-async def told(stage: Stage, *chats: str) -> list[Forecast]:
+async def forecast(stage: Stage, *chats: str) -> list[Forecast]:
     forecasts = await stage.service.forecasts.forecast_chats(dict.fromkeys(chats))
     return [forecasts[chat] for chat in chats]
 
 
+async def sources(stage: Stage, *chats: str) -> list[Source]:
+    return [forecast.source for forecast in await forecast(stage, *chats)]
+
+
 async def test_forecast_source_of_each_chat(stage: Stage) -> None:
     empty, cold, first, second = [await stage.chat() for _ in range(4)]
-    await stage.runtime._worker.run(
-        stage.database.append, cold, None, Role.USER, STORY.swapcase(), MessageState.COMPLETE
-    )
-    assert [one.source for one in await told(stage, first, cold)] == [Source.COLD, Source.COLD]
+    text, complete = STORY.swapcase(), MessageState.COMPLETE
+    await stage.service.turn_context.run(Database.append, cold, None, Role.USER, text, complete)
+    assert await sources(stage, first, cold) == [Source.COLD, Source.COLD]
     await stage.answered(first, STORY)
     await stage.answered(second, STORY)
-    forecasts = await told(stage, empty, cold, first, second)
-    assert [one.has_messages for one in forecasts] == [False, True, True, True]
-    assert [one.source for one in forecasts[1:]] == [Source.COLD, Source.WARM, Source.HOT]
-    assert forecasts[1].tokens_to_read > 200 > 20 > max(one.tokens_to_read for one in forecasts[2:])
+    forecasts = await forecast(stage, empty, cold, first, second)
+    assert [forecast.has_messages for forecast in forecasts] == [False, True, True, True]
+    assert [forecast.source for forecast in forecasts[1:]] == [Source.COLD, Source.WARM, Source.HOT]
+    assert forecasts[1].tokens_to_read > 200 > 20 > max(forecast.tokens_to_read for forecast in forecasts[2:])
     stage.store.restorer.keep_in_memory(0)
-    assert [one.source for one in await told(stage, first)] == [Source.DISK]
+    assert await sources(stage, first) == [Source.DISK]
     stage.store.inventory.delete_all()
-    assert [one.source for one in await told(stage, first, second)] == [Source.COLD, Source.HOT]
+    assert await sources(stage, first, second) == [Source.COLD, Source.HOT]
     await stage.runtime.stop_engine()
-    assert [one.source for one in await told(stage, second)] == [Source.COLD]
+    assert await sources(stage, second) == [Source.COLD]
 
 
 async def test_forecast_of_a_branch_with_an_unsaved_end(stage: Stage) -> None:
-    chat, other = await stage.chat(), await stage.chat()
-    await stage.answered(chat)
-    before = len(stage.save_points()[-1].tokens)
+    chat = await stage.answered_chat()
+    saved = len(stage.save_points()[-1].tokens)
     await stage.ask(chat, STORY, keep=False)
-    await stage.answered(other)
-    (forecast,) = await told(stage, chat)
-    assert forecast.source in (Source.WARM, Source.DISK)
+    await stage.answered_chat()
+    (expected,) = await forecast(stage, chat)
+    assert expected.source in (Source.WARM, Source.DISK)
     receipt = await stage.answered(chat, "Go on.")
-    assert receipt.cached_tokens == before
-    assert forecast.tokens_to_read == pytest.approx(receipt.prompt_tokens - before, rel=0.3)
+    assert receipt.cached_tokens == saved
+    assert expected.tokens_to_read == pytest.approx(receipt.prompt_tokens - saved, rel=0.3)
 
 
 async def test_message_forecast_matches_the_receipt(stage: Stage) -> None:
-    chat, other = await stage.chat(), await stage.chat()
-    forecasts = stage.service.forecasts
+    chat, forecasts = await stage.chat(), stage.service.forecasts
     assert await forecasts.forecast_message(chat, "Hello?") is None  # no engine is ready
     await stage.answered(chat, STORY)
     for text, source in (("And then?", Source.HOT), (f"{STORY} And now?", Source.WARM)):
         if source is not Source.HOT:
-            await stage.answered(other)
-        forecast = await forecasts.forecast_message(chat, text)
+            await stage.answered_chat()
+        expected = await forecasts.forecast_message(chat, text)
         receipt = await stage.answered(chat, text)
-        assert forecast.source is receipt.source is source
-        assert forecast.tokens_to_read == pytest.approx(
-            receipt.prompt_tokens - receipt.cached_tokens, abs=16
-        )  # how the reply begins
+        assert expected.source is receipt.source is source
+        read = receipt.prompt_tokens - receipt.cached_tokens
+        assert expected.tokens_to_read == pytest.approx(read, abs=16)  # the reply's beginning
     new = await forecasts.forecast_message(None, STORY.swapcase())
     assert (new.source, new.tokens_to_read > 200) == (Source.COLD, True)
 
 
 async def test_forecast_excludes_tokens_read_ahead(stage: Stage) -> None:
-    chat = await stage.answered_chat()
-    before = await stage.service.forecasts.forecast_message(chat, STORY)
+    chat, forecasts = await stage.answered_chat(), stage.service.forecasts
+    before = await forecasts.forecast_message(chat, STORY)
     stage.service.select(chat)
     stage.service.prepare(chat, STORY)
     await stage.idle()
-    after = await stage.service.forecasts.forecast_message(chat, STORY)
+    after = await forecasts.forecast_message(chat, STORY)
     assert after.tokens_to_read < 30 < 200 < before.tokens_to_read
 
 
-def after(least: float, most: float | None = None) -> TimeRange:
+def seconds(least: float, most: float | None = None) -> TimeRange:
     return TimeRange(least, most or least)
 
 
-def test_forecast_texts() -> None:
-    assert Forecast(Source.HOT, 0, after(0.4)).message_text == ""
-    assert Forecast(Source.HOT, 0, after(0.4)).chat_text == "still loaded: replies immediately"
-    assert Forecast(Source.COLD, 2100).chat_text == "must be reprocessed"
-    cold = Forecast(Source.COLD, 2100, after(4.2))
-    assert cold.chat_text == "must be reprocessed: replies in about 4 s"
-    assert cold.message_text == "about 4 s: 2,100 tokens to process"
-    assert Forecast(Source.DISK, 12, after(1.6)).message_text == (
-        "about 2 s: loading the chat memory, 12 tokens to process"
-    )
-    assert Forecast(Source.WARM, 0, after(0.2)).chat_text == "remembered, in memory: replies in a moment"
-    assert Forecast(Source.COLD, 0, has_messages=False).chat_text == "no messages yet"
-    varied = Forecast(Source.COLD, 2100, after(59, 170))
-    assert (varied.chat_text, varied.message_text) == (
-        "must be reprocessed: replies in 1 to 3 min",
-        "1 to 3 min: 2,100 tokens to process",
-    )
+@pytest.mark.parametrize(
+    ("forecast", "chat_text", "message_text"),
+    [
+        (Forecast(Source.HOT, 0, seconds(0.4)), "still loaded: replies immediately", ""),
+        (Forecast(Source.COLD, 2100), "must be reprocessed", ""),
+        (
+            Forecast(Source.COLD, 2100, seconds(4.2)),
+            "must be reprocessed: replies in about 4 s",
+            "about 4 s: 2,100 tokens to process",
+        ),
+        (
+            Forecast(Source.DISK, 12, seconds(1.6)),
+            "remembered, on disk: replies in about 2 s",
+            "about 2 s: loading the chat memory, 12 tokens to process",
+        ),
+        (Forecast(Source.WARM, 0, seconds(0.2)), "remembered, in memory: replies in a moment", ""),
+        (Forecast(Source.COLD, 0, has_messages=False), "no messages yet", ""),
+        (
+            Forecast(Source.COLD, 2100, seconds(59, 170)),
+            "must be reprocessed: replies in 1 to 3 min",
+            "1 to 3 min: 2,100 tokens to process",
+        ),
+    ],
+)
+def test_forecast_texts(forecast: Forecast, chat_text: str, message_text: str) -> None:
+    assert (forecast.chat_text, forecast.message_text) == (chat_text, message_text)

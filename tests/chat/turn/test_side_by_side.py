@@ -1,4 +1,4 @@
-"""Several chats side by side in one engine: answered at once, hot both, and sharing its context."""
+"""Several chats in one engine: answered concurrently, and sharing its context."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvchat.text.reasons import Reason, ReasonCode
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
 
-# They share no beginning: what is saved of one serves no other.
+# Without a common prefix, so that no save point serves another chat.
 TOPICS = (
     QUESTION,
     "A letter from the harbour came this morning, and it says: " * 2,
@@ -27,9 +27,13 @@ pytestmark = pytest.mark.fake
 
 @pytest.fixture
 async def two(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> AsyncIterator[Stage]:
-    """A stage whose engine has two slots, of 4,096 tokens together."""
+    """Stage whose engine has two slots of together 4,096 tokens."""
     async with Stage(tmp_path / "home", fake_engine, smollm2, slots=2) as stage:
         yield stage
+
+
+async def start_chats(stage: Stage, count: int) -> list[str]:
+    return [await stage.answered_chat(topic) for topic in TOPICS[:count]]
 
 
 async def test_two_alternating_chats_are_hot(two: Stage) -> None:
@@ -46,125 +50,100 @@ async def test_two_alternating_chats_are_hot(two: Stage) -> None:
 
 
 async def test_state_saved_from_one_slot_is_restored_into_another(two: Stage) -> None:
-    chats = [await two.chat() for _ in range(3)]
-    for chat, topic in zip(chats, TOPICS, strict=True):
-        await two.answered(chat, topic)
-    slots = two.slots
+    chats, slots = await start_chats(two, 3), two.slots
     assert [slots.slot_of(chat) for chat in chats] == [None, slots.all[1], slots.all[0]]
-    foretold = await two.service.forecasts.forecast_chats(dict.fromkeys(chats))
-    assert [foretold[chat].source is Source.HOT for chat in chats] == [False, True, True]
+    forecasts = await two.service.forecasts.forecast_chats(dict.fromkeys(chats))
+    assert [forecasts[chat].source is Source.HOT for chat in chats] == [False, True, True]
     await two.answered(chats[1], "Go on.")
-    receipt = await two.answered(chats[2], "Go on.")
-    assert receipt.source == Source.HOT
+    assert (await two.answered(chats[2], "Go on.")).source == Source.HOT
     receipt = await two.answered(chats[0], "Go on.")
-    assert slots.slot_of(chats[0]) is slots.all[1], "the one left alone longest"
+    assert slots.slot_of(chats[0]) is slots.all[1], "the least recently used slot"
     assert receipt.source == Source.WARM
     assert receipt.cached_tokens > 100
 
 
 async def test_two_chats_are_answered_concurrently(two: Stage) -> None:
-    chats = [await two.chat(), await two.chat()]
-    await two.answered(chats[0])
+    chats = [await two.answered_chat(), await two.chat()]
     two.fake.set(FAKE_HOLD_DURING="stream")
     replies = [two.service.send(chat, OTHER) for chat in chats]
     await two.until(lambda: len(two.service.answering_chats) == 2)
     third = two.service.send(await two.chat(), QUESTION)
     await two.until(lambda: two.of(WaitingForChat))
-    assert two.of(WaitingForChat)
     two.fake.set(FAKE_HOLD_DURING=None)
     assert all(await asyncio.gather(*replies, third))
 
 
 async def test_chat_with_another_model_waits_for_running_replies(two: Stage, tmp_path: Path) -> None:
-    chats = [await two.chat(), await two.chat()]
+    chats = [await two.answered_chat(), await two.chat()]
     other = tmp_path / "other.gguf"
     other.symlink_to(str(two.settings.model_path))
-    await two.answered(chats[0])
     await two.service.use_model(chats[1], str(other))
     two.fake.set(FAKE_HOLD_DURING="stream")
     replies = [two.service.send(chats[0], OTHER)]
     await two.until(lambda: two.service.answering_chats)
     replies.append(two.service.send(chats[1], OTHER))
     await two.until(lambda: two.slots.blocking_chat(chats[1]) == chats[0])
-    assert len(two.fake.launches()) == 1, "the engine stays while it answers"
+    assert len(two.fake.launches()) == 1, "the engine does not change during a reply"
     two.fake.set(FAKE_HOLD_DURING=None)
     assert all(await asyncio.gather(*replies))
     assert len(two.fake.launches()) == 2
 
 
 async def test_chat_is_restored_during_another_reply(two: Stage) -> None:
-    chats = [await two.chat() for _ in range(3)]
-    for chat, topic in zip(chats, TOPICS, strict=True):
-        await two.answered(chat, topic)
+    chats = await start_chats(two, 3)
     two.fake.set(FAKE_HOLD_DURING="stream")
     reply = two.service.send(chats[2], OTHER)
     await two.until(lambda: two.service.answering_chats)
     two.service.select(chats[0])
     await two.until(lambda: two.slots.slot_of(chats[0]))
-    assert two.service.answering_chats[:1] == (chats[2],)
+    assert two.service.answering_chats == (chats[2],)
     assert await two.resume(reply)
     await two.idle()
 
 
 async def test_room_is_made_before_reading_or_restoring(two: Stage) -> None:
-    """The engine would purge whatever it likes, fail both, or take a good save point for a bad one."""
-    chats = [await two.chat(), await two.chat()]
-    await two.answered(chats[0], QUESTION * 25)  # 1,800 tokens, and the echo as many
-    await two.answered(chats[1], OTHER * 6)
-    receipt = await two.answered(chats[1], OTHER * 12)
-    assert receipt.source == Source.HOT
-    assert two.slots.owners() == [chats[1]], "the other is erased"
-    receipt = await two.answered(chats[0], "Go on.")
-    assert receipt.source == Source.WARM
+    """Otherwise the engine purges any slot, fails both, or a good save point seems bad."""
+    first = await two.answered_chat(QUESTION * 25)  # 1,800 tokens, and the echo as many
+    second = await two.answered_chat(OTHER * 6)
+    assert (await two.answered(second, OTHER * 12)).source == Source.HOT
+    assert two.slots.owners() == [second], "the other is erased"
+    assert (await two.answered(first, "Go on.")).source == Source.WARM
     assert not two.errors()
 
 
 async def test_reply_crowded_out_by_another_continues_after_it(two: Stage) -> None:
-    chats = [await two.chat(), await two.chat()]
-    await two.answered(chats[0])
+    chats = [await two.answered_chat(), await two.chat()]
     long = " ".join(f"word {n}" for n in range(200))  # 1,700 tokens, and the question's 100
     two.fake.set(FAKE_REPLY=long, FAKE_TOKEN_DELAY=0.002)
-    replies = [two.service.send(chat, OTHER * 8) for chat in chats]
-    said = [await reply for reply in replies]
-    assert [message.content for message in said if message] == [long, long], two.errors()
+    replies = await asyncio.gather(*(two.service.send(chat, OTHER * 8) for chat in chats))
+    assert [message.content for message in replies if message] == [long, long], two.errors()
     await two.idle()
 
 
 async def test_state_purged_by_the_engine_is_a_miss_with_a_reason(two: Stage) -> None:
-    chats = [await two.chat(), await two.chat()]
-    for chat, topic in zip(chats, TOPICS, strict=False):
-        await two.answered(chat, topic)
-    slot = two.slots.slot_of(chats[0])
+    first, _ = await start_chats(two, 2)
     engine = await two.engine.ready()
-    await engine.on_slot(slot.number).engine.erase_slot()
-    receipt = await two.answered(chats[0], "Go on.")
+    await engine.on_slot(two.slots.slot_of(first).number).engine.erase_slot()
+    receipt = await two.answered(first, "Go on.")
     assert (receipt.source, receipt.cached_tokens) == (Source.COLD, 0)
     assert receipt.miss_reason == Reason(ReasonCode.PURGED)
 
 
 async def test_new_chat_uses_its_draft_read_ahead(two: Stage) -> None:
-    first = await two.answered_chat()
-    two.service.prepare(None, f"{QUESTION} And {OTHER} " * 3)
+    first, draft = await two.answered_chat(), f"{QUESTION} And {OTHER} " * 3
+    two.service.prepare(None, draft)
     await two.until(lambda: two.slots.slot_of("") or len(two.slots.owners()) == 2)
     await two.idle()
-    receipt = await two.answered(await two.chat(), f"{QUESTION} And {OTHER} " * 3)
-    assert receipt.cached_tokens > 300
+    assert (await two.answered(await two.chat(), draft)).cached_tokens > 300
     assert first in two.slots.owners()
 
 
 async def test_engine_restart_serves_all_waiting_chats(two: Stage) -> None:
-    chats = [await two.chat(), await two.chat()]
-    for chat, topic in zip(chats, TOPICS, strict=False):
-        await two.answered(chat, topic)
-    await two.service.save_and_stop(_stopped(two))
-    replies = await asyncio.gather(*(two.service.send(chat, "Go on.") for chat in chats))
-    assert all(replies), two.errors()
-    assert {*two.slots.owners()} == {*chats}
-
-
-def _stopped(stage: Stage):
     async def stop() -> bool:
-        await stage.engine.rest()
+        await two.engine.rest()
         return True
 
-    return stop
+    chats = await start_chats(two, 2)
+    await two.service.save_and_stop(stop)
+    assert all(await asyncio.gather(*(two.service.send(chat, "Go on.") for chat in chats))), two.errors()
+    assert {*two.slots.owners()} == {*chats}
