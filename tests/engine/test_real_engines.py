@@ -61,7 +61,7 @@ def tokens_in(file: Path) -> list[int]:
     return list(packed[3 : 3 + packed[2]])
 
 
-async def test_a_turn_its_tokens_and_its_slot_file(
+async def test_turn_tokens_and_slot_file(
     supervisor: EngineSupervisor, location: EngineLocation, plan: LaunchPlan
 ) -> None:
     await supervisor.start(location, plan)
@@ -107,7 +107,7 @@ async def failure(supervisor: EngineSupervisor, location: EngineLocation, plan: 
     return failed.value.failure.kind
 
 
-async def test_what_is_wrong_is_told(
+async def test_failure_kinds(
     supervisor: EngineSupervisor, location: EngineLocation, plan: LaunchPlan, tmp_path: Path
 ) -> None:
     bad = tmp_path / "bad.gguf"
@@ -127,7 +127,7 @@ async def test_what_is_wrong_is_told(
     await impatient.close()
 
 
-def test_it_says_who_it_is(location: EngineLocation) -> None:
+def test_version_and_devices(location: EngineLocation) -> None:
     assert any(character.isdigit() for character in probe(location).version)
     devices = list_devices(location)
     assert all(device.name and device.description for device in devices)
@@ -152,9 +152,7 @@ asyncio.run(main())
 """
 
 
-async def test_no_real_engine_outlives_an_app_killed_with_sigkill(
-    location: EngineLocation, plan: LaunchPlan, tmp_path: Path
-) -> None:
+async def test_engine_dies_with_a_killed_app(location: EngineLocation, plan: LaunchPlan, tmp_path: Path) -> None:
     command = [sys.executable, "-c", APP, str(location.path or ""), str(plan.model), str(tmp_path)]
     app = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     engine = int(await app.stdout.readline())
@@ -166,14 +164,14 @@ async def test_no_real_engine_outlives_an_app_killed_with_sigkill(
 
 @pytest.mark.usefixtures("embedded_engine")
 @pytest.mark.parametrize("argument", ["not json", '{"no_such_field": 1}', '{"cache_type_k": "q99"}'])
-def test_the_embedded_engine_refuses_what_it_does_not_know(argument: str) -> None:
+def test_embedded_engine_refuses_invalid_arguments(argument: str) -> None:
     done = subprocess.run(embedded.command(argument), capture_output=True, check=False)
     assert done.returncode == embedded.EXIT_BAD_ARGUMENTS
     assert b"invalid argument" in done.stderr
 
 
 @pytest.mark.usefixtures("embedded_engine")
-def test_the_embedded_child_does_not_read_the_current_folder(plan: LaunchPlan, tmp_path: Path) -> None:
+def test_embedded_engine_ignores_the_current_folder(plan: LaunchPlan, tmp_path: Path) -> None:
     (tmp_path / "xllamacpp.py").write_text("raise SystemExit(99)")
     (tmp_path / "json.py").write_text("raise SystemExit(98)")
     parameters = replace(plan, model=tmp_path / "nothing.gguf", port=0)
@@ -182,7 +180,7 @@ def test_the_embedded_child_does_not_read_the_current_folder(plan: LaunchPlan, t
     assert done.returncode == embedded.EXIT_LOAD_FAILED
 
 
-async def test_no_web_page_and_no_stranger_may_talk_to_it(
+async def test_web_pages_and_strangers_are_refused(
     supervisor: EngineSupervisor, location: EngineLocation, plan: LaunchPlan
 ) -> None:
     """A browser sends the page's origin, and hands the answer over only if the server names it, or "*"."""

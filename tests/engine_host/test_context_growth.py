@@ -55,9 +55,7 @@ def laid_out(stage: Stage) -> list[int]:
     ("needed", "tokens"),
     [(0, 8192), (5000, 8192), (6000, 16_384), (21_845, 32_768), (40_000, LONGEST), (10**6, LONGEST)],
 )
-def test_it_begins_with_half_as_much_again_as_is_needed(
-    tmp_path: Path, fake_engine: FakeEngine, large: Path, needed: int, tokens: int
-) -> None:
+def test_initial_context(tmp_path: Path, fake_engine: FakeEngine, large: Path, needed: int, tokens: int) -> None:
     settings = Settings(model_path=str(large), engine_path=str(fake_engine.path))
     choice = choose_engine(settings, tmp_path, needed=needed)
     assert choice.max_context.tokens == LONGEST
@@ -67,7 +65,7 @@ def test_it_begins_with_half_as_much_again_as_is_needed(
     assert all(smaller.context.tokens < tokens for smaller in choice.smaller())
 
 
-def test_all_of_it_at_once_where_that_is_quick_or_chosen(tmp_path: Path, fake_engine: FakeEngine, large: Path) -> None:
+def test_cheap_or_chosen_context_is_allocated_whole(tmp_path: Path, fake_engine: FakeEngine, large: Path) -> None:
     settings = Settings(model_path=str(large), engine_path=str(fake_engine.path))
     assert choose_engine(replace(settings, context_size=LONGEST), tmp_path).plan.context_size == LONGEST
     assert choose_engine(replace(settings, kv_type="q4_0"), tmp_path).plan.context_size == LONGEST
@@ -76,7 +74,7 @@ def test_all_of_it_at_once_where_that_is_quick_or_chosen(tmp_path: Path, fake_en
     assert choose_engine(replace(settings, model_path=str(small)), tmp_path).plan.context_size == LONGEST
 
 
-def test_keys_are_of_the_kind_they_will_be_of_from_the_start(tmp_path: Path, fake_engine: FakeEngine) -> None:
+def test_initial_context_has_the_final_rope_factors(tmp_path: Path, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_NO_GPU=1)
     model = write_gguf(tmp_path / "model.gguf", LARGE | {"rope.scaling.original_context_length": 10_000})
     choice = choose_engine(Settings(model_path=str(model), engine_path=str(fake_engine.path)), tmp_path)
@@ -84,7 +82,7 @@ def test_keys_are_of_the_kind_they_will_be_of_from_the_start(tmp_path: Path, fak
     assert choice.fingerprint.rope == "long"
 
 
-async def test_a_chat_that_grows_is_restored_into_a_larger_context_before_it_is_full(stage: Stage) -> None:
+async def test_growing_chat_is_restored_into_a_larger_context(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat, TURN)
     assert laid_out(stage) == [8192]
@@ -98,7 +96,7 @@ async def test_a_chat_that_grows_is_restored_into_a_larger_context_before_it_is_
     assert not stage.errors()
 
 
-async def test_a_reply_that_fills_the_context_goes_on_in_a_larger_one(stage: Stage) -> None:
+async def test_reply_continues_in_a_larger_context(stage: Stage) -> None:
     chat = await stage.chat()
     story = " ".join(f"word{number}" for number in range(1500))
     stage.fake.set(FAKE_REPLY=story)
@@ -113,7 +111,7 @@ async def test_a_reply_that_fills_the_context_goes_on_in_a_larger_one(stage: Sta
     assert not stage.errors()
 
 
-async def test_the_next_start_has_room_for_the_chats_used_last(stage: Stage, large: Path) -> None:
+async def test_next_start_has_room_for_recent_chats(stage: Stage, large: Path) -> None:
     chat = await stage.chat()
     await stage.answered(chat, TURN * 3)
     await stage.runtime.close()
@@ -127,7 +125,7 @@ async def test_the_next_start_has_room_for_the_chats_used_last(stage: Stage, lar
         assert not again.of(MakingRoom)
 
 
-async def test_what_is_attached_has_room_before_it_is_sent(stage: Stage) -> None:
+async def test_attachment_grows_the_context_before_sending(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat, "Hello")
     use = await stage.runtime.chat.context.usage(chat, "", [Attachment("long.txt", 1, "hash", TURN * 3)])
@@ -138,7 +136,7 @@ async def test_what_is_attached_has_room_before_it_is_sent(stage: Stage) -> None
     assert [event.done for event in stage.of(MakingRoom)] == [False, True]
 
 
-async def test_where_memory_does_not_suffice_for_more_the_chat_is_told_so(stage: Stage) -> None:
+async def test_too_little_memory_to_grow(stage: Stage) -> None:
     stage.fake.set(FAKE_MOST_CONTEXT=9000)
     chat = await stage.chat()
     await stage.answered(chat, TURN)
@@ -148,7 +146,7 @@ async def test_where_memory_does_not_suffice_for_more_the_chat_is_told_so(stage:
     assert await stage.answered(await stage.chat(), "Hello")
 
 
-async def test_a_stop_while_room_is_made_leaves_an_engine_that_answers(stage: Stage) -> None:
+async def test_stop_while_growing(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat, "Hello")
     stage.fake.set(FAKE_HOLD_DURING="load")

@@ -62,9 +62,7 @@ async def attached(folder: Path, url: str, *, key: str = KEY) -> AsyncIterator[R
 
 
 @sees_processes
-async def test_a_conversation_outlives_the_servers_restart_and_the_server_outlives_kvchat(
-    tmp_path: Path, fake: FakeEngine
-) -> None:
+async def test_conversation_survives_a_server_restart(tmp_path: Path, fake: FakeEngine) -> None:
     with serving(fake) as theirs:
         async with attached(tmp_path, theirs.address.url) as runtime:
             assert runtime.model.is_configured
@@ -88,9 +86,7 @@ async def test_a_conversation_outlives_the_servers_restart_and_the_server_outliv
 
 
 @sees_processes
-async def test_a_slot_that_another_program_uses_is_not_touched_when_the_server_is_met(
-    tmp_path: Path, fake: FakeEngine
-) -> None:
+async def test_slot_in_use_is_not_touched(tmp_path: Path, fake: FakeEngine) -> None:
     with serving(fake) as theirs:
         async with contextlib.aclosing(LlamaServerClient(theirs.address.url, KEY)) as somebody_else:
             await until(theirs.listens)
@@ -117,14 +113,12 @@ async def test_a_slot_that_another_program_uses_is_not_touched_when_the_server_i
         ([], (0, False)),
     ],
 )
-def test_the_last_free_slot_is_ours(slots: list[tuple[bool, int]], chosen: tuple[int, bool]) -> None:
+def test_last_free_slot_is_chosen(slots: list[tuple[bool, int]], chosen: tuple[int, bool]) -> None:
     assert choose_slot([SlotState(busy, tokens, 4096) for busy, tokens in slots]) == chosen
 
 
 @sees_processes
-async def test_what_a_killed_kvchat_left_in_the_servers_folder_goes_and_nothing_else(
-    tmp_path: Path, fake: FakeEngine
-) -> None:
+async def test_only_stale_files_are_deleted(tmp_path: Path, fake: FakeEngine) -> None:
     of_this_run = disk.name_for_engine()
     of_our_data_folder = "-".join(of_this_run.split("-")[:2])
     left = fake.plan.slot_path / f"{of_our_data_folder}-0123456789abcdef-4567cdef.slot"
@@ -141,7 +135,7 @@ async def test_what_a_killed_kvchat_left_in_the_servers_folder_goes_and_nothing_
         assert set(fake.plan.slot_path.iterdir()) == stay
 
 
-async def test_without_a_folder_it_chats_and_saves_nothing(tmp_path: Path, fake: FakeEngine) -> None:
+async def test_without_slot_folder_nothing_is_saved(tmp_path: Path, fake: FakeEngine) -> None:
     with serving(fake, saves=False) as theirs:
         async with attached(tmp_path, theirs.address.url) as runtime:
             chat = (await runtime.chat.new_conversation()).id
@@ -156,9 +150,7 @@ async def test_without_a_folder_it_chats_and_saves_nothing(tmp_path: Path, fake:
     ("url", "key", "words"),
     [(None, "guessed", "rejected the API key"), ("127.0.0.1:8080", KEY, "address is invalid")],
 )
-async def test_what_is_wrong_with_it_is_told_in_words(
-    tmp_path: Path, fake: FakeEngine, url: str | None, key: str, words: str
-) -> None:
+async def test_problems_are_reported(tmp_path: Path, fake: FakeEngine, url: str | None, key: str, words: str) -> None:
     with serving(fake) as theirs:
         async with attached(tmp_path, url or theirs.address.url, key=key) as runtime:
             told: list[Event] = []
@@ -169,7 +161,7 @@ async def test_what_is_wrong_with_it_is_told_in_words(
             assert words in failed.error.title
 
 
-async def test_the_settings_lead_from_the_own_engine_to_the_server_and_back(tmp_path: Path, fake: FakeEngine) -> None:
+async def test_settings_switch_between_engine_and_server(tmp_path: Path, fake: FakeEngine) -> None:
     with serving(fake) as theirs:
         async with attached(tmp_path, theirs.address.url) as runtime:
             server = runtime.settings
@@ -194,7 +186,7 @@ async def test_the_settings_lead_from_the_own_engine_to_the_server_and_back(tmp_
 
 @sees_processes
 @pytest.mark.engine
-async def test_the_real_server(tmp_path: Path, smollm2: Path, real_llama_server: EngineLocation) -> None:
+async def test_real_server(tmp_path: Path, smollm2: Path, real_llama_server: EngineLocation) -> None:
     slots = tmp_path / "slots"
     slots.mkdir()
     theirs = UsersServer(real_llama_server.path, LaunchPlan(smollm2, 1024, slots))

@@ -31,9 +31,7 @@ async def resting_at_once(runtime: Runtime) -> AsyncIterator[None]:
         await running
 
 
-async def test_an_idle_engine_rests_and_the_next_message_finds_everything_warm(
-    runtime: Runtime, fake_engine: FakeEngine
-) -> None:
+async def test_idle_engine_stops_and_restarts_warm(runtime: Runtime, fake_engine: FakeEngine) -> None:
     chat = (await runtime.chat.new_conversation()).id
     await ask(runtime, chat, LONG)
     async with resting_at_once(runtime):
@@ -46,7 +44,7 @@ async def test_an_idle_engine_rests_and_the_next_message_finds_everything_warm(
     assert second.receipt.cached_tokens >= 0.9 * second.receipt.prompt_tokens
 
 
-async def test_with_the_first_message_means_not_before(tmp_path: Path, fake_engine: FakeEngine) -> None:
+async def test_start_with_the_first_message(tmp_path: Path, fake_engine: FakeEngine) -> None:
     async with running(tmp_path, fake_engine, engine_start="message") as runtime:
         await runtime.begin()
         assert runtime.engine.status.state is UNLOADED
@@ -56,9 +54,7 @@ async def test_with_the_first_message_means_not_before(tmp_path: Path, fake_engi
         assert runtime.engine.status.state is READY
 
 
-async def test_an_engine_that_answers_or_was_used_just_now_does_not_rest(
-    runtime: Runtime, fake_engine: FakeEngine
-) -> None:
+async def test_busy_engine_does_not_stop(runtime: Runtime, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_TOKEN_DELAY=0.05, FAKE_REPLY="one two three four five six")
     chat = (await runtime.chat.new_conversation()).id
     async with resting_at_once(runtime):
@@ -68,7 +64,7 @@ async def test_an_engine_that_answers_or_was_used_just_now_does_not_rest(
     assert not IdleStop(lambda: 60, runtime.chat, runtime.engine)._is_due()
 
 
-async def test_messages_that_come_while_it_stops_are_answered(runtime: Runtime) -> None:
+async def test_messages_while_stopping_are_answered(runtime: Runtime) -> None:
     chat = (await runtime.chat.new_conversation()).id
     async with resting_at_once(runtime):
         for turn in range(3):
@@ -76,7 +72,7 @@ async def test_messages_that_come_while_it_stops_are_answered(runtime: Runtime) 
             await until(lambda: runtime.engine.status.state is UNLOADED)
 
 
-async def test_a_message_that_comes_before_it_stops_leaves_the_slot_hot(runtime: Runtime) -> None:
+async def test_message_before_the_stop_keeps_the_slot_hot(runtime: Runtime) -> None:
     chat = (await runtime.chat.new_conversation()).id
     await ask(runtime, chat, LONG)
 

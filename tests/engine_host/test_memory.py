@@ -45,9 +45,7 @@ def arguments(fake: FakeEngine) -> list[dict[str, str]]:
     return [dict(zip(words, [*words[1:], ""], strict=True)) for words in launched]
 
 
-async def test_the_context_is_halved_until_it_fits_and_the_next_start_knows(
-    tmp_path: Path, fake_engine: FakeEngine
-) -> None:
+async def test_context_is_halved_until_it_fits(tmp_path: Path, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_MOST_CONTEXT=20_000, FAKE_KV_MIB_PER_1K=1)
     model = str(write_gguf(tmp_path / "long.gguf", dict(LONG)))
     async with running(tmp_path, fake_engine, model_path=model) as runtime:
@@ -73,7 +71,7 @@ async def test_the_context_is_halved_until_it_fits_and_the_next_start_knows(
         assert heard == []
 
 
-async def test_what_the_engine_puts_on_the_gpu_is_told(runtime: Runtime, fake_engine: FakeEngine) -> None:
+async def test_gpu_placement_is_shown(runtime: Runtime, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_MOST_LAYERS=3, FAKE_KV_MIB_PER_1K=1)
     await runtime.engine.ready()
     (values,) = arguments(fake_engine)
@@ -85,7 +83,7 @@ async def test_what_the_engine_puts_on_the_gpu_is_told(runtime: Runtime, fake_en
     assert (gpu.device, gpu.measured, gpu.kv) == ("FAKE0", True, 4 * MIB)
 
 
-async def test_a_model_leaves_a_gpu_that_runs_out_of_memory(runtime: Runtime, fake_engine: FakeEngine) -> None:
+async def test_model_leaves_a_full_gpu(runtime: Runtime, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_GPU_FULL=1)
     await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
     first, second = arguments(fake_engine)
@@ -96,7 +94,7 @@ async def test_a_model_leaves_a_gpu_that_runs_out_of_memory(runtime: Runtime, fa
     )
 
 
-async def test_at_the_floor_the_failure_is_told(runtime: Runtime, fake_engine: FakeEngine) -> None:
+async def test_failure_at_the_smallest_context(runtime: Runtime, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_MOST_CONTEXT=1000)
     heard = notices(runtime)
     with pytest.raises(Exception, match="ran out of memory"):
@@ -106,7 +104,7 @@ async def test_at_the_floor_the_failure_is_told(runtime: Runtime, fake_engine: F
     assert heard == []
 
 
-async def test_the_bars_show_what_the_engine_took(runtime: Runtime, fake_engine: FakeEngine) -> None:
+async def test_measured_bars(runtime: Runtime, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_KV_MIB_PER_1K=8)
     actual = 4 * 8 * MIB
     await runtime.engine.ready()
@@ -116,7 +114,7 @@ async def test_the_bars_show_what_the_engine_took(runtime: Runtime, fake_engine:
     assert "MB" not in runtime.engine.context_reason, "its bars tell what it has taken"
 
 
-async def test_a_proposal_gains_what_it_promises(tmp_path: Path, fake_engine: FakeEngine) -> None:
+async def test_proposal_gains_its_tokens(tmp_path: Path, fake_engine: FakeEngine) -> None:
     wide = LONG | {"attention.head_count_kv": 4, "attention.key_length": 128, "attention.value_length": 128}
     model = str(write_gguf(tmp_path / "wide.gguf", wide))
     async with running(tmp_path, fake_engine, model_path=model) as runtime:
@@ -132,9 +130,7 @@ async def test_a_proposal_gains_what_it_promises(tmp_path: Path, fake_engine: Fa
         assert arguments(fake_engine)[-1]["-ctk"] == "q8_0"
 
 
-async def test_no_engine_is_started_once_kvchat_has_ended_it_for_good(
-    runtime: Runtime, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_start_after_close(runtime: Runtime, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     claims, goes_on, chosen = threading.Event(), threading.Event(), ManagedEngine.choose
 
     def choose(*given: Any, **more: Any) -> EngineChoice:
@@ -156,7 +152,7 @@ async def test_no_engine_is_started_once_kvchat_has_ended_it_for_good(
 
 @pytest.mark.engine
 @pytest.mark.parametrize("engine", ["llama-server", "embedded"])
-async def test_the_estimate_is_close_to_what_the_real_engines_take(
+async def test_estimate_is_close_to_real_engines(
     tmp_path: Path, fake_engine: FakeEngine, real_llama_server: EngineLocation, smollm2: Path, engine: str
 ) -> None:
     path = "embedded" if engine == "embedded" else str(real_llama_server.path)
@@ -170,7 +166,7 @@ async def test_the_estimate_is_close_to_what_the_real_engines_take(
 
 @pytest.mark.engine
 @pytest.mark.skipif(os.name != "posix", reason="ulimit is a shell's")
-async def test_the_real_engine_under_a_memory_limit(
+async def test_real_engine_under_a_memory_limit(
     tmp_path: Path, fake_engine: FakeEngine, real_llama_server: EngineLocation, smollm2: Path
 ) -> None:
     """65,536 tokens of this model take 1.5 GB; the address space ends before."""

@@ -35,16 +35,14 @@ def paths(tmp_path: Path) -> Paths:
         ("engine_url", "127.0.0.1", "start with http://"),
     ],
 )
-async def test_a_text_is_judged_by_the_engine_in_use(
-    paths: Paths, fake_engine: FakeEngine, name: str, text: str, reason: str
-) -> None:
+async def test_validation_error(paths: Paths, fake_engine: FakeEngine, name: str, text: str, reason: str) -> None:
     setup = EngineSetup(paths, lambda: Settings(engine_path=str(fake_engine.path)), unused)
     said = await setup.validation_error(name, text)
     assert reason in said
     assert bool(said) is bool(reason)
 
 
-async def test_an_engine_is_tried_with_the_smallest_model_there_is(
+async def test_trial_uses_the_available_model(
     paths: Paths, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvchat.engine_host.setup.installed_starter", lambda: None)
@@ -58,7 +56,7 @@ async def test_an_engine_is_tried_with_the_smallest_model_there_is(
     assert str(fake_engine.plan.model) in fake_engine.launches()[0]["arguments"]
 
 
-async def test_the_servers_key_is_in_no_settings_file(paths: Paths) -> None:
+async def test_server_key_is_in_no_settings_file(paths: Paths) -> None:
     setup = EngineSetup(paths, Settings, unused)
     assert await setup.save_key("s3cret") is not None
     kept = setup.key.load()

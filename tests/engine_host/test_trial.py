@@ -18,7 +18,7 @@ async def tried(fake: FakeEngine, *, model: bool = True) -> Trial:
     return trial
 
 
-async def test_a_good_engine_passes_every_step(fake_engine: FakeEngine) -> None:
+async def test_good_engine_passes(fake_engine: FakeEngine) -> None:
     assert (await tried(fake_engine, model=False)).works
     assert fake_engine.launches() == [], "without a model it is only asked who it is"
     trial = await tried(fake_engine)
@@ -40,9 +40,7 @@ async def test_a_good_engine_passes_every_step(fake_engine: FakeEngine) -> None:
         ({"FAKE_HOLLOW_RESTORE": 1}, "Chat memory does not work"),
     ],
 )
-async def test_what_is_wrong_is_said_and_nothing_is_left_running(
-    fake_engine: FakeEngine, switches: dict[str, object], words: str
-) -> None:
+async def test_problems_are_reported(fake_engine: FakeEngine, switches: dict[str, object], words: str) -> None:
     fake_engine.set(**switches)
     trial = await tried(fake_engine)
     assert not trial.works
@@ -50,7 +48,7 @@ async def test_what_is_wrong_is_said_and_nothing_is_left_running(
 
 
 @pytest.mark.parametrize("script", ["#!/bin/sh\nexit 3\n", "#!/bin/sh\necho usage: something else\n", "\x7fELF"])
-async def test_what_is_no_engine_is_said(tmp_path: Path, script: str) -> None:
+async def test_other_programs_are_reported(tmp_path: Path, script: str) -> None:
     program = tmp_path / "llama-server"
     program.write_text(script)
     program.chmod(0o755)
@@ -60,7 +58,7 @@ async def test_what_is_no_engine_is_said(tmp_path: Path, script: str) -> None:
 
 
 @pytest.mark.engine
-async def test_the_real_one_passes(real_llama_server: EngineLocation, smollm2: Path) -> None:
+async def test_real_engine_passes(real_llama_server: EngineLocation, smollm2: Path) -> None:
     trial = await try_engine(real_llama_server, smollm2)
     assert trial.works, trial.steps[-1]
     assert len(trial.steps) == 5

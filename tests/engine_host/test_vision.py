@@ -49,7 +49,7 @@ async def show(stage: Stage, chat: str) -> None:
     await stage.runtime.chat.idle()
 
 
-async def test_without_a_projector_nothing_is_stored_and_the_engine_stays(stage: Stage) -> None:
+async def test_without_projector_nothing_is_stored(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
     pid = stage.runtime.engine.engine_pid
@@ -61,7 +61,7 @@ async def test_without_a_projector_nothing_is_stored_and_the_engine_stays(stage:
     assert stage.runtime.engine.engine_pid == pid
 
 
-async def test_a_projector_for_sound_shows_no_pictures(stage: Stage) -> None:
+async def test_audio_projector(stage: Stage) -> None:
     chat, projector = await stage.chat(), add_projector(stage)
     await stage.answered(chat)
     assert "--mmproj" not in arguments(stage)
@@ -73,9 +73,7 @@ async def test_a_projector_for_sound_shows_no_pictures(stage: Stage) -> None:
     await stage.answered(other)
 
 
-async def test_the_chats_own_model_is_shown_a_picture_whatever_the_settings_wish_for_next(
-    stage: Stage, tmp_path: Path
-) -> None:
+async def test_picture_goes_to_the_chats_own_model(stage: Stage, tmp_path: Path) -> None:
     stage.fake.set(FAKE_SEES="1")
     chat = await stage.chat()
     await stage.answered(chat)
@@ -87,7 +85,7 @@ async def test_the_chats_own_model_is_shown_a_picture_whatever_the_settings_wish
     assert {own, str(projector)} <= set(arguments(stage))
 
 
-async def test_an_engine_too_old_to_count_pictures_says_so(stage: Stage) -> None:
+async def test_engine_too_old_to_count_pictures(stage: Stage) -> None:
     stage.fake.set(FAKE_SEES="1")
     chat = await stage.chat()
     add_projector(stage)
@@ -95,9 +93,7 @@ async def test_an_engine_too_old_to_count_pictures_says_so(stage: Stage) -> None
     assert "a newer one can" in str(stage.of(TurnFailed)[-1].error)
 
 
-def test_a_projector_takes_memory_and_is_no_part_of_what_a_state_means(
-    tmp_path: Path, fake_engine: FakeEngine, model: Path
-) -> None:
+def test_projector_takes_memory_but_keeps_the_fingerprint(tmp_path: Path, fake_engine: FakeEngine, model: Path) -> None:
     stage = Stage(tmp_path, fake_engine, model)
     blind = choose_engine(stage.settings, tmp_path)
     add_projector(stage)

@@ -75,7 +75,7 @@ async def all_chunks(engine: LlamaServerClient, sampling: Sampling | None = None
     return [chunk async for chunk in engine.chat(HELLO, sampling or Sampling())]
 
 
-async def test_a_reply_with_progress_timings_and_an_end(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
+async def test_reply_with_progress_timings_and_end(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
     facts = await client.facts()
     assert (facts.context_size, facts.model_path) == (fake_engine.plan.context_size, str(fake_engine.plan.model))
     chunks = await all_chunks(client)
@@ -89,7 +89,7 @@ async def test_a_reply_with_progress_timings_and_an_end(client: LlamaServerClien
     assert (await all_chunks(client))[-1].timings.prompt_n == 1  # all but the token that gives the logits
 
 
-async def test_the_ids_of_a_long_prompt_are_not_read_on_the_thread_of_the_window(
+async def test_long_ids_are_parsed_in_another_thread(
     client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parse, read_on = wire.parse_tokens, dict[bool, threading.Thread]()
@@ -124,13 +124,13 @@ async def test_slot_round_trip(client: LlamaServerClient, fake_engine: FakeEngin
 
 
 @pytest.mark.parametrize(("name", "message"), [("nothing.bin", "Unable to restore"), ("../a", "Invalid filename")])
-async def test_a_refusal_carries_the_engines_words(client: LlamaServerClient, name: str, message: str) -> None:
+async def test_refusal_has_the_engines_message(client: LlamaServerClient, name: str, message: str) -> None:
     with pytest.raises(EngineRefused, match=message) as refusal:
         await client.restore_slot(name)
     assert (refusal.value.status, refusal.value.kind) == (400, "invalid_request_error")
 
 
-async def test_a_wrong_key_and_a_prompt_that_does_not_fit_are_refused(client: LlamaServerClient) -> None:
+async def test_wrong_key_and_too_long_prompt_are_refused(client: LlamaServerClient) -> None:
     with pytest.raises(EngineRefused) as refusal:
         await client.prefill([10] * 5000)
     assert refusal.value.kind == "exceed_context_size_error"
@@ -142,7 +142,7 @@ async def test_a_wrong_key_and_a_prompt_that_does_not_fit_are_refused(client: Ll
             await stranger.verify()
 
 
-async def test_an_error_in_the_middle_of_a_reply(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
+async def test_error_in_mid_reply(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_BREAK_STREAM="Compute error.")
     with pytest.raises(EngineBroken, match="Compute error"):
         await all_chunks(client)
@@ -158,7 +158,7 @@ async def test_an_error_in_the_middle_of_a_reply(client: LlamaServerClient, fake
         ("restore", lambda client: client.restore_slot("a.bin")),
     ],
 )
-async def test_a_dying_engine_is_gone(
+async def test_dying_engine_is_gone(
     client: LlamaServerClient, fake_engine: FakeEngine, phase: str, act: Callable[[LlamaServerClient], object]
 ) -> None:
     fake_engine.set(FAKE_DIE_DURING=phase)
@@ -167,7 +167,7 @@ async def test_a_dying_engine_is_gone(
 
 
 @pytest.mark.parametrize("delay", [0, 0.001])
-async def test_all_that_a_killed_engine_said_is_heard(
+async def test_output_of_killed_engine_is_complete(
     client: LlamaServerClient, fake_engine: FakeEngine, delay: float
 ) -> None:
     """Also what lay unread when its process was found dead and the connections were dropped."""
@@ -179,7 +179,7 @@ async def test_all_that_a_killed_engine_said_is_heard(
     assert "".join(heard) == words[: words.index(" word30")]
 
 
-async def test_the_first_word_waits_for_nothing_and_later_ones_come_together(
+async def test_first_word_is_immediate_and_the_rest_batched(
     fake_engine: FakeEngine, client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "READ_INTERVAL_S", 3600)
@@ -193,7 +193,7 @@ async def test_the_first_word_waits_for_nothing_and_later_ones_come_together(
     assert max(later - sooner for sooner, later in pairwise(came)) > 0.4
 
 
-async def test_a_hanging_stream_is_gone(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
+async def test_hanging_stream_is_gone(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HANG_DURING="stream")
     async with contextlib.aclosing(
         LlamaServerClient(str(client.base_url), client.key, silence_timeout_s=0.2)
@@ -214,9 +214,7 @@ async def test_closing_a_reply_drops_the_request(client: LlamaServerClient, fake
 
 
 @pytest.mark.parametrize("end", ["whole", "dropped", "refused"])
-async def test_no_generator_is_left_to_the_garbage_collector(
-    client: LlamaServerClient, fake_engine: FakeEngine, end: str
-) -> None:
+async def test_generators_are_closed(client: LlamaServerClient, fake_engine: FakeEngine, end: str) -> None:
     """Qt's event loop, unlike asyncio's own, finishes none of them: each would end in a complaint on the screen."""
     left: list[object] = []
     hooks = sys.get_asyncgen_hooks()
@@ -234,7 +232,7 @@ async def test_no_generator_is_left_to_the_garbage_collector(
     assert left == []
 
 
-async def test_nobody_there_is_gone_and_no_proxy_is_used(
+async def test_no_server_is_gone_and_no_proxy_is_used(
     client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere = f"http://127.0.0.1:{free_port('127.0.0.1')}"
@@ -247,7 +245,7 @@ async def test_nobody_there_is_gone_and_no_proxy_is_used(
             await nobody.is_loaded()
 
 
-async def test_the_key_is_not_shown_to_a_server_that_asks_for_none() -> None:
+async def test_server_without_key_check_gets_no_key() -> None:
     async with scripted(200, '{"status": "ok"}') as (client, seen):
         assert await client.is_loaded()
         with pytest.raises(ForeignServer):
@@ -256,9 +254,7 @@ async def test_the_key_is_not_shown_to_a_server_that_asks_for_none() -> None:
     assert all(client.key not in head for head in seen)
 
 
-async def test_a_reply_over_https_from_a_server_whose_certificate_is_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_https_needs_a_trusted_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "certificate.pem"
     file.write_bytes(self_signed())
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -288,15 +284,13 @@ def self_signed() -> bytes:
     ("status", "body", "error"),
     [(200, "data: {}\n\n", EngineGone), (200, "<html>", EngineGone), (502, "bad gateway", EngineRefused)],
 )
-async def test_answers_that_are_no_reply(status: int, body: str, error: type[Exception]) -> None:
+async def test_invalid_replies(status: int, body: str, error: type[Exception]) -> None:
     async with scripted(status, body) as (client, _):
         with pytest.raises(error):
             await all_chunks(client)
 
 
-async def test_a_stopped_engine_is_gone_in_the_middle_of_a_reply(
-    supervisor: EngineSupervisor, fake_engine: FakeEngine
-) -> None:
+async def test_stop_in_mid_reply_is_gone(supervisor: EngineSupervisor, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_TOKEN_DELAY=0.05, FAKE_REPLY="word " * 1000)
     heard: list[str] = []
     listening = asyncio.create_task(listen(await supervisor.ready(), heard))
@@ -306,7 +300,7 @@ async def test_a_stopped_engine_is_gone_in_the_middle_of_a_reply(
         await listening
 
 
-async def test_a_request_cancelled_at_whatever_moment_leaves_no_connection() -> None:
+async def test_cancelled_request_leaves_no_connection() -> None:
     confirm = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -339,7 +333,7 @@ def told_timings(cached: int) -> str:
 
 
 @pytest.mark.parametrize(("cached", "count"), [(100, 100), (150, 100), (40, 40), (0, 0)])
-async def test_rows_are_kept_as_far_as_the_engine_reused_them(cached: int, count: int) -> None:
+async def test_reused_rows_are_unchanged(cached: int, count: int) -> None:
     async with scripted(200, told_timings(cached)) as (client, _):
         client.rows.mark_saved(100)
         await client.with_template({"thinking": True}).prefill([1, 2, 3])
@@ -350,7 +344,7 @@ async def test_rows_are_kept_as_far_as_the_engine_reused_them(cached: int, count
 
 
 @pytest.mark.parametrize("status", [200, 500])
-async def test_after_a_request_that_failed_nothing_is_known_of_the_rows(status: int) -> None:
+async def test_failed_request_invalidates_rows(status: int) -> None:
     async with scripted(status, "data: {}\n\n") as (client, _):
         for change in (client.prefill([1, 2]), client.erase_slot(), client.restore_slot("a.slot")):
             client.rows.mark_saved(100)

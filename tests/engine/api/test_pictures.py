@@ -50,7 +50,7 @@ async def said(engine: LlamaServerClient, *messages: ChatMessage) -> tuple[str, 
 
 
 @pytest.mark.engine
-async def test_a_prompt_with_pictures_is_counted_settled_saved_and_restored(engine: LlamaServerClient) -> None:
+async def test_picture_prompt_is_counted_settled_saved_and_restored(engine: LlamaServerClient) -> None:
     asked = question(RED, GREEN)
     tokens = await engine.prompt_tokens([asked])
     assert picture_ids("projector", RED, 16) == tokens[tokens.index(picture_ids("projector", RED, 16)[0]) :][:16]
@@ -76,7 +76,7 @@ async def test_a_prompt_with_pictures_is_counted_settled_saved_and_restored(engi
     assert (await said(engine, question(RED)))[1].predicted_n == 6
 
 
-def test_a_picture_has_ids_of_its_own() -> None:
+def test_picture_ids_are_unique() -> None:
     ids = picture_ids("a projector", RED, 300)
     assert len(set(ids)) == 300
     assert max(ids) <= -2
@@ -108,7 +108,7 @@ def pictures_of() -> PicturePrompts:
     return PicturePrompts(engine.call, engine.tokenize, "p", "<m>")
 
 
-async def test_a_prompt_becomes_ids_and_text_again(pictures_of: PicturePrompts) -> None:
+async def test_prompt_round_trip(pictures_of: PicturePrompts) -> None:
     tokens = await pictures_of.tokens("see <m><m> the th", [RED, GREEN])
     assert len(tokens) == 1 + 4 + 4 + 4 + 5
     assert tokens[5:13] == picture_ids("p", RED, 4) + picture_ids("p", GREEN, 4)
@@ -117,7 +117,7 @@ async def test_a_prompt_becomes_ids_and_text_again(pictures_of: PicturePrompts) 
     assert [base64.b64decode(data) for data in again["multimodal_data"]] == [RED.data, GREEN.data]
 
 
-async def test_what_cannot_be_said_again_is_refused(pictures_of: PicturePrompts) -> None:
+async def test_irreversible_prompts_are_refused(pictures_of: PicturePrompts) -> None:
     tokens = await pictures_of.tokens("<m>", [RED])
     with pytest.raises(EngineRefused, match="end of a word"):
         await pictures_of.prompt((*tokens, ord("t"), ord("h")))  # the engine would read it as another token
@@ -125,9 +125,7 @@ async def test_what_cannot_be_said_again_is_refused(pictures_of: PicturePrompts)
         await pictures_of.tokens("no place for it", [RED])
 
 
-async def test_only_so_many_pictures_are_kept_at_hand(
-    pictures_of: PicturePrompts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cache_is_limited(pictures_of: PicturePrompts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvchat.engine.api.pictures.CACHE_BYTES", len(RED.data) + len(GREEN.data))
     first = await pictures_of.tokens("<m>", [RED])
     await pictures_of.tokens("<m><m>", [GREEN, Picture(png(0, 0, 255))])

@@ -45,7 +45,7 @@ def prompts(engine: Engine) -> PromptTokenizer:
     return prompts
 
 
-async def test_a_history_is_tokenised_once(engine: Engine, prompts: PromptTokenizer) -> None:
+async def test_history_is_tokenized_once(engine: Engine, prompts: PromptTokenizer) -> None:
     await prompts.tokenize(HISTORY + "<|say|>A question")
     await prompts.tokenize(HISTORY + f"<|say|>A question{END}<|say|>A reply{END}<|say|>A")  # tries whether that holds
     before = len(engine.asked)
@@ -56,7 +56,7 @@ async def test_a_history_is_tokenised_once(engine: Engine, prompts: PromptTokeni
     assert max(map(len, engine.asked[before:])) < 40
 
 
-async def test_where_a_text_cannot_be_cut_all_of_it_is_asked_for() -> None:
+async def test_uncuttable_text_is_tokenized_whole() -> None:
     engine = Engine(splits=False)
     prompts = PromptTokenizer(engine.tokenize)
     prompts.end = END
@@ -71,7 +71,7 @@ async def test_where_a_text_cannot_be_cut_all_of_it_is_asked_for() -> None:
 
 
 @pytest.mark.engine
-async def test_the_real_engine_tokenises_parts_as_it_does_the_whole(
+async def test_real_engine_tokenizes_parts_like_the_whole(
     embedded_engine: EngineLocation, smollm2: Path, tmp_path: Path
 ) -> None:
     supervisor = EngineSupervisor()

@@ -31,27 +31,27 @@ llamacpp:tokens_predicted_seconds_total 1e+1
 """
 
 
-def test_the_slot() -> None:
+def test_slots() -> None:
     assert parse_slots(SLOTS) == (SlotState(busy=True, tokens=90, context_size=1024),)
     for body in (b"", b"[]", b"{}", b'{"error": {}}', b"[1]", b'[{"n_ctx": "x"}]'):
         assert parse_slots(body) == (), body
 
 
-def test_the_speed() -> None:
+def test_speed() -> None:
     assert parse_metrics(METRICS) == Speed(prefill=142.0, decode=2.0)
     single_token = "llamacpp:tokens_predicted_total 1\nllamacpp:tokens_predicted_seconds_total 1e-06\n"
     for text in ("", "llamacpp:prompt_seconds_total 0\n", single_token):
         assert parse_metrics(text) == Speed(None, None)
 
 
-def test_graphics_memory_by_nvidia_smi() -> None:
+def test_nvidia_memory() -> None:
     listing = "17, 2048\n18, 1024\n99, 512\n20, [N/A]\n"
     assert nvidia_memory(listing, [17, 18]) == 3 << 30
     assert nvidia_memory(listing, [20]) is None
     assert nvidia_memory("", [17]) is None
 
 
-def test_graphics_memory_by_the_kernel_counts_each_client_once(tmp_path: Path) -> None:
+def test_drm_memory_counts_each_client_once(tmp_path: Path) -> None:
     folder = tmp_path / "17" / "fdinfo"
     folder.mkdir(parents=True)
     card = "pos:\t0\ndrm-driver:\tamdgpu\ndrm-pdev:\t0000:03:00.0\ndrm-client-id:\t5\ndrm-memory-vram:\t2048 KiB\n"
@@ -64,7 +64,7 @@ def test_graphics_memory_by_the_kernel_counts_each_client_once(tmp_path: Path) -
 
 
 @pytest.mark.engine
-async def test_a_real_engine_tells_all_of_it(real_llama_server: EngineLocation, smollm2: Path, tmp_path: Path) -> None:
+async def test_vitals_of_real_engine(real_llama_server: EngineLocation, smollm2: Path, tmp_path: Path) -> None:
     supervisor = EngineSupervisor()
     try:
         await supervisor.start(real_llama_server, LaunchPlan(smollm2, 512, tmp_path))

@@ -37,14 +37,14 @@ def test_events() -> None:
     "data",
     ["", "[DONE]", "null", "[1]", "{", '{"choices":[]}', '{"choices":null}', '{"choices":[{"delta":null}]}', '{"x":1}'],
 )
-def test_what_says_nothing_is_nothing(data: str) -> None:
+def test_irrelevant_events(data: str) -> None:
     assert wire.parse_event(data) is None
 
 
 @pytest.mark.parametrize(
     "timings", ["{}", "null", "3", '{"cache_n":5}', '{"prompt_n":"many"}', '{"prompt_n":3,"cache_n":null}']
 )
-def test_timings_of_another_version_do_not_hurt(timings: str) -> None:
+def test_invalid_timings_are_ignored(timings: str) -> None:
     chunk = wire.parse_event(f'{{"choices":[{{"delta":{{"content":"x"}}}}],"timings":{timings}}}')
     assert isinstance(chunk, ChatChunk)
     assert chunk.text == "x"
@@ -80,7 +80,7 @@ def test_tokens() -> None:
     assert wire.parse_tokens(b'{"tokens": [1, 2') is None
 
 
-def test_a_chat_request_is_pinned_and_shows_its_numbers() -> None:
+def test_chat_body() -> None:
     body = wire.chat_body(wire.prompt_body([ChatMessage("user", "hi")]), Sampling())
     assert body["id_slot"] == 0
     assert body["stream"] is body["cache_prompt"] is body["return_progress"] is body["timings_per_token"] is True

@@ -26,7 +26,7 @@ KNOWN = KnownOptions(
 )
 
 
-def test_taken_apart_as_a_shell_would() -> None:
+def test_split_like_a_shell() -> None:
     assert parse_arguments("--lora '/a b/c.gguf'  -t 4") == ("--lora", "/a b/c.gguf", "-t", "4")
     assert parse_arguments("--chat-template #x") == ("--chat-template", "#x")
     assert parse_arguments(" ") == ()
@@ -53,7 +53,7 @@ def test_taken_apart_as_a_shell_would() -> None:
     ],
 )
 @pytest.mark.parametrize("known", [KNOWN, None])
-def test_what_kvchat_owns_is_refused_with_the_reason(text: str, reason: str, known: KnownOptions | None) -> None:
+def test_reserved_options_are_refused_with_the_reason(text: str, reason: str, known: KnownOptions | None) -> None:
     with pytest.raises(BadArguments) as refused:
         check_arguments(parse_arguments(text), known)
     assert text.split()[0] in refused.value.detail
@@ -72,14 +72,14 @@ def test_what_kvchat_owns_is_refused_with_the_reason(text: str, reason: str, kno
         ("-new", "only for chats"),  # an alias that only the build knows
     ],
 )
-def test_what_the_build_would_die_of_is_refused_in_words(text: str, words: str) -> None:
+def test_invalid_arguments_are_refused(text: str, words: str) -> None:
     check_arguments(parse_arguments("-t 4 --prio -1 --lora x --swa-full"), KNOWN)
     with pytest.raises(BadArguments) as refused:
         check_arguments(parse_arguments(text), KNOWN)
     assert words in refused.value.detail
 
 
-def test_only_what_changes_a_state_is_part_of_its_meaning() -> None:
+def test_state_arguments() -> None:
     assert state_arguments(parse_arguments("-t 4 -ngl 99 --prio -1")) == ""
     assert (
         state_arguments(parse_arguments("-t 4 --rope_scaling yarn --temp 0 --lora 'a b'"))
@@ -87,14 +87,14 @@ def test_only_what_changes_a_state_is_part_of_its_meaning() -> None:
     )
 
 
-def test_a_servers_address_and_key_are_no_part_of_what_its_states_mean() -> None:
+def test_state_arguments_of_external_server() -> None:
     command = "-m /m.gguf --host 0.0.0.0 --port 80 --api-key s3cret --slot-save-path /s -c 4096 -t 4 -fa on --metrics"
     assert state_arguments(parse_arguments(command), external=True) == "-c 4096 -fa on"
     assert state_arguments(parse_arguments("--api-key=s3cret"), external=True) == ""
 
 
 @pytest.mark.parametrize("text", ["den", "den:", ":1", "den:0", "den:65536", "a/b:1", "http://den:1", "::1:2", "-x:1;"])
-def test_what_is_no_worker_is_refused(text: str) -> None:
+def test_invalid_workers_are_refused(text: str) -> None:
     assert parse_workers("den:50052, 192.168.1.7:1\n[::1]:2,") == ("den:50052", "192.168.1.7:1", "[::1]:2")
     assert parse_workers(" ,") == ()
     with pytest.raises(BadWorkers):
@@ -121,7 +121,7 @@ HELP = """\
 """
 
 
-def test_every_spelling_and_how_many_values_follow() -> None:
+def test_help_is_parsed() -> None:
     known = parse_help(HELP)
     assert known.find("-t") == known.find("--threads") == Option(("-t", "--threads"), 1)
     assert known.find("--no-kv-offload") == Option(("-kvo", "--kv-offload", "-nkvo", "--no-kv-offload"), 0)
@@ -134,5 +134,5 @@ def test_every_spelling_and_how_many_values_follow() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "usage: other [-h]\n", "-h, --help   something else\n", "\0\n--\n-\n---"])
-def test_what_is_no_llama_server_is_not_taken_for_one(text: str) -> None:
+def test_foreign_help_is_rejected(text: str) -> None:
     assert parse_help(text) is None

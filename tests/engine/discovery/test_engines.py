@@ -36,9 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return has
 
 
-def test_the_settings_come_first_and_then_the_places_in_their_order(
-    machine: Callable[..., None], fake_engine: FakeEngine, tmp_path: Path
-) -> None:
+def test_search_order(machine: Callable[..., None], fake_engine: FakeEngine, tmp_path: Path) -> None:
     second = tmp_path / "second"
     second.mkdir()
     (second / "llama-server").symlink_to(fake_engine.path)
@@ -57,7 +55,7 @@ def test_the_settings_come_first_and_then_the_places_in_their_order(
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "text"])
-def test_a_wrong_path_in_the_settings_is_said_not_passed_over(tmp_path: Path, kind: str) -> None:
+def test_wrong_path_in_settings_is_reported(tmp_path: Path, kind: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("no program")
     with pytest.raises(EngineNotFound) as error:
@@ -66,14 +64,14 @@ def test_a_wrong_path_in_the_settings_is_said_not_passed_over(tmp_path: Path, ki
     assert error.value.advice
 
 
-def test_path_comes_before_the_usual_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_variable_is_searched_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.pathsep.join(["/first", "", "/second"]))
     places = search_folders()
     assert places[:2] == [Path("/first"), Path("/second")]
     assert Path("/usr/local/bin") in places[2:]
 
 
-def test_version_and_devices_of_a_program(fake_engine: FakeEngine, tmp_path: Path) -> None:
+def test_version_and_devices(fake_engine: FakeEngine, tmp_path: Path) -> None:
     assert probe(fake_engine.location).version == "0 (fake)"
     assert list_devices(fake_engine.location) == (Device("FAKE0", "Fake GPU", 1 << 30, 1 << 29),)
     program = tmp_path / "llama-server"
@@ -83,7 +81,7 @@ def test_version_and_devices_of_a_program(fake_engine: FakeEngine, tmp_path: Pat
         probe(EngineLocation(program))
 
 
-def test_devices_as_engines_print_them() -> None:
+def test_device_lists_are_parsed() -> None:
     text = "Available devices:\n  CUDA0: NVIDIA RTX (x) 4090 (24564 MiB, 23800 MiB free)\n  (none)\n"
     assert parse_devices(text) == (Device("CUDA0", "NVIDIA RTX (x) 4090", 24564 << 20, 23800 << 20),)
     assert parse_devices("Available devices:\n  (none)\n") == ()
@@ -107,11 +105,11 @@ def test_devices_as_engines_print_them() -> None:
         ("something else", None),
     ],
 )
-def test_the_build_number(text: str, number: int | None) -> None:
+def test_build_number(text: str, number: int | None) -> None:
     assert build_number(text) == number
 
 
-def test_an_engine_is_asked_once_for_each_file(fake_engine: FakeEngine) -> None:
+def test_probe_is_cached_by_file(fake_engine: FakeEngine) -> None:
     first = probe(fake_engine.location)
     assert first.options.find("--slot-save-path") is not None
     assert probe(fake_engine.location) is first
@@ -119,7 +117,7 @@ def test_an_engine_is_asked_once_for_each_file(fake_engine: FakeEngine) -> None:
     assert probe(fake_engine.location) is not first
 
 
-def test_an_old_engine_is_refused_in_words(fake_engine: FakeEngine) -> None:
+def test_old_engine_is_refused(fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_VERSION=6000)
     with pytest.raises(EngineTooOld) as refused:
         usable_engine(str(fake_engine.path))
@@ -130,7 +128,7 @@ def test_an_old_engine_is_refused_in_words(fake_engine: FakeEngine) -> None:
         usable_engine(str(fake_engine.path))
 
 
-def test_left_to_choose_kvchat_passes_over_what_it_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_engines_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken, old, good = (make_fake_engine(tmp_path / name) for name in ("broken", "old", "good"))
     broken.path.write_text("#!/bin/sh\nexit 1\n")
     old.set(FAKE_VERSION=6000)
@@ -143,7 +141,7 @@ def test_left_to_choose_kvchat_passes_over_what_it_cannot_use(tmp_path: Path, mo
 
 
 @pytest.mark.engine
-def test_the_real_llama_server_tells_its_options(real_llama_server: EngineLocation) -> None:
+def test_options_of_real_llama_server(real_llama_server: EngineLocation) -> None:
     options = probe(real_llama_server).options
     assert options.missing((*probing.REQUIRED_OPTIONS, "--kv-unified", "--cache-ram", "--cors-origins")) == frozenset()
     assert len(options.options) > 100
@@ -158,7 +156,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeEngine, Fa
     return old, good
 
 
-def test_each_engine_with_what_it_is_or_what_is_wrong(two: tuple[FakeEngine, FakeEngine]) -> None:
+def test_entries_have_details_or_a_problem(two: tuple[FakeEngine, FakeEngine]) -> None:
     old, good = list_engines(None)
     assert (old.chosen, good.chosen) == (False, True)
     assert "too old" in old.problem.title
@@ -166,9 +164,7 @@ def test_each_engine_with_what_it_is_or_what_is_wrong(two: tuple[FakeEngine, Fak
     assert good.devices[0].description == "Fake GPU"
 
 
-def test_the_one_in_the_settings_comes_first_and_is_not_listed_twice(
-    two: tuple[FakeEngine, FakeEngine], tmp_path: Path
-) -> None:
+def test_configured_engine_is_listed_first_and_once(two: tuple[FakeEngine, FakeEngine], tmp_path: Path) -> None:
     other_name = tmp_path / "link"
     other_name.symlink_to(two[1].path)
     entries = list_engines(str(other_name))

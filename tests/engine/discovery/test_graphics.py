@@ -24,7 +24,7 @@ def device(folder: Path, name: str, kind: str, vendor: str) -> None:
     (folder / name / "vendor").write_text(f"{vendor}\n")
 
 
-def test_display_controllers_and_nothing_else(tmp_path: Path) -> None:
+def test_only_display_controllers_are_found(tmp_path: Path) -> None:
     device(tmp_path, "0000:00:02.0", "0x030000", "0x8086")  # an Intel GPU
     device(tmp_path, "0000:01:00.0", "0x030200", "0x10de")  # an NVIDIA card without a screen
     device(tmp_path, "0000:01:00.1", "0x040300", "0x10de")  # the sound on it
@@ -50,7 +50,7 @@ def test_display_controllers_and_nothing_else(tmp_path: Path) -> None:
         (Graphics("linux", ()), "as fast as any other", "Vulkan"),
     ],
 )
-def test_the_advice_fits_the_system_and_the_card(graphics: Graphics, told: str, not_told: str) -> None:
+def test_install_advice(graphics: Graphics, told: str, not_told: str) -> None:
     advice = " ".join(install_advice(graphics))
     assert told in advice
     assert not_told not in advice
@@ -93,7 +93,7 @@ def ldd_prints(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, of: str
         ("libsomething.so.3", "It is missing libsomething.so.3."),
     ],
 )
-def test_the_library_is_named_and_what_brings_it(
+def test_missing_library_and_provider(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, words: str
 ) -> None:
     ldd_prints(tmp_path, monkeypatch, NOT_FOUND.format(library))
@@ -102,14 +102,14 @@ def test_the_library_is_named_and_what_brings_it(
     assert describe_missing_libraries(engine / "llama-server") == "", "a library beside it is not lacking"
 
 
-def test_a_system_that_is_too_old(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_too_old(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "./llama-server: /lib/libc.so.6: version `GLIBC_2.38' not found (required by ./llama-server)\n"
     ldd_prints(tmp_path, monkeypatch, text, of="llama-server")
     assert "newer Linux than this one: GLIBC 2.38" in undetected_gpu_error(engine / "llama-server", Backend.CUDA).detail
 
 
 @pytest.mark.parametrize("backend", Backend)
-def test_with_all_libraries_it_is_the_driver(engine: Path, tmp_path: Path, backend: Backend) -> None:
+def test_driver_hint(engine: Path, tmp_path: Path, backend: Backend) -> None:
     assert describe_missing_libraries(tmp_path / "llama-server") == ""
     error = undetected_gpu_error(tmp_path / "llama-server", backend)
     assert error.title == "The engine does not detect the GPU"

@@ -30,7 +30,7 @@ async def spawn(command: list[str], *, use_pipe: bool = False) -> tuple[EnginePr
     return await EngineProcess.spawn(command, dict(os.environ), log, use_pipe=use_pipe), log
 
 
-async def test_the_outcome_has_the_code_and_the_last_lines_of_both_streams() -> None:
+async def test_exit_code_and_last_lines() -> None:
     session = "assert os.getsid(0) == os.getpid() != os.getsid(os.getppid())\n"  # Ctrl+C is for the app
     process, _ = await spawn(python(session + "print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)"))
     outcome = await process.wait()
@@ -40,7 +40,7 @@ async def test_the_outcome_has_the_code_and_the_last_lines_of_both_streams() -> 
     assert (await process.stop()).code == 3
 
 
-async def test_lines_of_an_earlier_process_do_not_count() -> None:
+async def test_earlier_lines_are_excluded() -> None:
     log = EngineLog()
     for word in ("first", "second"):
         process = await EngineProcess.spawn(python(f"print('{word}')"), dict(os.environ), log)
@@ -62,14 +62,14 @@ async def test_lines_of_an_earlier_process_do_not_count() -> None:
     ],
     ids=["asked", "asked again", "killed"],
 )
-async def test_the_ladder(handler: str, stop_timeouts: tuple[float, float], code: int, use_pipe: bool) -> None:
+async def test_stop_steps(handler: str, stop_timeouts: tuple[float, float], code: int, use_pipe: bool) -> None:
     process, log = await spawn(python(handler + READY_THEN_SLEEP), use_pipe=use_pipe)
     await until(lambda: "up" in log.lines)
     assert (await process.stop(stop_timeouts)).code == code
     assert not is_alive(process.pid)
 
 
-async def test_a_cancelled_stop_still_kills() -> None:
+async def test_cancelled_stop_kills() -> None:
     process, log = await spawn(python("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY_THEN_SLEEP))
     await until(lambda: "up" in log.lines)
     stopping = asyncio.create_task(process.stop((600, 600)))
@@ -81,7 +81,7 @@ async def test_a_cancelled_stop_still_kills() -> None:
 
 
 @pytest.mark.parametrize("use_pipe", [False, True])
-async def test_a_program_that_is_not_there(tmp_path: Path, use_pipe: bool) -> None:
+async def test_missing_program(tmp_path: Path, use_pipe: bool) -> None:
     process, _ = await spawn([str(tmp_path / "nothing")], use_pipe=use_pipe)
     outcome = await process.wait()
     assert outcome.code == parent_guard.EXIT_NOT_FOUND
@@ -91,7 +91,7 @@ async def test_a_program_that_is_not_there(tmp_path: Path, use_pipe: bool) -> No
     assert (await process.wait()).code == parent_guard.EXIT_NOT_EXECUTABLE
 
 
-async def test_a_grandchild_that_keeps_the_pipe_does_not_hold_the_outcome_up() -> None:
+async def test_grandchild_does_not_delay_the_exit() -> None:
     code = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
     process, _ = await spawn(python(code))
     outcome = await process.wait()
@@ -116,7 +116,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("use_pipe", [False, True])
-async def test_no_engine_outlives_an_app_killed_with_sigkill(use_pipe: bool) -> None:
+async def test_engine_dies_with_a_killed_app(use_pipe: bool) -> None:
     app_code = APP.replace("BY_PIPE", str(use_pipe))
     app = await asyncio.create_subprocess_exec(sys.executable, "-c", app_code, stdout=asyncio.subprocess.PIPE)
     engine = int(await app.stdout.readline())
@@ -126,7 +126,7 @@ async def test_no_engine_outlives_an_app_killed_with_sigkill(use_pipe: bool) -> 
     await until(lambda: not is_alive(engine))
 
 
-async def test_an_engine_whose_parent_died_before_the_guard_held_does_not_start() -> None:
+async def test_engine_of_dead_parent_does_not_start() -> None:
     command = parent_guard.command(python("print('started')"), use_pipe=False)
     command[command.index("kernel") + 1] = "1"  # not the parent it finds
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
@@ -134,7 +134,7 @@ async def test_an_engine_whose_parent_died_before_the_guard_held_does_not_start(
     assert (output, process.returncode) == (b"", parent_guard.EXIT_PARENT_GONE)
 
 
-def test_a_bundle_does_not_lend_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundle_libraries_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/bundle")
     monkeypatch.setenv("LD_LIBRARY_PATH_ORIG", "/home/lib")

@@ -58,7 +58,7 @@ def theirs(fake_engine: FakeEngine) -> AsyncIterator[UsersServer]:
     theirs.end()
 
 
-async def test_a_server_is_left_as_it_was_and_another_generation_when_it_comes_back(theirs: UsersServer) -> None:
+async def test_server_is_left_running_and_gets_a_new_generation(theirs: UsersServer) -> None:
     async with attached(theirs.address, PATIENT) as engine:
         assert (await (await engine.ready()).facts()).context_size == 4096
         assert engine.generation == 1
@@ -72,7 +72,7 @@ async def test_a_server_is_left_as_it_was_and_another_generation_when_it_comes_b
     assert theirs.process.poll() is None
 
 
-async def test_nobody_there_is_said_and_not_waited_for_for_ever() -> None:
+async def test_no_server() -> None:
     async with attached(ServerAddress(f"http://127.0.0.1:{free_port('127.0.0.1')}")) as engine:
         await until(lambda: engine.status.failure is not None)
         assert engine.status.state is EngineState.STARTING, "it is said at once, while it is tried again"
@@ -81,7 +81,7 @@ async def test_nobody_there_is_said_and_not_waited_for_for_ever() -> None:
 
 
 @pytest.mark.slow
-async def test_an_address_where_nothing_answers_is_said_within_seconds() -> None:
+async def test_silent_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes the connection and never says a word
         address = ServerAddress(f"http://127.0.0.1:{silent.getsockname()[1]}")
         async with attached(address, PollPolicy()) as engine:
@@ -89,13 +89,13 @@ async def test_an_address_where_nothing_answers_is_said_within_seconds() -> None
                 await asyncio.wait_for(engine.ready(), 60)
 
 
-async def test_a_wrong_key_is_said(theirs: UsersServer) -> None:
+async def test_wrong_key(theirs: UsersServer) -> None:
     async with attached(replace(theirs.address, key="guessed"), PATIENT) as engine:
         with pytest.raises(EngineFailed, match="rejected the API key"):
             await engine.ready()
 
 
-async def test_a_slow_load_is_waited_for(fake_engine: FakeEngine) -> None:
+async def test_slow_load(fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HOLD_DURING="load")
     theirs = UsersServer(fake_engine.path, fake_engine.plan)
     with contextlib.ExitStack() as ends:
@@ -119,7 +119,7 @@ async def test_a_slow_load_is_waited_for(fake_engine: FakeEngine) -> None:
     ],
     ids=lambda answer: answer[:60].decode().strip() or "large",
 )
-async def test_another_program_is_said(answer: bytes) -> None:
+async def test_other_program(answer: bytes) -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -141,7 +141,7 @@ async def test_another_program_is_said(answer: bytes) -> None:
         server.server_close()
 
 
-async def test_letting_go_while_looking(theirs: UsersServer) -> None:
+async def test_stop_while_connecting(theirs: UsersServer) -> None:
     theirs.end()
     async with attached(theirs.address, PATIENT) as engine:
         waiting = asyncio.create_task(engine.ready())
@@ -164,9 +164,7 @@ def test_addresses() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads another process's command line")
 @pytest.mark.parametrize("saves", [True, False])
-async def test_saving_is_used_only_where_the_file_can_be_had(
-    fake_engine: FakeEngine, tmp_path: Path, saves: bool
-) -> None:
+async def test_only_a_reachable_slot_folder_is_used(fake_engine: FakeEngine, tmp_path: Path, saves: bool) -> None:
     theirs = UsersServer(fake_engine.path, fake_engine.plan, saves=saves)
     try:
         async with attached(theirs.address, PATIENT) as engine:
@@ -184,14 +182,14 @@ async def test_saving_is_used_only_where_the_file_can_be_had(
         theirs.end()
 
 
-def test_a_server_elsewhere_is_not_looked_into() -> None:
+def test_remote_server_has_no_process() -> None:
     assert find_server("http://192.0.2.1:8080") is None
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         assert find_server(f"http://localhost:{silent.getsockname()[1]}") is None
 
 
-def test_a_relative_folder_is_the_servers_own(tmp_path: Path) -> None:
+def test_relative_slot_folder(tmp_path: Path) -> None:
     (tmp_path / "slots").mkdir()
     server = RunningServer(os.getpid(), tmp_path, ("--slot_save_path", "slots"))
     assert reachable_slot_folder(server) == tmp_path / "slots"

@@ -10,7 +10,7 @@ import pytest
 from kvchat.engine.process.log import MIB, EngineLog, Level, Placement, filter_by_level, read_allocations
 
 
-def test_lines_are_put_together_however_they_are_cut() -> None:
+def test_lines_are_joined() -> None:
     log = EngineLog()
     for piece in ("on", "e\ntw", "ü".encode()[:1], "ü".encode()[1:], "\r\nthr"):
         log.feed(piece.encode() if isinstance(piece, str) else piece)
@@ -21,7 +21,7 @@ def test_lines_are_put_together_however_they_are_cut() -> None:
     assert log.lines == ("one", "twü", "thr", "next")
 
 
-def test_memory_is_bounded_in_lines_and_in_line_length() -> None:
+def test_memory_is_bounded() -> None:
     log = EngineLog(lines=3)
     log.feed(b"1\n2\n3\n4\n")
     assert log.lines == log.since_start == ("2", "3", "4")
@@ -33,7 +33,7 @@ def test_memory_is_bounded_in_lines_and_in_line_length() -> None:
     assert len(log.lines[-1]) <= 4_000
 
 
-def test_the_file_is_private_and_bounded(tmp_path: Path) -> None:
+def test_file_is_private_and_bounded(tmp_path: Path) -> None:
     path = tmp_path / "state" / "engine.log"
     log = EngineLog(path, file_bytes=100)
     for number in range(50):
@@ -48,7 +48,7 @@ def test_the_file_is_private_and_bounded(tmp_path: Path) -> None:
     assert log.lines == ("still here",)
 
 
-def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_disk_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, answers, log = os.open, threading.Event(), EngineLog(tmp_path / "engine.log")
     monkeypatch.setattr(os, "open", lambda *asked: answers.wait() and opened(*asked))
     for number in range(20_000):
@@ -71,7 +71,7 @@ terminate called after throwing an instance
 12.00.300.000 I later""".splitlines()
 
 
-def test_levels_and_what_continues_a_line() -> None:
+def test_filter_by_level() -> None:
     assert len(filter_by_level(LINES, Level.DETAIL)) == 9
     assert filter_by_level(LINES, Level.WARNING) == [LINES[3], LINES[4], LINES[5], LINES[7]]
     assert filter_by_level(LINES, Level.ERROR) == [LINES[4], LINES[5], LINES[7]]
@@ -99,7 +99,7 @@ CUDA error: out of memory
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_nothing_of_a_refused_request_is_kept(tmp_path: Path, size: int) -> None:
+def test_refused_requests_are_not_logged(tmp_path: Path, size: int) -> None:
     """The engine prints a grammar that does not parse, and what it says of messages it refuses."""
     log, shown, data = EngineLog(tmp_path / "engine.log"), set[str](), QUOTED.encode()
     for at in range(0, len(data), size):
@@ -144,7 +144,7 @@ REPACKED = """\
 """
 
 
-def test_a_gpu_load() -> None:
+def test_allocations() -> None:
     found = read_allocations(GPU.splitlines())
     assert found.placement == Placement(11, 17)
     assert (found.bytes_on(None)["kv"], found.bytes_on("Vulkan0")["kv"]) == (96 * MIB, 160 * MIB)
@@ -160,7 +160,7 @@ def test_a_gpu_load() -> None:
     assert read_allocations(["srv  llama_server: model loaded", "llama_context: n_ctx = 4096"]) is None
 
 
-def test_what_fit_decided_is_read_from_the_log() -> None:
+def test_placement_by_fit() -> None:
     """As b11434 writes it: common/fit.cpp, llama-model.cpp."""
     name = "CUDA0 (NVIDIA GeForce RTX 3060)"
     told = (

@@ -35,7 +35,7 @@ SAID: dict[str, tuple[str, object]] = {  # by llama-server's option: the embedde
 }
 
 
-def test_both_engines_get_everything_the_plan_says() -> None:
+def test_arguments_of_both_engines() -> None:
     arguments, fields = llama_server_arguments(PLAN), json.loads(json.dumps(embedded_parameters(PLAN)))
     for flag, (field, value) in SAID.items():
         assert (value_of(flag, arguments), fields[field]) == (str(value), value)
@@ -54,7 +54,7 @@ def test_both_engines_get_everything_the_plan_says() -> None:
     assert arguments[-4:] == ["--rpc", "den:1,attic:2", "-t", "4"]  # the user's own come last
 
 
-def test_the_engine_decides_what_goes_on_a_gpu_where_there_is_one() -> None:
+def test_gpu_arguments() -> None:
     arguments = llama_server_arguments(PLAN)
     assert value_of("--fit", arguments) == "off"
     assert not {"--n-gpu-layers", "--fit-target"} & set(arguments)
@@ -71,9 +71,7 @@ EMBEDDED = EngineLocation()
 
 
 @pytest.mark.parametrize("location", [SERVER, EMBEDDED])
-def test_the_key_is_fresh_and_only_in_the_environment(
-    location: EngineLocation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_is_fresh_and_only_in_the_environment(location: EngineLocation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GGML_CUDA_DISABLE_GRAPHS", "1")
     monkeypatch.setenv("LLAMA_API_KEY", "the user's own, for another server")
     first, second = prepare(location, UNPREPARED), prepare(location, UNPREPARED)
@@ -84,7 +82,7 @@ def test_the_key_is_fresh_and_only_in_the_environment(
     assert first.environment["GGML_CUDA_DISABLE_GRAPHS"] == "1"
 
 
-def test_a_port_is_chosen_where_the_plan_leaves_it_open() -> None:
+def test_free_port_is_chosen() -> None:
     invocation = prepare(SERVER, UNPREPARED)
     assert invocation.plan.port > 0
     assert invocation.command[0] == "/bin/llama-server"

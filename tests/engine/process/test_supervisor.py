@@ -84,7 +84,7 @@ async def test_start_and_stop(watched: Watched, fake_engine: FakeEngine) -> None
     assert not is_alive(pid)
 
 
-async def test_stopping_in_the_middle_of_loading(watched: Watched, fake_engine: FakeEngine) -> None:
+async def test_stop_while_loading(watched: Watched, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HANG_DURING="load")
     await watched.supervisor.start(fake_engine.location, fake_engine.plan)
     waiting = asyncio.create_task(watched.supervisor.ready())
@@ -94,7 +94,7 @@ async def test_stopping_in_the_middle_of_loading(watched: Watched, fake_engine: 
         await waiting
 
 
-async def test_stop_and_close_twice_and_without_an_engine(watched: Watched, fake_engine: FakeEngine) -> None:
+async def test_repeated_stop(watched: Watched, fake_engine: FakeEngine) -> None:
     await watched.supervisor.stop()
     assert watched.said == []
     await watched.supervisor.start(fake_engine.location, fake_engine.plan)
@@ -103,9 +103,7 @@ async def test_stop_and_close_twice_and_without_an_engine(watched: Watched, fake
     assert watched.states == [STARTING, STOPPING, STOPPED]
 
 
-async def test_one_process_at_a_time_each_of_a_new_generation_with_a_new_key(
-    watched: Watched, fake_engine: FakeEngine
-) -> None:
+async def test_one_process_at_a_time(watched: Watched, fake_engine: FakeEngine) -> None:
     supervisor = watched.supervisor
     await asyncio.gather(*(supervisor.start(fake_engine.location, fake_engine.plan) for _ in range(4)))
     first, generation = await supervisor.ready(), supervisor.generation
@@ -118,7 +116,7 @@ async def test_one_process_at_a_time_each_of_a_new_generation_with_a_new_key(
 
 
 @pytest.mark.parametrize("stop_timeouts", [QUICK])
-async def test_a_cancelled_stop_leaves_nothing_behind(watched: Watched, fake_engine: FakeEngine) -> None:
+async def test_cancelled_stop_kills(watched: Watched, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_IGNORE_SIGTERM=1)
     supervisor = await watched.ready(fake_engine)
     pid = supervisor.pid
@@ -133,7 +131,7 @@ async def test_a_cancelled_stop_leaves_nothing_behind(watched: Watched, fake_eng
     assert supervisor.status == EngineStatus(STOPPED)
 
 
-async def test_a_death_is_told_and_healed(watched: Watched, fake_engine: FakeEngine) -> None:
+async def test_restart_after_death(watched: Watched, fake_engine: FakeEngine) -> None:
     supervisor = await watched.ready(fake_engine)
     os.kill(supervisor.pid, signal.SIGKILL)
     await until(lambda: supervisor.status.state is not READY)
@@ -152,7 +150,7 @@ async def failure_of(supervisor: EngineSupervisor, location: EngineLocation, pla
     return failed.value
 
 
-async def test_a_crash_loop_backs_off_and_ends(watched: Watched, fake_engine: FakeEngine) -> None:
+async def test_crash_loop_ends(watched: Watched, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_EXIT_AT_START="-11:segmentation fault to come")
     failed = await failure_of(watched.supervisor, fake_engine.location, fake_engine.plan)
     assert failed.failure.kind is FailureKind.CRASHED
@@ -162,7 +160,7 @@ async def test_a_crash_loop_backs_off_and_ends(watched: Watched, fake_engine: Fa
     assert watched.supervisor.status.state is FAILED
 
 
-async def test_deaths_long_ago_are_forgiven(watched: Watched, fake_engine: FakeEngine) -> None:
+async def test_old_deaths_do_not_count(watched: Watched, fake_engine: FakeEngine) -> None:
     supervisor = await watched.ready(fake_engine)
     for _ in range(7):
         await supervisor.ready()
@@ -182,7 +180,7 @@ async def test_deaths_long_ago_are_forgiven(watched: Watched, fake_engine: FakeE
         ("1:E ggml_aligned_malloc: failed to allocate buffer for kv cache", FailureKind.OUT_OF_MEMORY),
     ],
 )
-async def test_what_cannot_get_better_is_not_tried_again(
+async def test_permanent_failures_are_not_retried(
     watched: Watched, fake_engine: FakeEngine, switch: str, kind: FailureKind
 ) -> None:
     fake_engine.set(FAKE_EXIT_AT_START=switch)
@@ -195,7 +193,7 @@ async def test_what_cannot_get_better_is_not_tried_again(
     await watched.ready(fake_engine)
 
 
-async def test_an_engine_or_a_model_that_is_gone(watched: Watched, fake_engine: FakeEngine, tmp_path: Path) -> None:
+async def test_missing_engine_or_model(watched: Watched, fake_engine: FakeEngine, tmp_path: Path) -> None:
     """The file is missing, and not damaged."""
     fake_engine.set(FAKE_EXIT_AT_START="1:E srv load_model: failed to load model, 'gone.gguf'")
     nowhere = EngineLocation(tmp_path / "llama-server")
@@ -210,7 +208,7 @@ async def test_an_engine_or_a_model_that_is_gone(watched: Watched, fake_engine: 
         assert watched.delays == []
 
 
-async def test_a_taken_port_is_answered_with_another(watched: Watched, fake_engine: FakeEngine) -> None:
+async def test_taken_port_is_replaced(watched: Watched, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_PORT_TAKEN_TIMES=4)
     await watched.ready(fake_engine)
     ports = [launch["arguments"][launch["arguments"].index("--port") + 1] for launch in fake_engine.launches()]
@@ -219,13 +217,13 @@ async def test_a_taken_port_is_answered_with_another(watched: Watched, fake_engi
     assert watched.supervisor.status == EngineStatus(READY)
 
 
-async def test_a_strangers_server_is_never_taken_for_ours(watched: Watched, fake_engine: FakeEngine) -> None:
+async def test_foreign_server_is_recognized(watched: Watched, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_STRANGER_TIMES=1)
     await watched.ready(fake_engine)
     assert len(fake_engine.launches()) == 2
 
 
-async def test_ports_are_not_tried_for_ever(fake_engine: FakeEngine) -> None:
+async def test_port_attempts_are_limited(fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_PORT_TAKEN_TIMES=1000)
     watched = Watched(RestartPolicy(max_deaths=2, port_attempts=3))
     failed = await failure_of(watched.supervisor, fake_engine.location, fake_engine.plan)
@@ -235,7 +233,7 @@ async def test_ports_are_not_tried_for_ever(fake_engine: FakeEngine) -> None:
 
 
 @pytest.mark.slow
-async def test_a_port_somebody_holds_is_found_out(watched: Watched, fake_engine: FakeEngine) -> None:
+async def test_held_port_is_detected(watched: Watched, fake_engine: FakeEngine) -> None:
     """A plan with a fixed port: a stranger's silent socket is there. The first process must not be waited for."""
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", 0))
@@ -246,7 +244,7 @@ async def test_a_port_somebody_holds_is_found_out(watched: Watched, fake_engine:
     assert watched.supervisor.plan.port != plan.port
 
 
-async def test_a_hanging_load_times_out_but_a_slow_one_does_not(fake_engine: FakeEngine) -> None:
+async def test_only_a_hanging_load_times_out(fake_engine: FakeEngine) -> None:
     """An hour passes with each dot that the slow one prints, and with each look at the one that hangs."""
     looks, hangs = 0, False
 
@@ -267,7 +265,7 @@ async def test_a_hanging_load_times_out_but_a_slow_one_does_not(fake_engine: Fak
     await supervisor.close()
 
 
-async def test_a_bug_in_a_listener_leaves_nobody_waiting(watched: Watched, fake_engine: FakeEngine) -> None:
+async def test_broken_listener(watched: Watched, fake_engine: FakeEngine) -> None:
     def broken(status: EngineStatus) -> None:
         if status.state is READY:
             raise ZeroDivisionError
@@ -288,7 +286,7 @@ def command_lines() -> Iterator[bytes]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-async def test_the_key_is_in_no_command_line_and_the_users_options_do_not_reach_the_engine(
+async def test_key_and_user_options_are_not_passed(
     watched: Watched, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LLAMA_ARG_ROPE_SCALING_TYPE", "LLAMA_ARG_SWA_FULL", "LLAMA_ARG_FLASH_ATTN"):

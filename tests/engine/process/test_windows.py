@@ -46,9 +46,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> Windows:
     return fake
 
 
-def test_guard_and_engine_are_in_a_job_that_ends_with_the_guard(
-    windows: Windows, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_ends_with_the_guard(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = windows(
         CreateJobObjectW=7,
         GetCurrentProcess=2**64 - 1,
@@ -74,13 +72,13 @@ def test_guard_and_engine_are_in_a_job_that_ends_with_the_guard(
     assert (job.value, process.value) == (7, 2**64 - 1)
 
 
-def test_in_a_terminal_the_engine_shares_the_console_by_which_it_is_asked_to_stop(windows: Windows) -> None:
+def test_console_is_shared(windows: Windows) -> None:
     windows(GetConsoleWindow=1)
     assert parent_guard.no_window_flags() == 0
 
 
 @pytest.mark.parametrize("console", [True, False])
-def test_without_a_console_an_engine_that_cannot_be_asked_is_let_go(windows: Windows, console: bool) -> None:
+def test_guard_is_released_without_a_console(windows: Windows, console: bool) -> None:
     windows()
     did: list[str] = []
 

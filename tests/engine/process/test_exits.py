@@ -108,7 +108,7 @@ def test_kinds(code: int, log: str, kind: FailureKind) -> None:
     assert told.advice
 
 
-def test_the_detail_is_the_first_telling_line_without_its_prefix() -> None:
+def test_detail_is_the_first_matching_line() -> None:
     told = ProcessExit(1, tuple(NOT_A_MODEL.splitlines())).explain()
     assert told.detail == "gguf_init_from_reader: invalid magic characters: 'hell', expected 'GGUF'"
     lines = ("0.00.001.000 E srv x: it broke", "0.00.002.000 I bye")
@@ -121,7 +121,7 @@ def test_the_detail_is_the_first_telling_line_without_its_prefix() -> None:
     )
 
 
-def test_a_worker_that_is_gone_is_named() -> None:
+def test_lost_worker_is_named() -> None:
     absent = ProcessExit(-6, tuple(WORKER_ABSENT.splitlines())).explain()
     assert absent.kind is FailureKind.WORKER_LOST
     assert absent.detail == "There is no response from the RPC server den:50052."
@@ -131,7 +131,7 @@ def test_a_worker_that_is_gone_is_named() -> None:
     assert (lost.kind, lost.detail) == (FailureKind.WORKER_LOST, "An RPC server has stopped.")
 
 
-def test_old_words_do_not_explain_a_sudden_death() -> None:
+def test_old_output_does_not_explain_a_later_death() -> None:
     """An engine that served for hours has said many things; SIGKILL leaves no last word."""
     lines = ("failed to allocate a little", "error: invalid argument: temperature")
     assert ProcessExit(-signal.SIGKILL, lines).explain(was_ready=True).kind is FailureKind.KILLED
@@ -142,7 +142,7 @@ def test_old_words_do_not_explain_a_sudden_death() -> None:
 
 
 @pytest.mark.engine
-def test_refusals_are_known_by_what_llama_server_b11434_says(real_llama_server: EngineLocation) -> None:
+def test_refusals_of_llama_server_b11434(real_llama_server: EngineLocation) -> None:
     server = (real_llama_server.path.parent / "libllama-server-impl.so").read_bytes()
     assert all(words.encode() in server for words in (errors.TOO_LONG, errors.CROWDED_OUT, "Compute error"))
     crowded = errors.EngineRefused(500, f"{errors.CROWDED_OUT}.")

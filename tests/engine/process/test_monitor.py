@@ -49,7 +49,7 @@ def failures(said: list[EngineStatus]) -> list[FailureKind]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="stops the process by a signal")
-async def test_an_engine_frozen_in_mid_reply_is_asked_at_once(
+async def test_engine_frozen_in_mid_reply_is_checked_at_once(
     fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "SILENCE_CHECK_S", 0.2)
@@ -73,7 +73,7 @@ async def test_an_engine_frozen_in_mid_reply_is_asked_at_once(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="stops the process by a signal")
-async def test_a_frozen_engine_is_replaced(fake_engine: FakeEngine) -> None:
+async def test_frozen_engine_is_replaced(fake_engine: FakeEngine) -> None:
     async with watched(fake_engine, replace(CLOSE, response_timeout_s=1.0)) as supervisor:
         said: list[EngineStatus] = []
         supervisor.subscribe(said.append)
@@ -85,7 +85,7 @@ async def test_a_frozen_engine_is_replaced(fake_engine: FakeEngine) -> None:
         assert not is_alive(frozen)
 
 
-async def test_an_engine_whose_loop_takes_no_question_is_replaced(fake_engine: FakeEngine) -> None:
+async def test_engine_with_stuck_loop_is_replaced(fake_engine: FakeEngine) -> None:
     """/health is answered by another thread: it says that all is well while a grammar keeps the loop busy for ever."""
     async with watched(fake_engine, replace(CLOSE, stuck_timeout_s=1.0)) as supervisor:
         lifetime = (await supervisor.ready()).lifetime
@@ -98,7 +98,7 @@ async def test_an_engine_whose_loop_takes_no_question_is_replaced(fake_engine: F
         await ask(await supervisor.ready())
 
 
-async def test_a_reply_that_falls_silent_is_a_hang(fake_engine: FakeEngine) -> None:
+async def test_silent_reply_is_a_hang(fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HANG_DURING="stream")
     async with watched(fake_engine, replace(CLOSE, silence_s=2.0)) as supervisor:
         with pytest.raises(EngineSilent):
@@ -113,9 +113,7 @@ async def test_a_reply_that_falls_silent_is_a_hang(fake_engine: FakeEngine) -> N
     ("message", "kind"),
     [("Compute error.", FailureKind.CRASHED), ("vk::Queue::submit: ErrorDeviceLost", FailureKind.GPU_LOST)],
 )
-async def test_an_engine_that_can_no_longer_compute_is_replaced(
-    fake_engine: FakeEngine, message: str, kind: FailureKind
-) -> None:
+async def test_broken_engine_is_replaced(fake_engine: FakeEngine, message: str, kind: FailureKind) -> None:
     fake_engine.set(FAKE_BREAK_STREAM=message)
     async with watched(fake_engine) as supervisor:
         said: list[EngineStatus] = []
@@ -128,7 +126,7 @@ async def test_an_engine_that_can_no_longer_compute_is_replaced(
         assert failures(said) == [kind]
 
 
-async def test_a_refusal_is_no_reason_for_another_process(fake_engine: FakeEngine) -> None:
+async def test_refusal_does_not_restart(fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_BREAK_STREAM="Context size has been exceeded.")
     async with watched(fake_engine) as supervisor:
         for _ in range(2):
@@ -138,7 +136,7 @@ async def test_a_refusal_is_no_reason_for_another_process(fake_engine: FakeEngin
         assert supervisor.status == EngineStatus(EngineState.READY)
 
 
-async def test_after_sleep_the_engine_is_asked_and_its_old_silence_forgiven(fake_engine: FakeEngine) -> None:
+async def test_sleep_resets_misses(fake_engine: FakeEngine) -> None:
     class Clock:
         now = 0.0
 

@@ -93,7 +93,7 @@ async def home(
     await home.setup.close()
 
 
-async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_download_test_and_use(home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     await home.works()
     assert home.notices == [("GPU engine ready", f"{NAME} passed its test and is now selected.")]
     assert home.left() == ["libcublas.so.12", "libcudart.so.12", "libggml-cuda.so", "llama-server"]
@@ -118,9 +118,7 @@ async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub, mon
     assert len(github.requests) == asked
 
 
-async def test_one_that_does_not_see_the_card_is_not_used_and_kept_to_be_tried_again(
-    home: Home, fake_engine: FakeEngine, github: FakeHub
-) -> None:
+async def test_engine_without_gpu_is_kept_for_another_try(home: Home, fake_engine: FakeEngine, github: FakeHub) -> None:
     fake_engine.set(FAKE_EXIT_AT_START="-11:")
     assert "crashed" in (await home.fails()).steps[-1].name
     fake_engine.set(FAKE_EXIT_AT_START=None, FAKE_NO_GPU=1)
@@ -146,7 +144,7 @@ async def refused(home: Home, kind: type[KvchatError]) -> KvchatError:
     return caught.value
 
 
-async def test_a_wrong_hash_and_then_a_right_one(home: Home, github: FakeHub) -> None:
+async def test_wrong_hash(home: Home, github: FakeHub) -> None:
     github.claims[LIBRARIES] = "0" * 64
     error = await refused(home, DownloadFailed)
     assert error.title == "The download is damaged"
@@ -165,7 +163,7 @@ async def test_no_network(home: Home, github: FakeHub, monkeypatch: pytest.Monke
     await refused(home, HubError)
 
 
-async def test_cancelled_it_goes_on_later(home: Home, github: FakeHub) -> None:
+async def test_cancelled_download_resumes(home: Home, github: FakeHub) -> None:
     github.hold_at = 0
     work = asyncio.ensure_future(home.setup.get())
     await asyncio.to_thread(github.held.wait, 240)
@@ -179,9 +177,7 @@ async def test_cancelled_it_goes_on_later(home: Home, github: FakeHub) -> None:
     await home.works()
 
 
-async def test_a_disk_that_is_full_is_told_and_keeps_what_arrived(
-    home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_full_disk(home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "total used free")(10**9, 0, 1000))
         assert "Not enough disk space" in (await refused(home, KvchatError)).title
@@ -199,7 +195,7 @@ async def test_a_disk_that_is_full_is_told_and_keeps_what_arrived(
     assert len(github.downloads) == before
 
 
-async def test_an_archive_that_would_lead_outside_is_not_unpacked(home: Home, github: FakeHub) -> None:
+async def test_unsafe_archive(home: Home, github: FakeHub) -> None:
     github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/llama-server": b"", "../../../outside": b"x"})
     assert "invalid name" in (await refused(home, KvchatError)).detail
     assert home.left() == []
@@ -207,7 +203,7 @@ async def test_an_archive_that_would_lead_outside_is_not_unpacked(home: Home, gi
     assert "does not contain llama-server" in (await refused(home, KvchatError)).detail
 
 
-async def test_what_was_begun_of_another_version_goes_and_one_in_use_can_be_removed(home: Home) -> None:
+async def test_old_partial_download_is_deleted_and_engine_removed(home: Home) -> None:
     old = home.paths.engines / ".downloads" / "ggml-org" / "llama.cpp" / "llama-b1-bin-ubuntu-cuda-12.8-x64.tar.gz.part"
     old.parent.mkdir(parents=True)
     old.write_bytes(b"1")
@@ -224,7 +220,7 @@ async def test_what_was_begun_of_another_version_goes_and_one_in_use_can_be_remo
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ldd is Linux's")
-async def test_one_that_cannot_even_start_says_what_it_lacks(
+async def test_missing_library_is_named(
     home: Home, github: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/llama-server": b"#!/bin/sh\nexit 127\n"})
@@ -239,7 +235,7 @@ async def test_one_that_cannot_even_start_says_what_it_lacks(
 
 
 @pytest.mark.engine
-async def test_a_real_llama_server_out_of_an_archive(
+async def test_real_llama_server_in_an_archive(
     home: Home, github: FakeHub, real_llama_server: EngineLocation, smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that lies beside it comes along. It is a build for the processor alone, and that is found out."""
