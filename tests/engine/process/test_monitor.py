@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 import pytest
@@ -18,22 +18,15 @@ from kvchat.engine.api.wire import ENGINE_DEFAULTS, ChatMessage
 from kvchat.engine.process.log import EngineLog
 from kvchat.engine.process.supervisor import EngineMonitor, EngineSupervisor, MonitorPolicy, RestartPolicy
 from tests.engine.waiting import is_alive, until
-from tests.engine_fixtures import FakeEngine
+from tests.engine_fixtures import FakeEngine, supervised
 
 # An answer may take long on a busy machine; a process that is stopped never gives one.
 CLOSE = MonitorPolicy(check_interval_s=0.05, response_timeout_s=20.0, max_misses=2)
 
 
-@contextlib.asynccontextmanager
-async def watched(fake: FakeEngine, policy: MonitorPolicy = CLOSE) -> AsyncIterator[EngineSupervisor]:
-    restart = RestartPolicy(first_delay_s=0.01)
-    supervisor = EngineSupervisor(policy=restart, monitor_policy=policy, stop_timeouts_s=(0.2, 0.2))
-    await supervisor.start(fake.location, fake.plan)
-    await supervisor.ready()
-    try:
-        yield supervisor
-    finally:
-        await supervisor.close()
+def monitored(fake: FakeEngine, policy: MonitorPolicy = CLOSE) -> AbstractAsyncContextManager[EngineSupervisor]:
+    options = {"policy": RestartPolicy(first_delay_s=0.01), "monitor_policy": policy, "stop_timeouts_s": (0.2, 0.2)}
+    return supervised(fake.location, fake.plan, **options)
 
 
 async def ask(engine: LlamaServerClient) -> None:
@@ -42,10 +35,10 @@ async def ask(engine: LlamaServerClient) -> None:
             pass
 
 
-def failures(said: list[EngineStatus]) -> list[FailureKind]:
-    """Each failure that was told while the engine was starting again, once."""
-    told = [status.failure.kind for status in said if status.failure and status.state is EngineState.STARTING]
-    return list(dict.fromkeys(told))
+def failures(statuses: list[EngineStatus]) -> list[FailureKind]:
+    """Return the kinds of the failures before restarts, each once."""
+    kinds = [status.failure.kind for status in statuses if status.failure and status.state is EngineState.STARTING]
+    return list(dict.fromkeys(kinds))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="stops the process by a signal")
@@ -55,18 +48,18 @@ async def test_engine_frozen_in_mid_reply_is_checked_at_once(
     monkeypatch.setattr(transport, "SILENCE_CHECK_S", 0.2)
     patient = MonitorPolicy(check_interval_s=3600.0, max_misses=2, alert_interval_s=0.05, alert_timeout_s=1.0)
     fake_engine.set(FAKE_REPLY="one two three four", FAKE_HOLD_DURING="stream")
-    async with watched(fake_engine, patient) as supervisor:
-        frozen, said = supervisor.pid, list[EngineStatus]()
-        supervisor.subscribe(said.append)
-        words = asyncio.create_task(ask(await supervisor.ready()))
+    async with monitored(fake_engine, patient) as supervisor:
+        frozen, statuses = supervisor.pid, list[EngineStatus]()
+        supervisor.subscribe(statuses.append)
+        reply = asyncio.create_task(ask(await supervisor.ready()))
         await until(lambda: any("chat" in request["path"] for request in fake_engine.requests()))
         await asyncio.sleep(0.5)  # a silence alone is no reason: it answers
-        assert not said
+        assert not statuses
         os.kill(frozen, signal.SIGSTOP)
-        await until(lambda: failures(said))
-        assert failures(said) == [FailureKind.HANGS]
+        await until(lambda: failures(statuses))
+        assert failures(statuses) == [FailureKind.HANGS]
         with pytest.raises(EngineError):
-            await words
+            await reply
         fake_engine.set(FAKE_HOLD_DURING=None)
         await ask(await supervisor.ready())
         assert supervisor.pid != frozen
@@ -74,20 +67,20 @@ async def test_engine_frozen_in_mid_reply_is_checked_at_once(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="stops the process by a signal")
 async def test_frozen_engine_is_replaced(fake_engine: FakeEngine) -> None:
-    async with watched(fake_engine, replace(CLOSE, response_timeout_s=1.0)) as supervisor:
-        said: list[EngineStatus] = []
-        supervisor.subscribe(said.append)
+    async with monitored(fake_engine, replace(CLOSE, response_timeout_s=1.0)) as supervisor:
+        statuses: list[EngineStatus] = []
+        supervisor.subscribe(statuses.append)
         frozen = supervisor.pid
         os.kill(frozen, signal.SIGSTOP)
         await until(lambda: supervisor.generation == 2)
         await supervisor.ready()
-        assert failures(said) == [FailureKind.HANGS]
+        assert failures(statuses) == [FailureKind.HANGS]
         assert not is_alive(frozen)
 
 
 async def test_engine_with_stuck_loop_is_replaced(fake_engine: FakeEngine) -> None:
     """/health is answered by another thread: it says that all is well while a grammar keeps the loop busy for ever."""
-    async with watched(fake_engine, replace(CLOSE, stuck_timeout_s=1.0)) as supervisor:
+    async with monitored(fake_engine, replace(CLOSE, stuck_timeout_s=1.0)) as supervisor:
         lifetime = (await supervisor.ready()).lifetime
         await until(lambda: lifetime.responded_at is not None)
         fake_engine.set(FAKE_HOLD_DURING="loop")
@@ -100,7 +93,7 @@ async def test_engine_with_stuck_loop_is_replaced(fake_engine: FakeEngine) -> No
 
 async def test_silent_reply_is_a_hang(fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HANG_DURING="stream")
-    async with watched(fake_engine, replace(CLOSE, silence_s=2.0)) as supervisor:
+    async with monitored(fake_engine, replace(CLOSE, silence_s=2.0)) as supervisor:
         with pytest.raises(EngineSilent):
             await ask(await supervisor.ready())
         await until(lambda: supervisor.status.failure is not None)
@@ -115,20 +108,20 @@ async def test_silent_reply_is_a_hang(fake_engine: FakeEngine) -> None:
 )
 async def test_broken_engine_is_replaced(fake_engine: FakeEngine, message: str, kind: FailureKind) -> None:
     fake_engine.set(FAKE_BREAK_STREAM=message)
-    async with watched(fake_engine) as supervisor:
-        said: list[EngineStatus] = []
-        supervisor.subscribe(said.append)
+    async with monitored(fake_engine) as supervisor:
+        statuses: list[EngineStatus] = []
+        supervisor.subscribe(statuses.append)
         with pytest.raises(EngineError, match=message):
             await ask(await supervisor.ready())
         fake_engine.set(FAKE_BREAK_STREAM=None)
         await until(lambda: supervisor.generation == 2)
         await ask(await supervisor.ready())
-        assert failures(said) == [kind]
+        assert failures(statuses) == [kind]
 
 
 async def test_refusal_does_not_restart(fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_BREAK_STREAM="Context size has been exceeded.")
-    async with watched(fake_engine) as supervisor:
+    async with monitored(fake_engine) as supervisor:
         for _ in range(2):
             with pytest.raises(EngineError, match="Context size"):
                 await ask(await supervisor.ready())
@@ -144,7 +137,7 @@ async def test_sleep_resets_misses(fake_engine: FakeEngine) -> None:
             self.now += 1000.0
             return self.now
 
-    async with watched(fake_engine) as supervisor:
+    async with monitored(fake_engine) as supervisor:
         log = EngineLog()
         engine = await supervisor.ready()
         watching = asyncio.create_task(EngineMonitor(CLOSE, log, Clock().wall).wait_for_failure(engine))  # type: ignore[arg-type]
