@@ -37,7 +37,7 @@ class UsersServer:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.process.kill()
         self.process.wait()
 

@@ -87,7 +87,7 @@ def test_a_server_that_saves_nothing_is_reported(tmp_path, fake_engine):
         assert done.returncode == 0, done.stderr
         assert "reprocesses chats instead" in done.stderr
     finally:
-        server.end()
+        server.close()
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine_host.engines import choose_slot, server_key
 from kvchat.kvstore import disk
 from kvchat.library.model_files import name_from_path
-from kvchat.runtime import Runtime, open_runtime
+from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
 from kvchat.session.restore_support import Strategy
 from kvchat.settings import Settings
@@ -28,7 +28,7 @@ from kvchat.text.reasons import Reason, ReasonCode
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import LLAMA, write_gguf
-from tests.running import ask
+from tests.running import ask, opened
 from tests.users_server import KEY, UsersServer
 
 LONG = "Tell me again, and at length, how a cache of keys and values comes to know what was said before. " * 20
@@ -41,60 +41,51 @@ def fake(fake_engine: FakeEngine, tmp_path: Path) -> FakeEngine:
     return replace(fake_engine, plan=replace(fake_engine.plan, model=write_gguf(tmp_path / "model.gguf", dict(LLAMA))))
 
 
-@contextlib.contextmanager
-def serving(fake: FakeEngine, *, saves: bool = True) -> Iterator[UsersServer]:
-    theirs = UsersServer(fake.path, fake.plan, saves=saves)
-    try:
-        yield theirs
-    finally:
-        theirs.end()
+def serve(fake: FakeEngine, *, saves: bool = True) -> contextlib.closing[UsersServer]:
+    return contextlib.closing(UsersServer(fake.path, fake.plan, saves=saves))
 
 
 @contextlib.asynccontextmanager
 async def attached(folder: Path, url: str, *, key: str = KEY) -> AsyncIterator[Runtime]:
-    paths = resolve_paths({"KVCHAT_HOME": str(folder / "home")})
-    server_key(paths).save(key)
-    runtime = await open_runtime(paths, Settings(engine_url=url))
-    try:
+    server_key(resolve_paths({"KVCHAT_HOME": str(folder / "home")})).save(key)
+    async with opened(folder / "home", Settings(engine_url=url)) as runtime:
         yield runtime
-    finally:
-        await runtime.close()
 
 
 @sees_processes
 async def test_conversation_survives_a_server_restart(tmp_path: Path, fake: FakeEngine) -> None:
-    with serving(fake) as theirs:
-        async with attached(tmp_path, theirs.address.url) as runtime:
+    with serve(fake) as server:
+        async with attached(tmp_path, server.address.url) as runtime:
             assert runtime.model.is_configured
             chat = (await runtime.chat.new_conversation()).id
             first = await ask(runtime, chat, LONG)
             assert first.receipt.source is Source.COLD
             assert runtime.model.name == name_from_path(fake.plan.model)
-            assert runtime.engine.engine_pid == theirs.process.pid
+            assert runtime.engine.engine_pid == server.process.pid
             await runtime.chat.idle()
-            theirs.end()
+            server.close()
             await until(lambda: runtime.engine.status.state is not EngineState.READY)
-            theirs.start()
+            server.start()
             second = await ask(runtime, chat, "And then?")
             assert second.receipt.source in (Source.WARM, Source.DISK)
             assert second.receipt.cached_tokens >= 0.9 * second.receipt.prompt_tokens
             vitals = await runtime.engine.vitals()
             assert vitals.memory is not None
             assert KEY not in await runtime.diagnostics()
-        assert theirs.process.poll() is None
+        assert server.process.poll() is None
         assert not list(fake.plan.slot_path.glob("*.slot"))
 
 
 @sees_processes
 async def test_slot_in_use_is_not_touched(tmp_path: Path, fake: FakeEngine) -> None:
-    with serving(fake) as theirs:
-        async with contextlib.aclosing(LlamaServerClient(theirs.address.url, KEY)) as somebody_else:
-            await until(theirs.listens)
+    with serve(fake) as server:
+        async with contextlib.aclosing(LlamaServerClient(server.address.url, KEY)) as somebody_else:
+            await until(server.listens)
             while not await somebody_else.is_loaded():
                 pass
             await somebody_else.prefill([7] * 100)
             before = len(fake.requests())
-            async with attached(tmp_path, theirs.address.url) as runtime:
+            async with attached(tmp_path, server.address.url) as runtime:
                 await runtime.engine.ready()
                 asked = [request for request in fake.requests()[before:] if request["method"] == "POST"]
                 assert not asked
@@ -129,15 +120,15 @@ async def test_only_stale_files_are_deleted(tmp_path: Path, fake: FakeEngine) ->
     stay = {fake.plan.slot_path / name for name in kept}
     for file in (left, *stay):
         file.write_bytes(b"rows")
-    with serving(fake) as theirs:
-        async with attached(tmp_path, theirs.address.url) as runtime:
+    with serve(fake) as server:
+        async with attached(tmp_path, server.address.url) as runtime:
             await runtime.engine.ready()
         assert set(fake.plan.slot_path.iterdir()) == stay
 
 
 async def test_without_slot_folder_nothing_is_saved(tmp_path: Path, fake: FakeEngine) -> None:
-    with serving(fake, saves=False) as theirs:
-        async with attached(tmp_path, theirs.address.url) as runtime:
+    with serve(fake, saves=False) as server:
+        async with attached(tmp_path, server.address.url) as runtime:
             chat = (await runtime.chat.new_conversation()).id
             await ask(runtime, chat, LONG)
             hot = await ask(runtime, chat, "And then?")
@@ -151,8 +142,8 @@ async def test_without_slot_folder_nothing_is_saved(tmp_path: Path, fake: FakeEn
     [(None, "guessed", "rejected the API key"), ("127.0.0.1:8080", KEY, "address is invalid")],
 )
 async def test_problems_are_reported(tmp_path: Path, fake: FakeEngine, url: str | None, key: str, words: str) -> None:
-    with serving(fake) as theirs:
-        async with attached(tmp_path, url or theirs.address.url, key=key) as runtime:
+    with serve(fake) as server:
+        async with attached(tmp_path, url or server.address.url, key=key) as runtime:
             told: list[Event] = []
             runtime.events.subscribe(told.append)
             chat = (await runtime.chat.new_conversation()).id
@@ -162,16 +153,16 @@ async def test_problems_are_reported(tmp_path: Path, fake: FakeEngine, url: str 
 
 
 async def test_settings_switch_between_engine_and_server(tmp_path: Path, fake: FakeEngine) -> None:
-    with serving(fake) as theirs:
-        async with attached(tmp_path, theirs.address.url) as runtime:
-            server = runtime.settings
-            own = replace(server, engine_url=None, engine_path=str(fake.path), model_path=str(fake.plan.model))
+    with serve(fake) as server:
+        async with attached(tmp_path, server.address.url) as runtime:
+            external = runtime.settings
+            own = replace(external, engine_url=None, engine_path=str(fake.path), model_path=str(fake.plan.model))
             await runtime.apply_settings(own)
             chat = (await runtime.chat.new_conversation()).id
             await ask(runtime, chat, "Hello")
             own_pid = runtime.engine.engine_pid
-            assert own_pid not in (None, theirs.process.pid)
-            await runtime.apply_settings(server)
+            assert own_pid not in (None, server.process.pid)
+            await runtime.apply_settings(external)
             assert runtime.engine.restart_pending
             await runtime.restart_engine()
             await until(lambda: runtime.engine.status.state is EngineState.READY)
@@ -180,8 +171,8 @@ async def test_settings_switch_between_engine_and_server(tmp_path: Path, fake: F
             await runtime.apply_settings(own)
             await runtime.restart_engine()
             await ask(runtime, chat, "Back")
-            assert runtime.engine.engine_pid not in (None, theirs.process.pid, own_pid)
-        assert theirs.process.poll() is None
+            assert runtime.engine.engine_pid not in (None, server.process.pid, own_pid)
+        assert server.process.poll() is None
 
 
 @sees_processes
@@ -189,18 +180,15 @@ async def test_settings_switch_between_engine_and_server(tmp_path: Path, fake: F
 async def test_real_server(tmp_path: Path, smollm2: Path, real_llama_server: EngineLocation) -> None:
     slots = tmp_path / "slots"
     slots.mkdir()
-    theirs = UsersServer(real_llama_server.path, LaunchPlan(smollm2, 1024, slots))
-    try:
-        async with attached(tmp_path, theirs.address.url) as runtime:
+    with contextlib.closing(UsersServer(real_llama_server.path, LaunchPlan(smollm2, 1024, slots))) as server:
+        async with attached(tmp_path, server.address.url) as runtime:
             await runtime.apply_settings(replace(runtime.settings, max_tokens=8))
             chat = (await runtime.chat.new_conversation()).id
             await ask(runtime, chat, LONG[:1500])
             await runtime.chat.idle()
-            theirs.end()
+            server.close()
             await until(lambda: runtime.engine.status.state is not EngineState.READY)
-            theirs.start()
+            server.start()
             second = await ask(runtime, chat, "And then?")
             assert second.receipt.source in (Source.WARM, Source.DISK), second.receipt
             assert second.receipt.cached_tokens >= 0.9 * second.receipt.prompt_tokens
-    finally:
-        theirs.end()

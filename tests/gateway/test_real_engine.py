@@ -78,7 +78,7 @@ async def test_ids_and_answers_are_the_engines_own(
             for name, (where, body) in REQUESTS.items():
                 wrong += [f"{name}: {fault}" async for fault in faults(server, direct, where, body)]
     finally:
-        theirs.end()
+        theirs.close()
     assert not wrong, "\n".join(wrong)
 
 

@@ -12,9 +12,8 @@ import pytest
 from kvchat.engine.api.client import EngineRefused, LlamaServerClient
 from kvchat.engine.api.pictures import PicturePrompts, picture_ids
 from kvchat.engine.api.wire import ChatMessage, Picture, Sampling, Timings
-from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
-from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
+from tests.engine_fixtures import supervised
 from tests.models import seeing
 from tests.pictures import png
 
@@ -28,21 +27,16 @@ def question(*pictures: Picture) -> ChatMessage:
 
 @pytest.fixture(params=["embedded_engine", "real_llama_server"])
 async def engine(request: pytest.FixtureRequest, smollm2: Path, tmp_path: Path) -> AsyncIterator[LlamaServerClient]:
-    location: EngineLocation = request.getfixturevalue(request.param)
-    supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
     model = seeing(smollm2)
-    await supervisor.start(
-        location, LaunchPlan(model, 1024, tmp_path, projector=model.with_name(f"mmproj-{model.name}"))
-    )
-    engine = await supervisor.ready()
-    assert isinstance(engine, LlamaServerClient)
-    facts = await engine.facts()
-    assert facts.vision
-    yield engine.with_projector("projector", facts.media_marker)
-    await supervisor.close()
+    plan = LaunchPlan(model, 1024, tmp_path, projector=model.with_name(f"mmproj-{model.name}"))
+    async with supervised(request.getfixturevalue(request.param), plan) as supervisor:
+        engine = await supervisor.ready()
+        facts = await engine.facts()
+        assert facts.vision
+        yield engine.with_projector("projector", facts.media_marker)
 
 
-async def said(engine: LlamaServerClient, *messages: ChatMessage) -> tuple[str, Timings]:
+async def reply_to(engine: LlamaServerClient, *messages: ChatMessage) -> tuple[str, Timings]:
     chunks = [chunk async for chunk in engine.chat(messages, GREEDY)]
     timings = chunks[-1].timings
     assert timings is not None
@@ -54,7 +48,7 @@ async def test_picture_prompt_is_counted_settled_saved_and_restored(engine: Llam
     asked = question(RED, GREEN)
     tokens = await engine.prompt_tokens([asked])
     assert picture_ids("projector", RED, 16) == tokens[tokens.index(picture_ids("projector", RED, 16)[0]) :][:16]
-    cold, timings = await said(engine, asked)
+    cold, timings = await reply_to(engine, asked)
     assert timings.prompt_tokens == len(tokens)  # what was counted is what the chat sent
 
     settled = await engine.prefill(tokens[:-1])
@@ -62,10 +56,10 @@ async def test_picture_prompt_is_counted_settled_saved_and_restored(engine: Llam
     assert settled.cache_n > 40  # it is the same prompt to the engine: nothing but its end is read again
     assert (await engine.save_slot("a.bin")).tokens == len(tokens) - 1
 
-    _, timings = await said(engine, question(GREEN, RED))
+    _, timings = await reply_to(engine, question(GREEN, RED))
     assert timings.cache_n < 32  # other pictures are another prompt
     assert (await engine.restore_slot("a.bin")).tokens == len(tokens) - 1
-    warm, timings = await said(engine, asked)
+    warm, timings = await reply_to(engine, asked)
     assert (warm, timings.cache_n) == (cold, len(tokens) - 1)
 
     # what is no picture is refused, and the engine lives on
@@ -73,7 +67,7 @@ async def test_picture_prompt_is_counted_settled_saved_and_restored(engine: Llam
         await engine.prompt_tokens([question(Picture(b"\x89PNG and then nothing"))])
     with pytest.raises(EngineRefused, match="no longer available"):
         await engine.prefill((1, 2, *picture_ids("projector", Picture(png(1, 2, 3)), 16), 3))
-    assert (await said(engine, question(RED)))[1].predicted_n == 6
+    assert (await reply_to(engine, question(RED)))[1].predicted_n == 6
 
 
 def test_picture_ids_are_unique() -> None:
@@ -92,7 +86,7 @@ class Letters:
 
     async def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         if path == "/detokenize":
-            return {"content": "".join("th" if one == self.PAIR else chr(one) for one in body["tokens"])}
+            return {"content": "".join("th" if token == self.PAIR else chr(token) for token in body["tokens"])}
         if path == "/apply-template":
             return {"prompt": "user:<m>."}
         return {"input_tokens": 1 + len("user:.") + 4}

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.api.client import LlamaServerClient, PromptTokenizer
+from kvchat.engine.api.client import PromptTokenizer
 from kvchat.engine.api.wire import ChatMessage
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
-from kvchat.engine.process.supervisor import EngineSupervisor
+from tests.engine_fixtures import supervised
 
 END, END_ID = "<|end|>", 7
 HISTORY = "".join(f"<|say|>{'word ' * 50}{number}{END}" for number in range(20))
@@ -74,20 +74,15 @@ async def test_uncuttable_text_is_tokenized_whole() -> None:
 async def test_real_engine_tokenizes_parts_like_the_whole(
     embedded_engine: EngineLocation, smollm2: Path, tmp_path: Path
 ) -> None:
-    supervisor = EngineSupervisor()
-    said = ["Hello  ", "  leading\n\n", "```py\nx = 1\n```\n", "日本語 ", "<|im_end|> typed by a user", "The end."]
-    try:
-        await supervisor.start(embedded_engine, LaunchPlan(smollm2, 2048, tmp_path))
+    texts = ["Hello  ", "  leading\n\n", "```py\nx = 1\n```\n", "日本語 ", "<|im_end|> typed by a user", "The end."]
+    async with supervised(embedded_engine, LaunchPlan(smollm2, 2048, tmp_path)) as supervisor:
         engine = await supervisor.ready()
-        assert isinstance(engine, LlamaServerClient)
         assert (await engine.facts()).end_token == "<|im_end|>"
         history: list[ChatMessage] = []
-        for words in said:
-            history.append(ChatMessage("user", words * 20))
+        for text in texts:
+            history.append(ChatMessage("user", text * 20))
             whole = engine.on_slot(0)
             whole._prompts = PromptTokenizer(whole._tokenize_text)
             assert await engine.prompt_tokens(history) == await whole.prompt_tokens(history)
-            history.append(ChatMessage("assistant", f" reply {words}"))
+            history.append(ChatMessage("assistant", f" reply {text}"))
         assert engine._prompts._can_cut
-    finally:
-        await supervisor.close()

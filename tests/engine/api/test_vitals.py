@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.vitals import (
     SlotState,
     Speed,
@@ -18,7 +17,7 @@ from kvchat.engine.api.vitals import (
 from kvchat.engine.api.wire import ChatMessage, Sampling
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
-from kvchat.engine.process.supervisor import EngineSupervisor
+from tests.engine_fixtures import supervised
 
 # As build 11434 answers.
 SLOTS = b'[{"id": 0, "n_ctx": 1024, "speculative": false, "is_processing": true, "n_prompt_tokens": 90}]'
@@ -65,17 +64,12 @@ def test_drm_memory_counts_each_client_once(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 async def test_vitals_of_real_engine(real_llama_server: EngineLocation, smollm2: Path, tmp_path: Path) -> None:
-    supervisor = EngineSupervisor()
-    try:
-        await supervisor.start(real_llama_server, LaunchPlan(smollm2, 512, tmp_path))
+    async with supervised(real_llama_server, LaunchPlan(smollm2, 512, tmp_path)) as supervisor:
         engine = await supervisor.ready()
-        assert isinstance(engine, LlamaServerClient)
         async with contextlib.aclosing(engine.chat([ChatMessage("user", "Hello")], Sampling(max_tokens=4))) as chunks:
             async for _ in chunks:
                 pass
         vitals = await collect_vitals(supervisor.pid, engine)
-    finally:
-        await supervisor.close()
     assert vitals.memory is not None
     assert vitals.memory > 50_000_000  # the weights are mapped and were read
     assert (vitals.slot.busy, vitals.slot.context_size) == (False, 512)

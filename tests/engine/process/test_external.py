@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
@@ -41,7 +41,7 @@ PATIENT = replace(IMPATIENT, unreachable_after_s=30.0)
 
 
 @contextlib.asynccontextmanager
-async def attached(address: ServerAddress, policy: PollPolicy = IMPATIENT) -> AsyncIterator[ExternalServer]:
+async def connected(address: ServerAddress, policy: PollPolicy = IMPATIENT) -> AsyncIterator[ExternalServer]:
     engine = ExternalServer(count(1), policy)
     await engine.connect(address)
     try:
@@ -52,58 +52,49 @@ async def attached(address: ServerAddress, policy: PollPolicy = IMPATIENT) -> As
 
 
 @pytest.fixture
-def theirs(fake_engine: FakeEngine) -> AsyncIterator[UsersServer]:
-    theirs = UsersServer(fake_engine.path, fake_engine.plan)
-    yield theirs  # type: ignore[misc]
-    theirs.end()
+def server(fake_engine: FakeEngine) -> Iterator[UsersServer]:
+    with contextlib.closing(UsersServer(fake_engine.path, fake_engine.plan)) as server:
+        yield server
 
 
-async def test_server_is_left_running_and_gets_a_new_generation(theirs: UsersServer) -> None:
-    async with attached(theirs.address, PATIENT) as engine:
+async def test_server_is_left_running_and_gets_a_new_generation(server: UsersServer) -> None:
+    async with connected(server.address, PATIENT) as engine:
         assert (await (await engine.ready()).facts()).context_size == 4096
         assert engine.generation == 1
-        theirs.end()
+        server.close()
         await until(lambda: engine.status.failure is not None)
         assert engine.status.state is EngineState.STARTING
-        theirs.start()
+        server.start()
         await engine.ready()
         assert engine.generation == 2
     assert engine.status.state is EngineState.STOPPED
-    assert theirs.process.poll() is None
+    assert server.process.poll() is None
 
 
 async def test_no_server() -> None:
-    async with attached(ServerAddress(f"http://127.0.0.1:{free_port('127.0.0.1')}")) as engine:
+    async with connected(ServerAddress(f"http://127.0.0.1:{free_port('127.0.0.1')}")) as engine:
         await until(lambda: engine.status.failure is not None)
-        assert engine.status.state is EngineState.STARTING, "it is said at once, while it is tried again"
+        assert engine.status.state is EngineState.STARTING, "reported at once, then tried again"
         with pytest.raises(EngineFailed, match="is not responding"):
             await engine.ready()
 
 
-@pytest.mark.slow
 async def test_silent_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes the connection and never says a word
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never answers
         address = ServerAddress(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        async with attached(address, PollPolicy()) as engine:
+        async with connected(address, PollPolicy()) as engine:
             with pytest.raises(EngineFailed, match="is not responding"):
                 await asyncio.wait_for(engine.ready(), 60)
 
 
-async def test_wrong_key(theirs: UsersServer) -> None:
-    async with attached(replace(theirs.address, key="guessed"), PATIENT) as engine:
-        with pytest.raises(EngineFailed, match="rejected the API key"):
-            await engine.ready()
-
-
-async def test_slow_load(fake_engine: FakeEngine) -> None:
+async def test_slow_load(fake_engine: FakeEngine, server: UsersServer) -> None:
     fake_engine.set(FAKE_HOLD_DURING="load")
-    theirs = UsersServer(fake_engine.path, fake_engine.plan)
-    with contextlib.ExitStack() as ends:
-        ends.callback(theirs.end)
-        async with attached(theirs.address, PATIENT) as engine:
-            await until(lambda: engine.status.state is EngineState.LOADING)
-            fake_engine.set(FAKE_HOLD_DURING=None)
-            await engine.ready()
+    server.close()
+    server.start()
+    async with connected(server.address, PATIENT) as engine:
+        await until(lambda: engine.status.state is EngineState.LOADING)
+        fake_engine.set(FAKE_HOLD_DURING=None)
+        await engine.ready()
 
 
 @pytest.mark.parametrize(
@@ -130,20 +121,17 @@ async def test_other_program(answer: bytes) -> None:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Other)
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        async with attached(ServerAddress(f"http://127.0.0.1:{server.server_port}")) as engine:
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        async with connected(ServerAddress(f"http://127.0.0.1:{server.server_port}")) as engine:
             with pytest.raises(EngineFailed, match="not a llama-server"):
                 await engine.ready()
-    finally:
         server.shutdown()
-        server.server_close()
 
 
-async def test_stop_while_connecting(theirs: UsersServer) -> None:
-    theirs.end()
-    async with attached(theirs.address, PATIENT) as engine:
+async def test_stop_while_connecting(server: UsersServer) -> None:
+    server.close()
+    async with connected(server.address, PATIENT) as engine:
         waiting = asyncio.create_task(engine.ready())
         await asyncio.sleep(0)
         await engine.stop()
@@ -165,21 +153,18 @@ def test_addresses() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads another process's command line")
 @pytest.mark.parametrize("saves", [True, False])
 async def test_only_a_reachable_slot_folder_is_used(fake_engine: FakeEngine, tmp_path: Path, saves: bool) -> None:
-    theirs = UsersServer(fake_engine.path, fake_engine.plan, saves=saves)
-    try:
-        async with attached(theirs.address, PATIENT) as engine:
+    plan = fake_engine.plan
+    with contextlib.closing(UsersServer(fake_engine.path, plan, saves=saves)) as server:
+        async with connected(server.address, PATIENT) as engine:
             await engine.ready()
-            server = await asyncio.to_thread(find_server, theirs.address.url)
-            assert ("LLAMA_ARG_MLOCK", "1") in server.variables
-            assert server.value_of("-ctk", "--cache-type-k") == "f16"
-            folder = reachable_slot_folder(server)
-            assert folder == (fake_engine.plan.slot_path if saves else None)
+            process = await asyncio.to_thread(find_server, server.address.url)
+            assert ("LLAMA_ARG_MLOCK", "1") in process.variables
+            assert process.value_of("-ctk", "--cache-type-k") == "f16"
+            assert reachable_slot_folder(process) == (plan.slot_path if saves else None)
             assert not [r for r in fake_engine.requests() if r["path"].startswith("/slots")], "others may be using them"
-            in_a_container = tmp_path / "proc" / str(server.pid) / "root"
-            (in_a_container / str(fake_engine.plan.slot_path).lstrip("/")).mkdir(parents=True)
-            assert reachable_slot_folder(server, tmp_path / "proc") is None
-    finally:
-        theirs.end()
+            in_a_container = tmp_path / "proc" / str(process.pid) / "root"
+            (in_a_container / str(plan.slot_path).lstrip("/")).mkdir(parents=True)
+            assert reachable_slot_folder(process, tmp_path / "proc") is None
 
 
 def test_remote_server_has_no_process() -> None:
