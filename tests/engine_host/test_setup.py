@@ -7,10 +7,10 @@ import json
 import os
 import shutil
 import sys
-from collections import namedtuple
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
@@ -181,7 +181,7 @@ async def test_cancelled_download_resumes(home: Home, github: FakeHub) -> None:
 
 async def test_full_disk(home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "total used free")(10**9, 0, 1000))
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
         assert "Not enough disk space" in (await refused(home, KvchatError)).title
     assert github.downloads == [], "before a byte is fetched"
 

@@ -234,17 +234,17 @@ async def test_only_a_hanging_load_times_out(fake_engine: FakeEngine) -> None:
     def clock() -> float:
         nonlocal checks
         checks += hangs
-        return 3600.0 * (supervisor.log.bytes_seen + checks)
+        return 3600.0 * (timed.log.bytes_seen + checks)
 
-    supervisor = RecordedSupervisor(fake_engine, RestartPolicy(max_deaths=1))
-    supervisor._clock = clock
+    timed = RecordedSupervisor(fake_engine, RestartPolicy(max_deaths=1))
+    timed._clock = clock
     fake_engine.set(FAKE_SLOW_LOAD=0.5)
-    await supervisor.start_fake()
+    await timed.start_fake()
     hangs = True
     fake_engine.set(FAKE_HANG_DURING="load", FAKE_SLOW_LOAD=None)
-    assert (await supervisor.fail()).failure.kind is FailureKind.TIMED_OUT
-    assert supervisor.pid is None
-    await supervisor.close()
+    assert (await timed.fail()).failure.kind is FailureKind.TIMED_OUT
+    assert timed.pid is None
+    await timed.close()
 
 
 async def test_broken_listener(supervisor: RecordedSupervisor, fake_engine: FakeEngine) -> None:
