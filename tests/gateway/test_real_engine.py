@@ -251,7 +251,7 @@ async def test_embeddings_and_reranking_are_the_engines_own(
     with contextlib.ExitStack() as ends:
         if not own:
             theirs = users_server(tmp_path, chosen, *arguments)
-            ends.callback(theirs.end)
+            ends.callback(theirs.close)
             chosen = replace(chosen, engine_url=theirs.address.url)
             server_key(resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})).save(KEY)
         async with running_gateway(tmp_path / "home", chosen) as server:
