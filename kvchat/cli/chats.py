@@ -121,7 +121,8 @@ def export(options: arguments.ExportOptions) -> int:
     if options.with_memory:
         return _export_with_memory(options)
     if options.passphrase_file:
-        raise KvchatError(_("Only an export with memory can be encrypted with a passphrase"), "", "Add --with-memory.")
+        title = _("Only an export with memory can be encrypted with a passphrase")
+        raise KvchatError(title, "", _("Add --with-memory."))
     form = ExportForm(options.form) if options.form else ExportForm.of(options.target)
     with _open_database() as database:
         chats = database.conversations()
