@@ -22,8 +22,8 @@ def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
 
 @pytest.fixture
 async def server(tmp_path: Path, settings: Settings) -> AsyncIterator[RunningGateway]:
-    async with running_gateway(tmp_path / "home", settings) as one:
-        yield one
+    async with running_gateway(tmp_path / "home", settings) as gateway:
+        yield gateway
 
 
 @pytest.fixture

@@ -8,12 +8,11 @@ import contextlib
 import json
 import struct
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from kvchat.engine.api.errors import EngineFailure, EngineGone, EngineLifetime, FailureKind
@@ -29,9 +28,9 @@ from tests.gateway.corpus import REQUESTS
 from tests.gateway.servers import RunningGateway, chat_body, running_gateway
 
 BOMB = "boom"
-CRASHED = EngineFailure(FailureKind.CRASHED, "", "", "")
-HUNG = EngineFailure(FailureKind.HANGS, "", "", "")
-KILLED = EngineFailure(FailureKind.KILLED, "", "", "")
+CRASHED, HUNG, KILLED = (
+    EngineFailure(kind, "", "", "") for kind in (FailureKind.CRASHED, FailureKind.HANGS, FailureKind.KILLED)
+)
 
 
 @pytest.fixture
@@ -41,80 +40,75 @@ async def server(
     """A gateway with four slots, on an engine that crashes at a word and is restarted at once."""
     monkeypatch.setattr(RestartPolicy, "delay_s", lambda *_: 0.0)
     fake_engine.set(FAKE_DIE_ON=BOMB, FAKE_REPLY="word " * 10)
-    async with running_gateway(tmp_path / "home", replace(settings, slots=4)) as one:
-        await one.chat("Hello")
-        await one.settled()
-        yield one
+    async with running_gateway(tmp_path / "home", replace(settings, slots=4)) as gateway:
+        await gateway.chat("Hello")
+        await gateway.settled()
+        yield gateway
 
 
-async def ask(server: RunningGateway, program: str, words: str = "Hello", **more: Any) -> httpx2.Response:
-    headers = {"user-agent": f"{program}/1"}
-    return await server.client.post("/v1/chat/completions", json=chat_body(words, **more), headers=headers)
+async def status_of(server: RunningGateway, program: str, text: str = "Hello") -> int:
+    return (await server.chat(text, headers={"user-agent": f"{program}/1"})).status_code
 
 
-def bombs(fake_engine: FakeEngine) -> int:
+def count_bombs(fake_engine: FakeEngine) -> int:
     """Count those that have reached the engine."""
-    asked = [one for one in fake_engine.requests() if one["path"] == "/v1/chat/completions"]
-    return sum(BOMB in json.dumps(one["body"]) for one in asked)
-
-
-async def until_at_least(count: int, counted: Callable[[], int]) -> None:
-    await until(lambda: counted() >= count)
+    requests = [request for request in fake_engine.requests() if request["path"] == "/v1/chat/completions"]
+    return sum(BOMB in json.dumps(request["body"]) for request in requests)
 
 
 async def test_program_that_keeps_crashing_the_engine_is_refused(
     server: RunningGateway, fake_engine: FakeEngine
 ) -> None:
     for number in range(3):
-        assert (await ask(server, "hostile", BOMB)).status_code == 502
-        assert bombs(fake_engine) == number + 1, "sent once"
-    refused = await ask(server, "hostile")
+        assert await status_of(server, "hostile", BOMB) == 502
+        assert count_bombs(fake_engine) == number + 1, "sent once"
+    refused = await server.chat("Hello", headers={"user-agent": "hostile/1"})
     assert refused.status_code == 429
     assert 0 < int(refused.headers["retry-after"]) <= REFUSED_S
-    assert bombs(fake_engine) == 3
-    assert (await ask(server, "friend")).status_code == 200
+    assert count_bombs(fake_engine) == 3
+    assert await status_of(server, "friend") == 200
     now = time.monotonic()
     server.gateway.runner.crashes._clock = lambda: now + REFUSED_S + 60
-    assert (await ask(server, "hostile")).status_code == 200
+    assert await status_of(server, "hostile") == 200
 
 
 async def test_programs_beside_it_are_not_refused(server: RunningGateway, fake_engine: FakeEngine) -> None:
     """It sends its request only while others are active; after the first crash it runs alone."""
-    others, active = ("one", "two"), server.log.active
+    friends, active = ("first", "second"), server.log.active
     for number in range(4):
         fake_engine.set(FAKE_HOLD_DURING="stream")
-        asking = [
-            asyncio.ensure_future(ask(server, friend, f"{number}")) for friend in others[: 2 if number == 0 else 1]
+        pending = [
+            asyncio.ensure_future(status_of(server, friend, f"{number}")) for friend in friends[: 1 if number else 2]
         ]
-        await until_at_least(len(asking), lambda: sum(one.stage is Stage.ANSWERING for one in active))
-        hostile = asyncio.ensure_future(ask(server, "hostile", BOMB))
+        await until(lambda: sum(record.stage is Stage.ANSWERING for record in active) >= len(pending))  # noqa: B023
+        hostile = asyncio.ensure_future(status_of(server, "hostile", BOMB))
         if number:
-            await until(lambda: any(one.program == "hostile" for one in active))
+            await until(lambda: any(record.program == "hostile" for record in active))
             await asyncio.sleep(0)
-            assert bombs(fake_engine) == number, "it waits for the other"
+            assert count_bombs(fake_engine) == number, "it waits for the other"
         else:
             await hostile
         fake_engine.set(FAKE_HOLD_DURING=None)
-        statuses = [(await one).status_code for one in asking]
-        assert (await hostile).status_code == 502
+        statuses = await asyncio.gather(*pending)
+        assert await hostile == 502
         assert number == 0 or statuses == [200]
-    assert (await ask(server, "hostile")).status_code == 429
-    for friend in others:
-        assert (await ask(server, friend)).status_code == 200
+    assert await status_of(server, "hostile") == 429
+    for friend in friends:
+        assert await status_of(server, friend) == 200
 
 
 async def test_crash_after_a_disconnect_counts(server: RunningGateway, fake_engine: FakeEngine) -> None:
-    connection, last = server.runtime.engine.managed.connection, server.log.recent
-    for number in range(3):
+    connection = server.runtime.engine.managed.connection
+    for number in range(1, 4):
         fake_engine.set(FAKE_HOLD_DURING="begin")
-        asking, generation = asyncio.ensure_future(ask(server, "hostile", BOMB)), connection.generation
-        await until_at_least(number + 1, lambda: bombs(fake_engine))
-        asking.cancel()
-        await until_at_least(number + 1, lambda: sum(one.program == "hostile" for one in last))
+        request, generation = asyncio.ensure_future(status_of(server, "hostile", BOMB)), connection.generation
+        await until(lambda: count_bombs(fake_engine) >= number)  # noqa: B023
+        request.cancel()
+        await until(lambda: sum(record.program == "hostile" for record in server.log.recent) >= number)  # noqa: B023
         fake_engine.set(FAKE_HOLD_DURING=None)
-        await until_at_least(generation + 1, lambda: connection.generation)
-        assert (await ask(server, "friend")).status_code == 200
-    assert (await ask(server, "hostile")).status_code == 429
+        await until(lambda: connection.generation > generation)  # noqa: B023
+        assert await status_of(server, "friend") == 200
+    assert await status_of(server, "hostile") == 429
 
 
 async def test_loss_is_explained_by_its_own_lifetime(server: RunningGateway, fake_engine: FakeEngine) -> None:
@@ -139,15 +133,15 @@ async def crash(crashes: Crashes, *programs: str, failure: EngineFailure | None 
     lifetime, ended = EngineLifetime(), asyncio.Event()
     crashes.watch(lifetime)
 
-    async def one(program: str) -> None:
+    async def use_engine(program: str) -> None:
         async with crashes.using_engine(program):
             await ended.wait()
 
-    asking = [asyncio.ensure_future(one(program)) for program in programs]
+    users = [asyncio.ensure_future(use_engine(program)) for program in programs]
     await asyncio.sleep(0)
     lifetime.end(failure)
     ended.set()
-    await asyncio.gather(*asking)
+    await asyncio.gather(*users)
 
 
 def is_refused(crashes: Crashes, program: str) -> bool:
@@ -160,76 +154,76 @@ def is_refused(crashes: Crashes, program: str) -> bool:
 
 async def test_which_program_is_blamed() -> None:
     clock = Clock()
-    judge = Crashes(clock=clock)
+    crashes = Crashes(clock=clock)
     for _ in range(5):
-        await crash(judge, "a", "b")
-        await crash(judge, "a", failure=KILLED)
-        await crash(judge, "a", failure=None)
-    assert not is_refused(judge, "a")
-    assert judge._is_suspected("b")
-    await crash(judge, "a")
-    assert not judge._is_suspected("b"), "forgiven"
+        await crash(crashes, "a", "b")
+        await crash(crashes, "a", failure=KILLED)
+        await crash(crashes, "a", failure=None)
+    assert not is_refused(crashes, "a")
+    assert crashes._is_suspected("b")
+    await crash(crashes, "a")
+    assert not crashes._is_suspected("b"), "forgiven"
     clock.now += CRASH_WINDOW_S
-    await crash(judge, "a")
-    await crash(judge, "a")
-    assert not is_refused(judge, "a"), "the first is long ago"
-    await crash(judge)  # without any of them
-    await crash(judge, "a")
-    assert not is_refused(judge, "a")
-    await crash(judge, "a")
-    await crash(judge, "a")
-    assert is_refused(judge, "a")
+    await crash(crashes, "a")
+    await crash(crashes, "a")
+    assert not is_refused(crashes, "a"), "the first is long ago"
+    await crash(crashes)  # without any of them
+    await crash(crashes, "a")
+    assert not is_refused(crashes, "a")
+    await crash(crashes, "a")
+    await crash(crashes, "a")
+    assert is_refused(crashes, "a")
     clock.now += REFUSED_S
-    assert not is_refused(judge, "a")
+    assert not is_refused(crashes, "a")
 
 
 async def test_one_hang_is_enough_and_a_restored_state_may_be_the_cause() -> None:
     """A hang is detected after ten minutes, so three never happen within ten."""
-    judge = Crashes(clock=Clock())
-    await crash(judge, "a", "b", failure=HUNG)
-    assert not is_refused(judge, "a")
-    await crash(judge, "a", failure=HUNG)
-    assert is_refused(judge, "a")
-    assert not is_refused(judge, "b")
-    judge = Crashes(lambda: True)
+    crashes = Crashes(clock=Clock())
+    await crash(crashes, "a", "b", failure=HUNG)
+    assert not is_refused(crashes, "a")
+    await crash(crashes, "a", failure=HUNG)
+    assert is_refused(crashes, "a")
+    assert not is_refused(crashes, "b")
+    crashes = Crashes(lambda: True)
     for _ in range(4):
-        await crash(judge, "a")
-    assert not is_refused(judge, "a")
+        await crash(crashes, "a")
+    assert not is_refused(crashes, "a")
 
 
 async def test_hang_after_a_disconnect_is_blamed_on_the_disconnected() -> None:
     """A hang is detected minutes later: a disconnected program uses the engine until its loop responds again."""
     clock = Clock()
-    judge = Crashes(clock=clock)
+    crashes = Crashes(clock=clock)
     for number in range(4):
         lifetime = EngineLifetime()
-        judge.watch(lifetime)
+        crashes.watch(lifetime)
         clock.now = lifetime.responded_at = clock.now + 1.0
         with contextlib.suppress(asyncio.CancelledError):
-            async with judge.using_engine("hostile"):
+            async with crashes.using_engine("hostile"):
                 clock.now += 1.0
                 raise asyncio.CancelledError
         clock.now += 240.0
-        if number == 0:  # nobody is suspected yet
-            assert judge._may_start("friend")
-            judge._in_engine["friend"] += 1
+        if number == 0:  # nothing is suspected yet
+            assert crashes._may_start("friend")
+            crashes._in_engine["friend"] += 1
         else:
-            assert not judge._may_start("friend"), "it would be taken for what the engine hangs of"
+            assert not crashes._may_start("friend"), "it would be blamed for the hang"
         lifetime.end(HUNG)
-        judge._in_engine.clear()
-        assert judge._may_start("friend")
-    assert is_refused(judge, "hostile")
-    assert not is_refused(judge, "friend")
-    judge.watch(lifetime := EngineLifetime())
-    judge._suspected["hostile"], judge._abandoned["hostile"] = clock.now + 100.0, clock.now
+        crashes._in_engine.clear()
+        assert crashes._may_start("friend")
+    assert is_refused(crashes, "hostile")
+    assert not is_refused(crashes, "friend")
+    crashes.watch(lifetime := EngineLifetime())
+    crashes._suspected["hostile"], crashes._abandoned["hostile"] = clock.now + 100.0, clock.now
     clock.now += ABANDONED_S
     lifetime.responded_at = clock.now
-    assert judge._may_start("friend"), "the engine has answered since"
+    assert crashes._may_start("friend"), "the engine has responded since"
 
 
-def deep(nesting_depth: int) -> Any:
+def deep(depth: int) -> Any:
     value: Any = 1
-    for _ in range(nesting_depth):
+    for _ in range(depth):
         value = [value]
     return value
 
@@ -277,19 +271,19 @@ DANGEROUS: dict[str, dict[str, Any]] = {
 async def test_dangerous_requests_do_not_reach_the_engine(
     server: RunningGateway, fake_engine: FakeEngine, name: str
 ) -> None:
-    asked, body = len(fake_engine.requests()), chat_body("Hello") | DANGEROUS[name]
+    sent, body = len(fake_engine.requests()), chat_body("Hello") | DANGEROUS[name]
     for path in ("/v1/chat/completions", "/v1/messages", "/apply-template"):
         answer = await server.client.post(path, json=body)
         assert answer.status_code == 400
         assert answer.json()["error"]["type"] == "invalid_request_error"
         assert "at most" in answer.text or "deep" in answer.text
-    assert len(fake_engine.requests()) == asked
+    assert len(fake_engine.requests()) == sent
 
 
 @pytest.mark.parametrize("scheme", ["http:", "https:", "file:", "HTTP:", " http:", ""])
 async def test_pictures_are_not_fetched(server: RunningGateway, fake_engine: FakeEngine, scheme: str) -> None:
     """The engine would fetch them, in the user's network."""
-    url, asked = f"{scheme}//127.0.0.1:9/picture.png", len(fake_engine.requests())
+    url, sent = f"{scheme}//127.0.0.1:9/picture.png", len(fake_engine.requests())
     image = {"type": "image", "source": {"type": "url", "url": url}}
     in_result = {"type": "tool_result", "tool_use_id": "t", "content": [image]}
     in_chat = [{"type": "image_url", "image_url": {"url": url}}]
@@ -308,7 +302,7 @@ async def test_pictures_are_not_fetched(server: RunningGateway, fake_engine: Fak
         answer = await server.client.post(path, json=body)
         assert answer.status_code == 400, path
         assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert len(fake_engine.requests()) == asked
+    assert len(fake_engine.requests()) == sent
 
 
 def test_normal_requests_are_within_limits() -> None:
@@ -318,9 +312,9 @@ def test_normal_requests_are_within_limits() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * MAX_TEXT}}
     check_bounds({"messages": [{"role": "user", "content": [picture]}]}, MAX_TEXT + 200)
     check_bounds({"messages": with_pictures(*[picture_header(6_000, 6_000)] * 13)})
-    called = {"type": "tool_use", "id": "t", "name": "fetch", "input": {"url": "https://a.example", "image_url": "b"}}
+    call = {"type": "tool_use", "id": "t", "name": "fetch", "input": {"url": "https://a.example", "image_url": "b"}}
     cited = {"type": "text", "text": "", "citations": [{"url": "https://a.example"}]}
-    check_bounds({"messages": [{"role": "assistant", "content": [called, cited]}]})
+    check_bounds({"messages": [{"role": "assistant", "content": [call, cited]}]})
     check_bounds({"prompt": [7] * (MAX_ENTRIES + 1), "logprobs": True, "top_logprobs": MAX_ALTERNATIVES})
     with pytest.raises(RequestRefused):
         check_bounds({"messages": deep(MAX_NESTING + 1)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import threading
 from collections.abc import Callable
@@ -34,8 +33,7 @@ def settings(settings: Settings) -> Settings:
 
 
 async def ask(server: RunningGateway, body: agents.Body, path: str = "/v1/chat/completions") -> str:
-    body = body | {"max_tokens": 12}
-    answer = await server.client.post(path, json=body, headers={"user-agent": AGENTS[path]})
+    answer = await server.client.post(path, json=body | {"max_tokens": 12}, headers={"user-agent": AGENTS[path]})
     assert answer.status_code == 200, answer.text
     await server.settled()
     return answer.text
@@ -46,14 +44,14 @@ async def test_long_request_is_rewritten_off_the_event_loop(
 ) -> None:
     threads, rewrite = [], PromptRewriter.rewrite
 
-    def heard(*given: Any) -> Any:
+    def recorded(*args: Any) -> Any:
         threads.append(threading.current_thread())
-        return rewrite(*given)
+        return rewrite(*args)
 
-    monkeypatch.setattr(PromptRewriter, "rewrite", heard)
-    body = agents.opencode(agents.user("So? " * 10_000))
-    async with running_gateway(tmp_path / "home", replace(settings, api_rules=("opencode hold-clock",))) as server:
-        await server.client.post("/v1/chat/completions", json=body, headers={"user-agent": "opencode/1"})
+    monkeypatch.setattr(PromptRewriter, "rewrite", recorded)
+    settings = replace(settings, context_size=32_768, api_rules=("opencode hold-clock",))
+    async with running_gateway(tmp_path / "home", settings) as server:
+        await ask(server, agents.opencode(agents.user("So? " * 6_000)))
     assert threads
     assert threading.main_thread() not in threads
 
@@ -62,21 +60,21 @@ async def test_divergence_is_in_the_receipt_and_the_totals(tmp_path: Path, serve
     await ask(server, agents.opencode(date=TODAY))
     assert server.last.program == "opencode"
     assert server.last.costly_divergence is None
-    told = receipt_in(await ask(server, agents.opencode(date=TOMORROW)))
+    receipt = receipt_in(await ask(server, agents.opencode(date=TOMORROW)))
     divergence = server.last.costly_divergence
     assert divergence
-    assert told["miss-code"] == ReasonCode.DATE_IN_SYSTEM
+    assert receipt["miss-code"] == ReasonCode.DATE_IN_SYSTEM
     assert RULE_BY_CAUSE[divergence.cause.code] == "hold-clock"
     assert TODAY in divergence.before
     assert TOMORROW in divergence.after
-    listed = (await server.client.get("/kvchat/requests", headers={"user-agent": "opencode/1"})).json()["last"][0]
-    assert (listed["miss"], listed["miss-code"]) == (told["miss"], told["miss-code"])
-    assert TOMORROW not in json.dumps(listed)
-    assert "changes" not in listed
+    entry = (await server.client.get("/kvchat/requests", headers={"user-agent": "opencode/1"})).json()["last"][0]
+    assert (entry["miss"], entry["miss-code"]) == (receipt["miss"], receipt["miss-code"])
+    assert TOMORROW not in json.dumps(entry)
+    assert "changes" not in entry
     total = server.runtime.api_server.totals.by_program()["opencode"]
     assert total.requests == 2
     assert total.misses[ReasonCode.DATE_IN_SYSTEM].tokens == (server.last.prompt or 0) - (server.last.cached or 0)
-    # What both prompts begin with is not found either: that is another reason, and no rule would have spared it.
+    # If not even the shared beginning is found, the divergence is not the reason: no rule would have helped.
     await server.runtime.stop_engine()
     await server.runtime.save_points.delete(None)
     before = total.misses[ReasonCode.DATE_IN_SYSTEM].times
@@ -98,28 +96,29 @@ async def test_rule_avoids_the_divergence_and_counts_saved_tokens(
     await runtime.apply_settings(replace(runtime.settings, api_rules=("opencode hold-clock", "zed billing-header")))
     for date in (TODAY, TOMORROW):
         await ask(server, agents.opencode(date=date))
-    prompt, cached = server.last.prompt or 0, server.last.cached or 0
-    assert server.last.costly_divergence is None
-    assert cached > 0.9 * prompt
-    (change,) = server.last.changes
+    record = server.last
+    assert record.costly_divergence is None
+    assert (record.cached or 0) > 0.9 * (record.prompt or 0)
+    (change,) = record.changes
     assert (change.before.strip(), change.after.strip()) == (f"Today's date: {TOMORROW}", f"Today's date: {TODAY}")
-    assert 0 < server.last.saved_by_rule["hold-clock"] < cached
-    forwarded = [one["body"] for one in fake_engine.requests() if one["path"] == "/v1/chat/completions"]
-    assert forwarded[0]["messages"] == forwarded[1]["messages"]
-    assert forwarded[1]["tools"] == agents.opencode()["tools"]
-    assert (
-        runtime.api_server.totals.by_program()["opencode"].saved_by_rule["hold-clock"].tokens
-        == server.last.saved_by_rule["hold-clock"]
-    )
-    assert server.last.as_json()["saved-by-rule"] == server.last.saved_by_rule
+    saved = record.saved_by_rule["hold-clock"]
+    assert 0 < saved < (record.cached or 0)
+    first, second = (sent["body"] for sent in fake_engine.requests() if sent["path"] == "/v1/chat/completions")
+    assert first["messages"] == second["messages"]
+    assert second["tools"] == agents.opencode()["tools"]
+    assert runtime.api_server.totals.by_program()["opencode"].saved_by_rule["hold-clock"].tokens == saved
+    assert record.as_json()["saved-by-rule"] == record.saved_by_rule
+
+
+def other_question() -> agents.Body:
+    body = agents.opencode()
+    body["messages"][1]["content"] = "And how does the lexer know where it is?"
+    return body
 
 
 async def test_other_conversation_is_no_miss(server: RunningGateway) -> None:
-    first = agents.opencode()
-    await ask(server, first)
-    other = copy.deepcopy(first)
-    other["messages"][1]["content"] = "And how does the lexer know where it is?"
-    await ask(server, other)
+    await ask(server, agents.opencode())
+    await ask(server, other_question())
     assert server.last.divergence.cause == Reason(ReasonCode.OTHER_CONVERSATION)
     assert server.last.costly_divergence is None
     assert server.last.miss_reason is None
@@ -128,42 +127,49 @@ async def test_other_conversation_is_no_miss(server: RunningGateway) -> None:
     assert not server.runtime.api_server.totals.by_program()
     assert not (await server.runtime.save_points.usage()).conversations
     await ask(server, agents.opencode(date=TOMORROW))
-    assert server.last.divergence is None, "what is forgotten is not compared with"
+    assert server.last.divergence is None, "forgotten prompts are not compared"
 
 
 async def test_deleted_memory_is_the_reason_only_for_its_own_conversation(server: RunningGateway) -> None:
     """A program has many conversations."""
-    first, store = agents.opencode(), server.runtime.save_points
-    await ask(server, first)
+    store = server.runtime.save_points
+    await ask(server, agents.opencode())
     assert server.last.miss_reason == Reason(ReasonCode.NOTHING_ALIKE)
-    other, later = copy.deepcopy(first), copy.deepcopy(first)
-    other["messages"][1]["content"] = "And how does the lexer know where it is?"
+    later = agents.opencode()
     later["messages"] += [agents.assistant("By counting."), agents.user("And the printer?")]
     title = {"messages": [agents.user("Name this chat. " * 20)]}
     alike, pruned = ReasonCode.NOTHING_ALIKE, ReasonCode.PRUNED_BY_USER
-    for body, reason in ((title, alike), (other, pruned), (later, pruned)):
+    for body, reason in ((title, alike), (other_question(), pruned), (later, pruned)):
         await server.runtime.stop_engine()
         await store.prune(await store.plan_prune(0))
         await ask(server, body)
         assert server.last.cached == 0
         assert server.last.miss_reason == Reason(reason)
     total = server.runtime.api_server.totals.by_program()["opencode"]
-    assert {cause: one.times for cause, one in total.misses.items()} == {pruned: 2}
+    assert {cause: cost.times for cause, cost in total.misses.items()} == {pruned: 2}
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_divergence_is_the_reason_only_if_there_is_no_other(whole: bool) -> None:
+@pytest.mark.parametrize("whole_only", [True, False])
+@pytest.mark.parametrize(
+    ("code", "is_other_reason"),
+    [
+        (None, False),
+        (ReasonCode.NOTHING_ALIKE, False),
+        (ReasonCode.GOES_ON_OTHERWISE, False),
+        (ReasonCode.NOT_WORTH_IT, True),
+        (ReasonCode.NOT_REUSED, True),
+        (ReasonCode.PRUNED_BY_USER, True),
+    ],
+)
+def test_divergence_is_the_reason_only_if_there_is_no_other(
+    code: ReasonCode | None, is_other_reason: bool, whole_only: bool
+) -> None:
     """A failed or skipped restore is the reason."""
-    divergence = Divergence(0, 900, Reason(ReasonCode.SYSTEM_CHANGED))
-    untold = Reason(ReasonCode.NOTHING_ALIKE), Reason(ReasonCode.GOES_ON_OTHERWISE)
-    told_of = Reason(ReasonCode.NOT_WORTH_IT), Reason(ReasonCode.NOT_REUSED), Reason(ReasonCode.PRUNED_BY_USER)
-    for miss in (None, *untold, *told_of):
-        record = RequestRecord(
-            1, "zed", "/v1/messages", 0.0, found=0, prompt=900, miss=miss, divergence=divergence, whole_only=whole
-        )
-        told = miss not in told_of
-        assert record.miss_reason == (divergence.cause if told else miss)
-        assert (record.costly_divergence is divergence) == told
+    divergence, miss = Divergence(0, 900, Reason(ReasonCode.SYSTEM_CHANGED)), Reason(code) if code else None
+    values = {"found": 0, "prompt": 900, "miss": miss, "divergence": divergence, "whole_only": whole_only}
+    record = RequestRecord(1, "zed", "/v1/messages", 0.0, **values)
+    assert record.miss_reason == (miss if is_other_reason else divergence.cause)
+    assert (record.costly_divergence is None) == is_other_reason
 
 
 async def test_key_works_and_is_revoked_at_once(tmp_path: Path, settings: Settings) -> None:
