@@ -158,7 +158,8 @@ class CodeText(QTextEdit):
         self._is_ended = False
         self._highlighter = LineHighlighter(language, style.theme)
         self._formats: dict[str, QTextCharFormat] = {}  # by colour
-        self._highlighting: Future[list[list[Span]]] | None = None  # of finished code
+        self._must_highlight = False  # finished code
+        self._highlighting: Future[list[list[Span]]] | None = None
         self._painted = 0  # lines painted so far
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self._paint_next)
@@ -189,18 +190,20 @@ class CodeText(QTextEdit):
             select(self, anchor, head)
         self._shown = text.rfind("\n") + 1
         self._paint(changed.start, changed.stop)
-        self._highlighting = None
-        self._timer.stop()
-        if ended and len(text) <= _MAX_HIGHLIGHTED:
-            self._painted = 0
-            self._highlighting = highlighting = _thread.submit(self._highlighter.highlight, text)
-            self.destroyed.connect(lambda: highlighting.cancel())
-            self._timer.start(0)
+        self._highlighting, self._must_highlight = None, ended and len(text) <= _MAX_HIGHLIGHTED
+        if self._must_highlight:
+            self._timer.start(0)  # the thread would slow down the layout of the rest
+        else:
+            self._timer.stop()
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         scroll_sideways(self, event)
 
     def _paint_next(self) -> None:
+        if self._must_highlight:
+            self._must_highlight, self._painted = False, 0
+            self._highlighting = highlighting = _thread.submit(self._highlighter.highlight, self._whole)
+            self.destroyed.connect(lambda: highlighting.cancel())
         if self._highlighting is not None:
             if not self._highlighting.done():
                 self._timer.start(_POLL_MS)
