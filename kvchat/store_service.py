@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.kvstore.failures import check_store
+from kvchat.kvstore.index.index import check_store
 from kvchat.kvstore.savepoint import Bounds, PrunePlan, StoreUsage, default_quota
 from kvchat.kvstore.store import BlockStore, store_without_memory, unavailable
 from kvchat.library.gguf.facts import read_facts

@@ -24,9 +24,8 @@ from kvchat.kvstore.blocks.recipe import (
     row_map_from_json,
     row_map_to_json,
 )
-from kvchat.kvstore.failures import check_store, store_errors, write_error
 from kvchat.kvstore.index import points, usage
-from kvchat.kvstore.index.index import reading
+from kvchat.kvstore.index.index import check_store, reading, store_errors, write_error
 from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.savepoint import (
     Fingerprint,

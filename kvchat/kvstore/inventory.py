@@ -11,9 +11,8 @@ from pathlib import Path
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.recipe import RecipeError
-from kvchat.kvstore.failures import store_errors
 from kvchat.kvstore.index import eviction, points, usage
-from kvchat.kvstore.index.index import Index, IndexFailed
+from kvchat.kvstore.index.index import Index, IndexFailed, store_errors
 from kvchat.kvstore.index.schema import fingerprint_of
 from kvchat.kvstore.savepoint import (
     Bounds,

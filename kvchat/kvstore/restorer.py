@@ -14,9 +14,8 @@ from kvchat.kvstore.blocks import parser, positioned
 from kvchat.kvstore.blocks.layout import CannotCompose, Plan, Span, cut, with_masked_rows
 from kvchat.kvstore.blocks.rebuild import RebuildFailed, compose, stored_layout
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
-from kvchat.kvstore.failures import store_errors
 from kvchat.kvstore.index import points, token_tree, usage
-from kvchat.kvstore.index.index import IndexFailed, IndexLost
+from kvchat.kvstore.index.index import IndexFailed, IndexLost, store_errors
 from kvchat.kvstore.index.schema import CorruptIndex
 from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.savepoint import (

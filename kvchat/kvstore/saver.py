@@ -12,9 +12,8 @@ from kvchat.kvstore.blocks import parser
 from kvchat.kvstore.blocks.absorb import PreviousSave, split_slot_file
 from kvchat.kvstore.blocks.block_files import FileChanged
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
-from kvchat.kvstore.failures import store_errors, write_error
 from kvchat.kvstore.index import points, token_tree, usage
-from kvchat.kvstore.index.index import IndexFailed, IndexLost
+from kvchat.kvstore.index.index import IndexFailed, IndexLost, store_errors, write_error
 from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.savepoint import (
     AbsorbReport,

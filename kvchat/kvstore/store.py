@@ -16,8 +16,7 @@ from pathlib import Path
 from kvchat.errors import KvchatError
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.block_files import BlockFiles
-from kvchat.kvstore.failures import store_errors, store_unusable
-from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
+from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost, store_errors, store_unusable
 from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.memory_files import MemoryRoom
 from kvchat.kvstore.restorer import Restorer

@@ -15,7 +15,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.layout import with_masked_rows
 from kvchat.kvstore.exchange import read_blocks, stored_manifest
-from kvchat.kvstore.failures import check_store
+from kvchat.kvstore.index.index import check_store
 from kvchat.kvstore.savepoint import (
     GB,
     Bounds,

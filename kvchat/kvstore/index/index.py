@@ -6,6 +6,7 @@ Readers have their own connections, so that a lookup never waits for a writer.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import threading
@@ -13,11 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvchat.kvstore import disk
 from kvchat.kvstore.index.schema import MIGRATIONS, CorruptIndex, is_sane
 from kvchat.kvstore.index.usage import note_index_loss
-from kvchat.kvstore.savepoint import StoreRefused
+from kvchat.kvstore.savepoint import NotSaved, StoreRefused
 from kvchat.system.migrations import check_version, migrate
 from kvchat.text.language import N_, _
+from kvchat.text.reasons import Reason, ReasonCode
 
 TOO_NEW = N_("Your chat memory was saved by a newer version of kvchat")
 _PAGE_BYTES = 8192  # an index page holds a whole token segment and its neighbors
@@ -208,6 +211,52 @@ def check_readable(path: Path) -> None:
     except IndexFailed as error:
         if isinstance(error.__cause__, sqlite3.OperationalError):
             raise
+
+
+def write_error(error: OSError) -> NotSaved:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NotSaved(Reason(ReasonCode.DISK_FULL), _("Free up disk space."))
+    return NotSaved(Reason(ReasonCode.NOT_WRITTEN, {"error": error.strerror or str(error)}))
+
+
+@contextmanager
+def store_errors(*, saving: bool = False) -> Iterator[None]:
+    """Convert index and disk errors to StoreRefused; also a decorator for the store's methods.
+
+    `saving`: raise NotSaved instead, and pass disk errors through.
+    """
+    try:
+        yield
+    except IndexLost as error:
+        if saving:
+            raise NotSaved(Reason(ReasonCode.INDEX_DAMAGED)) from error
+        detail = _("kvchat set it aside and created a new one. Each chat is reprocessed once.")
+        raise StoreRefused(_("The chat memory index was damaged."), detail) from error
+    except (IndexFailed, OSError) as error:
+        if saving and isinstance(error, OSError):
+            raise
+        if saving:
+            raise NotSaved(Reason(ReasonCode.INDEX_NOT_WRITTEN, {"error": str(error)})) from error
+        raise StoreRefused(_("Chat memory could not be read or written."), f"{error}.") from error
+
+
+def store_unusable(folder: Path, error: Exception) -> StoreRefused:
+    title = _("The chat memory folder cannot be used.")
+    advice = _("Check the permissions of the folder and that the disk is not full.")
+    return StoreRefused(title, f"{folder}: {getattr(error, 'strerror', None) or error}.", advice)
+
+
+def check_store(folder: Path) -> None:
+    """Raise KvchatError if the folder has no usable store. Only reads: another process may own it."""
+    index = folder / disk.INDEX
+    try:
+        os.scandir(folder).close()
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if index.exists():
+            check_readable(index)
+    except (OSError, IndexFailed) as error:
+        raise store_unusable(folder, error) from error
 
 
 def _is_damage(error: BaseException, connection: sqlite3.Connection | None) -> bool:

@@ -44,29 +44,27 @@ def trees(db: sqlite3.Connection, kind: int | None, audiences: Sequence[str]) ->
     return _numbers(db, query, kind, json.dumps(list(audiences)))
 
 
-def conversation_key(db: sqlite3.Connection, conversation_id: str) -> int:
-    db.execute("INSERT OR IGNORE INTO conversations (name) VALUES (?)", (conversation_id,))
-    row = db.execute("SELECT id FROM conversations WHERE name = ?", (conversation_id,)).fetchone()
-    return int(row[0])
-
-
 def never_save(db: sqlite3.Connection, conversation_id: str) -> bool:
     row = db.execute("SELECT never_save FROM conversations WHERE name = ?", (conversation_id,)).fetchone()
     return bool(row and row[0])
 
 
 def set_flag(db: sqlite3.Connection, conversation_id: str, flag: Literal["pinned", "never_save"], value: bool) -> None:
-    key = conversation_key(db, conversation_id)
-    db.execute(f"UPDATE conversations SET {flag} = ? WHERE id = ?", (value, key))
+    query = f"INSERT INTO conversations (name, {flag}) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET {flag} = ?2"
+    db.execute(query, (conversation_id, value))
 
 
 def add_staged(db: sqlite3.Connection, new: SavePoint, message_id: str | None, now: datetime) -> SavePoint:
-    db.execute("INSERT OR IGNORE INTO fingerprints (facts) VALUES (?)", (_facts(new.fingerprint),))
-    kind = fingerprint_id(db, new.fingerprint)
-    assert kind is not None
-    conversation = conversation_key(db, new.conversation_id)
-    db.execute("INSERT OR IGNORE INTO trees (fingerprint_id, audience) VALUES (?, ?)", (kind, new.audience))
-    (tree_id,) = trees(db, kind, [new.audience])
+    def find_or_add(table: str, **values: object) -> int:
+        columns = ", ".join(values)
+        row = (*values.values(),)
+        db.execute(f"INSERT OR IGNORE INTO {table} ({columns}) VALUES ({', '.join('?' * len(row))})", row)
+        where = " AND ".join(f"{column} = ?" for column in values)
+        return int(db.execute(f"SELECT id FROM {table} WHERE {where}", row).fetchone()[0])
+
+    kind = find_or_add("fingerprints", facts=_facts(new.fingerprint))
+    conversation = find_or_add("conversations", name=new.conversation_id)
+    tree_id = find_or_add("trees", fingerprint_id=kind, audience=new.audience)
     node_id = token_tree.add_tokens(db, tree_id, new.tokens)
     created_at = now.timestamp()
     point_id = db.execute(
