@@ -25,7 +25,7 @@ from kvchat.kvstore.blocks.recipe import (
     row_map_to_json,
 )
 from kvchat.kvstore.index import points, usage
-from kvchat.kvstore.index.index import check_store, reading, store_errors, write_error
+from kvchat.kvstore.index.index import check_store, reading, saving_errors, write_error
 from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.savepoint import (
     Fingerprint,
@@ -168,7 +168,7 @@ def stored_manifest(folder: Path, conversation_id: str) -> Manifest | None:
         return None
     check_store(folder)
     carried: list[ManifestPoint] = []
-    with store_errors(), reading(index) as db:
+    with reading(index) as db:
         messages = points.absorbed_points(db, conversation_id)
         newest = points.load(db, max(messages)) if messages else None
         for point_id, message_id in [*messages.items()][-_MAX_POINTS:]:
@@ -221,10 +221,9 @@ def import_memory(inventory: Inventory, conversation_id: str, manifest: Manifest
     except OSError as error:
         raise write_error(error) from error
     finally:
-        with contextlib.suppress(StoreRefused), store_errors():
+        with contextlib.suppress(StoreRefused):
             inventory.delete_unknown(list(files.new))
-    with store_errors():
-        inventory.enforce(protected=newest)
+    inventory.enforce(protected=newest)
     return written
 
 
@@ -256,7 +255,7 @@ def _limited(content: Iterable[bytes], size: int) -> Iterator[bytes]:
         yield piece
 
 
-@store_errors(saving=True)
+@saving_errors()
 def _record(
     inventory: Inventory,
     conversation_id: str,

@@ -12,7 +12,7 @@ from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.recipe import RecipeError
 from kvchat.kvstore.index import eviction, points, usage
-from kvchat.kvstore.index.index import Index, IndexFailed, store_errors
+from kvchat.kvstore.index.index import Index, IndexFailed, disk_errors
 from kvchat.kvstore.index.schema import fingerprint_of
 from kvchat.kvstore.savepoint import (
     Bounds,
@@ -101,6 +101,7 @@ class Inventory:
             self.index.fresh = False
             self.sweep()
 
+    @disk_errors()
     def collect(self) -> int:
         """Delete the blocks that no save point uses; return the bytes freed.
 
@@ -124,6 +125,7 @@ class Inventory:
             known = {name for (name,) in db.execute("SELECT name FROM blocks")}
         return self.delete_unknown(list(self.blocks.unknown_blocks(known)))
 
+    @disk_errors()
     def delete_unknown(self, names: Sequence[bytes]) -> int:
         """Delete those of these blocks that the index does not know; return their bytes."""
         freed = 0
@@ -136,6 +138,7 @@ class Inventory:
                     self.blocks.new.pop(name, None)
         return freed
 
+    @disk_errors()
     def delete_bad_blocks(self, sizes: Mapping[bytes, int]) -> None:
         """Delete bad blocks, with their expected sizes by name, and every save point that needs one."""
         for block, size in sizes.items():
@@ -150,7 +153,6 @@ class Inventory:
                 self.blocks.remove(block)
         self.collect()
 
-    @store_errors()
     def set_aside(self, save_point: SavePoint, reason: Reason) -> None:
         """Delete a save point the engine refused, or whose restore proved hollow."""
         self.delete_unusable(save_point.id, reason, notify=False)
@@ -159,7 +161,7 @@ class Inventory:
         """Delete a save point and record the reason; `notify`: the user is told, once."""
         self._discard([int(point_id)], Reason(ReasonCode.SET_ASIDE, {"reason": reason}), notify=notify)
 
-    @store_errors()
+    @disk_errors()
     def usage(self) -> StoreUsage:
         if problem := self.index.problem:
             return StoreUsage((), 0, 0, 0, problem=f"{problem.detail} {problem.advice}")
@@ -185,7 +187,7 @@ class Inventory:
             staged=self.staging.describe(),
         )
 
-    @store_errors()
+    @disk_errors()
     def occupied(self) -> int:
         """Return the bytes of everything in the store's folder on disk."""
         with self.index.read() as db:
@@ -194,7 +196,6 @@ class Inventory:
         others = sum(disk.tree_size(path) for path in disk.listing(self.folder) if path.name != disk.BLOCKS)
         return disk.disk_usage(self.folder.stat()) + blocks + self.blocks.overhead_bytes() + others
 
-    @store_errors()
     def summaries(self, conversations: Sequence[str]) -> dict[str, tuple[SavePointSummary, ...]]:
         summaries = dict[str, tuple[SavePointSummary, ...]]()
         with self.index.read() as db:
@@ -206,29 +207,24 @@ class Inventory:
             summaries[name] = (*summaries.get(name, ()), summary)
         return summaries
 
-    @store_errors()
     def losses(self) -> tuple[Loss, ...]:
         """Return what was lost since the last call: the user is told once."""
         with self.index.write() as db:
             return usage.take_unreported_losses(db) + usage.take_unreported_index_loss(db)
 
-    @store_errors()
     def unchecked(self, checker: str) -> UncheckedPoints:
         """Return what was saved since `checker` last called `mark_checked`; everything if another called it since."""
         with self.index.read() as db:
             return usage.unchecked(db, checker)
 
-    @store_errors()
     def mark_checked(self, checker: str, checked: UncheckedPoints) -> None:
         with self.index.write() as db:
             usage.mark_checked(db, checker, checked)
 
-    @store_errors()
     def pin(self, conversation_id: str, pinned: bool) -> None:
         with self.index.write() as db:
             points.set_flag(db, conversation_id, "pinned", pinned)
 
-    @store_errors()
     def never_save(self, conversation_id: str, never: bool) -> None:
         """Set whether a conversation is never saved. Existing save points stay until deleted."""
         with self.index.write() as db:
@@ -236,7 +232,6 @@ class Inventory:
 
     # Deletion: each method returns the freed bytes
 
-    @store_errors()
     def delete_conversation(self, conversation_id: str) -> int:
         """Delete a conversation's save points. Those that others extend are handed over to them."""
         with self.index.write() as db:
@@ -245,7 +240,6 @@ class Inventory:
             points.forget(db, conversation_id)
         return self._free(ids)
 
-    @store_errors()
     def delete_all(self) -> int:
         with self.index.write() as db:
             ids = points.points_of(db, None)
@@ -253,7 +247,6 @@ class Inventory:
             points.forget(db, None)
         return self._free(ids) + self.sweep()
 
-    @store_errors()
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
         """Delete the save points of these messages and those without one; hand over those that others extend."""
         with self.index.write() as db:
@@ -261,13 +254,11 @@ class Inventory:
             points.delete(db, ids)
         return self._free(ids)
 
-    @store_errors()
     def imported(self) -> set[str]:
         """Return the conversations with imported memory."""
         with self.index.read() as db:
             return usage.with_imported(db)
 
-    @store_errors()
     def delete_imported(self, conversation_id: str) -> int:
         """Delete a conversation's imported memory and what was built on it."""
         with self.index.write() as db:
@@ -275,21 +266,19 @@ class Inventory:
             points.delete(db, ids)
         return self._free(ids)
 
-    @store_errors()
     def plan_prune(self, target_bytes: int, protected: int | None = None) -> PrunePlan:
         with self.index.read() as db:
             candidates, needs = usage.candidates(db, protected)
         return eviction.plan_prune(candidates, needs, self.occupied(), target_bytes, self.clock().timestamp())
 
-    @store_errors()
     def prune(self, plan: PrunePlan, reason: ReasonCode = ReasonCode.PRUNED_BY_USER) -> int:
         return self._discard([int(id) for id in plan.save_point_ids], Reason(reason))
 
-    @store_errors()
     def set_bounds(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.enforce()
 
+    @disk_errors()
     def enforce(self, protected: int | None = None) -> None:
         """Delete what is too old, then the least valuable. Other programs have limits within the bounds."""
         bounds = self.bounds
@@ -327,7 +316,7 @@ class Inventory:
         self.index.shrink()
         return freed
 
-    @store_errors()
+    @disk_errors()
     def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
         """Hash every block; delete bad ones and what needs them. Recount all sums. `progress`: bytes done, total."""
         self.index.check()

@@ -15,7 +15,7 @@ from kvchat.kvstore.blocks.layout import CannotCompose, Plan, Span, cut, with_ma
 from kvchat.kvstore.blocks.rebuild import RebuildFailed, compose, stored_layout
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
 from kvchat.kvstore.index import points, token_tree, usage
-from kvchat.kvstore.index.index import IndexFailed, IndexLost, store_errors
+from kvchat.kvstore.index.index import IndexFailed, IndexLost
 from kvchat.kvstore.index.schema import CorruptIndex
 from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.savepoint import (
@@ -92,8 +92,7 @@ class Restorer:
         point, target = plan.save_point, slot_path / f"{disk.name_for_engine()}.slot"
         try:
             if window and self._staging.is_unabsorbed(point.id):
-                with store_errors():
-                    self._saver.absorb(cancelled)
+                self._saver.absorb(cancelled)
             if cancelled():
                 raise Cancelled
             n_tokens, tier = self._put(plan, target, window, cancelled)
@@ -102,11 +101,11 @@ class Restorer:
                     self._inventory.restored_at[int(point.id)] = self._inventory.clock()
                     return StagedFile(point, target, n_tokens, tier)
             raise RecipeError("it holds something else")
-        except StoreRefused as refused:
-            return Miss(Reason(ReasonCode.NOT_READABLE, {"error": refused.detail}))
         except (_PointDeleted, RebuildFailed, RecipeError, IndexLost, IndexFailed, OSError) as error:
             self._staging.unstage(target, engine_done=True)
             return Miss(self._failure_reason(point.id, error))
+        except StoreRefused as refused:
+            return Miss(Reason(ReasonCode.NOT_READABLE, {"error": refused.detail}))
 
     def unstage(self, staged: StagedFile, *, engine_done: bool = True) -> None:
         """Remove the staged file. `engine_done` False: the engine may still be reading it."""
@@ -125,14 +124,14 @@ class Restorer:
         return self._background.submit(self._prepare)
 
     def _prepare(self) -> None:
-        with contextlib.suppress(StoreRefused), store_errors():
+        with contextlib.suppress(StoreRefused, OSError):
             if not self._closed:
                 with self._index.read() as db:
                     size = points.largest_recent_size(db)
                 self._staging.preallocate(size, lambda: self._closed)
 
     def _warm_last_program(self) -> None:
-        with contextlib.suppress(StoreRefused), store_errors():
+        with contextlib.suppress(StoreRefused, OSError):
             with self._index.read() as db:
                 newest = points.load(db, max(points.points_of(db, None), default=0))
             if newest and program_of(newest.conversation_id) and self._staging.has_room(newest.size):
@@ -238,7 +237,7 @@ class Restorer:
             with self._index.read() as db:
                 reason = usage.loss_reason(db, int(point_id))
         except (IndexLost, IndexFailed) as second:
-            return Reason(ReasonCode.NOT_READABLE, {"error": str(second)})
+            return Reason(ReasonCode.NOT_READABLE, {"error": second.detail})
         if reason is None and exists and not isinstance(error, _PointDeleted):
             return Reason(ReasonCode.PART_DAMAGED, {"error": str(error)})
         return reason or Reason(ReasonCode.DELETED_MEANWHILE)
@@ -247,7 +246,7 @@ class Restorer:
 def _unreadable(error: IndexLost | IndexFailed) -> Reason:
     if isinstance(error, IndexLost):
         return Reason(ReasonCode.INDEX_LOST)
-    return Reason(ReasonCode.NOT_READABLE, {"error": str(error)})
+    return Reason(ReasonCode.NOT_READABLE, {"error": error.error})
 
 
 def is_worth_restoring(shared: int, saved: int, prompt: int) -> bool:

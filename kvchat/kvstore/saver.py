@@ -13,7 +13,7 @@ from kvchat.kvstore.blocks.absorb import PreviousSave, split_slot_file
 from kvchat.kvstore.blocks.block_files import FileChanged
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
 from kvchat.kvstore.index import points, token_tree, usage
-from kvchat.kvstore.index.index import IndexFailed, IndexLost, store_errors, write_error
+from kvchat.kvstore.index.index import saving_errors, write_error
 from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
@@ -23,6 +23,7 @@ from kvchat.kvstore.savepoint import (
     NotSaved,
     Predecessor,
     SavePoint,
+    StoreRefused,
     Tokens,
     audience_of,
     common_prefix,
@@ -44,7 +45,7 @@ class Saver:
         self._windows: deque[tuple[str, str, int]] = deque()
         self._predecessors: dict[str, Predecessor] = {}  # by unabsorbed save point
 
-    @store_errors(saving=True)
+    @saving_errors()
     def check_room(self, size: int, conversation_id: str, path: Path, fingerprint: Fingerprint, tokens: Tokens) -> None:
         """Raise NotSaved if a slot file of about `size` bytes cannot be kept, or its conversation never is.
 
@@ -66,7 +67,7 @@ class Saver:
             self._staging.discard_saved(path)
             raise
 
-    @store_errors(saving=True)
+    @saving_errors()
     def add(
         self,
         slot_file: Path,
@@ -161,7 +162,7 @@ class Saver:
                         refused.append(error.reason if isinstance(error, NotSaved) else Reason(ReasonCode.FILE_CHANGED))
                         self._inventory.delete_unusable(point_id, refused[-1], notify=False)
                 finally:
-                    with contextlib.suppress(IndexFailed, IndexLost, OSError):  # retried next time
+                    with contextlib.suppress(StoreRefused):  # retried next time
                         self._inventory.delete_unknown(list(self._blocks.new))
         finally:
             self._absorbing.release()
@@ -169,7 +170,7 @@ class Saver:
             self._staging.trim()
         return AbsorbReport(absorbed, tuple(refused))
 
-    @store_errors(saving=True)
+    @saving_errors()
     def _absorb(self, point_id: str, cancelled: CancelCheck, low_priority: bool) -> bool:
         """Return False if it was deleted meanwhile. Raises NotSaved, OSError, FileChanged, Cancelled."""
         slot_file = self._staging.find_warm(point_id)

@@ -16,7 +16,7 @@ from pathlib import Path
 from kvchat.errors import KvchatError
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.block_files import BlockFiles
-from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost, store_errors, store_unusable
+from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost, disk_errors, store_unusable
 from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.memory_files import MemoryRoom
 from kvchat.kvstore.restorer import Restorer
@@ -74,7 +74,7 @@ class BlockStore:
             if self._closed:
                 return
             self._closed = True
-            with contextlib.suppress(StoreRefused, IndexLost, IndexFailed):
+            with contextlib.suppress(StoreRefused):
                 self.saver.absorb(cancelled)
                 for point_id in inventory.unabsorbed() if cancelled() else ():
                     inventory.delete_unusable(point_id, Reason(ReasonCode.NOT_WAITED_FOR), notify=False)
@@ -84,19 +84,19 @@ class BlockStore:
             if self.problem is not None:
                 shutil.rmtree(inventory.folder, ignore_errors=True)
 
+    @disk_errors()
     def absorb_pending(self, cancelled: CancelCheck = never) -> AbsorbReport:
         """Absorb waiting files until cancelled, and enforce the bounds. For a background thread after each save."""
         inventory = self.inventory
-        with store_errors():
-            inventory.run_deferred_work()
-            newest = max(map(int, inventory.unabsorbed()), default=None)
-            report = self.saver.absorb(cancelled, low_priority=True)
-            if report.save_points:
-                inventory.enforce(protected=newest)
-            if cancelled():
-                return report
-            for point_id, window in self.saver.take_windows():
-                self.restorer.complete_window(point_id, window, cancelled)
+        inventory.run_deferred_work()
+        newest = max(map(int, inventory.unabsorbed()), default=None)
+        report = self.saver.absorb(cancelled, low_priority=True)
+        if report.save_points:
+            inventory.enforce(protected=newest)
+        if cancelled():
+            return report
+        for point_id, window in self.saver.take_windows():
+            self.restorer.complete_window(point_id, window, cancelled)
         self.restorer.prepare().result()
         return report
 

@@ -35,12 +35,20 @@ _ENVIRONMENT = {
 _SUSPICIOUS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError, sqlite3.Error)
 
 
-class IndexLost(Exception):
+class IndexLost(StoreRefused):
     """The index was damaged and replaced by an empty one."""
 
+    def __init__(self) -> None:
+        detail = _("kvchat set it aside and created a new one. Each chat is reprocessed once.")
+        super().__init__(_("The chat memory index was damaged."), detail)
 
-class IndexFailed(Exception):
-    """A disk or lock error: nothing was done. The message says why."""
+
+class IndexFailed(StoreRefused):
+    """A disk or lock error: nothing was done."""
+
+    def __init__(self, error: object) -> None:
+        super().__init__(_("Chat memory could not be read or written."), f"{error}.")
+        self.error = str(error)
 
 
 class Index:
@@ -65,7 +73,7 @@ class Index:
             self._writer = self._connect()
         except _SUSPICIOUS as error:
             if not _is_damage(error, None):
-                raise IndexFailed(str(error)) from error
+                raise IndexFailed(error) from error
             self._renew(self._generation)
 
     def close(self) -> None:
@@ -131,7 +139,7 @@ class Index:
                 connection.execute("ROLLBACK")
             if not _is_damage(error, connection):
                 if isinstance(error, sqlite3.DatabaseError):
-                    raise IndexFailed(str(error)) from error
+                    raise IndexFailed(error) from error
                 raise
             self._renew(generation)
             raise IndexLost from error
@@ -140,7 +148,7 @@ class Index:
         try:
             return self._connect(reads=reads)
         except (sqlite3.Error, OSError) as error:
-            raise IndexFailed(str(error)) from error
+            raise IndexFailed(error) from error
 
     def _connect(self, *, reads: bool = False) -> sqlite3.Connection:
         if self.problem is not None:
@@ -200,7 +208,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             connection.execute("BEGIN")
             yield connection
     except (sqlite3.Error, CorruptIndex) as error:
-        raise IndexFailed(str(error)) from error
+        raise IndexFailed(error) from error
 
 
 def check_readable(path: Path) -> None:
@@ -220,30 +228,30 @@ def write_error(error: OSError) -> NotSaved:
 
 
 @contextmanager
-def store_errors(*, saving: bool = False) -> Iterator[None]:
-    """Convert index and disk errors to StoreRefused; also a decorator for the store's methods.
+def disk_errors() -> Iterator[None]:
+    """Convert disk errors to IndexFailed."""
+    try:
+        yield
+    except OSError as error:
+        raise IndexFailed(error) from error
 
-    `saving`: raise NotSaved instead, and pass disk errors through.
-    """
+
+@contextmanager
+def saving_errors() -> Iterator[None]:
+    """Convert index errors to NotSaved."""
     try:
         yield
     except IndexLost as error:
-        if saving:
-            raise NotSaved(Reason(ReasonCode.INDEX_DAMAGED)) from error
-        detail = _("kvchat set it aside and created a new one. Each chat is reprocessed once.")
-        raise StoreRefused(_("The chat memory index was damaged."), detail) from error
-    except (IndexFailed, OSError) as error:
-        if saving and isinstance(error, OSError):
-            raise
-        if saving:
-            raise NotSaved(Reason(ReasonCode.INDEX_NOT_WRITTEN, {"error": str(error)})) from error
-        raise StoreRefused(_("Chat memory could not be read or written."), f"{error}.") from error
+        raise NotSaved(Reason(ReasonCode.INDEX_DAMAGED)) from error
+    except IndexFailed as error:
+        raise NotSaved(Reason(ReasonCode.INDEX_NOT_WRITTEN, {"error": error.error})) from error
 
 
 def store_unusable(folder: Path, error: Exception) -> StoreRefused:
     title = _("The chat memory folder cannot be used.")
     advice = _("Check the permissions of the folder and that the disk is not full.")
-    return StoreRefused(title, f"{folder}: {getattr(error, 'strerror', None) or error}.", advice)
+    reason = error.error if isinstance(error, IndexFailed) else getattr(error, "strerror", None) or error
+    return StoreRefused(title, f"{folder}: {reason}.", advice)
 
 
 def check_store(folder: Path) -> None:
