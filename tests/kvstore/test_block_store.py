@@ -29,7 +29,7 @@ from kvchat.kvstore.savepoint import (
     default_quota,
 )
 from kvchat.text.reasons import Reason, ReasonCode
-from tests.kvstore.blocks.test_layout import carry_out
+from tests.kvstore.blocks.test_parser import carry_out
 from tests.kvstore.store_bench import FINGERPRINT, FULL, HYBRID, WINDOW, Bench, Model, parse_bytes, token_range
 
 TURNS = [token_range(length) for length in (30, 255, 256, 300, 301, 700)]

@@ -17,7 +17,7 @@ from kvchat.kvstore.blocks.absorb import split_slot_file
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.layout import Layout, Span
 from kvchat.kvstore.blocks.rebuild import compose
-from tests.kvstore.blocks.test_layout import mutated, parse_watched
+from tests.kvstore.blocks.test_parser import mutated, parse_watched
 from tests.kvstore.store_bench import Bench, parse_bytes
 from tests.models import bare_models
 
