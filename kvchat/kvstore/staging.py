@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.kvstore import disk, memory_files
@@ -20,11 +20,12 @@ from kvchat.kvstore.memory_files import SLACK, MemoryRoom, StagingMemory
 from kvchat.system.files import file_size
 
 
-@dataclass(frozen=True)
+@dataclass
 class _WarmFile:
     path: Path
     stamp: tuple[int, ...]
     window: int  # window in tokens whose missing row was added; 0: as saved
+    is_absorbed: bool  # else it is the save point's only copy
 
 
 class Staging:
@@ -39,7 +40,6 @@ class Staging:
         self._lock = threading.RLock()
         self._planned_room, self._memory_root = room, memory_files.MEMORY_FOLDER
         self._warm: OrderedDict[str, _WarmFile] = OrderedDict()  # by save point
-        self._unabsorbed: set[str] = set()  # save points whose only copy is here
         self._linked: dict[Path, Path] = {}  # file by the engine's path
         self._still_read: set[Path] = set()  # an engine may still read these: do not overwrite
         self._spare: list[Path] = []  # in memory, to be overwritten
@@ -180,19 +180,20 @@ class Staging:
             if not absorbed:
                 file = file.rename(file.with_name(f"{point_id}.slot"))  # name `recover` looks for
                 file.chmod(0o600)
-                self._unabsorbed.add(point_id)
             before = self._warm.pop(point_id, None)
-            self._warm[point_id] = _WarmFile(file, memory_files.stamp(file), window)
+            self._warm[point_id] = _WarmFile(file, memory_files.stamp(file), window, absorbed)
             if before is not None:
                 self.recycle(before.path)
 
     def is_unabsorbed(self, point_id: str) -> bool:
-        return point_id in self._unabsorbed
+        warm = self._warm.get(point_id)
+        return warm is not None and not warm.is_absorbed
 
     def mark_absorbed(self, point_id: str | None = None) -> None:
         """Let a save point's warm file make room for others; without one, all whose save points the index lost."""
         with self._lock:
-            self._unabsorbed -= {point_id} if point_id is not None else set(self._unabsorbed)
+            for id, warm in self._warm.items():
+                warm.is_absorbed |= point_id in (None, id)
 
     def find_warm(self, point_id: str) -> Path | None:
         """Return a save point's warm file, None if missing or touched by someone."""
@@ -256,7 +257,6 @@ class Staging:
     def drop(self, point_id: str) -> None:
         """Delete a warm file, and spare files, as they still contain old data."""
         with self._lock:
-            self._unabsorbed.discard(point_id)
             warm = self._warm.pop(point_id, None)
             for file in (*self._spare, *([warm.path] if warm else ())):
                 memory_files.delete(file)
@@ -271,10 +271,10 @@ class Staging:
             if self._memory is not None:
                 self._max_bytes = self._max_bytes if max_bytes is None else max_bytes
                 self._make_room(0)
-            on_disk = [point_id for point_id, warm in self._warm.items() if warm.path.parent == self._folder]
-            for point_id in on_disk if disk_too else on_disk[:-1]:
-                if point_id not in self._unabsorbed:
-                    memory_files.delete(self._warm.pop(point_id).path)
+            on_disk = [(id, warm) for id, warm in self._warm.items() if warm.path.parent == self._folder]
+            for id, warm in on_disk if disk_too else on_disk[:-1]:
+                if warm.is_absorbed:
+                    memory_files.delete(self._warm.pop(id).path)
 
     # Sizes in bytes
 
@@ -317,8 +317,9 @@ class Staging:
 
     def _unused(self) -> list[str]:
         """Return the save points whose warm files in memory may be deleted, least recently used first."""
-        busy = {*self._linked.values(), *(self._warm[id].path for id in self._unabsorbed & self._warm.keys())}
-        return [id for id, warm in self._warm.items() if self.is_in_memory(warm.path) and warm.path not in busy]
+        linked = set(self._linked.values())
+        unused = ((id, w) for id, w in self._warm.items() if w.is_absorbed and w.path not in linked)
+        return [id for id, warm in unused if self.is_in_memory(warm.path)]
 
     def _reclaimable(self, unused: list[str]) -> int:
         return sum(map(file_size, [*self._spare, *(self._warm[point_id].path for point_id in unused)]))
@@ -334,7 +335,7 @@ class Staging:
 
     def _renew_stamp(self, file: Path) -> None:
         """Accept the change time of a file that was linked or unlinked."""
-        for point_id, warm in self._warm.items():
+        for warm in self._warm.values():
             with contextlib.suppress(OSError):
                 if warm.path == file and memory_files.stamp(file)[:2] == warm.stamp[:2]:
-                    self._warm[point_id] = replace(warm, stamp=memory_files.stamp(file))
+                    warm.stamp = memory_files.stamp(file)
