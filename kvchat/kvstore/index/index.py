@@ -137,8 +137,9 @@ class Index:
         except BaseException as error:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
-            if not _is_damage(error, connection):
-                if isinstance(error, sqlite3.DatabaseError):
+            is_failure = isinstance(error, sqlite3.DatabaseError)
+            if not _is_damage(error, connection) and not (is_failure and generation != self._generation):
+                if is_failure:
                     raise IndexFailed(error) from error
                 raise
             self._renew(generation)
