@@ -53,7 +53,14 @@ class Runtime:
     """kvchat without a window. Created by `open_runtime`, ended by `close`."""
 
     def __init__(
-        self, *, paths: Paths, settings: Settings, database: Database, worker: Worker, store: BlockStore
+        self,
+        *,
+        paths: Paths,
+        settings: Settings,
+        database: Database,
+        worker: Worker,
+        store: BlockStore,
+        host: type[SwitchingHost] = SwitchingHost,
     ) -> None:
         self.paths, self.settings, self.events = paths, settings, EventBus()
         self._worker, self._database, self._store = worker, database, store
@@ -65,7 +72,7 @@ class Runtime:
         self._background = Background()
         self._backups = DailyBackups(paths.database, self._notify)
 
-        self.engine = SwitchingHost(
+        self.engine = host(
             paths=paths,
             settings=self._engine_settings,
             store=store,

@@ -6,65 +6,50 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
+from functools import wraps
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
 
 from kvchat.api_service import ApiService, LoadedSlot
-from kvchat.chat.context import ContextService, ContextUsage
 from kvchat.chat.events import (
     ConversationsChanged,
-    EngineChanged,
-    EventBus,
     LibraryChanged,
     MessagesChanged,
-    ReplyDelta,
-    ReplyFinished,
-    SettingsChanged,
 )
 from kvchat.chat.options import NewChat, Preset, store_preset
 from kvchat.chat.prepared.documents import FileChanges, PreparedSet, SourceFile
 from kvchat.chat.prepared.library import ChatDocuments, Estimate, Library, PreparedStatus, ReadingTask
 from kvchat.chat.record import tree
-from kvchat.chat.record.database import Database, Draft
+from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
-from kvchat.chat.record.tree import RemovedMessages
+from kvchat.chat.record.rows import receipt_to_json
 from kvchat.chat.service import ChatService
-from kvchat.chat.turn import turns
-from kvchat.chat.turn.forecasts import Forecast, Forecasts
 from kvchat.chat.turn.receipts import REPLY_KINDS, DailyReplies, ReplyStatistics
-from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.connection import EngineState, EngineStatus
-from kvchat.engine.api.vitals import Vitals
-from kvchat.engine.api.wire import Sampling
+from kvchat.engine.api.wire import ChatChunk
 from kvchat.engine.discovery.engines import Device, EngineEntry, EngineLocation
-from kvchat.engine_host.choice import Capacity, ModelJudge
-from kvchat.engine_host.host import RESTART_SETTINGS, SwitchingHost
-from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup, downloaded_engines
 from kvchat.engine_host.trial import Trial, TrialStep
 from kvchat.errors import KvchatError
 from kvchat.gateway.records import RequestRecord
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.library.gguf.facts import GgufFacts, read_facts
-from kvchat.library.memory.context_size import ContextChoice
-from kvchat.library.memory.demand import LoadLimits, MemoryBar, MemoryFacts
-from kvchat.library.memory.verdict import Judgement, Proposal
+from kvchat.library.memory.verdict import Judgement
 from kvchat.library.model_files import Source as ModelSource
 from kvchat.library.model_library import FoundModel, JudgedModel, ModelLibrary, UnreadableFolder
 from kvchat.runtime import Runtime
-from kvchat.session.host import EngineHost
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import BreakEven
-from kvchat.session.restore_support import Finding, Strategy
-from kvchat.settings import GB, Settings, any_changed
+from kvchat.settings import GB, Settings
 from kvchat.store_service import StoreService, open_store_or_empty
 from kvchat.system.concurrency import Worker
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.system.secret_store import SecretLocation
 from kvchat.text.formatting import READ_AGAIN, TimeRange
 from tests.library.gguf_files import LLAMA, write_gguf
+from tests.ui.fake_engine import FakeEngine
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 TODAY = NOW.date()
@@ -108,59 +93,30 @@ def counted(first_day: date = TODAY) -> ReplyStatistics:
     )
 
 
-class FakeContext(ContextService):
-    """A context as full as the test says."""
+def spy(
+    on: object,
+    calls: list[tuple[object, ...]],
+    *methods: str,
+    name: str = "",
+    refuse: Callable[[], KvchatError | None] = lambda: None,
+) -> None:
+    """Have each call of the methods appended to `calls`, messages by their id; a refused one raises that."""
 
-    def __init__(self, calls: list[tuple[str, ...]]) -> None:
-        self._calls = calls
-        self.now: ContextUsage | None = None
-        self.summary = asyncio.Event()  # set by a test: the model has written it
+    async def refused(error: KvchatError) -> None:
+        raise error
 
-    async def usage(
-        self, conversation_id: str | None, draft: str = "", attachments: Sequence[Attachment] = ()
-    ) -> ContextUsage | None:
-        letters = len(draft) + sum(len(attachment.text) for attachment in attachments)
-        return replace(self.now, pending=letters // 4) if self.now else None
+    def spied(method: str) -> Callable[..., object]:
+        real = getattr(on, method)
 
-    async def count_tokens(self, attachment: Attachment) -> tuple[int, bool]:
-        return len(attachment.text) // 4, True
+        @wraps(real)
+        def call(*given: object, **more: object) -> object:
+            calls.append((name or method, *(one.id if isinstance(one, Message) else one for one in given)))
+            return refused(error) if (error := refuse()) else real(*given, **more)
 
-    async def check_vision(self, conversation_id: str | None) -> bool:
-        return True
+        return call
 
-    async def drop_middle(self, conversation_id: str) -> int:
-        self._calls.append(("drop_middle", conversation_id))
-        return 4
-
-    async def summarise(self, conversation_id: str) -> int:
-        self._calls.append(("summarise", conversation_id))
-        await self.summary.wait()
-        return 4
-
-
-class FakeForecasts(Forecasts):
-    """Where a chat is, by what the runtime's slot and store have; how long that takes is what the test says."""
-
-    def __init__(self, runtime: FakeRuntime) -> None:
-        self._runtime = runtime
-        self.ms: dict[str, float] = {}  # by conversation
-        self.message: Forecast | None = None  # of whatever is being written
-        self.asked: list[list[str]] = []
-
-    async def forecast_chats(self, models: dict[str, str | None]) -> dict[str, Forecast]:
-        self.asked.append(list(models))
-        waits = {id: TimeRange(ms / 1000, ms / 1000) for id, ms in self.ms.items()}
-        return {id: Forecast(self._source(id), 0, waits.get(id)) for id in models}
-
-    async def forecast_message(
-        self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment] = ()
-    ) -> Forecast | None:
-        return self.message
-
-    def _source(self, id: str) -> Source:
-        if id == self._runtime.slot and self._runtime.engine.status.state is EngineState.READY:
-            return Source.HOT
-        return Source.DISK if self._runtime.usage_of(id).save_points else Source.COLD
+    for method in methods:
+        setattr(on, method, spied(method))
 
 
 class FakeDocuments(Library):
@@ -237,36 +193,23 @@ class FakeDocuments(Library):
 
 
 class FakeChat(ChatService):
-    """The real chats on disk, of which no turn asks an engine: a sent message waits until the test plays the reply."""
+    """The real chats and turns. `calls` has what the window asked of them; a test plays the engine's replies."""
 
-    def __init__(self, paths: Paths, events: EventBus, host: EngineHost) -> None:
-        self.calls: list[tuple[str, ...]] = []
-        self._running: dict[str, asyncio.Future[Message | None]] = {}
-        self._live: dict[str, Message] = {}  # replies that are coming, by conversation
-        self._going_on: set[str] = set()  # replies of which nothing new has come yet
-        self.ahead: str | None = None  # is answered, and the others wait
+    def __init__(self, runtime: FakeRuntime) -> None:
+        super().__init__(runtime.chat.turn_context)
+        self.calls: list[tuple[object, ...]] = []
+        self._server = runtime.engine.server
         self.disk = asyncio.Lock()  # held by a test: no conversation begins meanwhile
         self.refuse: KvchatError | None = None  # raised instead of beginning a conversation
         self.counted = ReplyStatistics((), TODAY)
         self._ids = count(1)
-        worker = Worker("chats")
-        database, store = worker.call(Database, paths.database), open_store_or_empty(paths, Settings())
-        parts = {"database": database, "worker": worker, "store": store, "host": host, "events": events}
-        super().__init__(TurnContext(**parts, keep_deleted_s=lambda: 7 * 86_400.0))  # type: ignore[arg-type]
-        self.context: FakeContext = FakeContext(self.calls)
         self.title_generator.generate = self._name  # type: ignore[method-assign]
         self.library: FakeDocuments = FakeDocuments(self)
-        self.slots.blocking_chat = lambda chat: self.ahead if chat != self.ahead else None  # type: ignore[method-assign]
-        self.turns.prioritize = lambda chat: self.calls.append(("go_first", chat))  # type: ignore[method-assign]
-        self.read_ahead.stop = lambda chat: self.calls.append(("stop reading ahead", chat))  # type: ignore[method-assign]
         self.memory_verifier = SimpleNamespace(verify=self._verify, cancel=lambda chat: None)  # type: ignore[assignment]
-
-    @property
-    def answering_chats(self) -> tuple[str, ...]:
-        return tuple(self._running)
-
-    def is_answering(self, conversation_id: str) -> bool:
-        return conversation_id in self._running
+        spy(self, self.calls, "send", "retry", "regenerate", "continue_reply", "edit", "edit_reply", "stop", "switch")
+        spy(self, self.calls, "delete_message", "rename", "use_model", "relocate_model", "select")
+        spy(self.turns, self.calls, "prioritize")
+        spy(self.read_ahead, self.calls, "stop", name="stop_reading_ahead")
 
     async def _name(self, conversation_id: str) -> None:
         self.change(conversation_id, title="Named by the model")
@@ -275,95 +218,15 @@ class FakeChat(ChatService):
         self.calls.append(("verify", conversation_id))
         return True
 
-    async def new_conversation(self, system: str | None = None) -> Conversation:
-        await self._begun()
-        return await super().new_conversation(system)
-
     async def new_chat(self, system: str | None = None) -> NewChat:
-        await self._begun()
-        return await super().new_chat(system)
-
-    async def _begun(self) -> None:
         self.calls.append(("new",))
         async with self.disk:
             if self.refuse is not None:
                 raise self.refuse
-
-    async def rename(self, conversation_id: str, title: str) -> None:
-        self.calls.append(("rename", conversation_id, title))
-        await super().rename(conversation_id, title)
-
-    async def use_model(self, conversation_id: str, model: str) -> None:
-        self.calls.append(("use_model", conversation_id, model))
-        await super().use_model(conversation_id, model)
-
-    async def relocate_model(self, old: str, new: str) -> None:
-        self.calls.append(("relocate_model", old, new))
-        await super().relocate_model(old, new)
-
-    def select(self, conversation_id: str) -> None:
-        self.calls.append(("select", conversation_id))
+        return await super().new_chat(system)
 
     def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
         self.drafted = conversation_id, draft, attachments
-
-    def send(
-        self,
-        conversation_id: str,
-        text: str,
-        sampling: Sampling | None = None,
-        *,
-        attachments: tuple[Attachment, ...] = (),
-        save: bool = True,
-        new: NewChat | None = None,
-        drafts: Sequence[Draft] = (),
-        on_start: Callable[[], None] | None = None,
-    ) -> asyncio.Future[Message | None]:
-        self.calls.append(("send", conversation_id, text))
-        self._do(turns.store_question, conversation_id, text, attachments, new, drafts)
-        return self._begin(conversation_id)
-
-    def retry(
-        self, conversation_id: str, sampling: Sampling | None = None, *, save: bool = True
-    ) -> asyncio.Future[Message | None]:
-        self.calls.append(("retry", conversation_id))
-        return self._begin(conversation_id)
-
-    def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
-        self.calls.append(("regenerate", reply.id))
-        self._do(lambda database: turns.select_last_question(database, database.path(reply.id)))
-        return self._begin(reply.conversation_id)
-
-    def continue_reply(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
-        self.calls.append(("go on", reply.id))
-        self._do(Database.reopen, reply)
-        self._live[reply.conversation_id] = replace(reply, state=MessageState.STREAMING)
-        self._going_on.add(reply.id)
-        return self._begin(reply.conversation_id)
-
-    def edit(
-        self, question: Message, text: str, sampling: Sampling | None = None, *, save: bool = True
-    ) -> asyncio.Future[Message | None]:
-        self.calls.append(("edit", question.id, text))
-        self._do(turns.store_edited_question, question, text)
-        return self._begin(question.conversation_id)
-
-    async def edit_reply(self, reply: Message, text: str) -> Message:
-        self.calls.append(("edit reply", reply.id, text))
-        return await super().edit_reply(reply, text)
-
-    async def switch(self, conversation_id: str, message_id: str) -> None:
-        self.calls.append(("switch", message_id))
-        await super().switch(conversation_id, message_id)
-
-    async def delete_message(self, message: Message) -> RemovedMessages:
-        self.calls.append(("delete message", message.id))
-        return await super().delete_message(message)
-
-    def stop(self, conversation_id: str) -> None:
-        self.calls.append(("stop", conversation_id))
-        if conversation_id in self._running:
-            self.finish(conversation_id, None, MessageState.STOPPED)
 
     # What a test uses to set the stage and to play the engine.
 
@@ -426,36 +289,18 @@ class FakeChat(ChatService):
         self.events.publish(MessagesChanged(conversation_id))
         return made
 
-    def say(self, conversation_id: str, text: str = "", thinking: str = "") -> None:
-        """Stream a piece of the reply; the first one makes the message, or has the whole of one that goes on."""
-        last = self._live.get(conversation_id) or self.write(
-            conversation_id, Role.ASSISTANT, "", state=MessageState.STREAMING
-        )
-        before = (last.content, last.thinking) if last.id in self._going_on else ("", "")
-        self._going_on.discard(last.id)
-        whole = replace(last, content=last.content + text, thinking=last.thinking + thinking)
-        self._live[conversation_id] = whole
-        self._do(Database.update_reply, whole)
-        self.events.publish(ReplyDelta(conversation_id, last.id, before[0] + text, before[1] + thinking))
+    def set_receipt(self, message: Message, receipt: Receipt) -> None:
+        statement = "UPDATE messages SET receipt = ? WHERE id = ?"
+        self._do(Database.write, statement, (receipt_to_json(receipt), message.id))
+        self.events.publish(MessagesChanged(message.conversation_id))
 
-    def finish(
-        self, conversation_id: str, receipt: Receipt | None, state: MessageState = MessageState.COMPLETE
-    ) -> None:
-        """End the running reply."""
-        future, last = self._running.pop(conversation_id), self._live.pop(conversation_id, None)
-        if last is not None:
-            last = replace(last, state=state, receipt=receipt)
-            self._do(Database.update_reply, last)
-            self.events.publish(ReplyFinished(conversation_id, last.id, receipt))
-        future.set_result(last)
-        self.events.publish(MessagesChanged(conversation_id))
+    def say(self, text: str = "", thinking: str = "") -> None:
+        """Stream a piece of the reply that is running or next."""
+        self._server.played.put_nowait(ChatChunk(text, thinking))
 
-    def _begin(self, conversation_id: str) -> asyncio.Future[Message | None]:
-        future: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
-        self._running[conversation_id] = future
-        self.events.publish(MessagesChanged(conversation_id))
-        self.events.publish(ConversationsChanged())
-        return future
+    def finish(self) -> None:
+        """End that reply."""
+        self._server.played.put_nowait(None)
 
 
 class FakeLibrary(ModelLibrary):
@@ -511,83 +356,12 @@ class FakeEngines(EngineSetup):
         return self.refuse
 
 
-class FakeEngine(SwitchingHost):
-    """Says what the test has put into it."""
-
-    location = "/usr/bin/llama-server"
-    context_reason = "32,768 tokens: what the model was trained for; memory would allow 91,000."
-    context_warning = ""
-    memory_bars: tuple[MemoryBar, ...] = ()
-    memory_proposals: tuple[Proposal, ...] = ()
-    log_lines = ("build: 11434", "load_tensors: 30 layers", "main: server is listening")
-    status = EngineStatus(EngineState.READY)
-    finding = Finding(Strategy.PLAIN, proved=True)
-    memory = MemoryFacts(16 * GB)
-    larger = ContextChoice(
-        65_536,
-        "65,536 tokens take about 6.2 GB of the 11.4 GB free on the GPU once the engine has stopped.",
-        "", 0, 0, 0, True, (),
-    )  # fmt: skip
-
-    def __init__(self, runtime: FakeRuntime) -> None:
-        self._runtime = runtime
-
-    def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool:
-        return False
-
-    async def states_now(self, model: str | None = None) -> None:
-        return None
-
-    @property
-    def restart_pending(self) -> bool:
-        return any_changed(self._runtime.started, self._runtime.settings, RESTART_SETTINGS)
-
-    @property
-    def restoring(self) -> str:
-        return self.finding.description if self.status.state is EngineState.READY else ""
-
-    @property
-    def may_retest(self) -> bool:
-        return not self.finding.strategy.saves
-
-    @property
-    def context_size(self) -> int | None:
-        return 32_768 if self.status.state is EngineState.READY else None
-
-    async def capacity(self) -> Capacity:
-        return Capacity(self.memory)
-
-    async def model_judge(self) -> ModelJudge:
-        return ModelJudge(self._runtime.settings, await self.capacity(), LoadLimits(self._runtime.paths.load_limits))
-
-    async def larger_context(self) -> ContextChoice | None:
-        return self.larger
-
-
-class FakeModel(AnsweringModel):
-    """A model that is a file name, and not there if the test says so."""
-
-    def __init__(self, runtime: FakeRuntime) -> None:
-        self._runtime = runtime
-        self._settings, self._library = lambda: runtime.settings, runtime.models
-
-    @property
-    def path(self) -> str | None:
-        return self._runtime.loaded or self._runtime.settings.model_path
-
-    @property
-    def name(self) -> str | None:
-        return Path(self.path).stem if self.path else None
-
-    @property
-    def is_missing(self) -> bool:
-        return self._runtime.missing
-
-
 class FakeStore(StoreService):
     """Keeps bytes by conversation."""
 
     def __init__(self, runtime: FakeRuntime) -> None:
+        real = runtime.save_points
+        super().__init__(paths=runtime.paths, store=real.store, settings=real._settings, speed=real._speed)
         self._runtime = runtime
 
     async def usage(self) -> StoreUsage:
@@ -659,110 +433,60 @@ class FakeStore(StoreService):
 
 
 class FakeApiService(ApiService):
-    """An API server without a gateway: a test sets its requests. Its keys and totals are real."""
+    """An API server that is never opened: a test sets its requests. Its keys and totals are real."""
 
     active: Sequence[RequestRecord] = ()
     recent: Sequence[RequestRecord] = ()
     loaded_slots: tuple[LoadedSlot, ...] = ()
 
     def __init__(self, runtime: FakeRuntime) -> None:
-        self.paths, self.settings = runtime.paths, lambda: runtime.settings
-        self._runtime = runtime
+        vars(self).update(vars(runtime.api_server))
         self.listeners: list[Callable[[], object]] = []
+        spy(self, runtime.calls, "forget")
 
     @property
     def url(self) -> str | None:  # type: ignore[override]
-        settings = self._runtime.settings
-        return f"http://127.0.0.1:{settings.api_port}" if settings.api_server else None
+        return f"http://127.0.0.1:{self.settings().api_port}" if self.settings().api_server else None
 
     def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
         self.listeners.append(listener)
         return lambda: self.listeners.remove(listener)
 
-    async def forget(self, program: str) -> None:
-        self._runtime.calls.append(("forget program", program))
-        self.totals.forget(program)
-
 
 class FakeRuntime(Runtime):
-    """A runtime whose engine is a word and whose store is a dict."""
+    """The real runtime over an engine in this process. `calls` has what the window asked of it."""
 
-    break_even: BreakEven | None = None
+    break_even: BreakEven | None = None  # type: ignore[assignment]
 
     def __init__(self, home: Path, *, model: str | None = "SmolLM2-135M-Instruct") -> None:
-        self.paths: Paths = resolve_paths({"KVCHAT_HOME": str(home)})
-        self.paths.ensure()
-        self.settings = Settings(model_path=f"/models/{model}.gguf" if model else None)
-        self.events = EventBus()
-        self.models: FakeLibrary = FakeLibrary(self.paths)
-        self.loaded: str | None = None  # path of the model in the engine, where it is not the chosen one
-        self.missing = False
-        self.started = self.settings  # what the engine runs with
-        self.slot: str | None = None
+        paths = resolve_paths({"KVCHAT_HOME": str(home)})
+        paths.ensure()
+        settings = Settings(model_path=f"/models/{model}.gguf" if model else None, read_ahead="never")
+        worker, store = Worker("chats"), open_store_or_empty(paths, Settings())
+        database = worker.call(Database, paths.database)
+        parts = {"database": database, "worker": worker, "store": store, "host": FakeEngine}
+        super().__init__(paths=paths, settings=settings, **parts)  # type: ignore[arg-type]
+        self.engine: FakeEngine
         self.kept: dict[str, int] = {}  # bytes by conversation
         self.details: dict[str, ConversationUsage] = {}  # more than the bytes of some of them
-        self.calls: list[tuple[object, ...]] = []
+        self.calls: list[tuple[object, ...]] = self.engine.calls
         self.refuse: KvchatError | None = None  # raised by the next wish that can fail
-        self.vitals: Vitals | None = None
-        self.engine: FakeEngine = FakeEngine(self)
         if not model:
             self.engine.status = EngineStatus(EngineState.STOPPED)
-        self.chat: FakeChat = FakeChat(self.paths, self.events, self.engine)
-        self.chat.forecasts = self.forecasts = FakeForecasts(self)
-        self.model: FakeModel = FakeModel(self)
+        self.models: FakeLibrary = FakeLibrary(self.paths)
+        self.model._library = self.models
+        self.chat: FakeChat = FakeChat(self)
         self.save_points: FakeStore = FakeStore(self)
-        self.engines = FakeEngines(self.paths, lambda: self.settings, self.use_engine)
+        self.engines = FakeEngines(
+            paths=paths, settings=lambda: self.settings, use=self.use_engine, notify=self._notify
+        )
         self.api_server: FakeApiService = FakeApiService(self)
-
-    async def retest_restoring(self) -> None:
-        self.calls.append(("retest_restoring",))
-
-    async def increase_context(self, tokens: int) -> None:
-        self.calls.append(("increase_context", tokens))
+        spy(self, self.calls, "retest_restoring", "increase_context", "start_engine", "stop_engine", "apply_settings")
+        spy(self, self.calls, "restart_engine", "use_model", "load_model", refuse=lambda: self.refuse)
+        spy(self, self.calls, "close")
 
     async def statistics(self) -> ReplyStatistics:
         return self.chat.counted
-
-    async def diagnostics(self) -> str:
-        return "kvchat diagnostics"
-
-    async def start_engine(self) -> None:
-        self.calls.append(("start",))
-
-    async def stop_engine(self) -> None:
-        self.calls.append(("stop",))
-
-    async def restart_engine(self) -> None:
-        self.calls.append(("restart",))
-        if self.refuse is not None:
-            raise self.refuse
-        self.started = self.settings
-        self.set_engine(EngineState.READY)
-
-    async def use_model(self, path: Path) -> None:
-        self.calls.append(("use_model", path))
-        if self.refuse is not None:
-            raise self.refuse
-        self.settings = replace(self.settings, model_path=str(path))
-        self.set_engine(EngineState.READY)
-
-    async def engine_vitals(self) -> Vitals | None:
-        return self.vitals
-
-    async def load_model(self, path: Path) -> None:
-        self.calls.append(("load_model", path))
-        if self.refuse is not None:
-            raise self.refuse
-        self.loaded = str(path)
-        self.set_engine(EngineState.READY)
-
-    async def use_engine(self, path: str | None) -> None:
-        await self.apply_settings(replace(self.settings, engine_path=path))
-
-    async def apply_settings(self, settings: Settings) -> None:
-        self.calls.append(("apply", settings))
-        self.settings = settings
-        self.events.publish(SettingsChanged())
 
     def keep(self, usage: ConversationUsage) -> None:
         """Keep that of a conversation."""
@@ -775,10 +499,6 @@ class FakeRuntime(Runtime):
         kept = self.kept.get(conversation_id, 0)
         return known or ConversationUsage(conversation_id, kept, 1 if kept else 0, datetime.now(UTC), kept)
 
-    async def close(self) -> None:
-        self.calls.append(("close",))
-
     def set_engine(self, state: EngineState, **more: object) -> None:
         """Move the engine to another state and say so."""
-        self.engine.status = EngineStatus(state, **more)  # type: ignore[arg-type]
-        self.events.publish(EngineChanged(self.engine.status))
+        self.engine.set(state, **more)

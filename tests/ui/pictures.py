@@ -22,7 +22,6 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QApplication, QDialog, QMenu, QProgressDialog, QWidget
 
 from kvchat.chat.attachments import document_from_text
-from kvchat.chat.context import ContextUsage
 from kvchat.chat.options import Preset
 from kvchat.chat.prepared.library import Estimate
 from kvchat.chat.record.messages import Conversation, MessageState, Role
@@ -30,6 +29,8 @@ from kvchat.engine.api import vitals
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.vitals import SlotState, Vitals
 from kvchat.engine.discovery.graphics import GpuVendor, Graphics
+from kvchat.engine_host.choice import ModelMissing
+from kvchat.engine_host.lifecycle import start_failure
 from kvchat.library.model_files import Source as Place
 from kvchat.library.model_library import FoundModel
 from kvchat.session.exchange import PromptTooLong
@@ -111,7 +112,7 @@ def prepared(folder: Path) -> FakeRuntime:
     chat.write("he", Role.ASSISTANT, ANSWER, receipt=a_receipt())
     chat.keep(Preset("A preset with a name that is rather long 量子 🍜", "x"))
     runtime.engine.log_lines = ["0.00.100.000 I build: 11434", "0.00.300.000 W a warning", "0.00.300.001 E an error"]
-    runtime.vitals = Vitals(4711, 2_000_000_000, None, SlotState(False, 512, 2048), vitals.Speed(800.0, 41.4))
+    runtime.engine.seen = Vitals(4711, 2_000_000_000, None, SlotState(False, 512, 2048), vitals.Speed(800.0, 41.4))
     runtime.models.there = [
         FoundModel(folder / "b.gguf", "Qwen3-Coder-30B-A3B-Instruct-1M-UD-Q4_K_XL", Place.LM_STUDIO, 20 * GB, None),
         a_model(folder, "Apple-8B", 5 * GB),
@@ -189,7 +190,6 @@ async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple
     yield "search", window
     window.sidebar.search.field.clear()
     window.window_layout.show_page()
-    runtime.chat.context.now = ContextUsage(30_906, 1_000, 2_048, 32_768)
     window.composer.set_attachments([document_from_text("notes 📓.txt", "A line of words.\n" * 10_000)])
     window.composer.set_draft("What do you make of this?")
     await until(window.context_card.isVisible)
@@ -199,21 +199,18 @@ async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple
     for notice in window.notices.on_show:
         notice.dismiss()
     window.composer.set_attachments([])
-    runtime.chat.context.now = None
     window.composer.set_draft("Go on.")
     await until(lambda: window.context_card.isHidden() and window.composer.button.isEnabled())
     window.composer.button.click()
     await until(lambda: runtime.chat.is_answering("long"))
     yield "waiting", window
-    runtime.chat.say("long", "Some words of the reply", "It was asked to go on.")
+    runtime.chat.say("Some words of the reply", "It was asked to go on.")
     yield "streaming", window
     runtime.chat.stop("long")
     runtime.set_engine(EngineState.FAILED, failure=engine_hangs())
     yield "engine failed", window
-    runtime.missing = True
-    runtime.set_engine(EngineState.FAILED, failure=engine_hangs())
+    runtime.set_engine(EngineState.FAILED, failure=start_failure(ModelMissing("/models/SmolLM2-135M-Instruct.gguf")))
     yield "model missing", window
-    runtime.missing = False
     for state in (EngineState.STOPPED, EngineState.LOADING):
         runtime.set_engine(state)
         yield f"engine {state.value}", window
@@ -311,8 +308,10 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     quick.composer.button.click()
     await until(lambda: runtime.chat.answering_chats)
     (asked,) = runtime.chat.answering_chats
-    runtime.chat.say(asked, "Lake Baikal, with 1,642 m.")
-    runtime.chat.finish(asked, a_receipt())
+    runtime.chat.say("Lake Baikal, with 1,642 m.")
+    runtime.chat.finish()
+    await until(lambda: not runtime.chat.answering_chats)
+    runtime.chat.set_receipt(runtime.chat.said(asked)[-1], a_receipt())
     yield "quick question, answered", quick
 
 

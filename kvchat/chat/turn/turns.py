@@ -142,8 +142,10 @@ class Turns:
         """Store the question first; None if that failed, and the text goes back to the sender."""
         conversation_id, turn_context = turn.conversation_id, self._turn_context
         try:
-            others = [other for other in self._turns if other is not turn and other.conversation_id == conversation_id]
-            if turn.on_start is None and not all(other.answered for other in others):
+            earlier = self._turns[: self._turns.index(turn)]
+            if turn.on_start is None and any(
+                other.conversation_id == conversation_id and not other.answered for other in earlier
+            ):
                 raise ReplyInProgress
             self.end_settling(conversation_id)
             await turn_context.write_replies()

@@ -149,6 +149,7 @@ class MainWindow(QMainWindow):
         self.window_layout.remember()
         from kvchat.ui.controllers.views import Controller
 
+        await self.chat.drafts.released()
         for controller in self.findChildren(Controller):
             controller.close()
         self._unsubscribe()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from kvchat.ui.controllers.views import Controller, Views
 PASTED = N_("Pasted text.txt")
 _SAVE_MS = 700  # delay that groups edits before saving
 _RETRY_MS = 10_000  # retry failed saves after this delay
+_HELD_S = 5.0  # patience at the end with messages being stored
 
 Attachments = tuple[Attachment, ...]
 
@@ -39,6 +41,8 @@ class DraftController(Controller):
         self._unsaved: dict[str, Draft] = {}
         self._saved_attachments: dict[str, Attachments] = {}  # on disk, where known: they may be large
         self._held: Counter[str] = Counter()
+        self._all_released = asyncio.Event()
+        self._all_released.set()
         self._error_shown = False
         self._pause = self._timer(_SAVE_MS, self.save, self._show_save_error)
         self._retry = self._timer(_RETRY_MS, self.save, self._show_save_error)
@@ -100,15 +104,24 @@ class DraftController(Controller):
     def hold(self, *ids: str) -> list[str]:
         """Keep these drafts on disk until `release`, while their text is being added to the chat. Return the ids."""
         self._held.update(ids)
+        self._all_released.clear()
         return list(ids)
 
     def release(self, ids: list[str]) -> None:
         """Save these drafts again: their text is in the chat, or back in the composer."""
         self._held.subtract(ids)
+        if not any(count > 0 for count in self._held.values()):
+            self._all_released.set()
         for id in ids:
             self._saved_attachments.pop(id, None)
             self._unsaved[id] = self.get(id)
             self._pause.start()
+
+    async def released(self) -> None:
+        """Wait until no draft is held, but not for ever: on a hung disk the messages are not being stored."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HELD_S):
+                await self._all_released.wait()
 
     async def save(self) -> None:
         """Write unsaved changes to disk. Raises StorageFailed and tries again later."""

@@ -24,7 +24,7 @@ TROUBLE = ["0.00.300.000 W a warning", "0.00.300.001 E an error", "and more of i
 @pytest_asyncio.fixture
 async def engine(runtime: FakeRuntime, window: MainWindow) -> EngineWindow:
     runtime.engine.log_lines = [*LOG, *TROUBLE]
-    runtime.vitals = Vitals(4711, 2_000_000_000, None, SlotState(False, 512, 2048), vitals.Speed(800.0, 41.4))
+    runtime.engine.seen = Vitals(4711, 2_000_000_000, None, SlotState(False, 512, 2048), vitals.Speed(800.0, 41.4))
     return window.side_windows.open_engine()
 
 
@@ -52,7 +52,7 @@ async def test_what_happens_is_followed_while_the_window_is_on_show(engine: Engi
 
 async def test_a_failure_is_told_in_words(engine: EngineWindow, runtime: FakeRuntime) -> None:
     failure = EngineFailure(FailureKind.HANGS, "The engine stopped responding", "It did not answer.", "")
-    runtime.vitals = None
+    runtime.engine.seen = None
     runtime.set_engine(EngineState.STARTING, failure=failure, restart_attempt=2)
     assert engine.live.value("state").startswith(
         "starting, restarted 2 times\nThe engine stopped responding. It did not answer."
@@ -114,4 +114,4 @@ async def test_what_is_shown_is_copied(engine: EngineWindow) -> None:
     engine.log.copy.click()
     assert QGuiApplication.clipboard().text().splitlines() == TROUBLE[1:]
     engine.diagnostics.click()
-    await until(lambda: QGuiApplication.clipboard().text() == "kvchat diagnostics")
+    await until(lambda: QGuiApplication.clipboard().text().startswith("kvchat "))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PySide6.QtCore import QPoint, Qt
@@ -14,19 +15,17 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.events import (
     EngineSilent,
     FirstToken,
-    MessagesChanged,
     Notice,
     Prefilling,
     ReadAheadProgress,
     ReplyDelta,
     Speed,
     TurnFailed,
-    WaitingForChat,
 )
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import MessageState, Role
-from kvchat.chat.record.rows import receipt_to_json
+from kvchat.chat.turn.forecasts import Forecast
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.errors import EngineError, EngineFailure, FailureKind
 from kvchat.errors import KvchatError
@@ -35,14 +34,14 @@ from kvchat.library.remote.downloads import Download, DownloadState
 from kvchat.library.remote.hub import HubFile, HubPart
 from kvchat.session.events import Restored, Restoring
 from kvchat.session.proof import Source, Verdict
-from kvchat.text.formatting import ALWAYS_KEEP, NEVER_KEEP, VERIFY_MEMORY
+from kvchat.text.formatting import ALWAYS_KEEP, NEVER_KEEP, VERIFY_MEMORY, TimeRange
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.transcript.footer import Timeline
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.widgets.lists import ROW
-from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.fake_runtime import FakeRuntime, a_receipt, spy
 from tests.ui.waiting import LONG_MS, until
 from tests.ui.windows import child, joined, question
 
@@ -112,7 +111,7 @@ async def test_what_is_written_is_told_as_it_is_written_and_reading_it_can_be_st
     assert window.strip.progress.value() == 142
     assert (window.strip.stop.isVisible(), window.strip.sizeHint().height()) == (True, high)  # the page stays in place
     qtbot.mouseClick(window.strip.stop, Qt.MouseButton.LeftButton)
-    assert furnished.chat.calls[-1] == ("stop reading ahead", "thesis")
+    assert furnished.chat.calls[-1] == ("stop_reading_ahead", "thesis")
     furnished.events.publish(ReadAheadProgress("thesis", 2100, 2100, draft=True))
     assert "2,100 tokens processed ahead" in window.strip.remarks.text
     assert window.strip.stop.isHidden()
@@ -169,6 +168,7 @@ async def test_two_messages_at_once_begin_one_conversation(runtime: FakeRuntime,
     window.chat.sending.send("one")
     window.chat.sending.send("two")
     await until(lambda: len([call for call in runtime.chat.calls if call[0] == "send"]) == 2)
+    await until(lambda: runtime.chat.by_id)
     assert len(runtime.chat.by_id) == 1
 
 
@@ -198,7 +198,7 @@ async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, q
     furnished.events.publish(Prefilling("thesis", 100, 400))
     assert window.transcript.tail.pending.text() == "Processing 25 % of 400 tokens…"
     for piece in ("One ", "two ", "**three**"):
-        furnished.chat.say("thesis", piece)
+        furnished.chat.say(piece)
     await until(lambda: "One two **three**" in [reply.text for reply in replies(window)])
     assert window.transcript.tail.pending.isHidden()
     qtbot.mouseClick(window.composer.button, Qt.MouseButton.LeftButton)
@@ -210,9 +210,9 @@ async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, q
 async def test_a_reply_goes_on_while_another_conversation_is_read(furnished: FakeRuntime, window: MainWindow) -> None:
     window.chat.sending.send("go on")
     await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
-    furnished.chat.say("thesis", "first half, ")
+    furnished.chat.say("first half, ")
     window.chat.open("jeju")
-    furnished.chat.say("thesis", "second half")
+    furnished.chat.say("second half")
     await settled(window, furnished)
     assert window.composer.button.accessibleName() == "Send"
     assert [reply.text for reply in replies(window)] == ["All about Trip to Jeju."]
@@ -289,17 +289,27 @@ async def test_the_model_s_name_is_shown_at_once_and_moves_nothing(furnished: Fa
 
 async def test_dots_say_where_a_conversation_is(furnished: FakeRuntime, window: MainWindow) -> None:
     await until(lambda: sources(window) == [Source.COLD, Source.COLD])
-    furnished.slot = "thesis"
+    for chat in ("jeju", "thesis"):
+        furnished.chat.say("A long answer. " * 30)
+        furnished.chat.finish()
+        await furnished.chat.send(chat, "And then?")
+    await until(lambda: sources(window) == [Source.HOT, Source.WARM])
     furnished.kept = {"jeju": 136_000_000}
     window.chat.conversations.reload_soon()
-    await until(lambda: sources(window) == [Source.HOT, Source.DISK])
     await until(lambda: window.sidebar.usage_button.text() == "Storage 136 MB of 20 GB")
     furnished.set_engine(EngineState.STOPPED)
-    await until(lambda: sources(window)[0] is Source.COLD)
+    await until(lambda: sources(window)[0] is Source.WARM)
 
 
-async def test_each_chat_says_how_long_it_would_take(furnished: FakeRuntime, window: MainWindow) -> None:
-    furnished.slot, furnished.forecasts.ms = "thesis", {"thesis": 300.0, "jeju": 41_300.0}
+async def test_each_chat_says_how_long_it_would_take(
+    furnished: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hot, cold = (Forecast(Source.HOT, 0, TimeRange(0.3, 0.3)), Forecast(Source.COLD, 0, TimeRange(41.3, 41.3)))
+
+    async def forecast(_models: object) -> dict[str, Forecast]:
+        return {"thesis": hot, "jeju": cold}
+
+    monkeypatch.setattr(furnished.chat.forecasts, "forecast_chats", forecast)
     window.chat.conversations.reload_soon()
     index_of, chats = window.sidebar.model.index_of, ("thesis", "jeju")
     names = [
@@ -317,20 +327,21 @@ async def test_only_chats_in_sight_are_asked_how_long_they_would_take(
 ) -> None:
     for number in range(1000):
         furnished.chat.add(f"Chat {number}")
-    furnished.forecasts.asked.clear()
+    asked: list[tuple[Any, ...]] = []
+    spy(furnished.chat.forecasts, asked, "forecast_chats")
     window.chat.conversations.reload_soon()
-    await until(lambda: window.sidebar.model.rowCount() == 1003 and furnished.forecasts.asked)
-    assert sum(map(len, furnished.forecasts.asked)) < 100
-    furnished.forecasts.asked.clear()
+    await until(lambda: window.sidebar.model.rowCount() == 1003 and asked)
+    assert sum(len(chats) for _, chats in asked) < 100
+    asked.clear()
     window.sidebar.list.scrollToBottom()
-    await until(lambda: any("jeju" in asked for asked in furnished.forecasts.asked))
+    await until(lambda: any("jeju" in chats for _, chats in asked))
 
 
 async def test_a_failed_turn_offers_to_try_again(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     window.chat.sending.send("go on")
     await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
     furnished.events.publish(TurnFailed("thesis", KvchatError("Out of memory", "3.2 GB short.", "Close something.")))
-    furnished.chat.finish("thesis", None)
+    furnished.chat.finish()
     card = window.transcript.tail.failure
     assert (card.title.text(), card.detail.text(), card.advice.text()) == (
         "Out of memory",
@@ -421,7 +432,7 @@ async def test_pin_and_never_save_from_the_conversation_s_own_menus(
     await until(lambda: window.sidebar.model.index_of("jeju").data(ROW).never_save)
     spoken = [window.sidebar.model.index_of(id).data(Qt.ItemDataRole.AccessibleTextRole) for id in ("thesis", "jeju")]
     assert spoken == [
-        "Thesis, chapter 3, remembered, on disk: replies in a moment, always kept",
+        "Thesis, chapter 3, must be reprocessed, always kept",
         "Trip to Jeju, must be reprocessed, never kept",
     ]
 
@@ -460,7 +471,7 @@ async def test_engine_failure_card_and_its_buttons(furnished: FakeRuntime, windo
         "Fetch it again.",
     )
     card.restart.click()
-    await until(lambda: ("restart",) in furnished.calls)
+    await until(lambda: ("restart_engine",) in furnished.calls)
     card.log.click()
     engine = window.side_windows.open_engine(log=True)
     assert "server is listening" in engine.log.text.toPlainText()
@@ -512,9 +523,7 @@ async def test_an_open_receipt_stays_open_when_it_learns_what_came_after_the_rep
     receipt.line.click()
     last = furnished.chat.said("thesis")[-1]
     known = replace(last.receipt, settle_ms=220.0, save_ms=90.0)  # type: ignore[type-var]
-    statement = "UPDATE messages SET receipt = ? WHERE id = ?"
-    furnished.chat._do(Database.write, statement, (receipt_to_json(known), last.id))
-    furnished.events.publish(MessagesChanged("thesis"))
+    furnished.chat.set_receipt(last, known)
     await until(lambda: (view := replies(window)[0].receipt) is not None and view.receipt == known)
     receipt = replies(window)[0].receipt
     assert receipt is not None
@@ -657,7 +666,8 @@ async def test_quitting_in_the_middle_of_something_asks(
     leave()
     question(window).yes.click()
     assert heard == [True]
-    furnished.chat.finish("thesis", None)
+    furnished.chat.finish()
+    await until(lambda: not furnished.chat.answering_chats)
     leave()
     assert heard == [True, True]
 
@@ -678,26 +688,22 @@ async def test_escape_before_the_first_word_ends_what_the_strip_tells(
 
 async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: FakeRuntime, window: MainWindow) -> None:
     await settled(window, furnished)
-    furnished.chat.ahead = "jeju"
+    furnished.chat.send("jeju", "What is it?")
+    await until(lambda: "jeju" in furnished.chat.answering_chats)
     window.chat.sending.send("What about chapter 4?")
-    await until(lambda: furnished.chat.is_answering("thesis"), "the turn")
-    furnished.events.publish(WaitingForChat("thesis"))
     pending, first = window.transcript.tail.pending, window.transcript.tail.first
-    assert pending.text() == "Waiting for “Trip to Jeju”: generating its reply."
+    await until(lambda: pending.text().startswith("Waiting for “Trip to Jeju”"))
     furnished.events.publish(Prefilling("jeju", 400, 1000))
     assert pending.text() == "Waiting for “Trip to Jeju”: processing 40 %."
-    furnished.events.publish(ReplyDelta("jeju", "r", "It is an island", "", None))
-    furnished.events.publish(Speed("jeju", 20.0, 1004))
-    assert pending.text() == "Waiting for “Trip to Jeju”: generating its reply, 4 words so far."
+    furnished.chat.say("It is an island")
+    await until(lambda: pending.text() == "Waiting for “Trip to Jeju”: generating its reply, 4 words so far.")
     assert first.isVisible()
     first.click()
     assert "Trip to Jeju" in question(window).findChildren(QLabel)[1].text()
     question(window).yes.click()
-    assert ("go_first", "thesis") in furnished.chat.calls
-    furnished.chat.ahead = None
-    furnished.events.publish(Prefilling("thesis", 1, 10))
-    assert first.isHidden()
-    assert pending.text().startswith("Processing")
+    await until(lambda: "thesis" in furnished.chat.answering_chats)
+    await until(first.isHidden)
+    assert furnished.chat.said("jeju")[-1].state is MessageState.STOPPED
 
 
 async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:

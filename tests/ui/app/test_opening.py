@@ -25,6 +25,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.ui.transcript.reply_view import ReplyView
+from tests.library.gguf_files import write_gguf
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child
@@ -116,11 +117,12 @@ async def test_a_document_is_attached_to_a_new_chat(
 
 
 async def test_a_model_answers_from_now_on(
-    furnished: FakeRuntime, window: MainWindow, start_requests: StartRequestHandler
+    furnished: FakeRuntime, window: MainWindow, start_requests: StartRequestHandler, tmp_path: Path
 ) -> None:
-    start_requests.open((Path("/models") / "other.gguf").as_uri())
-    await until(lambda: ("load_model", Path("/models/other.gguf")) in furnished.calls)
-    await until(lambda: furnished.chat.by_id["d"].model == "/models/other.gguf")
+    model = write_gguf(tmp_path / "other.gguf")
+    start_requests.open(model.as_uri())
+    await until(lambda: ("load_model", model) in furnished.calls)
+    await until(lambda: furnished.chat.by_id["d"].model == str(model))
 
 
 async def test_a_chat_that_travels_is_taken_in(
@@ -160,15 +162,15 @@ async def test_a_quick_question_is_answered_in_its_window(
     await until(lambda: furnished.chat.answering_chats)
     chat = furnished.chat.answering_chats[0]
     assert quick.height() > small
-    furnished.chat.say(chat, "Eight metres.")
+    furnished.chat.say("Eight metres.")
     await until(lambda: any(isinstance(v, ReplyView) and v.text for v in quick.transcript.views.values()))
-    furnished.chat.finish(chat, None)
+    furnished.chat.finish()
     await until(lambda: not furnished.chat.is_answering(chat))
     assert window.chat.current == "d", "the main window stays where it was"
     reply = await furnished.chat.messages(chat)
     quick.transcript.message_requested.emit(MessageRequest(Request.REGENERATE, reply[-1]))
     await until(lambda: furnished.chat.is_answering(chat))
-    furnished.chat.finish(chat, None)
+    furnished.chat.finish()
     await until(lambda: not furnished.chat.is_answering(chat))
     quick.to_main.click()
     assert (quick.isVisible(), window.chat.current) == (False, chat)
@@ -187,9 +189,8 @@ async def test_on_wayland_it_grows_no_further_than_the_screen(
         quick.composer.button.click()
         await until(lambda: furnished.chat.answering_chats)
         assert small < quick.height() < (room.height() + small) // 2
-        chat = furnished.chat.answering_chats[0]
-        furnished.chat.finish(chat, None)
-        await until(lambda: not furnished.chat.answering_chats)
+        furnished.chat.finish()
+        await until(lambda: quick.composer.button.accessibleName() == "Send")
 
 
 async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
@@ -204,7 +205,7 @@ async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
     assert furnished.chat.is_answering(chat)
     quick.toggle()
     assert quick.transcript.isVisible()
-    furnished.chat.say(chat, "Eight metres.")
+    furnished.chat.say("Eight metres.")
     await until(lambda: any(isinstance(v, ReplyView) and v.text for v in quick.transcript.views.values()))
     quick.composer.button.click()  # it is Stop now
     await until(lambda: not furnished.chat.is_answering(chat))
@@ -252,18 +253,16 @@ async def test_without_a_model_the_main_window_comes(runtime: FakeRuntime, windo
 FINDER = """
 from PySide6.QtCore import QCoreApplication, QUrl
 from PySide6.QtGui import QFileOpenEvent
-from kvchat.app import _Qt, _RequestQueue
-from kvchat.system.owner import StartRequest
-qt, requests = _Qt([]), _RequestQueue(StartRequest())
-qt.open_requested.connect(requests.submit)
+from kvchat.app import _Qt
+qt = _Qt([])
+qt.open_requested.connect(lambda request: print(*request.open))
 QCoreApplication.sendEvent(qt, QFileOpenEvent(QUrl("kvchat://chat/a")))
-requests.begin(lambda request: print(*request.open))
 QCoreApplication.sendEvent(qt, QFileOpenEvent(QUrl.fromLocalFile("/a b/c.kvchat")))
 """
 
 
-def test_what_the_finder_opens_waits_for_the_window() -> None:
-    """macOS tells it as an event, which may come before there is a window."""
+def test_what_the_finder_opens_is_a_request() -> None:
+    """macOS tells it as an event."""
     environment = os.environ | {"QT_QPA_PLATFORM": "offscreen"}
     command = [sys.executable, "-c", FINDER]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)

@@ -43,8 +43,6 @@ async def test_a_list_that_changes_leaves_a_title_to_be_typed(
             await furnished.chat.recently_deleted.delete(["b", "c"])
         case "order":
             await furnished.chat.arrange(["a"], "on_top", True)
-        case _:
-            furnished.slot = "d"
     await window.chat.conversations.reload()
     assert view.findChild(QLineEdit) is editor
     assert editor.text() == "Half a ti"

@@ -16,7 +16,6 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QWidget
 
 from kvchat.chat.attachments import document_from_text
-from kvchat.chat.context import ContextUsage
 from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
@@ -44,7 +43,6 @@ def furnished(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(module, "room_on_screen", lambda: QSize(1900, 1300))
     runtime = FakeRuntime(tmp_path, model="Qwen3-Coder-30B-A3B-Instruct-1M-UD-Q4_K_XL")
     runtime.settings = replace(runtime.settings, zoom=request.param)
-    runtime.started = runtime.settings
     for id in ("a", "b"):
         runtime.chat.add(f"{TITLE} {id}", id=id)
         runtime.chat.write(id, Role.USER, "Why?")
@@ -52,15 +50,17 @@ def furnished(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         runtime.kept[id] = 1_136_000_000
     runtime.chat.keep(Preset("A preset with a name that is rather long 量子 🍜", "x"))
     runtime.chat.counted = counted()
-    runtime.chat.context.now = ContextUsage(5_906, 0, 2_048, 32_768)
     return runtime
 
 
 @pytest_asyncio.fixture
 async def wide(furnished: FakeRuntime, look: Look) -> AsyncIterator[MainWindow]:
     look.follow(furnished.settings)
+    furnished.chat.say("Because.")
+    furnished.chat.finish()
+    await furnished.chat.send("b", "And why is that?")
     async with on_show(furnished, look) as window:
-        await until(lambda: len(window.transcript.views) == 2)
+        await until(lambda: len(window.transcript.views) == 4)
         yield window
 
 

@@ -52,7 +52,7 @@ async def test_tooltip_and_menu_follow_the_engine(runtime: FakeRuntime, window: 
 
 async def test_menu_entries_are_wishes(runtime: FakeRuntime, window: MainWindow, tray: Tray, qtbot: QtBot) -> None:
     tray.restart.trigger()
-    await until(lambda: ("restart",) in runtime.calls)
+    await until(lambda: ("restart_engine",) in runtime.calls)
     tray.stop.trigger()
     await until(lambda: ("stop",) in runtime.calls)
     with qtbot.waitSignal(window.quit_requested, timeout=0):
@@ -100,11 +100,10 @@ async def test_closing_goes_to_the_tray_where_there_is_one(
 async def test_busy_while_a_reply_runs(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
     window.chat.sending.send("Hello")
     await until(lambda: runtime.chat.answering_chats)
-    conversation = runtime.chat.answering_chats[0]
-    runtime.chat.say(conversation, "Hi")
+    runtime.chat.say("Hi")
     assert tray.logo is LogoState.BUSY
-    runtime.chat.finish(conversation, None)
-    assert tray.logo is LogoState.READY
+    runtime.chat.finish()
+    await until(lambda: tray.logo is LogoState.READY)
 
 
 async def test_new_and_recent_chats_from_the_menu(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:

@@ -11,10 +11,9 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.attachments import document_from_text
 from kvchat.chat.context import ContextUsage
-from kvchat.chat.events import Notice, ReadAheadProgress, TurnFailed
+from kvchat.chat.events import Notice, ReadAheadProgress
 from kvchat.chat.record.messages import Attachment, Role
 from kvchat.chat.turn.forecasts import Forecast
-from kvchat.session.exchange import PromptTooLong
 from kvchat.session.proof import Source
 from kvchat.text.formatting import TimeRange
 from kvchat.ui.app.main_window import MainWindow
@@ -27,9 +26,8 @@ def furnish(runtime: FakeRuntime, window: MainWindow, used: int, *, turns: int =
     """A chat that uses so many of 32K tokens, opened."""
     chat = runtime.chat.add("Thesis")
     for turn in range(turns):
-        runtime.chat.write(chat.id, Role.USER, f"Question {turn}?")
+        runtime.chat.write(chat.id, Role.USER, "?" * 4 * (used // turns - 13))  # four letters are a token
         runtime.chat.write(chat.id, Role.ASSISTANT, f"Answer {turn}.", receipt=a_receipt())
-    runtime.chat.context.now = ContextUsage(used, 0, 2048, 32_768)
     window.chat.open(chat.id)
     return chat.id
 
@@ -44,9 +42,14 @@ async def test_the_meter_says_what_is_used_kept_and_left(runtime: FakeRuntime, w
 
 
 async def test_what_is_being_written_says_how_long_its_reply_would_take(
-    runtime: FakeRuntime, window: MainWindow
+    runtime: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime.forecasts.message = Forecast(Source.HOT, 2100, TimeRange(4.2, 4.2))
+    forecast = Forecast(Source.HOT, 2100, TimeRange(4.2, 4.2))
+
+    async def foretell(*_: object) -> Forecast:
+        return forecast
+
+    monkeypatch.setattr(runtime.chat.forecasts, "forecast_message", foretell)
     chat, meter = furnish(runtime, window, 5906), window.context_meter
     await until(lambda: "tokens used" in meter.text.text())
     assert meter.wait.isHidden(), "nothing is written"
@@ -56,10 +59,10 @@ async def test_what_is_being_written_says_how_long_its_reply_would_take(
     assert meter.accessibleName().endswith(
         "If sent now, the first token comes after about 4 s: 2,100 tokens to process"
     )
-    runtime.forecasts.message = Forecast(Source.HOT, 30, TimeRange(0.2, 0.2))
+    forecast = Forecast(Source.HOT, 30, TimeRange(0.2, 0.2))
     runtime.events.publish(ReadAheadProgress(chat, 2000, 2000, draft=True))
     await until(meter.wait.isHidden)
-    runtime.forecasts.message = Forecast(Source.DISK, 30, TimeRange(1.6, 1.6))
+    forecast = Forecast(Source.DISK, 30, TimeRange(1.6, 1.6))
     window.composer.editor.setPlainText("word " * 1001)
     await until(meter.wait.isVisible)
     assert meter.wait.whole == "about 2 s: loading the chat memory, 30 tokens to process"
@@ -68,26 +71,31 @@ async def test_what_is_being_written_says_how_long_its_reply_would_take(
 
 
 async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime, window: MainWindow) -> None:
-    chat, card = furnish(runtime, window, 31_500), window.context_card
+    furnish(runtime, window, 31_500)
+    card = window.context_card
     await until(card.larger.isVisible)
     assert card.larger.text() == "Increase context to 64K"
     assert "take about 6.2 GB of the 11.4 GB" in card.advice.text()
     card.larger.click()
     await until(lambda: ("increase_context", 65_536) in runtime.calls)
     card.drop.click()
-    await until(lambda: ("drop_middle", chat) in runtime.chat.calls)
     await until(lambda: any("4 messages were left out" in n.texts[0] for n in window.notices.on_show))
+    window.chat.open(furnish(runtime, window, 31_500))
+    await until(card.summarise.isVisible)
     card.summarise.click()
     await until(card.stop.isVisible)
-    runtime.chat.context.summary.set()
+    runtime.chat.say("It was about many things.")
+    runtime.chat.finish()
     await until(lambda: any("4 messages were summarized" in n.texts[0] for n in window.notices.on_show))
+    furnish(runtime, window, 31_500)
+    await until(card.later.isVisible)
     card.later.click()
     await until(card.isHidden)
 
 
 async def test_a_chat_that_nothing_here_can_hold_says_what_could(runtime: FakeRuntime, window: MainWindow) -> None:
     runtime.engine.larger, card = None, window.context_card
-    runtime.chat.write(furnish(runtime, window, 40_000, turns=0), Role.USER, "Question?")
+    runtime.chat.write(furnish(runtime, window, 0, turns=0), Role.USER, "?" * 160_000)
     await until(card.isVisible)
     assert card.drop.isHidden()
     assert card.larger.isHidden(), "no larger one fits"
@@ -110,10 +118,9 @@ async def test_a_notice_about_another_chat_names_it(runtime: FakeRuntime, window
 
 
 async def test_a_summary_can_be_stopped(runtime: FakeRuntime, window: MainWindow) -> None:
-    chat = furnish(runtime, window, 31_500)
+    furnish(runtime, window, 31_500)
     await until(window.context_card.isVisible)
     window.context_card.summarise.click()
-    await until(lambda: ("summarise", chat) in runtime.chat.calls)
     window.context_card.stop.click()
     await until(window.context_card.summarise.isVisible)
     assert not window.notices.on_show
@@ -128,14 +135,10 @@ async def test_a_question_that_did_not_fit_is_answered_after_dropping(runtime: F
 
 
 async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: FakeRuntime, window: MainWindow) -> None:
-    chat = furnish(runtime, window, 31_000)
+    furnish(runtime, window, 33_000)
     window.chat.sending.send("One more?")
-    await until(lambda: runtime.chat.answering_chats[:1] == (chat,))
+    await until(lambda: runtime.chat.said(window.chat.current or "")[-1].role is Role.USER)
     await window.chat.conversations.reload()
-    assert window.sidebar.model.index(1).data(ROW).busy
-    runtime.chat.context.now = None  # counted again only later
-    runtime.events.publish(TurnFailed(chat, PromptTooLong(33_000, 32_768)))
-    runtime.chat.finish(chat, None)
     await until(lambda: not window.sidebar.model.index(1).data(ROW).busy)
     await until(window.context_card.isVisible)
     assert window.context_card.title.text() == "The prompt exceeds the context length"
@@ -204,8 +207,7 @@ async def test_a_late_count_of_what_was_removed_is_dropped(
 
 
 async def test_what_cannot_fit_is_said_with_an_estimate(runtime: FakeRuntime, window: MainWindow) -> None:
-    runtime.chat.context.now = ContextUsage(0, 0, 2048, 32_768, estimated=True)
-    window.composer.editor.setPlainText("words " * 30_000)
+    window.composer.set_attachments([document_from_text("words.txt", "words " * 400_000)])
     await until(window.context_card.isVisible)
-    assert "It has about 45K tokens; the context length is 32,768." in window.context_card.detail.text()
+    assert "It has about 600K tokens; the context length is 32,768." in window.context_card.detail.text()
     assert not window.composer.button.isEnabled()

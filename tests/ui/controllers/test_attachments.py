@@ -15,7 +15,6 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit, QWidget
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.attachments import document_from_bytes, document_from_text
-from kvchat.chat.context import ContextUsage
 from kvchat.chat.events import QuestionNotStored
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment
@@ -47,7 +46,6 @@ def names(window: MainWindow) -> list[str]:
 async def test_files_are_attached_counted_sent_and_shown(
     runtime: FakeRuntime, window: MainWindow, tmp_path: Path
 ) -> None:
-    runtime.chat.context.now = ContextUsage(0, 0, 2048, 32_768)
     file = tmp_path / "notes.md"
     file.write_text("word " * 400)
     pasted = QMimeData()
@@ -354,14 +352,15 @@ async def test_the_quick_window_attaches_as_the_main_window_does(
     assert composer.attach.isVisible()
     composer.editor.files_given.emit([tmp_path / "notes.md"])
     pasted = QMimeData()
-    pasted.setText("line\n" * ATTACHED_FROM)
+    pasted.setText("words and " * (ATTACHED_FROM // 9))
     composer.editor.insertFromMimeData(pasted)
     await until(lambda: sorted(a.name for a in composer.chips.attachments) == ["Pasted text.txt", "notes.md"])
     await until(lambda: all("tokens" in chip.count.text() for chip in composer.chips.chips))
     composer.editor.setPlainText("What is in them?")
     composer.button.click()
     await until(lambda: [call for call in runtime.chat.calls if call[0] == "send"])
-    [question] = runtime.chat.said(quick.current() or "")
+    await until(lambda: runtime.chat.said(quick.current() or ""))
+    question = runtime.chat.said(quick.current() or "")[0]
     assert sorted(a.name for a in question.attachments) == ["Pasted text.txt", "notes.md"]
     assert not composer.chips.attachments
     error = KvchatError("Your chats could not be read or written", "The disk is full.")

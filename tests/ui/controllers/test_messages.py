@@ -72,7 +72,7 @@ async def test_a_question_is_written_anew_in_its_place(
     qtbot.keyClick(field, Qt.Key.Key_Return)
     await views(window, 1)
     assert furnished.chat.calls[-1] == ("edit", question.message.id, "Which lake is deepest?\nIn metres.")
-    furnished.chat.say("lakes", "Deep.")
+    furnished.chat.say("Deep.")
     await views(window, 2)
 
 
@@ -118,8 +118,8 @@ async def test_a_reply_is_written_anew(furnished: FakeRuntime, window: MainWindo
     qtbot.keyClick(field, Qt.Key.Key_Return)  # a reply has lines
     qtbot.keyClicks(field, "Baikal.")
     qtbot.keyClick(field, Qt.Key.Key_Return, Qt.KeyboardModifier.ControlModifier)
-    await until(lambda: furnished.chat.calls[-1] == ("edit reply", reply.message.id, "Reply 0.\nBaikal."))
-    assert [message.content for message in said(furnished)][-1] == "Reply 0.\nBaikal."
+    await until(lambda: furnished.chat.calls[-1] == ("edit_reply", reply.message.id, "Reply 0.\nBaikal."))
+    await until(lambda: furnished.chat.said("lakes")[-1].content == "Reply 0.\nBaikal.")
     edited = (await views(window, 2))[1]
     assert "You edited this reply." in [label.text() for label in edited.findChildren(QLabel)]
     assert not [one for one in edited.findChildren(QPushButton) if one.text() == "Continue"], "it is whole"
@@ -129,11 +129,12 @@ async def test_regenerate_and_continue(furnished: FakeRuntime, window: MainWindo
     first, last = (await views(window))[1::2]
     assert not [one for one in first.findChildren(QPushButton) if one.text() == "Continue" and one.isVisible()]
     qtbot.mouseClick(button(last, "Continue this reply"), LEFT)
-    assert furnished.chat.calls[-1] == ("go on", last.message.id)
+    assert furnished.chat.calls[-1] == ("continue_reply", last.message.id)
     qtbot.mouseClick(button(first, "Regenerate the reply"), LEFT)
-    assert furnished.chat.calls[-1] == ("go on", last.message.id), "one reply at a time"
+    assert furnished.chat.calls[-1] == ("continue_reply", last.message.id), "one reply at a time"
     assert window.notices.on_show[0].texts[0] == ("The reply to the last message is still being generated")
     window.chat.stop()
+    await until(lambda: window.composer.button.accessibleName() == "Send")
     qtbot.keyClick(window, Qt.Key.Key_R, Qt.KeyboardModifier.ControlModifier)
     assert furnished.chat.calls[-1] == ("regenerate", last.message.id)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import TurnFailed
 from kvchat.chat.record.messages import Role
 from kvchat.engine.api.errors import EngineFailed, EngineFailure, FailureKind
-from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.parser import ModelFileMissing
@@ -42,13 +41,14 @@ async def test_the_header_names_the_open_conversation_s_model(runtime: FakeRunti
     assert window.header.model.toolTip() == "SmolLM2-135M-Instruct"
 
 
-async def test_choosing_a_model_is_for_the_open_conversation(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_choosing_a_model_is_for_the_open_conversation(
+    runtime: FakeRuntime, window: MainWindow, tmp_path: Path
+) -> None:
     window.chat.open("c1")
-    await window.models.use(Path("/models/Third-3B.gguf"))
+    path = write_gguf(tmp_path / "Third-3B.gguf")
+    await window.models.use(path)
     await until(lambda: window.header.model.toolTip() == "Third-3B")
-    assert [call for call in runtime.chat.calls if call[0] == "use_model"] == [
-        ("use_model", "c1", "/models/Third-3B.gguf")
-    ]
+    assert [call for call in runtime.chat.calls if call[0] == "use_model"] == [("use_model", "c1", str(path))]
 
 
 async def test_a_model_chosen_for_new_chats_leaves_the_open_chat_alone(
@@ -60,7 +60,7 @@ async def test_a_model_chosen_for_new_chats_leaves_the_open_chat_alone(
     runtime.chat.change(chat.id, model="/models/Other-1B.gguf")
     window.chat.open(chat.id)
     await until(lambda: len(window.transcript.messages) == 2 and window.header.model.toolTip() == "Other-1B")
-    path = tmp_path / "Fifth-5B.gguf"
+    path = write_gguf(tmp_path / "Fifth-5B.gguf")
     await runtime.use_model(path)
     window.models.apply_default()
     await until(lambda: window.notices.on_show)
@@ -72,11 +72,11 @@ async def test_a_model_chosen_for_new_chats_leaves_the_open_chat_alone(
     assert window.header.model.toolTip() == "Fifth-5B"
 
 
-async def test_a_missing_model_offers_others(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_a_missing_model_offers_others(runtime: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
+    runtime.engine.gone = frozenset({GONE})
+    here = write_gguf(tmp_path / "SmolLM2-135M-Instruct.gguf")
+    runtime.settings = replace(runtime.settings, model_path=str(here))
     window.chat.sending.send("Hello")
-    await until(lambda: ("send", "c2", "Hello") in runtime.chat.calls)
-    runtime.events.publish(TurnFailed("c2", ModelMissing(GONE)))
-    runtime.chat.finish("c2", None)
     card = window.transcript.tail.failure
     await until(lambda: not card.isHidden())
     shown = [button.accessibleName() for button in (card.retry, card.use_current, card.locate, card.model)]
@@ -87,17 +87,18 @@ async def test_a_missing_model_offers_others(runtime: FakeRuntime, window: MainW
         False,
     ], shown
     assert card.use_current.accessibleName() == "Use SmolLM2-135M-Instruct"
-    await until(lambda: window.transcript.messages)
+    await until(lambda: [one.role for one in window.transcript.messages] == [Role.USER])
     card.use_current.click()
     await until(lambda: ("retry", "c2") in runtime.chat.calls)
-    assert ("use_model", "c2", "/models/SmolLM2-135M-Instruct.gguf") in runtime.chat.calls
+    assert ("use_model", "c2", runtime.settings.model_path) in runtime.chat.calls
     assert card.isHidden()
 
 
 async def test_another_model_is_one_click_away(runtime: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
-    facts = read_facts(write_gguf(tmp_path / "any.gguf"))
+    other = write_gguf(tmp_path / "R&D-7B.gguf")
+    facts = read_facts(other)
     runtime.models.there = [
-        FoundModel(Path("/models/R&D-7B.gguf"), "R&D-7B", Source.CHOSEN, 9, facts),
+        FoundModel(other, "R&D-7B", Source.CHOSEN, 9, facts),
         FoundModel(Path("/models/broken.gguf"), "Broken", Source.CHOSEN, 9, None),
         FoundModel(Path("/models/SmolLM2-135M-Instruct.gguf"), "SmolLM2", Source.CHOSEN, 9, facts),
     ]
@@ -110,8 +111,8 @@ async def test_another_model_is_one_click_away(runtime: FakeRuntime, window: Mai
     assert words == ["SmolLM2\tin use", "R&&D-7B\tfits", "", "More models…"]
     assert [action.isChecked() for action in menu.actions()[:2]] == [True, False]
     menu.actions()[1].trigger()
-    await until(lambda: ("load_model", Path("/models/R&D-7B.gguf")) in runtime.calls)
-    await until(lambda: ("use_model", chat.id, "/models/R&D-7B.gguf") in runtime.chat.calls)
+    await until(lambda: ("load_model", other) in runtime.calls)
+    await until(lambda: ("use_model", chat.id, str(other)) in runtime.chat.calls)
     await until(lambda: window.header.model.toolTip() == "R&D-7B")
     runtime.refuse = KvchatError("This is no model", "It is truncated.")
     menu.aboutToShow.emit()

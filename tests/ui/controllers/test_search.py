@@ -121,7 +121,7 @@ async def test_a_hit_on_another_branch_goes_there(furnished: FakeRuntime, window
     window.chat.open("alps")
     qtbot.keyClick(window.sidebar.search.field, Qt.Key.Key_Return)
     await until(lambda: marked(window) == ["gnu"], "the branch")
-    assert ("switch", hidden.id) in furnished.chat.calls
+    assert ("switch", "other", hidden.id) in furnished.chat.calls
 
 
 async def test_find_in_the_open_chat(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:

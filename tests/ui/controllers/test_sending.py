@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -10,10 +10,9 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.events import QuestionNotStored
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import QUEUED_PREFIX, Attachment, MessageState
-from kvchat.errors import KvchatError
+from kvchat.chat.record.database_file import StorageFailed
+from kvchat.chat.record.messages import QUEUED_PREFIX, Attachment
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer
@@ -37,7 +36,7 @@ async def answering(window: MainWindow, runtime: FakeRuntime, qtbot: QtBot) -> s
     await until(lambda: window.chat.current == "d" and window.transcript.messages)
     enter(qtbot, window.composer, "first")
     await until(lambda: runtime.chat.is_answering("d"))
-    runtime.chat.say("d", "Well")
+    runtime.chat.say("Well")
     return "d"
 
 
@@ -55,11 +54,11 @@ async def test_enter_during_a_reply_queues_and_the_reply_s_end_sends(
     assert window.chat.sending.queued(chat)[0] == "second try\n\nand more"
     window.chat.open("a")
     assert not waiting.isVisible(), "it waits in its own chat"
-    furnished.chat.finish(chat, None)
+    furnished.chat.finish()
     await until(lambda: sent(furnished) == ["first", "second try\n\nand more"])
     window.chat.open(chat)
     assert not waiting.isVisible()
-    furnished.chat.finish(chat, None)
+    furnished.chat.finish()
     await until(lambda: not window.runner._tasks)
     assert len(sent(furnished)) == 2
 
@@ -74,7 +73,7 @@ async def test_the_mouse_alone_queues(furnished: FakeRuntime, window: MainWindow
     assert (composer.draft, composer.waiting.summary.whole) == ("", "second")
     assert not composer.after_reply.isVisible()
     assert furnished.chat.is_answering(chat)
-    furnished.chat.finish(chat, None)
+    furnished.chat.finish()
     await until(lambda: sent(furnished) == ["first", "second"])
 
 
@@ -102,11 +101,11 @@ async def test_messages_of_the_first_picture_are_queued_in_their_chat(
     assert (window.composer.draft, waiting.isVisible()) == ("half a", True)
     assert window.chat.sending.queued("d")[0] == "second\n\nthird"
     await until(lambda: furnished.chat.is_answering("d"))
-    furnished.chat.say("d", "Well")
-    furnished.chat.finish("d", None)
+    furnished.chat.say("Well")
+    furnished.chat.finish()
     await until(lambda: sent(furnished) == ["first", "second\n\nthird"])
     assert window.composer.draft == "half a"
-    furnished.chat.finish("d", None)
+    furnished.chat.finish()
     await window.finish()
     window.close()
     window.deleteLater()
@@ -134,14 +133,15 @@ async def test_it_outlives_the_window_and_is_sent_once(furnished: FakeRuntime, l
         chat = await answering(window, furnished, qtbot)
         enter(qtbot, window.composer, "later")
     assert furnished.chat.draft(QUEUED_PREFIX + chat) == "later"
-    furnished.chat._running.clear()  # as after a restart
+    furnished.chat.stop(chat)
+    await until(lambda: not furnished.chat.answering_chats)
     async with on_show(furnished, look) as window:
         await until(lambda: window.composer.waiting.isVisible() and window.composer.waiting.send.isVisible())
         window.chat.retry()
-        furnished.chat.say(chat, "Well")
-        furnished.chat.finish(chat, None)
+        furnished.chat.say("Well")
+        furnished.chat.finish()
         await until(lambda: len(sent(furnished)) == 2)
-        furnished.chat.finish(chat, None)
+        furnished.chat.finish()
         await window.chat.drafts.save()
         assert furnished.chat.draft(QUEUED_PREFIX + chat) == "", "nothing is left that could be sent again"
         assert sent(furnished) == ["first", "later"]
@@ -151,19 +151,20 @@ async def test_it_comes_back_with_the_first_message_of_a_chat_that_could_not_beg
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window.new_conversation()
+    storing = threading.Event()
 
-    def slow(chat: str, text: str, **_: object) -> asyncio.Future[None]:
-        furnished.chat.calls.append(("send", chat, text))
-        future = furnished.chat._running[chat] = asyncio.get_running_loop().create_future()
-        return future  # type: ignore[return-value]
+    def fail(*_: object) -> None:
+        assert storing.wait(60)
+        raise StorageFailed("Your chats could not be read or written", "The disk is full.")
 
-    monkeypatch.setattr(furnished.chat, "send", slow)
-    enter(qtbot, window.composer, "first")
-    await until(lambda: sent(furnished) == ["first"])
-    enter(qtbot, window.composer, "second")
-    assert window.composer.waiting.isVisible()
-    error = KvchatError("Your chats could not be read or written", "The disk is full.")
-    furnished.events.publish(QuestionNotStored(window.chat.current or "", "first", error))
+    with monkeypatch.context() as failing:
+        failing.setattr(Database, "append_question", fail)
+        enter(qtbot, window.composer, "first")
+        await until(lambda: sent(furnished) == ["first"])
+        enter(qtbot, window.composer, "second")
+        assert window.composer.waiting.isVisible()
+        storing.set()
+        await until(lambda: window.composer.draft)
     assert (window.composer.draft, window.chat.current) == ("first\n\nsecond", None)
     assert not window.composer.waiting.isVisible()
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
@@ -197,11 +198,10 @@ async def test_the_quick_window_queues_as_well(furnished: FakeRuntime, look: Loo
         quick.toggle()
         enter(qtbot, quick.composer, "How high?")
         await until(lambda: sent(furnished) == ["How high?"])
-        chat = quick._chat or ""
-        furnished.chat.say(chat, "8,848 m")
+        furnished.chat.say("8,848 m")
         await until(lambda: quick.composer.button.accessibleName() == "Stop")
         enter(qtbot, quick.composer, "In feet?")
         assert (quick.composer.waiting.isVisible(), quick.composer.waiting.summary.whole) == (True, "In feet?")
-        furnished.chat.finish(chat, None, MessageState.COMPLETE)
+        furnished.chat.finish()
         await until(lambda: sent(furnished) == ["How high?", "In feet?"])
         assert not quick.composer.waiting.isVisible()

@@ -13,13 +13,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog, QLabel
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.events import TurnFailed
-from kvchat.engine.api.connection import EngineState
-from kvchat.engine.api.errors import EngineFailed
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.discovery.graphics import GpuVendor, Graphics
-from kvchat.engine_host.choice import NoModel
-from kvchat.engine_host.lifecycle import start_failure
 from kvchat.errors import KvchatError
 from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel
@@ -31,6 +26,7 @@ from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.settings.engines import EnginePage
 from tests.engine_fixtures import FakeEngine
 from tests.library.fake_hub import FakeHub
+from tests.library.gguf_files import write_gguf
 from tests.ui.fake_runtime import FakeRuntime, a_model
 from tests.ui.waiting import until
 from tests.ui.windows import begun, child
@@ -56,22 +52,20 @@ async def test_without_a_model_the_page_is_shown(runtime: FakeRuntime, window: M
     assert page.isVisible()
 
 
-async def test_what_is_written_before_there_is_a_model_waits_for_one(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_what_is_written_before_there_is_a_model_waits_for_one(
+    runtime: FakeRuntime, window: MainWindow, tmp_path: Path
+) -> None:
     window.first_start.back.click()
     window.chat.sending.send("Hello")
     await until(lambda: [call for call in runtime.chat.calls if call[0] == "send"])
     chat = next(call[1] for call in runtime.chat.calls if call[0] == "send")
-    failure = start_failure(NoModel())
-    runtime.set_engine(EngineState.STOPPED, failure=failure)
-    runtime.events.publish(TurnFailed(chat, EngineFailed(failure)))
-    runtime.chat.finish(chat, None)
     await until(window.transcript.tail.unanswered.isVisible)
     card = window.engine_card
     assert (card.title.text(), card.property("tone")) == ("No model chosen", "")
     assert (card.model.isVisible(), card.restart.isVisible(), card.log.isVisible()) == (True, False, False)
     assert not window.transcript.tail.failure.isVisible()
     assert window.strip.remarks.text == ""
-    await window.models.use(Path("/models/starter.gguf"))
+    await window.models.use(write_gguf(tmp_path / "starter.gguf"))
     await until(lambda: ("retry", chat) in runtime.chat.calls)
 
 
@@ -224,7 +218,7 @@ async def test_an_engine_that_is_there_or_a_driver_that_is_not_changes_the_offer
 async def test_a_picked_file_is_used(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path) -> None:
     qtbot.mouseClick(window.first_start.pick, Qt.MouseButton.LeftButton)
     dialog = child(window.first_start, QFileDialog)
-    dialog.fileSelected.emit(str(tmp_path / "m.gguf"))
+    dialog.fileSelected.emit(str(write_gguf(tmp_path / "m.gguf")))
     dialog.close()
     await until(lambda: window.composer.isVisible())
     assert ("use_model", tmp_path / "m.gguf") in runtime.calls

@@ -239,8 +239,7 @@ async def test_a_missing_model_offers_choices(
 ) -> None:
     gone = runtime.paths.models / REPOSITORY / "Thing-7B-Q4_K_M.gguf"
     runtime.settings = replace(runtime.settings, model_path=str(gone))
-    runtime.missing = True
-    failure = EngineFailure(FailureKind.BAD_MODEL, "The model file is missing", str(gone), "Choose it again.")
+    failure = EngineFailure(FailureKind.MODEL_MISSING, "The model file is missing", str(gone), "Choose it again.")
     runtime.set_engine(EngineState.FAILED, failure=failure)
     card = window.engine_card
     buttons = card.locate, card.fetch, card.model, card.restart

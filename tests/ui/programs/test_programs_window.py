@@ -141,4 +141,4 @@ async def test_it_follows_what_comes_and_a_program_can_be_forgotten(
     qtbot.mouseClick(programs.forget, LEFT)
     qtbot.mouseClick(button(question(programs), "Forget"), LEFT)
     await until(lambda: CLAUDE not in [row.title for row in programs.list.rows])
-    assert ("forget program", CLAUDE) in filled.calls
+    assert ("forget", CLAUDE) in filled.calls

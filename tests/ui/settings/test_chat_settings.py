@@ -19,28 +19,26 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.settings.presets import ChatSettingsWindow, EditedChat, PresetDialog, PresetsPage
 from tests.library.gguf_files import write_gguf
-from tests.ui.fake_runtime import FakeModel, FakeRuntime
+from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
 POET = Preset("Poet", "Speak in rhymes.", None, ChatOptions(Sampling(temperature=1.2)))
 
 
-class ThinkingModel(FakeModel):
-    """Its template has options."""
-
-    def __init__(self, runtime: FakeRuntime) -> None:
-        super().__init__(runtime)
-        self.asked: list[str | None] = []
-
-    async def template_options(self, model: str | None) -> tuple[TemplateOption, ...]:
-        self.asked.append(model)
-        return known_options([TemplateVariable("enable_thinking"), TemplateVariable("reasoning_effort")])
+@pytest.fixture
+def asked() -> list[str | None]:
+    """The models whose template options were asked for."""
+    return []
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> FakeRuntime:
+def runtime(tmp_path: Path, asked: list[str | None], monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    async def template_options(model: str | None) -> tuple[TemplateOption, ...]:
+        asked.append(model)
+        return known_options([TemplateVariable("enable_thinking"), TemplateVariable("reasoning_effort")])
+
     runtime = FakeRuntime(tmp_path)
-    runtime.model = ThinkingModel(runtime)
+    monkeypatch.setattr(runtime.model, "template_options", template_options)
     runtime.chat.add("Rivers")
     return runtime
 
@@ -151,7 +149,9 @@ def models(runtime: FakeRuntime, tmp_path: Path) -> FakeRuntime:
     return runtime
 
 
-async def test_a_chat_is_given_another_model(models: FakeRuntime, panel: ChatSettingsWindow) -> None:
+async def test_a_chat_is_given_another_model(
+    models: FakeRuntime, panel: ChatSettingsWindow, asked: list[str | None]
+) -> None:
     await opened(panel)
     await until(lambda: panel.model.count() == 2)
     assert [panel.model.itemText(i) for i in range(2)] == ["SmolLM2-135M-Instruct", "Qwen"]
@@ -164,7 +164,7 @@ async def test_a_chat_is_given_another_model(models: FakeRuntime, panel: ChatSet
     panel.form._template["enable_thinking"].setCurrentIndex(2)
     panel.model.setCurrentIndex(1)
     panel.model.activated.emit(1)
-    await until(lambda: models.model.asked[-1] == "/models/qwen.gguf")  # type: ignore[attr-defined]
+    await until(lambda: asked[-1:] == ["/models/qwen.gguf"])
     assert panel.form.read().options == ChatOptions(Sampling(top_k=7), (("enable_thinking", False),))
     panel.save.click()
     await until(lambda: not panel.isVisible())

@@ -56,7 +56,7 @@ def asking(settings: SettingsWindow) -> list[ConfirmDialog]:
 
 
 def applied(runtime: FakeRuntime) -> list[Settings]:
-    return [call[1] for call in runtime.calls if call[0] == "apply" and isinstance(call[1], Settings)]
+    return [call[1] for call in runtime.calls if call[0] == "apply_settings" and isinstance(call[1], Settings)]
 
 
 async def test_opens_by_key_and_walks_its_pages_whose_controls_have_names_and_help(
@@ -186,10 +186,10 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
     typed(qtbot, entry, "16K")
     await until(lambda: runtime.settings.context_size == 16_384)
     assert entry.field.text() == "16,384"
-    assert ("restart",) not in runtime.calls
+    assert ("restart_engine",) not in runtime.calls
     qtbot.mouseClick(settings.restart, LEFT)
     await until(lambda: not settings.pending.isVisible())
-    assert ("restart",) in runtime.calls
+    assert ("restart_engine",) in runtime.calls
     qtbot.mouseClick(entry.reset, LEFT)
     await until(lambda: runtime.settings.context_size is None)
     assert entry.field.text() == ""

@@ -61,14 +61,18 @@ async def test_stop_and_continue_look_as_after_a_restart(
         fresh.resize(page.size())
         fresh.show()
         fresh.show_conversation(await chat.messages("lakes"))
+        if (turn := window.chat.turn_of()).live_id:
+            fresh.set_live(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
         assert await seen(page, id) == await seen(fresh, id)
         fresh.deleteLater()
 
     async def grows(begin: int, end: int, size: int) -> None:
         for number, at in enumerate(range(begin, end, size)):
-            chat.say("lakes", text[at : min(at + size, end)])
+            chat.say(text[at : min(at + size, end)])
             if number % 12 == 0 and name != "late definitions":  # read at once, they are found a line sooner
+                await until(lambda: window.chat.turn_of().live_text == text[: min(at + size, end)])  # noqa: B023
                 await is_as_in_a_window_opened_now(ended=False)
+        await until(lambda: window.chat.turn_of().live_text == text[:end])
 
     for number, share in enumerate(SPLITS):
         at = round(len(text) * share)
@@ -76,14 +80,14 @@ async def test_stop_and_continue_look_as_after_a_restart(
         chat.write("lakes", Role.USER, "Which?")
         window.chat.open("lakes")
         window.chat.retry()
-        chat.say("lakes", thinking="Hm, which one?" if number % 2 else "")
+        chat.say(thinking="Hm, which one?" if number % 2 else "")
         await grows(0, at, 17)
         window.chat.stop()
         await is_as_in_a_window_opened_now()
         for request in (Request.CONTINUE, Request.REGENERATE):
             page.message_requested.emit(MessageRequest(request, chat.said("lakes")[-1]))
             await grows(at if request is Request.CONTINUE else 0, len(text), 11)
-            chat.finish("lakes", None)
+            chat.finish()
             await is_as_in_a_window_opened_now()
         await chat.recently_deleted.purge_chat("lakes")
         window.chat.open(None)
