@@ -160,7 +160,7 @@ class ApiService:
 
     async def idle(self) -> None:
         if self._gateway is not None:
-            await self._gateway.runner.background.idle()
+            await self._gateway.runner.background.wait_until_idle()
 
     def stopped(self) -> contextlib.AbstractContextManager[None]:
         """Context manager: end answers, start none; saves go on."""
@@ -184,7 +184,7 @@ class ApiService:
         self.totals.count(record.program, Total.of(record, self.slots.restore_cost.prefill_ms))
         if self._saving is None:
             loop = asyncio.get_running_loop()
-            self._saving = loop.call_later(SAVE_DELAY_S, lambda: self._background.begin(self._save()))
+            self._saving = loop.call_later(SAVE_DELAY_S, lambda: self._background.start(self._save()))
 
     async def _save(self) -> None:
         self._saving = None

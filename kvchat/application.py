@@ -88,7 +88,7 @@ class Application:
         self._window.runner.start(watch_updates(state, wanted, self._window.notices.notify_new_version))
         gc.enable()
         gc.freeze()  # else each full collection scans all Qt classes and blocks the app
-        await self._runtime.begin()
+        await self._runtime.start()
         self.start_requests.update_key()
         if starter and not self._runtime.settings.model_path:
             self._window.first_start.fetch_starter()

@@ -78,7 +78,7 @@ class Runtime:
             store=store,
             findings=FindingStore(paths.restore_findings, self._notify),
             log=self._log,
-            choose_model=self._take_model,
+            choose_model=self._switch_model,
             publish=self._engine_changed,
             notify=self._notify,
             needed=lambda: self.chat.context.tokens_needed(self._engine_settings().model_path),
@@ -191,21 +191,21 @@ class Runtime:
             parts.append("\n".join([heading, *(f"  {line}" for line in lines or ["(none)"])]))
         return redact("\n\n".join(parts) + "\n", this_person(), self.engine.secrets)
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Start the engine, titles, API server and backups per the settings, for a long-running app."""
         if problem := self.save_points.problem:
             self._notify(problem.title, problem.explanation)
         self._backups.start()
-        self._background.begin(self._load_blob_names())
+        self._background.start(self._load_blob_names())
         self.chat.recently_deleted.start()
         # The window opens with the newest conversation: use its model, if it still exists.
         newest = next(iter(await self.chat.conversations()), None)
         if newest is not None and newest.model and await asyncio.to_thread(Path(newest.model).exists):
-            self._take_model(newest.model)
+            self._switch_model(newest.model)
         if self.model.is_configured:
             await (self.start_engine() if self.settings.engine_start == "app" else self.engine.rest())
-        self._background.begin(self.api_server.follow())
-        self._background.begin(self._idle_stop.run())
+        self._background.start(self.api_server.follow())
+        self._background.start(self._idle_stop.run())
         self.chat.title_generator.enable(lambda: self.settings.model_titles)
 
     async def serve(self) -> None:
@@ -213,10 +213,10 @@ class Runtime:
         self.chat.recently_deleted.start()
         async with self.chat.slots.exclusive():
             await self.engine.ready()
-        self._background.begin(self._idle_stop.run())
+        self._background.start(self._idle_stop.run())
 
     async def start_engine(self) -> None:
-        self._background.begin(self.engine.start())
+        self._background.start(self.engine.start())
 
     async def stop_engine(self) -> None:
         """Stop all replies, finish saving, and stop the engine, even a hung one. New requests wait."""
@@ -246,7 +246,7 @@ class Runtime:
     async def load_model(self, path: Path) -> None:
         """Check that it is a GGUF and load it, whatever new chats use. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
-        self._take_model(str(path))
+        self._switch_model(str(path))
         if self.engine.status.state in DOWN_STATES:
             await self.start_engine()
         elif self.engine.restart_pending:
@@ -299,7 +299,7 @@ class Runtime:
         await self._wait_until_idle(idle())
         await self.engine.close()
         await save_progress.finish_or_cancel(self.chat.idle(), SAVE_TIMEOUT_S)
-        await self._background.idle()
+        await self._background.wait_until_idle()
         await self.chat.turn_context.close()
         await self._backups.close()
         await save_progress.finish_or_cancel(
@@ -331,7 +331,7 @@ class Runtime:
         if any([await asyncio.to_thread(ollama_name, Path(model)) for model in models]):
             self.events.publish(ConversationsChanged())
 
-    def _take_model(self, model: str) -> None:
+    def _switch_model(self, model: str) -> None:
         """Run the engine with a chat's model; new chats still get the default."""
         self._loaded_model = model
         self.events.publish(SettingsChanged())

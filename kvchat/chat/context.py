@@ -169,7 +169,7 @@ class ContextService:
                     slots = self._turn_context.slots
                     await slots.run_background(Priority.ENLARGE_CONTEXT, owner, enlarge, wait=False)
 
-            self._turn_context.background.begin(enlarge_when_idle())
+            self._turn_context.background.start(enlarge_when_idle())
         return ContextUsage(used, waiting, reserve, engine.limit, not exact)
 
     async def count_tokens(self, attachment: Attachment) -> _TokenCount:

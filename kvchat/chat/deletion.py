@@ -128,7 +128,7 @@ class RecentlyDeleted:
         self._stop_work(conversation_id)
         await self._turn_context.run(Database.delete, conversation_id)
         self._turn_context.publish(ConversationsChanged())
-        self._turn_context.background.begin(self.purge({conversation_id: {conversation_id}}))
+        self._turn_context.background.start(self.purge({conversation_id: {conversation_id}}))
         with contextlib.suppress(StoreRefused):  # `purge` also meets it, reports it and retries
             await asyncio.to_thread(self._turn_context.store.inventory.delete_conversation, conversation_id)
 
@@ -170,8 +170,8 @@ class RecentlyDeleted:
             self._reported = True
             if self._retry_timer is not None:
                 self._retry_timer.cancel()
-            loop, begin = asyncio.get_running_loop(), self._turn_context.background.begin
-            self._retry_timer = loop.call_later(RETRY_DELAY_S, lambda: begin(self._resume()))
+            loop, start = asyncio.get_running_loop(), self._turn_context.background.start
+            self._retry_timer = loop.call_later(RETRY_DELAY_S, lambda: start(self._resume()))
 
     async def _resume(self) -> None:
         with self._retry_on_error():
@@ -180,7 +180,7 @@ class RecentlyDeleted:
 
     def start(self) -> None:
         """Delete what an earlier run had no time for, and what has expired."""
-        self._turn_context.background.begin(self._resume())
+        self._turn_context.background.start(self._resume())
         self.schedule_purge()
 
     def schedule_purge(self, seconds: float = 0.0) -> None:
@@ -188,7 +188,7 @@ class RecentlyDeleted:
 
         def check() -> None:
             self._timer = None
-            self._turn_context.background.begin(self._purge_expired())
+            self._turn_context.background.start(self._purge_expired())
 
         loop = asyncio.get_running_loop()
         at = loop.time() + min(seconds, _CHECK_INTERVAL_S)
@@ -216,7 +216,7 @@ class RecentlyDeleted:
                 timer.cancel()
         self._timer = None
         if not self._turn_context.keep_deleted_s() and self._deleted_here:
-            self._turn_context.background.begin(self._purge_expired(set(self._deleted_here)))
+            self._turn_context.background.start(self._purge_expired(set(self._deleted_here)))
 
 
 def entries(database: Database, keep_s: float) -> list[DeletedEntry]:

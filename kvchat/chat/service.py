@@ -115,7 +115,7 @@ class ChatService:
         self.read_ahead.set_draft(conversation_id or NEW_CHAT_ID, draft, attachments)
 
     def on_engine_ready(self) -> None:
-        self._background.used()
+        self._background.mark_used()
         if not self.turns.has_turns:
             self.read_ahead.start()
 
@@ -229,7 +229,7 @@ class ChatService:
         self.slots.stop_background()
 
     async def idle(self) -> None:
-        await self._background.idle()
+        await self._background.wait_until_idle()
         await self.title_generator.idle()
 
     async def save_and_stop(self, stop: Callable[[], Awaitable[bool]]) -> None:

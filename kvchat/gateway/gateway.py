@@ -110,7 +110,7 @@ class Gateway:
         """Stop accepting requests; abort answers in progress, complete saves."""
         self._checks = None
         with self.runner.stopped():
-            await self.runner.background.idle()
+            await self.runner.background.wait_until_idle()
             if self._listener is not None:
                 await self._listener.close()  # if cancelled here, the next caller waits for it again
                 self._listener = None

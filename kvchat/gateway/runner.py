@@ -117,7 +117,7 @@ class RequestRunner:
         record.model, record.stream = request.model[:MAX_MODEL_NAME], request.stream
         pending.response.on_first_byte = lambda: setattr(record, "first_ms", record.elapsed_ms())
         self._pending.append(pending)
-        self.background.begin(self._run(pending))
+        self.background.start(self._run(pending))
         return pending
 
     @contextlib.contextmanager

@@ -33,22 +33,22 @@ class Background:
     def idle_s(self) -> float:
         return 0.0 if self._tasks else time.monotonic() - self._used_at
 
-    def begin(self, work: Coroutine[Any, Any, object]) -> None:
+    def start(self, work: Coroutine[Any, Any, object]) -> None:
         self._on_busy(True)
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._end)
 
-    def used(self) -> None:
+    def mark_used(self) -> None:
         self._used_at = time.monotonic()
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     def _end(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
-        self.used()
+        self.mark_used()
         if not self._tasks:
             self._on_busy(False)
         if not task.cancelled() and (error := task.exception()):

@@ -238,7 +238,7 @@ async def test_app_starts_with_the_model_of_the_newest_chat(stage: Stage, other_
     await stage.answered_chat()
     await chat_with_model(stage, other_model)
     await stage.runtime.stop_engine()
-    await stage.runtime.begin()
+    await stage.runtime.start()
     await stage.until(lambda: len(stage.fake.launches()) == 2)
     assert models_launched(stage)[-1] == str(other_model)
 
@@ -246,7 +246,7 @@ async def test_app_starts_with_the_model_of_the_newest_chat(stage: Stage, other_
 async def test_chats_model_does_not_change_the_setting(stage: Stage, other_model: Path) -> None:
     runtime, chosen = stage.runtime, stage.runtime.settings.model_path
     await chat_with_model(stage, other_model)
-    await runtime.begin()
+    await runtime.start()
     await runtime.apply_settings(replace(runtime.settings, theme="dark"))
     stored = load_settings(runtime.paths.settings_file)
     assert (stored.model_path, stored.theme) == (chosen, "dark")

@@ -46,7 +46,7 @@ async def test_idle_engine_stops_and_restarts_warm(runtime: Runtime, fake_engine
 
 async def test_start_with_the_first_message(tmp_path: Path, fake_engine: FakeEngine) -> None:
     async with running(tmp_path, fake_engine, engine_start="message") as runtime:
-        await runtime.begin()
+        await runtime.start()
         assert runtime.engine.status.state is UNLOADED
         assert not runtime.engine.restart_pending
         assert fake_engine.launches() == []

@@ -145,7 +145,7 @@ async def test_no_start_after_close(runtime: Runtime, fake_engine: FakeEngine, m
     await asyncio.sleep(0)
     goes_on.set()
     await closing
-    await runtime._background.idle()
+    await runtime._background.wait_until_idle()
     assert runtime.engine.status.state is EngineState.STOPPED
     assert not fake_engine.launches()
 

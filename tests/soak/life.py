@@ -240,7 +240,7 @@ def _usable_tokens(points: list[SavePoint], fingerprint: Fingerprint, prompt: To
 
 def main(home: Path, seed: int, plan: Kill | None) -> int:
     killer = Killer(plan)
-    open_runtime, begin = application.open_runtime, Runtime.begin
+    open_runtime, begin = application.open_runtime, Runtime.start
     tasks: list[asyncio.Task[None]] = []
 
     def report_bug(task: asyncio.Task[None]) -> None:
@@ -256,7 +256,7 @@ def main(home: Path, seed: int, plan: Kill | None) -> int:
         tasks.append(asyncio.create_task(RandomUser(runtime, home, seed, killer).run()))
         tasks[0].add_done_callback(report_bug)
 
-    application.open_runtime, Runtime.begin = report_opening, begin_and_run  # type: ignore[method-assign]
+    application.open_runtime, Runtime.start = report_opening, begin_and_run  # type: ignore[method-assign]
     application.Application._handle_exception = lambda self, loop, context: report(bug=str(context))  # type: ignore[method-assign]
     return app.run(starter=False, hidden=False)
 

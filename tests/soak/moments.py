@@ -25,7 +25,7 @@ from kvchat.session.lease import Lease
 from kvchat.transfer.service import TransferService
 
 MOMENTS: dict[str, tuple[type, Callable[..., Any]]] = {  # the methods themselves, so that a rename fails at import
-    "starting": (Runtime, Runtime.begin),
+    "starting": (Runtime, Runtime.start),
     "saving": (Lease, Lease.save),
     "absorbing": (BlockStore, BlockStore.absorb_pending),
     "restoring": (Lease, Lease._restore),

@@ -100,5 +100,5 @@ class Open:
 async def begun(home: Path, settings: Settings, look: Look) -> AsyncIterator[Open]:
     """The real window over a real kvchat, which was told to begin."""
     async with opened(home, settings) as runtime, on_show(runtime, look) as window:
-        await runtime.begin()
+        await runtime.start()
         yield Open(runtime, window)

@@ -140,7 +140,7 @@ class Library:
             raise PreparationError(_("“{name}” is already being processed", name=prepared.name), "", "")
         task, refused = asyncio.ensure_future(self._read(prepared)), False
         self.reading[prepared.id] = ReadingTask(task)
-        self._turn_context.background.begin(asyncio.wait([task]))
+        self._turn_context.background.start(asyncio.wait([task]))
         self._turn_context.publish(LibraryChanged())
         try:
             return await task
@@ -234,7 +234,7 @@ class Library:
         await turn_context.run(record.finish, now, documents)
         if prepared.label and prepared.label != now.label:
             await turn_context.slots.discard_messages(prepared.owner, [prepared.label])
-        turn_context.background.begin(turn_context.absorb())
+        turn_context.background.start(turn_context.absorb())
         return now
 
     async def _read_documents(

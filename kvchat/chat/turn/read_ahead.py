@@ -111,7 +111,7 @@ class ReadAhead:
         )
         if self._target and not self._running:
             self._running = True
-            self._turn_context.background.begin(self._run())
+            self._turn_context.background.start(self._run())
 
     def _forget_timer(self) -> None:
         if self._timer is not None:
@@ -194,7 +194,7 @@ class ReadAhead:
 
             if not await self._read(job, boundary, loaded, save, draft=False):
                 return False
-            self._turn_context.background.begin(self._turn_context.absorb())
+            self._turn_context.background.start(self._turn_context.absorb())
             loaded = await lease.load_boundary(draft or boundary)
         if len(draft) - loaded.expected_cached < MIN_GAIN:
             return True

@@ -74,10 +74,10 @@ class TitleGenerator:
                         await self._generate(id, give_up=False)
 
         if self._is_enabled():
-            self._background.begin(generate(self._turn_context.slots.owners()))
+            self._background.start(generate(self._turn_context.slots.owners()))
 
     async def idle(self) -> None:
-        await self._background.idle()
+        await self._background.wait_until_idle()
 
     def close(self) -> None:
         self._is_enabled = lambda: False

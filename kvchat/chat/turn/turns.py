@@ -99,7 +99,7 @@ class Turns:
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
         if turn.on_start is not None:  # `stop` would also end another command's reply in this chat
             reply.add_done_callback(lambda reply: turn.stop() if reply.cancelled() else None)
-        self._turn_context.background.begin(self._run(turn, reply))
+        self._turn_context.background.start(self._run(turn, reply))
         return reply
 
     async def _run(self, turn: Turn, reply: asyncio.Future[Message | None]) -> None:
