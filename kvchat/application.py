@@ -22,7 +22,7 @@ from kvchat.system.session_bus import SessionBus
 from kvchat.text.language import _, join_sentences
 from kvchat.transfer.backup import repair
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.opening import StartRequestHandler
+from kvchat.ui.app.start_requests import StartRequestHandler
 from kvchat.ui.app.tray import ReplyNotifier, Tray, close_with_progress
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ask_in_box, show_error_box

@@ -41,7 +41,7 @@ from kvchat.text import language
 from kvchat.text.formatting import TimeRange
 from kvchat.text.search import parse_query
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.opening import QuickWindow
+from kvchat.ui.app.start_requests import QuickWindow
 from kvchat.ui.app.tray import ShutdownDialog, Tray
 from kvchat.ui.attachments.chips import AttachmentView
 from kvchat.ui.base.accessibility import set_ui_language

@@ -43,10 +43,10 @@ class LivePage(ScrollPage):
         self.used.setFixedWidth(260)
         form = QFormLayout(self.content, horizontalSpacing=28, verticalSpacing=9)
         form.setContentsMargins(4, 6, 4, 0)
-        for key, words in ((key, _(words)) for key, words in _ROWS):
-            value = self._values[key] = label(_UNKNOWN, wraps=True, selectable=True)
-            value.setAccessibleName(words)
-            name = label(words, "muted")
+        for key, title in _ROWS:
+            name, value = label(_(title), "muted"), label(_UNKNOWN, wraps=True, selectable=True)
+            self._values[key] = value
+            value.setAccessibleName(_(title))
             name.setAlignment(Qt.AlignmentFlag.AlignTop)  # aligned with the first line
             if key == "context":
                 form.addRow(name, column(value, (self.used, 0, Qt.AlignmentFlag.AlignLeft), spacing=5))
@@ -56,59 +56,52 @@ class LivePage(ScrollPage):
     def value(self, key: str) -> str:
         return self._values[key].text()
 
+    def _show(self, key: str, text: str | None) -> None:
+        self._values[key].setText(_UNKNOWN if text is None else text)
+
     def show_engine(self, status: EngineStatus, location: str, model: str | None) -> None:
-        words, attempt = _(status.state.value), status.restart_attempt
-        if attempt:
-            words = _("{state}, restarted {times} times", state=words, times=attempt)
-        if status.failure is not None:
-            words += f"\n{join_sentences(status.failure.title, status.failure.detail)}"
-        self._show_value("state", "\n".join(part for part in (words, location) if part))
-        self._show_value("model", model or _("none"))
+        state = _(status.state.value)
+        if status.restart_attempt:
+            state = _("{state}, restarted {times} times", state=state, times=status.restart_attempt)
+        failure = join_sentences(status.failure.title, status.failure.detail) if status.failure else ""
+        self._show("state", "\n".join(filter(None, (state, failure, location))))
+        self._show("model", model or _("none"))
         if status.state is not EngineState.READY:
-            self._show_value("now", _UNKNOWN)
+            self._show("now", None)
 
     def show_vitals(self, vitals: Vitals | None) -> None:
         slot = vitals.slot if vitals else None
         self.used.setVisible(slot is not None)
+        context = None
         if slot:
             tokens, context_size = format_tokens(slot.tokens), format_tokens(slot.context_size)
-            self._show_value(
-                "context", _("{tokens} of {context_size} tokens", tokens=tokens, context_size=context_size)
-            )
+            context = _("{tokens} of {context_size} tokens", tokens=tokens, context_size=context_size)
             self.used.setRange(0, max(1, slot.context_size))
             self.used.setValue(slot.tokens)
             if slot.busy and self.value("now") in (_UNKNOWN, _("idle")):
-                self._show_value("now", _("busy"))
+                self._show("now", _("busy"))
             elif not slot.busy:
-                self._show_value("now", _("idle"))
-        else:
-            self._show_value("context", _UNKNOWN)
+                self._show("now", _("idle"))
+        self._show("context", context)
         for key in ("prefill", "decode"):
             rate = getattr(vitals.speed, key) if vitals else None
-            self._show_value(key, _UNKNOWN if rate is None else _("{rate} on average", rate=format_rate(rate)))
-        for key, amount in (
-            ("memory", vitals.memory if vitals else None),
-            ("graphics", vitals.graphics_memory if vitals else None),
-        ):
-            self._show_value(key, _UNKNOWN if amount is None else format_size(amount))
-        self._show_value("process", str(vitals.pid) if vitals and vitals.pid is not None else _UNKNOWN)
+            self._show(key, None if rate is None else _("{rate} on average", rate=format_rate(rate)))
+        amounts = (vitals.memory, vitals.graphics_memory) if vitals else (None, None)
+        for key, amount in zip(("memory", "graphics"), amounts, strict=True):
+            self._show(key, None if amount is None else format_size(amount))
+        self._show("process", str(vitals.pid) if vitals and vitals.pid is not None else None)
 
     def handle_event(self, event: Event) -> None:
         match event:
             case Prefilling(done=done, total=total):
-                self._show_value(
-                    "now",
-                    _("processing, {done} of {total} tokens", done=format_number(done), total=format_number(total)),
-                )
+                done_text, total_text = format_number(done), format_number(total)
+                self._show("now", _("processing, {done} of {total} tokens", done=done_text, total=total_text))
             case FirstToken():
-                self._show_value("now", _("generating"))
+                self._show("now", _("generating"))
             case Speed(tokens_per_second=rate) if rate:
-                self._show_value("now", _("generating, {rate}", rate=format_rate(rate)))
+                self._show("now", _("generating, {rate}", rate=format_rate(rate)))
             case ReplyFinished():
-                self._show_value("now", _("idle"))
-
-    def _show_value(self, key: str, words: str) -> None:
-        self._values[key].setText(words)
+                self._show("now", _("idle"))
 
 
 _LEVELS = ((Level.DETAIL, N_("All messages")), (Level.WARNING, N_("Warnings and errors")), (Level.ERROR, N_("Errors")))
@@ -121,11 +114,11 @@ class LogPage(QWidget):
         super().__init__()
         self._lines: list[str] = []
         self._shown: list[str] = []
-        self._showing = False
+        self._is_updating = False
         self.level = ChoiceBox(look)
         self.level.setAccessibleName(_("Log level"))
-        for level, words in _LEVELS:
-            self.level.addItem(_(words), level.value)
+        for level, title in _LEVELS:
+            self.level.addItem(_(title), level.value)
         self.follow = QCheckBox(_("Follow"))
         self.follow.setChecked(True)
         self.follow.setAccessibleDescription(_("Scroll to new lines automatically"))
@@ -152,26 +145,26 @@ class LogPage(QWidget):
 
     def _show(self) -> None:
         """Append only new lines, to keep a selection."""
-        wanted = filter_by_level(self._lines, Level(self.level.currentData()))
+        lines = filter_by_level(self._lines, Level(self.level.currentData()))
         bar = self.text.verticalScrollBar()
-        at = bar.value()
-        self._showing = True
-        if self._shown and wanted[: len(self._shown)] == self._shown:
-            if added := wanted[len(self._shown) :]:
+        position = bar.value()
+        self._is_updating = True
+        if self._shown and lines[: len(self._shown)] == self._shown:
+            if added := lines[len(self._shown) :]:
                 self.text.appendPlainText("\n".join(added))
         else:
-            self.text.setPlainText("\n".join(wanted))
-        self._shown = wanted
+            self.text.setPlainText("\n".join(lines))
+        self._shown = lines
         self.search.mark_all()
-        bar.setValue(bar.maximum() if self.follow.isChecked() else at)
-        self._showing = False
+        bar.setValue(bar.maximum() if self.follow.isChecked() else position)
+        self._is_updating = False
 
     def _scrolled(self, value: int) -> None:
-        if not self._showing:  # scrolled by the user
+        if not self._is_updating:  # scrolled by the user
             self.follow.setChecked(value >= self.text.verticalScrollBar().maximum() - 1)
 
-    def _follow(self, on: bool) -> None:
-        if on:
+    def _follow(self, is_on: bool) -> None:
+        if is_on:
             self.text.verticalScrollBar().setValue(self.text.verticalScrollBar().maximum())
 
 
@@ -181,15 +174,15 @@ _REFRESH_MS = 1000
 class EngineWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Engine"), parent, size=(840, 560), least=(480, 360))
-        self._looking = False
+        self._is_loading = False
         self.live, self.log = LivePage(), LogPage(look)
         self.tabs = QTabWidget()
         self.tabs.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # its tab bar takes focus and tells screen readers more
         self.tabs.setAccessibleName(_("Engine"))
         self.tabs.setDocumentMode(True)
         self.tabs.tabBar().setDrawBase(False)
-        for page, words in ((self.live, _("Live")), (self.log, _("Log"))):
-            self.tabs.addTab(page, words)
+        self.tabs.addTab(self.live, _("Live"))
+        self.tabs.addTab(self.log, _("Log"))
         tip = _("Versions, settings and the log for a bug report, without keys and names")
         self.diagnostics = button(_("Copy diagnostics"), lambda: self.run(self._copy_diagnostics()), tip=tip)
         buttons = row(self.diagnostics, STRETCH, button(_("Close"), self.close, name=_("Close the engine window")))
@@ -197,25 +190,21 @@ class EngineWindow(Panel):
         self._timer = QTimer(self, interval=_REFRESH_MS)
         self._timer.timeout.connect(self.refresh)
 
-    def show_page(self, page: QWidget) -> None:
-        self.tabs.setCurrentWidget(page)
-        self.bring_forward()
-
     def refresh(self) -> None:
         """Refresh. A slow engine is not asked again before it has answered."""
         runtime = self._runtime
         self.log.show_lines(runtime.engine.log_lines)
         self.live.show_engine(runtime.engine.status, runtime.engine.location, runtime.model.name)
 
-        async def look_up() -> None:
+        async def load_vitals() -> None:
             try:
                 self.live.show_vitals(await runtime.engine_vitals())
             finally:
-                self._looking = False
+                self._is_loading = False
 
-        if not self._looking:
-            self._looking = True
-            self.run(look_up())
+        if not self._is_loading:
+            self._is_loading = True
+            self.run(load_vitals())
 
     async def _copy_diagnostics(self) -> None:
         QGuiApplication.clipboard().setText(await self._runtime.diagnostics())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -38,7 +39,7 @@ from kvchat.ui.transcript.transcript import Transcript
 class KeyboardController(QObject):
     """Install the window's shortcuts, open palette and sheet.
 
-    handlers: the window's action handlers, except those of this class; senseless: returns the actions that would
+    handlers: the window's action handlers, except those of this class; useless_actions: returns the actions that would
     do nothing now; field: has the focus most of the time
     """
 
@@ -50,10 +51,10 @@ class KeyboardController(QObject):
         window: QWidget,
         field: MessageField,
         handlers: Mapping[str, Callable[[], object]],
-        senseless: Callable[[], Collection[str]],
+        useless_actions: Callable[[], Collection[str]],
     ) -> None:
         super().__init__(window)
-        self._senseless = senseless
+        self._useless_actions = useless_actions
         self._runtime, self._chat, self._runner, self._window = runtime, chat, runner, window
         self._handlers = {
             **handlers,
@@ -74,19 +75,19 @@ class KeyboardController(QObject):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Leave Ctrl+Z to the window while the field, which claims it, has nothing to undo."""
-        asked = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
-        undo = asked and event.matches(QKeySequence.StandardKey.Undo)  # type: ignore[attr-defined]
-        if undo and not self._field.document().isUndoAvailable():
+        is_override = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
+        is_undo = is_override and event.matches(QKeySequence.StandardKey.Undo)  # type: ignore[attr-defined]
+        if is_undo and not self._field.document().isUndoAvailable():
             event.ignore()
             return True
         return super().eventFilter(watched, event)
 
-    def do(self, action: str) -> None:
+    def run(self, action: str) -> None:
         self.actions[action].trigger()
 
     def open_palette(self) -> Palette:
         """Offer chats and actions. The open chat comes last: users search for a different one."""
-        titles, current, senseless = self._chat.conversations.titles, self._chat.current, self._senseless()
+        titles, current, useless = self._chat.conversations.titles, self._chat.current, self._useless_actions()
         chats = [
             PaletteEntry(titles[id], _("chat"), partial(self._chat.open, id))
             for id in sorted(titles, key=lambda id: id == current)
@@ -94,7 +95,7 @@ class KeyboardController(QObject):
         actions = [
             PaletteEntry(_(shortcut.title), shortcut.key_text, self._handlers[shortcut.action], _(shortcut.also))
             for shortcut in SHORTCUTS
-            if shortcut.own and shortcut.in_palette and shortcut.action not in senseless
+            if shortcut.own and shortcut.in_palette and shortcut.action not in useless
         ]
         palette = Palette(self._window, chats, actions)
         palette.open_over(self._window)
@@ -109,15 +110,14 @@ class KeyboardController(QObject):
         if not presets or field.toPlainText() != "/":
             return
 
-        def begin_with(preset: Preset) -> None:
-            async def begin() -> None:
-                self._chat.open((await self._runtime.chat.create(chat_from_preset(preset))).id)
-
+        async def begin(preset: Preset) -> None:
             field.clear()
-            self._runner.start(begin())
+            self._chat.open((await self._runtime.chat.create(chat_from_preset(preset))).id)
 
-        entries = [PaletteEntry(preset.name, _("new chat"), partial(begin_with, preset)) for preset in presets]
-        palette = Palette(self._window, (), entries, _("Start a chat with a preset"))
+        def entry(preset: Preset) -> PaletteEntry:
+            return PaletteEntry(preset.name, _("new chat"), lambda: self._runner.start(begin(preset)))
+
+        palette = Palette(self._window, (), list(map(entry, presets)), _("Start a chat with a preset"))
         palette.dismissed.connect(field.insertPlainText)
         palette.open_over(self._window)
 
@@ -127,10 +127,11 @@ class KeyboardController(QObject):
         return sheet
 
     def _zoom(self, by: int) -> None:
-        now = self._runtime.settings.zoom
-        beyond = [size for size in ZOOMS if (size > now if by > 0 else size < now)]
-        if beyond:
-            self._change("zoom", min(beyond) if by > 0 else max(beyond))
+        sizes = sorted(ZOOMS)
+        position = (bisect_right if by > 0 else bisect_left)(sizes, self._runtime.settings.zoom)
+        index = position if by > 0 else position - 1
+        if 0 <= index < len(sizes):
+            self._change("zoom", sizes[index])
 
     def _change(self, name: str, value: Any) -> None:
         settings = replace(self._runtime.settings, **{name: value})
@@ -148,16 +149,16 @@ class FocusController(QObject):
         super().__init__(window)
         self._window, self._composer = window, composer
         self._watched: QWidget | None = None
-        self._left: QWidget | None = None  # previous focus widget
-        self._left_field = False  # it was a text field
-        self._away = False  # another kvchat window has the focus
-        self._due = False  # after a click or a return from another window
+        self._previous: QWidget | None = None  # previous focus widget
+        self._was_field = False  # the previous one was a text field
+        self._is_away = False  # another kvchat window has the focus
+        self._is_due = False  # after a click or a return from another window
         self._settler = QTimer(self, singleShot=True, interval=0)  # runs after Qt's own focus handling
         self._settler.timeout.connect(self._settle)
-        page.message_requested.connect(self._requested)
+        page.message_requested.connect(self._handle_request)
         app = QApplication.instance()
         assert isinstance(app, QApplication)
-        app.focusChanged.connect(self._moved)
+        app.focusChanged.connect(self._handle_focus_change)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if not self._composer.isVisible():
@@ -178,50 +179,48 @@ class FocusController(QObject):
                 self._answer(watched, event)
                 return True
             case QFocusEvent() if is_button and event.reason() is Qt.FocusReason.PopupFocusReason and event.gotFocus():
-                self._clicked()
+                self._handle_click()
             case _ if is_button and event.type() == QEvent.Type.MouseButtonRelease:
-                self._clicked()
+                self._handle_click()
         return False
 
-    def _moved(self, old: QWidget | None, now: QWidget | None) -> None:
+    def _handle_focus_change(self, old: QWidget | None, now: QWidget | None) -> None:
         if self._watched is not None and isValid(self._watched):
             self._watched.removeEventFilter(self)
         self._watched = None
         if now is not None and now.window() is not self._window:
-            self._away = True
+            self._is_away = True
             return
-        self._left, self._left_field = old, old is not None and is_field(old)
+        self._previous, self._was_field = old, old is not None and is_field(old)
         if now is None:
             return
-        self._due |= self._away
-        self._away = False
+        self._is_due |= self._is_away
+        self._is_away = False
         self._settler.start()
         if not is_field(now):
             self._watched = now
             now.installEventFilter(self)
             now.setAttribute(Qt.WidgetAttribute.WA_InputMethodEnabled)
 
-    def _requested(self, requested: MessageRequest) -> None:
-        if requested.run is not Request.SWITCH:  # lets the user keep switching by key
+    def _handle_request(self, request: MessageRequest) -> None:
+        if request.run is not Request.SWITCH:  # lets the user keep switching by key
             self._composer.focus()
 
     def _settle(self) -> None:
         """Focus the composer if a button was clicked or the focused widget is gone."""
-        due, self._due = self._due, False
-        left, self._left = self._left, None
-        if (
-            not self._composer.isVisible()
-            or not self._window.isActiveWindow()
-            or QApplication.activePopupWidget() is not None
-        ):
+        is_due, self._is_due = self._is_due, False
+        previous, self._previous = self._previous, None
+        is_active = self._composer.isVisible() and self._window.isActiveWindow()
+        if not is_active or QApplication.activePopupWidget() is not None:
             return
         now = QApplication.focusWidget()
-        gone = left is not None and not (isValid(left) and left.isVisible() and left.isEnabled())
-        if now is None or (gone and self._left_field) or ((due or gone) and isinstance(now, QAbstractButton)):
+        is_gone = previous is not None and not (isValid(previous) and previous.isVisible() and previous.isEnabled())
+        is_button = isinstance(now, QAbstractButton)
+        if now is None or (is_gone and self._was_field) or ((is_due or is_gone) and is_button):
             self._composer.focus()
 
-    def _clicked(self) -> None:
-        self._due = True
+    def _handle_click(self) -> None:
+        self._is_due = True
         self._settler.start()
 
     def _answer(self, watched: QObject, event: QInputMethodQueryEvent) -> None:

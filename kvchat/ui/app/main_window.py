@@ -52,9 +52,9 @@ class MainWindow(QMainWindow):
         self._pages = QStackedWidget()
         self._pages.addWidget(self._chat_page)
         self.window_layout = WindowLayout(self, look, self.window_state, self.sidebar, self.header, self._pages)
-        ground = QWidget()
-        column((self.window_layout.splitter, 1), self.strip, on=ground, spacing=0, margins=0)
-        self.setCentralWidget(ground)
+        content = QWidget()
+        column((self.window_layout.splitter, 1), self.strip, on=content, spacing=0, margins=0)
+        self.setCentralWidget(content)
         self.window_layout.restore()
         self.composer.set_starting(True)
         self.startup_drafts = StartupDrafts(self.composer, self)
@@ -79,7 +79,7 @@ class MainWindow(QMainWindow):
         self._make_controllers()
         self._connect()
         self._joined = True
-        self._show_right_page()
+        self._choose_page()
 
     def _make_views(self) -> None:
         from kvchat.ui.base.tasks import TaskRunner
@@ -126,8 +126,9 @@ class MainWindow(QMainWindow):
         self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner, lambda: self.models.current)
         self.side_windows = SideWindows(runtime, self.look, self.runner, self.chat.conversations, self)
         self.quitting = QuitController(runtime, self)
-        does = self._handlers(), self._senseless
-        self.keyboard = KeyboardController(runtime, self.chat, self.runner, self, self.composer.editor, *does)
+        self.keyboard = KeyboardController(
+            runtime, self.chat, self.runner, self, self.composer.editor, self._handlers(), self._useless_actions
+        )
         FocusController(self, self.composer, self.transcript)
 
     async def start(self) -> None:
@@ -157,7 +158,7 @@ class MainWindow(QMainWindow):
             await self.chat.drafts.save()
         finally:
             await self.runner.close()
-            await asyncio.to_thread(self.window_state.written)
+            await asyncio.to_thread(self.window_state.wait_until_written)
 
     def raise_window(self, token: str = "") -> None:
         let_to_front(token)
@@ -214,7 +215,7 @@ class MainWindow(QMainWindow):
         chat, runtime, sidebar, header = self.chat, self.runtime, self.sidebar, self.header
         chat.content_changed.connect(self._chat_page.show_messages)
         for changed in (chat.model_changed, self.models.model_changed):
-            changed.connect(self._show_right_page)
+            changed.connect(self._choose_page)
         self.first_start.back.clicked.connect(lambda: self._pages.setCurrentWidget(self._chat_page))
         for new in (self.context_card.new, sidebar.new_button):
             new.clicked.connect(self.new_conversation)
@@ -252,9 +253,9 @@ class MainWindow(QMainWindow):
             choosing.connect(self.side_windows.open_models)
         self.models.repository_requested.connect(lambda name: self.side_windows.open_models().open_repository(name))
         self.quitting.agreed.connect(self.quit_requested)
-        header.requested.connect(self.keyboard.do)
+        header.requested.connect(self.keyboard.run)
 
-    def _show_right_page(self) -> None:
+    def _choose_page(self) -> None:
         if not self.runtime.model.is_configured:
             self.show_first_start()
         else:
@@ -314,19 +315,20 @@ class MainWindow(QMainWindow):
             "restore": self.transfer.restore,
         }
 
-    def _senseless(self) -> set[str]:
+    def _useless_actions(self) -> set[str]:
         from kvchat.chat.record.messages import Role
         from kvchat.engine.api.connection import EngineState
 
+        """Return the actions that would do nothing now."""
         chat, messages, settings = self.chat.current, self.transcript.messages, self.runtime.settings
-        answers = chat is not None and self.runtime.chat.is_answering(chat)
-        replied = bool(messages) and messages[-1].role is Role.ASSISTANT
-        possible = {
+        is_answering = chat is not None and self.runtime.chat.is_answering(chat)
+        has_reply = bool(messages) and messages[-1].role is Role.ASSISTANT
+        useful = {
             **dict.fromkeys(("rename", "name", "delete", "export", "export-memory"), chat is not None),
             **dict.fromkeys(("previous", "next", "list", "export-all"), bool(self.chat.conversations.titles)),
-            "stop": answers,
-            "regenerate": replied and not answers,
-            "edit": not answers and any(message.role is Role.USER for message in messages),
+            "stop": is_answering,
+            "regenerate": has_reply and not is_answering,
+            "edit": not is_answering and any(message.role is Role.USER for message in messages),
             "find": bool(messages),
             "undo": self.notices.can_undo,
             "restart-engine": self.runtime.engine.status.state is not EngineState.STOPPED,
@@ -334,7 +336,7 @@ class MainWindow(QMainWindow):
             "light": settings.theme != "light",
             "like-system": settings.theme != "system",
         }
-        return {action for action, does_something in possible.items() if not does_something}
+        return {action for action, is_useful in useful.items() if not is_useful}
 
     def _in_sidebar(self, do: Callable[[], object]) -> None:
         self.window_layout.show_sidebar()

@@ -40,7 +40,7 @@ class WindowState:
             self._thread = threading.Thread(target=self._write, name="window-memory", daemon=True)
             self._thread.start()
 
-    def written(self) -> None:
+    def wait_until_written(self) -> None:
         """Wait for the write, at most `LAST_MOMENT_S`. Not on the loop."""
         if self._thread is not None:
             self._thread.join(LAST_MOMENT_S)
@@ -56,7 +56,7 @@ class WindowState:
         return QSettings(self._file, QSettings.Format.IniFormat)
 
 
-_LEAST = 360  # pixels at 100 % text, both axes, if the screen allows
+_MIN_SIZE = 360  # pixels at 100 % text, both axes, if the screen allows
 _SIDEBAR, _NARROW = 180, 520  # pixels at 100 % text: minimum for the sidebar, and for sidebar plus page
 
 
@@ -69,8 +69,8 @@ class WindowLayout(QObject):
         super().__init__(window)
         self._window, self._look, self._state = window, look, state
         self._sidebar, self._header, self._pages = sidebar, header, pages
-        self._wanted = state.is_true("sidebar", True)  # used if both fit
-        self._narrow = self._peeking = False  # peeking: sidebar shown briefly in a narrow window
+        self._has_sidebar = state.is_true("sidebar", True)  # if both fit
+        self._is_narrow = self._is_peeking = False  # peeking: sidebar shown briefly in a narrow window
         self.splitter = QSplitter(Qt.Orientation.Horizontal)
         self.splitter.setHandleWidth(1)
         self.splitter.setChildrenCollapsible(False)
@@ -87,10 +87,10 @@ class WindowLayout(QObject):
         return super().eventFilter(watched, event)
 
     def toggle_sidebar(self) -> None:
-        if self._narrow:
-            self._peeking = not self._peeking
+        if self._is_narrow:
+            self._is_peeking = not self._is_peeking
         else:
-            self._wanted = not self._wanted
+            self._has_sidebar = not self._has_sidebar
         self._arrange()
 
     def show_sidebar(self) -> None:
@@ -98,7 +98,7 @@ class WindowLayout(QObject):
             self.toggle_sidebar()
 
     def show_page(self) -> None:
-        self._peeking = False
+        self._is_peeking = False
         self._arrange()
 
     def toggle_full_screen(self) -> None:
@@ -107,7 +107,7 @@ class WindowLayout(QObject):
     def remember(self) -> None:
         self._state.keep(
             geometry=self._window.saveGeometry(),
-            sidebar=self._wanted,
+            sidebar=self._has_sidebar,
             splitter=self.splitter.saveState(),
             chats=self._sidebar.arrangement.to_json(),
         )
@@ -124,12 +124,12 @@ class WindowLayout(QObject):
     def _arrange(self) -> None:
         sidebar = max(self._look.px(_SIDEBAR), self._sidebar.minimumSizeHint().width())
         page = self._pages.minimumSizeHint().width()
-        least = (QSize(1, 1) * self._look.px(_LEAST)).expandedTo(QSize(max(sidebar, page), 0))
+        least = (QSize(1, 1) * self._look.px(_MIN_SIZE)).expandedTo(QSize(max(sidebar, page), 0))
         self._window.setMinimumSize(least.boundedTo(room_on_screen()))
-        self._narrow = self._window.width() < max(self._look.px(_NARROW), sidebar + page)
-        self._peeking = self._peeking and self._narrow
-        shown = self._peeking if self._narrow else self._wanted
+        self._is_narrow = self._window.width() < max(self._look.px(_NARROW), sidebar + page)
+        self._is_peeking = self._is_peeking and self._is_narrow
+        is_shown = self._is_peeking if self._is_narrow else self._has_sidebar
         self._sidebar.setMinimumWidth(sidebar)
-        self._sidebar.setVisible(shown)
-        self._pages.setVisible(not self._peeking)
-        self._header.sidebar.setVisible(not shown)
+        self._sidebar.setVisible(is_shown)
+        self._pages.setVisible(not self._is_peeking)
+        self._header.sidebar.setVisible(not is_shown)

@@ -73,7 +73,7 @@ async def test_the_log_by_level(engine: EngineWindow, qtbot: QtBot) -> None:
 async def test_the_log_is_followed_until_the_reader_scrolls_up(
     engine: EngineWindow, runtime: FakeRuntime, qtbot: QtBot
 ) -> None:
-    engine.show_page(engine.log)
+    engine.tabs.setCurrentWidget(engine.log)
     log, bar = engine.log, engine.log.text.verticalScrollBar()
     await until(lambda: bar.maximum() > 0)
     runtime.engine.log_lines = [*runtime.engine.log_lines, "0.00.400.000 I newer"]
@@ -92,7 +92,7 @@ async def test_the_log_is_followed_until_the_reader_scrolls_up(
 
 
 async def test_search_marks_counts_and_walks(engine: EngineWindow, qtbot: QtBot) -> None:
-    engine.show_page(engine.log)
+    engine.tabs.setCurrentWidget(engine.log)
     qtbot.keyClick(engine, Qt.Key.Key_F, Qt.KeyboardModifier.ControlModifier)
     await until(engine.log.search.hasFocus)
     qtbot.keyClicks(engine.log.search, "line 19")

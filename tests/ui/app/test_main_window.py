@@ -633,7 +633,7 @@ async def test_the_reader_is_not_pulled_away_while_a_reply_comes(furnished: Fake
 async def test_the_window_remembers_its_place(furnished: FakeRuntime, window: MainWindow, look: Look) -> None:
     window.resize(700, 500)
     window.close()
-    window.window_state.written()
+    window.window_state.wait_until_written()
     again = joined(furnished, look)
     assert (again.width(), again.height()) == (700, 500)
     assert (furnished.paths.config / "window.ini").exists()

@@ -23,7 +23,7 @@ from kvchat.engine.api.pictures import image_size
 from kvchat.engine_host.choice import VisionUnsupported
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.opening import QuickWindow
+from kvchat.ui.app.start_requests import QuickWindow
 from kvchat.ui.attachments.chips import AttachmentView, PictureView, short_name
 from kvchat.ui.attachments.pictures import RegionPicker
 from kvchat.ui.base.theme import Look

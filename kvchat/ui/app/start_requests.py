@@ -17,8 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from PySide6.QtCore import QEvent, QPoint, Qt, QUrl, Signal
 from PySide6.QtGui import QCursor, QGuiApplication, QShowEvent
 
-from kvchat.chat import events
-from kvchat.chat.events import Event, SettingsChanged
+from kvchat.chat.events import Event, MessagesChanged, QuestionNotStored, ReplyDelta, SettingsChanged
 from kvchat.chat.options import NewChat
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
@@ -52,38 +51,32 @@ class QuickWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, chat: ChatController) -> None:
         """chat: follows each turn, as the main window may open its chat meanwhile"""
         super().__init__(runtime, look, runner, _("Quick question"))
-        self.setWindowFlags(
-            Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint
-        )
+        flags = Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint
+        self.setWindowFlags(flags)
         self.setObjectName("quick")
         self._main = chat
         self._chat: str | None = None
         self._new: NewChat | None = None  # that chat until its first message is saved
-        self._came_with = 0  # height when shown, in pixels
-        self.transcript, self.composer = Transcript(look), Composer(look)
-        self._shown = ChatPresenter(
-            runtime,
-            self.transcript,
-            self.composer,
-            self.current,
-            lambda: chat.turn_of(self._chat or ""),
-            has_cards=False,
+        self._initial_height = 0  # when shown, in pixels
+        self.transcript, self.composer = transcript, composer = Transcript(look), Composer(look)
+        self._presenter = ChatPresenter(
+            runtime, transcript, composer, self.current, lambda: chat.turn_of(self._chat or ""), has_cards=False
         )
-        self.composer.editor.setPlaceholderText(_("Ask something…"))
-        self.composer.sent.connect(lambda text, attachments: self.run(self._ask(text, attachments)))
-        self.attachments = AttachmentLoader(runtime, self.composer, self, runner, self.notices, self)
+        composer.editor.setPlaceholderText(_("Ask something…"))
+        composer.sent.connect(lambda text, attachments: self.run(self._send(text, attachments)))
+        composer.stop_requested.connect(self._stop)
+        self._show_queued = chat.sending.connect_queue(composer, self.current, self._prepend)
+        self.attachments = AttachmentLoader(runtime, composer, self, runner, self.notices, self)
         self.follow(runtime.events.subscribe, self.attachments.handle_event)
-        does = {"attach": self.attachments.choose_files, "screenshot": self.attachments.take_screenshot}
-        install_shortcuts(self, does, [shortcut for shortcut in SHORTCUTS if shortcut.action in does])
-        self._show_queued = chat.sending.connect_queue(self.composer, lambda: self._chat, self._write_on)
-        self.composer.stop_requested.connect(self._stop)
-        self.transcript.retry_requested.connect(self._retry)
-        self.transcript.message_requested.connect(lambda asked: self.transcript.end_edit(asked.message.id))
-        self.transcript.message_requested.connect(chat.handle_request)
+        handlers = {"attach": self.attachments.choose_files, "screenshot": self.attachments.take_screenshot}
+        install_shortcuts(self, handlers, [shortcut for shortcut in SHORTCUTS if shortcut.action in handlers])
+        transcript.retry_requested.connect(self._retry)
+        transcript.message_requested.connect(lambda request: transcript.end_edit(request.message.id))
+        transcript.message_requested.connect(chat.handle_request)
         self.model = ElidedLabel("small")
-        self.to_main = button(_("Open in the main window"), self._open, "link")
+        self.to_main = button(_("Open in the main window"), self._open_in_main, "link")
         below = row((self.model, 1), self.to_main, margins=(6, 0, 6, 0))
-        column(self.notices, (self.transcript, 1), self.composer, below, on=self, spacing=8, margins=12)
+        column(self.notices, (transcript, 1), composer, below, on=self, spacing=8, margins=12)
 
     def toggle(self, token: str = "") -> None:
         """Open in front with an empty page, or close if already there."""
@@ -116,53 +109,52 @@ class QuickWindow(Panel):
             self._fit()
         return super().event(event)
 
-    async def _ask(self, text: str, attachments: tuple[Attachment, ...]) -> None:
-        """Send it. Raises KvchatError, with the text back in the field."""
+    async def _send(self, text: str, attachments: tuple[Attachment, ...]) -> None:
+        """Send a message. Raises KvchatError, with the text back in the field."""
         if self._chat is None:
             try:
                 self._new = await self._runtime.chat.new_chat()
             except KvchatError:
-                self._write_on(text, attachments)
+                self._prepend(text, attachments)
                 raise
             self._chat = self._new.id
-        self._follow(self._runtime.chat.send(self._chat, text, attachments=attachments, new=self._new))
+        self._run_turn(self._chat, self._runtime.chat.send(self._chat, text, attachments=attachments, new=self._new))
 
-    def _write_on(self, text: str, attachments: tuple[Attachment, ...]) -> None:
+    def _prepend(self, text: str, attachments: tuple[Attachment, ...]) -> None:
         self.composer.set_draft("\n".join(filter(None, (text, self.composer.draft))))
         self.composer.set_attachments((*attachments, *self.composer.chips.attachments))
         self.composer.focus()
 
-    def _follow(self, task: asyncio.Future[Any]) -> None:
-        assert self._chat is not None
-        self._main.run_turn(self._chat, task)
+    def _run_turn(self, chat: str, task: asyncio.Future[Any]) -> None:
+        self._main.run_turn(chat, task)
         task.add_done_callback(lambda _: self._show())
         self._fit()
         self._show()
 
     def _retry(self) -> None:
         if self._chat is not None:
-            self._follow(self._runtime.chat.retry(self._chat))
+            self._run_turn(self._chat, self._runtime.chat.retry(self._chat))
 
     def _stop(self) -> None:
         if self._chat is not None:
             self._runtime.chat.stop(self._chat)
 
-    def _open(self) -> None:
+    def _open_in_main(self) -> None:
         if self._chat is not None:
             self.close()
             self.chat_wanted.emit(self._chat)
 
-    def _handle_event(self, event: events.Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if self._chat is None or getattr(event, "conversation_id", None) != self._chat:
             return
         match event:
-            case events.QuestionNotStored(text=text, error=error, attachments=attachments):
-                self._write_on(text, attachments)
+            case QuestionNotStored(text=text, error=error, attachments=attachments):
+                self._prepend(text, attachments)
                 self.show_error(error)
-            case events.ReplyDelta(message_id=id) if self.transcript.row_of(id) is not None:
-                self._shown.show_live()
+            case ReplyDelta(message_id=id) if self.transcript.row_of(id) is not None:
+                self._presenter.show_live()
             case _:
-                if isinstance(event, events.MessagesChanged):
+                if isinstance(event, MessagesChanged):
                     self._new = None
                 self._show()
 
@@ -170,29 +162,28 @@ class QuickWindow(Panel):
         self.model.set_text(self._runtime.model.name or "")
         self.to_main.setVisible(self._chat is not None)
         self._show_queued()
-        self._shown.show_turn()
+        self._presenter.show_turn()
         if (chat := self._chat) is not None and self.isVisible():
 
             async def reload() -> None:
-                if await self._shown.reload(chat):
-                    self._shown.show_turn()
+                if await self._presenter.reload(chat):
+                    self._presenter.show_turn()
 
             self.run(reload())
 
     def _fit(self) -> None:
         """Stay small until the first question, then fit the reply, in the upper middle of the screen."""
-        asked = self._chat is not None
-        self.transcript.setVisible(asked)
+        has_chat, is_shown = self._chat is not None, self.isVisible()
+        self.transcript.setVisible(has_chat)
         room = (QGuiApplication.screenAt(QCursor.pos()) or QGuiApplication.primaryScreen()).availableGeometry()
         width = min(self._look.px(_WIDTH), room.width() - 40)
-        height = min(self._look.px(_HEIGHT), room.height() - 80) if asked else self.sizeHint().height()
-        if not self.isVisible():
-            self._came_with = height
+        height = min(self._look.px(_HEIGHT), room.height() - 80) if has_chat else self.sizeHint().height()
+        if not is_shown:
+            self._initial_height = height
         elif on_wayland():  # usually centred: it grows down and cannot be moved up
-            height = min(height, (room.height() + self._came_with) // 2 - 20)
-        self.setFixedWidth(width)
-        self.setFixedHeight(height)
-        if not self.isVisible():
+            height = min(height, (room.height() + self._initial_height) // 2 - 20)
+        self.setFixedSize(width, height)
+        if not is_shown:
             self.move(room.topLeft() + QPoint((room.width() - width) // 2, room.height() // 5))
         elif (beyond := self.y() + height + 20 - room.bottom()) > 0:
             self.move(self.x(), max(room.top(), self.y() - beyond))
@@ -233,45 +224,43 @@ class StartRequestHandler(Controller):
             self.quick.toggle(request.token)
             return
         self._window.raise_window(request.token)
-        for what in request.open:
-            self.open(what)
+        for target in request.open:
+            self.open(target)
 
-    def open(self, what: str) -> None:
+    def open(self, target: str) -> None:
         """Open a link, or a file by absolute path."""
-        window, path = self._window, QUrl(what).toLocalFile() if what.startswith("file:") else what
-        if what.startswith("kvchat:"):
-            self._follow(what)
+        window, path = self._window, QUrl(target).toLocalFile() if target.startswith("file:") else target
+        is_link = target.startswith("kvchat:")
+        if not (self._follow(target) if is_link else "\0" not in path and len(path) <= _MAX_PATH):
+            window.notices.notify(_("The link target was not found"), target[:_MAX_SHOWN])
             return
-        if "\0" in path or len(path) > _MAX_PATH:
-            self._notify_broken_link(what)
+        if is_link:
             return
         match Path(path).suffix.lower():
             case ".kvchat":
                 window.transfer.import_files([Path(path)])
             case ".gguf":
                 use = window.models.switch if self._runtime.model.is_configured else window.models.use
-                window.runner.start(use(Path(path)))
+                self._runner.start(use(Path(path)))
             case _:
                 window.new_conversation()
                 window.attachments.load_files([Path(path)])
 
-    def _notify_broken_link(self, link: str) -> None:
-        self._window.notices.notify(_("The link target was not found"), link[:_MAX_SHOWN])
-
-    def _follow(self, link: str) -> None:
+    def _follow(self, link: str) -> bool:
+        """Show the target of a kvchat:// link. Return False if there is none."""
         try:
             parts = urlsplit(link)
         except ValueError:  # broken IPv6 address
-            self._notify_broken_link(link)
-            return
-        rest = unquote(parts.path).strip("/")
+            return False
+        name = unquote(parts.path).strip("/")
         match parts.netloc:
-            case "chat" if rest in self._window.chat.conversations.ids:
-                self._window.show_chat(rest)
+            case "chat" if name in self._window.chat.conversations.ids:
+                self._window.show_chat(name)
             case "new":
                 self._window.new_conversation()
                 self._window.composer.insert_text("\n".join(parse_qs(parts.query).get("text", ())))
-            case "model" if rest:
-                self._window.side_windows.open_models().open_search(rest)
+            case "model" if name:
+                self._window.side_windows.open_models().open_search(name)
             case _:
-                self._notify_broken_link(link)
+                return False
+        return True

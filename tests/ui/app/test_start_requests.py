@@ -20,7 +20,7 @@ from kvchat.errors import KvchatError
 from kvchat.system.owner import StartRequest
 from kvchat.system.session_bus import SessionBus
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.opening import QuickWindow, StartRequestHandler
+from kvchat.ui.app.start_requests import QuickWindow, StartRequestHandler
 from kvchat.ui.base.theme import Look
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.transcript.footer import MessageRequest, Request
