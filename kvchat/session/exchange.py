@@ -75,7 +75,7 @@ class Exchange:
         self, slots: Slots, slot: Slot, host: EngineHost, owner: str, notify: EventHandler = ignore_event
     ) -> None:
         self._slots, self._slot, self._host, self._owner, self._notify = slots, slot, host, owner, notify
-        self.crowded_out = False  # the last answer was cut off as others took its room
+        self.crowded_out = False  # others used the context that the last answer needed
         self._reserve = 0  # tokens reserved after it was crowded out before
         self.engine_wait_s = 0.0  # spent waiting for an engine to start
         self.lease: Lease | None = None  # None until an engine is ready
@@ -97,8 +97,8 @@ class Exchange:
     async def answer(self, request: Request, on_chunk: ChunkHandler) -> None:
         """Prepare the slot and send; `on_chunk` gets the chunks, and the progress before them.
 
-        If others take a started answer's room, it ends like one that outgrew the context. Raises PromptTooLong
-        and what `attempt` raises.
+        If other slots use the context that a started answer needs, it ends like one that fills the context. Raises
+        PromptTooLong and what `attempt` raises.
         """
         self._has_output = self.crowded_out = False
         try:
@@ -111,8 +111,8 @@ class Exchange:
     async def attempt(self, send: Callable[[], Awaitable[R]], begun: Callable[[], bool], *, resend: bool = True) -> R:
         """Call `send`; retry if it fails before the answer has `begun` and a retry may help.
 
-        If a restored state may be the cause, the retry restores nothing; if others took the room, it gets more. After
-        any other engine loss it retries once, and only with `resend`: the request itself may have crashed the engine.
+        If a restored state may be the cause, the retry restores nothing; if the context was full, it reserves more.
+        After any other loss it retries once, and only with `resend`: the request itself may have crashed the engine.
         Raises EngineGone, EngineRefused, and KvchatError if no engine starts.
         """
         self._skip_reason, self._is_restore_cleared, lost = None, False, False
@@ -144,7 +144,7 @@ class Exchange:
         return True
 
     async def load(self, prompt: Tokens, reserve: int) -> None:
-        """Load the state that leaves least of the prompt to read, plus room for `reserve`. Raises EngineGone."""
+        """Load the state that leaves the fewest tokens to process, reserving room for `reserve`. Raises EngineGone."""
         self.prompt = prompt
         self.loaded = await self._leased.load(prompt, max(reserve, self._reserve), skip_reason=self._skip_reason)
         if self._is_restore_cleared:
@@ -173,13 +173,13 @@ class Exchange:
         lease, self.finish_reason = self._leased, None
         lease.note_contents(self.prompt[: self.loaded.expected_cached], loaded=self.loaded)
         self._notify(RequestSent(self.loaded))
-        read: Timings | None = None
+        timings: Timings | None = None
         done: int | None = None
         try:
             stream = lease.engine.engine.chat(request.messages, request.sampling())
             async with lease.guarding_restore(), contextlib.aclosing(stream) as chunks:
                 async for chunk in chunks:
-                    read, done = chunk.timings or read, chunk.progress.processed if chunk.progress else done
+                    timings, done = chunk.timings or timings, chunk.progress.processed if chunk.progress else done
                     if chunk.timings:
                         used = chunk.timings.prompt_tokens + chunk.timings.predicted_n
                         self._slots.note_growth(lease.slot, lease.engine, used)
@@ -190,10 +190,10 @@ class Exchange:
                 raise PromptTooLong(len(self.prompt), lease.engine.limit) from refusal
             raise
         finally:
-            self._note_contents(read.prompt_tokens if read else done, begun=read is not None)
-            if read and self.timings:
-                for took in filter(None, (self._prefilled, read)):
-                    self._slots.restore_cost.speed.learn(took.prompt_n, took.prompt_ms, took.cache_n)
+            self._note_contents(timings.prompt_tokens if timings else done, begun=timings is not None)
+            if timings and self.timings:
+                for measured in filter(None, (self._prefilled, timings)):
+                    self._slots.restore_cost.speed.learn(measured.prompt_n, measured.prompt_ms, measured.cache_n)
                 await self.prove(self.timings)
 
     async def prove(self, timings: Timings) -> LoadResult:
@@ -244,7 +244,7 @@ class Exchange:
         return used >= self.engine.context_size - 1  # the engine reserves one
 
     async def save_what_fits(self, messages: Sequence[ChatMessage], label: str) -> None:
-        """Save the messages a full context holds, so that a larger one need not read them again."""
+        """Save the messages that a full context holds, so that a larger one need not reprocess them."""
         lease = self._leased
         if lease.saving_enabled and lease.engine.can_cut and not self.crowded_out:
             known = (await lease.engine.engine.prompt_tokens(messages))[: lease.engine.context_size - _UNSAVED_TAIL]

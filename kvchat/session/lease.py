@@ -120,8 +120,8 @@ class Lease:
     async def guarding_restore(self, reason: ReasonCode = ReasonCode.FAILED_OVER_USE) -> AsyncIterator[None]:
         """Guard a request in the slot: if it fails, set aside the unproved save point restored there.
 
-        The error records this (`restore_fault`): the request may be resent and read from the start. A 200 from a
-        restore proves nothing: with a damaged file the engine aborts or fails at the next request.
+        The error records this (`restore_fault`): the request may be resent and processed from the start. A 200
+        from a restore proves nothing: with a damaged file the engine aborts or fails at the next request.
         """
         try:
             yield
@@ -181,9 +181,9 @@ class Lease:
         return await self.load((*boundary, _NEXT_TOKEN))
 
     async def wait_for_pending_saves(self, prompt: Tokens) -> None:
-        """Wait for other slots' answers to be saved, if that leaves less to read than anything kept.
+        """Wait for saves of other slots that would leave less to process than any save point.
 
-        Waits at most half the time that reading it would take.
+        Waits at most half the time of that processing.
         """
         slots, contents = self.slots, self.slot.readable_contents(self.engine, self.owner)
         held = load_unchanged(self.engine, contents, prompt).expected_cached
@@ -270,7 +270,7 @@ class Lease:
         with contextlib.suppress(StoreRefused):
             await self.slots.write(self._store.inventory.set_aside, point, reason)
 
-    # Reading
+    # Processing
 
     def note_contents(self, tokens: Tokens, *, exact: bool = False, loaded: LoadedState | None = None) -> None:
         """Note that the slot holds at least these tokens; `loaded` if that is still unproved."""
@@ -300,7 +300,7 @@ class Lease:
     async def prefill(
         self, tokens: Tokens, progress: Callable[[PromptProgress], None] = lambda progress: None
     ) -> Timings:
-        """Have the engine read these tokens. Does not note them."""
+        """Have the engine process these tokens, without recording them as contents."""
         async with self.guarding_restore():
             timings = await self.engine.engine.prefill(tokens, progress)
         self.slot.suspect = None
@@ -312,7 +312,7 @@ class Lease:
         return await self._saved_tokens((*boundary, _NEXT_TOKEN)) >= len(boundary)
 
     async def restore_ms(self, boundary: Tokens) -> float | None:
-        """Estimate the ms to restore a boundary; None if it is not kept."""
+        """Estimate the ms to restore a boundary; None without a save point."""
         best = await find_save_point(self._store, self.engine, self.owner, (*boundary, _NEXT_TOKEN))
         if isinstance(best, Miss) or best.tokens_used < len(boundary):
             return None
@@ -325,7 +325,7 @@ class Lease:
     async def save(
         self, boundary: Tokens, *, label: str | None = None, notify: bool = True, audience: str | None = None
     ) -> SavePoint | None:
-        """Save the settled slot to the store; None, and an event with the reason, if it was not kept.
+        """Save the settled slot to the store; None, and an event with the reason, if it was not saved.
 
         `label`: id of the owner's item it belongs to, such as a message. `notify` false: no event on success.
         `audience`: if not the slot's. Raises EngineGone if the engine dies while saving.
@@ -350,7 +350,7 @@ class Lease:
         return point
 
     async def save_processed(self, label: str | None = None) -> bool:
-        """Save the known slot contents if reading them again would take long; True if they are kept now.
+        """Save the known slot contents if reprocessing them would take long; True if saved.
 
         A state that cannot be cut is saved only if the slot holds nothing else. Raises EngineGone and EngineRefused.
         """

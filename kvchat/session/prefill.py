@@ -168,7 +168,7 @@ class Settling:
         self.hurry()
 
     def hurry(self) -> None:
-        """Stop settling because another owner needs the slot; what was read is still saved."""
+        """Stop settling because another owner needs the slot; what was processed is still saved."""
         self._superseded = True
         self._steps.interrupt()
 
@@ -244,6 +244,6 @@ async def save_system_prompt(
         return None
     if not await system.is_shared() and lease.slots.restore_cost.prefill_ms(len(boundary)) < LONG_PREFILL_MS:
         return None
-    read = await lease.settle(boundary, progress)
+    timings = await lease.settle(boundary, progress)
     await shielded(lease.save(boundary, label=system.label, notify=False))
-    return read
+    return timings

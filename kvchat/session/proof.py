@@ -49,7 +49,7 @@ class RestoreRecord:
 
 @dataclass(frozen=True)
 class PrefilledAhead:
-    """Tokens at the end of a slot that were read before they were requested, and the time taken."""
+    """Tokens at the end of a slot that were processed before they were requested, and the time taken."""
 
     tokens: int = 0
     ms: float = 0.0

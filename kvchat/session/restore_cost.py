@@ -17,8 +17,8 @@ MIN_LEARNED_TOKENS = 8  # tokens; for fewer, overhead dominates
 # per token for fewer tokens, growing with their depth.
 MIN_MEASURED_TOKENS = 64
 _MAX_SAMPLES = 50  # kept per model
-_FORECAST_SAMPLES = 5  # readings used for a forecast
-_MAX_EXTRAPOLATION = 20  # factor: a reading does not predict much longer texts
+_FORECAST_SAMPLES = 5  # used for a forecast
+_MAX_EXTRAPOLATION = 20  # factor: a sample does not predict much longer texts
 _STEADY_SPREAD, _MAX_SPREAD = 1.5, 4.0  # rate spread up to which one figure or a range is given
 _RESTORE_SAMPLES = 5  # the rate is the median of these: one may have hit a busy disk
 _SKIP_FACTOR = 0.8  # factor applied to a rate each time it prevents a restore
@@ -32,9 +32,9 @@ class PrefillSample:
 
 
 class PrefillSpeed:
-    """A model's reading speed on this machine: the only source of reading time forecasts.
+    """A model's processing speed on this machine: the only source of forecasts.
 
-    No speed is known for texts much longer than any read so far: in a greeting, overhead dominates.
+    No speed is known for texts much longer than any so far: in a greeting, overhead dominates.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class PrefillSpeed:
         self._steps: dict[bool, float] = {}  # ms per token of the last step; True: a whole step
 
     def learn(self, tokens: int, ms: float, after: int) -> None:
-        """Note that `tokens` were read in `ms`, with `after` tokens before them."""
+        """Note that `tokens` were processed in `ms`, with `after` tokens before them."""
         if not (tokens and ms):
             return
         if tokens >= MIN_LEARNED_TOKENS:
@@ -54,7 +54,7 @@ class PrefillSpeed:
         self.samples.append(PrefillSample(before.tokens + tokens, before.ms + ms, after + tokens))
 
     def recall(self, samples: Iterable[PrefillSample]) -> None:
-        """Add the readings of earlier runs, oldest first; once."""
+        """Add the samples of earlier runs, oldest first; once."""
         if not self.recalled:
             self.recalled = True
             self.samples = deque((*samples, *self.samples), maxlen=_MAX_SAMPLES)
@@ -66,7 +66,7 @@ class PrefillSpeed:
 
     @property
     def ms_per_token(self) -> float | None:
-        """Median of the last readings; None until one was long enough."""
+        """Median of the last samples; None until one was long enough."""
         rates = self._rates(0)
         return statistics.median(rates) if rates else None
 
@@ -77,9 +77,9 @@ class PrefillSpeed:
         return rate and tokens * rate
 
     def forecast(self, tokens: int, more_ms: float = 0.0) -> TimeRange | None:
-        """Estimate the time to read `tokens`, plus `more_ms`; None if too little is known.
+        """Estimate the time to process `tokens`, plus `more_ms`; None if too little is known.
 
-        One figure if the last readings agree, a range if they differ, None if they are too far apart. Of five, the
+        One figure if the last samples agree, a range if they differ, None if they are too far apart. Of five, the
         slowest and fastest are dropped as busy or idle moments.
         """
         rates = sorted(self._rates(tokens))
@@ -93,9 +93,9 @@ class PrefillSpeed:
         return TimeRange(least, most)
 
     def _rates(self, tokens: int) -> list[float]:
-        """Return ms per token of the last readings long enough to be valid for this many tokens."""
+        """Return ms per token of the last samples long enough to be valid for this many tokens."""
         least = max(MIN_MEASURED_TOKENS, tokens / _MAX_EXTRAPOLATION)
-        return [reading.ms / reading.tokens for reading in self.samples if reading.tokens >= least][-_FORECAST_SAMPLES:]
+        return [sample.ms / sample.tokens for sample in self.samples if sample.tokens >= least][-_FORECAST_SAMPLES:]
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ class RestoreCost:
             self._restores.append(ms / size)
 
     def prefill_ms(self, tokens: int) -> float:
-        """Estimate the reading time; 0 if nothing was measured."""
+        """Estimate the processing time; 0 if nothing was measured."""
         return self.speed.ms(tokens) or 0.0
 
     def is_worth(self, gain: int, size: int) -> bool:
-        """True if restoring `size` bytes beats reading `gain` tokens, or until both are measured."""
+        """True if restoring `size` bytes beats processing `gain` tokens, or until both are measured."""
         if gain < MIN_GAIN:
             return False
         rate = self.speed.ms_per_token

@@ -90,16 +90,12 @@ class _Trial:
         window = self._host.window
         length = max(TEST_TOKENS, window + WINDOW_MARGIN) if window else TEST_TOKENS
         text = await self._test_text(length + 2 * FOLLOWING_TOKENS)
-        strategy, reason = promised, None
-        if (
-            promised is Strategy.COMPLETE
-            and window >= TEST_TOKENS
-            and (fault := await self._find_fault(promised, text, TEST_TOKENS))
-        ):
+        strategy, reason, proved = promised, None, True
+        has_window = promised is Strategy.COMPLETE and window >= TEST_TOKENS
+        if has_window and (fault := await self._find_fault(promised, text, TEST_TOKENS)):
             strategy, reason = (Strategy.LONG if window < self._host.limit else Strategy.NONE), fault
-        proved = True
-        if strategy.saves and (why := await self._find_obstacle(text, length)):
-            proved, reason = False, reason or _untested(why)
+        if strategy.saves and (obstacle := await self._find_obstacle(text, length)):
+            proved, reason = False, reason or _untested(obstacle)
         while proved and strategy.saves and (fault := await self._find_fault(strategy, text, length)):
             strategy, reason = strategy.more_careful, fault
         if promised is Strategy.COMPLETE and strategy in (Strategy.LONG, Strategy.NONE):
@@ -107,22 +103,20 @@ class _Trial:
         return Finding(strategy, proved, reason)
 
     async def _find_obstacle(self, text: Tokens, length: int) -> Reason | None:
-        if len(text) < length + 2 * FOLLOWING_TOKENS or length + 2 * FOLLOWING_TOKENS >= self._host.context_size:
+        needed = length + 2 * FOLLOWING_TOKENS
+        if len(text) < needed or needed >= self._host.context_size:
             return Reason(ReasonCode.WINDOW_AS_CONTEXT)
         if length > TEST_TOKENS:
-            read = await self._host.engine.prefill(text[-TEST_TOKENS:])
-            if length * read.prompt_ms / TEST_TOKENS > MAX_PREFILL_MS:
+            timings = await self._host.engine.prefill(text[-TEST_TOKENS:])
+            if length * timings.prompt_ms / TEST_TOKENS > MAX_PREFILL_MS:
                 return Reason(ReasonCode.TAKES_LONG)
         return None
 
     async def _find_fault(self, strategy: Strategy, text: Tokens, length: int) -> Reason | None:
         host = replace(self._host, finding=Finding(strategy, proved=False))
         lease = Lease(self._slots, self._slots.all[0], host, _NAME, self._on_event)
-        saved, following, other = (
-            text[:length],
-            text[length : length + FOLLOWING_TOKENS],
-            text[length + FOLLOWING_TOKENS :],
-        )
+        end = length + FOLLOWING_TOKENS
+        saved, following, other = text[:length], text[length:end], text[end:]
         await self._save(lease, saved)
         hot = await host.engine.prefill(saved + following)
         if hot.cache_n < PROVED_SHARE * length:
@@ -159,9 +153,9 @@ class _Trial:
         loaded = await lease.load(prompt)
         if loaded.restore is None:
             return loaded.miss_reason or Reason(ReasonCode.NOTHING_LOADED)
-        read = await engine.prefill(prompt)
-        if read.cache_n < PROVED_SHARE * length:
-            return Reason(ReasonCode.USED_LESS, {"accepted": length, "used": read.cache_n})
+        timings = await engine.prefill(prompt)
+        if timings.cache_n < PROVED_SHARE * length:
+            return Reason(ReasonCode.USED_LESS, {"accepted": length, "used": timings.cache_n})
         return None
 
     async def _test_text(self, length: int) -> Tokens:

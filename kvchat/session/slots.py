@@ -177,7 +177,7 @@ class Slots(Allocator):
     async def program_step(self, slot: Slot) -> AsyncIterator[bool]:
         """Guard a step of processing a program's prompt: one at a time, the window first.
 
-        No step runs while the window waits for a first word. Yields False if the window needs the slot's room: leave
+        No step runs while the window waits for a first token. Yields False if the window needs the slot's room: leave
         the slot and start over.
         """
         async with self._program_step:
