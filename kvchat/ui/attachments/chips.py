@@ -19,7 +19,6 @@ from kvchat.text.language import _
 from kvchat.text.safe_text import safe_document, safe_prose
 from kvchat.text.search import Term, find_first_match, find_matches
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
-from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, code_font, restyle
 from kvchat.ui.widgets.layouts import FlowLayout, plain_tip
 from kvchat.ui.widgets.text_search import cursors_at, mark
@@ -50,8 +49,8 @@ class AttachmentCard(QFrame):
         self.count = label(format_size(attachment.size), "small")
 
     def remove_button(self) -> QToolButton:
-        name, picture = _("Remove {name}", name=self.attachment.name), icon("close", self._look.theme.muted)
-        made = tool_button(name, self.removed, tip=_("Remove"), icon=picture)
+        name = _("Remove {name}", name=self.attachment.name)
+        made = tool_button(name, self.removed, tip=_("Remove"), icon=self._look.icon("close"))
         made.setIconSize(QSize(1, 1) * self._look.px(12))
         return made
 
@@ -71,7 +70,7 @@ class AttachmentChip(AttachmentCard):
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
         super().__init__(look, attachment, _("Attachment"), _("Show the text that the model gets"))
         styled(self.name, "chip").setText(short_name(attachment.name))
-        self.name.setIcon(icon("document", look.theme.muted))
+        self.name.setIcon(look.icon("document"))
         remove = [self.remove_button()] if removable else []
         row(self.name, self.count, *remove, on=self, spacing=6, margins=(8, 2, 3 if removable else 8, 2))
 
@@ -106,7 +105,7 @@ class PictureTile(AttachmentCard):
         self._timer.stop()
         image = self._decoding.result()
         if image is None:
-            self.name.setIcon(icon("document", self._look.theme.muted))
+            self.name.setIcon(self._look.icon("document"))
             return
         image.setDevicePixelRatio(self._ratio)
         self.name.setIcon(QIcon(QPixmap.fromImage(image)))
@@ -190,8 +189,8 @@ class AttachmentView(QDialog):
         buttons: list[QWidget] = []
         previous = _("Previous match"), "Shift+F3", "chevron-up", -1
         for name, keys, glyph, by in (previous, (_("Next match"), "F3", "chevron-down", 1)):
-            step, picture = partial(self.step, by), icon(glyph, look.theme.muted)
-            buttons.append(tool_button(name, step, tip=f"{name} ({keys})", icon=picture))
+            step = partial(self.step, by)
+            buttons.append(tool_button(name, step, tip=f"{name} ({keys})", icon=look.icon(glyph)))
             buttons[-1].setEnabled(len(self._hits) > 1)
             QShortcut(QKeySequence(keys), self, step)
         below = QWidget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from functools import lru_cache
 
@@ -68,34 +69,30 @@ TEAL, GREY, RED = "#12907e", "#7c847f", "#d9483b"
 _GOLD = "#f2b84b"
 
 
-def icon(name: str, colour: str) -> QIcon:
-    """Return a line icon, or the filled Stop square, in `colour` ("#rrggbb"). Needs a QGuiApplication."""
-    return _icon(name, colour, is_mirrored() and name in _DIRECTIONAL)
+def icon(name: str, colour: str | Callable[[], str]) -> QIcon:
+    """Return a line icon, or the filled Stop square. colour: "#rrggbb", or its source, asked whenever it is painted"""
+    return QIcon(_IconEngine(name, colour))
 
 
-@lru_cache(maxsize=256)
-def _icon(name: str, colour: str, mirrored: bool) -> QIcon:
-    transform = ' transform="matrix(-1 0 0 1 24 0)"' if mirrored else ""
-    width, fill = 3.2 if name == "dots" else 1.9, colour if name == "stop" else "none"
-    stroke = f'stroke="{colour}" stroke-width="{width}" stroke-linecap="round" stroke-linejoin="round"'
-    return QIcon(_SvgIconEngine(_svg(f'<path d="{_GLYPHS[name]}"{transform} fill="{fill}" {stroke}/>', 24)))
-
-
-class _SvgIconEngine(QIconEngine):
+class _IconEngine(QIconEngine):
     """Icon engine that renders each requested size on demand; a window uses only a few of them."""
 
-    def __init__(self, svg: str) -> None:
+    def __init__(self, name: str, colour: str | Callable[[], str]) -> None:
         super().__init__()
-        self._svg = svg
+        self._name, self._colour = name, colour
 
     def clone(self) -> QIconEngine:
-        return _SvgIconEngine(self._svg)
+        return _IconEngine(self._name, self._colour)
 
     def paint(self, painter: QPainter, rect: QRect, mode: QIcon.Mode, state: QIcon.State) -> None:
+        colour = self._colour if isinstance(self._colour, str) else self._colour()
+        transform = ' transform="matrix(-1 0 0 1 24 0)"' if is_mirrored() and self._name in _DIRECTIONAL else ""
+        width, fill = 3.2 if self._name == "dots" else 1.9, colour if self._name == "stop" else "none"
+        stroke = f'stroke="{colour}" stroke-width="{width}" stroke-linecap="round" stroke-linejoin="round"'
+        svg = _svg(f'<path d="{_GLYPHS[self._name]}"{transform} fill="{fill}" {stroke}/>', 24)
         painter.save()
         painter.setOpacity(painter.opacity() * (_DISABLED_OPACITY if mode is QIcon.Mode.Disabled else 1.0))
-        ratio = painter.device().devicePixelRatioF()
-        painter.drawPixmap(rect, _render(self._svg, rect.width(), rect.height(), ratio))
+        painter.drawPixmap(rect, _render(svg, rect.width(), rect.height(), painter.device().devicePixelRatioF()))
         painter.restore()
 
     def pixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State) -> QPixmap:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QObject, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QFontDatabase, QPalette
+from PySide6.QtGui import QColor, QFont, QFontDatabase, QIcon, QPalette
 from PySide6.QtWidgets import QApplication, QWidget
 
 from kvchat.settings import Settings
+from kvchat.ui.base.icons import icon
 from kvchat.ui.base.style_sheet import style_sheet
 
 # If the desktop names no interface font, Qt uses DejaVu Sans, wide and dated: prefer these if present.
@@ -108,6 +109,10 @@ class Look(QObject):
         self._contrast = self._hints.accessibility().contrastPreference()
         self._hints.accessibility().contrastPreferenceChanged.connect(self._hint_changed)
         self._apply()
+
+    def icon(self, name: str, colour: str = "muted") -> QIcon:
+        """Return an icon in a colour of the theme, which it follows."""
+        return icon(name, lambda: getattr(self.theme, colour))
 
     def px(self, pixels: float) -> int:
         """Scale pixels given for 100 % text size to the chosen text size."""

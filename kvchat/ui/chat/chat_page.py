@@ -7,12 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QMouseEvent, QResizeEvent
+from PySide6.QtGui import QIcon, QKeyEvent, QMouseEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QMenu, QPushButton, QSizePolicy, QStackedWidget, QWidget
 
 from kvchat.text.language import _, join_list, join_parts
 from kvchat.ui.base.building import STRETCH, button, column, label, row, tool_button
-from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.status_strip import ContextMeter
@@ -40,27 +39,28 @@ class Header(QWidget):
         self._look, self._exists, self._model_name = look, False, _("No model")
         self.setObjectName("header")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.sidebar = tool_button(_("Show the sidebar"), tip=_("Show the sidebar (Ctrl+B)"))
+        tip = _("Show the sidebar (Ctrl+B)")
+        self.sidebar = tool_button(_("Show the sidebar"), tip=tip, icon=look.icon("sidebar"))
         self.title, self.field = ElidedLabel("title"), QLineEdit(maxLength=200)
         self.field.setAccessibleName(_("New title"))
         self.field.editingFinished.connect(self._end_rename)
         self.field.hide()
         self.model = button(_("No model"), kind="flat")
+        self.model.setIcon(look.icon("chevron-down"))
         self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         ltr, rtl = Qt.LayoutDirection.LeftToRight, Qt.LayoutDirection.RightToLeft
         self.model.setLayoutDirection(ltr if self.isRightToLeft() else rtl)  # arrow after the name
         self.model_menu = QMenu(self)
         self.model.setMenu(self.model_menu)
         self.chat_menu, self.menu = QMenu(self), self._build_menu()  # the first is filled on opening
-        self.chat = _menu_button(_("This chat"), self.chat_menu)
-        self.more = _menu_button(_("More"), self.menu)
+        self.chat = _menu_button(_("This chat"), look.icon("dots", "text"), self.chat_menu)
+        self.more = _menu_button(_("More"), look.icon("menu", "text"), self.menu)
         parts = self.sidebar, 8, (self.title, 1), (self.field, 1), self.chat, self.model, self.more
         row(*parts, on=self, spacing=8, margins=(16, 10, 16, 10))
         for watched in (self.model, self.title, self.field):
             watched.installEventFilter(self)
         self.model.hide()  # until it is known
-        look.changed.connect(self._restyle)
-        self._restyle()
+        look.changed.connect(self._fit_model)
 
     def show_conversation(self, title: str, *, exists: bool) -> None:
         if title != self.title.whole or exists != self._exists:
@@ -135,18 +135,11 @@ class Header(QWidget):
         add(menu, "settings", "manual", "shortcuts", "quit")
         return menu
 
-    def _restyle(self) -> None:
-        theme = self._look.theme
-        self.model.setIcon(icon("chevron-down", theme.muted))
-        self.chat.setIcon(icon("dots", theme.text))
-        self.more.setIcon(icon("menu", theme.text))
-        self.sidebar.setIcon(icon("sidebar", theme.muted))
-        self._fit_model()
 
-
-def _menu_button(name: str, menu: QMenu) -> QPushButton:
+def _menu_button(name: str, icon: QIcon, menu: QMenu) -> QPushButton:
     """Make a button whose menu a screen reader can open, unlike a QToolButton's."""
     made = button("", kind="menu", name=name, tip=name)
+    made.setIcon(icon)
     made.setMenu(menu)
 
     def leave() -> None:
@@ -161,19 +154,14 @@ def _menu_button(name: str, menu: QMenu) -> QPushButton:
 class DocumentsLine(ElidedButton):
     def __init__(self, look: Look) -> None:
         super().__init__("quiet")
-        self._look = look
         self.setAccessibleName(_("Documents"))
+        self.setIcon(look.icon("document"))
         self.hide()
-        look.changed.connect(self._restyle)
-        self._restyle()
 
     def show_documents(self, text: str, warning: str) -> None:
         self.set_text(join_parts((text, warning)), "", _("Show in library"))
         self.setAccessibleName(_("Documents: {filter}", filter=join_list((text, warning))))
         restyle(self, "tone", "warn" if warning else "")
-
-    def _restyle(self) -> None:
-        self.setIcon(icon("document", self._look.theme.muted))
 
 
 class ChatPage(QWidget):

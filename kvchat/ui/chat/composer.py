@@ -14,7 +14,6 @@ from kvchat.text.formatting import one_line
 from kvchat.text.language import _, join_list, join_sentences
 from kvchat.ui.attachments.chips import ChipRows, short_name
 from kvchat.ui.base.building import button, column, label, row, styled, tool_button
-from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, page_font, restyle
 from kvchat.ui.widgets.layouts import ElidedLabel
 
@@ -136,9 +135,11 @@ class Composer(QWidget):
         self.button = button("", lambda: self.stop_requested.emit() if self._busy else self._send(), "send")
         tip = _("Send after this reply (Enter)")
         self.after_reply = button("", self._send, "send", name=_("Send after this reply"), tip=tip)
+        self.after_reply.setIcon(look.icon("arrow-up", "on_accent"))
         tip = _("Attach text, code, PDF files or images (Ctrl+O); you can also drop or paste them")
-        self.attach = tool_button(_("Attach files"), tip=tip)
-        self.screenshot = tool_button(_("Attach a screenshot"), tip=_("Attach a screenshot (Ctrl+Shift+S)"))
+        self.attach = tool_button(_("Attach files"), tip=tip, icon=look.icon("paperclip"))
+        tip = _("Attach a screenshot (Ctrl+Shift+S)")
+        self.screenshot = tool_button(_("Attach a screenshot"), tip=tip, icon=look.icon("camera"))
         self.chips = ChipRows(look)
         self.chips.changed.connect(self._chips_changed)
         self.offer = button(_("Attach the pasted text as a file instead"), self._attach_paste, "link")
@@ -165,6 +166,7 @@ class Composer(QWidget):
         column(self.waiting, self._frame, on=self, spacing=6, margins=0)
         look.changed.connect(self._restyle)
         self._restyle()
+        self._show_button()
 
     @property
     def draft(self) -> str:
@@ -289,27 +291,23 @@ class Composer(QWidget):
         self._show_button()
 
     def _show_button(self) -> None:
-        theme = self._look.theme
         has_content = bool(self.draft.strip() or self.chips.attachments)
         can_press = self._busy or (has_content and not self._block_reason)
         self.after_reply.setVisible(self._busy and has_content)
         self.button.setEnabled(can_press)
-        self.button.setIcon(icon("stop" if self._busy else "arrow-up", theme.on_accent if can_press else theme.muted))
+        glyph, colour = "stop" if self._busy else "arrow-up", "on_accent" if can_press else "muted"
+        self.button.setIcon(self._look.icon(glyph, colour))
         self.button.setAccessibleName(_("Stop") if self._busy else _("Send"))
         self.button.setToolTip(_("Stop the reply (Esc)") if self._busy else self._block_reason or _("Send (Enter)"))
 
     def _restyle(self) -> None:
-        font, theme = page_font(self._look.fonts.family, self._look.fonts.body), self._look.theme
+        font = page_font(self._look.fonts.family, self._look.fonts.body)
         self.editor.setFont(font)
-        self.attach.setIcon(icon("paperclip", theme.muted))
-        self.screenshot.setIcon(icon("camera", theme.muted))
-        self.after_reply.setIcon(icon("arrow-up", theme.on_accent))
         for pressed, side in ((self.button, 20), (self.after_reply, 20), (self.attach, 18), (self.screenshot, 18)):
             pressed.setFixedSize(QSize(1, 1) * 2 * self._look.px(16))
             pressed.setIconSize(QSize(1, 1) * self._look.px(side))
         self.editor.viewport().setFont(font)  # used for the placeholder
         self._fit()
-        self._show_button()
 
     def _fit(self) -> None:
         line = self.editor.fontMetrics().lineSpacing()

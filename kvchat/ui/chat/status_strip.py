@@ -14,7 +14,6 @@ from kvchat.engine.api.connection import EngineState
 from kvchat.text.formatting import format_tokens
 from kvchat.text.language import _, format_number, join_parts
 from kvchat.ui.base.building import label, progress_bar, row, tool_button
-from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.controls import RoundBar, mix
 from kvchat.ui.widgets.layouts import ElidedLabel, plain_tip
@@ -183,7 +182,7 @@ class StatusStrip(QFrame):
         self.progress = progress_bar(_("Processing"))
         self.progress.setFixedWidth(90)
         # Shown during unrequested processing; no taller than the text, or the page would move.
-        self.stop = tool_button(_("Stop processing ahead"), kind="bare")
+        self.stop = tool_button(_("Stop processing ahead"), kind="bare", icon=look.icon("close"))
         for widget in (self.progress, self.stop):
             widget.hide()
         self.remarks = Remarks(look)
@@ -250,7 +249,6 @@ class StatusStrip(QFrame):
         font.setPointSizeF(self._look.fonts.small)
         self.remarks.setFont(font)
         self._show_remarks()
-        self.stop.setIcon(icon("close", self._look.theme.muted))
         self.stop.setIconSize(QSize(1, 1) * self._look.px(_STOP - 2))
         self.stop.setFixedSize(QSize(1, 1) * self._look.px(_STOP))
         self.dot.setFixedSize(QSize(1, 1) * self._look.px(9))

@@ -14,7 +14,6 @@ from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation
 from kvchat.text.formatting import format_size, one_line
 from kvchat.text.language import _, join_list
 from kvchat.ui.base.building import tool_button
-from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.commands import add_keep_actions
 from kvchat.ui.storage.usage_summary import describe_loss, describe_split, describe_use
@@ -95,7 +94,7 @@ class UsageDelegate(ItemDelegate):
         if row.usage.pinned:
             side = metrics.height() - 1
             right -= side
-            icon("pin", theme.accent).paint(painter, mirrored_box(option, QRect(right, box.top(), side, side)))
+            self.look.icon("pin", "accent").paint(painter, mirrored_box(option, QRect(right, box.top(), side, side)))
             right -= 8
         painter.setPen(QColor(theme.text))
         room = QRect(box.left(), box.top(), max(right - box.left(), 24), box.height())
@@ -207,8 +206,7 @@ class UsageList(ItemList):
             button = self.buttons.get(number)
             if button is None:
                 title, tip = self.usage.rows[number].title, _("Always keep, never keep, delete")
-                picture = icon("dots", self.look.theme.muted)
-                button = tool_button(_("Actions for {title}", title=title), tip=tip, icon=picture)
+                button = tool_button(_("Actions for {title}", title=title), tip=tip, icon=self.look.icon("dots"))
                 button.setParent(self.viewport())
                 button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the list keeps focus: Space opens this menu
                 button.clicked.connect(partial(self._open_below, number))

@@ -14,7 +14,6 @@ from kvchat.chat.record.messages import searchable_text
 from kvchat.text.language import _
 from kvchat.text.search import Term, find_matches, matches_all, parse_query
 from kvchat.ui.base.building import label, line_edit, row, styled, tool_button
-from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.transcript.message_column import MessageColumn
 from kvchat.ui.transcript.message_view import MessageView
@@ -89,7 +88,7 @@ class FindBar(QFrame):
 
     def __init__(self, look: Look, page: Transcript) -> None:
         super().__init__()
-        self._look, self._page = look, page
+        self._page = page
         self._hits: list[str] = []  # message ids, top to bottom
         self._hit = 0  # index of the current one
         self._mark, self._marks = 0, 0  # current mark in that message, and its mark count
@@ -97,16 +96,16 @@ class FindBar(QFrame):
         self.setAccessibleName(_("Find in this chat"))
         self.field, self.place = line_edit(_("Find in this chat"), _("Find in this chat")), label(kind="small")
         self.field.textEdited.connect(lambda: self._search(None))
-        words = _("match")
-        tips = _("Previous {words} (Shift+F3)", words=words), _("Next {words} (F3)", words=words)
-        self.previous_button = tool_button(_("Previous {words}", words=words), partial(self.step, -1), tip=tips[0])
-        self.next_button = tool_button(_("Next {words}", words=words), partial(self.step, 1), tip=tips[1])
-        self.close_button = tool_button(_("Close"), self.close_bar, tip=_("Close (Esc)"))
+        match, previous, following = _("match"), partial(self.step, -1), partial(self.step, 1)
+        tip, picture = _("Previous {words} (Shift+F3)", words=match), look.icon("chevron-up")
+        self.previous_button = tool_button(_("Previous {words}", words=match), previous, tip=tip, icon=picture)
+        tip, picture = _("Next {words} (F3)", words=match), look.icon("chevron-down")
+        self.next_button = tool_button(_("Next {words}", words=match), following, tip=tip, icon=picture)
+        tip = _("Close (Esc)")
+        self.close_button = tool_button(_("Close"), self.close_bar, tip=tip, icon=look.icon("close"))
         buttons = self.previous_button, self.next_button, self.close_button
         row((self.field, 1), self.place, *buttons, on=self, spacing=4, margins=(10, 6, 6, 6))
         page.marks.cleared.connect(self.hide)
-        look.changed.connect(self._restyle)
-        self._restyle()
         self.hide()
 
     def begin(self, query: str | None = None, message_id: str | None = None) -> None:
@@ -161,8 +160,3 @@ class FindBar(QFrame):
         self.place.setToolTip(_("Messages that contain all these words") if hits else "")
         for button in (self.previous_button, self.next_button):
             button.setEnabled(hits > 1 or self._marks > 1)
-
-    def _restyle(self) -> None:
-        glyphs = {"chevron-up": self.previous_button, "chevron-down": self.next_button, "close": self.close_button}
-        for glyph, button in glyphs.items():
-            button.setIcon(icon(glyph, self._look.theme.muted))

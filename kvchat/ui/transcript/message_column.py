@@ -17,7 +17,6 @@ from PySide6.QtWidgets import QApplication, QScrollArea, QWidget
 from kvchat.chat.record.messages import Message
 from kvchat.text.language import _
 from kvchat.ui.base.building import button
-from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.formulas import Formulas
 from kvchat.ui.rendering.text_page import PageStyle
@@ -97,7 +96,7 @@ class MessageColumn(QScrollArea):
         self.jump.setParent(self)
         self.jump.setFixedSize(_JUMP_SIZE, _JUMP_SIZE)
         self.jump.setIconSize(QSize(18, 18))
-        self.jump.setIcon(icon("arrow-down", look.theme.text))
+        self.jump.setIcon(look.icon("arrow-down", "text"))
         self.jump.hide()
         self._filler = QTimer(self, singleShot=True)
         self._filler.timeout.connect(self._fill_ahead)

@@ -14,7 +14,6 @@ from kvchat.chat.record.messages import Message, Role
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
 from kvchat.ui.base.accessibility import announce
-from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.text_page import PageStyle, TextPage, ask_to_open
 from kvchat.ui.transcript.find import HitMarks
@@ -293,7 +292,6 @@ class Transcript(MessageColumn):
 
     def _restyle(self) -> None:
         self._style = PageStyle(self._look, self._formulas)
-        self.jump.setIcon(icon("arrow-down", self._look.theme.text))
         self.selection.clear()
         self._drop([id for id in self.views if id not in self._edited_ids()])
         self._arrange()

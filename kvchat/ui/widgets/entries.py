@@ -14,7 +14,6 @@ from PySide6.QtWidgets import QBoxLayout, QComboBox, QLineEdit, QSizePolicy, QSt
 from kvchat.settings import GB, Settings, validation_error
 from kvchat.text.language import N_, _, format_number, localize_number
 from kvchat.ui.base.building import STRETCH, button, column, label, row
-from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.controls import Switch
 
@@ -258,4 +257,4 @@ class ChoiceBox(QComboBox):
         super().paintEvent(event)
         with QPainter(self) as painter:
             box = QRect(self.width() - 24, (self.height() - 16) // 2, 16, 16)
-            icon("chevron-down", self._look.theme.muted).paint(painter, box)
+            self._look.icon("chevron-down").paint(painter, box)

@@ -10,7 +10,6 @@ from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QTextEdit
 
 from kvchat.text.language import _
 from kvchat.ui.base.building import label, tool_button
-from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, Theme
 
 _MAX_MARKED = 500  # marked hits; more would be slow
@@ -77,7 +76,7 @@ class ClearableField(QLineEdit):
         super().__init__(placeholderText=placeholder)
         self._look = look
         self.setAccessibleName(name)
-        self.clear_button = tool_button(_("Clear the field"), self.clear, "quiet")
+        self.clear_button = tool_button(_("Clear the field"), self.clear, "quiet", icon=look.icon("close"))
         self.clear_button.clicked.connect(self.setFocus)
         self.clear_button.setParent(self)
         self.clear_button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # keyboard users have shorter ways
@@ -94,7 +93,6 @@ class ClearableField(QLineEdit):
         self.clear_button.move(self.width() - side - 3, (self.height() - side) // 2)
 
     def _restyle(self) -> None:
-        self.clear_button.setIcon(icon("close", self._look.theme.muted))
         self.clear_button.setIconSize(QSize(1, 1) * self._look.px(_ICON))
         self.clear_button.setFixedSize(QSize(1, 1) * self._look.px(_ICON + _MARGIN))
         self.setTextMargins(0, 0, self.clear_button.width(), 0)
