@@ -92,13 +92,13 @@ def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> Mapped
         os.posix_fallocate(file.fileno(), 0, size)
     elif status.st_size < size:
         file.truncate(size)
-    kept = _mapped.pop(path, None)
-    if kept is None or len(kept.bytes) < size or not os.fstat(kept.file.fileno()).st_nlink:  # 0: deleted
-        kept = Mapped(file, size)
-    _mapped[path] = kept
+    mapping = _mapped.pop(path, None)
+    if mapping is None or len(mapping.bytes) < size or not os.fstat(mapping.file.fileno()).st_nlink:  # 0: deleted
+        mapping = Mapped(file, size)
+    _mapped[path] = mapping
     for other in list(_mapped)[:-_MAX_MAPPED]:
         _mapped.pop(other, None)
-    return kept
+    return mapping
 
 
 def open_private(path: Path) -> FileIO:
@@ -114,8 +114,8 @@ def private_folder_in(memory: Path, folder: Path) -> Path | None:
     private = memory / f"kvchat-{os.getuid()}-{store}"
     try:
         private.mkdir(mode=0o700, exist_ok=True)
-        found = private.lstat()  # another user may have created it, or a link, to spy
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        status = private.lstat()  # another user may have created it, or a link, to spy
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             return None
         private.chmod(0o700)
     except OSError:
@@ -134,9 +134,9 @@ def describe_staging(folder: Path, allowed: int, held: int = 0) -> str:
     """Describe where slot files are staged, and why, given an in-memory file system with `held` bytes in use."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"on disk: no files can be made in {folder}"
-    place = staging_capacity(folder, held)  # a plan made for a small folder allows no more
-    if min(allowed, place) < SLACK:
-        return f"on disk: {f'{folder} is full' if place <= allowed else 'too little memory is free'}"
-    why = f"{folder} has no more" if place <= allowed else "more is left for the engine and others"
-    words = f"in memory ({folder}), up to {format_size(min(allowed, place))}, for {why}"
-    return f"{words}; what is larger goes by way of the disk"
+    capacity = staging_capacity(folder, held)  # a plan made for a small folder allows no more
+    if min(allowed, capacity) < SLACK:
+        return f"on disk: {f'{folder} is full' if capacity <= allowed else 'too little memory is free'}"
+    why = f"{folder} has no more" if capacity <= allowed else "more is left for the engine and others"
+    limit = format_size(min(allowed, capacity))
+    return f"in memory ({folder}), up to {limit}, for {why}; what is larger goes by way of the disk"

@@ -86,9 +86,8 @@ class Fingerprint:
 
     def differences(self, other: Fingerprint) -> tuple[Reason, ...]:
         """Return the differing fields; only the model if that differs."""
-        theirs = asdict(other)
-        differing = tuple(Reason(ReasonCode(name)) for name, value in asdict(self).items() if value != theirs[name])
-        return differing[:1] if self.model != other.model else differing
+        names = [name for name, value in asdict(self).items() if value != getattr(other, name)]
+        return tuple(Reason(ReasonCode(name)) for name in (names[:1] if self.model != other.model else names))
 
 
 @dataclass(frozen=True)

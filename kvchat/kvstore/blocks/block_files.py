@@ -69,10 +69,10 @@ class BlockFiles:
     def find(self, block: bytes, size: int | None = None) -> int | None:
         """Return the block's bytes on disk if it exists, with that size if given, else None; it is not read."""
         try:
-            found = self.path(block).stat()
+            status = self.path(block).stat()
         except FileNotFoundError:
             return None
-        return disk.disk_usage(found) if size in (None, found.st_size) else None
+        return disk.disk_usage(status) if size in (None, status.st_size) else None
 
     def find_all(self, sizes: Mapping[bytes, int]) -> dict[bytes, int] | None:
         """Return the bytes on disk of all these blocks, or None if one is missing."""
@@ -137,9 +137,9 @@ class BlockFiles:
         """Read the block; return what is wrong with it, or None."""
         path = self.path(block)
         try:
-            found = path.stat().st_size
-            if found != size:
-                return "truncated" if found < size else "longer than it was"
+            actual = path.stat().st_size
+            if actual != size:
+                return "truncated" if actual < size else "longer than it was"
             return None if disk.hash_file(path) == block.hex() else "hash differs"
         except FileNotFoundError:
             return "missing"

@@ -231,9 +231,9 @@ def _compose(layout: Layout, n_tokens: int, masked_position: int | None = None) 
             pieces.append(cache)
         else:
             pieces += _cache_pieces(cache, n_tokens, masked_position if cache.is_window else None)
-    kept = [checkpoint for checkpoint in layout.checkpoints if checkpoint.n_tokens <= n_tokens]
-    if layout.checkpoint_head is not None and kept:  # servers write no empty appendix
-        pieces += [Span(layout.checkpoint_head.offset, 8), struct.pack("<I", len(kept)), *kept]
+    checkpoints = [checkpoint for checkpoint in layout.checkpoints if checkpoint.n_tokens <= n_tokens]
+    if layout.checkpoint_head is not None and checkpoints:  # servers write no empty appendix
+        pieces += [Span(layout.checkpoint_head.offset, 8), struct.pack("<I", len(checkpoints)), *checkpoints]
     return merge_adjacent(pieces)
 
 

@@ -127,16 +127,16 @@ def run_parallel(
     Raises the first failed job's error once no other runs, and Cancelled between jobs. `low_priority`: the threads
     run at low CPU and disk priority.
     """
-    mine = threading.local()
+    local = threading.local()
     failed = threading.Event()
 
     def run(job: Job) -> Result:
         if failed.is_set() or cancelled():
             raise Cancelled
-        if not hasattr(mine, "buffer"):
-            mine.buffer = memoryview(mmap.mmap(-1, PIECE))  # malloc would keep one for every past thread
+        if not hasattr(local, "buffer"):
+            local.buffer = memoryview(mmap.mmap(-1, PIECE))  # malloc would keep one for every past thread
         try:
-            return do(job, mine.buffer)
+            return do(job, local.buffer)
         except BaseException:
             failed.set()
             raise

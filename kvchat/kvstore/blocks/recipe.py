@@ -68,10 +68,10 @@ def residue_spans(row_map: RowMap, file_size: int) -> tuple[Span, ...]:
     """Return the file's non-row spans. Raises RecipeError if regions overlap or exceed the file."""
     if any(not cache.regions or min(r.row_size for r in cache.regions) <= 0 for cache in row_map.caches):
         raise RecipeError("a cache without rows")
-    taken = sorted((r.offset, r.row_size * cache.rows) for cache in row_map.caches for r in cache.regions)
+    regions = sorted((r.offset, r.row_size * cache.rows) for cache in row_map.caches for r in cache.regions)
     spans: list[Span] = []
     end = 0
-    for offset, length in [*taken, (file_size, 0)]:
+    for offset, length in [*regions, (file_size, 0)]:
         if offset < end:
             raise RecipeError("regions overlap or reach beyond the file")
         if offset > end:

@@ -19,9 +19,7 @@ from kvchat.kvstore.index.schema import CorruptIndex, fingerprint_of
 from kvchat.kvstore.savepoint import PROGRAM, Fingerprint, SavePoint
 
 _RECENT_COUNT = 16  # most recently used save points
-_POINTS_OF_CONVERSATION = (
-    "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE name = ?"
-)
+_POINTS = "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
 _START = 0
 _COLUMNS = "block_id, cache, first_row, n_rows, skip, position"
 _FIND_LINK = f"SELECT id FROM links WHERE parent_id = ? AND ({_COLUMNS}) = (?, ?, ?, ?, ?, ?)"
@@ -135,8 +133,8 @@ def _find_successor(
     """Return a save point beyond this place; None if there is none, or one is exactly here."""
 
     def successor_at(node_id: int, condition: str = "NOT never_save") -> int | None:
-        query = "SELECT s.id FROM save_points s JOIN conversations c ON c.id = conversation_id WHERE node_id = ? AND "
-        return next((id for (id,) in db.execute(query + condition, (node_id,)) if id not in excluded), None)
+        ids = _numbers(db, f"{_POINTS} WHERE node_id = ? AND {condition}", node_id)
+        return next((id for id in ids if id not in excluded), None)
 
     if successor_at(node_id, "true") is not None:
         return None
@@ -150,41 +148,28 @@ def _find_successor(
     return None
 
 
-def _transfer(db: sqlite3.Connection, point_id: int, successor: int) -> None:
-    query = "SELECT conversation_id, link_id FROM save_points WHERE id = ?"
-    (before, link_id), (after, _) = (db.execute(query, (id,)).fetchone() for id in (point_id, successor))
-    db.execute(
-        "UPDATE save_points SET (conversation_id, message_id) ="
-        " (SELECT conversation_id, message_id FROM save_points WHERE id = ?) WHERE id = ?",
-        (successor, point_id),
-    )
-    hold_recipe(db, link_id or 0, after)
-    release_recipe(db, link_id or 0, before)
-
-
 def staged(db: sqlite3.Connection) -> dict[int, int]:
     return dict(db.execute("SELECT id, file_size FROM save_points WHERE link_id IS NULL ORDER BY id").fetchall())
 
 
 def fingerprints_of(db: sqlite3.Connection, conversation_id: str) -> list[Fingerprint]:
-    rows = db.execute(
+    query = (
         "SELECT facts FROM save_points s JOIN conversations c ON c.id = s.conversation_id JOIN fingerprints f"
-        " ON f.id = s.fingerprint_id WHERE c.name = ? GROUP BY f.id ORDER BY max(s.created_at)",
-        (conversation_id,),
+        " ON f.id = s.fingerprint_id WHERE c.name = ? GROUP BY f.id ORDER BY max(s.created_at)"
     )
-    return [fingerprint_of(facts) for (facts,) in rows]
+    return [fingerprint_of(facts) for (facts,) in db.execute(query, (conversation_id,))]
 
 
 def points_of(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
     if conversation_id is None:
         return _numbers(db, "SELECT id FROM save_points")
-    return _numbers(db, _POINTS_OF_CONVERSATION, conversation_id)
+    return _numbers(db, f"{_POINTS} WHERE name = ?", conversation_id)
 
 
 def points_of_messages(db: sqlite3.Connection, conversation_id: str, message_ids: Collection[str]) -> list[int]:
     """Return the conversation's save points that end in these messages or in none."""
-    query = f"{_POINTS_OF_CONVERSATION} AND (message_id IS NULL OR message_id IN (SELECT value FROM json_each(?)))"
-    return _numbers(db, query, conversation_id, json.dumps(list(message_ids)))
+    condition = "name = ? AND (message_id IS NULL OR message_id IN (SELECT value FROM json_each(?)))"
+    return _numbers(db, f"{_POINTS} WHERE {condition}", conversation_id, json.dumps(list(message_ids)))
 
 
 def points_for(db: sqlite3.Connection, audience: str) -> list[int]:
@@ -199,22 +184,17 @@ def largest_recent_size(db: sqlite3.Connection) -> int:
 
 def unused_since(db: sqlite3.Connection, moment: float, protected: int | None, *, programs: bool) -> list[int]:
     """Return absorbed save points last used before `moment`, but protected and pinned ones."""
-    query = (
-        "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
-        " WHERE link_id IS NOT NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ?"
-    )
-    return _numbers(db, f"{query} AND name GLOB ?", moment, protected, f"{PROGRAM}*" if programs else "*")
+    condition = "link_id IS NOT NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ? AND name GLOB ?"
+    return _numbers(db, f"{_POINTS} WHERE {condition}", moment, protected, f"{PROGRAM}*" if programs else "*")
 
 
 def forget(db: sqlite3.Connection, conversation_id: str | None) -> None:
     """Delete a conversation's loss records, or all, and the conversation itself if empty."""
-    mine, values = (" WHERE {} = ?", (conversation_id,)) if conversation_id is not None else (" WHERE true", ())
-    db.execute("DELETE FROM losses" + mine.format("conversation"), values)
-    db.execute(
-        f"DELETE FROM conversations{mine.format('name')} AND NOT pinned AND NOT never_save"
-        " AND NOT EXISTS (SELECT 1 FROM save_points WHERE conversation_id = conversations.id)",
-        values,
-    )
+    condition, values = ("true", ()) if conversation_id is None else ("{} = ?", (conversation_id,))
+    db.execute(f"DELETE FROM losses WHERE {condition.format('conversation')}", values)
+    empty = "NOT EXISTS (SELECT 1 FROM save_points WHERE conversation_id = conversations.id)"
+    unset = f"NOT pinned AND NOT never_save AND {empty}"
+    db.execute(f"DELETE FROM conversations WHERE {condition.format('name')} AND {unset}", values)
 
 
 def _numbers(db: sqlite3.Connection, query: str, *values: object) -> list[int]:

@@ -166,9 +166,9 @@ def first_at_or_below(
             empty_nodes.add(above)
             stack.pop()
         elif node_id not in empty_nodes:
-            found = lookup(node_id)
-            if found is not None:
-                return found
+            point_id = lookup(node_id)
+            if point_id is not None:
+                return point_id
             stack.append((node_id, (row[0] for row in db.execute(query, (node_id, node_id)))))
     return None
 
@@ -183,14 +183,14 @@ def count_continuations(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[in
     )
     counts = Counter[int]()
     for (parent_id, _), group in groupby(db.execute(query, (json.dumps(list(nodes)),)), lambda row: row[:2]):
-        begun: list[tuple[bytes, int]] = []  # stack of siblings; each is a prefix of the next
+        prefixes: list[tuple[bytes, int]] = []  # stack of siblings; each is a prefix of the next
         for _, _, packed, node_id in group:
             if not isinstance(packed, bytes):
                 raise CorruptIndex
-            while begun and not packed.startswith(begun[-1][0]):
-                begun.pop()
-            counts[begun[-1][1] if begun else parent_id] += 1
-            begun.append((packed, node_id))
+            while prefixes and not packed.startswith(prefixes[-1][0]):
+                prefixes.pop()
+            counts[prefixes[-1][1] if prefixes else parent_id] += 1
+            prefixes.append((packed, node_id))
     return {node: counts[node] for node in nodes}
 
 

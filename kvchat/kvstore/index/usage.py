@@ -97,17 +97,17 @@ def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Cand
     ).fetchall()
     links, parents, blocks = _columns(db, "SELECT id, parent_id, block_id FROM links ORDER BY 1", 3)
     known, sizes = _columns(db, "SELECT id, disk_bytes FROM blocks ORDER BY 1", 2)
-    begun = parents == 0
+    is_first = parents == 0
     needs = Needs(
         _indices(links, np.array([row[8] for row in rows], np.int64)),
-        np.where(begun, -1, _indices(links, np.where(begun, links, parents))),
+        np.where(is_first, -1, _indices(links, np.where(is_first, links, parents))),
         _indices(known, blocks),
         sizes,
     )
     if (needs.parents >= np.arange(len(links))).any():
         raise CorruptIndex
-    ways = token_tree.count_continuations(db, [row[9] for row in rows if row[9] is not None])
-    return [Candidate(*row[:8])._replace(continuation_count=ways.get(row[9])) for row in rows], needs
+    counts = token_tree.count_continuations(db, [row[9] for row in rows if row[9] is not None])
+    return [Candidate(*row[:8])._replace(continuation_count=counts.get(row[9])) for row in rows], needs
 
 
 def held_by_programs(db: sqlite3.Connection) -> int:
