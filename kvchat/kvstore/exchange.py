@@ -172,9 +172,7 @@ def stored_manifest(folder: Path, conversation_id: str) -> Manifest | None:
         messages = points.absorbed_points(db, conversation_id)
         newest = points.load(db, max(messages)) if messages else None
         for point_id, message_id in [*messages.items()][-_MAX_POINTS:]:
-            point, recipe = points.load(db, point_id), None
-            with contextlib.suppress(RecipeError):
-                recipe = points.load_recipe(db, point_id)
+            point, recipe = points.load(db, point_id), points.find_recipe(db, point_id)
             if newest and point and recipe and point.fingerprint == newest.fingerprint:
                 before = carried[-1].tokens if carried else ()
                 shared = common_prefix(before, point.tokens)  # reuse the same int objects
@@ -230,13 +228,21 @@ def import_memory(inventory: Inventory, conversation_id: str, manifest: Manifest
 def _receive(files: BlockFiles, manifest: Manifest, stream: BlockStream) -> dict[bytes, bytes]:
     """Write the missing blocks; return their XXH3, by name."""
     missing, xxh3 = dict(manifest.blocks), {}
+
+    def limited(content: Iterable[bytes], size: int) -> Iterator[bytes]:
+        for piece in content:
+            size -= len(piece)
+            if size < 0:
+                raise BadMemory(_("part of it is damaged"))
+            yield piece
+
     for name, content in stream:
         size = missing.pop(name, None)
         if size is None:
             raise BadMemory(_("it contains a duplicate or unused block"))
         if files.find(name, size) is not None:
             continue
-        written = files.write(_limited(content, size))
+        written = files.write(limited(content, size))
         if written.block != name or written.size != size:
             files.discard(written)
             raise BadMemory(_("part of it is damaged"))
@@ -245,14 +251,6 @@ def _receive(files: BlockFiles, manifest: Manifest, stream: BlockStream) -> dict
     if missing:
         raise BadMemory(_("part of it is missing"))
     return xxh3
-
-
-def _limited(content: Iterable[bytes], size: int) -> Iterator[bytes]:
-    for piece in content:
-        size -= len(piece)
-        if size < 0:
-            raise BadMemory(_("part of it is damaged"))
-        yield piece
 
 
 @saving_errors()

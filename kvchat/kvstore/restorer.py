@@ -154,25 +154,22 @@ class Restorer:
     ) -> RestorePlan | None:
         empty_nodes: set[int] = set()
         for place in islice(token_tree.places(db, trees, prompt, whole=not can_cut), _MAX_PLACES):
-            if is_worth_restoring(place.shared, place.n_tokens, len(prompt)):
-                point = self._point_at(db, place, len(prompt), empty_nodes, can_cut=can_cut)
-                if point and point.tokens[: place.shared] != prompt[: place.shared]:
-                    raise CorruptIndex
-                if point and is_worth_restoring(place.shared, point.n_tokens, len(prompt)):
-                    is_warm = self._staging.find_warm(point.id) is not None and 2 * place.shared >= point.n_tokens
-                    size = point.size if is_warm else point.size * place.shared // point.n_tokens
-                    return RestorePlan(point, place.shared, Tier.WARM if is_warm else Tier.DISK, size)
+            shared = place.shared
+            if not is_worth_restoring(shared, place.n_tokens, len(prompt)):
+                continue
+            # A state that cannot be cut must leave the engine a token to evaluate.
+            ids = token_tree.at(db, place.node_id) if place.whole and (can_cut or shared < len(prompt)) else []
+            chosen = min(ids, key=lambda id: self._staging.find_warm(str(id)) is None, default=None)
+            if can_cut and chosen is None:
+                chosen = token_tree.below(db, place.node_id, empty_nodes)
+            point = points.load(db, chosen) if chosen is not None else None
+            if point and point.tokens[:shared] != prompt[:shared]:
+                raise CorruptIndex
+            if point and is_worth_restoring(shared, point.n_tokens, len(prompt)):
+                is_warm = self._staging.find_warm(point.id) is not None and 2 * shared >= point.n_tokens
+                size = point.size if is_warm else point.size * shared // point.n_tokens
+                return RestorePlan(point, shared, Tier.WARM if is_warm else Tier.DISK, size)
         return None
-
-    def _point_at(
-        self, db: sqlite3.Connection, place: token_tree.Place, prompt: int, empty_nodes: set[int], *, can_cut: bool
-    ) -> SavePoint | None:
-        """Return a save point at a place, leaving the engine a token to evaluate, or beyond it if it can be cut."""
-        ids = token_tree.at(db, place.node_id) if place.whole and (can_cut or place.shared < prompt) else []
-        chosen = min(ids, key=lambda id: self._staging.find_warm(str(id)) is None, default=None)
-        if can_cut and chosen is None:
-            chosen = token_tree.below(db, place.node_id, empty_nodes)
-        return points.load(db, chosen) if chosen is not None else None
 
     def _put(self, plan: RestorePlan, target: Path, window: int, cancelled: CancelCheck) -> tuple[int, Tier]:
         """Put the file at `target`; return its tokens and where it came from."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from kvchat.kvstore.blocks import parser
 from kvchat.kvstore.blocks.absorb import PreviousSave, split_slot_file
 from kvchat.kvstore.blocks.block_files import FileChanged
-from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
 from kvchat.kvstore.index import points, token_tree, usage
 from kvchat.kvstore.index.index import saving_errors, write_error
 from kvchat.kvstore.inventory import Inventory
@@ -229,7 +228,7 @@ def _new_bytes(size: int, n_tokens: int, before: PreviousSave | None) -> int:
 def _previous_save(db: sqlite3.Connection, point: SavePoint, predecessor: Predecessor | None) -> PreviousSave | None:
     if predecessor is not None:
         origin = points.load(db, int(predecessor.point_id))
-        recipe = _load_recipe(db, int(predecessor.point_id))
+        recipe = points.find_recipe(db, int(predecessor.point_id))
         if origin is not None and recipe is not None and origin.fingerprint == point.fingerprint:
             shared = common_prefix(origin.tokens, point.tokens)
             return PreviousSave(recipe, shared, min(shared, predecessor.unchanged))
@@ -241,12 +240,6 @@ def _find_known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens
     empty_nodes: set[int] = set()
     for place in token_tree.places(db, trees, tokens):
         point_id = token_tree.below(db, place.node_id, empty_nodes, absorbed=True)
-        if point_id is not None and (recipe := _load_recipe(db, point_id)):
+        if point_id is not None and (recipe := points.find_recipe(db, point_id)):
             return PreviousSave(recipe, place.shared)
-    return None
-
-
-def _load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
-    with contextlib.suppress(RecipeError):
-        return points.load_recipe(db, point_id)
     return None

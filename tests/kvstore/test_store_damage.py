@@ -7,20 +7,27 @@ each, as a hundred then take no longer than one. It prints "pid N" when a child 
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvchat.kvstore import disk
+from kvchat.kvstore.blocks import absorb, positioned
+from kvchat.kvstore.blocks.block_files import BlockFiles, WrittenBlock
 from kvchat.kvstore.index.index import IndexFailed
-from kvchat.kvstore.savepoint import Miss, NotSaved, StoreRefused
+from kvchat.kvstore.savepoint import AbsorbReport, Miss, NotSaved, StoreRefused
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.kvstore import mutating
 from tests.kvstore.store_bench import FULL, HYBRID, Bench, Model, is_damage, token_range
 
@@ -200,6 +207,120 @@ def test_a_save_that_the_index_refuses_leaves_no_file(tmp_path: Path, monkeypatc
 def test_damaged_stores_are_no_worse_than_empty_ones(rounds: int, seed: int) -> None:
     """`tests/soak` runs as many as it is told."""
     assert mutating.run(rounds, seed)["restored"] > 3 * rounds // 10
+
+
+# Blocks written for a save point that came to nothing count toward the size, and are deleted
+
+AtThirdBlock = Callable[[Callable[[], None]], None]
+
+
+class SynchronousExecutor(Executor):
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+@pytest.fixture
+def big(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "store", Model(layers=4, row_size=384))
+
+
+@pytest.fixture
+def at_third_block(monkeypatch: pytest.MonkeyPatch) -> AtThirdBlock:
+    """Return a function that lets something happen when the third block is written."""
+
+    def install(action: Callable[[], None]) -> None:
+        commit, commits = BlockFiles.commit, iter(range(1_000_000))
+
+        def commit_after_action(self: BlockFiles, written: WrittenBlock) -> int:
+            if next(commits) == 2:
+                action()
+            return commit(self, written)
+
+        monkeypatch.setattr(BlockFiles, "commit", commit_after_action)
+        monkeypatch.setattr(positioned, "threads", lambda: 1)  # one block after the other
+        monkeypatch.setattr(absorb, "ThreadPoolExecutor", SynchronousExecutor)
+
+    return install
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_a_chat_deleted_while_it_is_absorbed_leaves_nothing(
+    big: Bench, at_third_block: AtThirdBlock, everything: bool
+) -> None:
+    delete = big.inventory.delete_all if everything else lambda: big.inventory.delete_conversation("thesis")
+    at_third_block(lambda: print(delete()))
+    big.add("thesis", token_range(2000))
+    assert big.store.absorb_pending() == AbsorbReport(0, ()), "deleted on purpose: nothing is reported"
+    assert big.block_files() == []
+    assert big.inventory.usage().physical_bytes == disk.tree_size(big.folder)
+
+
+def test_a_full_disk_leaves_no_blocks(big: Bench, at_third_block: AtThirdBlock) -> None:
+    def fail() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    big.save("letter", token_range(300))
+    before = big.block_files()
+    at_third_block(fail)
+    big.add("thesis", token_range(2000, start=9000))
+    assert big.store.absorb_pending().refused == (Reason(ReasonCode.DISK_FULL),)
+    assert big.block_files() == before
+    assert big.inventory.usage().physical_bytes == disk.tree_size(big.folder)
+
+
+def test_unfinished_blocks_count(big: Bench, at_third_block: AtThirdBlock) -> None:
+    sizes: list[tuple[int, int]] = []
+    at_third_block(lambda: sizes.append((big.inventory.usage().physical_bytes, disk.tree_size(big.folder))))
+    big.save("thesis", token_range(2000))
+    assert len(big.block_files()) > 3
+    ((reported, actual),) = sizes
+    assert reported == actual
+
+
+def test_blocks_of_a_killed_process_are_deleted_at_the_next_start(
+    big: Bench, at_third_block: AtThirdBlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill() -> None:
+        raise Killed
+
+    at_third_block(kill)
+    big.add("thesis", token_range(2000))
+    with monkeypatch.context() as dead:
+        dead.setattr("kvchat.kvstore.inventory.Inventory.delete_unknown", lambda *_: 0)
+        with pytest.raises(Killed):
+            big.store.absorb_pending()
+    assert len(big.block_files()) == 2
+    other = big.open()
+    assert big.block_files() == []
+    other.close()
+
+
+def test_a_damaged_index_leaves_no_blocks(big: Bench) -> None:
+    big.save("thesis", token_range(300))
+    big.store.close()
+    (big.folder / "index.db").write_bytes(os.urandom(20_000))
+    big.use(big.open())
+    assert big.block_files() == []
+
+
+def test_delete_all_includes_unknown_blocks(big: Bench) -> None:
+    big.save("thesis", token_range(300))
+    known = big.block_files()[0]
+    shutil.copy(known, known.with_name(known.name[:2] + "0" * 62))
+    assert big.inventory.delete_all() > 0
+    assert big.block_files() == []
+    assert big.inventory.usage().save_points == 0
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ class _Splitter:
         trusted = [span for span in known if span.is_unchanged]
         samples = _sample_spans(trusted)
         if len(self._matching(samples)) == len(samples):
-            reused = [span for span in trusted if span.known and self._exists(span.known)]
+            reused = [s for s in trusted if s.known and self.blocks.find(s.known.block, s.known.size) is not None]
             reused += self._matching([span for span in known if not span.is_unchanged])
         else:
             reused = self._matching(known)
@@ -123,9 +123,6 @@ class _Splitter:
                     new.append((span.cache, span.run))
         return uses, new
 
-    def _exists(self, use: BlockUse) -> bool:
-        return self.blocks.find(use.block, use.size) is not None
-
     def _matching(self, spans: Sequence[_RowSpan]) -> list[_RowSpan]:
         """Return the spans whose rows equal their block's; all rows of a cache after one that differs do, too."""
         first_different: dict[int, int] = {}  # token position, by cache
@@ -134,7 +131,8 @@ class _Splitter:
             position = span.run.position
             if position > first_different.get(span.cache, position):
                 return False
-            same = span.known is not None and self._exists(span.known) and self._equals(span, span.known, buffer)
+            assert span.known is not None
+            same = self._equals(span, span.known, buffer)
             if not same:
                 first_different[span.cache] = min(position, first_different.get(span.cache, position))
             return same
@@ -143,6 +141,8 @@ class _Splitter:
         return [span for span, same in zip(spans, results, strict=True) if same]
 
     def _equals(self, span: _RowSpan, use: BlockUse, buffer: memoryview) -> bool:
+        if self.blocks.find(use.block, use.size) is None:
+            return False
         cache, run = self.row_map.caches[span.cache], span.run
         parts, block_rows = row_parts(cache, run.row, run.rows), use.size // cache.row_bytes
         if run.rows == block_rows:

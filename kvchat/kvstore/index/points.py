@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import datetime
 from typing import Literal
@@ -243,6 +244,13 @@ def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     if recipe.seal() != seal:
         raise RecipeError("its recipe was changed")
     return recipe
+
+
+def find_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
+    """Return an absorbed save point's recipe, unless it was changed."""
+    with suppress(RecipeError):
+        return load_recipe(db, point_id)
+    return None
 
 
 def absorbed_points(db: sqlite3.Connection, conversation_id: str) -> dict[int, str | None]:
