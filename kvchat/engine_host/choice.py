@@ -9,7 +9,14 @@ from pathlib import Path
 
 from kvchat.engine.api.errors import EngineFailed, rpc_server_failure
 from kvchat.engine.discovery import arguments
-from kvchat.engine.discovery.engines import EngineLocation, EngineNotFound, EngineProbe, list_devices, usable_engine
+from kvchat.engine.discovery.engines import (
+    Device,
+    EngineLocation,
+    EngineNotFound,
+    EngineProbe,
+    list_devices,
+    usable_engine,
+)
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import NO_STAGING_MEMORY, StagingMemory
@@ -104,10 +111,7 @@ class EngineChoice:
 
     @property
     def subject(self) -> Subject:
-        """The subject of a finding about restoring.
-
-        A projector does not change what a text's state means, but may change whether the engine restores it.
-        """
+        """The subject of a restore finding: a projector may change whether the engine restores a text's state."""
         if self.plan.projector is None:
             return Subject(self.fingerprint, self.build)
         options = f"{self.fingerprint.options} with a projector".strip()
@@ -118,24 +122,21 @@ class EngineChoice:
         choices = []
         for context in ContextChooser(self.demand, self.memory).smaller(self.context):
             fingerprint = replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens))
-            plan = with_placement(self.plan, context)
+            plan = replace(
+                self.plan, context_size=context.tokens, fit_target=context.fit_target, without_gpu=context.without_gpu
+            )
             choices.append(replace(self, plan=plan, context=context, max_context=context, fingerprint=fingerprint))
         return tuple(choices)
 
     def larger(self, tokens: int, memory: MemoryFacts, limit: LoadLimit | None) -> ContextChoice | None:
-        """Return the next context size above `tokens` that fits `memory` and the model.
-
-        `limit`: what is known since the engine was loaded.
-        """
+        """Return the next context size above `tokens` that fits `memory`. `limit`: learned since the launch."""
         return ContextChooser(replace(self.demand, limit=limit), memory).larger(tokens)
 
-    def proposals(self, wanted: int | None) -> tuple[Proposal, ...]:
-        """Return changes that make the model fit better. `wanted`: the user's context size."""
-        own, takes_arguments = self.plan.extra, self.location.path is not None
-        situation = CurrentLoad(
-            self.max_context, self.demand, self.memory, wanted, own, takes_arguments=takes_arguments
-        )
-        return proposals(situation)
+    def proposals(self, user_context: int | None) -> tuple[Proposal, ...]:
+        """Return changes that make the model fit better. `user_context`: tokens the user chose."""
+        extra, is_program = self.plan.extra, self.location.path is not None
+        load = CurrentLoad(self.max_context, self.demand, self.memory, user_context, extra, takes_arguments=is_program)
+        return proposals(load)
 
 
 def choose_engine(
@@ -181,6 +182,8 @@ def choose_engine(
         context_size=context.tokens,
         slot_path=slot_path,
         kv_type=settings.kv_type,
+        fit_target=context.fit_target,
+        without_gpu=context.without_gpu,
         projector=projector,
         slots=slots,
         rpc_workers=workers,
@@ -199,7 +202,7 @@ def choose_engine(
     )
     return EngineChoice(
         engine.location,
-        with_placement(plan, context),
+        plan,
         demand,
         context,
         max_context,
@@ -221,10 +224,6 @@ def _size_and_identity(projector: Path) -> tuple[int, str]:
         raise VisionUnsupported(_("This model"), why, _("Check the permissions of the file.")) from error
 
 
-def with_placement(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
-    return replace(plan, context_size=context.tokens, fit_target=context.fit_target, without_gpu=context.without_gpu)
-
-
 def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:
     if facts.kv.is_recurrent:  # recurrent state cannot be completed, with or without a window
         return Strategy.SETTLE
@@ -234,17 +233,13 @@ def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:
 
 
 def with_file_stamps(state_arguments: str, folder: Path) -> str:
-    """Add the stamps of files that these arguments name: a LoRA adapter may be replaced.
-
-    `folder`: where the engine runs. Reads the disk.
-    """
+    """Add the stamps of the files that these arguments name, relative to the engine's `folder`. Reads the disk."""
     files = [folder / name for name in arguments.named_files(state_arguments)]
     stamps = [f"{size}@{changed}" for size, changed, _ in file_stamps([file for file in files if file.is_file()])]
     return " ".join((state_arguments, *stamps))
 
 
 def user_arguments(settings: Settings, engine: EngineProbe) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the user's checked arguments and RPC workers. Raises BadArguments and BadWorkers."""
     extra = arguments.parse_arguments(settings.engine_arguments)
     workers = arguments.parse_workers(settings.rpc_workers)
     if extra and engine.location.path is None:
@@ -292,30 +287,23 @@ class ModelJudge:
 
 
 def query_capacity(settings: Settings, staged: StagingMemory = NO_STAGING_MEMORY) -> Capacity:
-    """Query the configured engine; system memory alone if that fails. Blocks for a moment.
-
-    `staged`: what the store has in memory.
-    """
+    """Query the configured engine; system memory alone if that fails. `staged`: the store's memory. Blocks."""
     try:
         engine = usable_engine(settings.engine_path)
         workers = arguments.parse_workers(settings.rpc_workers)
         return Capacity(memory_for(engine.location, workers, staged), engine.identity)
     except KvchatError:
-        return Capacity(_memory(staged))
+        return Capacity(memory_for(EngineLocation(), (), staged))
 
 
 def memory_for(
     location: EngineLocation, workers: Sequence[str] = (), staged: StagingMemory = NO_STAGING_MEMORY
 ) -> MemoryFacts:
-    """Return the memory this engine can use: the computer's and that of its and its workers' GPUs.
-
-    `staged` memory counts as available as far as it is disposable.
-    Raises EngineNotFound; if the engine does not run with its workers, EngineFailed or BadWorkers.
-    """
-    if location.path is None:  # the embedded engine is CPU-only
-        return _memory(staged)
+    """Return the memory of the computer, of the GPUs and the workers. Raises EngineUnusable and EngineFailed."""
+    devices: tuple[Device, ...] = ()
     try:
-        devices = list_devices(location, workers)
+        if location.path is not None:  # the embedded engine is CPU-only
+            devices = list_devices(location, workers)
     except EngineNotFound as error:
         if not workers:
             raise
@@ -324,8 +312,5 @@ def memory_for(
         output = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
         message = _("The engine could not start with these RPC servers: {said}", said=output)
         raise arguments.BadWorkers(message) from error
-    return _memory(staged, [DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])
-
-
-def _memory(staged: StagingMemory, devices: Sequence[DeviceMemory] = ()) -> MemoryFacts:
-    return available_memory(devices).with_staging(staged.reclaimable, staged.capacity)
+    gpus = [DeviceMemory(device.name, device.free_bytes) for device in devices if device.free_bytes]
+    return available_memory(gpus).with_staging(staged.reclaimable, staged.capacity)

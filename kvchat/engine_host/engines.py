@@ -52,10 +52,7 @@ from kvchat.text.reasons import Reason, ReasonCode
 
 
 class ManagedEngine:
-    """kvchat's own engine, its memory as planned and measured, and what to try when that runs out.
-
-    Event-loop thread only.
-    """
+    """kvchat's own engine, its memory, and what to try when that runs out. Event-loop thread only."""
 
     def __init__(
         self,
@@ -145,12 +142,12 @@ class ManagedEngine:
         )
         if ran_out is None:
             return
-        again = ""
+        retry = ""
         if limit is not None and not ran_out.context.by_user:
-            again = " " + _("kvchat will try a larger context again on {until}.", until=format_day(limit.until))
+            retry = " " + _("kvchat will try a larger context again on {until}.", until=format_day(limit.until))
         self._notify(
             _("The model ran out of memory while loading"),
-            _("The model now uses less memory. {reason}{again}", reason=context.reason, again=again),
+            _("The model now uses less memory. {reason}{again}", reason=context.reason, again=retry),
         )
 
     async def inspect(self) -> tuple[ReadyEngine, Subject] | None:
@@ -242,10 +239,7 @@ class ExternalEngine:
 
 
 def choose_slot(slots: Sequence[SlotState]) -> tuple[int, bool]:
-    """Choose a slot; True if it is free: nothing may be tried out in one that another program uses.
-
-    Others begin with the first, so take the last free one; if none is free, the last.
-    """
+    """Choose the last free slot, since others begin with the first, or else the last; True if it is free."""
     free = [number for number, slot in enumerate(slots) if not slot.busy and not slot.tokens]
     return (free[-1], True) if free else (max(0, len(slots) - 1), False)
 
@@ -253,10 +247,7 @@ def choose_slot(slots: Sequence[SlotState]) -> tuple[int, bool]:
 def with_state_support(
     ready: ReadyEngine, process: RunningServer, facts: ServerFacts, *, is_free: bool
 ) -> ReadyEngine | None:
-    """Add how to keep the server's states; None if it is remote or its folder or model is unreadable.
-
-    `is_free`: its slot may be tested. Reads the disk: call it off the event loop.
-    """
+    """Add how to keep the server's states; None if its folder or model is not readable. Reads the disk."""
     folder = reachable_slot_folder(process)
     if folder is None:
         return None

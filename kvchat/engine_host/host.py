@@ -70,10 +70,7 @@ class SwitchingHost(EngineLifecycle):
         return str(self.managed.choice.location) if self.managed.choice else ""
 
     async def states_now(self, model: str | None = None) -> tuple[Fingerprint, int] | None:
-        """Return the fingerprint and maximum context (tokens) of the current or next engine.
-
-        `model`: path of the model meant, if another may be running. None if unknown.
-        """
+        """Return the fingerprint and maximum context (tokens) of the current or next engine, or for `model` (path)."""
         known = self.known
         if known is not None and not self.runs_other_model(model):
             return known.fingerprint, known.limit
@@ -142,10 +139,7 @@ class SwitchingHost(EngineLifecycle):
         return choice.proposals(started.context_size) if choice and started else ()
 
     async def capacity(self) -> Capacity:
-        """Return the memory available to a model, including what the running one would free.
-
-        Asks the engine for its devices, which takes a moment.
-        """
+        """Return the memory available to a model, including what the running one would free. Queries the engine."""
         staged = self.managed.staged
         capacity = await asyncio.to_thread(lambda: query_capacity(self._settings(), staged()))
         if self.choice is None or self.status.state is not EngineState.READY:
@@ -156,10 +150,7 @@ class SwitchingHost(EngineLifecycle):
         return ModelJudge(self._settings(), await self.capacity(), self.managed.limits)
 
     async def larger_context(self) -> ContextChoice | None:
-        """Return the next larger context size that fits and that the model was trained for, or None.
-
-        Asks the engine for its devices, which takes a moment. None for the user's own server.
-        """
+        """Return the next larger context size that fits and that the model was trained for. Queries the engine."""
         choice, now = self.choice, self.context_size
         if choice is None or now is None:
             return None

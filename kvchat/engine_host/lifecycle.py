@@ -30,10 +30,7 @@ from kvchat.text.reasons import Reason, ReasonCode
 
 
 class EngineLifecycle:
-    """The sessions' `EngineHost`: kvchat's own engine or the user's server, switched only while none runs.
-
-    Event-loop thread only.
-    """
+    """The sessions' `EngineHost`: kvchat's own engine or the user's server. Event-loop thread only."""
 
     def __init__(
         self,
@@ -137,10 +134,7 @@ class EngineLifecycle:
         await self._end_inspection()
 
     async def ready(self, model: str | None = None, *, vision: bool = False, tokens: int = 0) -> ReadyEngine:
-        """See `EngineHost.ready`. A user's server has a fixed model and context.
-
-        A projector is loaded only on request, and stays as long as the engine.
-        """
+        """See `EngineHost.ready`. A projector is loaded on request and stays; a user's server stays as it is."""
         await self._switch_connection()
         if model is not None and not self.is_external:
             await self._switch_model(model, restarts=vision and not self.is_ready(vision=True))
@@ -177,10 +171,7 @@ class EngineLifecycle:
             await self._findings.forget(self._subject)
 
     async def _switch_model(self, model: str, *, restarts: bool) -> None:
-        """Switch to `model`; while it runs, the settings may name another. Raises ModelMissing.
-
-        `restarts`: it will be restarted even if it runs.
-        """
+        """Switch to `model`. `restarts`: it will be restarted even if it runs. Raises ModelMissing."""
         if self._running_model == model and not restarts:
             return
         if model != self._settings().model_path:
@@ -199,10 +190,10 @@ class EngineLifecycle:
         return None if self.is_external or started is None or self.status.state in DOWN_STATES else started.model_path
 
     async def _switch_connection(self) -> None:
-        wanted = self.external if self._settings().engine_url else self.managed
-        if wanted is not self.current and self.status.state in DOWN_STATES:
+        engine = self.external if self._settings().engine_url else self.managed
+        if engine is not self.current and self.status.state in DOWN_STATES:
             await self.stop()
-            self.current, self._started_with = wanted, None
+            self.current, self._started_with = engine, None
 
     async def _start(self, *, vision: bool, tokens: int) -> None:
         async with self._lock:

@@ -60,8 +60,8 @@ class AnsweringModel:
     @property
     def is_missing(self) -> bool:
         status = self._host.status
-        gone = status.failure is not None and status.failure.kind is FailureKind.MODEL_MISSING
-        return gone and status.state is EngineState.FAILED
+        kind = status.failure.kind if status.failure else None
+        return status.state is EngineState.FAILED and kind is FailureKind.MODEL_MISSING
 
     @property
     def repository(self) -> str | None:

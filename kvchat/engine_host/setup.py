@@ -131,17 +131,14 @@ class EngineSetup:
         chosen = settings.engine_path or settings.engine_url or any(engine.path for engine in installed_engines())
         return None if chosen or not graphics.vendors or graphics.system == "darwin" else graphics
 
-    async def get(self, wanted: Backend | None = None) -> Trial | None:
-        """Download an engine for this computer's GPU, test it and select it if it works.
-
-        None if cancelled or if another download is running. Raises KvchatError.
-        """
+    async def get(self, backend: Backend | None = None) -> Trial | None:
+        """Download, test and perhaps select an engine for the GPU; None if cancelled or busy. Raises KvchatError."""
         if self.fetching is not None:
             return None
 
         self._publish(EngineDownload(Stage.ASKING))
         try:
-            result = await self._fetch.run(self._download_and_test(wanted))
+            result = await self._fetch.run(self._download_and_test(backend))
         finally:
             self._publish(None)
         if result is None:
@@ -203,10 +200,7 @@ class EngineSetup:
         return None
 
     async def validation_error(self, name: str, text: str) -> str:
-        """Return why the setting `name` cannot have this text; empty if it can.
-
-        For `engine_arguments`, `rpc_workers` and `engine_url`. May query the engine for its options.
-        """
+        """Return why an engine setting cannot have this text, or "". May query the engine for its options."""
         change: dict[str, Any] = {name: text}
         changed = dataclasses.replace(self._settings(), **change)
         try:
@@ -239,11 +233,7 @@ class EngineSetup:
         )
 
     async def _download_and_test(self, backend: Backend | None) -> tuple[DownloadedEngine, Trial]:
-        """Download an engine and test it; an existing one is only tested.
-
-        Cancelling keeps the partial download. An engine that fails the test is kept for another try. Raises
-        KvchatError.
-        """
+        """Download an engine and test it; an existing one is only tested. A failing engine is kept."""
         build = await self._newest_build(backend)
         steps: list[TrialStep] = []
 

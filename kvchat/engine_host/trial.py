@@ -55,10 +55,7 @@ async def try_engine(
     on_step: Callable[[TrialStep], None] = lambda _: None,
     needs: Backend | None = None,
 ) -> Trial:
-    """Query the engine's version and devices; with a model, also load it, get a reply and test restoring.
-
-    `on_step` receives each finished step. `needs`: the required backend. Raises no KvchatError.
-    """
+    """Query an engine; with a model, also load it, get a reply and test restoring. Raises no KvchatError."""
     steps: list[TrialStep] = []
 
     def report_step(step: TrialStep) -> None:

@@ -44,20 +44,15 @@ _SLOT_TIMEOUT_S = 900.0  # may wait for a busy slot and move many GB on a slow d
 
 
 TokenIds = tuple[int, ...]
-Tokenize = Callable[[str, bool], Awaitable[TokenIds]]
+Tokenize = Callable[[str, bool], Awaitable[TokenIds]]  # ids of a text; True adds those that start a prompt
 
 
 class UnchangedRows:
-    """Counts a slot's leading tokens whose rows are unchanged since the last save or restore.
-
-    An engine never changes a row: it keeps those it took from its cache (`cache_n`) and recomputes the others.
-    Until a request has reported that, nothing is known.
-    """
+    """Counts a slot's leading tokens whose rows are unchanged since the last save or restore, as far as reported."""
 
     def __init__(self, exclusive: bool = True) -> None:
-        """`exclusive`: nobody else sends requests to this engine; otherwise nothing is ever known."""
-        self._exclusive = exclusive
-        self.count = 0
+        self._exclusive = exclusive  # if others send requests to this engine, nothing is ever known
+        self.count = 0  # rows are kept if taken from the cache (`cache_n`), else recomputed
 
     def mark_saved(self, tokens: int) -> None:
         """Record that the slot holds `tokens`, just saved or restored."""
@@ -82,7 +77,6 @@ class PromptTokenizer:
     """
 
     def __init__(self, tokenize: Tokenize) -> None:
-        """`tokenize` asks the engine for a text's ids, with or without those that start a prompt."""
         self._tokenize = tokenize
         self._cache: deque[tuple[str, TokenIds]] = deque(maxlen=CACHED_PROMPTS)  # prompts
         self.end, self._end_id = "", -1  # the end-of-text token, once known
@@ -218,10 +212,7 @@ class LlamaServerClient:
         return (await self.request_tokens(body, pictures))[1]
 
     async def growing_tokens(self, messages: Sequence[ChatMessage]) -> tuple[TokenIds, int]:
-        """Return the ids up to the end of the last message, which may grow, and the number of those after it.
-
-        No pictures.
-        """
+        """Return the ids up to the end of the last message, which may grow, and the number after it. No pictures."""
         last = messages[-1]
         longer = [*messages[:-1], replace(last, content=f"{last.content} {GROWTH_PROBE}")]
         whole = await self._render(wire.prompt_body(messages, self._template))
@@ -229,10 +220,7 @@ class LlamaServerClient:
         return await self._prompts.tokenize(whole[:end], is_draft=True), await self.count_tokens(whole[end:])
 
     async def request_tokens(self, body: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> tuple[str, TokenIds]:
-        """Return the prompt of a chat request in API form, tools included, and its ids.
-
-        `pictures`: those in it, in order; the body only needs placeholders.
-        """
+        """Return the prompt of a chat request in API form and its ids. The body needs only placeholder pictures."""
         rendered = await self._render(body)
         if pictures:
             return rendered, await self._picture_prompts().tokens(rendered, pictures)
@@ -255,10 +243,7 @@ class LlamaServerClient:
         return tokens, True
 
     def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
-        """POST /v1/chat/completions, streamed, pinned to the slot, with progress and timings.
-
-        Closing it drops the request: wrap it in `contextlib.aclosing`.
-        """
+        """POST /v1/chat/completions, streamed and pinned to the slot. Use `aclosing`: closing drops the request."""
         prompt = wire.prompt_body(messages, self._template)
         return self._stream_request("/v1/chat/completions", wire.chat_body(prompt, sampling, self.slot))
 
@@ -297,10 +282,7 @@ class LlamaServerClient:
         return self._http.forward(path, body, silence_s=_REPLY_TIMEOUT_S)
 
     async def get(self, path: str, timeout_s: float = QUICK_TIMEOUT_S) -> bytes:
-        """GET something without side effects, such as /slots or /metrics. Raises EngineSilent after `timeout_s`.
-
-        The computing loop answers these; another thread answers /health.
-        """
+        """GET something that the computing loop answers, unlike /health. Raises EngineSilent after `timeout_s`."""
         return await self._http.request("GET", path, timeout_s=timeout_s)
 
     async def _stream_request(self, path: str, body: wire.Body) -> AsyncGenerator[ChatChunk, None]:

@@ -37,14 +37,11 @@ class EngineStatus:
 
 
 class EngineConnection:
-    """Status, listeners and the connection to a ready engine. Only for the thread of one asyncio loop.
-
-    `generation` grows with each engine: compare it before trusting what a slot held.
-    """
+    """Status, listeners and the connection to a ready engine. Event-loop thread only."""
 
     def __init__(self, generations: Iterator[int]) -> None:
         """`generations`: shared by all that provide engines to the same chat."""
-        self.generation = 0
+        self.generation = 0  # grows with each engine: compare it before trusting what a slot held
         self._generations = generations
         self._status = EngineStatus(EngineState.STOPPED)
         self._listeners: list[Callable[[EngineStatus], None]] = []

@@ -88,11 +88,7 @@ class EngineResponse:
             raise EngineRefused(self.status_code, _("The response is invalid")) from error
 
     def read_in_batches(self, closing: asyncio.Event, on_silence: Callable[[], None]) -> None:
-        """Until `closing` is set, pause before each read, so that data arrives in batches.
-
-        Calls `on_silence` during long silences. Data waits in the operating system's buffer, where it stays readable
-        even if the engine is gone.
-        """
+        """Pause before each read until `closing` is set, so that data arrives in batches; report long silences."""
         self._closing, self._on_silence = closing, on_silence
 
     async def _next(self) -> object:
@@ -139,7 +135,6 @@ class Transport:
         on_fault: Callable[[EngineError], None],
         on_silence: Callable[[], None],
     ) -> None:
-        """See `LlamaServerClient`."""
         self.lifetime = EngineLifetime()
         self._url = urlsplit(base_url)
         self._authorization = {"Authorization": f"Bearer {key}"} if key else {}

@@ -110,10 +110,7 @@ def nvidia_memory(listing: str, pids: Iterable[int]) -> int | None:
 
 
 def drm_memory(pids: Iterable[int], proc: Path = Path("/proc")) -> int | None:
-    """Sum the GPU memory in bytes as the kernel reports it for AMD's and Intel's drivers.
-
-    A client counts once, however many files it has open (Linux: Documentation/gpu/drm-usage-stats.rst).
-    """
+    """Sum the GPU memory in bytes of AMD's and Intel's drivers, by client (Linux: gpu/drm-usage-stats.rst)."""
     clients: dict[tuple[str, str], int] = {}  # by the card's bus address and client number
     for pid in pids:
         for file in (proc / str(pid) / "fdinfo").glob("*"):

@@ -23,8 +23,6 @@ class Option:
 
 @dataclass(frozen=True)
 class KnownOptions:
-    """The options of one build."""
-
     options: tuple[Option, ...]
     has_trace_level: bool = False  # log levels go up to "trace"; lower ones log no conversation
 
@@ -126,10 +124,7 @@ def parse_arguments(text: str) -> tuple[str, ...]:
 
 
 def check_arguments(arguments: Sequence[str], known: KnownOptions | None) -> None:
-    """Reject options that kvchat sets itself or this build lacks. Raises BadArguments.
-
-    Without the build's list (`known` None), only the former are rejected.
-    """
+    """Reject options that kvchat sets itself or, if `known` is given, that the build lacks. Raises BadArguments."""
     for name, values in _group_by_option(arguments):
         if not name.startswith("-"):
             raise BadArguments(_('"{name}" is not an option; options start with a dash.', name=name))
@@ -152,10 +147,7 @@ def check_arguments(arguments: Sequence[str], known: KnownOptions | None) -> Non
 
 
 def state_arguments(arguments: Sequence[str], *, external: bool = False) -> str:
-    """Return the arguments that change what a saved KV state means; empty for most.
-
-    `external`: of a server started by others; leave out its address, key and model, too.
-    """
+    """Return the arguments that change what a saved state means; if `external`, without the server's address."""
     excluded = set(_HARMLESS.split())
     if external:
         unrelated = (_LOCAL, _CHOSEN_IN_WINDOW, _CHATS_ONLY, _FOR_MONITORING)
@@ -175,10 +167,7 @@ def named_files(state_arguments: str) -> tuple[str, ...]:
 
 
 def parse_workers(text: str) -> tuple[str, ...]:
-    """Parse RPC workers separated by commas, spaces or line ends. Raises BadWorkers if one is not host:port.
-
-    IPv6 addresses are written [::1]:50052.
-    """
+    """Parse RPC workers (host:port or [::1]:port) separated by commas, spaces or line ends. Raises BadWorkers."""
     workers = tuple(filter(None, re.split(r"[,\s]+", text)))
     for worker in workers:
         host, colon, port = worker.rpartition(":")

@@ -90,7 +90,6 @@ def installed_engines() -> list[EngineLocation]:
 
 
 def search_folders() -> list[Path]:
-    """List the folders searched for llama-server, in order: PATH, then installers' folders."""
     folders = [Path(part) for part in os.environ.get("PATH", "").split(os.pathsep) if part]
     home = Path.home()
     if sys.platform == "win32":
@@ -112,10 +111,7 @@ def search_folders() -> list[Path]:
 
 
 def list_devices(location: EngineLocation, workers: Sequence[str] = ()) -> tuple[Device, ...]:
-    """List the engine's devices, its RPC workers' included; empty if it has only the CPU.
-
-    Blocks. Raises EngineNotFound when the engine cannot be run.
-    """
+    """List the engine's devices and its RPC workers'; empty if it has only the CPU. Blocks. Raises EngineNotFound."""
     if location.path is None:
         return parse_embedded_devices(_run_command(embedded.command(embedded.DEVICES)))
     shared = ["--rpc", ",".join(workers)] if workers else []  # must come first: --list-devices exits
@@ -179,7 +175,6 @@ def _is_executable(path: Path) -> bool:
 
 
 def _run_command(command: list[str]) -> str:
-    """Run a short-lived engine command and return all its output, both streams. Raises EngineNotFound."""
     try:
         done = subprocess.run(
             command,
@@ -235,10 +230,7 @@ def build_number(text: str) -> int | None:
 
 
 def probe(location: EngineLocation) -> EngineProbe:
-    """Query the engine, once per version of its file.
-
-    Raises EngineNotFound if it is none or cannot be run, and EngineTooOld; an unknown build is accepted.
-    """
+    """Query an engine, once per version of its file. Raises EngineNotFound and EngineTooOld; accepts unknown builds."""
     if location.path is None:
         version = "xllamacpp"
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # bundles may lack package metadata
@@ -269,10 +261,7 @@ def _probe_program(location: EngineLocation, stamp: tuple[int, int, int]) -> Eng
 
 
 def usable_engine(settings_path: str | None) -> EngineProbe:
-    """Find the engine to use, as `find_engine`, and probe it. Raises EngineTooOld and EngineNotFound.
-
-    Without a setting, an engine that is too old or broken is skipped if there is another.
-    """
+    """Find and probe the engine in the settings, or else the first usable one. Raises EngineTooOld, EngineNotFound."""
     candidates = [] if settings_path else installed_engines()
     refusals: list[EngineUnusable] = []
     for location in candidates or [find_engine(settings_path)]:
@@ -300,10 +289,7 @@ class EngineEntry:
 
 
 def list_engines(settings_path: str | None, downloaded: Iterable[EngineLocation] = ()) -> tuple[EngineEntry, ...]:
-    """List every engine found, the configured one first. Raises nothing: errors are in the entries.
-
-    `downloaded`: engines downloaded by kvchat, which no search would find.
-    """
+    """List every engine found, the configured one first; `downloaded` ones are not searched for. Raises nothing."""
     found, chosen = [*downloaded, *installed_engines()], None
     with contextlib.suppress(KvchatError):  # reported when it starts
         found = [find_engine(settings_path), *found] if settings_path else found

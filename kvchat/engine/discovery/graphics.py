@@ -151,10 +151,7 @@ def undetected_gpu_error(program: Path, backend: Backend) -> KvchatError:
 
 
 def describe_missing_libraries(program: Path) -> str:
-    """Return which libraries an engine is missing and what provides them; "" if none is or `ldd` cannot tell.
-
-    Blocks while `ldd` runs.
-    """
+    """Return which libraries an engine is missing and what provides them, or "". Blocks while `ldd` runs."""
     folder, missing = program.parent, set[str]()
     environment = parent_guard.engine_environment("ldd") | {"LC_ALL": "C"}
     libraries = {*folder.glob("libggml-*.so"), *folder.glob("llama-server")} if sys.platform == "linux" else ()

@@ -162,8 +162,8 @@ async def _find_incompatibility(client: LlamaServerClient) -> EngineFailure | No
         if refusal.status in (401, 403):
             return _failure(_("The server rejected the API key"), refusal.message)
         return _not_llama_server(client.base_url)
-    except EngineGone as gone:
-        return _failure(gone.title, gone.detail)
+    except EngineGone as error:
+        return _failure(error.title, error.detail)
     if not 0 < facts.context_size <= MAX_CONTEXT:
         return _not_llama_server(client.base_url)
     build = build_number(facts.build)

@@ -91,10 +91,7 @@ class EngineLog:
                 self._file.add(stripped)
 
     def _strip_request(self, line: str) -> str | None:
-        """Cut off quoted request text; None for a line that may be part of a quotation.
-
-        A grammar that does not parse is printed in full, its lines between those of the log.
-        """
+        """Cut off quoted request text; None within a quotation: a grammar that does not parse is printed in full."""
         if match := _REQUEST_QUOTE.search(line):
             return f"{line[: match.end()]}…"
         return line if not self._in_quotation or _LEVEL_PREFIX.match(line) or _CRASH_OUTPUT.match(line) else None

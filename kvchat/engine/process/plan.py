@@ -101,10 +101,7 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
 
 
 def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
-    """Convert the plan for the embedded engine: dotted fields of xllamacpp's CommonParams, and values.
-
-    The child looks up the enum value of a KV type's name ("f16", "q8_0").
-    """
+    """Convert the plan to dotted fields of xllamacpp's CommonParams. The child looks up KV types by name."""
     fields: dict[str, ParameterValue] = {
         "model.path": str(plan.model),
         "hostnames": (plan.host,),

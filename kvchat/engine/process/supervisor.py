@@ -101,10 +101,10 @@ class EngineMonitor:
         """Wait until the engine's loop gives no answer for longer than any batch lasts."""
         misses = 0
         while misses < 2:  # one miss may be the computer falling asleep
-            asked_at = time.monotonic()
+            sent_at = time.monotonic()
             try:
                 await client.get("/metrics", self._policy.stuck_timeout_s)
-                misses, client.lifetime.responded_at = 0, asked_at
+                misses, client.lifetime.responded_at = 0, sent_at
             except EngineSilent:
                 misses += 1
                 continue
@@ -330,7 +330,7 @@ class EngineSupervisor(EngineConnection):
     async def _wait_until_ready(
         self, process: EngineProcess, client: LlamaServerClient, port: int, status: EngineStatus
     ) -> EngineFailure | None:
-        delay, seen, progress_at = _FIRST_POLL_S, -1, self._clock()
+        delay, bytes_seen, progress_at = _FIRST_POLL_S, -1, self._clock()
         while process.running:
             try:
                 if await client.is_loaded():
@@ -341,8 +341,8 @@ class EngineSupervisor(EngineConnection):
                 return PORT_TAKEN.failure(_("Another program is using port {port}.", port=port))
             except EngineGone:
                 pass  # not listening yet
-            if self.log.bytes_seen != seen:
-                seen, progress_at = self.log.bytes_seen, self._clock()
+            if self.log.bytes_seen != bytes_seen:
+                bytes_seen, progress_at = self.log.bytes_seen, self._clock()
             elif self._clock() - progress_at > self._policy.silence_s:
                 seconds = f"{self._policy.silence_s:.0f}"
                 detail = _("It showed no progress for {seconds} seconds and was stopped.", seconds=seconds)
