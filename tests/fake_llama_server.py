@@ -1,52 +1,52 @@
-"""A stand-in for llama-server: a real child process that speaks its wire, needs no model, and misbehaves on request.
+"""A stand-in for llama-server: a real child process that speaks its protocol, needs no model, and fails on request.
 
-It takes llama-server's flags, checks the API key, keeps one slot with a token cache (so `cache_n` is earned), and
-writes slot files with real headers and rows. Text costs one token per UTF-8 byte; the template is ChatML.
+It takes llama-server's flags, checks the API key, keeps slots with a token cache (so `cache_n` is earned), and writes
+slot files with real headers and rows. Text costs one token per UTF-8 byte; the template is ChatML.
 
-Misbehaviour is switched on by environment variables, or, at any moment and also for a process that runs, by
-`switches.json` in the folder FAKE_STATE names (tests/engine_fixtures.py wraps that: `fake_engine.set(FAKE_…=…)`). What
-happens "n times" is counted in that folder, over all processes.
+Faults are switched on by environment variables or, at any moment and also for a running process, by `switches.json`
+in the folder FAKE_STATE (`fake_engine.set(FAKE_…=…)` in tests/engine_fixtures.py). "N times" is counted in that
+folder, over all processes.
 
 At the start
   FAKE_EXIT_AT_START=CODE:MESSAGE   print MESSAGE and exit with CODE (negative: die of that signal)
-  FAKE_PORT_TAKEN_TIMES=N           the first N starts fail as if somebody else had taken the port
-  FAKE_STRANGER_TIMES=N             the first N starts answer as somebody else's server: no key is asked for
+  FAKE_PORT_TAKEN_TIMES=N           the first N starts fail as if the port were taken
+  FAKE_STRANGER_TIMES=N             the first N starts require no key, like another program's server
   FAKE_SLOW_LOAD=SECONDS            load for so long, printing dots
-  FAKE_MOST_CONTEXT=TOKENS          a larger --ctx-size runs out of memory, in llama.cpp's words
+  FAKE_MOST_CONTEXT=TOKENS          a larger --ctx-size runs out of memory, as logged by llama.cpp
   FAKE_MOST_LAYERS=N                --fit puts so many of its 5 layers on the GPU (default: all)
   FAKE_GPU_FULL=1                   a load that uses the GPU runs out of memory
-  FAKE_KV_MIB_PER_1K=N              log a KV buffer of so much for each 1024 tokens, and other buffers
-  FAKE_NO_GPU=1                     --list-devices tells of none
-  FAKE_VERSION=NUMBER               the build that --version tells (default: 0, unknown)
-  FAKE_LACKS="--cors-origins …"     options it does not know
-While serving; PHASE is one of begin (a prompt, before a word of it is said), prefill, stream, end (all is
-said, but not that it is all), save, restore, erase (and load, but for dying)
+  FAKE_KV_MIB_PER_1K=N              log a KV buffer of this size per 1024 tokens, and other buffers
+  FAKE_NO_GPU=1                     --list-devices lists none
+  FAKE_VERSION=NUMBER               build number in --version (default: 0, unknown)
+  FAKE_LACKS="--cors-origins …"     unknown options
+While serving; PHASE is begin (of a prompt), prefill, stream, end (before [DONE]), save, restore or erase; load only
+for FAKE_HANG_DURING and FAKE_HOLD_DURING
   FAKE_DIE_DURING=PHASE             die in that phase, after half the reply or half the file
-  FAKE_DIE_ON=TEXT                  die at a chat whose prompt has this in it, each time, after PHASE begin
+  FAKE_DIE_ON=TEXT                  die at each chat whose prompt contains this, after PHASE begin
   FAKE_DIE_TIMES=N                  … N times in all (default 1)
   FAKE_DIE_HOW=abort|kill|exit      GGML_ASSERT and SIGABRT (default), SIGKILL, or exit code 1
   FAKE_HANG_DURING=PHASE            never answer in that phase
-  FAKE_HOLD_DURING=PHASE            wait in that phase until this is switched off; loop: a question to what computes
+  FAKE_HOLD_DURING=PHASE            wait in that phase until this is switched off; loop: GET /metrics
   FAKE_BREAK_STREAM=MESSAGE         send an error event in the middle of the reply
-  FAKE_LOSE_GPU=MESSAGE             processes started before can compute no more: 500 with MESSAGE; /health stays well
+  FAKE_LOSE_GPU=MESSAGE             processes started before answer 500 with MESSAGE; /health stays well
   FAKE_HOLLOW_RESTORE=1             restore answers 200, and the next request finds nothing cached
-  FAKE_EXACT_ONLY=1                 like hybrid models: the cache is of use only if the prompt extends it exactly
+  FAKE_EXACT_ONLY=1                 like hybrid models: the cache helps only if the prompt extends it exactly
   FAKE_REFUSE_RESTORE=1             restore answers 400
   FAKE_EMPTY_SAVE=1                 save answers 200 and writes an empty slot
-  FAKE_TRUNCATE_SAVE=1              save answers 200 and leaves half the file
+  FAKE_TRUNCATE_SAVE=1              save answers 200 and writes half the file
   FAKE_IGNORE_SIGTERM=1             ignore SIGTERM
-  FAKE_SEES=1                       say that a projector is for pictures, and be too old to count any
+  FAKE_SEES=1                       report vision, but be too old to count picture tokens
 Pace and content
   FAKE_TOKEN_DELAY=SECONDS          wait before each word of the reply
   FAKE_SAVE_DELAY=SECONDS           wait before each tenth of a slot file
   FAKE_BATCH_DELAY=SECONDS          wait before each batch of the prompt
   FAKE_REPLY=TEXT                   the reply (default: an echo of the last user message)
   FAKE_THINKING=TEXT                sent as reasoning_content before the reply
-  FAKE_ECHO=1                       a reply that goes on is repeated from its beginning, as by b11434
+  FAKE_ECHO=1                       a continued reply is repeated from its beginning, as by b11434
 Every request is recorded in FAKE_STATE/requests.jsonl: method, path and body.
 
 The quick tests start it some hundred times: it imports little (`http.server` takes longer than all the rest), and is
-imported itself (tests/engine_fixtures.py), so that Python keeps its byte code.
+itself imported (tests/engine_fixtures.py), so that Python caches its bytecode.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def switch(name: str) -> str:
 
 
 def has_turn_left(name: str, limit: str) -> bool:
-    """Count one more time of `name`; true if that is within `limit`."""
+    """Count one more use of `name`; True if that is within `limit`."""
     assert STATE is not None, "counting needs FAKE_STATE"
     file = STATE / f"count-{name}"
     with COUNTING:
@@ -95,7 +95,7 @@ def record(line: dict[str, Any], name: str) -> None:
             file.write(json.dumps(line).encode() + b"\n")
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -104,7 +104,7 @@ def die() -> None:
     if how == "exit":
         os._exit(1)
     if how == "abort":
-        say("fake.cpp:1: GGML_ASSERT(false) failed")
+        log("fake.cpp:1: GGML_ASSERT(false) failed")
     os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGABRT)
     threading.Event().wait()
 
@@ -138,11 +138,11 @@ def tokenize(text: str, add_special: bool) -> list[int]:
 def render(messages: list[dict[str, Any]]) -> str:
     """ChatML. A last assistant message is left open, to be continued, as llama-server does."""
     closed = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
-    text = "".join(f"<|im_start|>{m['role']}\n{words(m['content'])}<|im_end|>\n" for m in closed)
+    text = "".join(f"<|im_start|>{m['role']}\n{text_of(m['content'])}<|im_end|>\n" for m in closed)
     return text + "<|im_start|>assistant\n" + (messages[-1]["content"] if closed is not messages else "")
 
 
-def words(content: str | list[dict[str, Any]]) -> str:
+def text_of(content: str | list[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "<__media__>") for part in content)
 
 
@@ -158,13 +158,14 @@ def slot_file(tokens: list[int]) -> bytes:
     return head + struct.pack("<II", 1, len(tokens)) + cells + struct.pack("<IIII", 0, 1, 0, 0) + layer + layer
 
 
-def whole(events: Iterator[dict[str, Any] | str]) -> dict[str, Any]:
-    told = [event for event in events if isinstance(event, dict)]
-    if refused := next((event["error"] for event in told if "error" in event), None):
+def complete(stream: Iterator[dict[str, Any] | str]) -> dict[str, Any]:
+    """Return the response to a request that is not streamed."""
+    events = [event for event in stream if isinstance(event, dict)]
+    if refused := next((event["error"] for event in events if "error" in event), None):
         raise Refusal(*refused.values())
-    text = "".join(event["choices"][0]["delta"].get("content") or "" for event in told)
+    text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
     message = {"role": "assistant", "content": text}
-    return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "timings": told[-1]["timings"]}
+    return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "timings": events[-1]["timings"]}
 
 
 class Refusal(Exception):
@@ -175,7 +176,7 @@ class Refusal(Exception):
 
 
 class Slot:
-    """What it holds, and one lock over it. The context is shared with the others: `--kv-unified`."""
+    """Its tokens, and a lock. The context is shared with the other slots: `--kv-unified`."""
 
     def __init__(self, context_size: int, batch_size: int, folder: Path | None, all: list[Slot]) -> None:
         self.context_size, self.batch_size, self.folder = context_size, batch_size, folder
@@ -183,10 +184,10 @@ class Slot:
         self.lock = threading.Lock()
         self.all = all
         self.hollow = False
-        self.failed = False  # another's request was too much for all
+        self.failed = False  # another slot's request was too large for all
 
     def cached(self, prompt: list[int]) -> int:
-        """How much of the prompt is there already. The last token is always read again: it gives the logits."""
+        """Return the number of cached tokens of the prompt. The last token is always reprocessed for its logits."""
         common = next((i for i, (a, b) in enumerate(zip(self.tokens, prompt, strict=False)) if a != b), None)
         common = min(len(self.tokens), len(prompt)) if common is None else common
         useless = self.hollow or (switch("FAKE_EXACT_ONLY") and common < len(self.tokens))
@@ -194,7 +195,7 @@ class Slot:
         return 0 if useless else max(0, min(common, len(prompt) - 1))
 
     def read_prompt(self, prompt: list[int]) -> Iterator[dict[str, Any]]:
-        """Prefill batch by batch; yields progress, ends with the slot holding the prompt."""
+        """Process the prompt batch by batch; yield progress."""
         if not prompt:
             raise Refusal(400, "Prompt is empty", "invalid_request_error")
         if len(prompt) >= self.context_size:
@@ -214,15 +215,15 @@ class Slot:
             yield progress | {"processed": len(self.tokens), "time_ms": passed}
 
     def find_room(self, tokens: int) -> None:
-        """As b11434: idle slots are purged, the first first; where that is not enough, all that goes on fails."""
+        """Like b11434, purge idle slots in order; if that is not enough, fail all running requests."""
         for other in [*self.all, None]:
-            if sum(len(one.tokens) for one in self.all if one is not self) + tokens <= self.context_size:
+            if sum(len(slot.tokens) for slot in self.all if slot is not self) + tokens <= self.context_size:
                 return
             if other is not None and other is not self and not other.lock.locked():
                 other.tokens = []
-        for one in self.all:
-            one.tokens = []
-            one.failed = one is not self and one.lock.locked()
+        for slot in self.all:
+            slot.tokens = []
+            slot.failed = slot is not self and slot.lock.locked()
         raise Refusal(500, "Context size has been exceeded.", "server_error")
 
     def path(self, filename: str) -> Path:
@@ -256,19 +257,19 @@ class Slot:
         phase("restore")
         self.tokens = []
         data = path.read_bytes() if path.exists() else b""
-        words = "Unable to restore slot: No available space in KV cache or invalid slot save file"
-        refusal = Refusal(400, words, "invalid_request_error")
+        message = "Unable to restore slot: No available space in KV cache or invalid slot save file"
+        refusal = Refusal(400, message, "invalid_request_error")
         if switch("FAKE_REFUSE_RESTORE") or data[:8] != slot_file([])[:8]:
             raise refusal
         count = struct.unpack_from("<I", data, 8)[0]
         packed = list(struct.unpack_from(f"<{count}i", data, 12)) if len(data) >= 12 + 4 * count else []
         tokens = packed[3:-1]
         if not packed or len(data) != len(slot_file(tokens)):
-            die()  # as the real one does, in GGML_ASSERT
+            die()  # like the real one, in GGML_ASSERT
         if len(tokens) > self.context_size:
             message = "Unable to restore slot: Restored prompt does not fit in the slot context"
             raise Refusal(400, message, "invalid_request_error")
-        if sum(len(one.tokens) for one in self.all) + len(tokens) > self.context_size:
+        if sum(len(slot.tokens) for slot in self.all) + len(tokens) > self.context_size:
             raise refusal
         self.tokens, self.hollow = tokens, bool(switch("FAKE_HOLLOW_RESTORE"))
         return {"n_restored": len(tokens), "n_read": len(data), "timings": {"restore_ms": 0.7}}
@@ -292,16 +293,16 @@ class Handler(socketserver.StreamRequestHandler):
     def get(self) -> None:
         if self.path == "/health":
             self.answer(200, {"status": "ok"}) if self.server.loaded else self.answer_loading()
-        elif self.admitted() and self.path == "/metrics":
+        elif self.is_authorized() and self.path == "/metrics":
             phase("loop")
             self.answer(200, [])
-        elif self.admitted():
+        elif self.is_authorized():
             record({"method": "GET", "path": self.path, "body": {}}, "requests.jsonl")
             self.answer(200, {"/props": self.server.props, "/slots": self.server.states}.get(self.path, list)())
 
     def post(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
-        if not self.admitted():
+        if not self.is_authorized():
             return
         record({"method": "POST", "path": self.path, "body": body}, "requests.jsonl")
         slots = self.server.slots
@@ -313,13 +314,13 @@ class Handler(socketserver.StreamRequestHandler):
             elif self.path == "/v1/chat/completions":
                 with (slot := slots[body.get("id_slot", 0)]).lock:
                     answer = self.chat(slot, body)
-                    self.stream(answer) if body.get("stream") else self.answer(200, whole(answer))
+                    self.stream(answer) if body.get("stream") else self.answer(200, complete(answer))
             elif self.path == "/completion":
                 with (slot := slots[body.get("id_slot", 0)]).lock:
                     self.stream(self.completion(slot, body))
-            elif asked := re.fullmatch(r"/slots/(\d+)\?action=(\w+)", self.path):
-                with (slot := slots[int(asked[1])]).lock:
-                    self.answer(200, {"id_slot": int(asked[1]), **self.slot_action(slot, asked[2], body)})
+            elif match := re.fullmatch(r"/slots/(\d+)\?action=(\w+)", self.path):
+                with (slot := slots[int(match[1])]).lock:
+                    self.answer(200, {"id_slot": int(match[1]), **self.slot_action(slot, match[2], body)})
             else:
                 raise Refusal(404, "File Not Found", "not_found_error")
         except Refusal as refusal:
@@ -327,7 +328,7 @@ class Handler(socketserver.StreamRequestHandler):
         except (BrokenPipeError, ConnectionResetError):
             pass
 
-    def admitted(self) -> bool:
+    def is_authorized(self) -> bool:
         if not self.server.loaded:
             self.answer_loading()
         elif self.server.key and self.headers.get("authorization") != f"Bearer {self.server.key}":
@@ -372,17 +373,17 @@ class Handler(socketserver.StreamRequestHandler):
             cache = progress["cache"] if cache is None else cache
             yield {"choices": [{"delta": {"content": None}, "finish_reason": None}], "prompt_progress": progress}
         prompt_ms = 1000 * (time.monotonic() - start)
-        asked = [m["content"] for m in messages if m["role"] == "user"]
-        reply = (switch("FAKE_REPLY") or f"You said: {asked[-1] if asked else ''}").encode()
+        questions = [m["content"] for m in messages if m["role"] == "user"]
+        reply = (switch("FAKE_REPLY") or f"You said: {questions[-1] if questions else ''}").encode()
         room = slot.context_size - len(prompt)
         limit = min(body.get("max_tokens", room), room)
         begun = messages[-1]["content"].encode() if messages[-1]["role"] == "assistant" else b""
         reply = reply.removeprefix(begun)
-        wanted = reply[:limit]
+        limited = reply[:limit]
         if switch("FAKE_THINKING"):
             yield {"choices": [{"delta": {"reasoning_content": switch("FAKE_THINKING")}, "finish_reason": None}]}
-        said, start = 0, time.monotonic()
-        words = re.findall(rb"\s*\S+|\s+", wanted)
+        sent, start = 0, time.monotonic()
+        words = re.findall(rb"\s*\S+|\s+", limited)
         for index, word in enumerate(words):
             time.sleep(float(switch("FAKE_TOKEN_DELAY") or 0))
             if index >= len(words) // 2:
@@ -390,30 +391,30 @@ class Handler(socketserver.StreamRequestHandler):
                 if switch("FAKE_BREAK_STREAM"):
                     yield Refusal(500, switch("FAKE_BREAK_STREAM"), "server_error").body
                     return
-            said += len(word)
+            sent += len(word)
             try:
                 if slot.failed:
                     slot.failed = False
                     raise Refusal(500, "Context size has been exceeded.", "server_error")
-                slot.find_room(len(prompt) + said)
+                slot.find_room(len(prompt) + sent)
             except Refusal as refusal:
                 yield refusal.body
                 return
-            slot.tokens = [*prompt, *(FIRST_BYTE + byte for byte in wanted[: said - 1])]  # the last is not read yet
+            slot.tokens = [*prompt, *(FIRST_BYTE + byte for byte in limited[: sent - 1])]  # the last is not read yet
             echo = begun if index == 0 and switch("FAKE_ECHO") else b""
             delta = {"content": (echo + word).decode("utf-8", "ignore")}
-            timings = self.timings(prompt, cache or 0, prompt_ms, said, start)
+            timings = self.timings(prompt, cache or 0, prompt_ms, sent, start)
             yield {"choices": [{"delta": delta, "finish_reason": None}], "timings": timings}
-        reason = "stop" if wanted == reply else "length"
-        timings = self.timings(prompt, cache or 0, prompt_ms, said, start)
+        reason = "stop" if limited == reply else "length"
+        timings = self.timings(prompt, cache or 0, prompt_ms, sent, start)
         yield {"choices": [{"delta": {}, "finish_reason": reason}], "timings": timings}
         phase("end")
         yield "[DONE]"
 
     @staticmethod
-    def timings(prompt: list[int], cache: int, prompt_ms: float, said: int, start: float) -> dict[str, Any]:
+    def timings(prompt: list[int], cache: int, prompt_ms: float, predicted: int, start: float) -> dict[str, Any]:
         spent = {"prompt_ms": prompt_ms, "predicted_ms": 1000 * (time.monotonic() - start)}
-        return {"cache_n": cache, "prompt_n": len(prompt) - cache, "predicted_n": said, **spent}
+        return {"cache_n": cache, "prompt_n": len(prompt) - cache, "predicted_n": predicted, **spent}
 
     @staticmethod
     def completion(slot: Slot, body: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
@@ -433,8 +434,8 @@ class Handler(socketserver.StreamRequestHandler):
             phase("erase")
             erased, slot.tokens = len(slot.tokens), []
             return {"n_erased": erased}
-        done = slot.save(body["filename"]) if action == "save" else slot.restore(body["filename"])
-        return {"filename": body["filename"], **done}
+        result = slot.save(body["filename"]) if action == "save" else slot.restore(body["filename"])
+        return {"filename": body["filename"], **result}
 
 
 class FakeServer(socketserver.ThreadingTCPServer):
@@ -470,16 +471,14 @@ class FakeServer(socketserver.ThreadingTCPServer):
 
 def parse_flags(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="llama-server", add_help=False, allow_abbrev=False)
-    parser.add_argument("--help", action="store_true")
-    parser.add_argument("--version", action="store_true")
-    parser.add_argument("--list-devices", action="store_true")
-    parser.add_argument("--model", type=Path)
+    for flag in ("--help", "--version", "--list-devices"):
+        parser.add_argument(flag, action="store_true")
+    for flag in ("--model", "--slot-save-path", "--mmproj"):
+        parser.add_argument(flag, type=Path)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--ctx-size", type=int, default=4096)
     parser.add_argument("--batch-size", type=int, default=2048)
-    parser.add_argument("--slot-save-path", type=Path)
-    parser.add_argument("--mmproj", type=Path)
     parser.add_argument("--api-key", default=os.environ.get("LLAMA_API_KEY", ""))
     lacking = switch("FAKE_LACKS").split()
     parser.add_argument("--parallel", type=int, default=1)
@@ -492,7 +491,7 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
             parser.add_argument(flag, action="store_true")
     flags, unknown = parser.parse_known_args(arguments)
     if unknown:
-        say(f"error: invalid argument: {unknown[0]}")
+        log(f"error: invalid argument: {unknown[0]}")
         sys.exit(1)
     if flags.help:
         for action in parser._actions:
@@ -503,54 +502,50 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
     return flags
 
 
-def listen_to_signals() -> None:
-    def on_sigterm(*_: object) -> None:
-        if not switch("FAKE_IGNORE_SIGTERM"):
-            os._exit(0)
-
-    signal.signal(signal.SIGTERM, on_sigterm)
-    signal.signal(signal.SIGINT, on_sigterm)
+def on_sigterm(*_: object) -> None:
+    if not switch("FAKE_IGNORE_SIGTERM"):
+        os._exit(0)
 
 
-def misbehave_at_start(flags: argparse.Namespace) -> None:
+def fail_at_start(flags: argparse.Namespace) -> None:
     if switch("FAKE_EXIT_AT_START"):
         code, _, message = switch("FAKE_EXIT_AT_START").partition(":")
-        say(message)
+        log(message)
         if int(code) < 0:
             os.kill(os.getpid(), -int(code))
         os._exit(int(code))
     if has_turn_left("ports-taken", switch("FAKE_PORT_TAKEN_TIMES") or "0"):
         place = f"hostname: {flags.host}, port: {flags.port}"
-        say(f"0.00.002.800 E srv         start: couldn't bind HTTP server socket, {place}")
+        log(f"0.00.002.800 E srv         start: couldn't bind HTTP server socket, {place}")
         os._exit(1)
 
 
 def allocate(flags: argparse.Namespace) -> None:
-    """Tell what memory is taken, and die where it does not suffice. The lines are those of b11434."""
+    """Log the allocated memory, and die if it is not enough. The lines are those of b11434."""
     kv_mib = int(switch("FAKE_KV_MIB_PER_1K") or 0) * flags.ctx_size / 1024
     layers = 0 if flags.n_gpu_layers == 0 or switch("FAKE_NO_GPU") else min(5, int(switch("FAKE_MOST_LAYERS") or 5))
     place = "FAKE0" if layers else "CPU"
     too_much = flags.ctx_size > int(switch("FAKE_MOST_CONTEXT") or sys.maxsize)
     if too_much or (layers and switch("FAKE_GPU_FULL")):
-        say(f"0.00.228.366 E ggml_backend_buft_alloc_buffer_n_default: failed to allocate {place} buffer of size 377")
-        say("0.00.228.491 E llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv")
+        log(f"0.00.228.366 E ggml_backend_buft_alloc_buffer_n_default: failed to allocate {place} buffer of size 377")
+        log("0.00.228.491 E llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv")
         os._exit(1)
     if kv_mib and (getattr(flags, "verbosity", None) or 0) >= 4:
         if not switch("FAKE_NO_GPU"):
-            say(f"0.00.260.000 I load_tensors: offloaded {layers}/5 layers to GPU")
-        say(f"0.00.260.001 I load_tensors: {place:>12} model buffer size = {100:8.2f} MiB")
-        say(f"0.00.260.003 I llama_kv_cache: {place:>10} KV buffer size = {kv_mib:8.2f} MiB")
-        say(f"0.00.260.004 I sched_reserve: {place:>10} compute buffer size = {50:8.2f} MiB")
+            log(f"0.00.260.000 I load_tensors: offloaded {layers}/5 layers to GPU")
+        log(f"0.00.260.001 I load_tensors: {place:>12} model buffer size = {100:8.2f} MiB")
+        log(f"0.00.260.003 I llama_kv_cache: {place:>10} KV buffer size = {kv_mib:8.2f} MiB")
+        log(f"0.00.260.004 I sched_reserve: {place:>10} compute buffer size = {50:8.2f} MiB")
 
 
 def load(server: FakeServer) -> None:
-    until = time.monotonic() + float(switch("FAKE_SLOW_LOAD") or 0)
-    while time.monotonic() < until:
+    deadline = time.monotonic() + float(switch("FAKE_SLOW_LOAD") or 0)
+    while time.monotonic() < deadline:
         print(".", end="", file=sys.stderr, flush=True)
         time.sleep(0.02)
     phase("load")
     server.loaded = True
-    say(f"0.00.000.001 I srv  llama_server: listening on http://127.0.0.1:{server.server_address[1]}")
+    log(f"0.00.000.001 I srv  llama_server: listening on http://127.0.0.1:{server.server_address[1]}")
 
 
 def main(arguments: list[str]) -> int:
@@ -558,16 +553,17 @@ def main(arguments: list[str]) -> int:
     if flags.version or flags.list_devices:
         version = f"version: {switch('FAKE_VERSION') or 0} (fake)"
         devices = "" if switch("FAKE_NO_GPU") else "\n  FAKE0: Fake GPU (1024 MiB, 512 MiB free)"
-        say(version if flags.version else f"Available devices:{devices}")
+        log(version if flags.version else f"Available devices:{devices}")
         return 0
     if hasattr(os, "setsid"):
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its crashes are not worth a core file
-    listen_to_signals()
+    signal.signal(signal.SIGTERM, on_sigterm)
+    signal.signal(signal.SIGINT, on_sigterm)
     llama = sorted(name for name in os.environ if name.upper().startswith("LLAMA_"))
     record({"pid": os.getpid(), "arguments": arguments, "environment": llama}, "launches.jsonl")
-    misbehave_at_start(flags)
+    fail_at_start(flags)
     allocate(flags)
     stranger = has_turn_left("strangers", switch("FAKE_STRANGER_TIMES") or "0")
     server = FakeServer(flags, "" if stranger else flags.api_key)
