@@ -64,7 +64,7 @@ def test_user_arguments_in_plan_and_fingerprint(tmp_path: Path, fake_engine: Fak
 
 
 @pytest.mark.parametrize(
-    ("engine", "changes", "words"),
+    ("engine", "changes", "message"),
     [
         (None, {"engine_arguments": "--port 1"}, "from this computer only"),
         (None, {"engine_arguments": "--nope"}, "does not support the option --nope"),
@@ -74,11 +74,11 @@ def test_user_arguments_in_plan_and_fingerprint(tmp_path: Path, fake_engine: Fak
     ],
 )
 def test_invalid_arguments_are_refused(
-    tmp_path: Path, fake_engine: FakeEngine, engine: str | None, changes: dict[str, str], words: str
+    tmp_path: Path, fake_engine: FakeEngine, engine: str | None, changes: dict[str, str], message: str
 ) -> None:
     model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
     settings = Settings(model_path=str(model), engine_path=engine or str(fake_engine.path), **changes)
-    with pytest.raises(KvchatError, match=words):
+    with pytest.raises(KvchatError, match=message):
         choose_engine(settings, tmp_path)
 
 

@@ -45,10 +45,10 @@ async def stage(tmp_path: Path, fake_engine: FakeEngine, large: Path) -> AsyncIt
         yield stage
 
 
-def laid_out(stage: Stage) -> list[int]:
+def contexts(stage: Stage) -> list[int]:
     """The context size of each launch."""
     launches = [launch["arguments"] for launch in stage.fake.launches()]
-    return [int(words[words.index("--ctx-size") + 1]) for words in launches]
+    return [int(arguments[arguments.index("--ctx-size") + 1]) for arguments in launches]
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,11 @@ def test_initial_context_has_the_final_rope_factors(tmp_path: Path, fake_engine:
 async def test_growing_chat_is_restored_into_a_larger_context(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat, TURN)
-    assert laid_out(stage) == [8192]
+    assert contexts(stage) == [8192]
     assert stage.runtime.engine.context_size == LONGEST
     assert not stage.of(MakingRoom)
     receipt = await stage.answered(chat, TURN)
-    assert laid_out(stage) == [8192, 16_384]
+    assert contexts(stage) == [8192, 16_384]
     assert [event.done for event in stage.of(MakingRoom)] == [False, True]
     assert receipt.source is Source.WARM
     assert receipt.cached_tokens > 0.4 * receipt.prompt_tokens
@@ -103,7 +103,7 @@ async def test_reply_continues_in_a_larger_context(stage: Stage) -> None:
     reply = await stage.ask(chat, "Tell me a story.")
     assert reply.content == story
     assert reply.state is MessageState.COMPLETE
-    assert len(laid_out(stage)) == 2
+    assert len(contexts(stage)) == 2
     assert len(stage.of(Restored)) == 1
     assert reply.receipt.source is Source.COLD
     assert reply.receipt.predicted_tokens == len(story)
@@ -115,13 +115,13 @@ async def test_next_start_has_room_for_recent_chats(stage: Stage, large: Path) -
     chat = await stage.chat()
     await stage.answered(chat, TURN * 3)
     await stage.runtime.close()
-    begun = len(laid_out(stage))
+    begun = len(contexts(stage))
     again = Stage(stage.home, stage.fake, large)
     again.settings = stage.settings
     async with again:
         receipt = await again.answered(chat, "And then?")
         assert receipt.source is Source.DISK
-        assert len(laid_out(stage)) == begun + 1
+        assert len(contexts(stage)) == begun + 1
         assert not again.of(MakingRoom)
 
 
@@ -130,7 +130,7 @@ async def test_attachment_grows_the_context_before_sending(stage: Stage) -> None
     await stage.answered(chat, "Hello")
     use = await stage.runtime.chat.context.usage(chat, "", [Attachment("long.txt", 1, "hash", TURN * 3)])
     assert use.limit == LONGEST
-    await stage.until(lambda: len(laid_out(stage)) == 2)
+    await stage.until(lambda: len(contexts(stage)) == 2)
     await stage.until(lambda: stage.runtime.engine.status.state is EngineState.READY)
     await stage.runtime.chat.idle()
     assert [event.done for event in stage.of(MakingRoom)] == [False, True]
@@ -151,9 +151,9 @@ async def test_stop_while_growing(stage: Stage) -> None:
     await stage.answered(chat, "Hello")
     stage.fake.set(FAKE_HOLD_DURING="load")
     future = stage.runtime.chat.send(chat, TURN * 3)
-    await stage.until(lambda: len(laid_out(stage)) == 2)
+    await stage.until(lambda: len(contexts(stage)) == 2)
     stage.runtime.chat.stop(chat)
     assert await future is None
     stage.fake.set(FAKE_HOLD_DURING=None)
     assert await stage.answered(chat, "Are you there?")
-    assert len(laid_out(stage)) == 2
+    assert len(contexts(stage)) == 2

@@ -138,18 +138,18 @@ async def test_without_slot_folder_nothing_is_saved(tmp_path: Path, fake: FakeEn
 
 
 @pytest.mark.parametrize(
-    ("url", "key", "words"),
+    ("url", "key", "title"),
     [(None, "guessed", "rejected the API key"), ("127.0.0.1:8080", KEY, "address is invalid")],
 )
-async def test_problems_are_reported(tmp_path: Path, fake: FakeEngine, url: str | None, key: str, words: str) -> None:
+async def test_problems_are_reported(tmp_path: Path, fake: FakeEngine, url: str | None, key: str, title: str) -> None:
     with serve(fake) as server:
         async with attached(tmp_path, url or server.address.url, key=key) as runtime:
-            told: list[Event] = []
-            runtime.events.subscribe(told.append)
+            events: list[Event] = []
+            runtime.events.subscribe(events.append)
             chat = (await runtime.chat.new_conversation()).id
             assert await runtime.chat.send(chat, "Hello") is None
-            (failed,) = [event for event in told if isinstance(event, TurnFailed)]
-            assert words in failed.error.title
+            (failed,) = [event for event in events if isinstance(event, TurnFailed)]
+            assert title in failed.error.title
 
 
 async def test_settings_switch_between_engine_and_server(tmp_path: Path, fake: FakeEngine) -> None:

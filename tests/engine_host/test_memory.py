@@ -30,9 +30,9 @@ LONG = LLAMA | {"context_length": 65_536}
 
 
 def notices(runtime: Runtime) -> list[Notice]:
-    heard: list[Notice] = []
-    runtime.events.subscribe(lambda event: heard.append(event) if isinstance(event, Notice) else None)
-    return heard
+    shown: list[Notice] = []
+    runtime.events.subscribe(lambda event: shown.append(event) if isinstance(event, Notice) else None)
+    return shown
 
 
 def contexts(fake: FakeEngine) -> list[int]:
@@ -42,33 +42,33 @@ def contexts(fake: FakeEngine) -> list[int]:
 def arguments(fake: FakeEngine) -> list[dict[str, str]]:
     """What each launch was started with."""
     launched = [launch["arguments"] for launch in fake.launches()]
-    return [dict(zip(words, [*words[1:], ""], strict=True)) for words in launched]
+    return [dict(zip(options, [*options[1:], ""], strict=True)) for options in launched]
 
 
 async def test_context_is_halved_until_it_fits(tmp_path: Path, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_MOST_CONTEXT=20_000, FAKE_KV_MIB_PER_1K=1)
     model = str(write_gguf(tmp_path / "long.gguf", dict(LONG)))
     async with running(tmp_path, fake_engine, model_path=model) as runtime:
-        heard, said = notices(runtime), list[EngineStatus]()
-        runtime.events.subscribe(lambda event: said.append(event.status) if hasattr(event, "status") else None)
+        shown, statuses = notices(runtime), list[EngineStatus]()
+        runtime.events.subscribe(lambda event: statuses.append(event.status) if hasattr(event, "status") else None)
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
         assert contexts(fake_engine) == [65_536, 32_768, 16_384]
         assert runtime.engine.context_size == 16_384
         assert runtime.engine.context_reason.startswith("16,384 tokens: memory ran out with 65,536")
-        (notice,) = heard
+        (notice,) = shown
         assert notice.title == "The model ran out of memory while loading"
         assert "65,536" in notice.detail
         assert "will try a larger context again on" in notice.detail
-        retried = [status.failure for status in said if status.state is EngineState.STARTING and status.failure]
+        retried = [status.failure for status in statuses if status.state is EngineState.STARTING and status.failure]
         assert [failure.kind for failure in retried] == [FailureKind.OUT_OF_MEMORY] * 2
         assert "32,768 tokens" in retried[0].advice
         psutil.Process(runtime.engine.engine_pid).kill()
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello once more")  # started again, not chosen
     async with running(tmp_path, fake_engine, model_path=model) as runtime:
-        heard = notices(runtime)
+        shown = notices(runtime)
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello again")
         assert contexts(fake_engine)[3:] == [16_384, 16_384]
-        assert heard == []
+        assert shown == []
 
 
 async def test_gpu_placement_is_shown(runtime: Runtime, fake_engine: FakeEngine) -> None:
@@ -96,12 +96,12 @@ async def test_model_leaves_a_full_gpu(runtime: Runtime, fake_engine: FakeEngine
 
 async def test_failure_at_the_smallest_context(runtime: Runtime, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_MOST_CONTEXT=1000)
-    heard = notices(runtime)
+    shown = notices(runtime)
     with pytest.raises(Exception, match="ran out of memory"):
         await runtime.engine.ready()
     assert contexts(fake_engine)[-1] == 2048
     assert runtime.engine.status.state is EngineState.FAILED
-    assert heard == []
+    assert shown == []
 
 
 async def test_measured_bars(runtime: Runtime, fake_engine: FakeEngine) -> None:
@@ -175,14 +175,14 @@ async def test_real_engine_under_a_memory_limit(
     limited.chmod(limited.stat().st_mode | stat.S_IXUSR)
     changes = {"model_path": str(smollm2), "engine_path": str(limited), "context_size": 65_536, "max_tokens": 4}
     async with running(tmp_path, fake_engine, **changes) as runtime:
-        heard = notices(runtime)
+        shown = notices(runtime)
         reply = await ask(runtime, (await runtime.chat.new_conversation()).id, "Say xylophone")
         assert reply.content
         assert "xylophone" not in "\n".join(runtime.engine.log_lines)  # what is logged is memory, not conversations
         tokens = runtime.engine.choice.context.tokens
         assert tokens in (8192, 16_384)  # what else takes address space differs from machine to machine
         assert runtime.engine.context_reason.startswith(f"{tokens:,} tokens: memory ran out with 65,536.")
-        assert [notice.title for notice in heard] == ["The model ran out of memory while loading"]
+        assert [notice.title for notice in shown] == ["The model ran out of memory while loading"]
         (bar,) = runtime.engine.memory_bars
         assert bar.measured
         assert bar.kv == tokens * 23_040

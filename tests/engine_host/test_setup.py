@@ -31,7 +31,7 @@ from tests.library.engine_archives import tarred
 from tests.library.fake_hub import FakeHub
 
 NAME = "llama.cpp-b11457-cuda-12.8"
-ARCHIVE, LIBRARIES = (f"{one}llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz" for one in ("", "cudart-"))
+ARCHIVE, LIBRARIES = (f"{prefix}llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz" for prefix in ("", "cudart-"))
 VULKAN = "llama-b11457-bin-ubuntu-vulkan-x64.tar.gz"
 
 
@@ -40,10 +40,10 @@ class Home:
 
     def __init__(self, paths: Paths, fake: FakeEngine) -> None:
         self.paths, self.settings = paths, Settings(engine_path="/usr/bin/old", model_path=str(fake.plan.model))
-        self.told: list[EngineDownload | None] = []
+        self.progress: list[EngineDownload | None] = []
         self.notices: list[tuple[str, ...]] = []
-        self.setup = EngineSetup(paths, lambda: self.settings, self._use, lambda *words: self.notices.append(words))
-        self.setup.subscribe(lambda: self.told.append(self.setup.fetching))
+        self.setup = EngineSetup(paths, lambda: self.settings, self._use, lambda *notice: self.notices.append(notice))
+        self.setup.subscribe(lambda: self.progress.append(self.setup.fetching))
 
     async def _use(self, path: str | None) -> None:
         self.settings = Settings(engine_path=path, model_path=self.settings.model_path)
@@ -51,7 +51,7 @@ class Home:
     @property
     def stages(self) -> list[Stage]:
         """Each once, in their order."""
-        return list(dict.fromkeys(one.stage for one in self.told if one))
+        return list(dict.fromkeys(progress.stage for progress in self.progress if progress))
 
     @property
     def program(self) -> Path:
@@ -90,7 +90,7 @@ async def home(
         "b11457": {ARCHIVE: engine, LIBRARIES: libraries, VULKAN: engine},
     }
     root = tmp_path / "home"
-    home = Home(Paths(*(root / one for one in ("config", "data", "cache", "state"))), fake_engine)
+    home = Home(Paths(*(root / name for name in ("config", "data", "cache", "state"))), fake_engine)
     yield home
     await home.setup.close()
 
@@ -100,17 +100,17 @@ async def test_download_test_and_use(home: Home, github: FakeHub, monkeypatch: p
     assert home.notices == [("GPU engine ready", f"{NAME} passed its test and is now selected.")]
     assert home.left() == ["libcublas.so.12", "libcudart.so.12", "libggml-cuda.so", "llama-server"]
     assert home.stages == [Stage.ASKING, Stage.FETCHING, Stage.UNPACKING, Stage.TRYING]
-    assert home.told[-1] is None
-    last = home.told[-2]
+    assert home.progress[-1] is None
+    last = home.progress[-2]
     assert [step.name for step in last.steps][-1] == "Chat memory"
-    assert [one.name for one in downloaded_engines(home.paths.engines)] == [NAME]
+    assert [engine.name for engine in downloaded_engines(home.paths.engines)] == [NAME]
     entries = await home.setup.engines()
     assert (entries[0].location.path, entries[0].chosen) == (home.program, True)
     fetched = len(github.downloads)
     await home.works()
     assert len(github.downloads) == fetched, "what is here is only tried again"
     await home.setup.get(Backend.VULKAN)
-    assert [one.name for one in downloaded_engines(home.paths.engines)] == [NAME, "llama.cpp-b11457-vulkan"]
+    assert [engine.name for engine in downloaded_engines(home.paths.engines)] == [NAME, "llama.cpp-b11457-vulkan"]
     with pytest.raises(KvchatError, match="No SYCL engine"):
         await home.setup.get(Backend.SYCL)
     asked = len(github.requests)
@@ -242,9 +242,9 @@ async def test_real_llama_server_in_an_archive(
 ) -> None:
     """All that lies beside it comes along. It is a build for the processor alone, and that is found out."""
     program = real_llama_server.path.resolve()
-    there = list(program.parent.iterdir())
-    links = {f"llama-b11457/{path.name}": str(path.readlink()) for path in there if path.is_symlink()}
-    files = {f"llama-b11457/{path.name}": path.read_bytes() for path in there if not path.is_symlink()}
+    files_there = list(program.parent.iterdir())
+    links = {f"llama-b11457/{path.name}": str(path.readlink()) for path in files_there if path.is_symlink()}
+    files = {f"llama-b11457/{path.name}": path.read_bytes() for path in files_there if not path.is_symlink()}
     github.releases = {"b11457": {VULKAN: tarred(files, links)}}
     home.settings = Settings(engine_path="/usr/bin/old", model_path=str(smollm2))
     step = (await home.fails(Backend.VULKAN)).steps[-1]
@@ -279,9 +279,9 @@ def paths(tmp_path: Path) -> Paths:
 )
 async def test_validation_error(paths: Paths, fake_engine: FakeEngine, name: str, text: str, reason: str) -> None:
     setup = EngineSetup(paths, lambda: Settings(engine_path=str(fake_engine.path)), unused)
-    said = await setup.validation_error(name, text)
-    assert reason in said
-    assert bool(said) is bool(reason)
+    error = await setup.validation_error(name, text)
+    assert reason in error
+    assert bool(error) is bool(reason)
 
 
 async def test_trial_uses_the_available_model(
@@ -289,11 +289,11 @@ async def test_trial_uses_the_available_model(
 ) -> None:
     monkeypatch.setattr("kvchat.engine_host.setup.installed_starter", lambda: None)
     settings = Settings(engine_path=str(fake_engine.path))
-    heard: list[TrialStep] = []
-    await EngineSetup(paths, lambda: settings, unused).test_engine(fake_engine.location, heard.append)
+    steps: list[TrialStep] = []
+    await EngineSetup(paths, lambda: settings, unused).test_engine(fake_engine.location, steps.append)
     assert fake_engine.launches() == []
     with_model = replace(settings, model_path=str(fake_engine.plan.model))
-    trial = await EngineSetup(paths, lambda: with_model, unused).test_engine(fake_engine.location, heard.append)
+    trial = await EngineSetup(paths, lambda: with_model, unused).test_engine(fake_engine.location, steps.append)
     assert trial.works
     assert str(fake_engine.plan.model) in fake_engine.launches()[0]["arguments"]
 

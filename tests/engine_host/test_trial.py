@@ -11,9 +11,9 @@ from tests.engine_fixtures import FakeEngine
 
 
 async def tried(fake: FakeEngine, *, model: bool = True) -> Trial:
-    heard: list[TrialStep] = []
-    trial = await try_engine(fake.location, fake.plan.model if model else None, heard.append)
-    assert tuple(heard) == trial.steps
+    steps: list[TrialStep] = []
+    trial = await try_engine(fake.location, fake.plan.model if model else None, steps.append)
+    assert tuple(steps) == trial.steps
     assert not [launch for launch in fake.launches() if is_alive(launch["pid"])]
     return trial
 
@@ -28,7 +28,7 @@ async def test_good_engine_passes(fake_engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("switches", "words"),
+    ("switches", "title"),
     [
         ({"FAKE_VERSION": 6000}, "too old"),
         ({"FAKE_EXIT_AT_START": "1:error loading model: unknown model architecture: 'x'"}, "cannot be loaded"),
@@ -40,11 +40,11 @@ async def test_good_engine_passes(fake_engine: FakeEngine) -> None:
         ({"FAKE_HOLLOW_RESTORE": 1}, "Chat memory does not work"),
     ],
 )
-async def test_problems_are_reported(fake_engine: FakeEngine, switches: dict[str, object], words: str) -> None:
+async def test_problems_are_reported(fake_engine: FakeEngine, switches: dict[str, object], title: str) -> None:
     fake_engine.set(**switches)
     trial = await tried(fake_engine)
     assert not trial.works
-    assert words in trial.steps[-1].name
+    assert title in trial.steps[-1].name
 
 
 @pytest.mark.parametrize("script", ["#!/bin/sh\nexit 3\n", "#!/bin/sh\necho usage: something else\n", "\x7fELF"])

@@ -162,12 +162,12 @@ async def test_output_of_killed_engine_is_complete(
     client: LlamaServerClient, fake_engine: FakeEngine, delay: float
 ) -> None:
     """Also what lay unread when its process was found dead and the connections were dropped."""
-    words = "".join(f"word{i} " for i in range(60))
-    fake_engine.set(FAKE_REPLY=words, FAKE_TOKEN_DELAY=delay, FAKE_DIE_DURING="stream", FAKE_DIE_HOW="kill")
+    text = "".join(f"word{i} " for i in range(60))
+    fake_engine.set(FAKE_REPLY=text, FAKE_TOKEN_DELAY=delay, FAKE_DIE_DURING="stream", FAKE_DIE_HOW="kill")
     texts: list[str] = []
     with pytest.raises(EngineGone):
         await collect_texts(client, texts)
-    assert "".join(texts) == words[: words.index(" word30")]
+    assert "".join(texts) == text[: text.index(" word30")]
 
 
 async def test_first_word_is_immediate_and_the_rest_batched(

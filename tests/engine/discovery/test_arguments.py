@@ -61,7 +61,7 @@ def test_reserved_options_are_refused_with_the_reason(text: str, reason: str, kn
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("--nope", "does not support the option --nope"),
         ("--threads=4", "Use a space"),
@@ -72,11 +72,11 @@ def test_reserved_options_are_refused_with_the_reason(text: str, reason: str, kn
         ("-new", "only for chats"),  # an alias that only the build knows
     ],
 )
-def test_invalid_arguments_are_refused(text: str, words: str) -> None:
+def test_invalid_arguments_are_refused(text: str, message: str) -> None:
     check_arguments(parse_arguments("-t 4 --prio -1 --lora x --swa-full"), KNOWN)
     with pytest.raises(BadArguments) as refused:
         check_arguments(parse_arguments(text), KNOWN)
-    assert words in refused.value.detail
+    assert message in refused.value.detail
 
 
 def test_state_arguments() -> None:

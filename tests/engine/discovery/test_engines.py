@@ -132,10 +132,10 @@ def test_unusable_engines_are_skipped(tmp_path: Path, monkeypatch: pytest.Monkey
     broken, old, good = (make_fake_engine(tmp_path / name) for name in ("broken", "old", "good"))
     broken.path.write_text("#!/bin/sh\nexit 1\n")
     old.set(FAKE_VERSION=6000)
-    there = [engine.location for engine in (broken, old, good)]
-    monkeypatch.setattr(probing, "installed_engines", lambda: there)
+    locations = [engine.location for engine in (broken, old, good)]
+    monkeypatch.setattr(probing, "installed_engines", lambda: locations)
     assert usable_engine(None).location == good.location
-    del there[2]
+    del locations[2]
     with pytest.raises(EngineNotFound):
         usable_engine(None)
 

@@ -38,7 +38,7 @@ def test_only_display_controllers_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("graphics", "told", "not_told"),
+    ("graphics", "expected", "absent"),
     [
         (Graphics("linux", (GpuVendor.NVIDIA,)), "test an engine for CUDA", "driver first"),
         (Graphics("linux", (GpuVendor.NVIDIA,)), "`kvchat engines get vulkan`", "driver first"),
@@ -50,10 +50,10 @@ def test_only_display_controllers_are_found(tmp_path: Path) -> None:
         (Graphics("linux", ()), "as fast as any other", "Vulkan"),
     ],
 )
-def test_install_advice(graphics: Graphics, told: str, not_told: str) -> None:
+def test_install_advice(graphics: Graphics, expected: str, absent: str) -> None:
     advice = " ".join(install_advice(graphics))
-    assert told in advice
-    assert not_told not in advice
+    assert expected in advice
+    assert absent not in advice
 
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ldd is Linux's")
@@ -83,7 +83,7 @@ def ldd_prints(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, of: str
 
 
 @pytest.mark.parametrize(
-    ("library", "words"),
+    ("library", "message"),
     [
         ("libcuda.so.1", "It is missing libcuda.so.1. This is part of the NVIDIA driver"),
         ("libvulkan.so.1", "libvulkan1"),
@@ -94,10 +94,10 @@ def ldd_prints(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, of: str
     ],
 )
 def test_missing_library_and_provider(
-    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, words: str
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, message: str
 ) -> None:
     ldd_prints(tmp_path, monkeypatch, NOT_FOUND.format(library))
-    assert words in undetected_gpu_error(engine / "llama-server", Backend.CUDA).detail
+    assert message in undetected_gpu_error(engine / "llama-server", Backend.CUDA).detail
     (engine / library).write_bytes(b"")
     assert describe_missing_libraries(engine / "llama-server") == "", "a library beside it is not lacking"
 

@@ -101,21 +101,21 @@ DYLD = "dyld[99]: Library not loaded: @rpath/libllama.dylib"
     ],
 )
 def test_kinds(code: int, log: str, kind: FailureKind) -> None:
-    told = ProcessExit(code, tuple(log.splitlines())).explain()
-    assert told.kind is kind
-    assert told.title
-    assert told.detail
-    assert told.advice
+    failure = ProcessExit(code, tuple(log.splitlines())).explain()
+    assert failure.kind is kind
+    assert failure.title
+    assert failure.detail
+    assert failure.advice
 
 
 def test_detail_is_the_first_matching_line() -> None:
-    told = ProcessExit(1, tuple(NOT_A_MODEL.splitlines())).explain()
-    assert told.detail == "gguf_init_from_reader: invalid magic characters: 'hell', expected 'GGUF'"
+    failure = ProcessExit(1, tuple(NOT_A_MODEL.splitlines())).explain()
+    assert failure.detail == "gguf_init_from_reader: invalid magic characters: 'hell', expected 'GGUF'"
     lines = ("0.00.001.000 E srv x: it broke", "0.00.002.000 I bye")
     assert ProcessExit(3, lines).explain().detail == "It exited with code 3. Last output: it broke"
     crashed = WORKER_DIED.replace("ggml-rpc.cpp:566: Remote RPC server", "ggml.c:9: A thing").splitlines()
-    told = ProcessExit(-6, tuple(crashed)).explain()  # the backtrace is no reason
-    assert (told.kind, told.detail) == (
+    failure = ProcessExit(-6, tuple(crashed)).explain()  # the backtrace is no reason
+    assert (failure.kind, failure.detail) == (
         FailureKind.CRASHED,
         "/src/ggml.c:9: A thing crashed or returned malformed response",
     )

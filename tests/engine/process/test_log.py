@@ -107,12 +107,12 @@ def test_refused_requests_are_not_logged(tmp_path: Path, size: int) -> None:
         shown |= set(log.lines[-1:])
     log.close()
     written = (tmp_path / "engine.log").read_text("utf-8").splitlines()
-    heard = log.since_start
-    assert list(log.lines) == list(heard) == written
-    assert not [line for line in (*heard, *shown) if "unspeakable" in line]
-    for kept in ("all slots are idle", "failed to parse grammar", "got exception: …", "stop processing", "GGML_ASSERT"):
-        assert any(kept in line for line in heard), kept
-    assert heard[-3:] == (QUOTED.splitlines()[-3], "  what(): …", "CUDA error: out of memory")
+    logged = log.since_start
+    assert list(log.lines) == list(logged) == written
+    assert not [line for line in (*logged, *shown) if "unspeakable" in line]
+    for text in ("all slots are idle", "failed to parse grammar", "got exception: …", "stop processing", "GGML_ASSERT"):
+        assert any(text in line for line in logged), text
+    assert logged[-3:] == (QUOTED.splitlines()[-3], "  what(): …", "CUDA error: out of memory")
 
 
 # What a build of early 2026 logs with 11 of 17 layers on a Vulkan device.
@@ -163,12 +163,12 @@ def test_allocations() -> None:
 def test_placement_by_fit() -> None:
     """As b11434 writes it: common/fit.cpp, llama-model.cpp."""
     name = "CUDA0 (NVIDIA GeForce RTX 3060)"
-    told = (
+    log = (
         f"0.00.100.001 I common_params_fit_impl:   - {name}: 49 layers,   6000 MiB used,   6000 MiB free\n"
         f"0.00.100.002 I common_params_fit_impl:   - {name}: 49 layers (12 overflowing), 11000 MiB used, 800 MiB free\n"
         "0.00.200.001 I load_tensors: offloaded 49/49 layers to GPU\n"
     )
-    found = read_allocations((told + REPACKED).splitlines())
+    found = read_allocations((log + REPACKED).splitlines())
     assert found.placement == Placement(49, 49, 12)
     assert not found.placement.whole
     found = read_allocations(f"0.00.200.001 I load_tensors: offloaded 33/33 layers to GPU\n{REPACKED}".splitlines())
