@@ -106,35 +106,26 @@ class ContextChooser:
         if wanted is not None:
             return self._user_choice(wanted)
         limit, most = self._demand.limit, self._max_tokens
+        enough = min(most, SUFFICIENT_GPU_CONTEXT)
         tokens = self._largest(most, whole_on_gpu=bool(self._memory.devices))
-        if self._memory.devices and not (
-            self._fit(tokens).is_whole_on_gpu and tokens >= min(most, SUFFICIENT_GPU_CONTEXT)
-        ):
-            tokens = self._largest(min(most, SUFFICIENT_GPU_CONTEXT))
+        if self._memory.devices and not (self._fit(tokens).is_whole_on_gpu and tokens >= enough):
+            tokens = self._largest(enough)
+        shown, trained = format_number(tokens), format_number(self._facts.trained_context)
         if not self._fit(tokens).fits:
-            reason = _(
+            text = N_(
                 "{tokens} tokens: the minimum, but even this may not fit. With this context, the "
-                "model needs about {needed}, and {sparable}.",
-                tokens=format_number(tokens),
-                needed=format_size(self._fit(tokens).needed),
-                sparable=self._describe_usable(tokens),
+                "model needs about {needed}, and {sparable}."
             )
-        elif tokens >= self._trained:
-            reason = _("{tokens} tokens: the full context length of this model.", tokens=format_number(tokens))
-        else:
-            ran_out = ""
-            if limit and tokens >= most:
-                ran_out = " " + _(
-                    "A larger context ran out of memory; kvchat will try it again on {until}.",
-                    until=format_day(limit.until),
-                )
-            reason = _(
-                "{tokens} tokens: the most that fits in memory; the model supports {trained}.{ran_out}",
-                tokens=format_number(tokens),
-                trained=format_number(self._facts.trained_context),
-                ran_out=ran_out,
-            )
-        return self._choice(tokens, reason)
+            needed, usable = format_size(self._fit(tokens).needed), self._describe_usable(tokens)
+            return self._choice(tokens, _(text, tokens=shown, needed=needed, sparable=usable))
+        if tokens >= self._trained:
+            return self._choice(tokens, _("{tokens} tokens: the full context length of this model.", tokens=shown))
+        ran_out = ""
+        if limit and tokens >= most:
+            text = N_("A larger context ran out of memory; kvchat will try it again on {until}.")
+            ran_out = " " + _(text, until=format_day(limit.until))
+        text = N_("{tokens} tokens: the most that fits in memory; the model supports {trained}.{ran_out}")
+        return self._choice(tokens, _(text, tokens=shown, trained=trained, ran_out=ran_out))
 
     def smaller(self, choice: ContextChoice) -> tuple[ContextChoice, ...]:
         """Return the choices to try after `choice` ran out of memory, halving the context each time.
@@ -188,15 +179,11 @@ class ContextChooser:
             fit = self._fit(larger)
             if larger < worthwhile or not (fit.is_whole_on_gpu if whole_on_gpu else fit.fits):
                 continue
-            reason = _(
-                "{larger} tokens need about {needed} of the {free} {place} after the engine stops.{slower}",
-                larger=format_number(larger),
-                needed=format_size(fit.needed),
-                free=format_size(fit.free),
-                place=self._place(larger),
-                slower=" " + self._offload_note(larger) if was_whole and not fit.is_whole_on_gpu else "",
-            )
-            return self._choice(larger, reason)
+            text = N_("{larger} tokens need about {needed} of the {free} {place} after the engine stops.{slower}")
+            needed, free = format_size(fit.needed), format_size(fit.free)
+            slower = " " + self._offload_note(larger) if was_whole and not fit.is_whole_on_gpu else ""
+            place, shown = self._place(larger), format_number(larger)
+            return self._choice(larger, _(text, larger=shown, needed=needed, free=free, place=place, slower=slower))
         return None
 
     def _user_choice(self, wanted: int) -> ContextChoice:
@@ -204,29 +191,25 @@ class ContextChooser:
         reason = _("{tokens} tokens: set by you.", tokens=format_number(tokens))
         warning = ""
         if not self._fit(tokens).fits:
-            warning = _(
-                "This may not fit: at this context length the model needs about {needed}, but {spare}.",
-                needed=format_size(self._fit(tokens).needed),
-                spare=self._describe_usable(tokens),
-            )
-        elif tokens > self._facts.trained_context:
-            # b11434 caps the slot at the trained context and wastes the rest
-            warning = _(
+            text = N_("This may not fit: at this context length the model needs about {needed}, but {spare}.")
+            warning = _(text, needed=format_size(self._fit(tokens).needed), spare=self._describe_usable(tokens))
+        elif tokens > self._facts.trained_context:  # b11434 caps the slot at the trained context and wastes the rest
+            text = N_(
                 "The model was trained for {trained} tokens. Newer engines stop there; older ones "
-                "produce poor replies beyond that.",
-                trained=format_number(self._facts.trained_context),
+                "produce poor replies beyond that."
             )
+            warning = _(text, trained=format_number(self._facts.trained_context))
         return replace(self._choice(tokens, reason), warning=warning, by_user=True)
 
     def _reduced_choice(self, tokens: int, before: ContextChoice) -> ContextChoice:
-        more = _("more of the model on {beside}", beside=self._memory.device_names)
-        if tokens < before.tokens:
-            more = format_number(before.tokens)
-        less = f"; {_describe_placement(self._no_gpu_layers, self._memory.device_names)}" if self._without_gpu else ""
-        ran_out = N_("{tokens} tokens: memory ran out with {more}{less}.")
-        return replace(
-            self._choice(tokens, _(ran_out, tokens=format_number(tokens), more=more, less=less)), offload_note=""
+        gpus = self._memory.device_names
+        more = (
+            format_number(before.tokens) if tokens < before.tokens else _("more of the model on {beside}", beside=gpus)
         )
+        less = f"; {_describe_placement(self._no_gpu_layers, gpus)}" if self._without_gpu else ""
+        text = N_("{tokens} tokens: memory ran out with {more}{less}.")
+        reason = _(text, tokens=format_number(tokens), more=more, less=less)
+        return replace(self._choice(tokens, reason), offload_note="")
 
     def _largest(self, most: int, whole_on_gpu: bool = False) -> int:
         """Return the largest context that fits, at least the minimum and at most `most`."""
@@ -283,13 +266,11 @@ class ContextChooser:
         if self._demand.slots > 1:
             shared = _("Up to {slots} parallel chats share this context.", slots=self._demand.slots)
         if fit.fits:
-            share = _(
-                "With this context, the model needs about {needed} of the {free} {place}; {margin} stays reserved.",
-                needed=format_size(fit.needed),
-                free=format_size(fit.free),
-                place=self._place(tokens),
-                margin=format_size(margin(fit.free)),
+            text = N_(
+                "With this context, the model needs about {needed} of the {free} {place}; {margin} stays reserved."
             )
+            needed, free, reserved = map(format_size, (fit.needed, fit.free, margin(fit.free)))
+            share = _(text, needed=needed, free=free, place=self._place(tokens), margin=reserved)
         # Half of kvchat's margin: a slightly low estimate moves no layer off the GPU.
         targets = [margin(device.free) // 2 for device in self._memory.devices if not self._without_gpu]
         return ContextChoice(

@@ -149,11 +149,8 @@ def _full_window(load: CurrentLoad) -> Proposal | None:
     fewer = choice.tokens - full.tokens
     price = _("This uses {taken} more memory at this context length.", taken=format_size(taken))
     if fewer > 0:
-        price = _(
-            "This uses {taken} more memory at this context length and shortens the context by {fewer} tokens.",
-            taken=format_size(taken),
-            fewer=format_number(fewer),
-        )
+        text = N_("This uses {taken} more memory at this context length and shortens the context by {fewer} tokens.")
+        price = _(text, taken=format_size(taken), fewer=format_number(fewer))
     return Proposal(
         _("Keep the full sliding-window cache (--swa-full)"),
         _("Chats need no reprocessing after you edit or rewind them at any point."),

@@ -30,7 +30,7 @@ from kvchat.library.remote.hub import HubError, HubFile, HubPart, Unreachable
 from kvchat.system.concurrency import LAST_MOMENT_S
 from kvchat.system.files import atomic_write, file_size, read_json
 from kvchat.text.formatting import format_size
-from kvchat.text.language import _
+from kvchat.text.language import N_, _
 
 if TYPE_CHECKING:
     import httpx2
@@ -239,27 +239,20 @@ def _check_room(order: Order, models: Path) -> None:
     repository, path = order.repository, order.file.parts[0].path
     largest = max(part.size for part in order.file.parts)
     if largest > MAX_FILE_BYTES:
+        text = N_("It is {largest}. Hugging Face serves files larger than {largest2} only to its own client.")
         raise DownloadFailed(
             _("This file is too large to download in kvchat"),
-            _(
-                "It is {largest}. Hugging Face serves files larger than {largest2} only to its own client.",
-                largest=format_size(largest),
-                largest2=format_size(MAX_FILE_BYTES),
-            ),
+            _(text, largest=format_size(largest), largest2=format_size(MAX_FILE_BYTES)),
             _("Run `hf download {repository} {path}`. kvchat will find the model.", repository=repository, path=path),
         )
     needed = order.file.size - order.bytes_done(models)
     free = shutil.disk_usage(order.target(models).parent).free
     if needed + RESERVED_DISK_BYTES > free:
+        text = N_("It needs {needed} more, and {spare_room} should stay free; {models} has {free} free.")
+        sizes = {"needed": needed, "spare_room": RESERVED_DISK_BYTES, "free": free}
         raise DownloadFailed(
             _("Not enough disk space for this download"),
-            _(
-                "It needs {needed} more, and {spare_room} should stay free; {models} has {free} free.",
-                needed=format_size(needed),
-                spare_room=format_size(RESERVED_DISK_BYTES),
-                models=models,
-                free=format_size(free),
-            ),
+            _(text, models=models, **{name: format_size(size) for name, size in sizes.items()}),
             _("Free up disk space, or choose a smaller file."),
         )
 
