@@ -84,18 +84,18 @@ async def test_ids_and_answers_are_the_engines_own(
 
 async def faults(server: RunningGateway, direct: httpx2.AsyncClient, where: str, body: dict[str, Any]) -> Any:
     for stream in (False, True):
-        asked = greedy(where, body, stream=stream)
-        ours, theirs = [await one.post(where, json=asked) for one in (server.client, direct)]
+        request = greedy(where, body, stream=stream)
+        ours, theirs = [await client.post(where, json=request) for client in (server.client, direct)]
         if ours.status_code != theirs.status_code:
             yield f"{ours.status_code} {ours.text} instead of {theirs.status_code} {theirs.text}"
             continue
-        if (one := said(ours.text, stream)) != (other := said(theirs.text, stream)):
-            yield f"stream {stream}: {one}\n instead of {other}"
+        if (answer := content_of(ours.text, stream)) != (expected := content_of(theirs.text, stream)):
+            yield f"stream {stream}: {answer}\n instead of {expected}"
         record = server.last
         if record.miss == Reason(ReasonCode.RENDERS_OTHERWISE):
             yield record.miss
         if stream and receipt_in(ours.text)["prompt"] != record.prompt:
-            yield "the receipt says otherwise"
+            yield "the receipt has another count"
         await server.settled()
 
 
@@ -114,7 +114,7 @@ async def ids_fault(server: RunningGateway, where: str, body: dict[str, Any]) ->
     return ""
 
 
-def said(text: str, stream: bool) -> Any:
+def content_of(text: str, stream: bool) -> Any:
     """Return an answer without variable fields."""
     if not stream:
         return bare(json.loads(text))
@@ -125,8 +125,8 @@ def said(text: str, stream: bool) -> Any:
 def bare(value: Any) -> Any:
     if isinstance(value, dict):
         left_out = VARIABLE | CACHE_COUNTS | CORRECTED
-        return {name: bare(one) for name, one in value.items() if name not in left_out}
-    return [bare(one) for one in value] if isinstance(value, list) else value
+        return {name: bare(inner) for name, inner in value.items() if name not in left_out}
+    return [bare(inner) for inner in value] if isinstance(value, list) else value
 
 
 async def test_pictures_are_restored_in_any_dialect(tmp_path: Path, real: Callable[..., Settings]) -> None:
@@ -228,8 +228,8 @@ async def test_next_request_extends_the_settled_tokens(tmp_path: Path, real: Cal
         engine = await server.runtime.engine.ready()
         for where, body, reply, following in GOING_ON:
             form = GENERATING[where]
-            asked, then = [parse_request(form, json.dumps(one).encode()) for one in (body, following)]
-            prompt, after = [(await prompt_of(engine, one)).ids for one in (asked, then)]
+            asked, then = [parse_request(form, json.dumps(sent).encode()) for sent in (body, following)]
+            prompt, after = [(await prompt_of(engine, request)).ids for request in (asked, then)]
             boundary = await shared_tokens(engine, partial(asked.next_request, reply))
             assert len(prompt) < len(boundary) < len(after), where
             assert after[: len(boundary)] == boundary, where
@@ -264,8 +264,8 @@ async def test_embeddings_and_reranking_are_the_engines_own(
                     if has == "rank" and has not in where:
                         continue  # it answers with whatever is in its memory
                     body = RANKED if "rank" in where else INPUTS
-                    answers = [await one.post(where, json=body) for one in (server.client, direct)]
-                    assert [one.status_code for one in answers] == [200 if has and has in where else 501] * 2
+                    answers = [await client.post(where, json=body) for client in (server.client, direct)]
+                    assert [answer.status_code for answer in answers] == [200 if has and has in where else 501] * 2
                     assert bare(answers[0].json()) == bare(answers[1].json())
                     assert [n for n in answers[0].headers if n.startswith("x-kvchat")] == ["x-kvchat-model"]
                     asked[where] = answers[0].content
@@ -279,7 +279,7 @@ async def test_embeddings_and_reranking_are_the_engines_own(
             for words, reply in zip((SYSTEM, SYSTEM[::-1]), before, strict=True):
                 after = await server.chat(words, first, "And then?")
                 assert server.last.cached == min(server.last.found or 0, (server.last.prompt or 0) - 1), server.last
-                assert said(after.text, False) == said(reply.text, False)
+                assert content_of(after.text, False) == content_of(reply.text, False)
                 await server.settled()
 
 

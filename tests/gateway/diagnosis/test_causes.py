@@ -23,14 +23,14 @@ FIRST, THIRD = causes.Place(causes.FIRST, 0, "user"), causes.Place(causes.MESSAG
 LONG = "x = 1  # " + "and so on " * 400
 
 
-def divergence(one: Prompt, other: Prompt) -> Divergence | None:
+def divergence(first: Prompt, second: Prompt) -> Divergence | None:
     rewriter = PromptRewriter()
-    assert rewriter.diagnose("program", "model", one) is None
-    return rewriter.diagnose("program", "model", other)
+    assert rewriter.diagnose("program", "model", first) is None
+    return rewriter.diagnose("program", "model", second)
 
 
-def cause_of(one: Body, other: Body) -> Reason:
-    result = divergence(rendered(one), rendered(other))
+def cause_of(first: Body, second: Body) -> Reason:
+    result = divergence(rendered(first), rendered(second))
     assert reason_of(json.loads(json.dumps(asdict(result.cause)))) == result.cause
     assert Reason(result.cause.code).text, "there is a sentence without values"
     return result.cause
@@ -41,16 +41,16 @@ def message(number: int, code: ReasonCode, role: str = "user") -> Reason:
 
 
 def test_no_divergence_from_an_extended_or_unrelated_prompt() -> None:
-    one = agents.opencode(user("Hello"))
-    other = agents.opencode(user("Hello"), assistant("Good morning."), user("And now?"))
-    assert divergence(rendered(one), rendered(other)) is None
-    assert divergence(rendered(one), rendered(one)) is None
+    first = agents.opencode(user("Hello"))
+    second = agents.opencode(user("Hello"), assistant("Good morning."), user("And now?"))
+    assert divergence(rendered(first), rendered(second)) is None
+    assert divergence(rendered(first), rendered(first)) is None
     title = {"messages": [user("Generate a title for this conversation:\nhow do parsers recover?")]}
     assert divergence(rendered(agents.opencode()), rendered(title)) is None
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "cause", "rule"),
+    ("first", "second", "cause", "rule"),
     [
         (agents.opencode(), agents.opencode(date="Mon Nov 23 2026"), ReasonCode.DATE_IN_SYSTEM, "hold-clock"),
         (agents.opencode(), agents.opencode(folder="/tmp/x"), ReasonCode.FOLDER_IN_SYSTEM, ""),
@@ -62,29 +62,29 @@ def test_no_divergence_from_an_extended_or_unrelated_prompt() -> None:
         (agents.aider(user("Go")), agents.aider(user("Go"), repository="src/lexer.py:"), ReasonCode.REPOSITORY_MAP, ""),
     ],
 )
-def test_known_causes(one: Body, other: Body, cause: ReasonCode, rule: str) -> None:
-    assert cause_of(one, other) == Reason(cause)
+def test_known_causes(first: Body, second: Body, cause: ReasonCode, rule: str) -> None:
+    assert cause_of(first, second) == Reason(cause)
     assert RULE_BY_CAUSE.get(cause, "") == rule
 
 
 def test_changed_tools() -> None:
     before = agents.opencode()
-    added, gone, anew, other = (copy.deepcopy(before) for _ in range(4))
-    added["tools"].insert(2, agents.function("browser"))
-    del gone["tools"][3]
-    anew["tools"][4]["function"]["description"] = "Lists what is there"
-    other["tools"].reverse()
+    browser = agents.function("browser")
+    added, removed, redefined, reordered = (copy.deepcopy(before) for _ in range(4))
+    added["tools"].insert(2, browser)
+    del removed["tools"][3]
+    redefined["tools"][4]["function"]["description"] = "Lists what is there"
+    reordered["tools"].reverse()
+    with_browser = [body | {"tools": [*body["tools"], browser]} for body in (before, removed)]
     assert cause_of(before, added) == tools((ReasonCode.TOOLS_ADDED, "browser"))
-    assert cause_of(gone, {**before, "tools": [*before["tools"], agents.function("browser")]}) == tools(
-        (ReasonCode.TOOLS_ADDED, "grep", "browser")
-    )
-    assert cause_of({**gone, "tools": [*gone["tools"], agents.function("browser")]}, before) == tools(
+    assert cause_of(removed, with_browser[0]) == tools((ReasonCode.TOOLS_ADDED, "grep", "browser"))
+    assert cause_of(with_browser[1], before) == tools(
         (ReasonCode.TOOLS_ADDED, "grep"), (ReasonCode.TOOLS_REMOVED, "browser")
     )
-    assert cause_of(before, gone) == tools((ReasonCode.TOOLS_REMOVED, "grep"))
-    assert cause_of(before, anew) == tools((ReasonCode.TOOLS_REDESCRIBED, "list"))
-    assert cause_of(before, other) == Reason(ReasonCode.TOOLS_REORDERED)
-    many = {**before, "tools": [*before["tools"], *(agents.function(f"more{number}") for number in range(5))]}
+    assert cause_of(before, removed) == tools((ReasonCode.TOOLS_REMOVED, "grep"))
+    assert cause_of(before, redefined) == tools((ReasonCode.TOOLS_REDESCRIBED, "list"))
+    assert cause_of(before, reordered) == Reason(ReasonCode.TOOLS_REORDERED)
+    many = before | {"tools": [*before["tools"], *(agents.function(f"more{number}") for number in range(5))]}
     assert cause_of(before, many).english == "tool list changed: more0, more1, more2, 2 more added"
 
 
@@ -104,13 +104,13 @@ def test_timestamps_and_paths_in_every_place(place: causes.Place, before: str, a
 
 
 def test_dropped_reasoning() -> None:
-    thought = assistant(LONG, reasoning_content="The parser loses its place here.")
-    looked = {"role": "tool", "content": LONG}
-    in_the_loop = agents.opencode(user("Fix it"), thought, looked)
-    asked = agents.opencode(user("Fix it"), thought, looked, assistant("Done."), user("Thanks. And the lexer?"))
-    assert cause_of(in_the_loop, asked) == Reason(ReasonCode.TEMPLATE_DROPS_REASONING)
-    left_out = agents.opencode(user("Fix it"), assistant(LONG), looked, assistant("Done."))
-    assert cause_of(in_the_loop, left_out) == Reason(ReasonCode.PROGRAM_DROPS_REASONING)
+    reasoned = assistant(LONG, reasoning_content="The parser loses its place here.")
+    result = {"role": "tool", "content": LONG}
+    unfinished = agents.opencode(user("Fix it"), reasoned, result)
+    continued = agents.opencode(user("Fix it"), reasoned, result, assistant("Done."), user("Thanks. And the lexer?"))
+    assert cause_of(unfinished, continued) == Reason(ReasonCode.TEMPLATE_DROPS_REASONING)
+    left_out = agents.opencode(user("Fix it"), assistant(LONG), result, assistant("Done."))
+    assert cause_of(unfinished, left_out) == Reason(ReasonCode.PROGRAM_DROPS_REASONING)
 
 
 def test_changed_messages() -> None:
@@ -139,21 +139,21 @@ def test_template_changes() -> None:
         rendered(body, day="Current date: 2026-11-22\n"), rendered(body, day="Current date: 2026-11-23\n")
     )
     assert result.cause == Reason(ReasonCode.DATE_IN_TEMPLATE)
-    harder = {**body, "reasoning_effort": "high"}
-    result = divergence(rendered(body, day="Reasoning: medium\n"), rendered(harder, day="Reasoning: high\n"))
+    high_effort = {**body, "reasoning_effort": "high"}
+    result = divergence(rendered(body, day="Reasoning: medium\n"), rendered(high_effort, day="Reasoning: high\n"))
     assert result.cause == Reason(ReasonCode.OTHER_OPTIONS, {"options": ("reasoning_effort",)})
 
 
 def test_sentence_has_the_place_in_tokens() -> None:
-    one, other = rendered(agents.opencode()), rendered(agents.opencode(date="Mon Nov 23 2026"))
-    result = divergence(one, other)
-    assert 0 < result.at < result.of == len(other)
+    first, second = rendered(agents.opencode()), rendered(agents.opencode(date="Mon Nov 23 2026"))
+    result = divergence(first, second)
+    assert 0 < result.at < result.of == len(second)
     assert "Sun Nov 22 2026" in result.before
     assert "Mon Nov 23 2026" in result.after
     left = result.of - result.at
     place = f"token {result.at:,} of {result.of:,}"
-    words = f"the prompt changed at {place}: the date in the system prompt; {left:,} tokens reprocessed, 41 s"
-    assert result.sentence(left, 41.0) == words
+    sentence = f"the prompt changed at {place}: the date in the system prompt; {left:,} tokens reprocessed, 41 s"
+    assert result.sentence(left, 41.0) == sentence
 
 
 def test_closest_earlier_prompt_is_compared() -> None:
@@ -167,28 +167,28 @@ def test_closest_earlier_prompt_is_compared() -> None:
     assert cause_after(*long, user("More")) is None
     result = cause_after(user(LONG), assistant("No."), user("More"))
     assert result.cause == message(2, ReasonCode.EDITED, "assistant")
-    assert cause_after(user(LONG), user("?"), program="other") is None
-    assert cause_after(user(LONG), user("?"), model="other") is None
+    assert cause_after(user(LONG), user("?"), program="second") is None
+    assert cause_after(user(LONG), user("?"), model="second") is None
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "cause"),
+    ("first", "second", "cause"),
     [
         (agents.opencode(), agents.opencode(date="Mon Nov 23 2026"), ReasonCode.DATE_IN_SYSTEM),
         (agents.opencode(), agents.opencode(tools=[agents.function("browser")]), ReasonCode.TOOLS_CHANGED),
         (agents.opencode(user(LONG)), agents.opencode(user("Else " + LONG)), ReasonCode.OTHER_CONVERSATION),
     ],
 )
-def test_cause_from_the_text_of_a_stored_state(one: Body, other: Body, cause: ReasonCode) -> None:
-    before = rendered(one)
-    result = divergence(Prompt(before.ids, before.text), rendered(other))
+def test_cause_from_the_text_of_a_stored_state(first: Body, second: Body, cause: ReasonCode) -> None:
+    before = rendered(first)
+    result = divergence(Prompt(before.ids, before.text), rendered(second))
     assert result.cause == Reason(cause)
 
 
 def test_cause_without_a_rendered_text() -> None:
-    one, other = rendered(agents.opencode()), rendered(agents.opencode(user("Something else " + LONG)))
-    one.text = other.text = ""
-    assert divergence(one, other).cause == Reason(ReasonCode.OTHER_CONVERSATION)
+    first, second = rendered(agents.opencode()), rendered(agents.opencode(user("Something else " + LONG)))
+    first.text = second.text = ""
+    assert divergence(first, second).cause == Reason(ReasonCode.OTHER_CONVERSATION)
 
 
 def test_old_prompts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,12 +225,14 @@ def size_of(value: Any) -> int:
 )
 def test_pictures_are_remembered_as_hashes(block: dict[str, Any]) -> None:
     """A client that sent a picture with each request used 96 MB; 126 KB were counted."""
-    one, other = (json.loads(json.dumps(block) % (letter * 2_000_000)) for letter in "AB")
-    said = "A picture of a heron. " * 500
-    words = {"type": "text", "text": said}
-    bodies = [{"messages": [user("Hello"), {"role": "user", "content": [of, words]}]} for of in (one, other)]
-    first, second = (Prompt(range(3_000), said, body) for body in bodies)
+    first, second = (json.loads(json.dumps(block) % (letter * 2_000_000)) for letter in "AB")
+    caption = "A picture of a heron. " * 500
+    text = {"type": "text", "text": caption}
+    bodies = [
+        {"messages": [user("Hello"), {"role": "user", "content": [picture, text]}]} for picture in (first, second)
+    ]
+    first, second = (Prompt(range(3_000), caption, body) for body in bodies)
     assert size_of(vars(first)) < 100_000
-    assert size_of(vars(first)) <= first.weight < 2 * size_of(vars(first)), "that is what is counted"
-    assert first.contents != second.contents, "the picture is another one"
-    assert first.contents == Prompt(range(3_000), said, bodies[0]).contents
+    assert size_of(vars(first)) <= first.weight < 2 * size_of(vars(first)), "the weight that is counted"
+    assert first.contents != second.contents, "their pictures differ"
+    assert first.contents == Prompt(range(3_000), caption, bodies[0]).contents
