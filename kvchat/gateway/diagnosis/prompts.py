@@ -141,13 +141,9 @@ class Prompt:
         return np.unique(grams)
 
     def shared_tokens(self, other: Prompt) -> int:
-        size, start, step = min(len(self.ids), len(other.ids)), 0, 1024
-        while start < size:
-            differs = self.ids[start : min(size, start + step)] != other.ids[start : min(size, start + step)]
-            if differs.any():
-                return start + int(differs.argmax())
-            start, step = start + step, 2 * step
-        return size
+        size = min(len(self.ids), len(other.ids))
+        differs = self.ids[:size] != other.ids[:size]
+        return int(differs.argmax()) if differs.any() else size
 
     def extends(self, other: Prompt) -> bool:
         """True if it begins like the other, so none of that is processed again."""
