@@ -58,10 +58,11 @@ if moment == "imports":  # never
     app.asyncio.to_thread = hang
 elif moment == "before it is stored":
     turns.store_question = dies(turns.store_question, after=False)
-elif moment == "while it is stored":
-    turns.Database.store_drafts = dies(turns.Database.store_drafts, after=False)
-elif moment == "before the commit":
-    turns.Database.store_drafts = dies(turns.Database.store_drafts, after=True)
+elif moment in ("while it is stored", "before the commit"):
+    def store_question(*given, store=turns.store_question, **more):  # drafts are also stored by themselves
+        turns.Database.store_drafts = dies(turns.Database.store_drafts, after=moment == "before the commit")
+        return store(*given, **more)
+    turns.store_question = store_question
 elif moment == "after the commit":
     turns.ConversationsChanged = dies(turns.ConversationsChanged, after=False)  # told first after it
 sys.exit(app.run(starter=False, hidden=False))
