@@ -1,6 +1,6 @@
-"""Damages a real file of chats in many seeded ways and does with it what users do: `run(rounds, seed)`.
+"""Damage a real chat database in many seeded ways and use it as users do: `run(rounds, seed)`.
 
-Only documented errors may come out, nothing may hang, what is not touched stays readable, and a repair ends well.
+Only documented errors may occur, nothing may hang, intact parts stay readable, and a repair succeeds.
     python -m tests.chat.mutating ROUNDS [SEED]
 """
 
@@ -16,13 +16,14 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from kvchat.chat.deletion import entries
 from kvchat.chat.options import ChatOptions, NewChat, answer_settings, presets, store_chat
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database
-from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role
+from kvchat.chat.record.messages import Attachment, MessageState, Receipt, Role
 from kvchat.chat.record.prompts import prompt_messages
 from kvchat.chat.record.recovery import back_up
 from kvchat.chat.search import find, index_batch
@@ -34,9 +35,9 @@ from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.backup import repair
 from kvchat.transfer.exporting import ExportForm, export_file
 
-PATIENCE_S = 60.0  # far more than a round takes on a busy machine
+TIMEOUT_S = 60.0  # far more than a round takes on a busy machine
 _NAMES = ("Lakes", "Mountains", "Rivers", "Seas")
-_ROWS = {  # what a row of a damaged file may hold instead of what was written there
+_COLUMNS = {  # columns that get invalid values
     "messages": ("role", "content", "thinking", "state", "created_at", "receipt", "parent_id", "conversation_id", "id"),
     "conversations": ("title", "created_at", "updated_at", "leaf_id", "options", "model", "folder", "id"),
     "attachments": ("name", "size", "hash", "text", "data", "message_id"),
@@ -44,7 +45,7 @@ _ROWS = {  # what a row of a damaged file may hold instead of what was written t
     "removed": ("rows", "removed_at", "leaf_id", "title"),
     "presets": ("name", "system", "options"),
 }
-_NONSENSE = (
+_INVALID_VALUES = (
     b"\xff\xfe\x80",
     "{",
     "[]",
@@ -61,7 +62,7 @@ _NONSENSE = (
 
 
 def library(folder: Path) -> Paths:
-    """Some chats with all that chats can have, and a backup of an earlier state."""
+    """Create chats with every kind of content, and a backup of an earlier state."""
     paths = resolve_paths({"KVCHAT_HOME": str(folder)})
     paths.ensure()
     receipt = Receipt(1.0, 0.0, 1.0, 0.0, 10, 5, 5, 30.0, Source.COLD)
@@ -73,18 +74,8 @@ def library(folder: Path) -> Paths:
                 document = Attachment("notes.txt", 9, "h", f"{name} notes. " * 50)
                 question = database.append_question(chat, f"{name} {at}? " * 20, [document] if at % 5 == 0 else [])
                 reply = database.append(chat, question.id, Role.ASSISTANT, "", MessageState.STREAMING)
-                done = Message(
-                    reply.id,
-                    chat,
-                    question.id,
-                    Role.ASSISTANT,
-                    f"{name} are {at}. " * 60,
-                    "Hm.",
-                    MessageState.COMPLETE,
-                    reply.created_at,
-                    receipt,
-                )
-                database.update_reply(done)
+                text, complete = f"{name} are {at}. " * 60, MessageState.COMPLETE
+                database.update_reply(replace(reply, content=text, thinking="Hm.", state=complete, receipt=receipt))
             if number == 1:
                 back_up(paths.database, repeat_today=True)
             tree.remove(database, database.append_question(chat, f"Gone from {name}"))
@@ -95,44 +86,44 @@ def library(folder: Path) -> Paths:
     return paths
 
 
-def mutate(paths: Paths, chance: random.Random) -> str:
-    """Damage the file in one way; what was done."""
-    way = chance.choice(("flip", "flip", "page", "cut", "empty", "rows", "rows", "rows", "circle", "leaf", "index"))
+def mutate(paths: Paths, rng: random.Random) -> str:
+    """Damage the file in one way and return a description."""
+    way = rng.choice(("flip", "flip", "page", "cut", "empty", "rows", "rows", "rows", "circle", "leaf", "index"))
     file = paths.database
     if way in ("rows", "circle", "leaf", "index"):
-        return f"{way}: {_damage_rows(file, way, chance)}"
+        return f"{way}: {_damage_rows(file, way, rng)}"
     data = bytearray(file.read_bytes())
     if way == "flip":
-        for _ in range(chance.choice((1, 20, 200))):
-            data[chance.randrange(4096, len(data))] = chance.randrange(256)
+        for _ in range(rng.choice((1, 20, 200))):
+            data[rng.randrange(4096, len(data))] = rng.randrange(256)
     elif way == "page":
-        at = chance.randrange(0, len(data) // 4096) * 4096
-        data[at : at + 4096] = chance.choice((bytes(4096), chance.randbytes(4096)))
+        at = rng.randrange(0, len(data) // 4096) * 4096
+        data[at : at + 4096] = rng.choice((bytes(4096), rng.randbytes(4096)))
     else:
-        del data[0 if way == "empty" else chance.randrange(1, len(data)) :]
+        del data[0 if way == "empty" else rng.randrange(1, len(data)) :]
     file.write_bytes(data)
     return way
 
 
-def _damage_rows(file: Path, way: str, chance: random.Random) -> str:
+def _damage_rows(file: Path, way: str, rng: random.Random) -> str:
     with closing(sqlite3.connect(file)) as db, db:
         if way == "index":
             db.execute("UPDATE searched_words_data SET block = x'00ff' WHERE id > 1")
-            return "the search's"
+            return "search index"
         if way == "leaf":
-            db.execute("UPDATE conversations SET leaf_id = 'nobody' WHERE rowid = ?", (chance.randint(1, 4),))
+            db.execute("UPDATE conversations SET leaf_id = 'nobody' WHERE rowid = ?", (rng.randint(1, 4),))
             return "dangling"
         if way == "circle":
-            (chat,) = db.execute("SELECT id FROM conversations WHERE rowid = ?", (chance.randint(1, 4),)).fetchone()
+            (chat,) = db.execute("SELECT id FROM conversations WHERE rowid = ?", (rng.randint(1, 4),)).fetchone()
             query = "SELECT id FROM messages WHERE conversation_id = ? ORDER BY created_at, rowid"
             ids = [row[0] for row in db.execute(query, (chat,))]
-            first, last = sorted(chance.choices(range(len(ids)), k=2))
+            first, last = sorted(rng.choices(range(len(ids)), k=2))
             db.execute("UPDATE messages SET parent_id = ? WHERE id = ?", (ids[last], ids[first]))
-            return "of parents"
+            return "parents"
         done = []
-        for _ in range(chance.randint(1, 6)):
-            table = chance.choice(list(_ROWS))
-            column, value = chance.choice(_ROWS[table]), chance.choice(_NONSENSE)
+        for _ in range(rng.randint(1, 6)):
+            table = rng.choice(list(_COLUMNS))
+            column, value = rng.choice(_COLUMNS[table]), rng.choice(_INVALID_VALUES)
             with suppress(sqlite3.Error):
                 db.execute(
                     f"UPDATE {table} SET {column} = ? WHERE rowid ="
@@ -144,7 +135,7 @@ def _damage_rows(file: Path, way: str, chance: random.Random) -> str:
 
 
 def use(paths: Paths) -> set[str]:
-    """All that users do with chats, without an engine; the chats whose every message can be read."""
+    """Do all that users do without an engine; return the names of fully readable chats."""
     whole: set[str] = set()
     with suppress(KvchatError), closing(Database(paths.database)) as database:
         _try(database.check)
@@ -187,8 +178,8 @@ def _try(work: Callable[[], object]) -> object:
 
 
 def one_round(paths: Paths, seed: int) -> None:
-    """Damage the chats of `paths` and use them, as they are and repaired. Raises what is no KvchatError."""
-    told = mutate(paths, random.Random(seed))
+    """Damage the chats and use them, before and after a repair. Raises AssertionError for other than KvchatErrors."""
+    damage = mutate(paths, random.Random(seed))
     try:
         before = use(paths)
         repair(paths)
@@ -199,11 +190,11 @@ def one_round(paths: Paths, seed: int) -> None:
             database.check()
             assert database.conversations()
     except Exception as error:
-        raise AssertionError(f"seed {seed}, {told}: {error!r}") from error
+        raise AssertionError(f"seed {seed}, {damage}: {error!r}") from error
 
 
 def run(rounds: int, seed: int = 1) -> list[str]:
-    """So many rounds from that seed on; what went wrong in them, in words."""
+    """Run rounds from this seed on; return descriptions of the faults."""
     faults = []
     with tempfile.TemporaryDirectory(prefix="kvchat-mutating-") as folder:
         library(Path(folder) / "good")
@@ -220,7 +211,7 @@ def run(rounds: int, seed: int = 1) -> list[str]:
 
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
             faults += [f"seed {number} hangs"] if thread.is_alive() else fault
             shutil.rmtree(home, ignore_errors=True)
     return faults

@@ -1,4 +1,4 @@
-"""A damaged file of chats: said in words, repaired with what the backups have, and never thrown away."""
+"""A damaged database: reported, repaired with the backups, and never deleted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import random
 import stat
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -30,16 +31,35 @@ def paths(tmp_path: Path) -> Paths:
     return mutating.library(tmp_path / "home")
 
 
-def written(paths: Paths) -> dict[str, int]:
+def message_counts(paths: Paths) -> dict[str, int]:
     with closing(Database(paths.database)) as database:
-        return {c.title: len(tree.current_branch(database, c.id)) for c in database.conversations()}
+        return {chat.title: len(tree.current_branch(database, chat.id)) for chat in database.conversations()}
 
 
-def lose_a_page(paths: Paths) -> None:
+def execute(paths: Paths, *statements: str) -> None:
+    with closing(Database(paths.database)) as database:
+        for statement in statements:
+            database.write(statement, ())
+
+
+def add_chat(paths: Paths, title: str) -> None:
+    with closing(Database(paths.database)) as database:
+        database.create_conversation(title)
+
+
+def change_bytes(paths: Paths, change: Callable[[bytearray], None]) -> bytes:
     data = bytearray(paths.database.read_bytes())
-    at = data.index(b"Rivers are 7. Rivers are 7.") // 4096 * 4096
-    data[at : at + 4096] = bytes(4096)
+    change(data)
     paths.database.write_bytes(data)
+    return bytes(data)
+
+
+def erase_page(paths: Paths) -> None:
+    def erase(data: bytearray) -> None:
+        at = data.index(b"Rivers are 7. Rivers are 7.") // 4096 * 4096
+        data[at : at + 4096] = bytes(4096)
+
+    change_bytes(paths, erase)
 
 
 @pytest.mark.slow
@@ -49,28 +69,31 @@ def test_thirty_random_damages() -> None:
 
 def test_flipped_bytes_are_repaired_from_the_backup(paths: Paths) -> None:
     back_up(paths.database, repeat_today=True)
-    whole = written(paths)
-    data, chance = bytearray(paths.database.read_bytes()), random.Random(7)
-    for _ in range(200):
-        data[chance.randrange(4096, len(data))] = chance.randrange(256)
-    paths.database.write_bytes(data)
+    whole = message_counts(paths)
+    random_bytes = random.Random(7)
+
+    def flip(data: bytearray) -> None:
+        for _ in range(200):
+            data[random_bytes.randrange(4096, len(data))] = random_bytes.randrange(256)
+
+    data = change_bytes(paths, flip)
     with pytest.raises(ChatsDamaged, match="damaged") as caught, closing(Database(paths.database)) as database:
         database.check()
     assert "kvchat repair" in caught.value.advice
     repaired = repair(paths)
     assert (repaired.aside / "data" / "conversations.db").read_bytes()[4096:] == data[4096:]
-    assert whole.items() <= written(paths).items()
+    assert whole.items() <= message_counts(paths).items()
     assert repair(paths) is None
 
 
 def test_rows_around_a_damaged_page_are_recovered(paths: Paths) -> None:
     for backup in list_backups(paths.database):
         backup.unlink()
-    whole = written(paths)
-    lose_a_page(paths)
+    whole = message_counts(paths)
+    erase_page(paths)
     repaired = repair(paths)
     assert repaired is not None
-    left = written(paths)
+    left = message_counts(paths)
     assert 20 < left["Rivers"] < whole["Rivers"], "one page of messages is lost, not all that came after it"
     assert left | {"Rivers": whole["Rivers"]} == whole
     ((title, lost),) = repaired.salvaged.lost
@@ -85,30 +108,31 @@ def test_empty_or_missing_file_counts_as_damaged(paths: Paths, damage: str) -> N
         Database(paths.database)
     repaired = repair(paths)
     assert "Nothing could be recovered from the damaged file." in repaired.text
-    assert written(paths) == {"Mountains": 41, "Lakes": 40}  # as of the backup
+    assert message_counts(paths) == {"Mountains": 41, "Lakes": 40}  # as of the backup
 
 
 def test_cycle_of_parents_is_cut(paths: Paths) -> None:
     with closing(Database(paths.database)) as database:
         chat = next(c.id for c in database.conversations() if c.title == "Lakes")
         branch = database.branch(chat)
-        with database.transaction() as db:
-            db.execute("UPDATE messages SET parent_id = ? WHERE id = ?", (branch[-1].id, branch[0].id))
+        database.write("UPDATE messages SET parent_id = ? WHERE id = ?", (branch[-1].id, branch[0].id))
         assert len(database.branch(chat)) == 40
         assert tree.current_branch(database, chat)
         removed = tree.remove(database, branch[10])
         tree.restore_messages(database, removed.id)
     assert repair(paths) is not None
-    assert written(paths)["Lakes"] == 40
+    assert message_counts(paths)["Lakes"] == 40
 
 
 def test_dangling_leaf_and_broken_values_affect_only_themselves(paths: Paths) -> None:
-    with closing(Database(paths.database)) as database, database.transaction() as db:
-        db.execute("UPDATE conversations SET leaf_id = 'nobody', options = '{', updated_at = 'soon'")
-        db.execute("UPDATE messages SET receipt = '{\"source\": \"moon\"}', role = 'x' WHERE role = 'assistant'")
-        db.execute("UPDATE attachments SET size = 'large', data = 7")
-        db.execute("UPDATE drafts SET text = x'ff'")
-    assert written(paths) == {"Seas": 41, "Rivers": 40, "Mountains": 41, "Lakes": 40}
+    execute(
+        paths,
+        "UPDATE conversations SET leaf_id = 'nobody', options = '{', updated_at = 'soon'",
+        "UPDATE messages SET receipt = '{\"source\": \"moon\"}', role = 'x' WHERE role = 'assistant'",
+        "UPDATE attachments SET size = 'large', data = 7",
+        "UPDATE drafts SET text = x'ff'",
+    )
+    assert message_counts(paths) == {"Seas": 41, "Rivers": 40, "Mountains": 41, "Lakes": 40}
     with closing(Database(paths.database)) as database:
         chat = database.conversations()[0].id
         roles = {message.role for message in database.branch(chat)}
@@ -120,16 +144,14 @@ def test_dangling_leaf_and_broken_values_affect_only_themselves(paths: Paths) ->
 def test_chat_with_a_changed_id_stays_together(paths: Paths) -> None:
     with closing(Database(paths.database)) as database:
         database._connection.execute("PRAGMA foreign_keys = OFF")
-        with database.transaction() as db:
-            db.execute("UPDATE conversations SET id = 'nonsense' WHERE title = 'Rivers'")
-        database.append_question("nonsense", "And now?")  # after its last message, which is of the chat as it was
+        database.write("UPDATE conversations SET id = 'nonsense' WHERE title = 'Rivers'", ())
+        database.append_question("nonsense", "And now?")  # after its last message, which has the old id
     assert repair(paths) is not None
-    assert sorted(written(paths).values()) == [1, 40, 40, 41, 41]
+    assert sorted(message_counts(paths).values()) == [1, 40, 40, 41, 41]
 
 
 def test_invalid_text_is_restored_from_the_backup(paths: Paths) -> None:
-    with closing(Database(paths.database)) as database, database.transaction() as db:
-        db.execute("UPDATE messages SET content = x'fffe80' WHERE content LIKE 'Lakes are 7%'")
+    execute(paths, "UPDATE messages SET content = x'fffe80' WHERE content LIKE 'Lakes are 7%'")
     assert repair(paths) is not None
     with closing(Database(paths.database)) as database:
         (lakes,) = [chat for chat in database.conversations() if chat.title == "Lakes"]
@@ -137,13 +159,12 @@ def test_invalid_text_is_restored_from_the_backup(paths: Paths) -> None:
 
 
 def test_damaged_index_is_an_expected_error(paths: Paths) -> None:
-    with closing(Database(paths.database)) as database, database.reading() as db:
+    with closing(Database(paths.database)) as database:
         chat = database.conversations()[0].id
         query = "SELECT rootpage - 1 FROM sqlite_master WHERE name = 'sqlite_autoindex_messages_1'"
-        page = db.execute(query).fetchone()[0]
-    data = bytearray(paths.database.read_bytes())
-    data[4096 * page : 4096 * page + 8] = bytes((10, 0, 0, 0, 0, 16, 0, 0))  # a page of an index with nothing in it
-    paths.database.write_bytes(data)
+        start = 4096 * database.rows(query)[0][0]
+    empty_page = bytes((10, 0, 0, 0, 0, 16, 0, 0))  # of an index
+    change_bytes(paths, lambda data: data.__setitem__(slice(start, start + 8), empty_page))
     with closing(Database(paths.database)) as database:
         assert len(find(database, "rivers")) == 1
         with pytest.raises(KvchatError):
@@ -151,21 +172,19 @@ def test_damaged_index_is_an_expected_error(paths: Paths) -> None:
 
 
 def test_invalid_deletion_record_deletes_nothing(paths: Paths) -> None:
-    with closing(Database(paths.database)) as database, database.transaction() as db:
-        db.execute("UPDATE removed SET rows = replace(rows, '\"id\"', '\"ie\"') WHERE title = 'Lakes'")
-    lose_a_page(paths)  # what comes after it in the table is found page by page, and in the backup
+    execute(paths, "UPDATE removed SET rows = replace(rows, '\"id\"', '\"ie\"') WHERE title = 'Lakes'")
+    erase_page(paths)  # later rows are found page by page, and in the backup
     assert repair(paths) is not None
-    found = written(paths)
-    assert found.pop("Rivers") > 30
-    assert found == {"Seas": 41, "Mountains": 41, "Lakes": 40}
+    counts = message_counts(paths)
+    assert counts.pop("Rivers") > 30
+    assert counts == {"Seas": 41, "Mountains": 41, "Lakes": 40}
 
 
 def test_damaged_search_index_is_rebuilt(paths: Paths) -> None:
     with closing(Database(paths.database)) as database:
         assert find(database, "rivers")
-        with database.transaction() as db:
-            db.execute("UPDATE searched_words_data SET block = x'00ff' WHERE id > 1")
-            db.execute("UPDATE searched SET stale = 1 WHERE number < 5")
+        database.write("UPDATE searched_words_data SET block = x'00ff' WHERE id > 1", ())
+        database.write("UPDATE searched SET stale = 1 WHERE number < 5", ())
         while index_batch(database):
             pass
         assert len(find(database, "rivers")) == 1
@@ -178,8 +197,7 @@ def test_backups_are_private_few_and_only_made_after_changes(paths: Paths) -> No
     (today,) = list_backups(paths.database)
     for day in range(1, 6):
         today.with_name(f"chats-2026-01-0{day}.db").write_bytes(today.read_bytes())
-    with closing(Database(paths.database)) as database:
-        database.create_conversation("New")
+    add_chat(paths, "New")
     assert back_up(paths.database, repeat_today=True)
     kept = list_backups(paths.database)
     assert [file.name for file in kept[1:]] == ["chats-2026-01-05.db", "chats-2026-01-04.db"]
@@ -188,20 +206,17 @@ def test_backups_are_private_few_and_only_made_after_changes(paths: Paths) -> No
 
 
 def test_backup_dated_in_the_future_does_not_stop_backups(paths: Paths) -> None:
-    """After one look at a wrong date its backup goes first, and each day has one again."""
     (today,) = list_backups(paths.database)
     ahead = today.with_name("chats-2031-01-01.db")
     later = time.time() + 5 * 365 * 86_400
     today.rename(ahead)
     os.utime(ahead, (later, later))
-    with closing(Database(paths.database)) as database:
-        database.create_conversation("New")
+    add_chat(paths, "New")
     assert back_up(paths.database, repeat_today=False)
     assert list_backups(paths.database) == [today, ahead]
     for day in range(1, 4):
         today.with_name(f"chats-2026-01-0{day}.db").write_bytes(today.read_bytes())
-    with closing(Database(paths.database)) as database:
-        database.create_conversation("Newer")
+    add_chat(paths, "Newer")
     assert back_up(paths.database, repeat_today=True)
     assert ahead not in list_backups(paths.database)
 
@@ -209,9 +224,7 @@ def test_backup_dated_in_the_future_does_not_stop_backups(paths: Paths) -> None:
 def test_damaged_file_does_not_replace_a_good_backup(paths: Paths) -> None:
     (before,) = list_backups(paths.database)
     good = before.read_bytes()
-    data = bytearray(paths.database.read_bytes())
-    data[8192:] = bytes(len(data) - 8192)
-    paths.database.write_bytes(data)
+    change_bytes(paths, lambda data: data.__setitem__(slice(8192, None), bytes(len(data) - 8192)))
     with pytest.raises(ChatsDamaged):
         back_up(paths.database, repeat_today=True)
     assert [file.read_bytes() for file in list_backups(paths.database)] == [good]
@@ -220,8 +233,8 @@ def test_damaged_file_does_not_replace_a_good_backup(paths: Paths) -> None:
 def test_detected_damage_is_checked_at_the_next_start(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvchat.chat.record.database_file.SMALL_FILE_BYTES", 0)
     with closing(Database(paths.database)) as database:
-        database.check()  # closed well, and large: believed
-    lose_a_page(paths)
+        database.check()  # closed cleanly and large: not checked
+    erase_page(paths)
     with closing(Database(paths.database)) as database:
         database.check()
         with pytest.raises(ChatsDamaged):

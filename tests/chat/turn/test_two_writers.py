@@ -1,4 +1,4 @@
-"""Several processes in one chat: one answers at a time, and each prompt is made of all that was said before it."""
+"""Several processes in one chat: one answers at a time, each with the whole history."""
 
 from __future__ import annotations
 
@@ -29,93 +29,91 @@ def home(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> Home:
     return home
 
 
-class Asking:
+class AskCommand:
     def __init__(self, home: Home, *arguments: str) -> None:
-        self.words = home.folder / f"{arguments[-1][:40]}.said"
-        with self.words.open("wb") as words:
+        self.stderr = home.folder / f"{arguments[-1][:40]}.stderr"
+        with self.stderr.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "kvchat", "ask", *arguments],
                 env=os.environ | {"KVCHAT_HOME": str(home.folder)},
                 stdout=subprocess.PIPE,
-                stderr=words,
+                stderr=stderr,
             )
 
-    def says(self, words: str) -> None:
-        wait_until(lambda: words.encode() in self.words.read_bytes(), what=words)
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text.encode() in self.stderr.read_bytes(), what=text)
 
-    def code(self) -> int:
+    def exit_status(self) -> int:
         self.process.communicate()
         return self.process.returncode
 
-    def ends(self) -> str:
+    def output(self) -> str:
         out, _ = self.process.communicate()
-        assert self.process.returncode == 0, self.words.read_text("utf-8")
-        return out.decode()
+        assert self.process.returncode == 0, self.stderr.read_text("utf-8")
+        return out.decode().strip()
 
 
-def said(home: Home) -> list[tuple[str, str]]:
+def start_reply(home: Home, engine: FakeEngine, *arguments: str) -> AskCommand:
+    """Start a command and hold the engine in its reply."""
+    engine.set(FAKE_HOLD_DURING="stream")
+    command = AskCommand(home, *arguments)
+    wait_until(lambda: home.replies("streaming"), what="the beginning of the reply")
+    return command
+
+
+def start_waiting(home: Home, question: str) -> AskCommand:
+    command = AskCommand(home, question)
+    command.wait_for(WAITING)
+    return command
+
+
+def questions(home: Home) -> list[str]:
     with closing(Database(home.folder / "data" / "conversations.db")) as database:
         (chat,) = database.conversations()
-        return [(message.role.value, message.content) for message in current_branch(database, chat.id)]
-
-
-def prompts(fake: FakeEngine) -> dict[str, list[str]]:
-    asked = [request["body"]["messages"] for request in fake.requests() if request["path"] == "/v1/chat/completions"]
-    return {messages[-1]["content"]: [message["content"] for message in messages] for messages in asked}
+        return [message.content for message in current_branch(database, chat.id) if message.role is Role.USER]
 
 
 def test_second_command_waits_and_gets_the_whole_history(home: Home, fake_engine: FakeEngine) -> None:
-    fake_engine.set(FAKE_HOLD_DURING="stream")
-    first = Asking(home, "--new", "One")
-    wait_until(lambda: home.replies("streaming"), what="the first reply's beginning")
-    second = Asking(home, "Two")
-    second.says(WAITING)
+    first = start_reply(home, fake_engine, "--new", "One")
+    second = start_waiting(home, "Two")
     assert [message["content"] for message in home.messages() if message["role"] == "user"] == ["One", "Two"]
     assert second.process.poll() is None
     fake_engine.set(FAKE_HOLD_DURING=None)
-    assert [first.ends().strip(), second.ends().strip()] == ["You said: One", "You said: Two"]
-    assert prompts(fake_engine)["Two"] == ["One", "You said: One", "Two"]
-    assert said(home)[-4:] == [
-        ("user", "One"),
-        ("assistant", "You said: One"),
-        ("user", "Two"),
-        ("assistant", "You said: Two"),
-    ]
+    assert [first.output(), second.output()] == ["You said: One", "You said: Two"]
+    bodies = [request["body"] for request in fake_engine.requests() if request["path"] == "/v1/chat/completions"]
+    prompts = [[message["content"] for message in body["messages"]] for body in bodies]
+    assert ["One", "You said: One", "Two"] in prompts
+    with closing(Database(home.folder / "data" / "conversations.db")) as database:
+        (chat,) = database.conversations()
+        branch = [message.content for message in current_branch(database, chat.id)]
+    assert branch[-4:] == ["One", "You said: One", "Two", "You said: Two"]
 
 
 def test_command_takes_over_from_a_killed_one(home: Home, fake_engine: FakeEngine) -> None:
-    fake_engine.set(FAKE_HOLD_DURING="stream")
-    first = Asking(home, "--new", "One")
-    wait_until(lambda: home.replies("streaming"), what="the first reply's beginning")
-    guest = Asking(home, "Two")
-    guest.says(WAITING)
+    first = start_reply(home, fake_engine, "--new", "One")
+    guest = start_waiting(home, "Two")
     first.process.kill()
-    first.code()
-    assert guest.code() == 1
-    assert "ended unexpectedly" in guest.words.read_text("utf-8")
+    first.exit_status()
+    assert guest.exit_status() == 1
+    assert "ended unexpectedly" in guest.stderr.read_text("utf-8")
     fake_engine.set(FAKE_HOLD_DURING=None)
-    assert Asking(home, "Three").ends().strip().endswith("Three")
-    assert [words for role, words in said(home) if role == "user"] == ["One", "Two", "Three"]
+    assert AskCommand(home, "Three").output().endswith("Three")
+    assert questions(home) == ["One", "Two", "Three"]
     assert not home.replies("streaming")
 
 
 def test_ctrl_c_ends_only_its_own_command(home: Home, fake_engine: FakeEngine) -> None:
-    Asking(home, "--new", "Zero").ends()
-    fake_engine.set(FAKE_HOLD_DURING="stream")
-    first = Asking(home, "One")
-    wait_until(lambda: home.replies("streaming"), what="the first reply's beginning")
-    stopped = Asking(home, "Two")
-    stopped.says(WAITING)
-    other = Asking(home, "Three")
-    other.says(WAITING)
+    AskCommand(home, "--new", "Zero").output()
+    first = start_reply(home, fake_engine, "One")
+    stopped, other = start_waiting(home, "Two"), start_waiting(home, "Three")
     stopped.process.send_signal(signal.SIGINT)
-    assert stopped.code() == 130
+    assert stopped.exit_status() == 130
     assert first.process.poll() is None
     first.process.send_signal(signal.SIGINT)
     fake_engine.set(FAKE_HOLD_DURING=None)
-    assert other.ends().strip().endswith("Three")
-    assert first.code() == 130
-    assert [words for role, words in said(home) if role == "user"][-1] == "Three"
+    assert other.output().endswith("Three")
+    assert first.exit_status() == 130
+    assert questions(home)[-1] == "Three"
 
 
 async def test_stop_ends_waiting_and_keeps_the_question(stage: Stage, fake_engine: FakeEngine) -> None:
@@ -123,18 +121,15 @@ async def test_stop_ends_waiting_and_keeps_the_question(stage: Stage, fake_engin
     fake_engine.set(FAKE_HOLD_DURING="stream")
     first = stage.service.send(chat, "One")
     await stage.until(lambda: stage.service.answering_chats)
-    begun: list[bool] = []
-    waiting = stage.service.send(chat, "Two", on_start=lambda: begun.append(True))
-    await stage.until(
-        lambda: "Two" in stage.home.joinpath("data", "conversations.db-wal").read_bytes().decode("latin-1")
-    )
+    starts: list[bool] = []
+    waiting = stage.service.send(chat, "Two", on_start=lambda: starts.append(True))
+    await stage.until(lambda: b"Two" in (stage.home / "data" / "conversations.db-wal").read_bytes())
     waiting.cancel()
     fake_engine.set(FAKE_HOLD_DURING=None)
     assert await first is not None
     await stage.idle()
-    assert not begun
-    with closing(Database(stage.home / "data" / "conversations.db")) as database:
-        assert database.rows("SELECT 1 FROM messages WHERE content = 'Two'")
+    assert not starts
+    assert stage.database.rows("SELECT 1 FROM messages WHERE content = 'Two'")
 
 
 def test_removing_an_empty_reply_keeps_messages_below(database: Database) -> None:
@@ -158,8 +153,8 @@ def test_waiting_question_moves_to_the_end(database: Database) -> None:
     assert not database.move_to_end(mine.id)
     database.append(chat, mine.id, Role.ASSISTANT, "To mine", MessageState.COMPLETE)
     assert database.move_to_end(later.id)
-    told = ["One", "Reply", "Mine", "To mine", "Later"]
-    assert [message.content for message in database.branch(chat)] == told
+    texts = [message.content for message in database.branch(chat)]
+    assert texts == ["One", "Reply", "Mine", "To mine", "Later"]
 
 
 def test_question_stays_on_its_branch(database: Database) -> None:
