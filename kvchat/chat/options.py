@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import NEW_CHAT_ID, Attachment, Conversation, Message, Role, new_message
+from kvchat.chat.record.messages import Attachment, Conversation
 from kvchat.chat.record.titles import NEW_TITLE
 from kvchat.engine.api.wire import MAX_GRAMMAR_CHARS, MAX_NESTING, Sampling, nesting_depth
 from kvchat.errors import KvchatError
@@ -163,14 +163,6 @@ def presets(database: Database) -> list[Preset]:
         Preset(name, system, model, options_from_json(options), bool(is_default), id)
         for name, system, model, options, is_default, id in database.rows(query)
     ]
-
-
-def new_chat_settings(database: Database) -> tuple[AnswerSettings, list[Message]]:
-    preset = next((preset for preset in presets(database) if preset.is_default), None)
-    if preset is None:
-        return AnswerSettings(), []
-    system = new_message(NEW_CHAT_ID, Role.SYSTEM, preset.system)
-    return AnswerSettings(preset.model, preset.options), [system] if preset.system else []
 
 
 def store_preset(database: Database, preset: Preset) -> Preset:

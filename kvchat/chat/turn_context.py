@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec, TypeVar
 
 from kvchat.chat.events import Absorbed, ConversationsChanged, Event, EventBus, MessagesChanged, Notice
-from kvchat.chat.options import AnswerSettings, ChatOptions, answer_settings, new_chat_settings
+from kvchat.chat.options import AnswerSettings, ChatOptions, Preset, answer_settings, presets
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import Message
+from kvchat.chat.record.messages import NEW_CHAT_ID, Message, Role, new_message
 from kvchat.engine.api.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import StoreRefused
@@ -43,7 +43,7 @@ class ReplyInProgress(KvchatError):
 
 @dataclass
 class TurnContext:
-    """What the parts of the chat service share. Event-loop thread only."""
+    """Shared by the parts of the chat service. Event-loop thread only."""
 
     database: Database
     worker: Worker
@@ -98,17 +98,16 @@ class TurnContext:
         return speed
 
     async def answer_settings(self, conversation_id: str) -> AnswerSettings:
-        return self._with_model(await self.run(answer_settings, conversation_id))
+        chosen = await self.run(answer_settings, conversation_id)
+        return chosen if chosen.model else replace(chosen, model=self.default_model())
 
     async def settings_and_branch(self, conversation_id: str | None) -> tuple[AnswerSettings, list[Message]]:
         """Return a conversation's answer settings and branch; without an id those of a new chat."""
         if conversation_id is not None:
             return await self.answer_settings(conversation_id), await self.branch(conversation_id)
-        chosen, branch = await self.run(new_chat_settings)
-        return self._with_model(chosen), branch
-
-    def _with_model(self, chosen: AnswerSettings) -> AnswerSettings:
-        return chosen if chosen.model else replace(chosen, model=self.default_model())
+        preset = next((preset for preset in await self.run(presets) if preset.is_default), Preset(""))
+        system = [new_message(NEW_CHAT_ID, Role.SYSTEM, preset.system)] if preset.system else []
+        return AnswerSettings(preset.model or self.default_model(), preset.options), system
 
     async def absorb(self, patience_s: float = ABSORB_TIMEOUT_S) -> None:
         """Have the store process saved states when nothing more urgent runs, and publish the result."""

@@ -319,28 +319,29 @@ def _repair_references(db: sqlite3.Connection) -> None:
 
 
 def _repair_parents(db: sqlite3.Connection) -> None:
-    chats: defaultdict[str, list[tuple[str, str | None]]] = defaultdict(list)
-    for id, chat, parent in db.execute("SELECT id, conversation_id, parent_id FROM messages ORDER BY place").fetchall():
-        chats[chat].append((id, parent))
-    for messages in chats.values():
-        parents = dict(messages)
-        for at, (id, parent) in enumerate(messages):
-            before = messages[at - 1][0] if at else None
-            if (parent is not None and parent not in parents) or _is_in_cycle(parents, id):
-                parents[id] = before if before is not None and not _is_in_cycle(parents | {id: before}, id) else None
-                db.execute("UPDATE messages SET parent_id = ? WHERE id = ?", (parents[id], id))
+    """Let messages with a lost parent, or in a cycle, follow the message before them."""
+    query = "SELECT id, conversation_id, parent_id FROM messages ORDER BY conversation_id, place"
+    rows = db.execute(query).fetchall()
+    chats = {id: chat for id, chat, _parent in rows}
+    children: defaultdict[str | None, list[str]] = defaultdict(list)
+    for id, chat, parent in rows:
+        if parent is None or chats.get(parent) == chat:
+            children[parent].append(id)
+    attached: set[str] = set()  # messages below a root
 
+    def attach(ids: list[str]) -> None:
+        while ids:
+            attached.add(id := ids.pop())
+            ids += [child for child in children[id] if child not in attached]
 
-def _is_in_cycle(parents: dict[str, str | None], id: str) -> bool:
-    visited, at = {id}, parents[id]
-    while at is not None and at in parents:
-        if at == id:
-            return True
-        if at in visited:
-            return False  # another cycle: it is cut on its own turn
-        visited.add(at)
-        at = parents[at]
-    return False
+    attach(list(children[None]))
+    before = ""
+    for id, chat, _parent in rows:
+        if id not in attached:
+            parent = before if chats.get(before) == chat else None
+            db.execute("UPDATE messages SET parent_id = ? WHERE id = ?", (parent, id))
+            attach([id])
+        before = id
 
 
 def _count(db: sqlite3.Connection, table: str) -> int:

@@ -49,7 +49,9 @@ def is_title_complete(answer: str) -> bool:
 
 def parse_title(answer: str, chat_text: str) -> str | None:
     """Return the title in a model's answer, or None. It must be short and share a word with the chat."""
-    title = _strip_decoration(_strip_control_characters(next(iter(_lines(answer)), "")))
+    line = next(iter(_lines(answer)), "")
+    shown = (c if c in _JOINERS or unicodedata.category(c)[0] != "C" else " " * (c == "\t") for c in line)
+    title = _strip_decoration(" ".join("".join(shown).split()))
     if not _is_short(title):
         title = _SUBTITLE.split(title, maxsplit=1)[0]
     if (
@@ -64,11 +66,6 @@ def parse_title(answer: str, chat_text: str) -> str | None:
 def _lines(answer: str) -> list[str]:
     lines = _THOUGHT.sub("", answer).splitlines(keepends=True)
     return [line for line in lines if line.strip() and line.rstrip()[-1] not in _COLONS]
-
-
-def _strip_control_characters(line: str) -> str:
-    shown = (c if c in _JOINERS or unicodedata.category(c)[0] != "C" else " " * (c == "\t") for c in line)
-    return " ".join("".join(shown).split())
 
 
 def _strip_decoration(line: str) -> str:

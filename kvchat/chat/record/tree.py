@@ -144,16 +144,15 @@ def remove(database: Database, message: Message) -> RemovedMessages:
         attachments = tuple(dict(row) for row in db.execute(attached, (message.id,)))
         # Newest first: SQLite limits a cascade to a depth of 1,000 messages.
         db.executemany("DELETE FROM messages WHERE id = ?", [(row["id"],) for row in reversed(removed)])
-        entry = RemovedMessages(
-            message.conversation_id, leaf["leaf_id"], leaf["title"], removed, attachments, time.time()
-        )
         stored = [row | {"data": base64.b64encode(attachment_from_row(row).data).decode()} for row in attachments]
         stored_rows = json.dumps({"messages": removed, "attachments": stored}, ensure_ascii=False, default=as_text)
+        at, chat = time.time(), message.conversation_id
         db.execute(
             "INSERT OR REPLACE INTO removed (id, conversation_id, removed_at, leaf_id, title, rows)"
             " VALUES (?, ?, ?, ?, ?, ?)",
-            (entry.id, entry.conversation_id, entry.removed_at, entry.leaf_id, entry.title, stored_rows),
+            (message.id, chat, at, leaf["leaf_id"], leaf["title"], stored_rows),
         )
+        entry = RemovedMessages(chat, leaf["leaf_id"], leaf["title"], removed, attachments, at)
         _retitle_without(db, entry)
         return entry
 

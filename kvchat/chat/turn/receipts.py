@@ -168,9 +168,14 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     )
     ahead = _("{what} (before you pressed Send, not counted)", what=ahead)
     reading = _("{time} for {tokens}", time=format_duration(receipt.prefill_ms), tokens=_format_tokens(read))
+    restore = format_duration(receipt.restore_ms) if receipt.restore_ms else _("nothing to load")
+    if receipt.restore_ms and receipt.restored_bytes:
+        restore = _("{size} in {time}", size=format_size(receipt.restored_bytes), time=restore)
+    if receipt.restore_ms and receipt.prefetched:
+        restore = _("{what} (before you pressed Send, not counted)", what=restore)
     lines = [
         (_("Time to first token"), format_duration(receipt.ttft_ms)),
-        ("  " + _("Loading (restore)"), _format_restore(receipt)),
+        ("  " + _("Loading (restore)"), restore),
         *([("  " + _("Processed ahead"), ahead)] if receipt.read_ahead_tokens else []),
         ("  " + _("Processing (prefill)"), reading),
         ("  " + _("First token and overhead"), format_duration(receipt.first_token_ms)),
@@ -214,15 +219,6 @@ def _wait_labels(receipt: Receipt) -> list[str]:
 
 def _format_tokens(count: int) -> str:
     return plural(count, "{count} token", "{count} tokens")
-
-
-def _format_restore(receipt: Receipt) -> str:
-    if not receipt.restore_ms:
-        return _("nothing to load")
-    words = format_duration(receipt.restore_ms)
-    if receipt.restored_bytes:
-        words = _("{size} in {time}", size=format_size(receipt.restored_bytes), time=words)
-    return _("{what} (before you pressed Send, not counted)", what=words) if receipt.prefetched else words
 
 
 MAX_DAYS, MIN_DAYS = 90, 14  # including today; fewer would plot as one wide bar
