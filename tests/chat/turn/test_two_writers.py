@@ -67,6 +67,13 @@ def start_waiting(home: Home, question: str) -> AskCommand:
     return command
 
 
+def prompts(engine: FakeEngine) -> dict[str, list[str]]:
+    """Map each question to the messages sent to the engine with it."""
+    bodies = [request["body"] for request in engine.requests() if request["path"] == "/v1/chat/completions"]
+    texts = [[message["content"] for message in body["messages"]] for body in bodies]
+    return {prompt[-1]: prompt for prompt in texts}
+
+
 def questions(home: Home) -> list[str]:
     with closing(Database(home.folder / "data" / "conversations.db")) as database:
         (chat,) = database.conversations()
@@ -80,9 +87,7 @@ def test_second_command_waits_and_gets_the_whole_history(home: Home, fake_engine
     assert second.process.poll() is None
     fake_engine.set(FAKE_HOLD_DURING=None)
     assert [first.output(), second.output()] == ["You said: One", "You said: Two"]
-    bodies = [request["body"] for request in fake_engine.requests() if request["path"] == "/v1/chat/completions"]
-    prompts = [[message["content"] for message in body["messages"]] for body in bodies]
-    assert ["One", "You said: One", "Two"] in prompts
+    assert prompts(fake_engine)["Two"] == ["One", "You said: One", "Two"]
     with closing(Database(home.folder / "data" / "conversations.db")) as database:
         (chat,) = database.conversations()
         branch = [message.content for message in current_branch(database, chat.id)]

@@ -16,7 +16,7 @@ from kvchat.settings import load_settings
 from kvchat.system.owner import Ownership
 from kvchat.system.paths import resolve_paths
 from kvchat.ui.base.theme import Look
-from tests.chat.turn.test_two_writers import WAITING, Asking, home, prompts
+from tests.chat.turn.test_two_writers import WAITING, AskCommand, home, prompts
 from tests.e2e.home import Home
 from tests.engine_fixtures import FakeEngine
 from tests.ui.windows import Open, begun
@@ -48,7 +48,7 @@ async def test_the_window_shows_what_a_command_asks_and_queues_what_is_sent_mean
     await opened.until(lambda: opened.shown() == ["Zero", "You said: Zero"])
     await opened.runtime.chat.idle()
     fake_engine.set(FAKE_HOLD_DURING="stream", FAKE_REPLY=LONG)
-    other = Asking(home, "One")
+    other = AskCommand(home, "One")
     await opened.until(lambda: opened.shown()[2:3] == ["One"])
     opened.window.composer.set_draft("Two")
     QTest.keyClick(opened.window.composer.editor, Qt.Key.Key_Return)
@@ -57,11 +57,11 @@ async def test_the_window_shows_what_a_command_asks_and_queues_what_is_sent_mean
     fake_engine.set(FAKE_TOKEN_DELAY=None, FAKE_REPLY=None)
     await opened.until(lambda: opened.shown()[4:] == ["Two", "You said: Two"])
     assert opened.shown()[3] == LONG
-    assert await asyncio.to_thread(other.ends)
+    assert await asyncio.to_thread(other.output)
     assert prompts(fake_engine)["Two"][-3:] == ["One", LONG, "Two"]
-    new = Asking(home, "--new", "Something else")
+    new = AskCommand(home, "--new", "Something else")
     await opened.until(lambda: "Something else" in opened.titles())
-    await asyncio.to_thread(new.ends)
+    await asyncio.to_thread(new.output)
 
 
 async def test_a_command_waits_for_the_windows_reply_and_stop_leaves_its_words(
@@ -70,11 +70,11 @@ async def test_a_command_waits_for_the_windows_reply_and_stop_leaves_its_words(
     fake_engine.set(FAKE_HOLD_DURING="stream")
     opened.send("Zero")
     await opened.until(lambda: home.replies("streaming"))
-    other = Asking(home, "One")
-    await asyncio.to_thread(other.says, WAITING)
+    other = AskCommand(home, "One")
+    await asyncio.to_thread(other.wait_for, WAITING)
     opened.window.composer.button.click()
     fake_engine.set(FAKE_HOLD_DURING=None)
-    assert await asyncio.to_thread(other.code) == 1
+    assert await asyncio.to_thread(other.exit_status) == 1
     await opened.until(lambda: opened.runtime.chat.idle_s)
     assert "One" in [message["content"] for message in home.messages()]
 
@@ -96,8 +96,8 @@ async def test_what_another_writes_moves_neither_the_page_nor_an_edit(
     editor.field.moveCursor(QTextCursor.MoveOperation.End)
     editor.field.insertPlainText(" and more")
     bar.setValue(0)
-    other = Asking(home, "One")
-    await asyncio.to_thread(other.ends)
+    other = AskCommand(home, "One")
+    await asyncio.to_thread(other.output)
     await opened.until(lambda: len(page.messages) == 4)
     assert bar.value() == 0
     assert page.views[question.id].editor is editor
