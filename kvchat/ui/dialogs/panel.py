@@ -21,7 +21,6 @@ from kvchat.text.language import N_, _, format_number, join_sentences
 from kvchat.text.safe_text import redact, this_person
 from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
-from kvchat.ui.base.icons import icon
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.layouts import FittingDialog, ShrinkingPage, breakable, room_on_screen
@@ -44,12 +43,12 @@ class NoticeView(QFrame):
         self.texts = (title, detail)
         self.on_click: Callable[[], object] | None = None
         styled(self, "notice", tone).setAccessibleName(join_sentences(title, detail))
-        picture, theme = label(), look.theme
-        glyph = icon("warning", theme.warn) if tone == "warn" else icon("info", theme.accent)
+        picture = label()
+        glyph = look.icon("warning", "warn") if tone == "warn" else look.icon("info", "accent")
         picture.setPixmap(glyph.pixmap(QSize(1, 1) * look.px(18)))
         kinds = (title, "strong" if tone else ""), (breakable(detail), "muted")
         lines = [label(text, kind, wraps=True, selectable=True) for text, kind in kinds if text]
-        self.close_button = tool_button(_("Close this notice"), self.dismiss, icon=icon("close", theme.muted))
+        self.close_button = tool_button(_("Close this notice"), self.dismiss, icon=look.icon("close"))
         parts = picture, (column(*lines, spacing=2), 1), self.close_button
         self._row = row(*parts, on=self, spacing=10, margins=(12, 6, 6, 6))
 

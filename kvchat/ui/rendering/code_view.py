@@ -15,17 +15,8 @@ from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Keyword, Literal, Name, Number, String, _TokenType
 from pygments.util import ClassNotFound
 from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import (
-    QColor,
-    QGuiApplication,
-    QResizeEvent,
-    QTextBlockFormat,
-    QTextCharFormat,
-    QTextCursor,
-    QTextOption,
-    QWheelEvent,
-)
-from PySide6.QtWidgets import QFrame, QTextEdit, QWidget
+from PySide6.QtGui import QColor, QResizeEvent, QTextBlockFormat, QTextCharFormat, QTextCursor, QTextOption, QWheelEvent
+from PySide6.QtWidgets import QApplication, QFrame, QTextEdit, QWidget
 
 from kvchat.text.language import _, format_number
 from kvchat.text.safe_text import safe_code, safe_prose
@@ -277,7 +268,7 @@ class CodeView(QFrame):
         return _TOP + max(self._label.sizeHint().height(), self.copy_button.sizeHint().height()) + _GAP
 
     def _copy(self) -> None:
-        QGuiApplication.clipboard().setText(self.text)
+        QApplication.clipboard().setText(self.text)
         self._show_copied(True)
         self._reset_timer.start()
 

@@ -11,7 +11,7 @@ from enum import Enum
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from PySide6.QtCore import QModelIndex, QObject, QPoint, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QModelIndex, QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPen
 from PySide6.QtWidgets import QLineEdit, QStyle, QStyleOptionViewItem, QWidget
 
@@ -164,8 +164,8 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
 
     renamed = Signal(str, str)  # conversation id, title
 
-    def __init__(self, parent: QObject) -> None:
-        super().__init__(parent, key=lambda chat: chat.id)
+    def __init__(self) -> None:
+        super().__init__(key=lambda chat: chat.id)
         self._row_of: Callable[[Conversation], Row] = lambda chat: Row(chat.id, chat.title)
         self._places: dict[str, int] = {}
 

@@ -118,7 +118,7 @@ class SearchResults(ItemList):
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, _("Search results"))
-        self._model = _ResultModel(self)
+        self._model = _ResultModel()
         self.setModel(self._model)
         self.setItemDelegate(_ResultDelegate(look, self))
         self.setFrameShape(QFrame.Shape.NoFrame)
@@ -231,7 +231,7 @@ class Sidebar(QFrame):
         self._look = look
         self.new_button = button(_("New chat"), kind="new", tip="Ctrl+N")
         self.hide_button = tool_button(_("Hide the sidebar"), tip=_("Hide the sidebar (Ctrl+B)"))
-        self.model = ConversationModel(self)
+        self.model = ConversationModel()
         self.arrangement = Arrangement()
         self.folders: list[str] = []
         self.view_button = button("", kind="quiet", tip=_("Filter and sort chats"))

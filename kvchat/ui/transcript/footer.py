@@ -21,7 +21,6 @@ from kvchat.errors import KvchatError
 from kvchat.text.formatting import format_date, format_datetime, format_duration, format_short_day
 from kvchat.text.language import N_, _, join_list
 from kvchat.ui.base.building import STRETCH, button, column, label, leading_alignment, row, styled, tool_button
-from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.text_page import PageStyle
 from kvchat.ui.widgets.controls import Card, RoundBar, mix
@@ -67,7 +66,7 @@ class MessageActions(QWidget):
         self._row = row(on=self, spacing=2, margins=0)
 
     def add(self, glyph: str, name: str, action: Callable[[], object]) -> QToolButton:
-        made = tool_button(name, lambda: action(), "quiet", icon=icon(glyph, self._style.theme.muted))
+        made = tool_button(name, lambda: action(), "quiet", icon=self._style.look.icon(glyph))
         made.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would focus the page
         made.installEventFilter(self)
         self.buttons.append(made)
@@ -90,7 +89,7 @@ class MessageActions(QWidget):
         previous = "chevron-left", _("Previous branch"), position - 1
         for glyph, name, target in (previous, ("chevron-right", _("Next branch"), position + 1)):
             exists = 0 <= target < count
-            picture = icon(glyph, self._style.theme.muted if exists else self._style.theme.line)
+            picture = self._style.look.icon(glyph, "muted" if exists else "line")
             arrow = tool_button(name, lambda _=False, target=target: go(target), "quiet", icon=picture)
             arrow.setEnabled(exists)
             self.pager.append(arrow)

@@ -8,18 +8,7 @@ from enum import Enum
 from itertools import groupby
 from typing import Any, Generic, Protocol, TypeVar
 
-from PySide6.QtCore import (
-    QAbstractListModel,
-    QEvent,
-    QModelIndex,
-    QObject,
-    QPersistentModelIndex,
-    QRect,
-    QRectF,
-    QSize,
-    Qt,
-    Signal,
-)
+from PySide6.QtCore import QAbstractListModel, QModelIndex, QPersistentModelIndex, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QHelpEvent, QKeyEvent, QPainter, QPainterPath
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -50,9 +39,9 @@ R = TypeVar("R", bound=Titled)
 
 
 class ItemModel(QAbstractListModel, Generic[R]):
-    def __init__(self, parent: QObject | None = None, key: Callable[[R], object] | None = None) -> None:
+    def __init__(self, key: Callable[[R], object] | None = None) -> None:
         """key: identifies rows, so that selection, editing and scrolling survive changes of other rows"""
-        super().__init__(parent)
+        super().__init__()
         self.rows: Sequence[R] = ()
         self._key = key
 
@@ -132,7 +121,7 @@ class ItemDelegate(QStyledItemDelegate):
         self.look = look
 
     def helpEvent(self, event: QHelpEvent, view: QAbstractItemView, option: QStyleOptionViewItem, index: Index) -> bool:
-        if event.type() == QEvent.Type.ToolTip and index.isValid():
+        if event.type() == QHelpEvent.Type.ToolTip and index.isValid():
             tip = index.data(Qt.ItemDataRole.ToolTipRole)
             QToolTip.showText(event.globalPos(), plain_tip(tip or ""), view)
             return True
@@ -221,7 +210,7 @@ class RowList(ItemList):
 
     def __init__(self, look: Look, name: str) -> None:
         super().__init__(look, name)
-        self.row_model = RowModel(self)
+        self.row_model = RowModel()
         self.setItemDelegate(RowDelegate(look, self))
         self.setModel(self.row_model)
         self.setUniformItemSizes(True)
