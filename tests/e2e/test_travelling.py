@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvchat.transfer.memory_file import NOT_VERIFIED
 from tests.e2e.home import Home, notes
 from tests.models import tiny_model
 
@@ -26,7 +27,7 @@ def test_a_chat_with_its_memory_is_warm_in_another_home(tmp_path, architecture, 
     assert "requires a passphrase" in refused.stderr
     imported = there.run("import", "--passphrase-file", str(secret), str(file))
     assert (imported.returncode, imported.stderr) == (0, "")
-    assert f"created with {model.name}. kvchat cannot tell if it is genuine" in imported.stdout
+    assert f"created with {model.name}. {NOT_VERIFIED}" in imported.stdout
     assert "A test on this computer succeeded" in imported.stdout
     first, second = (home.ask("--chat", chat, "And the shortest?") for home in (here, there))
     assert second["receipt"]["source"] == "disk"
