@@ -138,12 +138,14 @@ class Index:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
             is_failure = isinstance(error, sqlite3.DatabaseError)
-            if not _is_damage(error, connection) and not (is_failure and generation != self._generation):
-                if is_failure:
-                    raise IndexFailed(error) from error
-                raise
-            self._renew(generation)
-            raise IndexLost from error
+            if is_failure and generation != self._generation:  # another thread has replaced the file
+                raise IndexLost from error
+            if _is_damage(error, connection):
+                self._renew(generation)
+                raise IndexLost from error
+            if is_failure:
+                raise IndexFailed(error) from error
+            raise
 
     def _reconnect(self, *, reads: bool = False) -> sqlite3.Connection:
         try:
