@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from kvchat.engine.process.plan import BATCH_SIZE
 from kvchat.library.gguf.parser import TENSOR_TYPES, GgufFields
-from kvchat.text.language import _
 
 # Architectures whose sliding-window layers llama.cpp knows without the file: every n-th layer has full attention;
 # 0: no layer has.
@@ -37,7 +36,6 @@ _INDEX_KEYS = {"glm5-next": 3, "qwen4exp": 2}
 _INDEX_KEYS |= dict.fromkeys(("deepseek32", "glm-dsa", "hy_v4", "dots3note", "minimax-m3"), 1)
 _INDEX_IN_LISTED = {"glm-dsa", "hy_v4", "dots3note", "glm5-next"}  # layers whose `indexer.types` is not 0
 _FIRST_SHARED = {"gemma3n": 20}  # layers from this one on use an earlier layer's rows (src/models/gemma3n.cpp)
-_APPROXIMATE = {"deepseek4", "nanbeige"}  # compressed rows; layers that run more than once
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,6 @@ class LayerKv:
 class KvLayout:
     layers: tuple[LayerKv, ...]
     window: int  # sliding window in tokens; 0: no layer has one
-    notes: tuple[str, ...]  # why this is an upper bound or a guess; empty if exact
 
     @property
     def is_recurrent(self) -> bool:
@@ -63,54 +60,50 @@ def kv_layout(fields: GgufFields) -> KvLayout:
     blocks = fields.number("block_count")
     heads_key = "attention.head_count_kv" if fields.has("attention.head_count_kv") else "attention.head_count"
     kv_heads = fields.per_layer(heads_key, blocks)
-    attends, recurs, notes = _kinds(fields, kv_heads)
-    slides, window_note = _sliding_layers(fields, blocks, recurs)
-    if window_note:
-        notes.append(window_note)
-    if fields.prefix in _APPROXIMATE:
-        notes.append(_("this architecture uses its own KV cache layout"))
+    attends, recurs = _kinds(fields, kv_heads)
+    slides = _sliding_layers(fields, blocks, recurs)
     state, indexed = _state_values(fields), _indexed_layers(fields, blocks)
     layers = []
     for layer in range(blocks):
         keys, values = _row(fields, kv_heads[layer], slides[layer], indexed[layer]) if attends[layer] else (0, 0)
         layers.append(LayerKv(keys, values, slides[layer], state if recurs[layer] else 0))
-    return KvLayout(tuple(layers), _window_tokens(fields) if any(slides) else 0, tuple(notes))
+    return KvLayout(tuple(layers), _window_tokens(fields) if any(slides) else 0)
 
 
-def _kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], list[bool], list[str]]:
-    """Return which layers have attention, which have recurrent state, and notes on assumptions."""
+def _kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], list[bool]]:
+    """Return which layers have attention, and which have recurrent state. May count too many."""
     architecture, blocks = fields.prefix, len(kv_heads)
     trunk = blocks - fields.number("nextn_predict_layers")  # later layers predict further tokens, unused here
     if not 0 < trunk <= blocks:
         trunk = blocks
     in_trunk = [layer < trunk for layer in range(blocks)]
     if architecture in _NO_CACHE:
-        return [False] * blocks, [False] * blocks, []
+        return [False] * blocks, [False] * blocks
     if architecture in _RECURRENT:
-        return [False] * blocks, in_trunk, []
+        return [False] * blocks, in_trunk
     if architecture in _BOTH:
-        return [True] * blocks, in_trunk, []
+        return [True] * blocks, in_trunk
     if architecture in _HYBRID_PERIODS:
-        listed = _by_period(fields, blocks)
-        recurs = [listed[layer] and in_trunk[layer] for layer in range(blocks)]
-        return [in_trunk[layer] and not listed[layer] for layer in range(blocks)], recurs, []
+        recurs = _by_period(fields, blocks)
+        attends = [in_trunk[layer] and not recurs[layer] for layer in range(blocks)]
+        return attends, [recurs[layer] and in_trunk[layer] for layer in range(blocks)]
     if architecture in _HYBRID_BY_HEADS_AND_FF:
         plain = [width == 0 for width in fields.per_layer("feed_forward_length", blocks)]
         recurs = [plain[layer] and kv_heads[layer] == 0 and in_trunk[layer] for layer in range(blocks)]
-        return [plain[layer] and not recurs[layer] for layer in range(blocks)], recurs, []
+        return [plain[layer] and not recurs[layer] for layer in range(blocks)], recurs
     if architecture in _HYBRID_BY_HEADS:
         recurs = [kv_heads[layer] == 0 and in_trunk[layer] for layer in range(blocks)]
-        return [not recurrent for recurrent in recurs], recurs, []
+        return [not recurrent for recurrent in recurs], recurs
     shared_from = blocks - fields.number("attention.shared_kv_layers")
     shared_from = min(shared_from, _FIRST_SHARED.get(architecture, blocks))
     attends = [in_trunk[layer] and layer < shared_from for layer in range(blocks)]
     if not _state_values(fields):
-        return attends, [False] * blocks, []
+        return attends, [False] * blocks
     names_period = fields.has("attention.recurrent_layers") or fields.has("full_attention_interval")
     recurs = _by_period(fields, blocks) if names_period else [heads == 0 for heads in kv_heads]
     if any(recurs):
-        return [attention and not recurs[layer] for layer, attention in enumerate(attends)], recurs, []
-    return attends, [True] * blocks, [_("every layer is counted both as attention and as recurrent")]
+        return [attention and not recurs[layer] for layer, attention in enumerate(attends)], recurs
+    return attends, [True] * blocks  # unknown: an upper bound
 
 
 def _by_period(fields: GgufFields, blocks: int) -> list[bool]:
@@ -168,27 +161,27 @@ def _state_values(fields: GgufFields) -> int:
     return conv * (inner + 2 * fields.number("ssm.group_count") * states) + states * inner  # Mamba, Gated DeltaNet
 
 
-def _sliding_layers(fields: GgufFields, blocks: int, recurs: list[bool]) -> tuple[list[bool], str]:
-    """Return which layers have a sliding window, and a note on assumptions."""
+def _sliding_layers(fields: GgufFields, blocks: int, recurs: list[bool]) -> list[bool]:
+    """Return which layers have a sliding window; none if the file does not say, which is an upper bound."""
     architecture, key = fields.prefix, "attention.sliding_window_pattern"
     none = [False] * blocks
     if not _window_tokens(fields):
-        return none, ""
+        return none
     if architecture in ("lfm2", "lfm2moe"):
-        return [not recurrent for recurrent in recurs], ""
+        return [not recurrent for recurrent in recurs]
     listed = fields.numbers(key)
     if listed is not None:
-        return [bool(slides) for slides in (listed + (0,) * blocks)[:blocks]], ""
+        return [bool(slides) for slides in (listed + (0,) * blocks)[:blocks]]
     full_first = _WINDOW_PERIODS_FULL_FIRST.get(architecture)
     period = fields.number(key, -1)
     if period < 0:
         period = _WINDOW_PERIODS.get(architecture, -1) if full_first is None else full_first
     if period < 0:
-        return none, _("the file does not say which layers use a sliding window, so all layers are counted in full")
+        return none
     if period == 0:  # as in llama_hparams::set_swa_pattern
-        return [True] * blocks, ""
+        return [True] * blocks
     full = 0 if full_first is not None else period - 1
-    return [layer % period != full for layer in range(blocks)], ""
+    return [layer % period != full for layer in range(blocks)]
 
 
 def _window_tokens(fields: GgufFields) -> int:
