@@ -116,10 +116,9 @@ class GgufFields:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """A GGUF header. Long arrays are represented only by length."""
+    """A GGUF header without its long arrays."""
 
     values: Mapping[str, Value]
-    array_lengths: Mapping[str, int]
     tensors: tuple[TensorInfo, ...]
     data_offset: int  # bytes from the start of the file to the first tensor
 
@@ -180,14 +179,12 @@ def _parse(reader: _Reader, path: Path) -> GgufHeader:
         )
     n_tensors, n_values = reader.number(_U64), reader.number(_U64)
     values: dict[str, Value] = {}
-    array_lengths: dict[str, int] = {}
     for _index in range(n_values):
         key, kind = reader.string(), reader.number(_U32)
         if kind != _ARRAY:
             values[key] = reader.scalar(kind)
             continue
         element, length = reader.number(_U32), reader.number(_U64)
-        array_lengths[key] = length
         if element == _STRING:
             reader.skip_strings(length)
         elif element not in _SCALARS:
@@ -206,7 +203,7 @@ def _parse(reader: _Reader, path: Path) -> GgufHeader:
     alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise _BadHeader("bad alignment")
-    return GgufHeader(values, array_lengths, tuple(tensors), -(-reader.position // alignment) * alignment)
+    return GgufHeader(values, tuple(tensors), -(-reader.position // alignment) * alignment)
 
 
 class _Reader:

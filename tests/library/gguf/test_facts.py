@@ -40,8 +40,8 @@ def test_header_agrees_with_llama_cpp(tiny_model: Callable[[str], Path]) -> None
     for ours, theirs in zip(header.tensors, reference.tensors, strict=True):
         assert (ours.name, ours.shape, ours.bytes) == (theirs.name, tuple(theirs.shape), theirs.n_bytes)
     keys = {key for key in reference.fields if not key.startswith("GGUF.")}
-    assert keys == set(header.values) | set(header.array_lengths)
-    for key in keys & set(header.values):
+    assert keys >= set(header.values), "long arrays are skipped"
+    for key in header.values:
         theirs = reference.fields[key].contents()
         assert header.values[key] == (tuple(theirs) if isinstance(theirs, list) else theirs), key
 
