@@ -20,7 +20,7 @@ _TWICE = """
 import os, sys
 from pathlib import Path
 from kvchat import app
-from kvchat.transfer.backup import lay_ready
+from kvchat.transfer.backup import stage_restore
 from kvchat.ui.app.main_window import MainWindow
 
 async def start(self, begin=MainWindow.start):
@@ -28,7 +28,7 @@ async def start(self, begin=MainWindow.start):
     chats = len(await self.runtime.chat.conversations())
     print("start", os.getpid(), chats, flush=True)
     if not chats:
-        lay_ready(self.runtime.paths, Path(os.environ["BACKUP"]))
+        stage_restore(self.runtime.paths, Path(os.environ["BACKUP"]))
     (self.quit_requested if chats else self.transfer.restart_requested).emit()
 
 MainWindow.start = start
