@@ -165,7 +165,7 @@ class User(QObject):
         self.click_on(LONG)
         self.call(lambda: self.window.sidebar.delete_requested.emit([self.window.chat.current]))
         time.sleep(_MOMENT_S)
-        self.call(self.window.transfer.take_in)
+        self.call(self.window.transfer.choose_import)
         self.file(self.file_of_chat)
         self.passphrase()
         time.sleep(4.0)

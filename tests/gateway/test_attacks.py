@@ -67,7 +67,7 @@ QUIET = {
     "nothing": b"",
     "half a head": POST + b"Content-Le",
     "half a body": POST + b"Content-Length: 100\r\n\r\n{",
-    "what it is answered at once": b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n",
+    "a request answered at once": b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n",
 }
 CROWD = """
 import socket, sys
@@ -80,21 +80,21 @@ sys.stdin.read()
 """
 
 
-async def status_of(server: RunningGateway, said: bytes) -> int:
+async def status_of(server: RunningGateway, data: bytes) -> int:
     """Send these bytes; return the status of the response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     with contextlib.closing(writer):
         with contextlib.suppress(ConnectionError):
-            writer.write(said)
+            writer.write(data)
             await writer.drain()
         return int((await reader.readline()).split()[1])
 
 
 async def test_malformed_heads_are_refused(server: RunningGateway, capfd: pytest.CaptureFixture[str]) -> None:
     wrong = {}
-    for name, (said, expected) in HEADS.items():
+    for name, (data, expected) in HEADS.items():
         async with asyncio.timeout(30):
-            if (status := await status_of(server, said)) not in expected:
+            if (status := await status_of(server, data)) not in expected:
                 wrong[name] = status
     assert not wrong
     assert (await server.chat("Hello")).status_code == 200
@@ -122,11 +122,10 @@ async def test_any_answer_count_takes_the_exclusive_lock(
         await server.chat("Hello")
         await server.settled()
         assert server.runtime.chat.slots.owners()
-        asked = chat_body("Another program's words") | {name: count}
-        await server.client.post("/v1/chat/completions", json=asked, headers={"user-agent": "another/1"})
+        await server.chat("Another program's words", headers={"user-agent": "another/1"}, **{name: count})
         await server.settled()
         assert not server.runtime.chat.slots.owners(), "it may have overwritten any slot"
-        sent = [one["body"] for one in fake_engine.requests() if one["path"] == "/v1/chat/completions"][-1]
+        sent = [sent["body"] for sent in fake_engine.requests() if sent["path"] == "/v1/chat/completions"][-1]
         assert sent["cache_prompt"] is False, "nothing of another program's slot is reused"
         refused = await server.client.post("/v1/messages", json=chat_body("Hello") | {name: count})
         assert refused.status_code == 400
@@ -164,8 +163,8 @@ async def test_bodies_of_any_shape(server: RunningGateway, seed: int, capfd: pyt
         assert answer.status_code < 500 or answer.status_code in (501, 502), (answer.text, body)
 
     await server.chat("Hello")
-    asked = [(path, mutated(copy.deepcopy(body), rng)) for path, body in REQUESTS.values()]
-    await asyncio.gather(*(ask(path, body | {"max_tokens": 2}) for path, body in asked))
+    requests = [(path, mutated(copy.deepcopy(body), rng)) for path, body in REQUESTS.values()]
+    await asyncio.gather(*(ask(path, body | {"max_tokens": 2}) for path, body in requests))
     await server.settled()
     assert not server.runtime.api_server.active
     assert (await server.chat("Hello")).status_code == 200
@@ -212,29 +211,29 @@ async def test_slow_bodies_block_nobody(
         with contextlib.suppress(ConnectionError):
             assert not await reader.read()
         writer.close()
-    assert not caplog.records, "nothing was to be told of it"
+    assert not caplog.records, "no warning is logged"
 
 
-@pytest.mark.parametrize("said", sorted(QUIET))
-async def test_idle_connections_keep_nobody_out(server: RunningGateway, fake_engine: FakeEngine, said: str) -> None:
+@pytest.mark.parametrize("data", sorted(QUIET))
+async def test_idle_connections_keep_nobody_out(server: RunningGateway, fake_engine: FakeEngine, data: str) -> None:
     """A program holds more connections than allowed; other clients are answered to the end."""
     fake_engine.set(FAKE_HOLD_DURING="stream")
-    told = str(server.port), str(listening.MAX_CONNECTIONS + 50)
+    arguments = str(server.port), str(listening.MAX_CONNECTIONS + 50)
     async with server.client.stream("POST", "/v1/chat/completions", json=chat_body("Hello", stream=True)) as before:
-        crowd = await asyncio.create_subprocess_exec(sys.executable, "-c", CROWD, *told, stdin=PIPE, stdout=PIPE)
+        crowd = await asyncio.create_subprocess_exec(sys.executable, "-c", CROWD, *arguments, stdin=PIPE, stdout=PIPE)
         assert crowd.stdin
         assert crowd.stdout
-        crowd.stdin.write(QUIET[said].hex().encode() + b"\n")
+        crowd.stdin.write(QUIET[data].hex().encode() + b"\n")
         assert await crowd.stdout.readline() == b"all are there\n"
-        async with httpx2.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as honest:
+        async with httpx2.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as others:
             for _ in range(3):
-                assert (await honest.get("/v1/models")).status_code == 200
-            assert (await honest.post("/tokenize", json={"content": "x" * 300_000})).status_code == 200
+                assert (await others.get("/v1/models")).status_code == 200
+            assert (await others.post("/tokenize", json={"content": "x" * 300_000})).status_code == 200
         fake_engine.set(FAKE_HOLD_DURING=None)
-        said_then = (await before.aread()).decode()
+        text = (await before.aread()).decode()
         crowd.stdin.close()
         await crowd.wait()
-    assert said_then.rstrip().splitlines()[-1].startswith(": kvchat ")
+    assert text.rstrip().splitlines()[-1].startswith(": kvchat ")
 
 
 async def test_clients_that_read_nothing_keep_nobody_out(
@@ -246,23 +245,23 @@ async def test_clients_that_read_nothing_keep_nobody_out(
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as held:
         for _ in range(3):
-            deaf = held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-            deaf.setblocking(False)
-            said = b"POST /tokenize HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body
-            await loop.sock_sendall(deaf, said)
-            assert await loop.sock_recv(deaf, 1)
-        async with httpx2.AsyncClient(base_url=server.url, trust_env=False) as honest, asyncio.timeout(60):
+            connection = held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            connection.setblocking(False)
+            data = b"POST /tokenize HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+            await loop.sock_sendall(connection, data)
+            assert await loop.sock_recv(connection, 1)
+        async with httpx2.AsyncClient(base_url=server.url, trust_env=False) as others, asyncio.timeout(60):
             status = 0
             while status != 200:  # once what the system holds of the answers is full
                 with contextlib.suppress(httpx2.TransportError):
-                    status = (await honest.get("/v1/models")).status_code
+                    status = (await others.get("/v1/models")).status_code
 
 
 def test_large_body_is_parsed_without_blocking_other_threads() -> None:
     """Python switches threads between its own calls, never during one written in C."""
     messages = [{"role": "user", "content": "Of the river."}] * 10_000
     body = {"messages": messages, "prompt": list(range(100_000))}
-    small, large = (json.dumps(one).encode() for one in ({"messages": messages[:9]}, body))
+    small, large = (json.dumps(content).encode() for content in ({"messages": messages[:9]}, body))
     assert parse_request(Form.CHAT, large).body == body
     calls = []
     for raw in (small, large):
