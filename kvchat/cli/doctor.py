@@ -89,13 +89,6 @@ class ModelReport:
 
 
 @dataclass(frozen=True)
-class RestoreReport:
-    strategy: str
-    words: str
-    build: str
-
-
-@dataclass(frozen=True)
 class DoctorReport:
     version: str
     python: str
@@ -103,7 +96,7 @@ class DoctorReport:
     engine: EngineReport
     model: ModelReport
     context: ContextChoice | None
-    restoring: RestoreReport | None  # None if no engine has run this model
+    restoring: dict[str, str] | None  # strategy, words, build; None if no engine has run this model
     memory: MemoryFacts
     display: ServiceReport
     tray: ServiceReport
@@ -140,11 +133,13 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
     model, context = _inspect_model(settings, memory, LoadLimits(paths.load_limits), engine.build)
     identity = model_identity(Path(model.path)) if model.usable and model.path else None
     # For any engine build: a broken one may not report its own.
-    newest = newest_finding(paths.restore_findings, identity) if identity else None
+    restoring = None
+    if identity and (newest := newest_finding(paths.restore_findings, identity)):
+        finding, build = newest
+        restoring = {"strategy": finding.strategy.value, "words": finding.description, "build": build}
     display = ServiceReport(Presence.AVAILABLE, "a window can open")
     if problem := no_display.find_problem():
         display = ServiceReport(Presence.MISSING, problem.detail)
-    problems = {"save points": store_problem(paths)}
     folders = [(name, getattr(paths, name.replace(" ", "_"))) for name in FOLDERS]
     store = paths.save_points  # created at first start; until then use a parent folder's disk
     disk = next((folder for folder in (store, *store.parents) if is_folder(folder)), Path(store.anchor))
@@ -155,7 +150,7 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
         engine=engine,
         model=model,
         context=context,
-        restoring=newest and RestoreReport(newest[0].strategy.value, newest[0].description, newest[1]),
+        restoring=restoring,
         memory=memory,
         display=display,
         tray=find_tray(),
@@ -165,7 +160,8 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
         quota=describe_limit(paths, settings),
         staging=describe_staging(MEMORY_FOLDER, staging_room(0)),
         directories=[
-            {"name": name, "path": str(path), "exists": is_folder(path), "problem": problems.get(name, "")}
+            {"name": name, "path": str(path), "exists": is_folder(path)}
+            | {"problem": store_problem(paths) if name == "save points" else ""}
             for name, path in folders
         ],
     )
@@ -295,7 +291,7 @@ def lines(report: DoctorReport) -> list[str]:
             rows.append(("", context.warning))
         rows += [("takes", f"{bar.device}: {bar.summary}") for bar in context.bars]
     if report.restoring is not None:
-        rows += [("restoring", report.restoring.words), ("", f"engine: {report.restoring.build}")]
+        rows += [("restoring", report.restoring["words"]), ("", f"engine: {report.restoring['build']}")]
     elif model.usable:
         rows.append(("restoring", "not tried yet: kvchat does that when it first starts an engine with this model"))
 

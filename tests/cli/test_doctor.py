@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.__main__ import main
-from kvchat.cli.doctor import RestoreReport, collect, lines
+from kvchat.cli.doctor import collect, lines
 from kvchat.engine.discovery.engines import REQUIRED_OPTIONS
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import model_identity
@@ -70,9 +70,9 @@ def test_restore_capabilities_are_shown_once_known(paths, smollm2, settings):
     subject = Subject(Fingerprint(model_identity(smollm2), "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
     store_finding(paths.restore_findings, subject, Finding(Strategy.PLAIN, proved=True), 0.0)
     report = collect(paths, settings)
-    assert report.restoring == RestoreReport(
-        "plain", Finding(Strategy.PLAIN, True).description, "version: 11434 (abc1234)"
-    )
+    description = Finding(Strategy.PLAIN, True).description
+    build = "version: 11434 (abc1234)"
+    assert report.restoring == {"strategy": "plain", "words": description, "build": build}
     text = "\n".join(lines(report))
     assert "restoring     Chat memory works with this engine and model" in text
     assert "engine: version: 11434" in text
