@@ -115,13 +115,10 @@ def _run_under_pipe(engine_command: Sequence[str]) -> int:
 
 
 def engine_environment(program: str) -> dict[str, str]:
-    """Return our environment as `program` should see it.
+    """Return our environment for `program`, with the user's LD_LIBRARY_PATH and without LLAMA_ARG_* options.
 
-    PyInstaller points LD_LIBRARY_PATH into the bundle and saves the user's own value; an external llama-server must
-    get the user's, or it loads our libraries instead of its own.
-
-    LLAMA_ARG_* options are removed: those set for another server, such as LLAMA_ARG_SWA_FULL, would change what a
-    saved KV state means, and the fingerprint does not include them.
+    PyInstaller points LD_LIBRARY_PATH into the bundle: an external llama-server would load our libraries. Options set
+    for another server, such as LLAMA_ARG_SWA_FULL, would change what a saved KV state means without being recorded.
     """
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith(OPTION_PREFIX)}
     if getattr(sys, "frozen", False) and program != sys.executable:

@@ -251,10 +251,7 @@ def user_arguments(settings: Settings, engine: EngineProbe) -> tuple[tuple[str, 
 
 
 def rope_factors(facts: GgufFacts, context_size: int) -> str:
-    """Return the RoPE factors the engine picks for the whole context, "short" or "long"; "" without a choice.
-
-    As in llama.cpp's llama_model::get_rope_factors (Phi-3, LongRoPE): keys of the two kinds are incompatible.
-    """
+    """Return which RoPE factors the engine picks, "short", "long" or "" (llama.cpp's llama_model::get_rope_factors)."""
     if not facts.original_context:
         return ""
     return "long" if context_size > facts.original_context else "short"

@@ -25,6 +25,7 @@ from kvchat.engine.discovery.engines import EngineLocation, list_devices, probe
 from kvchat.engine.process.plan import LaunchPlan, embedded_parameters
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from tests.engine.waiting import is_alive, until
+from tests.engine_fixtures import supervised
 
 pytestmark = pytest.mark.engine
 
@@ -46,10 +47,9 @@ def plan(smollm2: Path, tmp_path: Path) -> LaunchPlan:
 
 
 @pytest.fixture
-async def supervisor() -> AsyncIterator[EngineSupervisor]:
-    supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
-    yield supervisor
-    await supervisor.close()
+async def supervisor(location: EngineLocation, plan: LaunchPlan) -> AsyncIterator[EngineSupervisor]:
+    async with supervised(location, plan, policy=RestartPolicy(max_deaths=1)) as supervisor:
+        yield supervisor
 
 
 def tokens_in(file: Path) -> list[int]:
@@ -61,12 +61,8 @@ def tokens_in(file: Path) -> list[int]:
     return list(packed[3 : 3 + packed[2]])
 
 
-async def test_turn_tokens_and_slot_file(
-    supervisor: EngineSupervisor, location: EngineLocation, plan: LaunchPlan
-) -> None:
-    await supervisor.start(location, plan)
+async def test_turn_tokens_and_slot_file(supervisor: EngineSupervisor, plan: LaunchPlan) -> None:
     engine = await supervisor.ready()
-    assert isinstance(engine, LlamaServerClient)
     facts = await engine.facts()
     assert (facts.context_size, facts.total_slots, facts.model_path) == (1024, 1, str(plan.model))
 
@@ -97,34 +93,24 @@ async def test_turn_tokens_and_slot_file(
         assert refusal.value.status == 401
     assert engine.key not in " ".join(psutil.Process(supervisor.pid).cmdline())
     assert engine.key not in "\n".join(supervisor.log.lines)
-    await supervisor.stop()
 
 
-async def failure(supervisor: EngineSupervisor, location: EngineLocation, plan: LaunchPlan) -> FailureKind:
-    await supervisor.start(location, plan)
+async def failure_kind(location: EngineLocation, plan: LaunchPlan) -> FailureKind:
     with pytest.raises(EngineFailed) as failed:
-        await supervisor.ready()
+        async with supervised(location, plan, policy=RestartPolicy(max_deaths=1, port_attempts=1)):
+            pass
     return failed.value.failure.kind
 
 
-async def test_failure_kinds(
-    supervisor: EngineSupervisor, location: EngineLocation, plan: LaunchPlan, tmp_path: Path
-) -> None:
+async def test_failure_kinds(location: EngineLocation, plan: LaunchPlan, tmp_path: Path) -> None:
     bad = tmp_path / "bad.gguf"
-    with plan.model.open("rb") as whole:
-        cut = whole.read(3_000_000)
-    for content in (b"hello, I am no model", cut):
+    for content in (b"hello, I am no model", plan.model.read_bytes()[:3_000_000]):
         bad.write_bytes(content)
-        assert await failure(supervisor, location, replace(plan, model=bad)) is FailureKind.BAD_MODEL
-    too_much = replace(plan, context_size=16_000_000)
-    assert await failure(supervisor, location, too_much) is FailureKind.OUT_OF_MEMORY
-    impatient = EngineSupervisor(policy=RestartPolicy(max_deaths=1, port_attempts=1))
-    with socket.socket() as stranger:
-        stranger.bind(("127.0.0.1", 0))
-        stranger.listen()
+        assert await failure_kind(location, replace(plan, model=bad)) is FailureKind.BAD_MODEL
+    assert await failure_kind(location, replace(plan, context_size=16_000_000)) is FailureKind.OUT_OF_MEMORY
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
         taken = replace(plan, port=stranger.getsockname()[1])
-        assert await failure(impatient, location, taken) is FailureKind.PORT_TAKEN
-    await impatient.close()
+        assert await failure_kind(location, taken) is FailureKind.PORT_TAKEN
 
 
 def test_version_and_devices(location: EngineLocation) -> None:
@@ -180,13 +166,9 @@ def test_embedded_engine_ignores_the_current_folder(plan: LaunchPlan, tmp_path: 
     assert done.returncode == embedded.EXIT_LOAD_FAILED
 
 
-async def test_web_pages_and_strangers_are_refused(
-    supervisor: EngineSupervisor, location: EngineLocation, plan: LaunchPlan
-) -> None:
-    """A browser sends the page's origin, and hands the answer over only if the server names it, or "*"."""
-    await supervisor.start(location, plan)
+async def test_web_pages_and_strangers_are_refused(supervisor: EngineSupervisor) -> None:
+    """A browser sends the page's origin, and passes the answer on only if the server names it, or "*"."""
     engine = await supervisor.ready()
-    assert isinstance(engine, LlamaServerClient)
     page = {"Origin": "https://example.org"}
     for key, status in ((engine.key, 200), ("guessed", 401)):
         headers = page | {"Authorization": f"Bearer {key}"}

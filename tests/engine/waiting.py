@@ -1,4 +1,4 @@
-"""Waiting for a condition, never for a time."""
+"""Wait for conditions instead of fixed times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def until(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; a zombie nobody has reaped yet does not."""
+    """Return True if the process runs; a zombie does not."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False

@@ -291,18 +291,14 @@ def fatal_failure(status: int, message: str) -> EngineFailure | None:
 
 def find_line(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
     """Return the first match: later lines repeat it in vaguer words."""
-    return next((_clean(line) for line in lines if pattern.search(line)), None)
+    return next((_PREFIX.sub("", line).strip() for line in lines if pattern.search(line)), None)
 
 
 def last_error(lines: Sequence[str]) -> str:
     """Return the last line of level E, or else the last."""
     errors = [line for line in lines if re.match(r"^(\d+\.)+\d+ E ", line) or "error" in line.lower()]
     candidates = errors or [line for line in lines if line.strip()]
-    return _clean(candidates[-1]) if candidates else ""
-
-
-def _clean(line: str) -> str:
-    return _PREFIX.sub("", line).strip()
+    return _PREFIX.sub("", candidates[-1]).strip() if candidates else ""
 
 
 def with_last_output(sentence: str, lines: Sequence[str]) -> str:

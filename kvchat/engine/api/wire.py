@@ -225,7 +225,6 @@ def ends_stream(data: str) -> bool:
 
 
 def parse_slot_file(body: Body) -> SlotFile:
-    """Parse the response to a save or a restore."""
     tokens = _int(body, "n_saved") or _int(body, "n_restored")
     return SlotFile(tokens, _int(body, "n_written") or _int(body, "n_read"))
 

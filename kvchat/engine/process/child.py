@@ -105,11 +105,7 @@ STOP_TIMEOUTS_S = (2.0, 2.0)
 
 
 class EngineProcess(asyncio.SubprocessProtocol):
-    """A child process whose output goes to an EngineLog. Created by `spawn`; ends by itself or by `stop`.
-
-    It has its own session, so that Ctrl+C in the terminal reaches only the app, and a guard, so that it
-    cannot outlive the app. (asyncio's own `Process.wait` waits for whoever holds the pipe.)
-    """
+    """A child process with a session of its own, so that Ctrl+C reaches only the app, and a guard that ends with it."""
 
     _transport: asyncio.SubprocessTransport
     _end_task: asyncio.Task[None]
@@ -128,11 +124,7 @@ class EngineProcess(asyncio.SubprocessProtocol):
         *,
         use_pipe: bool = sys.platform != "linux",
     ) -> EngineProcess:
-        """Start `command`. Call it from the main thread's loop: on Linux the guard watches the spawning thread.
-
-        `use_pipe` selects the kind of guard. Raises OSError if not even the guard can be started; a missing command
-        ends with code 127 instead.
-        """
+        """Start `command` from the main thread's loop: on Linux the guard watches that thread. Raises OSError."""
         log.note_start(command)
         process = cls(log)
         process._transport, _protocol = await asyncio.get_running_loop().subprocess_exec(

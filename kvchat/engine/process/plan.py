@@ -55,11 +55,7 @@ class LaunchPlan:
 
 
 def llama_server_arguments(plan: LaunchPlan) -> list[str]:
-    """Convert the plan to llama-server's arguments, without the program's name.
-
-    Spellings are those known to both current builds and builds of the year before (`--no-webui` is still
-    an alias of `--no-ui`). Names are from llama.cpp's common/arg.cpp.
-    """
+    """Convert the plan to llama-server's arguments, as spelled by current builds and those of the year before."""
     known = plan.known
     # kvchat can do without these: a build that lacks one has no such feature to turn off.
     optional = [
