@@ -105,7 +105,7 @@ STOP_TIMEOUTS_S = (2.0, 2.0)
 
 
 class EngineProcess(asyncio.SubprocessProtocol):
-    """A child process with a session of its own, so that Ctrl+C reaches only the app, and a guard that ends with it."""
+    """A child process in a session of its own (Ctrl+C is for the app), guarded so that it cannot outlive the app."""
 
     _transport: asyncio.SubprocessTransport
     _end_task: asyncio.Task[None]

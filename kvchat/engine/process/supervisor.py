@@ -177,7 +177,6 @@ class EngineSupervisor(EngineConnection):
         """`clock` and `sleep` replace time in the back-off, for tests."""
         super().__init__(generations or itertools.count(1))
         self.log = log or EngineLog()
-        self.plan: LaunchPlan | None = None  # once launched, with the actual port
         self._policy, self._monitor_policy = policy or RestartPolicy(), monitor_policy or MonitorPolicy()
         self._stop_timeouts_s, self._clock, self._sleep = stop_timeouts_s, clock, sleep
         self._step_down: StepDown | None = None
@@ -196,7 +195,7 @@ class EngineSupervisor(EngineConnection):
         """
         async with self._serial:
             await self._end(EngineState.STOPPING)
-            self.plan, self._step_down = plan, step_down
+            self._step_down = step_down
             self.publish(EngineStatus(EngineState.STARTING))
             self._task = asyncio.create_task(self._run(location, plan), name="engine supervisor")
             self._task.add_done_callback(self._run_ended)
@@ -283,7 +282,7 @@ class EngineSupervisor(EngineConnection):
             title, advice = _("The engine could not be started"), _("Close some programs and try again.")
             return _Death(EngineFailure(FailureKind.EXITED, title, str(error), advice), was_ready=False)
         self.generation = next(self._generations)
-        self.plan, self._process = invocation.plan, process
+        self._process = process
         monitor = EngineMonitor(self._monitor_policy, self.log)
         client = LlamaServerClient(
             invocation.base_url,
