@@ -1,4 +1,4 @@
-"""A whole kvchat without its window, on a fake engine, with everything it tells written down."""
+"""A complete kvchat without its window on a fake engine; its events are recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUESTION = "Tell me about the river and the garden, please, and leave nothing ou
 
 
 class Stage:
-    """One process's kvchat. Open another on the same home for what a restart of the app is like."""
+    """One process's kvchat. Open another one on the same home to simulate a restart."""
 
     def __init__(self, home: Path, fake: FakeEngine, model: Path, slots: int = 1) -> None:
         self.home, self.fake = home, fake
@@ -88,7 +88,7 @@ class Stage:
         return await reply
 
     async def answered(self, chat: str, text: str = QUESTION) -> Receipt:
-        """Like `ask`, for a reply that must come."""
+        """Like `ask`, for a required reply; return its receipt."""
         reply = await self.ask(chat, text)
         assert reply is not None, self.errors()
         assert reply.receipt is not None
@@ -98,12 +98,12 @@ class Stage:
         return (await self.service.new_conversation(system)).id
 
     async def show(self, chat: str | None) -> None:
-        """Choose a chat, and wait for what that has kvchat do."""
+        """Select a chat and wait for the resulting work."""
         self.service.select(chat)
         await self.service.idle()
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Wait for something that is going to be true; the test's own timeout ends a vain wait."""
+        """Wait until the condition holds; the test's timeout limits it."""
         while not condition():  # noqa: ASYNC110 - the condition may be anything
             await asyncio.sleep(0.005)
 

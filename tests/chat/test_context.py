@@ -1,4 +1,4 @@
-"""Documents that go with a message: stored with it, read before it, kept by an edit and a shorter branch."""
+"""Documents attached to a message: stored with it, read before it, kept by edits and shorter branches."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ async def test_document_precedes_its_question_also_after_an_edit(stage: Stage) -
     await stage.finish(service.send(chat, "What is it called?", Sampling(), attachments=(RIVER,)))
     question = (await stage.messages(chat))[0]
     assert (question.attachments, question.content) == ((RIVER,), "What is it called?")
-    asked = stage.requests("/v1/chat/completions")[-1]["messages"]
-    assert asked[-1]["content"] == prompt_content(question)
-    assert asked[-1]["content"].index("Rhône") < asked[-1]["content"].index("What is it")
+    messages = stage.requests("/v1/chat/completions")[-1]["messages"]
+    assert messages[-1]["content"] == prompt_content(question)
+    assert messages[-1]["content"].index("Rhône") < messages[-1]["content"].index("What is it")
 
     await stage.finish(service.edit(question, "Who named it?"))
     edited = (await stage.messages(chat))[0]
@@ -74,15 +74,15 @@ async def test_counting_stops_when_text_cannot_fit(stage: Stage) -> None:
     assert use.estimated
     assert abs(use.pending - len(huge.text)) < len(huge.text) // 10, "this engine's tokens are bytes"
     assert await service.context.count_tokens(huge) == (use.pending - len("Sum it up.") - 2 * TEMPLATE_TOKENS, False)
-    asked = stage.requests("/tokenize")[before:]
-    assert max(len(str(one["content"])) for one in asked) <= COUNT_CHUNK_CHARS
-    assert len([one for one in asked if "some words" in str(one["content"])]) == 1
+    bodies = stage.requests("/tokenize")[before:]
+    assert max(len(str(body["content"])) for body in bodies) <= COUNT_CHUNK_CHARS
+    assert len([body for body in bodies if "some words" in str(body["content"])]) == 1
     assert await service.send(chat, "Sum it up.", attachments=(huge,)) is None
     assert isinstance(stage.of(QuestionNotStored)[-1].error, DocumentsTooLong)
     service.select(chat)
     service.prepare(chat, "Sum it up.", (huge,))
     await stage.idle()
-    assert max((len(str(one)) for one in stage.requests("/apply-template")), default=0) < COUNT_CHUNK_CHARS
+    assert max((len(str(body)) for body in stage.requests("/apply-template")), default=0) < COUNT_CHUNK_CHARS
 
 
 async def test_message_that_cannot_fit_is_refused_without_counting(stage: Stage) -> None:
@@ -90,7 +90,7 @@ async def test_message_that_cannot_fit_is_refused_without_counting(stage: Stage)
     assert await stage.service.send(chat, "some words in lines\n" * 200_000) is None
     assert isinstance(stage.of(TurnFailed)[-1].error, PromptTooLong)
     assert [message.role for message in await stage.messages(chat)] == [Role.USER]
-    assert max((len(str(one)) for one in stage.requests("/apply-template")), default=0) < COUNT_CHUNK_CHARS
+    assert max((len(str(body)) for body in stage.requests("/apply-template")), default=0) < COUNT_CHUNK_CHARS
 
 
 async def test_document_is_truncated_to_fit(stage: Stage) -> None:
@@ -111,8 +111,8 @@ async def test_chat_with_only_a_document_is_named_after_it(stage: Stage) -> None
     chat, service = await stage.chat(), stage.service
     assert await service.send(chat, "", attachments=(RIVER,))
     await stage.idle()
-    found = await service.conversation(chat)
-    assert found.title == "river “notes”.md"
+    conversation = await service.conversation(chat)
+    assert conversation.title == "river “notes”.md"
 
 
 async def test_first_turn_with_documents_is_kept(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""What can be attached, and what is refused in words."""
+"""Attaching documents, and the errors for unsupported files."""
 
 from __future__ import annotations
 

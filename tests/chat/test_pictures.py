@@ -1,4 +1,4 @@
-"""Pictures that go with a message: what is taken, where they stand in the prompt, and that they come back whole."""
+"""Pictures attached to a message: accepted formats, place in the prompt, export and import."""
 
 from __future__ import annotations
 

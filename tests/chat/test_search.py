@@ -1,4 +1,4 @@
-"""Full-text search in any script, and what keeps its index true."""
+"""Full-text search in any script, and its index."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def chat(database: Database, *texts: str, title: str = "A chat") -> str:
     return conversation.id
 
 
-def found(database: Database, query: str) -> tuple[ChatHit, ...]:
+def search_all(database: Database, query: str) -> tuple[ChatHit, ...]:
     while index_batch(database):
         pass
     return find(database, query)
@@ -57,7 +57,7 @@ def marked(hit: ChatHit) -> list[str]:
 def test_finds_and_marks_any_script(database: Database, text: str, query: str, hit: str) -> None:
     id = chat(database, text)
     chat(database, "nothing of the kind 无 ない 다른 อื่น")
-    (only,) = found(database, query)
+    (only,) = search_all(database, query)
     assert only.conversation_id == id
     assert marked(only)[0] == hit
 
@@ -65,7 +65,7 @@ def test_finds_and_marks_any_script(database: Database, text: str, query: str, h
 @pytest.mark.parametrize("query", ["", "  ", "?!", '"', "…", "京北", "zebra", "uick", '"brown quick"', "fox cat"])
 def test_no_false_hits(database: Database, query: str) -> None:
     chat(database, "The quick brown fox", "北京", "cat")
-    assert found(database, query) == ()
+    assert search_all(database, query) == ()
 
 
 @pytest.mark.parametrize(
@@ -73,24 +73,24 @@ def test_no_false_hits(database: Database, query: str) -> None:
 )
 def test_query_syntax_is_not_interpreted(database: Database, query: str) -> None:
     chat(database, "x")
-    found(database, query)
+    search_all(database, query)
 
 
 def test_index_follows_changes(database: Database) -> None:
     id = chat(database, "first words", title="Harvest")
     reply = database.append(id, None, Role.ASSISTANT, "", MessageState.STREAMING)
-    assert found(database, "harvest")[0].message_ids == ()
+    assert search_all(database, "harvest")[0].message_ids == ()
     for text in ("Once", "Once upon a time"):
         with database.transaction() as db:
             db.execute("UPDATE messages SET content = ? WHERE id = ?", (text, reply.id))
-    assert found(database, "upon")[0].message_ids == (reply.id,)
+    assert search_all(database, "upon")[0].message_ids == (reply.id,)
     database.rename(id, "Autumn", by_user=True)
-    assert not found(database, "harvest")
-    assert found(database, "autumn")
+    assert not search_all(database, "harvest")
+    assert search_all(database, "autumn")
     database.remove_leaf(reply)
-    assert not found(database, "upon")
+    assert not search_all(database, "upon")
     database.delete(id)
-    assert not found(database, "autumn")
+    assert not search_all(database, "autumn")
     with database.reading() as db:
         assert [
             db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("searched", "searched_words")
@@ -101,24 +101,24 @@ def test_titles_come_first_then_newest_messages(database: Database) -> None:
     titled = chat(database, title="All about apples")
     older = chat(database, "an apple", "two apples")
     newer = chat(database, "apple pie")
-    assert [hit.conversation_id for hit in found(database, "apple")] == [titled, newer, older]
-    assert len(found(database, "apple")[2].message_ids) == 2
+    assert [hit.conversation_id for hit in search_all(database, "apple")] == [titled, newer, older]
+    assert len(search_all(database, "apple")[2].message_ids) == 2
 
 
 def test_finds_documents_by_name_and_text(database: Database) -> None:
     id = chat(database, "Hello")
     report = Attachment("Bericht 2024.pdf", 9, "h", "Viel Text. " * 900 + "鸭嘴兽 lives in Tasmania.")
     other = Attachment("other.txt", 9, "i", "nothing of the kind")
-    asked = database.append_question(id, "What is **this** about?", [other, report])
+    question = database.append_question(id, "What is **this** about?", [other, report])
     for query, mark in (("鸭嘴", "鸭嘴"), ("tasm", "Tasm"), ("bericht", "Bericht")):
-        (hit,) = found(database, query)
-        assert (hit.message_ids, hit.in_document) == ((asked.id,), True)
+        (hit,) = search_all(database, query)
+        assert (hit.message_ids, hit.in_document) == ((question.id,), True)
         assert hit.excerpt.startswith("Bericht 2024.pdf: ")
         assert marked(hit) == [mark]
-    (hit,) = found(database, "about tasmania")
+    (hit,) = search_all(database, "about tasmania")
     assert (hit.in_document, marked(hit)) == (False, ["about"])
-    database.remove_leaf(asked)
-    assert not found(database, "tasmania")
+    database.remove_leaf(question)
+    assert not search_all(database, "tasmania")
 
 
 def test_time_for_document_excerpts_is_limited(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_time_for_document_excerpts_is_limited(database: Database, monkeypatch: 
     for number in range(3):
         long = Attachment(f"{number}.txt", 9, "h", "x " * 200 + "needle")
         database.append_question(chat(database), "", [long])
-    hits = found(database, "needle")
+    hits = search_all(database, "needle")
     assert [hit.excerpt for hit in hits][1:] == ["1.txt", "0.txt"]
     assert marked(hits[0]) == ["needle"]
     assert all(hit.in_document for hit in hits)
@@ -147,15 +147,15 @@ def test_time_for_document_excerpts_is_limited(database: Database, monkeypatch: 
     ],
 )
 def test_excerpt_has_no_markup(text: str, line: str) -> None:
-    shown = excerpt(text, parse_query("needle a*"), markdown=True)
-    assert shown.text == line
-    asked = excerpt(text, parse_query("needle a*"), markdown=False)
-    assert asked.text == " ".join(safe_prose(text).split())
+    plain = excerpt(text, parse_query("needle a*"), markdown=True)
+    assert plain.text == line
+    question = excerpt(text, parse_query("needle a*"), markdown=False)
+    assert question.text == " ".join(safe_prose(text).split())
 
 
 def test_code_in_a_distant_fence_is_unchanged() -> None:
-    shown = excerpt("```\n" + "x = 1\n" * 500 + "y = **needle**", parse_query("needle"), markdown=True)
-    assert shown.text.endswith("x = 1 y = **needle**")
+    plain = excerpt("```\n" + "x = 1\n" * 500 + "y = **needle**", parse_query("needle"), markdown=True)
+    assert plain.text.endswith("x = 1 y = **needle**")
 
 
 def test_word_across_a_read_step_is_matched_whole() -> None:
@@ -167,7 +167,7 @@ def test_word_across_a_read_step_is_matched_whole() -> None:
 
 def test_excerpt_begins_before_the_hit(database: Database) -> None:
     chat(database, "so many words\n" * 50 + "and the needle\nin them " + "x" * 500)
-    (hit,) = found(database, "needle")
+    (hit,) = search_all(database, "needle")
     assert hit.excerpt.startswith("…")
     assert "and the needle in them" in hit.excerpt
     assert marked(hit) == ["needle"]

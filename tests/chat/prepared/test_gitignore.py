@@ -1,4 +1,4 @@
-"""The rules of .gitignore: git's own answers, and none that takes for ever or reads without end."""
+"""Rules of .gitignore: compared with git, and hostile ones."""
 
 from __future__ import annotations
 

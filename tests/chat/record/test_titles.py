@@ -1,4 +1,4 @@
-"""What of a model's answer is a title."""
+"""Titles from a model's answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that takes nothing more, or an index that fails, costs save points and never a reply."""
+"""A full disk or a failing index costs save points but no reply."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def _refuses(*_: object, **__: object) -> str:
 
 
 async def test_next_turn_needs_disk_space_only_for_new_rows(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for the engine's file and half as much again, where no memory can be had: most of it is kept already."""
+    """Room for one and a half slot files, without staging memory: most rows are stored already."""
     check = Saver.check_room
-    asked: list[int] = []
+    sizes: list[int] = []
 
     def nearly_full(saver: Saver, size: int, *rest: object) -> None:
-        asked.append(size)
+        sizes.append(size)
         store = stage.store
         store.restorer.keep_in_memory(0)
         store.inventory.free_bytes = lambda: size * 3 // 2
@@ -68,7 +68,7 @@ async def test_next_turn_needs_disk_space_only_for_new_rows(stage: Stage, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Saver, "check_room", nearly_full)
         await stage.answered(chat, "And then?")
-    assert asked
+    assert sizes
     assert stage.of(SaveSkipped) == []
     assert len(stage.save_points()) == 2
 
@@ -80,10 +80,10 @@ class _Disk:
             monkeypatch.setattr(Database, name, self._checked(getattr(Database, name)))
 
     def _checked(self, write: Callable[..., object]) -> Callable[..., object]:
-        def checked(*given: object) -> object:
+        def checked(*args: object) -> object:
             if self.full:
                 raise StorageFailed("Your chats could not be read or written", "database or disk is full")
-            return write(*given)
+            return write(*args)
 
         return checked
 
@@ -91,13 +91,13 @@ class _Disk:
 @pytest.mark.parametrize("room", ["later", "at the end", "for the next message"])
 async def test_unwritten_reply_is_written_later(stage: Stage, monkeypatch: pytest.MonkeyPatch, room: str) -> None:
     monkeypatch.setattr(turn_context, "RETRY_INTERVAL_S", 0.01 if room == "later" else 3600.0)
-    chat, disk, words = await stage.chat(), _Disk(monkeypatch), " ".join(["word"] * 60)
-    future = await stage.writing(chat, words)
+    chat, disk, text = await stage.chat(), _Disk(monkeypatch), " ".join(["word"] * 60)
+    future = await stage.writing(chat, text)
     disk.full = True
     assert await stage.resume(future) is None
     assert len(stage.errors()) == 1
-    shown = (await stage.messages(chat))[-1]
-    assert (shown.content, shown.state) == (f"You said: {words}", MessageState.COMPLETE)
+    reply = (await stage.messages(chat))[-1]
+    assert (reply.content, reply.state) == (f"You said: {text}", MessageState.COMPLETE)
     assert stage.database.branch(chat)[-1].state is MessageState.STREAMING
     disk.full = False
     if room == "later":
@@ -106,9 +106,9 @@ async def test_unwritten_reply_is_written_later(stage: Stage, monkeypatch: pytes
         await stage.answered(chat, "And then?")
     await stage.runtime.close()
     with contextlib.closing(Database(stage.runtime.paths.database)) as database:
-        (kept,) = database.path(shown.id)[-1:]
-    assert (kept.content, kept.state) == (shown.content, MessageState.COMPLETE)
-    assert kept.receipt is not None
+        (stored,) = database.path(reply.id)[-1:]
+    assert (stored.content, stored.state) == (reply.content, MessageState.COMPLETE)
+    assert stored.receipt is not None
 
 
 async def test_full_disk_leaves_no_empty_chat(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

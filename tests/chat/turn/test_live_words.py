@@ -1,4 +1,4 @@
-"""What the strip says while a reply comes is what its receipt says afterwards: one verdict, wherever a chat was."""
+"""The status strip during a reply and the receipt after it give the same verdict."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ OTHER = "Something quite different about a violin, a lamp and a clock."
 SYSTEM = "You are a gardener who knows every river, every garden and every tree in this country by its name. " * 3
 
 
-def told_of(stage: Stage, chat: str) -> tuple[str, str, str]:
-    """Of the chat's last reply: the strip at its first word, the strip at its end, its receipt."""
+def remarks_and_receipt(stage: Stage, chat: str) -> tuple[str, str, str]:
+    """Return the strip at the last reply's first token, the strip at its end, and the receipt."""
     status, live, receipt = TurnStatus(), "", None
     for event in stage.events:
         if getattr(event, "conversation_id", None) != chat:
             continue
         if isinstance(event, RestoreFailed) and event.hollow:
-            continue  # published between the last word and the receipt; its words are the same
+            continue  # published between the last token and the receipt, with the same text
         status.handle_event(event)  # type: ignore[arg-type]
         if isinstance(event, FirstToken):
             live = _first_remark(status)
@@ -38,7 +38,7 @@ def _first_remark(status: TurnStatus) -> str:
 
 
 @pytest.mark.parametrize(
-    ("case", "words"),
+    ("case", "text"),
     [
         ("first", "first reply"),
         ("first, another loaded", "first reply"),
@@ -50,7 +50,7 @@ def _first_remark(status: TurnStatus) -> str:
         ("regenerated", "still loaded"),
     ],
 )
-async def test_strip_and_receipt_agree(stage: Stage, case: str, words: str) -> None:
+async def test_strip_and_receipt_agree(stage: Stage, case: str, text: str) -> None:
     system = SYSTEM if "shared" in case else None
     chat = await stage.chat(system)
     if case == "first, another loaded":
@@ -68,13 +68,13 @@ async def test_strip_and_receipt_agree(stage: Stage, case: str, words: str) -> N
         await stage.finish(stage.service.regenerate(reply))
     else:
         await stage.answered(chat, "Many words are new here. " * 100 if case == "longer" else "Go on, please.")
-    live, end, receipt = told_of(stage, chat)
-    assert (live, receipt) == (end, words)
-    assert live.partition(":")[0] == words
+    live, end, receipt = remarks_and_receipt(stage, chat)
+    assert (live, receipt) == (end, text)
+    assert live.partition(":")[0] == text
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "text"),
     [
         ("hollow", "read again: the loaded memory was not used"),
         ("refused", "read again: the engine rejected its memory"),
@@ -82,7 +82,7 @@ async def test_strip_and_receipt_agree(stage: Stage, case: str, words: str) -> N
         ("damaged", "read again"),
     ],
 )
-async def test_strip_and_receipt_agree_on_failed_restores(stage: Stage, fault: str, words: str) -> None:
+async def test_strip_and_receipt_agree_on_failed_restores(stage: Stage, fault: str, text: str) -> None:
     chat = await stage.answered_chat()
     await stage.runtime.close()
     if fault == "damaged":
@@ -93,7 +93,7 @@ async def test_strip_and_receipt_agree_on_failed_restores(stage: Stage, fault: s
         stage.fake.set(**({"FAKE_DIE_DURING": "restore"} if fault == "died" else {switches[fault]: 1}))
     await stage.restart()
     await stage.answered(chat, f"And then? {QUESTION}")
-    live, end, receipt = told_of(stage, chat)
+    live, end, receipt = remarks_and_receipt(stage, chat)
     assert live == end
-    assert live.startswith(words)
+    assert live.startswith(text)
     assert live.partition(":")[0] == receipt.partition(":")[0]

@@ -132,7 +132,7 @@ TODAY = date(2026, 11, 20)
 A_RECEIPT = Receipt(300, 20, 70, 50, 6000, 5900, 400, 41.0, Source.HOT, saved_ms=30_000.0)
 
 
-def written(database: Database, receipt: Receipt | str | None, days_ago: int = 0, at: time = time(12)) -> None:
+def store_reply(database: Database, receipt: Receipt | str | None, days_ago: int = 0, at: time = time(12)) -> None:
     chat = database.create_conversation("A chat")
     reply = database.append(chat.id, None, Role.ASSISTANT, "Baikal.", MessageState.COMPLETE)
     when = datetime.combine(TODAY - timedelta(days=days_ago), at).timestamp()
@@ -140,18 +140,18 @@ def written(database: Database, receipt: Receipt | str | None, days_ago: int = 0
     database.write("UPDATE messages SET receipt = ?, created_at = ? WHERE id = ?", (stored, when, reply.id))
 
 
-def a_miss(reason: ReasonCode, **more: bool) -> Receipt:
+def missed(reason: ReasonCode, **more: bool) -> Receipt:
     return replace(A_RECEIPT, source=Source.COLD, ttft_ms=12_000, saved_ms=None, miss_reason=Reason(reason), **more)
 
 
 def test_statistics_by_kind(database: Database) -> None:
     for source in (Source.HOT, Source.HOT, Source.AHEAD, Source.WARM, Source.DISK):
-        written(database, replace(A_RECEIPT, source=source))
-    written(database, replace(A_RECEIPT, cached_tokens=3000, earlier_tokens=5000))
+        store_reply(database, replace(A_RECEIPT, source=source))
+    store_reply(database, replace(A_RECEIPT, cached_tokens=3000, earlier_tokens=5000))
     for reason in (ReasonCode.FIRST_REPLY, ReasonCode.NOTHING_SAVED):
-        written(database, a_miss(reason))
-    found = read_statistics(database.file, TODAY)
-    assert [found.kind_totals(kind) for kind in REPLY_KINDS] == [
+        store_reply(database, missed(reason))
+    statistics = read_statistics(database.file, TODAY)
+    assert [statistics.kind_totals(kind) for kind in REPLY_KINDS] == [
         (2, 60.0, 0.3),
         (1, 30.0, 0.3),
         (1, 30.0, 0.3),
@@ -163,23 +163,23 @@ def test_statistics_by_kind(database: Database) -> None:
 
 
 def test_statistics_by_local_day(database: Database) -> None:
-    written(database, A_RECEIPT, 0, time(23, 59, 59))
-    written(database, A_RECEIPT, 1, time(0, 0, 1))
-    written(database, A_RECEIPT, MAX_DAYS - 1, time(0, 0, 1))
-    written(database, A_RECEIPT, MAX_DAYS, time(23, 59, 59))
-    written(database, A_RECEIPT, -1)  # by a clock that was wrong
-    found = read_statistics(database.file, TODAY)
-    some = TODAY, TODAY - timedelta(days=1), TODAY - timedelta(days=MAX_DAYS - 1)
-    assert {one.day for one in found.replies} == set(some)
-    assert [found.day_totals(day) for day in some] == [(1, 30.0)] * 3
-    assert found.day_totals(TODAY - timedelta(days=2)) == (0, 0)
-    assert len(found.days) == MAX_DAYS
-    assert found.days[-1] == TODAY
+    store_reply(database, A_RECEIPT, 0, time(23, 59, 59))
+    store_reply(database, A_RECEIPT, 1, time(0, 0, 1))
+    store_reply(database, A_RECEIPT, MAX_DAYS - 1, time(0, 0, 1))
+    store_reply(database, A_RECEIPT, MAX_DAYS, time(23, 59, 59))
+    store_reply(database, A_RECEIPT, -1)  # by a clock that was wrong
+    statistics = read_statistics(database.file, TODAY)
+    days = TODAY, TODAY - timedelta(days=1), TODAY - timedelta(days=MAX_DAYS - 1)
+    assert {replies.day for replies in statistics.replies} == set(days)
+    assert [statistics.day_totals(day) for day in days] == [(1, 30.0)] * 3
+    assert statistics.day_totals(TODAY - timedelta(days=2)) == (0, 0)
+    assert len(statistics.days) == MAX_DAYS
+    assert statistics.days[-1] == TODAY
 
 
 def test_statistics_cover_at_least_two_weeks(database: Database) -> None:
     assert len(read_statistics(database.file, TODAY).days) == MIN_DAYS
-    written(database, A_RECEIPT)
+    store_reply(database, A_RECEIPT)
     assert len(read_statistics(database.file, TODAY).days) == MIN_DAYS
 
 
@@ -187,8 +187,8 @@ def test_statistics_cover_at_least_two_weeks(database: Database) -> None:
     "receipt", [None, "{", "5", "{}", '{"source": "other"}', '{"source": "hot", "saved_ms": 1e999}']
 )
 def test_statistics_skip_invalid_receipts(database: Database, receipt: str | None) -> None:
-    written(database, receipt)
-    written(database, replace(A_RECEIPT, source=Source.DISK))
-    assert [(one.day, one.kind, one.count) for one in read_statistics(database.file, TODAY).replies] == [
-        (TODAY, "remembered from disk", 1)
-    ]
+    store_reply(database, receipt)
+    store_reply(database, replace(A_RECEIPT, source=Source.DISK))
+    assert [
+        (replies.day, replies.kind, replies.count) for replies in read_statistics(database.file, TODAY).replies
+    ] == [(TODAY, "remembered from disk", 1)]

@@ -1,4 +1,4 @@
-"""A reply while it is being made."""
+"""A reply in progress."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kvchat.engine.api.wire import ChatChunk
 
 
 def test_thinking_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    events, told = EventBus(), list[Event]()
-    events.subscribe(told.append)
+    events, published = EventBus(), list[Event]()
+    events.subscribe(published.append)
     writer = ReplyWriter(
         new_message("chat", Role.ASSISTANT, ""), 9.0, cast(TurnContext, SimpleNamespace(events=events))
     )
@@ -25,4 +25,4 @@ def test_thinking_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for now, thinking in chunks.items():
         monkeypatch.setattr(time, "perf_counter", lambda now=now: now)
         writer.add_chunk(ChatChunk(thinking=thinking, text="" if thinking else "Yes"))
-    assert [e.thinking_ms for e in told if isinstance(e, ReplyDelta)] == [None, None, 12_300.0, 12_300.0]
+    assert [e.thinking_ms for e in published if isinstance(e, ReplyDelta)] == [None, None, 12_300.0, 12_300.0]
