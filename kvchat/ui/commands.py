@@ -143,14 +143,14 @@ class ShortcutSheet(QDialog):
             widget.ensurePolished()
         self._sides.invalidate()
         self._sides.activate()  # updates the columns inside
-        room, wanted = room_on_screen() - _AROUND, self._sides.sizeHint()
-        if wanted.width() > room.width():
+        room, hint = room_on_screen() - _AROUND, self._sides.sizeHint()
+        if hint.width() > room.width():
             self._sides.setDirection(QBoxLayout.Direction.TopToBottom)
             for text in self._page.findChildren(QLabel):
                 text.setWordWrap(text.property("kind") != "key")
             self._sides.activate()
-            wanted = QSize(room.width(), self._sides.totalHeightForWidth(room.width()))
-        self._page.setMinimumSize(wanted.boundedTo(room))
+            hint = QSize(room.width(), self._sides.totalHeightForWidth(room.width()))
+        self._page.setMinimumSize(hint.boundedTo(room))
         self.adjustSize()
 
 

@@ -1,4 +1,1 @@
-"""The main window and what only it uses: position, keyboard, tray, quitting, the windows it opens.
-
-It connects the parts of `ui`, which are in their own packages.
-"""
+"""The main window, and what only it uses."""

@@ -165,7 +165,9 @@ class FocusController(QObject):
             return False
         is_button = isinstance(watched, QAbstractButton)
         match event:
-            case QKeyEvent() if event.type() == QEvent.Type.KeyPress and is_typing(event):
+            case QKeyEvent() if event.type() == QEvent.Type.KeyPress and (
+                event.text().isprintable() and event.text() and not event.modifiers() & _COMMANDS
+            ):
                 if is_button and event.key() == Qt.Key.Key_Space:
                     return False
                 self._composer.insert_text(event.text())
@@ -232,10 +234,6 @@ class FocusController(QObject):
                 if isinstance(answer, QRectF) and isinstance(watched, QWidget):
                     answer.moveTopLeft(watched.mapFromGlobal(editor.mapToGlobal(answer.topLeft())))
                 event.setValue(query, answer)
-
-
-def is_typing(event: QKeyEvent) -> bool:
-    return event.text().isprintable() and bool(event.text()) and not event.modifiers() & _COMMANDS
 
 
 def is_field(widget: QWidget) -> bool:

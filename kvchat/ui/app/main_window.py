@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QCloseEvent, QHideEvent, QKeyEvent, QKeySequence, QShowEvent
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QWidget
 
@@ -266,8 +266,10 @@ class MainWindow(QMainWindow):
         from kvchat.ui.settings.presets import EditedChat
 
         conversations, id = self.chat.conversations, id or self.chat.current
-        known = conversations.conversation(id)
-        self.side_windows.open_chat_settings(EditedChat(id, conversations.title(id), known.model if known else None))
+        conversation = conversations.conversation(id)
+        self.side_windows.open_chat_settings(
+            EditedChat(id, conversations.title(id), conversation.model if conversation else None)
+        )
 
     def _handlers(self) -> dict[str, Callable[[], object]]:
         return {
@@ -277,7 +279,7 @@ class MainWindow(QMainWindow):
             "list": lambda: self._in_sidebar(self.sidebar.list.setFocus),
             "rename": self._rename,
             "sidebar": self.window_layout.toggle_sidebar,
-            "full-screen": self.window_layout.toggle_full_screen,
+            "full-screen": lambda: self.setWindowState(self.windowState() ^ Qt.WindowState.WindowFullScreen),
             "name": lambda: self._with_open(
                 lambda id: self.runner.start(self.runtime.chat.title_generator.generate(id))
             ),

@@ -197,7 +197,7 @@ class StartRequestHandler(Controller):
     def __init__(self, runtime: Runtime, window: MainWindow, look: Look, bus: SessionBus) -> None:
         super().__init__(runtime, window, window)
         self._window = window
-        self._key, self._wants_key = GlobalKey(bus, self), False
+        self._key, self._has_key = GlobalKey(bus, self), False
         self._key.pressed.connect(lambda token: self.handle(StartRequest(quick=True, token=token)))
         self.quick = QuickWindow(runtime, look, window.runner, window.chat)
         self.quick.chat_wanted.connect(lambda id: window.show_chat(id))
@@ -210,10 +210,10 @@ class StartRequestHandler(Controller):
         super().close()
 
     def update_key(self) -> None:
-        wanted = self._runtime.settings.quick_key
-        if wanted is not self._wants_key:
-            self._wants_key = wanted
-            self._runner.start(self._key.hold(wanted))
+        is_enabled = self._runtime.settings.quick_key
+        if is_enabled is not self._has_key:
+            self._has_key = is_enabled
+            self._runner.start(self._key.set_enabled(is_enabled))
 
     def _handle_event(self, event: Event) -> None:
         if isinstance(event, SettingsChanged):

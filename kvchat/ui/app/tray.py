@@ -277,14 +277,14 @@ class ShutdownDialog(QDialog):
         super().__init__(None, Qt.WindowType.Dialog | Qt.WindowType.CustomizeWindowHint | Qt.WindowType.WindowTitleHint)
         self.setWindowTitle("kvchat")
         self.title = label(_("Saving chat memory"), "title", wraps=True)
-        self.words = label(kind="muted", wraps=True)
+        self.status = label(kind="muted", wraps=True)
         tip = _("The last message will be reprocessed next time. No messages are lost.")
         self.leave = button(_("Quit now"), tip=tip)
-        parts = self.title, self.words, row(STRETCH, self.leave)
+        parts = self.title, self.status, row(STRETCH, self.leave)
         column(*parts, on=self, spacing=10, margins=(24, 22, 24, 18))
 
     def show_progress(self, unfinished: PendingSave | None) -> None:
-        self.words.setText(unfinished.description if unfinished else _("Stopping the engine"))
+        self.status.setText(unfinished.description if unfinished else _("Stopping the engine"))
         fit_height(self, _BOX_LETTERS)
 
     def reject(self) -> None:

@@ -101,9 +101,6 @@ class WindowLayout(QObject):
         self._is_peeking = False
         self._arrange()
 
-    def toggle_full_screen(self) -> None:
-        self._window.setWindowState(self._window.windowState() ^ Qt.WindowState.WindowFullScreen)
-
     def remember(self) -> None:
         self._state.keep(
             geometry=self._window.saveGeometry(),

@@ -118,14 +118,10 @@ class TransferController(Controller):
         if not any(await asyncio.to_thread(lambda: [has_memory(path) for path in paths])):
             await self._import(paths)
             return
-        confirm(
-            self._window,
-            plural(len(paths), "Import this chat with its memory?", "Import these chats with their memory?"),
-            _(_ABOUT_IMPORT, file=join_list(path.name for path in paths)),
-            _("Import"),
-            lambda: self._runner.start(self._import(paths)),
-            keep=_("Cancel"),
-        )
+        title = plural(len(paths), "Import this chat with its memory?", "Import these chats with their memory?")
+        text = _(_ABOUT_IMPORT, file=join_list(path.name for path in paths))
+        run = self._runner.start
+        confirm(self._window, title, text, _("Import"), lambda: run(self._import(paths)), keep=_("Cancel"))
 
     async def _import(self, paths: list[Path], passphrase: str = "") -> None:
         work = partial(self._runtime.transfer.import_files, paths, passphrase=passphrase)
@@ -161,18 +157,17 @@ class TransferController(Controller):
     async def _ask_to_restore(self, sources: list[Path]) -> None:
         [source] = sources
         facts = await self._runtime.transfer.check(source)
-        confirm(
-            self._window,
-            _("Restore the backup of {made_at}?", made_at=format_datetime(facts.made_at)),
-            _(
-                "The backup contains {contents}. It replaces your current chats and settings, which "
-                "are saved in a separate folder.",
-                contents=_contents(facts),
-            ),
-            _("Restore the backup"),
-            lambda: self._ask_about_engine(source, facts),
-            keep=_("Keep current chats"),
+        text = _(
+            "The backup contains {contents}. It replaces your current chats and settings, which "
+            "are saved in a separate folder.",
+            contents=_contents(facts),
         )
+        title, action = (
+            _("Restore the backup of {made_at}?", made_at=format_datetime(facts.made_at)),
+            _("Restore the backup"),
+        )
+        restore = partial(self._ask_about_engine, source, facts)
+        confirm(self._window, title, text, action, restore, keep=_("Keep current chats"))
 
     def _ask_about_engine(self, source: Path, facts: BackupFacts) -> None:
         """Restore the backup; ask before running its engine, for the backup may come from anybody."""
@@ -184,30 +179,24 @@ class TransferController(Controller):
         if not program or facts.engine == engine_settings_of(self._runtime.settings):
             restore()
             return
-        confirm(
-            self._window,
+        text = _(
+            "These settings start the engine with: {program}. Use them only if you created this backup yourself.",
+            program=program,
+        )
+        title, action, keep = (
             _("Use the engine settings from the backup?"),
-            _(
-                "These settings start the engine with: {program}. Use them only if you created this backup yourself.",
-                program=program,
-            ),
             _("Use backup settings"),
-            lambda: restore(with_engine=True),
-            keep=_("Keep current settings"),
-        ).rejected.connect(restore)
+            _("Keep current settings"),
+        )
+        dialog = confirm(self._window, title, text, action, lambda: restore(with_engine=True), keep=keep)
+        dialog.rejected.connect(restore)
 
     async def _restore(self, source: Path, *, with_engine: bool) -> None:
         work = partial(self._runtime.transfer.stage_restore, source, with_engine=with_engine)
         canceled = _("Restore canceled"), _("Nothing was changed.")
         await self.with_progress(_("Checking the backup…"), work, *canceled)
-        confirm(
-            self._window,
-            _("Restart kvchat to finish?"),
-            _("The backup will be restored at the next start."),
-            _("Restart kvchat"),
-            self.restart_requested.emit,
-            keep=_("Later"),
-        )
+        title, text = _("Restart kvchat to finish?"), _("The backup will be restored at the next start.")
+        confirm(self._window, title, text, _("Restart kvchat"), self.restart_requested.emit, keep=_("Later"))
 
     async def with_progress(
         self, text: str, work: Callable[[Progress], Coroutine[Any, Any, R]], canceled: str, detail: str = ""

@@ -87,12 +87,12 @@ class GlobalKey(QObject):
         self._release: Callable[[], object] | None = None
         self._changing = asyncio.Lock()
 
-    async def hold(self, wanted: bool) -> None:
+    async def set_enabled(self, is_enabled: bool) -> None:
         """Grab or release the key. Raises GlobalKeyUnavailable."""
         async with self._changing:
-            if wanted and self._release is None:
+            if is_enabled and self._release is None:
                 self._release = await self._take()
-            elif not wanted:
+            elif not is_enabled:
                 self.close()
 
     def close(self) -> None:

@@ -80,8 +80,8 @@ class ManualPage(QTextBrowser):
 
     def current(self) -> int:
         """Return the index of the heading being read; -1 above the first."""
-        here = self.verticalScrollBar().value()
-        return sum(self._top(heading) <= here for heading in self.headings()) - 1
+        position = self.verticalScrollBar().value()
+        return sum(self._top(heading) <= position for heading in self.headings()) - 1
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         side = max(_MIN_SIDE, (self.width() - self._look.px(COLUMN_WIDTH)) // 2)

@@ -219,7 +219,7 @@ def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None
     dialog.open()
 
 
-def _widen(made: QPushButton) -> QPushButton:
-    made.setMinimumHeight(38)
-    made.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-    return made
+def _widen(choice: QPushButton) -> QPushButton:
+    choice.setMinimumHeight(38)
+    choice.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+    return choice

@@ -63,11 +63,11 @@ class HubModels(QWidget):
         self.access.add_button(_("Open model page"), "", lambda: QDesktopServices.openUrl(QUrl(self.access_page)))
         self.token = self.access.add_button(_("Access token…"), "primary")
         self.access.hide()
-        self.reason, said = label(kind="small", wraps=True), label(_(_PRIVACY), "small", wraps=True)
+        self.reason, privacy = label(kind="small", wraps=True), label(_(_PRIVACY), "small", wraps=True)
         self.take = button(_("Show files"), lambda: self._take(self.list.current), "primary")
-        asked, above = row((self.field, 1), self.search, spacing=8), row(self.back, (self.heading, 1), spacing=10)
-        below = row((said, 1), self.take, spacing=8)
-        column(asked, above, self.access, (self.list, 1), self.reason, below, on=self, spacing=8, margins=0)
+        search_row, above = row((self.field, 1), self.search, spacing=8), row(self.back, (self.heading, 1), spacing=10)
+        below = row((privacy, 1), self.take, spacing=8)
+        column(search_row, above, self.access, (self.list, 1), self.reason, below, on=self, spacing=8, margins=0)
         self._show_rows("", [])
 
     def open(self) -> None:

@@ -115,13 +115,13 @@ class ModelMenu(QObject):
         names = distinct_names([(judged.model.name, judged.model.path) for judged in usable[:_MAX]])
         for judged, name in zip(usable, names, strict=False):
             row = found_row(judged, Path(used) if used else None)
-            words = f"{name.replace('&', '&&')}\t{row.chip}"
-            action = menu.addAction(words, partial(self.chosen.emit, judged.model.path))
+            text = f"{name.replace('&', '&&')}\t{row.chip}"
+            action = menu.addAction(text, partial(self.chosen.emit, judged.model.path))
             action.setCheckable(True)
             action.setChecked(str(judged.model.path) == used)
         if not usable:
-            words = _("This server has one model") if self._runtime.settings.engine_url else _("Looking for models…")
-            menu.addAction(words if not self._found else _("No usable model found")).setEnabled(False)
+            text = _("This server has one model") if self._runtime.settings.engine_url else _("Looking for models…")
+            menu.addAction(text if not self._found else _("No usable model found")).setEnabled(False)
         menu.addSeparator()
         menu.addAction(_("More models…"), self.more_requested.emit)
 
@@ -154,8 +154,8 @@ def found_row(judged: JudgedModel, used: Path | None) -> Row:
 def distinct_names(models: Sequence[tuple[str, Path]]) -> list[str]:
     """Return the models' names; equal ones get the folder, or else the file name."""
     alike = Counter(name for name, _ in models)
-    there = Counter((name, path.parent.name) for name, path in models)
-    places = (path.parent.name if there[name, path.parent.name] == 1 else path.name for name, path in models)
+    in_folder = Counter((name, path.parent.name) for name, path in models)
+    places = (path.parent.name if in_folder[name, path.parent.name] == 1 else path.name for name, path in models)
     names = (name for name, _ in models)
     return [name if alike[name] == 1 else join_parts((name, place)) for name, place in zip(names, places, strict=True)]
 
@@ -168,26 +168,26 @@ def sort_key(judged: JudgedModel) -> tuple[bool, str, int]:
 def suggestion_row(suggestion: Suggestion, memory: MemoryFacts) -> Row:
     judgement = judge_size(suggestion.size, memory)
     why, kind = _(suggestion.reason), suggestion.quantisation
-    words = _("{why} {quantisation}, about {size}.", why=why, quantisation=kind, size=format_size(suggestion.size))
-    return Row(suggestion, suggestion.repository, words, *_chip(judgement), judgement.reason)
+    text = _("{why} {quantisation}, about {size}.", why=why, quantisation=kind, size=format_size(suggestion.size))
+    return Row(suggestion, suggestion.repository, text, *_chip(judgement), judgement.reason)
 
 
 def result_row(model: HubModel) -> Row:
     downloads = _("{downloads} downloads per month", downloads=format_number(model.downloads))
     updated = _("updated {updated}", updated=f"{model.updated:%Y-%m-%d}") if model.updated else ""
-    words = join_parts((downloads, _("{likes} likes", likes=format_number(model.likes)), updated))
-    return Row(model, model.repository, words, _("needs access token") if model.gated else "")
+    text = join_parts((downloads, _("{likes} likes", likes=format_number(model.likes)), updated))
+    return Row(model, model.repository, text, _("needs access token") if model.gated else "")
 
 
 def file_row(file: HubFile, memory: MemoryFacts, *, is_downloaded: bool) -> Row:
     """Return the row of a model in a repository."""
     judgement = judge_size(file.size, memory)
-    words, parts = format_size(file.size), len(file.parts)
+    text, parts = format_size(file.size), len(file.parts)
     if parts > 1:
-        words = _("{size} in {count} files", size=words, count=parts)
-    words = join_parts((words, _("image or audio input") if file.projector else ""))
+        text = _("{size} in {count} files", size=text, count=parts)
+    text = join_parts((text, _("image or audio input") if file.projector else ""))
     chip, tone = (_("on this computer"), Tone.GOOD) if is_downloaded else _chip(judgement)
-    return Row(file, file.name, words, chip, tone, judgement.reason)
+    return Row(file, file.name, text, chip, tone, judgement.reason)
 
 
 def _chip(judgement: Judgement | None) -> tuple[str, Tone]:

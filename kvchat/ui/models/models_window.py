@@ -138,10 +138,10 @@ class LocalModels(QWidget):
         self._panel.run(apply())
 
     def refresh(self) -> None:
-        words = self.filter.text().lower().split()
+        terms = self.filter.text().lower().split()
         path = self._runtime.settings.model_path
         rows = [found_row(model, Path(path) if path else None) for model in sorted(self._models, key=sort_key)]
-        self.list.show_rows([row for row in rows if all(word in f"{row.title} {row.detail}".lower() for word in words)])
+        self.list.show_rows([row for row in rows if all(word in f"{row.title} {row.detail}".lower() for word in terms)])
         self._show_current()
 
     def _show_current(self) -> None:
@@ -313,8 +313,8 @@ class DownloadsView(ScrollPage):
 
     def _fit(self) -> None:
         self.setVisible(bool(self.views))
-        wanted = sum(view.sizeHint().height() + 8 for view in self.views.values())
-        self.setFixedHeight(min(wanted, _MAX_HEIGHT))
+        height = sum(view.sizeHint().height() + 8 for view in self.views.values())
+        self.setFixedHeight(min(height, _MAX_HEIGHT))
 
 
 class DownloadView(QFrame):
@@ -323,7 +323,7 @@ class DownloadView(QFrame):
         styled(self, "card")
         self.download = download
         self._owner, self._window, self._downloads = owner, window, runtime.models.downloads
-        self.name, self.words, self.bar = ElidedLabel("strong"), label(kind="small", wraps=True), progress_bar("")
+        self.name, self.progress, self.bar = ElidedLabel("strong"), label(kind="small", wraps=True), progress_bar("")
         self.pause = button(_("Pause"), lambda: self._downloads.pause(self.download.path))
         self.resume, self.again = button(_("Resume"), self._resume), button(_("Try again"), self._resume)
         self.use = button(_("Use model"), lambda: window.run(window.use(self.download.path)))
@@ -331,7 +331,7 @@ class DownloadView(QFrame):
         self.token = button(_("Access token…"), window.open_token, name=_("Access token"))
         buttons = self.token, self.pause, self.resume, self.again, self.use, self.remove
         above = row((self.name, 1), *buttons, spacing=8)
-        column(above, self.bar, self.words, on=self, spacing=6, margins=(14, 10, 10, 10))
+        column(above, self.bar, self.progress, on=self, spacing=6, margins=(14, 10, 10, 10))
 
     def show_download(self, download: Download) -> None:
         self.download = download
@@ -340,7 +340,7 @@ class DownloadView(QFrame):
         self.bar.setValue(int(1000 * download.done / max(download.total, 1)))
         self.bar.setVisible(state is not DownloadState.DONE)
         self.bar.setAccessibleName(f"{name}: {100 * download.done // max(download.total, 1)} %")
-        self.words.setText(describe_download(download))
+        self.progress.setText(describe_download(download))
         for choice, is_shown in (
             (self.pause, state in ACTIVE_STATES),
             (self.resume, state is DownloadState.PAUSED),
@@ -363,8 +363,8 @@ class DownloadView(QFrame):
             window.run(remove(download.path))
             return
         done, name = format_size(download.done), download.order.file.name
-        words = _("The {done} of {name} downloaded so far will be deleted.", done=done, name=name)
-        confirm(window, _("Remove this download?"), words, _("Remove"), lambda: window.run(remove(download.path)))
+        terms = _("The {done} of {name} downloaded so far will be deleted.", done=done, name=name)
+        confirm(window, _("Remove this download?"), terms, _("Remove"), lambda: window.run(remove(download.path)))
 
 
 def describe_download(download: Download) -> str:

@@ -22,13 +22,8 @@ from kvchat.ui.widgets.controls import HEIGHT, RoundBar, mix
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.layouts import breakable
 
-_LEAST = 3.0  # pixels; keeps small parts visible
-_NAMES = (
-    N_("the model"),
-    N_("context"),
-    N_("compute buffers"),
-    CHATS_READY,
-)  # weights, KV cache, buffers, staging
+_MIN_WIDTH = 3.0  # pixels; keeps small parts visible
+_NAMES = (N_("the model"), N_("context"), N_("compute buffers"), CHATS_READY)  # weights, KV cache, buffers, staging
 _TONES = (1.0, 0.6, 0.3)  # of the accent
 
 
@@ -55,9 +50,9 @@ class ModelPage(SettingsPage):
         self.restoring.set_help(engine.restoring)
         self.restoring.setVisible(bool(engine.restoring))
         self.retest.setVisible(engine.may_retest)
-        known = join_sentences(engine.context_reason, engine.context_warning)
+        reason = join_sentences(engine.context_reason, engine.context_warning)
         about = SETTING_INFO["context_size"]
-        self.settings["context_size"].set_help("\n\n".join(part for part in (_(about.help), known) if part))
+        self.settings["context_size"].set_help("\n\n".join(part for part in (_(about.help), reason) if part))
         offers = () if engine.restart_pending else engine.memory_proposals  # they apply to the running engine
         self.memory.show_memory(engine.memory_bars, offers)
 
@@ -67,63 +62,58 @@ class MemoryEntry(Entry):
 
     def __init__(self, look: Look) -> None:
         self._look = look
-        self._shown: tuple[Sequence[MemoryBar], Sequence[Proposal]] = ((), ())
-        self._holder = QWidget()
-        self._column = column(on=self._holder, spacing=12, margins=0)
-        super().__init__(_("Memory use"), _("Memory for weights, KV cache and buffers."), self._holder, wide=True)
-        look.changed.connect(self._restyle)  # a lambda would outlive this widget
+        self._bars: Sequence[MemoryBar] = ()
+        self._proposals: Sequence[Proposal] = ()
+        control = QWidget()
+        self._column = column(on=control, spacing=12, margins=0)
+        super().__init__(_("Memory use"), _("Memory for weights, KV cache and buffers."), control, wide=True)
+        look.changed.connect(self._fill)  # a lambda would outlive this widget
 
     def show_memory(self, bars: Sequence[MemoryBar], proposals: Sequence[Proposal]) -> None:
         self.setVisible(bool(bars))
-        if (bars, proposals) == self._shown:
-            return
-        self._shown = (bars, proposals)
-        measured = any(bar.measured for bar in bars)
-        estimate = _("Estimated before loading.")
-        self.set_help(_("As reported by the engine.") if measured else estimate)
-        self._fill(bars, proposals)
+        if (bars, proposals) != (self._bars, self._proposals):
+            self._bars, self._proposals = bars, proposals
+            is_measured = any(bar.measured for bar in bars)
+            self.set_help(_("As reported by the engine.") if is_measured else _("Estimated before loading."))
+            self._fill()
 
-    def _restyle(self) -> None:
-        self._fill(*self._shown)
-
-    def _fill(self, bars: Sequence[MemoryBar], proposals: Sequence[Proposal]) -> None:
+    def _fill(self) -> None:
         clear(self._column)
-        for bar in bars:
-            self._column.addWidget(MemoryPicture(self._look, bar))
-        for proposal in proposals:
+        for bar in self._bars:
+            self._column.addWidget(self._chart(bar))
+        for proposal in self._proposals:
             self._column.addWidget(self._offer(proposal))
+
+    def _chart(self, bar: MemoryBar) -> QWidget:
+        name, free = _("System memory") if bar.device == COMPUTER else bar.device, format_size(bar.free)
+        margin, chart = format_size(bar.margin), QWidget()
+        # One label: two were cut off on small screens.
+        caption = label(join_parts((name, _("{free} free before loading", free=free))), "small", wraps=True)
+        used = [
+            (colour.name(), f"{_(part)} {format_size(count)}")
+            for count, colour, part in zip(_parts(bar), _colours(self._look), _NAMES, strict=True)
+            if count
+        ]
+        reserved = _legend_entry(self._look.theme.muted, _("reserved {margin}", margin=margin), "▨")
+        entries = [*(_legend_entry(colour, text) for colour, text in used), reserved]
+        legend = styled(QLabel(" &nbsp; ".join(entries), wordWrap=True), "small")
+        column(caption, _Bar(self._look, bar), legend, on=chart, spacing=4, margins=0)
+        taken = join_list(text for _colour, text in used)
+        summary = _(
+            "{name}: {taken}; reserved {margin} of {free} free", name=name, taken=taken, margin=margin, free=free
+        )
+        chart.setAccessibleName(summary)
+        return chart
 
     def _offer(self, proposal: Proposal) -> QWidget:
         title = label(proposal.title, wraps=True)
-        words = label(join_sentences(proposal.gain, proposal.price), "small", wraps=True)
+        text = label(join_sentences(proposal.gain, proposal.price), "small", wraps=True)
         use = button(_("Use"), lambda: self.taken.emit(proposal), name=_("Use: {title}", title=proposal.title))
         use.setAutoDefault(False)
-        use.setAccessibleDescription(words.text())
+        use.setAccessibleDescription(text.text())
         offer, top = QWidget(), Qt.AlignmentFlag.AlignTop
-        row((column(title, words, spacing=2), 1), (use, 0, top), on=offer, spacing=24, margins=0)
+        row((column(title, text, spacing=2), 1), (use, 0, top), on=offer, spacing=24, margins=0)
         return offer
-
-
-class MemoryPicture(QWidget):
-    def __init__(self, look: Look, bar: MemoryBar) -> None:
-        super().__init__()
-        name = _("System memory") if bar.device == COMPUTER else bar.device
-        free = _("{free} free before loading", free=format_size(bar.free))
-        caption = label(join_parts((name, free)), "small", wraps=True)  # two labels were cut off on small screens
-        legend = styled(QLabel(" &nbsp; ".join(_legend(look, bar)), wordWrap=True), "small")
-        column(caption, _Bar(look, bar), legend, on=self, spacing=4, margins=0)
-        taken = join_list(
-            f"{_(part)} {format_size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count
-        )
-        self.setAccessibleName(
-            _(
-                "{name}: {taken}; reserved {margin} of {free} free",
-                name=name,
-                taken=taken,
-                margin=format_size(bar.margin),
-                free=format_size(bar.free),
-            )
-        )
 
 
 class _Bar(RoundBar):
@@ -140,7 +130,7 @@ class _Bar(RoundBar):
         scale = box.width() / max(bar.free, bar.needed, 1)
         left = 0.0
         for count, colour in zip(_parts(bar), _colours(self._look), strict=True):
-            width = max(count * scale, _LEAST) if count else 0.0
+            width = max(count * scale, _MIN_WIDTH) if count else 0.0
             painter.fillRect(QRectF(left, 0, width, box.height()), colour)
             left += width
         margin = bar.margin * scale
@@ -159,11 +149,5 @@ def _colours(look: Look) -> tuple[QColor, ...]:
     return (*(mix(theme.accent, theme.page, tone) for tone in _TONES), mix(theme.muted, theme.page, 0.5))
 
 
-def _legend(look: Look, bar: MemoryBar) -> list[str]:
-    parts = zip(_parts(bar), _colours(look), _NAMES, strict=True)
-    words = [_entry(colour.name(), f"{_(name)} {format_size(count)}") for count, colour, name in parts if count]
-    return [*words, _entry(look.theme.muted, _("reserved {margin}", margin=format_size(bar.margin)), "▨")]
-
-
-def _entry(colour: str, words: str, sign: str = "■") -> str:
-    return f'<span style="color:{colour}">{sign}</span>&nbsp;{words.replace(" ", "&nbsp;")}'
+def _legend_entry(colour: str, text: str, sign: str = "■") -> str:
+    return f'<span style="color:{colour}">{sign}</span>&nbsp;{text.replace(" ", "&nbsp;")}'

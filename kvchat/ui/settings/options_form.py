@@ -71,8 +71,8 @@ class OptionsForm(QWidget):
         self._unknown: TemplateOptions = ()  # options unknown to the model's template
         self._template_holder = QWidget()
         self._template_grid = QGridLayout(self._template_holder)
-        words = _("Fixed because the chat has started: these options are at the beginning of the prompt.")
-        self._fixed = label(words, "small", wraps=True)
+        text = _("Fixed because the chat has started: these options are at the beginning of the prompt.")
+        self._fixed = label(text, "small", wraps=True)
         self._build()
         self.format.currentIndexChanged.connect(self._show_format)
         self._show_format(0)
@@ -88,8 +88,8 @@ class OptionsForm(QWidget):
         for row, option in enumerate(options):
             box = ChoiceBox(self._look, _(option.label))
             box.addItem(_("Model default"), None)
-            for value, words in option.choices:
-                box.addItem(_(words), value)
+            for value, text in option.choices:
+                box.addItem(_(text), value)
             box.setEnabled(not begun)
             self._template[option.name] = box
             self._template_grid.addWidget(label(_(option.label), wraps=True), row, 0)
@@ -173,9 +173,9 @@ class OptionsForm(QWidget):
         grid.setHorizontalSpacing(14)
         grid.setVerticalSpacing(4)
         fields = [(_(RANGES[name].label), name, field) for name, field in self.numbers.items()]
-        for number, (words, name, field) in enumerate([*fields, (_("Stop words"), "", self.stop)]):
+        for number, (text, name, field) in enumerate([*fields, (_("Stop words"), "", self.stop)]):
             line, place = divmod(number, _COLUMNS)
-            above = label(words, "small", wraps=True)
+            above = label(text, "small", wraps=True)
             above.setBuddy(field)
             grid.setColumnStretch(place, 1)
             if name:

@@ -46,8 +46,8 @@ class LoginEntry(SwitchEntry):
     """Start at login: stored by the desktop, not in kvchat's settings."""
 
     def __init__(self, look: Look, page: SettingsPage) -> None:
-        words = _("Starts in the tray without opening the window, so that your chats are ready.")
-        super().__init__(look, "", _("Start at login"), words, lambda _, on: page.run(self._change(on)))
+        text = _("Starts in the tray without opening the window, so that your chats are ready.")
+        super().__init__(look, "", _("Start at login"), text, lambda _, on: page.run(self._change(on)))
         self._page = page
 
     def refresh(self, settings: Settings) -> None:
@@ -80,9 +80,9 @@ class SettingsWindow(Panel):
             QListWidgetItem(_(page.name), self.list)
         self._fit_list()
         frame, self.pending = styled(QFrame(), "notice"), QWidget()
-        words = label(_("Your changes apply the next time the engine starts."), wraps=True)
+        text = label(_("Your changes apply the next time the engine starts."), wraps=True)
         self.restart = button(_("Restart engine now"), lambda: self.run(runtime.restart_engine()), "primary")
-        row((words, 1), self.restart, on=frame, margins=(14, 8, 8, 8))
+        row((text, 1), self.restart, on=frame, margins=(14, 8, 8, 8))
         column(frame, on=self.pending, margins=(24, 8, 24, 4))
         around = column(self.notices, spacing=8, margins=(24, 12, 24, 0))
         close = button(_("Close"), self.close, name=_("Close the settings"))

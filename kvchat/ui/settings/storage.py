@@ -27,17 +27,6 @@ from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.layouts import breakable
 
 
-class FolderNotOpened(KvchatError):
-    """The desktop has no app to show a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(
-            _("The folder could not be opened"),
-            _("Path: {folder}.", folder=folder),
-            _("Open it in your file manager."),
-        )
-
-
 class StoragePage(SettingsPage):
     """Storage limits and folders. Shows what would be deleted before deleting it."""
 
@@ -46,11 +35,11 @@ class StoragePage(SettingsPage):
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         show = button(_("Show…"), lambda: self.leads_to.emit("storage"), name=_("Show chat memory"))
-        words = _("Disk space used by each chat, with options to keep or delete its memory.")
-        self.add(Entry(_("Chat memory by chat"), words, show))
+        text = _("Disk space used by each chat, with options to keep or delete its memory.")
+        self.add(Entry(_("Chat memory by chat"), text, show))
         self.add_settings()
         paths = runtime.paths
-        for title, folder, words in (
+        for title, folder, text in (
             (_(MEMORY_OF_CHATS), paths.save_points, _("You can delete this folder at any time.")),
             (_("Chats"), paths.data, _("Back up this folder to keep your chats.")),
             (_("Settings"), paths.config, ""),
@@ -58,7 +47,7 @@ class StoragePage(SettingsPage):
             name = _("Open the folder: {title}", title=title)
             show = button(_("Open folder"), lambda _, folder=folder: self._open(folder), name=name)
             place = left_to_right(breakable(str(folder)))
-            self.add(Entry(title, f"{place}\n{words}".rstrip(), show))
+            self.add(Entry(title, f"{place}\n{text}".rstrip(), show))
 
     def refresh(self) -> None:
         super().refresh()
@@ -67,21 +56,21 @@ class StoragePage(SettingsPage):
     async def _show_disk(self) -> None:
         settings = self.runtime.settings
 
-        def look() -> tuple[int, int, int, int]:
+        def read_disk() -> tuple[int, int, int, int]:
             free = shutil.disk_usage(self.runtime.paths.cache).free
             return self._quota(settings.quota_bytes), self._quota(None), long_chat_bytes(settings), free
 
-        quota, usual, chat, free = await asyncio.to_thread(look)
+        quota, usual, chat, free = await asyncio.to_thread(read_disk)
         if settings is not self.runtime.settings:
             return
-        words = describe_capacity(quota, chat)
+        capacity = describe_capacity(quota, chat)
         help = _(
             "Disk space for chat memory. When the limit is reached, kvchat deletes the chat memory "
             "that saves the least time per GB. Automatic limit: {limit}.",
             limit=format_size(usual),
         )
         self.settings["quota_bytes"].set_help(
-            join_sentences(help, _("The limit now {words}.", words=words) if words else "")
+            join_sentences(help, _("The limit now {words}.", words=capacity) if capacity else "")
         )
         self.settings["free_floor_bytes"].set_help(
             _(
@@ -109,8 +98,8 @@ class StoragePage(SettingsPage):
             plan = await self.runtime.save_points.plan_prune(quota)
             if plan.save_point_ids:
                 title = _("Lower the limit to {limit}?", limit=format_size(quota))
-                words = join_sentences(describe_plan(plan, quota), _("Messages are not deleted."))
-                self._ask("quota_bytes", title, words, _("Lower the limit"), chosen)
+                text = join_sentences(describe_plan(plan, quota), _("Messages are not deleted."))
+                self._ask("quota_bytes", title, text, _("Lower the limit"), chosen)
                 return
         super().change("quota_bytes", chosen)
 
@@ -122,13 +111,14 @@ class StoragePage(SettingsPage):
         title = plural(
             days, "Delete chat memory not used for {count} day?", "Delete chat memory not used for {count} days?"
         )
-        words = describe_expiry(await self.runtime.save_points.usage(), days, datetime.now(UTC))
-        self._ask("max_age_days", title, words, _("Delete"), days)
+        text = describe_expiry(await self.runtime.save_points.usage(), days, datetime.now(UTC))
+        self._ask("max_age_days", title, text, _("Delete"), days)
 
-    def _ask(self, name: str, title: str, words: str, action: str, value: int | None) -> None:
-        dialog = confirm(self.panel, title, words, action, lambda: super(StoragePage, self).change(name, value))
+    def _ask(self, name: str, title: str, text: str, action: str, value: int | None) -> None:
+        dialog = confirm(self.panel, title, text, action, lambda: super(StoragePage, self).change(name, value))
         dialog.rejected.connect(lambda: self.settings[name].restore(self.runtime.settings))
 
     def _open(self, folder: Path) -> None:
         if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder))):
-            self.panel.show_error(FolderNotOpened(folder))
+            path, advice = _("Path: {folder}.", folder=folder), _("Open it in your file manager.")
+            self.panel.show_error(KvchatError(_("The folder could not be opened"), path, advice))

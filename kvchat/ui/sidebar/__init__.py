@@ -1,4 +1,1 @@
-"""The sidebar: chats and their order, search, recently deleted, and the library. Shows and emits signals only.
-
-`controllers/sidebar.py` and `controllers/chat_list.py` act.
-"""
+"""The sidebar, and the windows of deleted chats and of the library."""

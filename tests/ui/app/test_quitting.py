@@ -49,8 +49,8 @@ async def test_it_is_said_how_long_it_takes_and_can_be_left(
     while not boxes():  # noqa: ASYNC110 - Qt tells of no such thing
         await asyncio.sleep(0.01)
     (box,) = boxes()
-    assert "2.1 GB" in box.words.text()
-    assert "about 12 s" in box.words.text()
+    assert "2.1 GB" in box.status.text()
+    assert "about 12 s" in box.status.text()
     box.reject()
     assert box.isVisible()
     box.leave.click()

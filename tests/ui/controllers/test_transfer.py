@@ -25,7 +25,7 @@ from kvchat.transfer.importing import ImportReport
 from kvchat.transfer.memory_file import MAGIC
 from kvchat.transfer.service import TransferService
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.controllers import transfer as keep_bridge
+from kvchat.ui.controllers import transfer as transfer_module
 from kvchat.ui.dialogs.confirm import ConfirmDialog, PassphraseDialog
 from kvchat.ui.dialogs.panel import ImportReportDialog
 from kvchat.ui.sidebar.conversation_list import Arrangement
@@ -293,7 +293,7 @@ async def test_the_engine_that_a_backup_names_is_taken_only_if_confirmed(
 async def test_cancel_ends_an_import_and_leaves_nothing_of_it(
     kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keep_bridge, "_PATIENCE_MS", 0)
+    monkeypatch.setattr(transfer_module, "_PATIENCE_MS", 0)
     theirs = [{"uuid": str(n), "name": f"Chat {n}", "chat_messages": [CLAUDE]} for n in range(3)]
     (tmp_path / "theirs.json").write_text(json.dumps(theirs), "utf-8")
     held, go = threading.Event(), threading.Event()
@@ -318,8 +318,8 @@ async def test_cancel_ends_an_import_and_leaves_nothing_of_it(
 
 
 async def test_it_says_how_far_it_is(kept: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep_bridge, "_PATIENCE_MS", 0)
-    monkeypatch.setattr(keep_bridge, "_PAUSE_S", 0)
+    monkeypatch.setattr(transfer_module, "_PATIENCE_MS", 0)
+    monkeypatch.setattr(transfer_module, "_PAUSE_S", 0)
     end = asyncio.Event()
 
     async def back_up(target: Path, tell: Progress) -> BackupFacts:

@@ -46,7 +46,7 @@ async def test_the_portal_is_asked_for_it_and_no_longer_heard_once_it_is_given_b
         parent, other = QObject(), asyncio.all_tasks()
         key, heard = GlobalKey(connection, parent), list[str]()
         key.pressed.connect(heard.append)
-        await key.hold(True)
+        await key.set_enabled(True)
         bound = dict(portal.asked)["BindShortcuts"]
         assert bound[1][0][1]["preferred_trigger"] == ("s", "CTRL+ALT+k")
         for session in ("another", "kvchat"):
@@ -55,14 +55,14 @@ async def test_the_portal_is_asked_for_it_and_no_longer_heard_once_it_is_given_b
         await until(lambda: heard)
         assert heard == ["of kvchat"]
         listening = len(asyncio.all_tasks() - other)
-        await key.hold(False)
-        await key.hold(True)
+        await key.set_enabled(False)
+        await key.set_enabled(True)
         await until(lambda: len(asyncio.all_tasks() - other) == listening)
-        await key.hold(False)
+        await key.set_enabled(False)
         await until(lambda: portal.asked[-1][0] == "Close")
         willing = False
         with pytest.raises(GlobalKeyUnavailable):
-            await key.hold(True)
+            await key.set_enabled(True)
         await until(lambda: portal.asked[-1][0] == "Close" and not asyncio.all_tasks() - other)
         await connection.close()
 
@@ -73,7 +73,7 @@ async def test_where_there_is_no_portal_it_is_said(tmp_path: Path, monkeypatch: 
         monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", bus.address)
         connection = SessionBus()
         with pytest.raises(GlobalKeyUnavailable) as raised:
-            await GlobalKey(connection, QObject()).hold(True)
+            await GlobalKey(connection, QObject()).set_enabled(True)
         assert "kvchat quick" in raised.value.advice
         await connection.close()
 

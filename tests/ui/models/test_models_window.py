@@ -186,11 +186,11 @@ async def test_searched_listed_downloaded_and_used(
     view = only_download(models)
     qtbot.mouseClick(view.pause, LEFT)
     await until(lambda: view.download.state is DownloadState.PAUSED)  # type: ignore[union-attr]
-    assert "paused" in view.words.text()
+    assert "paused" in view.progress.text()
     served.go_on.set()
     qtbot.mouseClick(view.resume, LEFT)
     await until(lambda: view.use.isVisible())
-    assert "complete" in view.words.text()
+    assert "complete" in view.progress.text()
     qtbot.mouseClick(view.use, LEFT)
     path = runtime.paths.models / REPOSITORY / "Thing-7B-Q4_K_M.gguf"
     await until(lambda: ("use_model", path) in runtime.calls)
@@ -215,7 +215,7 @@ async def test_a_gated_model_can_be_removed_or_asks_for_a_token_and_comes_with_i
     qtbot.mouseClick(models.hub.take, LEFT)
     await until(lambda: models.downloads.views and only_download(models).token.isVisible())
     view = only_download(models)
-    assert "must accept the terms" in view.words.text()
+    assert "must accept the terms" in view.progress.text()
     qtbot.mouseClick(view.token, LEFT)
     dialog = models.open_token()
     await until(lambda: dialog.place.text() == "No access token is saved.")
