@@ -80,30 +80,9 @@ class MemoryEntry(Entry):
     def _fill(self) -> None:
         clear(self._column)
         for bar in self._bars:
-            self._column.addWidget(self._chart(bar))
+            self._column.addWidget(memory_chart(self._look, bar))
         for proposal in self._proposals:
             self._column.addWidget(self._offer(proposal))
-
-    def _chart(self, bar: MemoryBar) -> QWidget:
-        name, free = _("System memory") if bar.device == COMPUTER else bar.device, format_size(bar.free)
-        margin, chart = format_size(bar.margin), QWidget()
-        # One label: two were cut off on small screens.
-        caption = label(join_parts((name, _("{free} free before loading", free=free))), "small", wraps=True)
-        used = [
-            (colour.name(), f"{_(part)} {format_size(count)}")
-            for count, colour, part in zip(_parts(bar), _colours(self._look), _NAMES, strict=True)
-            if count
-        ]
-        reserved = _legend_entry(self._look.theme.muted, _("reserved {margin}", margin=margin), "▨")
-        entries = [*(_legend_entry(colour, text) for colour, text in used), reserved]
-        legend = styled(QLabel(" &nbsp; ".join(entries), wordWrap=True), "small")
-        column(caption, _Bar(self._look, bar), legend, on=chart, spacing=4, margins=0)
-        taken = join_list(text for _colour, text in used)
-        summary = _(
-            "{name}: {taken}; reserved {margin} of {free} free", name=name, taken=taken, margin=margin, free=free
-        )
-        chart.setAccessibleName(summary)
-        return chart
 
     def _offer(self, proposal: Proposal) -> QWidget:
         title = label(proposal.title, wraps=True)
@@ -114,6 +93,26 @@ class MemoryEntry(Entry):
         offer, top = QWidget(), Qt.AlignmentFlag.AlignTop
         row((column(title, text, spacing=2), 1), (use, 0, top), on=offer, spacing=24, margins=0)
         return offer
+
+
+def memory_chart(look: Look, bar: MemoryBar) -> QWidget:
+    name, free = _("System memory") if bar.device == COMPUTER else bar.device, format_size(bar.free)
+    margin, chart = format_size(bar.margin), QWidget()
+    # One label: two were cut off on small screens.
+    caption = label(join_parts((name, _("{free} free before loading", free=free))), "small", wraps=True)
+    used = [
+        (colour.name(), f"{_(part)} {format_size(count)}")
+        for count, colour, part in zip(_parts(bar), _colours(look), _NAMES, strict=True)
+        if count
+    ]
+    reserved = _legend_entry(look.theme.muted, _("reserved {margin}", margin=margin), "▨")
+    entries = [*(_legend_entry(colour, text) for colour, text in used), reserved]
+    legend = styled(QLabel(" &nbsp; ".join(entries), wordWrap=True), "small")
+    column(caption, _Bar(look, bar), legend, on=chart, spacing=4, margins=0)
+    taken = join_list(text for _colour, text in used)
+    summary = _("{name}: {taken}; reserved {margin} of {free} free", name=name, taken=taken, margin=margin, free=free)
+    chart.setAccessibleName(summary)
+    return chart
 
 
 class _Bar(RoundBar):
