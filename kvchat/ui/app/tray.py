@@ -239,7 +239,7 @@ class QuitController(QObject):
     def _is_first(self, key: str) -> bool:
         state = self._window.window_state
         is_first = not state.is_true(key, False)
-        state.keep(**{key: True})
+        state.store(**{key: True})
         return is_first
 
     def _list_unfinished(self) -> list[str]:

@@ -34,7 +34,7 @@ class WindowState:
     def is_true(self, key: str, default: bool) -> bool:
         return str(self._values.get(key, default)).lower() == "true"
 
-    def keep(self, **values: Any) -> None:
+    def store(self, **values: Any) -> None:
         if any(self._values.get(key) != value for key, value in values.items()):
             self._values |= values
             self._thread = threading.Thread(target=self._write, name="window-memory", daemon=True)
@@ -102,7 +102,7 @@ class WindowLayout(QObject):
         self._arrange()
 
     def remember(self) -> None:
-        self._state.keep(
+        self._state.store(
             geometry=self._window.saveGeometry(),
             sidebar=self._has_sidebar,
             splitter=self.splitter.saveState(),

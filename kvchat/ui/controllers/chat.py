@@ -133,7 +133,7 @@ class ChatController(Controller):
             await self._reload_messages(conversation_id)
 
     def leave(self, ids: Sequence[str]) -> None:
-        """If one of these conversations is open, open the next one in the list that is not among them."""
+        """Open another listed conversation if one of these is open."""
         if self.current in ids:
             shown = self.conversations.ids
             position = shown.index(self.current) if self.current in shown else 0

@@ -87,17 +87,17 @@ class ContextController(Controller):
         self._show_card()
 
     def _show_card(self) -> None:
-        here, failure, usage = self._chat.current, self._chat.turn_of().failure, self._usage
+        chat_id, failure, usage = self._chat.current, self._chat.turn_of().failure, self._usage
         too_long, is_answering = isinstance(failure, PromptTooLong), self._is_answering()
         if usage is None and isinstance(failure, PromptTooLong):
             usage = ContextUsage(failure.prompt_tokens, 0, 0, failure.context_size)
         self._composer.block_sending(_(TOO_LONG) if usage and usage.is_over_limit and not is_answering else "")
-        if here in self._summaries:
+        if chat_id in self._summaries:
             self._card.show_summarising()
         elif (
             usage
             and (usage.is_tight or usage.is_over_limit or too_long)
-            and not (here in self._dismissed or is_answering)
+            and not (chat_id in self._dismissed or is_answering)
         ):
             turns = sum(message.role is Role.USER for message in self._views.transcript.messages)
             has_text = not all(attachment.data for attachment in self._composer.chips.attachments)
@@ -134,11 +134,11 @@ class ContextController(Controller):
                 self._count_soon()
 
     async def _attach_part(self) -> None:
-        here, draft, attachments = self._chat.current, self._composer.draft, self._composer.chips.attachments
+        chat_id, draft, attachments = self._chat.current, self._composer.draft, self._composer.chips.attachments
         if all(attached.data for attached in attachments):
             draft, attachments = "", (*attachments, document_from_text(_(PASTED), draft))
-        fitting = await self._runtime.chat.context.truncate_longest(here, draft, attachments)
-        if here == self._chat.current:
+        fitting = await self._runtime.chat.context.truncate_longest(chat_id, draft, attachments)
+        if chat_id == self._chat.current:
             self._composer.set_draft(draft)
             self._composer.set_attachments(fitting)
             self._composer.focus()
@@ -153,13 +153,13 @@ class ContextController(Controller):
             self._runner.start(self._runtime.increase_context(self._larger.tokens))
 
     def _summarise(self) -> None:
-        here = self._chat.current
-        if here is not None and here not in self._summaries:
-            self._summaries[here] = task = self._shorten(
+        chat_id = self._chat.current
+        if chat_id is not None and chat_id not in self._summaries:
+            self._summaries[chat_id] = task = self._shorten(
                 self._runtime.chat.context.summarise,
                 lambda count: plural(count, "{count} message was summarized", "{count} messages were summarized"),
             )
-            task.add_done_callback(lambda _: self._summaries.pop(here))
+            task.add_done_callback(lambda _: self._summaries.pop(chat_id))
             task.add_done_callback(lambda _: self._show_card())
             self._show_card()
 
@@ -167,14 +167,14 @@ class ContextController(Controller):
         self, shorten: Callable[[str], Coroutine[Any, Any, int]], title: Callable[[int], str]
     ) -> asyncio.Task[Any]:
         """Shorten the open conversation in a task. shorten: returns a number of messages; title: words it"""
-        here = self._chat.current or ""
+        chat_id = self._chat.current or ""
 
         async def run() -> None:
-            messages = await self._runtime.chat.messages(here)
-            count = await shorten(here)
+            messages = await self._runtime.chat.messages(chat_id)
+            count = await shorten(chat_id)
             detail = _("This is a new branch of the chat. The previous branch still has every message.")
             self._runtime.events.publish(Notice(title(count), detail))
-            if messages and messages[-1].role is Role.USER and here == self._chat.current:
+            if messages and messages[-1].role is Role.USER and chat_id == self._chat.current:
                 self._chat.retry()
             self._count_soon()
 

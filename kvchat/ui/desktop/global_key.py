@@ -91,7 +91,7 @@ class GlobalKey(QObject):
         """Grab or release the key. Raises GlobalKeyUnavailable."""
         async with self._changing:
             if is_enabled and self._release is None:
-                self._release = await self._take()
+                self._release = await self._register()
             elif not is_enabled:
                 self.close()
 
@@ -100,7 +100,7 @@ class GlobalKey(QObject):
             self._release()
             self._release = None
 
-    async def _take(self) -> Callable[[], object]:
+    async def _register(self) -> Callable[[], object]:
         platform = QGuiApplication.platformName()
         if platform == "xcb" or platform.startswith("wayland"):
             try:

@@ -230,17 +230,17 @@ class ChatSettingsWindow(OptionsPanel):
         self._dialog: PresetDialog | None = None
         self.title, self.model = ElidedLabel("title"), ModelBox(runtime, look)
         self.preset, presets = ChoiceBox(look, _("Preset")), button(_("Presets…"), self.presets_requested)
-        self.store = button(_("Save as preset…"), self._save_as_preset)
+        self.save_as_preset = button(_("Save as preset…"), self._save_as_preset)
         self.model.activated.connect(self._load_model_options)
         self.preset.activated.connect(self._apply_preset)
         help, model = label(_(_EMPTY_FIELD), "small", wraps=True), row(label(_("Model")), (self.model, 1), spacing=8)
-        below = row(presets, self.store, STRETCH, spacing=8)
+        below = row(presets, self.save_as_preset, STRETCH, spacing=8)
         self._build(self.title, help, self.notices, model, self.preset, below)
 
     def show_chat(self, chat: EditedChat) -> None:
         self._chat = chat
         self.title.set_text(chat.title)
-        self.store.setEnabled(False)
+        self.save_as_preset.setEnabled(False)
         self.open_empty()
         self.run(self._load(chat))
 
@@ -260,7 +260,7 @@ class ChatSettingsWindow(OptionsPanel):
         self.model.begin(model)
         self.form.fill(self._saved)
         self.save.setEnabled(True)
-        self.store.setEnabled(True)
+        self.save_as_preset.setEnabled(True)
         self.run(self.model.load_models())
 
     async def _load_presets(self) -> None:

@@ -199,7 +199,7 @@ async def test_the_preset_window_holds_what_is_behind_it_and_enter_saves(
     window.open_chat_settings()
     settings = child(window, ChatSettingsWindow)
     await until(settings.save.isEnabled)
-    settings.store.click()
+    settings.save_as_preset.click()
     dialog = child(settings, PresetDialog)
     await until(dialog.save.isEnabled)
     assert QApplication.activeModalWidget() is dialog

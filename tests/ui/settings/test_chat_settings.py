@@ -197,13 +197,13 @@ async def test_the_users_own_server_has_one_model(models: FakeRuntime, panel: Ch
 async def test_what_stands_there_becomes_a_preset(runtime: FakeRuntime, panel: ChatSettingsWindow) -> None:
     await opened(panel)
     panel.form.numbers["top_k"].setText("x")
-    panel.store.click()
+    panel.save_as_preset.click()
     assert "not a valid number" in panel.form.refusal.text()
     assert not panel.findChildren(PresetDialog)
     panel.form.numbers["top_k"].setText("7")
     panel.form.system.setPlainText("Speak in rhymes.")
     panel.model.choose("/models/qwen.gguf")
-    panel.store.click()
+    panel.save_as_preset.click()
     (dialog,) = panel.findChildren(PresetDialog)
     await until(dialog.save.isEnabled)
     assert dialog.model_box.currentText() == "Always use qwen"
