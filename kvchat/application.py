@@ -105,6 +105,8 @@ class Application:
         """Hide the window at once, then finish saving and stop the engine."""
         self._unsubscribe()
         self._window.hide()
+        for part in (self.start_requests, self._reply_notifier, self._tray):
+            part.close()  # now, because storing a message may take long
         try:
             await self._window.finish()
         except KvchatError as error:
