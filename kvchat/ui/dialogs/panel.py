@@ -9,9 +9,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from PySide6.QtCore import QPoint, QSize, Qt, QTimer, QUrl, Signal
+from PySide6.QtCore import QEvent, QPoint, QSize, Qt, QTimer, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QFont, QGuiApplication, QHideEvent, QShowEvent
-from PySide6.QtWidgets import QFrame, QPushButton, QWidget
+from PySide6.QtWidgets import QDialog, QFrame, QPushButton, QWidget
 
 from kvchat import __version__
 from kvchat.chat.events import Event
@@ -23,7 +23,7 @@ from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
 from kvchat.ui.base.theme import Look, page_font
-from kvchat.ui.widgets.layouts import FittingDialog, ShrinkingPage, breakable, room_on_screen
+from kvchat.ui.widgets.layouts import ShrinkingPage, breakable, room_on_screen
 
 _MAX_NOTICES = 3
 _INFO_MS = 12_000
@@ -157,6 +157,28 @@ class Notices(ShrinkingPage):
 
     def _report_closed(self) -> None:
         self.report = None
+
+
+class FittingDialog(QDialog):
+    """Window no smaller than its contents need, as far as the screen allows."""
+
+    smallest = QSize(0, 0)  # minimum pixels even if the contents need less
+
+    def event(self, event: QEvent) -> bool:
+        may_not_fit = event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize)  # other events may delete it
+        done = super().event(event)
+        if may_not_fit and self.minimumWidth() < self.maximumWidth():
+            self.update_minimum_size()
+        return done
+
+    def update_minimum_size(self) -> None:
+        size = self.smallest
+        if (layout := self.layout()) is not None:
+            needed = layout.totalMinimumSize()
+            if layout.hasHeightForWidth():
+                needed.setHeight(layout.totalMinimumHeightForWidth(max(self.width(), needed.width())))
+            size = size.expandedTo(needed)
+        self.setMinimumSize(size.boundedTo(room_on_screen()))
 
 
 class ReportDialog(FittingDialog):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,18 +15,7 @@ from itertools import accumulate
 from xml.etree import ElementTree
 
 from PySide6.QtCore import QByteArray, QObject, QPointF, QRect, QRectF, QSize, QSizeF, Qt, Signal
-from PySide6.QtGui import (
-    QFont,
-    QFontInfo,
-    QFontMetricsF,
-    QImage,
-    QPainter,
-    QPyTextObject,
-    QTextBlock,
-    QTextDocument,
-    QTextFormat,
-    QTextFragment,
-)
+from PySide6.QtGui import QFont, QFontInfo, QFontMetricsF, QImage, QPainter, QPyTextObject, QTextDocument, QTextFormat
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QTextEdit
 
@@ -199,10 +187,3 @@ class FormulaLayer(QPyTextObject):
         line = block.layout().lineForTextPosition(position - block.position())
         top = document.documentLayout().blockBoundingRect(block).y() + line.y() + line.ascent() - place.ascent
         painter.drawImage(QPointF(round(rect.x() * ratio) / ratio, round(top * ratio) / ratio), self._images[number])
-
-
-def fragments(block: QTextBlock) -> Iterator[QTextFragment]:
-    iterator = block.begin()
-    while not iterator.atEnd():
-        yield iterator.fragment()
-        iterator += 1

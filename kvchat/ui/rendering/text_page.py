@@ -8,12 +8,12 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import urlsplit
 
 from PySide6.QtCore import QByteArray, Qt, QUrl, Signal
-from PySide6.QtGui import QDesktopServices, QFontMetricsF, QGuiApplication, QTextOption, QWheelEvent
-from PySide6.QtWidgets import QFrame, QPushButton, QTextBrowser, QTextEdit, QWidget
+from PySide6.QtGui import QDesktopServices, QFontMetricsF, QTextBlock, QTextFragment, QTextOption, QWheelEvent
+from PySide6.QtWidgets import QApplication, QFrame, QPushButton, QTextBrowser, QTextEdit, QWidget
 
 from kvchat.text.language import _
 from kvchat.text.markdown import is_web_link
@@ -21,7 +21,7 @@ from kvchat.text.safe_text import safe_code
 from kvchat.ui.base.building import label
 from kvchat.ui.base.theme import Look, code_font, page_font
 from kvchat.ui.dialogs.confirm import Question
-from kvchat.ui.rendering.formulas import FormulaLayer, Formulas, fragments
+from kvchat.ui.rendering.formulas import FormulaLayer, Formulas
 from kvchat.ui.rendering.markdown import Markdown, Prose, Wide, prose_css
 from kvchat.ui.widgets.text_search import between, select
 
@@ -178,6 +178,13 @@ class WidePage(TextPage):
         return height + (self.horizontalScrollBar().sizeHint().height() + 4 if overflows else 0)
 
 
+def fragments(block: QTextBlock) -> Iterator[QTextFragment]:
+    iterator = block.begin()
+    while not iterator.atEnd():
+        yield iterator.fragment()
+        iterator += 1
+
+
 def remove_chrome(text: QTextEdit, accessible_name: str) -> None:
     """Leave only the text: no frame, margin, vertical scroll bar or undo history."""
     text.setAccessibleName(accessible_name)
@@ -238,7 +245,7 @@ class LinkDialog(Question):
         super().__init__(parent, _("Open this link?"), lines, self.open_button, self.copy_button, self.cancel)
         self.open_button.clicked.connect(lambda: QDesktopServices.openUrl(QUrl(url)))
         self.open_button.clicked.connect(self.accept)
-        self.copy_button.clicked.connect(lambda: QGuiApplication.clipboard().setText(url))
+        self.copy_button.clicked.connect(lambda: QApplication.clipboard().setText(url))
         for answer in (self.copy_button, self.cancel):
             answer.clicked.connect(self.reject)
 

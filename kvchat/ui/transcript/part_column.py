@@ -12,10 +12,10 @@ from PySide6.QtWidgets import QTextEdit, QWidget
 
 from kvchat.chat.record.messages import Message, Role
 from kvchat.ui.rendering.code_view import CodeView
-from kvchat.ui.rendering.formulas import FORMULA, fragments
+from kvchat.ui.rendering.formulas import FORMULA
 from kvchat.ui.rendering.markdown import Block, Code, Markdown, Prose, Wide
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
-from kvchat.ui.rendering.text_page import FORMULA_PLACE, PageStyle, TextPage, WidePage, as_lists
+from kvchat.ui.rendering.text_page import FORMULA_PLACE, PageStyle, TextPage, WidePage, as_lists, fragments
 from kvchat.ui.widgets.text_search import between
 
 _PAGE = 1_000  # source characters per page of prose: this much is laid out again at each update

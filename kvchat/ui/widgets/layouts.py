@@ -7,19 +7,8 @@ import re
 from functools import reduce
 
 from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Qt
-from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import (
-    QApplication,
-    QDialog,
-    QLabel,
-    QLayout,
-    QLayoutItem,
-    QPushButton,
-    QScrollArea,
-    QSizePolicy,
-    QStyle,
-    QWidget,
-)
+from PySide6.QtGui import QGuiApplication, QResizeEvent
+from PySide6.QtWidgets import QLabel, QLayout, QLayoutItem, QPushButton, QScrollArea, QSizePolicy, QStyle, QWidget
 
 from kvchat.text.formatting import one_line
 from kvchat.ui.base.building import leading_alignment, styled
@@ -168,7 +157,7 @@ class FlowLayout(QLayout):
             for item, size in line:
                 if move:
                     box = QRect(QPoint(x, y + (height - size.height()) // 2), size)
-                    item.setGeometry(QStyle.visualRect(QApplication.layoutDirection(), area, box))
+                    item.setGeometry(QStyle.visualRect(QGuiApplication.layoutDirection(), area, box))
                 x += size.width() + self.spacing()
             y += height + self.spacing()
         return y - self.spacing() - rect.y() + self.contentsMargins().bottom()
@@ -241,28 +230,6 @@ class _PageContent(QWidget):
         return super().event(event)
 
 
-class FittingDialog(QDialog):
-    """Window no smaller than its contents need, as far as the screen allows."""
-
-    smallest = QSize(0, 0)  # minimum pixels even if the contents need less
-
-    def event(self, event: QEvent) -> bool:
-        may_not_fit = event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize)  # other events may delete it
-        done = super().event(event)
-        if may_not_fit and self.minimumWidth() < self.maximumWidth():
-            self.update_minimum_size()
-        return done
-
-    def update_minimum_size(self) -> None:
-        size = self.smallest
-        if (layout := self.layout()) is not None:
-            needed = layout.totalMinimumSize()
-            if layout.hasHeightForWidth():
-                needed.setHeight(layout.totalMinimumHeightForWidth(max(self.width(), needed.width())))
-            size = size.expandedTo(needed)
-        self.setMinimumSize(size.boundedTo(room_on_screen()))
-
-
 def room_on_screen() -> QSize:
     """Return the largest window size in pixels; its frame must also fit on the screen."""
-    return QApplication.primaryScreen().availableSize() - QSize(16, 48)
+    return QGuiApplication.primaryScreen().availableSize() - QSize(16, 48)
