@@ -120,7 +120,7 @@ class ApiService:
         await self._change_keys(KeyStore.revoke, program)
 
     async def forget(self, program: str) -> None:
-        """Delete a program's totals and save points, and shared ones. Raises StoreRefused."""
+        """Delete a program's totals and save points, and those shared by all programs. Raises StoreRefused."""
         from kvchat.gateway.records import ALL_PROGRAMS
 
         self.totals.forget(program)
@@ -131,7 +131,7 @@ class ApiService:
             await asyncio.to_thread(self.slots.store.inventory.delete_conversation, program_owner(owner))
 
     async def follow(self) -> None:
-        """Open or close the server as the settings say, and from now on when they change."""
+        """Open or close the server according to the settings, now and whenever they change."""
         self._follows = True
         await asyncio.to_thread(lambda: self.totals)  # load off the window's thread
         async with self._changing:
@@ -153,7 +153,7 @@ class ApiService:
             await self.follow()
 
     async def open(self, host: str, port: int, keys: Mapping[str, str] | None = None) -> str:
-        """Open it with the given keys, else the user's; return its address. Raises KvchatError."""
+        """Open the server with these keys, by default the user's; return its address. Raises KvchatError."""
         async with self._changing:
             self.url = await self._open(host, port, keys if keys is not None else await self.keys())
             return self.url
@@ -163,7 +163,7 @@ class ApiService:
             await self._gateway.runner.background.wait_until_idle()
 
     def stopped(self) -> contextlib.AbstractContextManager[None]:
-        """Context manager: end answers, start none; saves go on."""
+        """Context manager: abort all answers and refuse requests until it exits. Saves continue."""
         return contextlib.nullcontext() if self._gateway is None else self._gateway.runner.stopped()
 
     async def close(self) -> None:

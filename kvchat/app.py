@@ -221,7 +221,7 @@ async def _run(
 
 
 class _FirstDrafts:
-    """Chats and drafts shown before the runtime opens their file, which then reports its errors."""
+    """Chats and drafts shown before the runtime opens their file. Ignores errors: the runtime reports them."""
 
     def __init__(self, paths: Paths) -> None:
         self._file, self._worker = paths.database, Worker("first-drafts")

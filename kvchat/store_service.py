@@ -129,7 +129,7 @@ class StoreService:
         settings: Callable[[], Settings],
         speed: Callable[[str], Awaitable[PrefillSpeed]],
     ) -> None:
-        """`speed`: by fingerprint name of a model."""
+        """`speed` takes a model's name in fingerprints."""
         self.store = store
         self._paths, self._settings, self._speed = paths, settings, speed
 

@@ -173,7 +173,7 @@ class ContextService:
         return ContextUsage(used, waiting, reserve, engine.limit, not exact)
 
     async def count_tokens(self, attachment: Attachment) -> _TokenCount:
-        """Return an attachment's tokens and True if they were counted; without a ready engine they are estimated."""
+        """Count an attachment's tokens and return True with them; without a ready engine, an estimate and False."""
         if self._turn_context.host.is_ready(vision=bool(attachment.data)):
             return await self._count_document(await self._turn_context.host.ready(), attachment)
         estimate = len(attachment.text.encode()) // BYTES_PER_TOKEN

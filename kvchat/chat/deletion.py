@@ -65,7 +65,7 @@ class RecentlyDeleted:
     """
 
     def __init__(self, turn_context: TurnContext, finder: Finder, stop_work: Callable[[str], None]) -> None:
-        """`stop_work` stops what runs for a chat."""
+        """`stop_work` stops the work in progress for a chat."""
         self._turn_context, self._finder, self._stop_work = turn_context, finder, stop_work
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0  # loop time; timers of Qt's loop do not report theirs
@@ -179,7 +179,7 @@ class RecentlyDeleted:
                 await self.purge(deleted)
 
     def start(self) -> None:
-        """Delete what an earlier run had no time for, and what has expired."""
+        """Complete the deletions an earlier run left unfinished, and delete expired entries."""
         self._turn_context.background.start(self._resume())
         self.schedule_purge()
 
@@ -297,7 +297,7 @@ def _max_interval_s(keep_s: float) -> float:
 
 
 def _times(deleted_at: object, seen_s: object, keep_s: float, now: float) -> tuple[datetime, datetime]:
-    """Return when it was deleted and when it expires. An invalid or future time counts as now."""
+    """Return an entry's deletion and expiry times. An invalid or future time counts as now."""
     sane = isinstance(deleted_at, int | float) and _EARLIEST_TIMESTAMP <= deleted_at <= now + _ABANDONED_AFTER_S
     at = deleted_at if sane and isinstance(deleted_at, int | float) else now
     seen = seen_s if isinstance(seen_s, int | float) and 0 <= seen_s < math.inf else 0.0

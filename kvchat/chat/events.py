@@ -95,7 +95,7 @@ class Speed(_ChatEvent):
 
 @dataclass(frozen=True)
 class EngineSilent(_ChatEvent):
-    """The engine has been silent for so long; 0 when it resumes."""
+    """The engine has been silent for `seconds`; 0 when it resumes."""
 
     seconds: float
 

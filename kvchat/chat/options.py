@@ -41,7 +41,7 @@ class AnswerSettings:
 
 
 class InvalidOptions(KvchatError):
-    """The options are invalid."""
+    pass
 
 
 class OutputFormatRejected(KvchatError):

@@ -53,7 +53,7 @@ class OptionsService:
     async def change_system_prompt(self, conversation_id: str, text: str) -> bool:
         """Change the system prompt; return True if that made a new branch.
 
-        Existing messages are copied below the new prompt, which the model reads once. The old branch stays in the tree.
+        Existing messages are copied below the new prompt and processed once. The old branch stays in the tree.
         """
         turn_context = self._turn_context
         turn_context.require_no_reply(conversation_id)

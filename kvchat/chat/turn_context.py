@@ -91,7 +91,7 @@ class TurnContext:
         return await self.run(Database.branch, conversation_id)
 
     async def prefill_speed(self, model: str) -> PrefillSpeed:
-        """Return a model's read speed measured in this and earlier runs; `model`: its name in fingerprints."""
+        """Return a model's processing speed, measured in this and earlier runs; `model`: its name in fingerprints."""
         speed = self.slots.restore_cost.speed_of(model)
         if not speed.recalled:
             speed.recall(await self.run(Database.prefill_timings, model))

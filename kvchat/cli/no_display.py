@@ -41,7 +41,7 @@ class DisplayProblem:
 
 
 def find_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem | None:
-    """Return why Qt would abort, or None. Only Linux is checked: elsewhere displays and libraries are always there."""
+    """Return why Qt would abort, or None. Checks only Linux: other systems always have a display and the libraries."""
     if sys.platform != "linux":
         return None
     plugin = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
@@ -58,7 +58,7 @@ def find_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem 
 
 
 def explain(problem: DisplayProblem, *, starter: bool) -> int:
-    """Print the problem. With `starter`, chat in the terminal, or without one ask one greeting."""
+    """Print the problem. With `starter`, chat in the terminal; if standard input is no terminal, send one greeting."""
     print(
         _("kvchat cannot open a window. {detail}\n  {advice}", detail=problem.detail, advice=problem.advice),
         file=sys.stderr,

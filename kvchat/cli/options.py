@@ -51,7 +51,7 @@ _ARGPARSE_MESSAGES = (
 
 
 class InvalidQuestion(KvchatError):
-    """There is nothing to ask."""
+    pass
 
 
 class CommandKind(Enum):
@@ -70,7 +70,7 @@ class Options:
         dataclass(frozen=True)(cls)
 
     def with_input(self) -> Any:
-        """Return the options with what only the started process can read. Raises KvchatError."""
+        """Add input that only the started process can read, such as standard input. Raises KvchatError."""
         return self
 
 
@@ -154,7 +154,7 @@ def decode_argument(argument: str) -> str:
 
 
 def parse_path(name: str) -> Path:
-    """Parse a path that can be stored: a chat remembers its model by it."""
+    """Parse a path, rejecting names that are not UTF-8: the path of a chat's model is stored as text."""
     if decode_argument(name) != name:
         raise argparse.ArgumentTypeError(
             _("the name {text} is not valid UTF-8; rename the file or folder", text=repr(decode_argument(name)))

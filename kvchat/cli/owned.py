@@ -78,7 +78,7 @@ class Commands:
 
     @property
     def is_local(self) -> bool:
-        """True in the command of this process."""
+        """True while running this process's own command, not another client's."""
         return self.own_terminal is not None and current_terminal.get() is self.own_terminal
 
     async def runtime(self, settings: Settings | None = None) -> Runtime:
@@ -179,9 +179,9 @@ def show_running_window(paths: Paths, request: StartRequest) -> bool:
 
 
 def run(command: Command, options: Any) -> int:
-    """Run a command in its place and return the exit code; become the data's owner if needed and there is none.
+    """Run a command and return its exit code. Raises KvchatError.
 
-    Raises KvchatError.
+    A command that needs the data folder runs in the process that owns it: this one if there is no owner yet.
     """
     options, paths = options.with_input(), resolve_paths()
     if command.kind is CommandKind.SYNC:
@@ -201,9 +201,9 @@ def run(command: Command, options: Any) -> int:
 
 
 def _run_locally(ownership: Ownership | None, paths: Paths, name: str, options: object) -> int:
-    """Run a command on a loop in another thread, until it and those of guests are done.
+    """Run a command on an event loop in another thread, until it and other clients' commands have ended.
 
-    This thread handles signals, input and output. The loop's thread owns the folder, if needed.
+    This thread handles signals, input and output. The loop's thread holds `ownership`, if any.
     """
     ours, theirs = Pipe()
 

@@ -210,7 +210,7 @@ def run_process(work: Callable[[], int]) -> NoReturn:
 def install_signal_handlers() -> None:
     """Make Ctrl+C and SIGTERM raise SignalReceived, so that work is cleaned up; a second one ends the process.
 
-    A signal that the main thread does not receive, as in a folder that is gone, also ends it.
+    If the main thread hangs and does not handle a signal in time, the process also ends.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -249,7 +249,7 @@ def set_signal_handler(handler: Callable[[int], object]) -> None:
 
 
 def set_interrupt_handler(handler: Callable[[int], object]) -> None:
-    """Call `handler` on each Ctrl+C, also while a line is typed; it ends nothing."""
+    """Call `handler` on each Ctrl+C, even while input() waits; the process continues."""
     signal.set_wakeup_fd(-1)  # here an interrupt does not mean quitting
     signal.signal(signal.SIGINT, lambda number, frame: handler(number))
     with suppress(ImportError):  # Windows needs none

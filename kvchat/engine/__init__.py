@@ -5,7 +5,7 @@
   the fingerprint, with the files they name. `--rpc` workers are devices like GPUs.
 - `process`: `plan.py` turns a `LaunchPlan` into a start of either engine, with a fresh API key in the environment
   and without the user's `LLAMA_ARG_*` variables, which could change what a save point means. `supervisor.py`
-  starts, watches and restarts with back-off; a `EngineMonitor` triggers replacement of an engine that hangs or cannot
+  starts, watches and restarts with back-off; an `EngineMonitor` triggers replacement of an engine that hangs or cannot
   compute; `child.py` explains crashes. `external.py` connects to a llama-server that the user runs and never
   stops it; its states are kept only if its process and slot folder are found on this computer; all its arguments
   are in the fingerprint.

@@ -265,7 +265,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class ModelJudge:
-    """Judges models as loaded here. Reads weight samples of those that ran out of memory."""
+    """Judges models as this computer would load them. Reads weight samples of models that once ran out of memory."""
 
     settings: Settings
     capacity: Capacity

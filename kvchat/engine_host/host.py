@@ -1,4 +1,4 @@
-"""The engine host with its status for the screen, and what happens while nobody uses it."""
+"""The engine host with its status for the screen, and the timer that stops an idle engine."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class SwitchingHost(EngineLifecycle):
 
 @dataclass
 class IdleStop:
-    """Stops a ready engine after idle minutes; the next message starts it and restores its save point."""
+    """Stops a ready engine after some idle minutes. The next message starts it again and restores its chat."""
 
     minutes: Callable[[], int | None]  # current setting; None: never
     chat: ChatService

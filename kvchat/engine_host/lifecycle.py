@@ -73,7 +73,7 @@ class EngineLifecycle:
 
     @property
     def status(self) -> EngineStatus:
-        """The engine's status, preparation included. It is loading until it is known."""
+        """The engine's status; LOADING until a started engine has also been inspected."""
         status = self.current.connection.status
         if status.state is EngineState.READY and self.known is None:
             return replace(status, state=EngineState.LOADING, checking=self._is_testing)

@@ -6,10 +6,10 @@
 - **Dialects** (`gateway/dialects`): requests and responses pass unchanged, except usage and model names in responses.
   kvchat renders and tokenizes the prompt as the engine does.
 - **Answers** (`runner.py`, `forwarder.py`): each request gets the slot that holds most of its prompt, with the best
-  state loaded into it (`session/lease.py`). A long rest is processed in steps, between which the window goes first.
-  The request is forwarded pinned to that slot; Anthropic's dialect cannot be pinned, so the engine takes the slot
-  with the longest prefix. Then the slot is settled where the next request will begin, and saved under
-  `program/NAME`. Sessions are recognized by token ids alone.
+  state loaded into it (`session/lease.py`). If many tokens are left, they are processed in steps, between which the
+  window's requests go first. The request is forwarded pinned to that slot; Anthropic's dialect cannot be pinned, so
+  the engine takes the slot with the longest prefix. Then the slot is settled where the next request will begin, and
+  saved under `program/NAME`. Sessions are recognized by token ids alone.
 - **Records** (`records.py`): programs, counts, times and reasons; never prompt text. `gateway/diagnosis` finds why
   prompts diverge; its enabled rules rewrite requests before they are rendered.
 """

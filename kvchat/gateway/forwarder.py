@@ -1,4 +1,4 @@
-"""Runs a program's request in its slot: load, process in steps, forward as it is, stream the reply, prove."""
+"""Runs a program's request in its slot: load, process in steps, forward it unchanged, stream the reply, prove."""
 
 from __future__ import annotations
 
@@ -269,5 +269,5 @@ class Forwarder:
 
 
 def _is_little(found: int, prompt: int) -> bool:
-    """True if `found` is no more than any two prompts share."""
+    """True if `found` is no more than unrelated prompts have in common."""
     return found < MIN_GAIN <= prompt - found

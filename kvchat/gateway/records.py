@@ -108,7 +108,7 @@ class RequestRecord:
 
     @property
     def miss_reason(self) -> Reason | None:
-        """Why more had to be processed than necessary; None if it had not."""
+        """The reason why more was processed than necessary, or None."""
         divergence = self.costly_divergence
         return divergence.cause if divergence else self.miss
 
@@ -155,7 +155,7 @@ class RequestLog:
         self._listeners: list[Callable[[RequestRecord], object]] = []
 
     def subscribe(self, listener: Callable[[RequestRecord], object]) -> Callable[[], None]:
-        """Call `listener` when a request comes or advances; return an unsubscriber."""
+        """Call `listener` when a request arrives or advances; return an unsubscriber."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
@@ -166,7 +166,7 @@ class RequestLog:
         return record
 
     def set_stage(self, record: RequestRecord, stage: Stage) -> None:
-        """Advance a request; a finished one stays so."""
+        """Advance a request, unless it has already finished."""
         if record.stage in FINISHED:
             return
         record.stage = stage

@@ -9,7 +9,7 @@ may read (`stored_manifest`, `check_store`).
   layout (`blocks/parser.py`) is kept in plain chunks.
 - **I/O** (`positioned.py`). Several threads move blocks, piece by piece while a piece is in the cache. A restore
   verifies a block by its XXH3, kept in the index. Rows that the engine has kept since the last save (`UnchangedRows`
-  in `engine/api/client.py`) are not read again, but for two blocks.
+  in `engine/api/client.py`) are not read again, except for two blocks.
 - **Index** (`index/`, SQLite): save points, their recipes (sealed with a hash; paths in a tree of uses, so that
   what turns share is stored once), a tree of token segments for the longest known prefix, losses, bytes written. No
   lookup, note or deletion scans a whole table; readers never wait for a writer. Impossible content counts as damage
@@ -30,7 +30,7 @@ may read (`stored_manifest`, `check_store`).
 - **Sharing.** Rows of one prefix are bit-identical only if they were computed once: two prefills of the same tokens
   with other batch splits differ in rounding. So a new chat with a known system prompt restores it. Save points of a
   deleted conversation that another one begins with pass to that one.
-- **Sizes** are what the disk allots; quota and prune target mean everything in the store's folder. Triggers in the
+- **Sizes** are disk usage; quota and prune target count everything in the store's folder. Triggers in the
   index keep the sums per conversation, so that the storage window opens at once; `verify` recounts.
 - **Imported memory** (`exchange.py`) cannot be verified from its bytes, so it serves that conversation alone until
   the chat is processed anew.

@@ -91,7 +91,7 @@ class Inventory:
             return frozenset(map(str, points.staged(db)))
 
     def run_deferred_work(self) -> None:
-        """Record when save points were restored, and sweep after an index loss, so as not to delay an answer."""
+        """Do the work that would have delayed an answer: record restores, sweep after an index loss."""
         restored_at, self.restored_at = self.restored_at, {}
         if restored_at:
             with contextlib.suppress(IndexFailed), self.index.write() as db:

@@ -45,7 +45,7 @@ NO_STAGING_MEMORY = StagingMemory()
 
 
 def stamp(file: Path) -> tuple[int, ...]:
-    """Return what a write changes: size, mtime and ctime, which cannot be reset."""
+    """Return size, mtime and ctime: a write changes at least the ctime, which cannot be reset."""
     status = file.stat()
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 

@@ -53,7 +53,7 @@ class Restorer:
         self._background = ThreadPoolExecutor(1, "memory", positioned.lower_priority)
 
     def close(self) -> None:
-        """Wait for the background thread; it then has nothing left to prepare."""
+        """Stop preparing files, and wait for the background thread."""
         self._closed = True
         self.prepare().result()
 

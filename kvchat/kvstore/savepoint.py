@@ -298,7 +298,7 @@ def never() -> bool:
 
 
 class StoreRefused(KvchatError):
-    """The store could not do it; the user is told why."""
+    """A store operation failed; the message tells the user why."""
 
 
 class NotSaved(StoreRefused):

@@ -35,7 +35,7 @@ class FoundModel:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All its parts, and its projector unless another model there may use it."""
+        """All its parts, and its projector unless another model in the folder may use it."""
         part = part_name(self.path.name)
         parts = [self.path.with_name(name) for name in part.all_names] if part else [self.path]
         others = set(self.path.parent.glob("*.gguf")) - {*parts, self.projector}
@@ -43,7 +43,7 @@ class FoundModel:
 
     @property
     def can_delete(self) -> bool:
-        """True in kvchat's and the user's folders: other programs keep their own list."""
+        """True in kvchat's and the user's folders. Another program's own list would still name a deleted model."""
         return self.source in (Source.KVCHAT, Source.CHOSEN, Source.FILE)
 
 
@@ -73,7 +73,7 @@ class ModelLibrary:
     ) -> tuple[UnreadableFolder, ...]:
         """Search for models, reporting each as found; return the unreadable folders. Cancellable.
 
-        `judge` runs in another thread. The model `in_use` is reported wherever its file is.
+        `judge` runs in another thread. The model `in_use` is reported even if it is in none of the folders.
         """
         loop = asyncio.get_running_loop()
         unreadable: list[UnreadableFolder] = []

@@ -3,7 +3,7 @@
 No conversation, no message, no database, no Qt. owner: id of the chat (or program) whose state a slot holds.
 
 - One `Exchange` serves every engine request: turn, summary, title, program. However it ends, the slot's record never
-  exceeds its contents. The self-test uses the steps one by one (`lease.py`).
+  claims more tokens than the slot holds. The self-test uses the steps one by one (`lease.py`).
 - The allocator answers as many chats at a time as the engine has slots. Two conversations never mix, and none has two
   slots. What a slot already holds is never restored into it.
 - States of hybrid, recurrent and sliding-window models cannot be cut: there a state counts only if the prompt extends

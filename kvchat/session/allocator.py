@@ -285,7 +285,7 @@ class Allocator:
 
     @property
     def is_window_blocked(self) -> bool:
-        """True if the window waits for a slot only a program could free, or for all, to change the engine."""
+        """True if the window waits for a slot that only a program can free, or to change the engine, for all slots."""
         owners = {request.owner for request in self._active}
         wanted = sum(request.window and request.owner not in owners for request in self._pending)
         releasing = sum(

@@ -285,7 +285,7 @@ class Exchange:
         return await loss.explain()
 
     def _forward_chunk(self, chunk: ChatChunk, on_chunk: ChunkHandler) -> bool:
-        """Forward a chunk, with counts as the requester sees them; True if that is enough."""
+        """Forward a chunk, with counts as the requester sees them; True if `on_chunk` wants no more."""
         if own := self._prefilled:  # exclude tokens this session processed itself
             timings, progress = chunk.timings, chunk.progress
             if timings:

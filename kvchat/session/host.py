@@ -47,7 +47,7 @@ class ReadyEngine:
         return self.context_size < min(tokens, self.limit)
 
     def on_slot(self, index: int) -> ReadyEngine:
-        """Return the same engine bound to another slot: the first is 0, whatever its number."""
+        """Return the same engine bound to another slot; `index`: position in `slots`."""
         return replace(self, engine=self.engine.on_slot(self.slots[index]))
 
     def with_template(self, template: TemplateOptions) -> ReadyEngine:

@@ -37,10 +37,10 @@ _NAME = "self-test"
 
 
 async def self_test(host: ReadyEngine) -> Finding:
-    """Test what restoring can do with this engine; `host` holds what the architecture promises.
+    """Test which strategy works with this engine, starting with the one its architecture promises.
 
-    Takes about a second; what would take much longer is left as promised and unproved. Raises EngineGone if the
-    engine dies over it.
+    Takes about a second. If it takes too long, the promised strategy is returned as unproved. Raises EngineGone if
+    the test kills the engine.
     """
     promised = host.finding.strategy
     try:

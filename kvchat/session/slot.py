@@ -72,7 +72,7 @@ class Slot:
             self.audience = self.suspect = None
 
     def max_tokens_held(self, generation: int) -> int:
-        """Return the most tokens that engine process may hold in it."""
+        """Return the maximum number of tokens that this engine process may hold in the slot."""
         if generation != self.generation:
             return 0
         return max(self.max_tokens, len(self.contents.tokens) if self.contents else 0)
@@ -159,7 +159,7 @@ async def plan_load(
 
 
 def load_unchanged(engine: ReadyEngine, contents: SlotContents | None, prompt: Tokens) -> LoadedState:
-    """Return how these contents serve a prompt if nothing is loaded."""
+    """Return the state for a prompt if the slot is used as it is, without a restore."""
     held = contents.reusable_tokens(prompt, engine.can_cut) if contents else 0
     if not contents or not held:
         return NOTHING_LOADED

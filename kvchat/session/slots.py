@@ -110,7 +110,7 @@ class SaveProgress:
 
     @contextlib.contextmanager
     def track_prefill(self, size: int) -> Iterator[Callable[[object], None]]:
-        """Count `size` bytes to be saved once the engine has processed so far; yield the progress callback."""
+        """Announce a save of `size` bytes that follows a prefill; yield the callback for the prefill's progress."""
 
         def note_progress(progress: object) -> None:
             self._last_progress = progress

@@ -23,7 +23,7 @@ _CHUNK = 1024 * 1024
 
 
 class UnsafeArchive(ValueError):
-    """Not an archive, or it has a member that does not belong; says which."""
+    """The file is no archive, or has a member that must not be unpacked; the message names it."""
 
 
 @dataclass(frozen=True)

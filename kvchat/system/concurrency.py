@@ -110,8 +110,8 @@ async def in_thread(function: Callable[[threading.Event], R]) -> R:
 async def in_thread_with_progress(function: Callable[[Progress], R], progress: Progress) -> R:
     """Call `function` in a thread, with a callback for its progress. On cancel, its next report raises Stopped.
 
-    Work that ends before its next report was cancelled too late: it counts, and this returns. The thread keeps no
-    reference to `progress`: it may belong to the window, which must be freed on its own thread (Qt crashed).
+    If the function ends without another report, the cancellation came too late: its result is returned. The thread
+    keeps no reference to `progress`, which may belong to the window and must be freed on its own thread (Qt crashed).
     """
     results: list[R] = []
     listeners = [progress]

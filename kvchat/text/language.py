@@ -67,7 +67,7 @@ def N_(message: str) -> str:
 
 
 def pgettext(context: str, message: str) -> str:
-    """Translate a message that means something else elsewhere."""
+    """Translate a message whose meaning depends on `context`."""
     return _Current.catalogue.pgettext(context, message)
 
 
@@ -102,7 +102,7 @@ def join_parts(parts: Iterable[str]) -> str:
 
 
 def punctuation(between: str) -> str:
-    """Return the language's semicolon or colon with its space, or bracket, to go between two parts."""
+    """Translate punctuation between two parts, such as "; ", to the wide form of languages without spaces."""
     return _WIDE.get(between, between) if _Current.language in _WITHOUT_SPACES else between
 
 

@@ -186,7 +186,7 @@ def _block(state: StateBlock, first: int, limit: int, silent: bool) -> bool:
 
 
 def _delimiters(line: str) -> tuple[str, str, bool]:
-    """Return the delimiters of a formula starting at this line, and True if they belong to it."""
+    """Return the delimiters of a formula that starts at this line, and True if they are part of its LaTeX."""
     if line.startswith("$$"):
         return "$$", "$$", False
     if line.startswith("\\["):

@@ -117,7 +117,7 @@ class Person:
 
 
 def this_person() -> Person:
-    """Return the user of this process; "" if the system does not tell."""
+    """Return the user of this process; an unknown user name is empty."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):

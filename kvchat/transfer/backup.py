@@ -181,7 +181,7 @@ def finish_restore(paths: Paths) -> Path | None:
 
 
 def _swap(new: Path, place: Path, aside: Path) -> None:
-    """Move `place` aside and `new` there. Repeating keeps what was moved aside first."""
+    """Move `place` to `aside`, and `new` to `place`. If repeated, the data first moved aside stays."""
     aside.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     for suffix in ("-wal", "-shm"):  # an old journal must not be applied to the new database

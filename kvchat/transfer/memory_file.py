@@ -1,11 +1,11 @@
-"""A chat with its memory in one file, sealed if there is a passphrase.
+"""A chat with its memory in one file, encrypted if there is a passphrase.
 
 A plain tar: the chat as in any export, the manifest of its save points, then each block they need, once. It is not
 trusted: sizes are bounded before anything is read, and no name in the file is used for writing.
 
-It is sealed by age, whose authenticated chunks can be streamed. The passphrase (scrypt, about a second and a
-quarter of a GB of memory) opens the key made for this file. age's own scrypt blocks Python's other threads
-meanwhile.
+It is encrypted with age, whose authenticated chunks can be streamed, to a key made for this file. That key is
+encrypted with the passphrase by hashlib's scrypt (about a second and a quarter of a GB of memory), because age's own
+blocks Python's other threads.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class NoSavedMemory(KvchatError):
 
 
 def memory_to_export(store: Path, conversation_id: str) -> Manifest:
-    """Return what the store in this folder keeps of a chat. Raises NothingKept and StoreRefused."""
+    """Return what the store in this folder keeps of a chat. Raises NoSavedMemory and StoreRefused."""
     manifest = exchange.stored_manifest(store, conversation_id)
     if manifest is None:
         raise NoSavedMemory
@@ -229,7 +229,7 @@ def has_memory(path: Path) -> bool:
 
 @contextmanager
 def open_memory_file(path: Path, passphrase: str = "") -> Iterator[MemoryFile]:
-    """Open it. Raises PassphraseNeeded and OSError."""
+    """Open a file written by `export_with_memory`. Raises PassphraseNeeded and OSError."""
     with io.BufferedReader(open_regular_file(path), CHUNK) as file:  # type: ignore[type-var]
         if not file.peek(len(MAGIC)).startswith(MAGIC):
             yield MemoryFile(file)

@@ -47,7 +47,7 @@ class BadConversation(ValueError):
 
 
 def conversation_rows(database: Database, conversation_ids: Sequence[str] | None = None) -> Iterator[Row]:
-    """Yield conversations as rows with all columns, newest first; all without ids. Raises StorageFailed."""
+    """Yield these conversations, by default all, as rows with all columns, newest first. Raises StorageFailed."""
     if conversation_ids is None:
         conversation_ids = [conversation.id for conversation in database.conversations()]
     for conversation_id in conversation_ids:

@@ -100,7 +100,7 @@ class Library:
     """Event-loop thread only. All methods raise KvchatError."""
 
     def __init__(self, turn_context: TurnContext, purge: Purge, on_slot_changed: Callable[[], object]) -> None:
-        """`purge` deletes an owner's saved state; `on_slot_changed`: called after a slot was used otherwise."""
+        """`purge` deletes an owner's saved state. `on_slot_changed`: called when a slot may have lost its chat."""
         self._turn_context, self._purge, self._on_slot_changed = turn_context, purge, on_slot_changed
         self.reading: dict[str, ReadingTask] = {}  # by id
 
@@ -135,7 +135,7 @@ class Library:
         return prepared
 
     async def read(self, prepared: PreparedSet) -> PreparedSet:
-        """Read the files as they are now, reusing saved state. Gives way to all other work."""
+        """Process the files as they are now, reusing saved state. Yields to all other work."""
         if prepared.id in self.reading:
             raise PreparationError(_("“{name}” is already being processed", name=prepared.name), "", "")
         task, refused = asyncio.ensure_future(self._read(prepared)), False
@@ -315,7 +315,10 @@ def _raise_too_long(tokens: int, engine: ReadyEngine, documents: Sequence[Docume
 def reprocess_reason(
     prepared: PreparedSet, usage: ConversationUsage | None, engine: Fingerprint | None, limit: int | None
 ) -> str:
-    """Return why a chat on it would have to read it first, or "". `engine`, `limit`: the engine's."""
+    """Return why a chat started from the set would have to process it first, or "".
+
+    `engine`, `limit`: fingerprint and maximum context of the engine, if known.
+    """
     if not prepared.is_read or prepared.fingerprint is None:
         return _("it was not fully processed")
     differences = prepared.fingerprint.differences(engine) if engine else ()

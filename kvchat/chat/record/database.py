@@ -209,7 +209,7 @@ class Database(DatabaseFile):
         return {row[0]: float(row[1]) for row in self.rows(query) if row[1]}
 
     def prefill_timings(self, model: str) -> list[PrefillSample]:
-        """Return read timings of this model's newest replies and documents of 64 tokens or more, newest last."""
+        """Return prefill timings of this model's newest replies and documents of 64 tokens or more, newest last."""
         query = """
             SELECT * FROM (
                 SELECT (receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens'),

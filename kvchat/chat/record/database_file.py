@@ -175,7 +175,7 @@ def _translate_errors(path: Path) -> Iterator[None]:
 
 
 def mark_damaged(path: Path, detail: str) -> ChatsDamaged:
-    """Note the damage for the next start's check, and return it as an error."""
+    """Record the damage, so that the next start checks the file, and return it as an error."""
     with contextlib.suppress(OSError):
         damage_marker(path).touch(0o600)
     return ChatsDamaged(path, detail)

@@ -93,7 +93,7 @@ def back_up(file: Path, *, repeat_today: bool) -> bool:
 
 
 class DailyBackups:
-    """Makes backups while kvchat runs and at its end. Event-loop thread only."""
+    """Makes backups while kvchat runs and when it exits. Event-loop thread only."""
 
     def __init__(self, file: Path, report_error: Callable[[str, str], None]) -> None:
         self._file, self._report_error = file, report_error

@@ -49,7 +49,7 @@ class Forecast:
 
     @property
     def message_text(self) -> str:
-        """Text for a draft: "about 4 s: 2,100 tokens to read"; empty if the wait is unnoticeable."""
+        """Text for a draft: "about 4 s: 2,100 tokens to process"; empty if the wait is unnoticeable."""
         if self.wait is None or not self.is_noticeable:
             return ""
         time = format_estimate(self.wait)

@@ -84,7 +84,7 @@ class MemoryVerifier:
         return result or MemoryTest(is_pending=True)
 
     async def verify(self, conversation_id: str) -> bool:
-        """Read the chat in spare time, then delete its imported memory; False if the chat was deleted meanwhile."""
+        """Process the chat when idle, then delete its imported memory; False if the chat was deleted meanwhile."""
         try:
             while not await self._run(conversation_id, math.inf):
                 if conversation_id not in self._in_progress:
@@ -122,7 +122,7 @@ class MemoryVerifier:
             return
 
     async def _run(self, conversation_id: str, max_ms: float) -> bool | None:
-        """Return True if the whole chat was read. Raises VerificationError if that takes over `max_ms`."""
+        """Return True if the whole chat was processed. Raises VerificationError if that takes over `max_ms`."""
         is_requested = math.isinf(max_ms)
         self._in_progress.add(conversation_id)
         priority = Priority.DOCUMENTS if is_requested else Priority.VERIFY
@@ -140,7 +140,7 @@ class MemoryVerifier:
         self._on_slot_changed()
 
     async def _read(self, conversation_id: str, max_ms: float, slot: Slot, wanted: Callable[[], bool]) -> bool:
-        """Read the chat on from its verified part and save it; False if interrupted."""
+        """Process and save the chat from the end of its verified part on; False if interrupted."""
         turn_context = self._turn_context
         chosen, branch = await turn_context.settings_and_branch(conversation_id)
         if not ends_with_reply(branch):

@@ -76,7 +76,7 @@ class ReadAhead:
         self.start()
 
     def set_draft(self, conversation_id: str, draft: str, attachments: tuple[Attachment, ...]) -> None:
-        """Read a draft ahead when typing pauses, a paste at once."""
+        """Process a draft when typing pauses, a paste at once."""
         target, before = _Target(conversation_id, draft, attachments), self._target
         if before is None or conversation_id != before.conversation_id:
             if not draft and not attachments:
@@ -177,7 +177,7 @@ class ReadAhead:
             return False
 
     async def _read_branch(self, job: _PrefillJob, label: str, draft: Tokens, loaded: LoadedState) -> bool:
-        """Read and save the branch, whose last message is `label`, then read the draft."""
+        """Process and save the branch, whose last message is `label`, then process the draft."""
         lease, boundary = job.lease, job.boundary
         missing = len(boundary) - loaded.expected_cached
         stopped_short = loaded.ahead.tokens and loaded.expected_cached == len(boundary)  # without being saved

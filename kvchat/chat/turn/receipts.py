@@ -1,4 +1,4 @@
-"""Receipts as text: the cost of a reply at a glance, in a sentence and in full. And daily totals of what they saved."""
+"""Receipts as text (at a glance, in a sentence, in full), and daily totals of the time saved."""
 
 from __future__ import annotations
 

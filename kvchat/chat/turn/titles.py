@@ -97,7 +97,7 @@ class TitleGenerator:
             raise NoTitle(_("The model did not suggest a title"), "", _("The chat keeps its current title."))
 
     async def _generate(self, conversation_id: str, *, give_up: bool) -> _TitleAttempt:
-        """Ask the model and store the title, or none. `give_up`: also without an answer, so that it is not retried."""
+        """Ask the model and store its title, or none. `give_up`: do not retry even if the model was unavailable."""
         turn_context = self._turn_context
         branch = await turn_context.branch(conversation_id)
         attempt, end = _TitleAttempt(conversation_id, branch), branch[-1] if branch else None
@@ -138,7 +138,7 @@ class TitleGenerator:
                 attempt.answer = attempt.answer or ""
 
     async def _title_request(self, attempt: _TitleAttempt, exchange: Exchange) -> tuple[Request, Tokens] | None:
-        """Return the request and its turn boundary; None if the chat would have to be read again."""
+        """Return the request and its turn boundary; None if the chat would have to be processed again."""
         turn_context, conversation_id = self._turn_context, attempt.conversation_id
         chosen = await turn_context.answer_settings(conversation_id)
         history = prompt_messages(attempt.branch)
@@ -174,7 +174,7 @@ def is_title_due(database: Database, conversation_id: str) -> bool:
 
 
 def mark_title_due(database: Database, conversation_id: str) -> None:
-    """Have the model title this chat, whoever set the present title. Raises StorageFailed."""
+    """Have the model title this chat, even if the user set the current title. Raises StorageFailed."""
     database.write("UPDATE conversations SET title_due = 1 WHERE id = ?", (conversation_id,))
 
 

@@ -36,7 +36,7 @@ class TurnStart:
 
 
 class Turn:
-    """The answer to one question. It reads the path to that question, whatever else is sent meanwhile."""
+    """The answer to one question. Its prompt is the path to that question, even if more messages are sent meanwhile."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Turn:
                     await self._settle(reply)
 
     async def _prompt(self) -> Tokens:
-        """Return the prompt's ids if another owner's slot may hold most of them, as for a new chat."""
+        """Return the prompt's ids if another owner's slot may hold most of them, as for a new chat; else none."""
         turn_context = self._turn_context
         if not self.start or len(turn_context.slots.all) == 1 or turn_context.slots.slot_of(self.conversation_id):
             return ()

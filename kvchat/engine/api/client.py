@@ -83,7 +83,7 @@ class PromptTokenizer:
         self._can_cut: bool | None = None  # None: not tried
 
     async def tokenize(self, text: str, *, is_draft: bool = False) -> TokenIds:
-        """Return the ids of a prompt. Raises what `tokenize` does. A draft's are not cached."""
+        """Return the ids of a prompt; those of a draft are not cached. Raises the errors of `/tokenize`."""
         for cached, cached_ids in self._cache:
             if cached == text:
                 return cached_ids
@@ -98,7 +98,7 @@ class PromptTokenizer:
         return ids
 
     async def _extend_cached_prompt(self, text: str) -> TokenIds | None:
-        """Derive the ids from the prompt that shares most; None if none can be cut."""
+        """Derive the ids from the cached prompt with the longest common prefix; None if it cannot be cut."""
         if not self.end or self._can_cut is False or not self._cache:
             return None
         cached, ids = max(self._cache, key=lambda prompt: common_prefix_length(prompt[0], text))
@@ -165,7 +165,7 @@ class LlamaServerClient:
     async def verify(self) -> ServerFacts:
         """Return the facts of a server that rejects calls without our key and knows ours. Raises ForeignServer.
 
-        The call without the key goes first, so that a stranger listening there never gets our key.
+        The call without the key goes first, so that a foreign server never gets our key.
         """
         if await self._http.get_status("/props", CONNECT_TIMEOUT_S) == 401:
             with contextlib.suppress(EngineRefused):
@@ -212,7 +212,10 @@ class LlamaServerClient:
         return (await self.request_tokens(body, pictures))[1]
 
     async def growing_tokens(self, messages: Sequence[ChatMessage]) -> tuple[TokenIds, int]:
-        """Return the ids up to the end of the last message, which may grow, and the number after it. No pictures."""
+        """Return the ids up to the end of the last message, which may grow, and the number of tokens after it.
+
+        Without pictures.
+        """
         last = messages[-1]
         longer = [*messages[:-1], replace(last, content=f"{last.content} {GROWTH_PROBE}")]
         whole = await self._render(wire.prompt_body(messages, self._template))
@@ -282,7 +285,7 @@ class LlamaServerClient:
         return self._http.forward(path, body, silence_s=_REPLY_TIMEOUT_S)
 
     async def get(self, path: str, timeout_s: float = QUICK_TIMEOUT_S) -> bytes:
-        """GET something that the computing loop answers, unlike /health. Raises EngineSilent after `timeout_s`."""
+        """GET a path that the engine's compute loop answers, unlike /health. Raises EngineSilent after `timeout_s`."""
         return await self._http.request("GET", path, timeout_s=timeout_s)
 
     async def _stream_request(self, path: str, body: wire.Body) -> AsyncGenerator[ChatChunk, None]:

@@ -1,4 +1,4 @@
-"""The status of an engine that comes and goes, to wait for or to observe."""
+"""The connection to an engine that may stop and start again: wait until it is ready, or observe its status."""
 
 from __future__ import annotations
 

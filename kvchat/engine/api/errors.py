@@ -90,7 +90,7 @@ class EngineLifetime:
 
 
 class EngineUnusable(KvchatError):
-    """The engine or server in the settings cannot be used, or not with these settings."""
+    """The configured engine or server cannot be used, at least not with these settings."""
 
 
 class EngineError(KvchatError):
@@ -114,7 +114,7 @@ class EngineGone(EngineError):
 
 
 class EngineSilent(EngineGone):
-    """The engine took a request and then said nothing for too long."""
+    """The engine accepted a request and then did not respond in time."""
 
 
 class EngineRefused(EngineError):

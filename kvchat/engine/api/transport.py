@@ -153,7 +153,7 @@ class Transport:
             response.abort()
 
     async def get_status(self, path: str, timeout_s: float) -> int:
-        """GET without the key, which a stranger listening there must not get; return the status."""
+        """GET without the key, since the server may be a foreign one; return the status."""
         async with self._open("GET", path, b"", {}, timeout_s) as response:
             await response.read_head()
             return response.status_code

@@ -54,7 +54,7 @@ class Device:
 
 
 class EngineNotFound(EngineUnusable):
-    """There is no engine, or none at the configured path, or it cannot run."""
+    """No engine was found, or the one at the configured path is missing or cannot run."""
 
 
 def find_engine(settings_path: str | None) -> EngineLocation:

@@ -231,8 +231,8 @@ def find_server(url: str) -> RunningServer | None:
 def reachable_slot_folder(server: RunningServer, proc: Path = Path("/proc")) -> Path | None:
     """Return the server's slot folder if it is accessible, else None.
 
-    No slot is touched to find out: another program may be using it. In a container, the server's folder may differ
-    from the one of that name here; on Linux, `proc` tells.
+    Does not test by saving a slot, since another program may be using it. If the server runs in a container, its
+    folder may not be the one of that name here; on Linux, `proc` shows this.
     """
     name = server.value_of("--slot-save-path")
     folder = server.folder / name if name else None

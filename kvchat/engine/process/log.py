@@ -44,7 +44,7 @@ class EngineLog:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The last lines, newest last, with an unfinished one."""
+        """The last lines, newest last, including an incomplete one."""
         rest = self._strip_request(self._partial_line)
         return (*self._lines, rest) if rest else tuple(self._lines)
 
@@ -158,7 +158,10 @@ class Level(IntEnum):
 
 
 def filter_by_level(lines: Iterable[str], minimum: Level) -> list[str]:
-    """Return the lines of that level or above. One without is an error if it reads like one, else as the last."""
+    """Return the lines of that level or above.
+
+    A line without a level is an error if it reads like one, else it has the level of the line before.
+    """
     level, filtered = Level.INFO, []
     for line in lines:
         match = _LEVEL_PREFIX.match(line)
@@ -187,7 +190,7 @@ _HOST_DEVICE = re.compile(r"CPU|.*_Host|BLAS", re.IGNORECASE)  # CPU_Mapped, CPU
 
 @dataclass(frozen=True)
 class Placement:
-    """A model's layers on the GPUs, counted as the engine does, with the output as one more."""
+    """A model's layers on the GPUs. The output counts as one more layer, as in the engine's log."""
 
     gpu_layers: int
     all_layers: int

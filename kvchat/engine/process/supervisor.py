@@ -55,13 +55,13 @@ class EngineMonitor:
         self._wake = asyncio.Event()
 
     def report(self, error: EngineError) -> None:
-        """Take note of a failed request. A dead process gives its own reason."""
+        """Report a failed request. Ignores lost connections: a dead process is noticed without this."""
         if self._reported is None and isinstance(error, EngineSilent | EngineBroken):
             self._reported = error.failure if isinstance(error, EngineBroken) else _hang()
             self._wake.set()
 
     def check_now(self) -> None:
-        """Check the engine now, not in its turn, because its reply went silent."""
+        """Check the engine now instead of after the interval, because a reply went silent."""
         if not self._alerted:
             self._alerted = True
             self._wake.set()
@@ -220,7 +220,7 @@ class EngineSupervisor(EngineConnection):
             self._task = None
 
     def _run_ended(self, task: asyncio.Task[None]) -> None:
-        """Publish an internal error as a failure: nobody must wait for an engine that never comes."""
+        """Publish an internal error as a failure, so that nobody waits for an engine that will never be ready."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             task.get_loop().call_exception_handler({"message": "the engine supervisor broke", "exception": error})

@@ -162,11 +162,11 @@ class Divergence:
 
     @property
     def is_expected(self) -> bool:
-        """True for another conversation, or another branch of this one."""
+        """True if the prompt starts another conversation or another branch of the same one."""
         return self.cause.code in (ReasonCode.OTHER_CONVERSATION, ReasonCode.OTHER_WAY)
 
     def sentence(self, processed: int, seconds: float) -> str:
-        """Describe it; `processed`: tokens that were reprocessed, in `seconds`."""
+        """Describe the divergence and its cost: `processed` tokens that were reprocessed, in `seconds`."""
         at, of, cause = format_number(self.at), format_number(self.of), self.cause.text
         text = _("the prompt changed at token {at} of {of}: {cause}", at=at, of=of, cause=cause)
         text = _("{words}; {tokens} tokens reprocessed", words=text, tokens=format_number(processed))

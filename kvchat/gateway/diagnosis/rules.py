@@ -94,7 +94,7 @@ class RuleState:
     texts: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # hash of the last original text
 
     def differs(self, rule: str, where: str, text: str) -> bool:
-        """True if this text differs from the last one there; remembers it."""
+        """Return True if the text differs from the last one at `where`, and remember it."""
         last = self.texts.pop((rule, where), None)
         self.texts[rule, where] = hash(text)
         _trim(self.texts)

@@ -144,9 +144,9 @@ class ParsedRequest:
         return split_pictures(self.chat)
 
     def with_other_start(self, text: str) -> Json | None:
-        """Make another conversation with the same system prompt and tools that starts with `text`.
+        """Make another conversation with the same system prompt and tools whose first message is `text`.
 
-        None if there is no such common beginning. Raises Unconvertible.
+        None without system prompt and tools. Raises Unconvertible.
         """
         if self.form is Form.COMPLETION:
             return None
@@ -157,9 +157,9 @@ class ParsedRequest:
         return self.chat | {"messages": [*system, {"role": "user", "content": text}]}
 
     def next_request(self, reply: Json, text: str) -> Json | str | None:
-        """Make the most likely next request, a chat completion or a text: `text` after the reply.
+        """Return the most likely next request: this one, the reply, then `text` from the user or a tool.
 
-        None if it is unknown. Raises Unconvertible.
+        It is a chat completion or, for text completions, a string; None if unpredictable. Raises Unconvertible.
         """
         if self.form is Form.COMPLETION:
             prompt = self.body.get("prompt")

@@ -124,7 +124,7 @@ class _Splitter:
         return uses, new
 
     def _matching(self, spans: Sequence[_RowSpan]) -> list[_RowSpan]:
-        """Return the spans whose rows equal their block's; all rows of a cache after one that differs do, too."""
+        """Return the spans whose rows equal their block's. After a row that differs, all rows of its cache differ."""
         first_different: dict[int, int] = {}  # token position, by cache
 
         def compare(span: _RowSpan, buffer: memoryview) -> bool:

@@ -111,7 +111,7 @@ class BlockFiles:
             raise
 
     def commit(self, written: WrittenBlock) -> int:
-        """Flush it and rename it to its block name, replacing an existing one; return the bytes written."""
+        """Flush the content and rename it to its block name, replacing an existing block; return the bytes written."""
         if written.temporary is None:
             return 0
         try:

@@ -6,9 +6,9 @@ is what a turn added; the few KB that are not rows are not counted.
     first save (absorb)                         read N    hashed N    written N
     next turn, rows known to be unchanged       new + 2 blocks    new + 2 blocks    new
     next turn otherwise, as after a restart     read N    hashed N    written new
-    restore of what lies warm                   0         0           0
+    restore of a warm file                      0         0           0
     restore from disk                           read N    hashed N    written N
-    restore of a part                           read, hashed and written what of it is wanted, in whole blocks
+    restore of a part                           read and hashed the blocks that contain it, written the part
 
 A piece is read, hashed and written while it is in the cache of one core, so that memory sees it once.
 """

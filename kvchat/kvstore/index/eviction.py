@@ -1,9 +1,9 @@
 """Eviction: which save points to delete. Pure decisions on values.
 
 A save point is worth the prefill it saves per byte it keeps on disk, halved for every week since its last use. What
-others keep as well is neither lost nor freed. Older turns go before any save point of a conversation's last turn.
-Other programs have many threads under one name: for them, a last turn is where a thread ends, or where several
-begin. All of it goes before anything of a chat's.
+other save points keep as well counts as neither lost nor freed. Older turns go before any save point of a
+conversation's last turn. Other programs have many threads under one name: for them, a last turn is where a thread
+ends, or where several begin. All their save points go before any chat's.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def fingerprint_id(db: sqlite3.Connection, fingerprint: Fingerprint) -> int | No
 
 
 def _facts(fingerprint: Fingerprint) -> str:
-    """Return it as JSON without default values: newer fields are missing in older save points."""
+    """Return the fingerprint as JSON without default values: older save points lack newer fields."""
     facts = {f.name: value for f in fields(fingerprint) if (value := getattr(fingerprint, f.name)) != f.default}
     return json.dumps(facts, sort_keys=True)
 
@@ -102,10 +102,10 @@ def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
 
 
 def transfer_to_extensions(db: sqlite3.Connection, point_ids: Sequence[int]) -> list[int]:
-    """Give each of these save points that a remaining one extends to that one's conversation; return the rest.
+    """Hand each save point that a remaining one extends over to the latter's conversation; return the others.
 
-    If states cannot be cut, the one at the end of a shared system prompt is useful to every conversation that has
-    it, but belongs to whichever came first; likewise one on another branch's path.
+    If states cannot be cut, the save point at the end of a shared system prompt is useful to every conversation with
+    that prompt, but belongs to the first of them. The same goes for save points on the path of another branch.
     """
     query = (
         "SELECT s.id, tree_id, node_id FROM save_points s JOIN nodes n ON n.id = node_id"
@@ -184,7 +184,7 @@ def largest_recent_size(db: sqlite3.Connection) -> int:
 
 
 def unused_since(db: sqlite3.Connection, moment: float, protected: int | None, *, programs: bool) -> list[int]:
-    """Return absorbed save points last used before `moment`, but protected and pinned ones."""
+    """Return absorbed save points last used before `moment`, except protected and pinned ones."""
     condition = "link_id IS NOT NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ? AND name GLOB ?"
     return _numbers(db, f"{_POINTS} WHERE {condition}", moment, protected, f"{PROGRAM}*" if programs else "*")
 
@@ -291,7 +291,7 @@ def _add_path(db: sqlite3.Connection, recipe: Recipe) -> int:
 
 
 def hold_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> None:
-    """Count one more save point of the conversation ending at the link."""
+    """Count one more save point of the conversation whose recipe ends at the link."""
     while link_id != _START:
         row = db.execute(
             "INSERT INTO held VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1 RETURNING n", (link_id, conversation)
@@ -302,7 +302,7 @@ def hold_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> None
 
 
 def release_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> None:
-    """Count one save point fewer ending at the link; delete what is no longer held."""
+    """Count one save point fewer whose recipe ends at the link; delete links no longer held."""
     while link_id != _START:
         place = (link_id, conversation)
         row = db.execute(

@@ -1,4 +1,4 @@
-"""Chat template options that kvchat knows: how much a model thinks, and if it sees its thoughts again.
+"""Chat template options that kvchat knows: how much a model thinks, and whether later prompts include its thinking.
 
 They are recognized by name. That agrees with Jinja2's undeclared variables in all but one of the 71
 templates that come with llama.cpp b11434, and needs no parser for a language that is otherwise the engine's.

@@ -209,8 +209,8 @@ def with_freed_memory(memory: MemoryFacts, bars: tuple[MemoryBar, ...]) -> Memor
 class LoadLimit:
     """The context size, in tokens, that loaded when a larger one ran out of memory.
 
-    Another program may have held that memory, so more is tried again: after a day, and after twice as long after each
-    failure.
+    Another program may have held that memory, so a larger size is retried after a day; each further failure doubles
+    the wait.
     """
 
     tokens: int

@@ -2,8 +2,8 @@
 
 The files are a model from Hugging Face, an engine from GitHub, or the starter's package: "model" stands for all.
 huggingface_hub's own hf_hub_download starts over after every interruption (version 2.4.0: its temporary file has a
-random name and is deleted), so the bytes are written here. Beside the model's place lie, until it is whole,
-`<name>.part` with the bytes so far and `<name>.download`, which says what is being fetched.
+random name and is deleted), so the bytes are written here. Until a model is complete, two files lie where it will be:
+`<name>.part` with the bytes so far, and `<name>.download` with the order.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ class Downloader:
     async def fetch(
         self, order: Order, folder: Path, origin: Origin, report: Callable[[int, float, bool], object]
     ) -> Path:
-        """Run `fetch_model` there; cancelling waits until the files are closed.
+        """Run `fetch_model` on that thread; cancelling waits until the files are closed.
 
         `report` is called on the caller's loop a few times a second: bytes, bytes per second, True while verifying.
         """
@@ -311,7 +311,7 @@ class Downloader:
         return await self.run(fetch_model(order, folder, origin, on_progress))
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there. Cancelling cancels it and waits for its end."""
+        """Run a coroutine on that thread. Cancelling cancels it and waits for its end."""
         if self._loop is None:
             self._loop = asyncio.SelectorEventLoop()
             self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)

@@ -62,7 +62,7 @@ async def open_response(
 ) -> AsyncIterator[httpx2.Response]:
     """Send a request; yield a successful response to read. Raises HubError, also while it is read.
 
-    It is made by `status_error` from an unsuccessful response, or by `connection_error`.
+    The error is made by `status_error` from an unsuccessful response, or by `connection_error`.
     """
     import httpx2
 

@@ -186,7 +186,7 @@ class Composer(QWidget):
             self._send()
 
     def cancel_delayed_send(self) -> None:
-        """Do not send once all attachments are read."""
+        """Cancel a send that waits for attachments to be read."""
         self._send_when_read = False
         self._show_notice()
 
@@ -213,7 +213,7 @@ class Composer(QWidget):
             self._attach_text(text)
 
     def emit_pending_texts(self) -> None:
-        """Emit the texts to attach that came before a slot was connected."""
+        """Emit `text_given` for texts that were added before the signal was connected."""
         while self._pending_texts:
             self.text_given.emit(self._pending_texts.pop(0))
 

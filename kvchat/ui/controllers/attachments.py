@@ -1,6 +1,6 @@
 """Attachments of the composer: reads dropped, pasted or chosen files, and counts their tokens before Send.
 
-What is attached belongs to the chat that was open then, however long it takes to read.
+An attachment belongs to the chat that was open when it was added, however long reading it takes.
 """
 
 from __future__ import annotations

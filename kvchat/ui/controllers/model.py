@@ -95,7 +95,7 @@ class ModelController(Controller):
         open_gguf_dialog(self._window, lambda path: self._runner.start(use(path)))
 
     async def _use(self, path: str) -> None:
-        """Load the model, and use it in the open conversation: for its last message too, if that failed."""
+        """Load the model and use it in the open conversation; retry the last message if it failed."""
         id, failure = self._chat.current, self._chat.turn_of().failure
         last = self._views.transcript.messages[-1:]
         await self._runtime.load_model(Path(path))

@@ -147,7 +147,7 @@ class Controller(QObject):
             timer.stop()
 
     def _handle_event(self, event: Event) -> None:
-        """Handle an event."""
+        pass
 
     def _timer(
         self, ms: int, run: Callable[[], Coroutine[Any, Any, Any]], on_error: ErrorHandler | None = None

@@ -44,7 +44,7 @@ class ModelBox(ChoiceBox):
         return chosen
 
     def begin(self, model: str | None) -> None:
-        """Show only this model. An external server has no other."""
+        """Show this model alone until the list is loaded. An external server has only one."""
         self.clear()
         attached = bool(self._runtime.settings.engine_url)
         self.setEnabled(not attached)

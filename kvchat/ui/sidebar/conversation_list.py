@@ -255,7 +255,7 @@ class ConversationDelegate(ItemDelegate):
         editor.setGeometry(mirrored_box(option, option.rect.adjusted(self.look.px(26), 2, -2, -2)))
 
     def _paint_dot(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> None:
-        """Draw it full: in a slot; with a core: in memory; half: on disk; empty: to be read, or unknown."""
+        """Draw the chat's state: full if in a slot, with a core if in memory, half if on disk, else empty."""
         theme, source = self.look.theme, row.forecast.source if row.forecast else Source.COLD
         colour = QColor(theme.accent if source is not Source.COLD else theme.muted)
         side, rect = self.look.px(9), option.rect

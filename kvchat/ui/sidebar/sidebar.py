@@ -153,7 +153,7 @@ class _Field(QLineEdit):
             icon("search", self._look.theme.muted).paint(painter, place)
 
     def event(self, event: QEvent) -> bool:
-        """Handle Esc, else it triggers the window's shortcut."""
+        """Handle Esc, which would otherwise trigger the window's shortcut."""
         is_override = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
         if is_override and self.text() and event.key() == Qt.Key.Key_Escape:  # type: ignore[attr-defined]
             event.accept()
