@@ -31,7 +31,7 @@ _SNIFF_BYTES = 16_384  # bytes checked to tell text from binary
 _OFFICE_SUFFIXES = frozenset((".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".doc", ".xls", ".ppt", ".epub"))
 MAX_PICTURE_BYTES = 10_000_000
 ESTIMATED_PICTURE_TOKENS = 1000  # per picture, until the model counts it: 256 to 3,000
-_TIFF_SIGNATURES = (b"II*\0", b"MM\0*")  # TIFF
+_TIFF_SIGNATURES = (b"II*\0", b"MM\0*")
 
 
 logging.getLogger("pypdf").addHandler(logging.NullHandler())  # else it prints warnings about the file

@@ -256,9 +256,9 @@ def purge_orphans(store: BlockStore, database: Database) -> None:
     deleted = _deleted_ids(database)
     for conversation_id, messages in new.messages.items():
         if program_of(conversation_id):
-            continue  # the database has no program requests
+            continue  # programs' requests are not in the database
         if database.rows("SELECT 1 FROM prepared WHERE 'prepared:' || id = ?", (conversation_id,)):
-            continue  # only finished re-reads are used; the rest is deleted too
+            continue  # the prepared set still exists
         missing: Set[str] = {conversation_id}
         if database.rows("SELECT 1 FROM conversations WHERE id = ?", (conversation_id,)):
             query = "SELECT id FROM messages WHERE id IN (SELECT value FROM json_each(?))"

@@ -36,7 +36,7 @@ class ConversationsChanged:
 
 @dataclass(frozen=True)
 class LibraryChanged:
-    progress: bool = False  # only the reading progress changed
+    progress: bool = False  # only the progress of processing changed
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Prefilling(_ChatEvent):
 
 @dataclass(frozen=True)
 class ReadAheadProgress(_ChatEvent):
-    done: int  # tokens, of those to be read
-    total: int  # equal to `done`: finished, perhaps early
+    done: int  # processed tokens
+    total: int  # tokens to process; equal to `done`: finished, perhaps early
     draft: bool  # True: the draft; False: the chat
 
 

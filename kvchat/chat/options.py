@@ -86,7 +86,7 @@ RANGES: dict[str, OptionRange] = {
     "seed": OptionRange(N_("Seed"), -1, 2**32 - 1, is_integer=True),  # llama.cpp's uint32_t; -1: random
     "max_tokens": OptionRange(N_("Max tokens"), 1, 2**24, is_integer=True),
 }
-MAX_STOP_WORDS = 16  # stop words
+MAX_STOP_WORDS = 16
 
 
 def validate_options(options: ChatOptions) -> None:

@@ -204,7 +204,7 @@ async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
         "outputs_agree": all(  # greedy replies after restores equal the hot ones
             first.text == second.text == third.text for first, second, third in zip(hot, warm, restored, strict=True)
         ),
-        # May differ: batch reading rounds differently from writing.
+        # May differ: processing tokens in batches rounds differently from generating them one by one.
         "cold_output_agrees": hot[-1].text == cold.text,
     }
 

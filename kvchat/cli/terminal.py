@@ -34,7 +34,7 @@ from kvchat.text.language import _
 FAILED = 1  # argparse exits with 2
 INTERRUPTED, TERMINATED, NO_READER = 130, 143, 141  # 128 + signal, as in shells
 _M_ARENA_MAX = -8
-SIGNAL_TIMEOUT_S = 1.5  # how long a signal may wait
+SIGNAL_TIMEOUT_S = 1.5  # time for the main thread to handle a signal
 
 
 class Terminal:

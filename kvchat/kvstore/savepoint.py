@@ -167,7 +167,7 @@ class ConversationUsage:
     exclusive_bytes: int = 0  # freed by deleting it
     shared_bytes: int = 0  # also used by other conversations
     tokens: int = 0  # of its longest save point
-    model: str = ""  # it was saved with, as in fingerprints
+    model: str = ""  # name in fingerprints of the model it was saved with
     reprocessing: TimeRange | None = None  # estimated time; None: unknown
     pinned: bool = False
     never_save: bool = False

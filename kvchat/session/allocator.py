@@ -313,7 +313,7 @@ class Allocator:
         for other in tuple(self._active):
             if other.state is RequestState.SETTLING:
                 follows = request.continues(other) if request else other.owner == owner
-                if follows and (window or not self._pending or self._pending[0].continues(other)):  # it is next
+                if follows and (window or not self._pending or self._pending[0].continues(other)):  # its turn is next
                     other.stop_now()
                 elif crowded:
                     other.stop_later(window=window)

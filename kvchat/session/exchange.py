@@ -79,14 +79,14 @@ class Exchange:
         self._reserve = 0  # tokens reserved after it was crowded out before
         self.engine_wait_s = 0.0  # spent waiting for an engine to start
         self.lease: Lease | None = None  # None until an engine is ready
-        # Of the last request:
+        # State of the last request:
         self.prompt: Tokens = ()
         self.loaded = NOTHING_LOADED
         self.timings: Timings | None = None  # cached tokens exclude what this exchange processed itself
         self.result: LoadResult | None = None  # once the engine has counted
         self.finish_reason: str | None = None
         self._prefilled: Timings | None = None
-        self._has_output = False  # got output
+        self._has_output = False
         self._is_restore_cleared = False  # the same request crashed the engine before without a restored state
         self._skip_reason: Reason | None = None  # why nothing is restored: the last restore killed the engine
 

@@ -55,7 +55,7 @@ class ReasonCode(StrEnum):
     OPTIONS = "options", N_("extra engine arguments")
     BUILD = "build", N_("engine build")
 
-    # Its memory is lost
+    # Why a chat's memory was lost
     SET_ASIDE = "set-aside", N_("its memory was set aside: {reason}"), N_("its memory was set aside")
     BLOCK_DAMAGED = "block-damaged", N_("a block was damaged ({error})")
     PRUNED = "pruned", N_("its memory was deleted to stay within the storage limit")
@@ -65,7 +65,7 @@ class ReasonCode(StrEnum):
     NOT_FINISHED = "not-finished", N_("kvchat quit before its memory was saved")
     NOT_WAITED_FOR = "not-waited-for", N_("kvchat quit without waiting for its memory to be saved")
 
-    # It could not be loaded
+    # Why it could not be loaded
     NOT_READABLE = "not-readable", N_("its saved memory could not be read ({error})")
     NOT_STAGED = "not-staged", N_("its file could not be copied to the engine's folder ({error})")
     PART_DAMAGED = "part-damaged", N_("part of its memory was damaged ({error})")
@@ -85,7 +85,7 @@ class ReasonCode(StrEnum):
     OTHER_ENGINE = "other-engine", N_("it was saved with a different {differences}")
     LONGER_THAN_CONTEXT = "longer-than-context", N_("it has {tokens} tokens, but the context length is {context_size}")
 
-    # It was loaded and not used
+    # Why it was loaded but not used
     HOLLOW = "hollow", N_("the engine accepted {accepted} tokens but reused only {reused}")
     REUSED_LESS = "reused-less", N_("the engine reused only {reused} of the {held} tokens it held")
     NOT_REUSED = "not-reused", N_("the engine did not reuse its cached tokens")

@@ -24,7 +24,7 @@ _WORD_RANGES = (  # scripts without spaces between words, or with joined particl
     (0xF900, 0xFAFF),
     (0x20000, 0x3FFFF),
 )
-_STEP, _OVERLAP = 4096, 256  # characters read at once; a hit cut by a step is whole in the next
+_STEP, _OVERLAP = 4096, 256  # characters per step; a hit cut off by a step is complete in the next
 _KEPT_MARKS = (0, 8, 9)  # mark classes that make another letter: vowel signs, kana voicing, viramas
 
 

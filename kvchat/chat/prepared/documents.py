@@ -188,12 +188,12 @@ class PreparedSet:
     name: str
     paths: tuple[str, ...]  # named by the user
     sources: tuple[SourceFile, ...]
-    label: str  # of its save points; empty: never read completely
-    fingerprint: Fingerprint | None  # of the engine that read them, as are the fields below
+    label: str  # of its save points; empty: never completely processed
+    fingerprint: Fingerprint | None  # of the engine that processed them, as are the fields below
     model: str  # path
     context_size: int
     tokens: int
-    read_ms: float  # estimate for reading all of it
+    read_ms: float  # estimate for processing all of it
     created_at: datetime
 
     @property

@@ -55,7 +55,7 @@ class Estimate:
     files: int
     tokens: int
     time: TimeRange | None  # None: unknown
-    available: int | None = None  # tokens the model can read at once, beside a reply; None: unknown
+    available: int | None = None  # tokens that fit into the context beside a reply; None: unknown
     counted: bool = False  # False: estimated tokens
 
     @property
@@ -75,7 +75,7 @@ class PreparedStatus:
     prepared: PreparedSet
     bytes: int  # blocks on disk, including those shared with chats
     changes: FileChanges  # in the files, since they were read
-    reprocess_reason: str  # why chats must reread it; empty if they need not
+    reprocess_reason: str  # why chats must process it again; empty if they need not
     time: TimeRange | None  # estimated time; None: unknown
 
 

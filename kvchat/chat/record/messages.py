@@ -62,7 +62,7 @@ class Receipt:
     model: str = ""  # identity of the weights: rates are only valid for one model
     model_name: str = ""  # display name at the time; empty: unknown
     thinking_ms: float | None = None  # from first thinking token to first reply token; None: no thinking
-    read_ahead_tokens: int = 0  # prompt tokens read before Send
+    read_ahead_tokens: int = 0  # prompt tokens processed before Send
     read_ahead_ms: float = 0.0  # time for that; not part of ttft_ms
     settle_ms: float | None = None  # bringing the slot to the turn boundary after the reply; None: unknown
     save_ms: float | None = None  # and saving it there

@@ -32,7 +32,7 @@ class Forecast:
     source: Source  # where the chat's state will come from
     tokens_to_read: int  # tokens after Send
     wait: TimeRange | None = None  # for the first token; None: unknown
-    has_messages: bool = True  # chat has messages
+    has_messages: bool = True
 
     @property
     def is_noticeable(self) -> bool:
@@ -78,7 +78,7 @@ _SHORT_WAIT_LABELS = dict.fromkeys(_RESTORED_SOURCES, N_("replies in a moment"))
 }
 
 
-MIN_MESSAGE_TOKENS = 32  # minimum tokens of a message
+MIN_MESSAGE_TOKENS = 32  # per message, for template and question
 MAX_MESSAGES = 256  # messages checked per branch
 
 
@@ -120,7 +120,7 @@ class Forecasts:
             contents = slot.known_contents(engine) if slot and engine else None
             held = len(contents.tokens) if contents else None
             forecast = _forecast_chat(branch, points, held, speed, await self._restore_rate())
-            if len(branch) == 1 and branch[0].tokens_through is None:  # others may share its beginning
+            if len(branch) == 1 and branch[0].tokens_through is None:  # no receipt yet: other chats' memory may serve
                 forecast = await self.forecast_message(chat, "") or forecast
             forecasts[chat] = forecast
         return forecasts

@@ -30,7 +30,7 @@ from kvchat.text.language import _, join_sentences
 from kvchat.text.reasons import Reason, ReasonCode
 
 PROBE_TOKENS = 4  # tokens appended to the restored state, as in the self-test
-MAX_SPARE_MS = 600_000.0  # longer reads are verified only on request
+MAX_SPARE_MS = 600_000.0  # longer verifications run only on request
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class MemoryVerifier:
     def __init__(self, turn_context: TurnContext, on_slot_changed: Callable[[], None]) -> None:
         """`on_slot_changed`: called when a slot may hold another chat than before."""
         self._turn_context, self._on_slot_changed = turn_context, on_slot_changed
-        self._postponed: set[str] = set()  # chats not retried in spare time
+        self._postponed: set[str] = set()  # chats not retried when idle
         self._in_progress: set[str] = set()  # chats being verified
 
     async def test(self, conversation_id: str, fingerprint: Fingerprint, start: bool) -> MemoryTest:

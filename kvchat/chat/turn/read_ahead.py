@@ -31,7 +31,7 @@ from kvchat.text.reasons import Reason, ReasonCode
 
 TYPING_PAUSE_S = 0.6  # delay after the last draft change
 PASTE_CHARACTERS = 400  # characters; more at once were pasted
-DWELL_S = 1.0  # time on a chat before it is read if nothing can be restored
+DWELL_S = 1.0  # time on a chat before it is processed if nothing can be restored
 UNSTABLE_TOKENS = 8  # tokens at a draft's end that typing may change
 
 
@@ -144,7 +144,7 @@ class ReadAhead:
             return False
         if self._stopped == target.conversation_id:
             return False
-        if not target.draft and not target.attachments:  # typing users stay
+        if not target.draft and not target.attachments:  # a user who types will stay in this chat
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._due.wait(), DWELL_S)
         return not self._due.is_set()
@@ -156,7 +156,7 @@ class ReadAhead:
         chosen, branch = await turn_context.settings_and_branch(None if owner == NEW_CHAT_ID else owner)
         messages = prompt_messages(branch)
         if not turn_context.host.is_ready(chosen.model, vision=needs_vision(messages)):
-            return False  # only a message loads another model or projector
+            return False  # only sending a message loads another model or projector
         if not ends_with_reply(branch) and any(message.role is not Role.SYSTEM for message in branch):
             return False
         request = Request(messages, model=chosen.model, template=chosen.options.template)
@@ -164,7 +164,7 @@ class ReadAhead:
             lease = await turn_context.exchange(slot, owner).ready(request)
             boundary = await lease.turn_boundary(messages)
             if len(boundary) >= lease.engine.context_size:
-                return False  # answering makes room for it
+                return False  # the next answer makes room for it
             new = prompt_messages([*branch, target.message])
             draft = () if needs_vision(new) else await _stable_prefix(target, lease, boundary, new)
             loaded = await lease.load_boundary(draft or boundary)

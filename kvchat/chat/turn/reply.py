@@ -18,7 +18,7 @@ from kvchat.session.proof import NOTHING_LOADED, LoadedState, LoadResult, judge_
 from kvchat.text.language import _
 
 FLUSH_INTERVAL_S = 0.5  # maximum loss in a crash
-SILENT_S, SILENT_PREFILL_S = 5.0, 60.0  # minimum silence to report while writing, while reading
+SILENT_S, SILENT_PREFILL_S = 5.0, 60.0  # minimum silence to report: during the reply, during prefill
 SPEED_INTERVAL_S = 0.25  # between speed updates
 
 
@@ -68,7 +68,7 @@ class ReplyWriter:
         self._thinking_ms: float | None = None  # None while thinking or without it
         self._engine_wait_s = 0.0  # waiting for an engine to start, not part of the time to the first token
         self.earlier_tokens = 0  # as in the receipt
-        self.queue_wait_s = 0.0  # waiting for another conversation's turn; not part of it either
+        self.queue_wait_s = 0.0  # waiting for another conversation's turn; not part of that time either
         self._loaded = NOTHING_LOADED  # how the slot was prepared
         self._awaiting_output = False  # waiting for output of the engine
         self._steps: list[LoadResult] = []  # several if outgrown or crowded out

@@ -28,7 +28,7 @@ from kvchat.system.concurrency import Background
 from kvchat.text.language import _
 
 IDLE_S = 3.0  # time without requests
-_MIN_HELD_SHARE = 0.9  # minimum share of the chat in the slot, to avoid rereading
+_MIN_HELD_SHARE = 0.9  # minimum share of the chat in the slot, to avoid reprocessing
 _TITLE_TOKENS, _THINKING_TOKENS = 40, 512
 _READ_CHARACTERS = 20_000  # per message, to check that a title fits the chat
 # Understood by most thinking models' chat templates; a template that knows neither renders the same prompt.
@@ -157,7 +157,7 @@ class TitleGenerator:
         quiet = replace(request, template=(*request.template, *_NO_THINKING))
         plain = await lease.engine.engine.prompt_tokens(messages)
         prompt = await (await exchange.ready(quiet)).engine.engine.prompt_tokens(messages)
-        if prompt[: len(boundary)] != boundary:  # the option changes the prompt's start, which would be reread
+        if prompt[: len(boundary)] != boundary:  # the option changes the prompt's start, which would be reprocessed
             quiet, prompt = request, plain
         most_tokens = _TITLE_TOKENS
         if prompt == plain and any(message.thinking for message in attempt.branch):

@@ -59,7 +59,7 @@ class Turn:
         self.on_start = on_start  # called at its start; None: the chat must be idle
         self.answered = False  # the turn may still be saving
         self.stopped = False  # by the user
-        self.is_queued = False  # another reply is first
+        self.is_queued = False  # another reply comes first
         self._turn_context, self._saves = turn_context, save
         self._notify = turn_context.events.for_chat(conversation_id)
         self._answering, self._settling = InterruptibleTask(), Settling(self._notify)

@@ -117,7 +117,7 @@ class Turns:
                     if turn.on_start is not None:
                         others = [other for other in self._turns if other is not turn and not other.answered]
                         later = {other.start.question_id for other in others if other.on_start and other.start}
-                        with contextlib.suppress(StorageFailed):  # it stays put and is answered there
+                        with contextlib.suppress(StorageFailed):  # the question is answered in its present place
                             if await turn_context.run(Database.move_to_end, turn.start.question_id, later):
                                 turn_context.publish(MessagesChanged(chat))
                         if not turn.stopped:

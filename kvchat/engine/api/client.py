@@ -51,7 +51,7 @@ class UnchangedRows:
     """Counts a slot's leading tokens whose rows are unchanged since the last save or restore, as far as reported."""
 
     def __init__(self, exclusive: bool = True) -> None:
-        self._exclusive = exclusive  # if others send requests to this engine, nothing is ever known
+        self._exclusive = exclusive  # False: others send requests to this engine, so nothing is ever known
         self.count = 0  # rows are kept if taken from the cache (`cache_n`), else recomputed
 
     def mark_saved(self, tokens: int) -> None:
@@ -78,7 +78,7 @@ class PromptTokenizer:
 
     def __init__(self, tokenize: Tokenize) -> None:
         self._tokenize = tokenize
-        self._cache: deque[tuple[str, TokenIds]] = deque(maxlen=CACHED_PROMPTS)  # prompts
+        self._cache: deque[tuple[str, TokenIds]] = deque(maxlen=CACHED_PROMPTS)
         self.end, self._end_id = "", -1  # the end-of-text token, once known
         self._can_cut: bool | None = None  # None: not tried
 

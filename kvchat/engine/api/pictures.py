@@ -25,7 +25,7 @@ from kvchat.text.language import _
 MAX_PIXELS = 40_000_000  # three bytes each when decoded in the engine
 _SIGNATURES = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"BM": "BMP"}  # supported formats
 FIRST_PICTURE_ID = -2  # −1 is llama-server's placeholder
-CACHE_BYTES = 64_000_000  # recent pictures, reread when the slot is settled
+CACHE_BYTES = 64_000_000  # recent pictures, sent again when the slot is settled
 _PLACEHOLDER = Picture(b"\x89PNG")  # templates ignore picture contents
 
 Call = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # POST a body to a path

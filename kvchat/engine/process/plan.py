@@ -21,10 +21,10 @@ TRACE_VERBOSITY = 4  # llama-server's log level: logs memory use but no conversa
 # Copies of a sliding window or recurrent state that the engine keeps to go back to. Newer builds write all into a save:
 # with their default of 32, a save of 4K tokens was seven times as large (b11549, gemma3), and the store can go back
 # without them. But settling needs the last prompt's state if the template shortens a reply: with one copy, it
-# read the whole conversation again; with two, only the reply (b11549, qwen35).
+# processed the whole conversation again; with two, only the reply (b11549, qwen35).
 CONTEXT_CHECKPOINTS = 2
 
-# Tokens that the engine reads at once; few, because a dropped connection stops prefill only between batches. The
+# Tokens that the engine processes at once; few, because a dropped connection stops prefill only between batches. The
 # sliding-window cache is longer by this number. It also affects rounding: in steps of a multiple, a prompt
 # gives the same result as in one piece; in other steps it differs by up to 0.2 nats (measured; CPU attention).
 BATCH_SIZE = 512

@@ -34,7 +34,7 @@ from kvchat.kvstore.blocks.recipe import (
 from kvchat.kvstore.savepoint import CancelCheck, never
 
 _MAX_BUFFERS = 256  # buffers per read call; systems allow 1024
-_MIN_PREFETCH_BYTES = 1 << 16  # bytes
+_MIN_PREFETCH_BYTES = 1 << 16
 _Destinations = list[tuple[int | None, int]]  # (target, or None to discard; length)
 _Job = tuple[BlockUse, _Destinations]  # a block and the targets of all its bytes, in order
 

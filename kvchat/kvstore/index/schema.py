@@ -22,7 +22,7 @@ SEGMENT, TOKEN_BYTES = 256, 4  # maximum tokens per tree node; bytes per token
 _MAX_NUMBER = 1 << 50  # bytes or milliseconds; a sum of 8,000 of these still fits
 _SUM_RANGE = f"BETWEEN -{4096 * _MAX_NUMBER} AND {4096 * _MAX_NUMBER}"
 _MAX_TIME_S = 1 << 34  # seconds since 1970
-_MAX_TOKENS = 1 << 31  # tokens
+_MAX_TOKENS = 1 << 31
 
 # Recount everything from recipes and blocks; correct sums cause only reads.
 RECOUNT = """

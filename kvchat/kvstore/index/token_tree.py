@@ -224,7 +224,8 @@ def _matching_children(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> 
 
 def _prefix_children(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
     """Yield the segments after a node that are prefixes of `rest`, longest first."""
-    while rest:  # a prefix sorts before `rest`; none is longer than what `rest` shares with the next one before it
+    # A prefix sorts before `rest`, and is no longer than what `rest` shares with the nearest segment before it.
+    while rest:
         row = db.execute(f"{_CHILDREN} AND packed <= ? ORDER BY packed DESC LIMIT 1", (*parent, rest)).fetchone()
         if row is None:
             return

@@ -34,7 +34,7 @@ _BOTH = {"falcon-h1"}  # each layer has attention and recurrent state
 # Sparse attention: an extra key row selects tokens. Its length in indexer keys, by architecture.
 _INDEX_KEYS = {"glm5-next": 3, "qwen4exp": 2}
 _INDEX_KEYS |= dict.fromkeys(("deepseek32", "glm-dsa", "hy_v4", "dots3note", "minimax-m3"), 1)
-_INDEX_IN_LISTED = {"glm-dsa", "hy_v4", "dots3note", "glm5-next"}  # layers whose `indexer.types` is not 0
+_INDEX_IN_LISTED = {"glm-dsa", "hy_v4", "dots3note", "glm5-next"}  # only in layers with a nonzero `indexer.types`
 _FIRST_SHARED = {"gemma3n": 20}  # layers from this one on use an earlier layer's rows (src/models/gemma3n.cpp)
 
 

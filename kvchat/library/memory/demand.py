@@ -27,7 +27,7 @@ MARGIN_SHARE = 0.10  # of free memory, left for other uses
 MIN_MARGIN_BYTES = 256 * 1024 * 1024  # bytes
 _MAX_RESERVED_BYTES = 4 << 30  # bytes
 MAX_ENTRIES = 200  # of load limits; keeps newest
-DAY_S, MAX_DAYS = 86_400.0, 32  # until more is tried again
+DAY_S, MAX_DAYS = 86_400.0, 32  # until a larger context is tried again
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class LoadLimit:
 
     tokens: int
     times: int  # failures at least a day apart
-    at: float  # last failure in seconds since 1970, as is `until`
+    at: float  # last failure, in seconds since 1970 (like `until`)
 
     @property
     def until(self) -> float:

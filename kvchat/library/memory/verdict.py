@@ -79,8 +79,8 @@ class Proposal:
     price: str  # a sentence
     tokens: int = 0  # context tokens gained
     bytes: int = 0  # memory freed at the current context; negative: used
-    kv_type: str | None = None  # the setting to change, or …
-    engine_argument: str | None = None  # … what to add to the engine's extra arguments
+    kv_type: str | None = None  # value for the setting `kv_type`; None: set `engine_argument` instead
+    engine_argument: str | None = None  # to add to the engine's extra arguments
 
     def apply_to(self, settings: Settings) -> Settings:
         if self.kv_type is not None:

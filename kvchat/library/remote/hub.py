@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 HOME = "https://huggingface.co"
 MAX_RESULTS = 40
 TIMEOUT_S = 20.0  # without data
-MAX_RESPONSE_BYTES = 32_000_000  # bytes
+MAX_RESPONSE_BYTES = 32_000_000
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 

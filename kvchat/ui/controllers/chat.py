@@ -89,10 +89,8 @@ class ChatController(Controller):
         if not first.is_restored:
             first.restore(NEW_CHAT_ID, {NEW_CHAT_ID: self.drafts.get(None).text})
         self._views.composer.set_starting(False)
-        page, answered = (
-            first.conversation_id,
-            first.sent[0][0] if first.sent else None,
-        )  # only one chat is answered first
+        # Only one chat can be answered first.
+        page, answered = first.conversation_id, first.sent[0][0] if first.sent else None
         for id in first.drafts.keys() | {id for id, _text in first.sent}:
             unanswered = first.sent_from(id) if id != answered else ()
             self.drafts.set(id, SEPARATOR.join(filter(None, (*unanswered, first.drafts.get(id, "")))))

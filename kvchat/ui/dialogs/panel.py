@@ -199,7 +199,7 @@ class ReportDialog(FittingDialog):
 
 class BugReportDialog(ReportDialog):
     def __init__(self, look: Look, text: str, parent: QWidget | None = None) -> None:
-        # in English: for the developer who gets the report
+        # In English: the report is for the developers.
         versions = f"kvchat {__version__}\n{platform.platform()}\nPython {platform.python_version()}"
         font = page_font(look.fonts.mono, look.fonts.small)
         super().__init__(_("Unexpected error"), _(_BUG_TEXT), f"{versions}\n\n{text}", font, parent)
