@@ -209,13 +209,17 @@ _CHECKED = "asked-for-updates"  # in the state folder; mtime: last check
 async def watch_updates(state: Path, is_enabled: Callable[[], bool], notify: Callable[[str, str], None]) -> None:
     """Check for new versions forever; call `notify` with the number and page of each."""
     checked = state / _CHECKED
+
+    def is_due() -> bool:
+        if checked.exists() and 0 <= time.time() - checked.stat().st_mtime < UPDATE_INTERVAL_S:
+            return False
+        checked.touch()
+        return True
+
     while True:
         with contextlib.suppress(OSError, KvchatError):  # a background check: retried tomorrow
-            is_recent = checked.exists() and 0 <= time.time() - checked.stat().st_mtime < UPDATE_INTERVAL_S
-            if is_enabled() and not is_recent:
-                checked.touch()
-                if tag := await newer_tag():
-                    notify(tag.removeprefix("v"), f"{GitHub().page(_KVCHAT)}/tag/{tag}")
+            if is_enabled() and await asyncio.to_thread(is_due) and (tag := await newer_tag()):
+                notify(tag.removeprefix("v"), f"{GitHub().page(_KVCHAT)}/tag/{tag}")
         await asyncio.sleep(_CHECK_INTERVAL_S)
 
 
