@@ -53,6 +53,7 @@ class ApiService:
     _follows: bool = False  # set at the first follow()
     _closed: bool = False  # for good
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _changing_keys: asyncio.Lock = field(default_factory=asyncio.Lock)
     _background: Background = field(default_factory=Background)
     _saving: asyncio.TimerHandle | None = None  # pending save of the totals
 
@@ -201,7 +202,8 @@ class ApiService:
 
     async def _change_keys(self, change: Callable[[KeyStore, str], object], program: str) -> None:
         try:
-            await asyncio.to_thread(change, KeyStore(self.paths), program)
+            async with self._changing_keys:  # each change reads and writes all keys
+                await asyncio.to_thread(change, KeyStore(self.paths), program)
         except OSError as error:
             raise SettingsNotSaved(self.paths.config, error) from error
         if self._follows:

@@ -36,6 +36,7 @@ class ApiServerPage(SettingsPage):
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         self.keys: Mapping[str, str] = {}  # by app
+        self._loads = 0  # of keys, started so far
         self.add_settings(through="api_server")
         self.address = line_edit(_("Address"))
         self.address.setReadOnly(True)
@@ -141,8 +142,12 @@ class ApiServerPage(SettingsPage):
         self.address_entry.set_help(help)
 
     async def load_keys(self) -> None:
-        self.keys = await self.runtime.api_server.keys()
-        self._show_keys()
+        self._loads += 1
+        load = self._loads
+        keys = await self.runtime.api_server.keys()
+        if load == self._loads:  # else a later load has newer keys
+            self.keys = keys
+            self._show_keys()
 
     async def make_key(self, app: str = ANY_PROGRAM) -> None:
         await self.runtime.api_server.make_key(app)

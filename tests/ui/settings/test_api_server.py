@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -110,6 +111,28 @@ async def test_a_program_gets_a_key_of_its_own_that_can_be_taken_back(
     qtbot.mouseClick(button(page, "Revoke the API key of my-zed"), LEFT)
     await until(lambda: page.app_keys.count() == 0)
     assert list(await runtime.api_server.keys()) == [ANY_PROGRAM]
+
+
+async def test_keys_of_an_earlier_load_do_not_replace_newer_ones(
+    runtime: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = await switched_on(window, runtime)
+    load_keys, has_read, may_end = runtime.api_server.keys, asyncio.Event(), asyncio.Event()
+
+    async def load_late() -> dict[str, str]:
+        keys = await load_keys()
+        has_read.set()
+        await may_end.wait()
+        return keys
+
+    monkeypatch.setattr(runtime.api_server, "keys", load_late)
+    earlier = asyncio.create_task(page.load_keys())
+    await has_read.wait()
+    monkeypatch.setattr(runtime.api_server, "keys", load_keys)
+    await page.make_key("my-zed")
+    may_end.set()
+    await earlier
+    assert "my-zed" in page.keys
 
 
 async def test_a_port_is_a_number(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
