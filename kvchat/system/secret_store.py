@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from enum import Enum
 from pathlib import Path
 
-from kvchat.system.files import read_regular_file
+from kvchat.system.files import atomic_write, read_regular_file
 from kvchat.text.language import N_
 
 _SERVICE = "kvchat"
@@ -36,21 +35,25 @@ class SecretStore:
         return None
 
     def save(self, value: str) -> SecretLocation:
-        """Store a secret; return where. Raises OSError if even the file cannot be written."""
-        self.forget()
+        """Store a secret; return where. Readers see the old or the new one. Raises OSError if it cannot be written."""
         with contextlib.suppress(Exception):
             import keyring
 
             keyring.set_password(_SERVICE, self._account, value)
             if self._read_keyring() == value:  # the null backend accepts all and stores nothing
+                self._file.unlink(missing_ok=True)
                 return SecretLocation.KEYRING
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with os.fdopen(os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(value)
+        with atomic_write(self._file, private=True) as temporary:
+            temporary.write_text(value, encoding="utf-8")
+        self._forget_in_keyring()
         return SecretLocation.FILE
 
     def forget(self) -> None:
         self._file.unlink(missing_ok=True)
+        self._forget_in_keyring()
+
+    def _forget_in_keyring(self) -> None:
         with contextlib.suppress(Exception):  # no entry or no keyring
             import keyring
 

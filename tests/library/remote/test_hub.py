@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import subprocess
@@ -223,6 +224,21 @@ def test_private_file_without_a_keyring(
     store.forget()
     store.forget()
     assert store.load() is None
+
+
+@pytest.mark.usefixtures("no_token")
+def test_failed_save_keeps_the_old_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyring.set_keyring(fail.Keyring())
+    store = TokenStore(tmp_path)
+    store.save(TOKEN)
+
+    def write_nothing(path: Path, *arguments: object, **options: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write_nothing)
+    with pytest.raises(OSError, match="No space left"):
+        store.save("hf_another_one")
+    assert store.load() == AccessToken(TOKEN, SecretLocation.FILE.value)
 
 
 @pytest.mark.usefixtures("no_token")
