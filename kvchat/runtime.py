@@ -237,14 +237,14 @@ class Runtime:
         await self.restart_engine()
 
     async def use_model(self, path: Path) -> None:
-        """Check that it is a GGUF and use it for new chats; the engine keeps its model. Raises KvchatError."""
+        """Check that the file is a GGUF and use it for new chats; the engine keeps its model. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
         await asyncio.to_thread(ollama_name, path)
         self._loaded_model = self.model.path
         await self.apply_settings(dataclasses.replace(self.settings, model_path=str(path)))
 
     async def load_model(self, path: Path) -> None:
-        """Check that it is a GGUF and load it, whatever new chats use. Raises KvchatError."""
+        """Check that the file is a GGUF and load it; new chats keep their default. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
         self._switch_model(str(path))
         if self.engine.status.state in DOWN_STATES:

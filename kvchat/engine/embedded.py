@@ -93,7 +93,7 @@ def _serve(xllamacpp: Any, parameters: Any) -> int:
 
 
 def _is_free(host: str, port: int) -> bool:
-    """True if nobody listens there. llama.cpp binds with SO_REUSEADDR, which on Windows succeeds on a port in use."""
+    """True if the port is not in use. llama.cpp binds with SO_REUSEADDR, which on Windows succeeds on a port in use."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)

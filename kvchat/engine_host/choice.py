@@ -150,8 +150,8 @@ def choose_engine(
 ) -> EngineChoice:
     """Decide how to start an engine. Reads the model's header and asks the engine for its devices.
 
-    `limits`: learned from earlier loads. `vision`: with the model's projector. `needed`: tokens of the chats likely
-    to be answered, reply included; it grows when one needs more. `staged`: what the store has in memory.
+    `limits`: learned from earlier loads. `vision`: load the model's projector. `needed`: tokens to allocate at first,
+    for the chats likely to be answered, replies included. `staged`: memory the store uses for slot files.
     Call it off the event loop. Raises KvchatError.
     """
     if not settings.model_path:

@@ -120,7 +120,7 @@ class EngineLifecycle:
             await self._end_inspection()
 
     async def rest(self) -> None:
-        """Stop kvchat's own engine, or do not start it, until somebody asks for one."""
+        """Stop kvchat's own engine, or do not start it, until a request needs one."""
         await self._switch_connection()
         if not self.is_external:
             async with self._lock:

@@ -1,8 +1,8 @@
-"""Access checks (host name, web origin, key, size), and what is never passed to the engine.
+"""Access checks (host name, web origin, key, size), and rejection of requests that could harm the engine.
 
-The engine would fetch a picture from any address, even on the user's own network, for any client. llama-server
-parses recursively, and its stack overflows. It tokenizes a text whole before it sees that it does not fit, at some
-100 bytes of memory per byte of text, and keeps the log probabilities of each token it writes.
+For any client, llama-server would fetch pictures from any address, even on the user's own network. Its recursive
+parser overflows the stack on deep nesting. It tokenizes a whole text before it notices that it does not fit, using
+some 100 bytes of memory per byte of text, and it keeps the log probabilities of each token it generates.
 """
 
 from __future__ import annotations

@@ -159,9 +159,9 @@ def _number(value: Any, least: int = 0, limit: int = _MAX_NUMBER) -> int:
 
 
 def stored_manifest(folder: Path, conversation_id: str) -> Manifest | None:
-    """Return what the store keeps of a conversation for the model that answered last, or None.
+    """Return a conversation's save points for the model that answered last, or None.
 
-    Excludes what is not yet absorbed. Only reads: another process may own the folder. Raises KvchatError.
+    Excludes save points not yet absorbed. Only reads: another process may own the folder. Raises KvchatError.
     """
     index = folder / disk.INDEX
     if not index.exists():

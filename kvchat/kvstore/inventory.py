@@ -54,7 +54,7 @@ class Inventory:
         return disk.free_bytes(self.folder)
 
     def recover(self) -> None:
-        """Adopt or discard what a killed process left. Checks that the store is writable."""
+        """Adopt or delete the files that a killed process left. Checks that the store is writable."""
         with self.index.write() as db:
             if self.index.fresh and any(self.blocks.unknown_blocks(())):
                 usage.note_index_loss(db)  # the index was deleted, but not its blocks
@@ -208,12 +208,12 @@ class Inventory:
         return summaries
 
     def losses(self) -> tuple[Loss, ...]:
-        """Return what was lost since the last call: the user is told once."""
+        """Return the losses since the last call, so that the user is told of each once."""
         with self.index.write() as db:
             return usage.take_unreported_losses(db) + usage.take_unreported_index_loss(db)
 
     def unchecked(self, checker: str) -> UncheckedPoints:
-        """Return what was saved since `checker` last called `mark_checked`; everything if another called it since."""
+        """Return the save points added since `checker` called `mark_checked`; all if another has called it since."""
         with self.index.read() as db:
             return usage.unchecked(db, checker)
 
@@ -260,7 +260,7 @@ class Inventory:
             return usage.with_imported(db)
 
     def delete_imported(self, conversation_id: str) -> int:
-        """Delete a conversation's imported memory and what was built on it."""
+        """Delete a conversation's imported memory and the save points that extend it."""
         with self.index.write() as db:
             ids = points.points_for(db, imported_audience(conversation_id))
             points.delete(db, ids)
@@ -280,7 +280,7 @@ class Inventory:
 
     @disk_errors()
     def enforce(self, protected: int | None = None) -> None:
-        """Delete what is too old, then the least valuable. Other programs have limits within the bounds."""
+        """Delete expired save points, then the least valuable ones. Other programs have a share of the bounds."""
         bounds = self.bounds
         self._expire(PROGRAMS_AGE_DAYS, protected, programs=True)
         if bounds.max_age_days is not None:
@@ -318,7 +318,7 @@ class Inventory:
 
     @disk_errors()
     def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
-        """Hash every block; delete bad ones and what needs them. Recount all sums. `progress`: bytes done, total."""
+        """Hash every block; delete bad ones and their save points. Recount all sums. `progress`: bytes done, total."""
         self.index.check()
         self.collect()  # a process killed while deleting leaves index rows of deleted blocks
         bad_recipes: dict[str, Reason] = {}

@@ -84,7 +84,7 @@ class Restorer:
 
         A partial plan is composed to exactly that length if the layout allows, else the whole file is given for the
         engine to cut: StagedFile.n_tokens is the number of tokens in it. `window`: the model's sliding window in
-        tokens, if the engine needs one more row (see `with_masked_rows`); what is not yet absorbed is absorbed first.
+        tokens, if the engine needs one more row (see `with_masked_rows`); an unabsorbed file is absorbed first.
         A bad block is deleted with every save point that needs it, and returns a Miss. Raises Cancelled soon after
         `cancelled` returns true, leaving no file.
         """
@@ -218,7 +218,7 @@ class Restorer:
         return file
 
     def _failure_reason(self, point_id: str, error: Exception) -> Reason:
-        """Delete what is damaged; return why the restore failed."""
+        """Delete damaged blocks or save points; return why the restore failed."""
         if isinstance(error, OSError):
             return Reason(ReasonCode.NOT_STAGED, {"error": str(error.strerror)})
         if isinstance(error, IndexLost | IndexFailed):

@@ -1,12 +1,14 @@
 """Values and errors of the save-point store, and the audiences of save points.
 
-An audience is who may reuse a save point. Its rows serve every prompt that begins with its tokens, so whoever reuses
-them learns that somebody's prompt began so, and gets answers based on what they contain. The token tree is therefore
-kept per audience: what must not be reused cannot be found. An engine's slot has an audience, too.
+An audience is the set of owners that may reuse a save point. Its rows serve every prompt that begins with its tokens,
+so a client that reuses them learns that another's prompt began with these tokens, and gets answers based on them.
+Therefore each audience has a token tree of its own: a lookup cannot find save points of another. An engine's slot has
+an audience, too.
 
-A program's system prompt is for everybody once two programs have sent all of it in this run of kvchat, each with its
-own key: names that anybody may take do not count, nor do the user's chats. So a program learns nothing from what it
-sends itself. Only someone with two programs' keys can learn that a third sent the same whole system prompt.
+A program's system prompt becomes available to all programs once two programs have sent it completely in this run of
+kvchat, each with its own key. User-Agent names do not count, as any client can send them, nor do the user's chats. So
+a program learns nothing from its own requests. Only somebody with two programs' keys can learn that a third program
+sent exactly the same system prompt.
 """
 
 from __future__ import annotations
@@ -262,7 +264,7 @@ class Bounds:
 
     @property
     def programs_quota(self) -> int:
-        """Bytes on disk for other programs, not counting what chats also keep."""
+        """Bytes on disk for other programs, not counting blocks that chats also keep."""
         return self.quota // 2
 
     def max_point_bytes(self, conversation_id: str) -> int:

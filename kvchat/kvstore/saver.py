@@ -83,7 +83,7 @@ class Saver:
         """Turn a file the engine has just saved into a save point: fast, and at first only in the warm tier.
 
         `expected_size`: bytes the engine reported. `prefill_ms`: estimated time to process these tokens again.
-        `window`: as for `Restorer.stage`; that file is prepared when this one is absorbed.
+        `window`: as for `Restorer.stage`; the file with the added row is made when this one is absorbed.
         `message_id`: the last message in the tokens; the save point is deleted with it.
         `predecessor`: the save point the slot continues from; unchanged rows are not read again.
         `audience`: by default the conversation's own.

@@ -1,8 +1,7 @@
 """Staging: where engines save and restore, in memory if there is room, and which files stay warm there.
 
-An engine is told one folder on disk when it starts. Whether a file lies there or in memory is decided for each file
-by what is free now: one in memory has a link in the folder. What is too large for that, or for a container's 64 MB
-of /dev/shm, goes through the disk.
+An engine gets one folder on disk when it starts. A file is placed in memory, with a link in that folder, if it fits
+into the memory free at that moment (in a container /dev/shm may have only 64 MB); otherwise it goes through the disk.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ class Staging:
             return True
 
     def discard_saved(self, path: Path) -> None:
-        """Delete what an engine saved, or was to save, at `path`."""
+        """Delete the file that an engine saved, or was to save, at `path`."""
         with contextlib.suppress(OSError):
             memory_files.delete(self._resolve_redirect(path) or path)
 
@@ -263,7 +262,7 @@ class Staging:
             self._spare.clear()
 
     def trim(self, *, disk_too: bool = False, max_bytes: int | None = None) -> None:
-        """Delete what exceeds the memory limit, least recently used first; keep what is not absorbed.
+        """Delete files until the memory limit is met, least recently used first; keep unabsorbed ones.
 
         On disk the last used stays, unless `disk_too`. `max_bytes`: the new memory limit.
         """

@@ -308,7 +308,7 @@ class Allocator:
         return len(requests) + len(coming) > len(self.all)
 
     def _make_way(self, owner: str, request: SlotRequest | None = None, *, waits: bool) -> None:
-        """End whatever blocks a turn, or the request it has made; `waits`: it has no slot yet."""
+        """End work that blocks a turn or its `request`; `waits`: it has no slot yet."""
         crowded, window = self._is_crowded or waits, request is None or request.window
         for other in tuple(self._active):
             if other.state is RequestState.SETTLING:

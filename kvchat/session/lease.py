@@ -174,7 +174,7 @@ class Lease:
         return LoadedState(plan.reused_tokens, outcome, miss_reason=None)
 
     async def load_boundary(self, boundary: Tokens) -> LoadedState:
-        """Load for whatever follows a turn boundary.
+        """Load the best state for a prompt that continues after a turn boundary.
 
         A state that cannot be cut serves only longer prompts: the bare boundary would find an older one.
         """

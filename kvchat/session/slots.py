@@ -82,7 +82,7 @@ class SaveProgress:
         self._rates = {True: _ENGINE_S_PER_BYTE, False: _STORE_S_PER_BYTE}
 
     def cancel(self) -> None:
-        """Give up whatever is not saved yet: nobody waits for it."""
+        """Give up unfinished saves, which nobody waits for any more."""
         self.cancelled.set()
         self._cancelled.set()
 

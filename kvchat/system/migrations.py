@@ -64,7 +64,7 @@ def back_up(connection: sqlite3.Connection, target: Path, step: Callable[[], Non
 
 
 def drop_old_copies(path: Path, max_days: float = COPIES_DAYS) -> None:
-    """Delete old copies made by `migrate`: they hold data deleted since."""
+    """Delete old copies made by `migrate`: they hold data that the user has since deleted."""
     for copy in path.parent.glob(f"{path.name}.before-*"):
         with contextlib.suppress(OSError):
             if time.time() - copy.stat().st_mtime > max_days * 86_400:

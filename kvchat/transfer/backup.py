@@ -104,7 +104,7 @@ def write_backup(paths: Paths, out: IO[bytes], progress: Progress = lambda done,
 
 
 def check_backup(source: Path) -> BackupFacts:
-    """Return what a backup holds. Raises KvchatError if it is none, or a damaged one."""
+    """Return the contents of a backup. Raises KvchatError if the file is damaged or no backup."""
     with _unusable_if_damaged(source), open_zip(source) as archive:
         return _read_manifest(source, archive)[1]
 
@@ -312,7 +312,7 @@ class RepairReport:
 
 
 def repair(paths: Paths) -> RepairReport | None:
-    """Replace a damaged chats file with what can be recovered; None if undamaged. Raises KvchatError."""
+    """Replace a damaged chats file with its recoverable contents; None if undamaged. Raises KvchatError."""
     staged, file = paths.data / RESTORING, paths.database
     discard_staged(paths)
     try:

@@ -34,7 +34,7 @@ class _Message:
 
 
 def foreign_parser(entry: Any) -> Callable[[Any, str], Row] | None:
-    """Return the parser for this entry by its shape, or None. Its arguments: entry, spare name."""
+    """Return the parser for this entry by its shape, or None. Its arguments: the entry and a fallback name."""
     if not isinstance(entry, dict):
         return None
     if isinstance(entry.get("mapping"), dict):

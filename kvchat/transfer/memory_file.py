@@ -157,7 +157,7 @@ class NoSavedMemory(KvchatError):
 
 
 def memory_to_export(store: Path, conversation_id: str) -> Manifest:
-    """Return what the store in this folder keeps of a chat. Raises NoSavedMemory and StoreRefused."""
+    """Return a chat's save points in the store in this folder. Raises NoSavedMemory and StoreRefused."""
     manifest = exchange.stored_manifest(store, conversation_id)
     if manifest is None:
         raise NoSavedMemory
@@ -172,7 +172,7 @@ def export_with_memory(
     passphrase: str = "",
     progress: Progress = lambda done, total: None,
 ) -> int:
-    """Write a private file with a chat and its memory, or none; return the bytes.
+    """Write a chat with its memory to a private file; return the bytes. A failure leaves no file.
 
     `store`: the store's folder, which another process may own. `progress` gets bytes.
     """

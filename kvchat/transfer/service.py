@@ -81,7 +81,7 @@ class TransferService:
         return replace(report, notes=tuple(notes))
 
     def _absorbed(self) -> Path:
-        """Absorb what waits in the store; return its folder."""
+        """Absorb the waiting files of the store; return its folder."""
         if self._store is None:
             raise NoSavedMemory
         self._store.absorb_pending()

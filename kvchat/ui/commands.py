@@ -220,7 +220,7 @@ class Palette(QDialog):
     def __init__(
         self, parent: QWidget, chats: Sequence[PaletteEntry], actions: Sequence[PaletteEntry], name: str = ""
     ) -> None:
-        """chats, actions: in the order shown without input; name: what the entries are, if not commands
+        """chats, actions: in the order shown without input; name: of the list, if its entries are not commands
 
         With a name, the palette completes a text: it closes as soon as nothing matches.
         """

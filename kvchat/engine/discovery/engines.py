@@ -121,7 +121,8 @@ def list_devices(location: EngineLocation, workers: Sequence[str] = ()) -> tuple
 def parse_devices(text: str) -> tuple[Device, ...]:
     """Parse the output of `llama-server --list-devices`: `  CUDA0: NVIDIA H200 (143156 MiB, 142000 MiB free)`.
 
-    A worker's, `  RPC1: den:50052 (…)`, is named like its buffers in the log: RPC0[den:50052], its first device.
+    A device of an RPC worker (`  RPC1: den:50052 (…)`) gets the name of its buffers in the engine's log, such as
+    RPC0[den:50052] for the worker's first device.
     """
     pattern = re.compile(r"^\s+(\S+): (.*) \((\d+) MiB, (\d+) MiB free\)\s*$", re.MULTILINE)
     worker_devices: Counter[str] = Counter()
@@ -222,7 +223,7 @@ class EngineProbe:
 def build_number(text: str) -> int | None:
     """Parse the build in "version: 0.6.0 (build 11434, commit abc)", "version: 6451 (abc)" or "b11434-abc".
 
-    None for a build without one: if made outside llama.cpp's repository, it reports 0 or 1.
+    None for builds made outside llama.cpp's repository, which report 0 or 1.
     """
     match = re.search(r"\(build (\d+)|version: (\d+) \(|\bb(\d+)\b", text)
     number = int(next(filter(None, match.groups()))) if match else 0

@@ -201,7 +201,7 @@ class EngineSupervisor(EngineConnection):
             self._task.add_done_callback(self._run_ended)
 
     async def stop(self, final: EngineState = EngineState.STOPPED) -> None:
-        """Stop the engine. `final`: the state without one, STOPPED or UNLOADED."""
+        """Stop the engine. `final`: the state to end in, STOPPED or UNLOADED."""
         async with self._serial:
             await self._end(final if final is EngineState.UNLOADED else EngineState.STOPPING)
             self.publish(EngineStatus(final))

@@ -1,4 +1,4 @@
-"""Rules that rewrite what breaks a program's prompt prefix, each off until switched on.
+"""Rules that rewrite text that breaks a program's prompt prefix, each off until switched on.
 
 A rule replaces one text in the request's body and reports the text before and after. Its state is in memory only.
 """

@@ -27,7 +27,7 @@ class Unconvertible(ValueError):
 
 
 def from_messages(body: Mapping[str, Any]) -> Json:
-    """Convert Anthropic's `/v1/messages` to a chat completion, only what affects the prompt."""
+    """Convert the parts of Anthropic's `/v1/messages` that affect the prompt to a chat completion."""
     messages: list[Any] = []
     system = body.get("system")
     if isinstance(system, str | list):

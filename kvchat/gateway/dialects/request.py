@@ -1,4 +1,4 @@
-"""The dialect of each path, and what the gateway must know of a request. Requests are forwarded unchanged."""
+"""The dialect of each path, and the parsed request. Requests are forwarded unchanged."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ A slot file is a header, one cache after the other, then the engine's context ch
 (made by `parser.py`) holds offsets and counts, never rows, so it stays some KB however large the file is. The store
 keeps its row map: where the rows lie, and where the rest may be cut.
 
-A plan is a new file as a sequence of literal bytes and ranges of the stored one: cut to a prefix, or with the row
-that a sliding window lacks. `rebuild.py` carries it out.
+A plan describes a new file as a sequence of literal bytes and ranges of the stored file: cut to a prefix, or with the
+row that a sliding window lacks. `rebuild.py` carries it out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rebuilds slot files from blocks, several at a time, each verified before anyone may use the file.
 
-A plan says which bytes of a stored file make the new one; a file as it was saved is the plan that takes all of it.
+A plan lists the bytes of a stored file that make up the new one; to rebuild a file as it was saved, it lists all.
 Every block is verified by its hash, the recipe by its seal, and every byte is written once.
 """
 

@@ -131,7 +131,7 @@ def transfer_to_extensions(db: sqlite3.Connection, point_ids: Sequence[int]) -> 
 def _find_successor(
     db: sqlite3.Connection, excluded: frozenset[int], empty_nodes: set[int], tree_id: int, node_id: int
 ) -> int | None:
-    """Return a save point beyond this place; None if there is none, or one is exactly here."""
+    """Return a save point below this node; None if there is none, or if another one is exactly at it."""
 
     def successor_at(node_id: int, condition: str = "NOT never_save") -> int | None:
         ids = _numbers(db, f"{_POINTS} WHERE node_id = ? AND {condition}", node_id)

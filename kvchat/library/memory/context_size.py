@@ -1,4 +1,4 @@
-"""Choice of the context size: what the model was trained for, as far as memory allows, with the reason.
+"""Choice of the context size (the trained one, as far as memory allows), with the reason.
 
 Where a model does not fit on the GPUs, the engine's own `--fit` decides what goes there: it measures the devices.
 Its decision is read from its log (`ContextChoice.with_placement`). Sizes in bytes, contexts in tokens.
@@ -54,7 +54,7 @@ class ContextChoice:
         return join_sentences(self.reason, self.offload_note, self.memory_note)
 
     def with_placement(self, placement: Placement | None, where: str) -> ContextChoice:
-        """Add what the engine placed on the GPUs. `where`: "the GPU"; None: not in the log."""
+        """Add the layers the engine placed on the GPUs. `placement` None: not in the log. `where`: "the GPU"."""
         if placement is None:
             return self
         return replace(self, offload_note="" if placement.whole else _placement_sentence(placement, where))

@@ -1,1 +1,1 @@
-"""The main window, and what only it uses."""
+"""The main window, the windows it opens, and the tray."""

@@ -143,7 +143,7 @@ class MainWindow(QMainWindow):
                     action.trigger()
 
     async def finish(self) -> None:
-        """Save the window's place, stop listening, end what still runs. The owner closes the runtime.
+        """Save the window's position, stop listening, end running tasks. The owner closes the runtime.
 
         Raises StorageFailed if unsent text could not be saved.
         """

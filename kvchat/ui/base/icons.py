@@ -70,7 +70,7 @@ _GOLD = "#f2b84b"
 
 
 def icon(name: str, colour: str | Callable[[], str]) -> QIcon:
-    """Return a line icon, or the filled Stop square. colour: "#rrggbb", or its source, asked whenever it is painted"""
+    """Return a line icon, or the filled Stop square. colour: "#rrggbb", or a function called at each painting"""
     return QIcon(_IconEngine(name, colour))
 
 

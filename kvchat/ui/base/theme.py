@@ -111,7 +111,7 @@ class Look(QObject):
         self._apply()
 
     def icon(self, name: str, colour: str = "muted") -> QIcon:
-        """Return an icon in a colour of the theme, which it follows."""
+        """Return an icon in a colour of the theme; it changes with the theme."""
         return icon(name, lambda: getattr(self.theme, colour))
 
     def px(self, pixels: float) -> int:

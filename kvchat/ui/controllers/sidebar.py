@@ -1,4 +1,4 @@
-"""The sidebar's data: the chats, how soon each would answer, and what is saved of them on disk."""
+"""The sidebar's data: the chats, each one's expected wait for a reply, and its memory on disk."""
 
 from __future__ import annotations
 

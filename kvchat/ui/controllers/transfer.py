@@ -114,7 +114,7 @@ class TransferController(Controller):
         ask_passphrase(self._window, title, about, _("Choose a file…"), choose_file, optional=True)
 
     async def _ask_to_import(self, paths: list[Path]) -> None:
-        """Import the files; ask first if they hold memory, which anybody may have made."""
+        """Import the files; ask first if they hold chat memory, which cannot be verified."""
         if not any(await asyncio.to_thread(lambda: [has_memory(path) for path in paths])):
             await self._import(paths)
             return
@@ -170,7 +170,7 @@ class TransferController(Controller):
         confirm(self._window, title, text, action, restore, keep=_("Keep current chats"))
 
     def _ask_about_engine(self, source: Path, facts: BackupFacts) -> None:
-        """Restore the backup; ask before running its engine, for the backup may come from anybody."""
+        """Restore the backup; ask before running its engine, since the backup may come from another person."""
 
         def restore(*, with_engine: bool = False) -> None:
             self._runner.start(self._restore(source, with_engine=with_engine))

@@ -92,7 +92,7 @@ class Formulas(QObject):
         return False
 
     def place(self, formula: Formula, font: QFont, scale: float = 1.0) -> Place | None:
-        """Return its space beside text in `font`, enlarged by `scale`; None: show its source.
+        """Return the formula's extent beside text in `font`, enlarged by `scale`; None: show its source.
 
         QTextDocument lowers a "middle" image below the baseline by (height - x-height / 2) / 2, where the x-height is
         that of the image's own font, otherwise unused: `font_size` is chosen to fit.

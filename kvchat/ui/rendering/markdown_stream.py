@@ -144,7 +144,7 @@ class MarkdownStream:
         return [block for unit in units for block in self._markdown.blocks(unit, source, env)]
 
     def _begin_tail(self, unit: Unit) -> bool:
-        """Prepare a tail that begins with `unit`; return True if it must be parsed differently now."""
+        """Prepare a tail that begins with `unit`; return True if it changed and must be parsed again."""
         if unit.kind == "fence" and (opened := _FENCE.match(self._tail)):
             self._fence = _Fence(opened[0].rstrip("\n"), len(opened[1]), opened[2], code_language(opened[3]))
             self._tail = self._tail[opened.end() :]
@@ -189,7 +189,7 @@ class MarkdownStream:
 
 
 def _table_pieces(unit: Unit, source: str) -> list[str]:
-    """Split a table into pieces quick to lay out, each with the header. Lines after it join the last."""
+    """Split a table into pieces quick to lay out, each with the header. The last gets the lines after the table."""
     columns = sum(token.type == "th_open" for token in unit.tokens)
     lines = source.splitlines(keepends=True)
     end, max_rows = unit.end_line - unit.first_line, max(TABLE_CELLS // columns, _MIN_ROWS)

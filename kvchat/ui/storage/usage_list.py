@@ -101,7 +101,7 @@ class UsageDelegate(ItemDelegate):
         draw_text(painter, option, room, one_line(row.title))
 
     def _paint_bar(self, painter: QPainter, option: QStyleOptionViewItem, box: QRectF, row: UsageRow) -> None:
-        """Draw own bytes, then shared ones; cross out what the visible plan removes at the end."""
+        """Draw own bytes, then shared ones; at the end, cross out those that the visible plan removes."""
         usage, theme = row.usage, self.look.theme
         if not usage.bytes:
             return
