@@ -196,7 +196,7 @@ class Restorer:
         """Compose the whole file, keep it warm, and link it to `target`, if any."""
         plan: Plan = (Span(0, recipe.file_size),)
         if window:
-            with contextlib.suppress(CannotCompose):  # within its windows, or unknown layout
+            with contextlib.suppress(CannotCompose):  # the chat is within the window, or its layout is unknown
                 plan = with_masked_rows(stored_layout(recipe, self._blocks), window)
         file = self._composed(plan, recipe, target, cancelled)
         if target is not None:

@@ -97,8 +97,8 @@ class Exchange:
     async def answer(self, request: Request, on_chunk: ChunkHandler) -> None:
         """Prepare the slot and send; `on_chunk` gets the chunks, and the progress before them.
 
-        If other slots use the context that a started answer needs, it ends like one that fills the context. Raises
-        PromptTooLong and what `attempt` raises.
+        If the context runs out because other slots use it, a started answer ends as if it had filled the context.
+        Raises PromptTooLong and the errors of `attempt`.
         """
         self._has_output = self.crowded_out = False
         try:

@@ -181,9 +181,9 @@ class Lease:
         return await self.load((*boundary, _NEXT_TOKEN))
 
     async def wait_for_pending_saves(self, prompt: Tokens) -> None:
-        """Wait for saves of other slots that would leave less to process than any save point.
+        """Wait for other slots' unfinished saves that cover more of the prompt than any save point.
 
-        Waits at most half the time of that processing.
+        Waits at most half the time that processing those tokens would take.
         """
         slots, contents = self.slots, self.slot.readable_contents(self.engine, self.owner)
         held = load_unchanged(self.engine, contents, prompt).expected_cached

@@ -100,7 +100,7 @@ class Library:
     """Event-loop thread only. All methods raise KvchatError."""
 
     def __init__(self, turn_context: TurnContext, purge: Purge, on_slot_changed: Callable[[], object]) -> None:
-        """`purge` deletes an owner's saved state. `on_slot_changed`: called when a slot may have lost its chat."""
+        """`purge` deletes an owner's saved state. `on_slot_changed`: called when a slot was used."""
         self._turn_context, self._purge, self._on_slot_changed = turn_context, purge, on_slot_changed
         self.reading: dict[str, ReadingTask] = {}  # by id
 

@@ -79,7 +79,7 @@ class QuickWindow(Panel):
         column(self.notices, (transcript, 1), composer, below, on=self, spacing=8, margins=12)
 
     def toggle(self, token: str = "") -> None:
-        """Open in front with an empty page, or close if already there."""
+        """Open in front with an empty page, or close if already in front."""
         if self.isVisible() and self.isActiveWindow():
             self.close()
             return
