@@ -30,6 +30,7 @@ from kvchat.settings import GB
 from tests.fake_llama_server import BOS, FIRST_BYTE, SPECIAL, Handler, Slot, render
 
 CONTEXT = 32_768
+MS_PER_TOKEN = 0.5  # that it claims to take
 FINGERPRINT = Fingerprint("model", "f16", "f16", "auto", 1, "")
 NOWHERE = "http://127.0.0.1:9"
 
@@ -49,6 +50,8 @@ class PlayedServer(Transport):
         self.slot = Slot(CONTEXT, 512, folder, slots)
         slots.append(self.slot)
         self.played = asyncio.Queue[ChatChunk | None]()
+        self.may_read = asyncio.Event()  # cleared by a test: prompts wait
+        self.may_read.set()
 
     async def request(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 60.0
@@ -69,7 +72,8 @@ class PlayedServer(Transport):
         prompt = body["prompt"] if path == "/completion" else [BOS, *tokenize(render(body["messages"]))]
         cached = self.slot.cached(prompt)
         self.slot.tokens = list(prompt)
-        counts = Timings(cached, len(prompt) - cached, 10.0, 0, 0.0)
+        await self.may_read.wait()
+        counts = Timings(cached, len(prompt) - cached, MS_PER_TOKEN * (len(prompt) - cached), 0, 0.0)
         yield ChatChunk(progress=PromptProgress(len(prompt), cached, len(prompt)))
         if path == "/completion":
             yield ChatChunk(timings=counts)
@@ -103,6 +107,7 @@ class FakeEngine(SwitchingHost):
     finding = Finding(Strategy.PLAIN, proved=True)
     memory = MemoryFacts(16 * GB)
     seen: Vitals | None = None
+    fingerprint = FINGERPRINT
     gone: frozenset[str] = frozenset()  # models whose files are missing
     larger: ContextChoice | None = ContextChoice(
         65_536,
@@ -128,7 +133,7 @@ class FakeEngine(SwitchingHost):
             raise EngineFailed(self.status.failure)
         if self.status.state is not EngineState.READY:
             await self.start()
-        return ReadyEngine(self.client, 1, self.folder, FINGERPRINT, CONTEXT, 64.0, self.finding, vision=True)
+        return ReadyEngine(self.client, 1, self.folder, self.fingerprint, CONTEXT, 64.0, self.finding, vision=True)
 
     def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool:
         return self.status.state is EngineState.READY and model not in self.gone and not vision
@@ -163,7 +168,7 @@ class FakeEngine(SwitchingHost):
         return CONTEXT if self.status.state is EngineState.READY else None
 
     async def states_now(self, model: str | None = None) -> tuple[Fingerprint, int] | None:
-        return (FINGERPRINT, CONTEXT) if model else None
+        return (self.fingerprint, CONTEXT) if model else None
 
     async def vitals(self) -> Vitals | None:
         return self.seen

@@ -9,7 +9,6 @@ from datetime import UTC, date, datetime
 from functools import wraps
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TypeVar
 
 from kvchat.api_service import ApiService, LoadedSlot
@@ -19,8 +18,8 @@ from kvchat.chat.events import (
     MessagesChanged,
 )
 from kvchat.chat.options import NewChat, Preset, store_preset
-from kvchat.chat.prepared.documents import FileChanges, PreparedSet, SourceFile
-from kvchat.chat.prepared.library import ChatDocuments, Estimate, Library, PreparedStatus, ReadingTask
+from kvchat.chat.prepared.documents import PreparedSet, finish, read_documents
+from kvchat.chat.prepared.documents import add as add_documents
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
@@ -47,9 +46,9 @@ from kvchat.store_service import StoreService, open_store_or_empty
 from kvchat.system.concurrency import Worker
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.system.secret_store import SecretLocation
-from kvchat.text.formatting import READ_AGAIN, TimeRange
+from kvchat.text.formatting import READ_AGAIN
 from tests.library.gguf_files import LLAMA, write_gguf
-from tests.ui.fake_engine import FakeEngine
+from tests.ui.fake_engine import CONTEXT, FINGERPRINT, FakeEngine
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 TODAY = NOW.date()
@@ -119,79 +118,6 @@ def spy(
         setattr(on, method, spied(method))
 
 
-class FakeDocuments(Library):
-    """Prepared documents in memory; what is read waits until the test lets it go on."""
-
-    def __init__(self, chat: FakeChat) -> None:
-        self._chat = chat
-        self.standing: dict[str, PreparedStatus] = {}
-        self.reading: dict[str, ReadingTask] = {}
-        self.grounds: dict[str, ChatDocuments] = {}  # by conversation
-        self.expected: Estimate | None = None  # of whatever is added
-        self.refusal: KvchatError | None = None  # of whatever is read
-        self.go_on = asyncio.Event()
-
-    def put(self, name: str, *, tokens: int = 0, **known: object) -> PreparedStatus:
-        """Something in the library: read to its end where it has tokens."""
-        sources = tuple(SourceFile(f"/docs/{number}.md", f"{number}.md", 1, 1, "") for number in range(3))
-        read = ("label", None, "/models/SmolLM2-135M-Instruct.gguf", 32_768) if tokens else ("", None, "", 0)
-        one = PreparedSet(f"p{len(self.standing)}", name, (f"/docs/{name}",), sources, *read, tokens, 36_000.0, NOW)
-        standing = PreparedStatus(
-            one,
-            136_000_000 if tokens else 0,
-            FileChanges(),
-            "" if tokens else "it was not fully processed",
-            TimeRange(36, 36),
-        )
-        self.standing[one.id] = replace(standing, **known)  # type: ignore[arg-type]
-        return self.standing[one.id]
-
-    async def names_by_owner(self) -> dict[str, str]:
-        return {one.prepared.owner: one.prepared.name for one in self.standing.values()}
-
-    async def statuses(
-        self, now: object, usage: Sequence[ConversationUsage], only: PreparedSet | None = None
-    ) -> list[PreparedStatus]:
-        known = sorted(self.standing.values(), key=lambda one: one.prepared.name)
-        return [one for one in known if only is None or one.prepared.id == only.id]
-
-    async def chat_documents(self, conversation_id: str) -> ChatDocuments | None:
-        return self.grounds.get(conversation_id)
-
-    async def estimate(self, paths: Sequence[Path], now: object) -> Estimate:
-        return self.expected or Estimate(len(paths), 78_000, TimeRange(36, 36))
-
-    def time_left(self, one: PreparedSet) -> TimeRange | None:
-        return TimeRange(20, 20)
-
-    async def add(self, paths: Sequence[Path], name: str) -> PreparedSet:
-        made = self.put(name).prepared
-        self._chat.events.publish(LibraryChanged())
-        return made
-
-    async def read(self, one: PreparedSet) -> PreparedSet:
-        if self.refusal:
-            raise self.refusal
-        task = asyncio.ensure_future(self.go_on.wait())
-        self.reading[one.id] = ReadingTask(task, 20_000, 78_000)
-        self._chat.events.publish(LibraryChanged())
-        try:
-            await task
-            done = replace(one, label="label", tokens=78_000, model="/models/SmolLM2-135M-Instruct.gguf")
-            self.standing[one.id] = PreparedStatus(done, 1_800_000_000, FileChanges(), "", TimeRange(36, 36))
-        finally:
-            del self.reading[one.id]
-            self._chat.events.publish(LibraryChanged())
-        return done
-
-    async def remove(self, one: PreparedSet) -> None:
-        del self.standing[one.id]
-        self._chat.events.publish(LibraryChanged())
-
-    async def new_chat(self, one: PreparedSet) -> NewChat:
-        return NewChat(one.name)
-
-
 class FakeChat(ChatService):
     """The real chats and turns. `calls` has what the window asked of them; a test plays the engine's replies."""
 
@@ -203,20 +129,11 @@ class FakeChat(ChatService):
         self.refuse: KvchatError | None = None  # raised instead of beginning a conversation
         self.counted = ReplyStatistics((), TODAY)
         self._ids = count(1)
-        self.title_generator.generate = self._name  # type: ignore[method-assign]
-        self.library: FakeDocuments = FakeDocuments(self)
-        self.memory_verifier = SimpleNamespace(verify=self._verify, cancel=lambda chat: None)  # type: ignore[assignment]
+        self._runtime = runtime
         spy(self, self.calls, "send", "retry", "regenerate", "continue_reply", "edit", "edit_reply", "stop", "switch")
         spy(self, self.calls, "delete_message", "rename", "use_model", "relocate_model", "select")
         spy(self.turns, self.calls, "prioritize")
         spy(self.read_ahead, self.calls, "stop", name="stop_reading_ahead")
-
-    async def _name(self, conversation_id: str) -> None:
-        self.change(conversation_id, title="Named by the model")
-
-    async def _verify(self, conversation_id: str) -> bool:
-        self.calls.append(("verify", conversation_id))
-        return True
 
     async def new_chat(self, system: str | None = None) -> NewChat:
         self.calls.append(("new",))
@@ -287,6 +204,23 @@ class FakeChat(ChatService):
             made = replace(made, thinking=thinking, receipt=receipt)
             self._do(Database.update_reply, made)
         self.events.publish(MessagesChanged(conversation_id))
+        return made
+
+    def put(self, name: str, *, tokens: int = 0, model: str = FINGERPRINT.model) -> PreparedSet:
+        """Three documents in the library: read to their end by that model where they have tokens."""
+        folder = self._runtime.paths.data / "documents" / name
+        folder.mkdir(parents=True)
+        for number in range(3):
+            (folder / f"{number}.md").write_text(f"{name} {number}", "utf-8")
+        documents = read_documents([folder])
+        made = self._do(add_documents, name, [str(folder)], documents)
+        if tokens:
+            read_by = replace(FINGERPRINT, model=model)
+            made = replace(made, label="label", fingerprint=read_by, tokens=tokens, read_ms=36_000.0)
+            made = replace(made, model="/models/SmolLM2-135M-Instruct.gguf", context_size=CONTEXT)
+            self._do(finish, made, documents)
+            self._runtime.kept[made.owner] = 136_000_000
+        self.events.publish(LibraryChanged())
         return made
 
     def set_receipt(self, message: Message, receipt: Receipt) -> None:
@@ -365,7 +299,8 @@ class FakeStore(StoreService):
         self._runtime = runtime
 
     async def usage(self) -> StoreUsage:
-        entries = tuple(self._runtime.usage_of(id) for id in self._runtime.kept)
+        real = (one for one in (await super().usage()).conversations if one.conversation_id not in self._runtime.kept)
+        entries = (*map(self._runtime.usage_of, self._runtime.kept), *real)
         total = sum(self._runtime.kept.values())
         return StoreUsage(
             conversations=entries,

@@ -119,7 +119,7 @@ def prepared(folder: Path) -> FakeRuntime:
         a_model(folder, "Zebra-70B", 40 * GB),
     ]
     for name, tokens in (("Manual of the machine", 78_000), ("料理の本", 12_000), ("Not read yet", 0)):
-        chat.library.put(name, tokens=tokens)
+        chat.put(name, tokens=tokens)
     return runtime
 
 

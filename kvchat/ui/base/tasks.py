@@ -9,6 +9,7 @@ from typing import Any
 from kvchat.errors import KvchatError
 
 ErrorHandler = Callable[[KvchatError], None]
+_CLOSE_TIMEOUT_S = 2.0
 
 
 class TaskRunner:
@@ -33,9 +34,11 @@ class TaskRunner:
         self._watch(task, lambda error: None)
 
     async def close(self) -> None:
+        """Cancel all tasks. Those that wait for a hung engine end with it."""
         for task in tuple(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_TIMEOUT_S)
 
     def _watch(self, task: asyncio.Future[Any], on_error: ErrorHandler) -> None:
         self._tasks.add(task)

@@ -79,7 +79,8 @@ async def test_after_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtB
     furnished.chat.say("One")
     await until(lambda: furnished.chat.said("lakes")[-1].content == "One")
     qtbot.mouseClick(window.composer.button, LEFT)
-    await until(lambda: furnished.chat.said("lakes")[-1].state is MessageState.STOPPED)
+    await until(lambda: window.composer.button.accessibleName() == "Send")
+    assert furnished.chat.said("lakes")[-1].state is MessageState.STOPPED
     await at_home(window, qtbot)
     window.composer.insert_text("Again")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)

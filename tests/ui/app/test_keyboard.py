@@ -67,7 +67,7 @@ def test_what_fits_nothing_finds_nothing() -> None:
 
 
 async def test_the_library_s_documents_are_no_chats(runtime: FakeRuntime, window: MainWindow) -> None:
-    runtime.chat.library.put("Manual", tokens=5)
+    runtime.chat.put("Manual", tokens=5)
     runtime.chat.add("Thesis", id="thesis")
     conversations = window.chat.conversations
     await until(lambda: len(conversations.owners) == 2)

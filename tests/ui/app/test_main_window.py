@@ -278,6 +278,15 @@ async def test_rename_in_place(furnished: FakeRuntime, window: MainWindow, qtbot
     assert window.header.title.whole == "The lemma"
 
 
+@pytest.fixture
+def named_by_the_model(furnished: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def generate(chat: str) -> None:
+        furnished.chat.change(chat, title="Named by the model")
+
+    monkeypatch.setattr(furnished.chat.title_generator, "generate", generate)
+
+
+@pytest.mark.usefixtures("named_by_the_model")
 async def test_the_model_s_name_is_shown_at_once_and_moves_nothing(furnished: FakeRuntime, window: MainWindow) -> None:
     await settled(window, furnished)
     before = titles(window)
@@ -388,8 +397,15 @@ async def test_one_card_where_engine_and_turn_fail_alike(
 
 
 async def test_imported_memory_is_verified_from_the_menu_of_its_chat(
-    furnished: FakeRuntime, window: MainWindow
+    furnished: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: list[str] = []
+
+    async def verify(chat: str) -> bool:
+        asked.append(chat)
+        return True
+
+    monkeypatch.setattr(furnished.chat.memory_verifier, "verify", verify)
     window.show_chat("jeju")
     await until(lambda: window.chat.current == "jeju")
 
@@ -402,7 +418,7 @@ async def test_imported_memory_is_verified_from_the_menu_of_its_chat(
     window.chat.conversations.reload_soon()
     await until(lambda: entry() is not None)
     (verify := entry()) and verify.trigger()
-    await until(lambda: ("verify", "jeju") in furnished.chat.calls)
+    await until(lambda: asked == ["jeju"])
     told = [notice.texts[0] for notice in window.notices.on_show]
     await until(
         lambda: "The memory of this chat was verified" in [one.texts[0] for one in window.notices.on_show], told
@@ -437,6 +453,7 @@ async def test_pin_and_never_save_from_the_conversation_s_own_menus(
     ]
 
 
+@pytest.mark.usefixtures("named_by_the_model")
 async def test_both_menus_of_a_chat_have_the_same_entries(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
