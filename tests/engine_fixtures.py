@@ -90,7 +90,7 @@ def real_llama_server() -> EngineLocation:
 
 @contextlib.asynccontextmanager
 async def supervised(location: EngineLocation, plan: LaunchPlan, **options: Any) -> AsyncIterator[EngineSupervisor]:
-    """A supervisor whose engine is ready. `options`: its own."""
+    """Yield a supervisor whose engine is ready; `options` are passed to the supervisor."""
     supervisor = EngineSupervisor(**options)
     try:
         await supervisor.start(location, plan)

@@ -28,7 +28,7 @@ for FAKE_HANG_DURING and FAKE_HOLD_DURING
   FAKE_HANG_DURING=PHASE            never answer in that phase
   FAKE_HOLD_DURING=PHASE            wait in that phase until this is switched off; loop: GET /metrics
   FAKE_BREAK_STREAM=MESSAGE         send an error event in the middle of the reply
-  FAKE_LOSE_GPU=MESSAGE             processes started before answer 500 with MESSAGE; /health stays well
+  FAKE_LOSE_GPU=MESSAGE             processes started earlier answer 500 with MESSAGE; /health still reports ok
   FAKE_HOLLOW_RESTORE=1             restore answers 200, and the next request finds nothing cached
   FAKE_EXACT_ONLY=1                 like hybrid models: the cache helps only if the prompt extends it exactly
   FAKE_REFUSE_RESTORE=1             restore answers 400
@@ -119,7 +119,7 @@ def check_gpu() -> None:
 
 
 def phase(name: str) -> None:
-    """Die, hang or wait here when asked to."""
+    """Die, hang or wait if a switch says so for this phase."""
     if switch("FAKE_HANG_DURING") == name:
         threading.Event().wait()
     while switch("FAKE_HOLD_DURING") == name:
@@ -136,7 +136,7 @@ def tokenize(text: str, add_special: bool) -> list[int]:
 
 
 def render(messages: list[dict[str, Any]]) -> str:
-    """ChatML. A last assistant message is left open, to be continued, as llama-server does."""
+    """Render ChatML. Like llama-server, leave a final assistant message open, to be continued."""
     closed = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
     text = "".join(f"<|im_start|>{m['role']}\n{text_of(m['content'])}<|im_end|>\n" for m in closed)
     return text + "<|im_start|>assistant\n" + (messages[-1]["content"] if closed is not messages else "")
@@ -147,7 +147,7 @@ def text_of(content: str | list[dict[str, Any]]) -> str:
 
 
 def slot_file(tokens: list[int]) -> bytes:
-    """The bytes of a slot file, state version 4, one plain attention cache of one layer."""
+    """Return a slot file of state version 4, with one plain attention cache of one layer."""
     packed = [-1, 1, len(tokens), *tokens, 0]
     head = struct.pack("<III", 0x67677371, 4, len(packed)) + struct.pack(f"<{len(packed)}i", *packed)
     cells = b"".join(struct.pack("<iIi", position, 1, 0) for position in range(len(tokens)))
@@ -176,7 +176,7 @@ class Refusal(Exception):
 
 
 class Slot:
-    """Its tokens, and a lock. The context is shared with the other slots: `--kv-unified`."""
+    """A slot's tokens and lock. All slots share the context (`--kv-unified`)."""
 
     def __init__(self, context_size: int, batch_size: int, folder: Path | None, all: list[Slot]) -> None:
         self.context_size, self.batch_size, self.folder = context_size, batch_size, folder

@@ -47,7 +47,7 @@ def tiny_model(architecture: str, window: int | None = None, *, heeds: bool = Fa
 
     `llama` has full attention, `gemma3` sliding windows, `qwen35` is a hybrid, `mamba` recurrent, `deepseek2` MLA.
     `window` replaces the sliding window of 32 tokens that test-llama-archs gives to all that can have one; 0: none.
-    Replies depend on little more than the last word, unless the model `heeds` what it read.
+    Replies depend on little more than the last word, unless the model `heeds` the whole prompt.
     """
     variant = ("" if window is None else f"-window-{window}") + ("-heeding" if heeds else "")
     made = cache_folder() / f"tiny-{architecture}{variant}-{RECIPE}.gguf"

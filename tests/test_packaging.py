@@ -54,7 +54,7 @@ def test_desktop_file_is_valid():
 
 
 def test_desktop_files_are_translated():
-    """As the desktops call the languages, which know no scripts."""
+    """Desktops name languages without a script."""
     theirs = {"zh_Hans": "zh_CN", "zh_Hant": "zh_TW"}
     said = {
         name: (PACKAGING / f"kvchat{name}").read_text("utf-8") for name in (".desktop", "-mime.xml", ".metainfo.xml")
@@ -70,7 +70,7 @@ def test_desktop_files_are_translated():
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_unit_is_valid(tmp_path):
-    """It looks for the program, too: another one stands for kvchat, which need not be installed."""
+    """systemd-analyze requires the program to exist: another one replaces kvchat, which may not be installed."""
     unit = tmp_path / "kvchat.service"
     there = (PACKAGING / unit.name).read_text("utf-8").replace("ExecStart=kvchat ", f"ExecStart={sys.executable} ")
     unit.write_text(there, "utf-8")

@@ -26,7 +26,7 @@ from tests.kvstore.store_bench import FINGERPRINT, FULL, Bench, token_range
 
 @pytest_asyncio.fixture
 async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
-    """A runtime without an engine, which keeps two turns of one conversation and one of another."""
+    """Yield a runtime without an engine; its store has two turns of one conversation and one of another."""
     runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(tmp_path)}), Settings())
     for name, tokens in (("a", token_range(300)), ("a", token_range(700)), ("b", token_range(600, start=5000))):
         data = FULL.slot_file(tokens)

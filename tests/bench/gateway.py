@@ -1,7 +1,7 @@
-"""What other programs wait for at the API server, beside the engine itself and hearth-llm.
+"""Waiting times of programs at the API server, compared with the engine itself and hearth-llm.
 
-Two clients with prompts of an agent's shape, each its own. The first has ten turns, of which some come after a restart
-of everything; then both take turns, in one slot and in two. An engine that keeps nothing reads all of it again.
+Two clients, each with its own agent-like prompt. The first has ten turns, some of them after a restart of everything;
+then the two alternate, with one slot and with two. An engine that keeps nothing processes everything again.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class _Measurement:
     async def figures(self, row_bytes: float) -> tuple[dict[str, Any], Answer]:
         """Return all figures and the tenth turn. Times to the first word in ms, medians; ratios are to the hot one.
 
-        None: it has no such thing. `row_bytes`: of a token. `overhead_ms`: of a hot request, over the same engine
-        asked directly. `disk_ratio`: by the rows of the conversation's tokens.
+        None: does not apply to this server. `row_bytes`: per token. `overhead_ms`: of a hot request, compared with
+        asking its engine directly. `disk_ratio`: to the row bytes of the conversation's tokens.
         """
         server = self.server
         print_err(f"{server.name}: {TURNS} turns …")
@@ -110,7 +110,7 @@ class _Measurement:
         return answer
 
     async def _killed(self, address: Address) -> tuple[Address, Answer]:
-        """The first client's request, sent once more when the engine has died in the middle of its reply."""
+        """Kill the engine in the middle of the first client's reply; return the answer to the repeated request."""
         self.first.add_question()
         with await address.open_stream(self.first.body(tokens=500)):
             await self.server.kill()
@@ -121,7 +121,7 @@ class _Measurement:
         return address, answer
 
     async def _overheads(self, address: Address) -> tuple[float | None, float | None]:
-        """By how much a hot request, and a stream's first byte, come later than from the engine behind it."""
+        """Return the added ms of a hot request, and of a stream's first byte, compared with the engine itself."""
         direct = await self.server.direct()
         if direct is None:
             return None, None
@@ -133,7 +133,7 @@ class _Measurement:
                 through = await address.ask(body)
                 await self.server.idle()
                 beside = await direct.ask(body | {"id_slot": 0})
-                if number and stream:  # the first of them reads the question
+                if number and stream:  # the first one processes the question
                     first.append(through.first_byte_ms - beside.first_byte_ms)
                 elif number:
                     whole.append(through.total_ms - beside.total_ms)
@@ -142,9 +142,9 @@ class _Measurement:
 
 
 async def measure(options: BenchOptions) -> dict[str, Any]:
-    """Measure kvchat's API server, the engine asked directly, and hearth if there is one. Raises KvchatError.
+    """Measure kvchat's API server, the engine itself, and hearth if installed. Raises KvchatError.
 
-    `replies_agree`: the greedy replies are those of the engine asked directly.
+    `replies_agree`: the greedy replies equal those of the engine itself.
     """
     runs: list[_Measurement] = []
     async with bench_home(options, context_size=2 * options.tokens + MESSAGE_TOKENS, reply_tokens=REPLY_TOKENS) as home:

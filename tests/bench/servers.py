@@ -1,6 +1,6 @@
 """The servers that the gateway benchmark compares, each with the same model: an engine, kvchat, and hearth-llm.
 
-And the client it asks them with: plain sockets in a thread of its own, so that it takes next to nothing of their time.
+Also the client that sends the requests: plain sockets in a thread of its own, so that it uses little of their time.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ GROWTH_REPLY_TOKENS = 24
 
 
 async def growth(options: BenchOptions, turns: int) -> dict[str, Any]:
-    """Measure bytes after each short turn on a system prompt, beside the slot files that were saved.
+    """Measure the store's bytes after each short turn on a system prompt, compared with the saved slot files.
 
     `whole_files_bytes`: all slot files so far; `last_file_bytes`: the last one. Raises BenchFailed.
     """

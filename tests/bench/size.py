@@ -60,9 +60,10 @@ _Q4_BLOCK, _Q4_BYTES = 32, 18  # Q4_0: an f16 scale and 16 bytes of nibbles for 
 async def measure(options: BenchOptions, made_bytes: int) -> dict[str, Any]:
     """Measure both parts, one after the other, by default with a generated model. Raises KvchatError and OSError.
 
-    A ratio of speeds is above 1 where the store is quicker than the plain copy, which is synced where the store syncs.
-    `rebuild_…`: put together from blocks in the page cache, over an earlier file; `first_…`: after a start; `cold_…`:
-    blocks, or the copied file, out of the page cache. `warm_before_engine_ms`: until what was just saved is ready.
+    A ratio of speeds is above 1 if the store is faster than a plain copy, which is synced where the store syncs.
+    `rebuild_…`: rebuilt from blocks in the page cache, over an earlier file; `first_…`: the first rebuild after a
+    start; `cold_…`: blocks, or the copied file, not in the page cache. `warm_before_engine_ms`: time until a file just
+    saved is ready.
     """
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or write_kv_model(Path(folder) / "kv.gguf")
@@ -99,7 +100,7 @@ async def _restored(home: BenchHome, tokens: int) -> dict[str, Any]:
 
 
 async def _engine_alone(home: BenchHome) -> float:
-    """The ms the engine takes to restore what it saves now from where it saves it; the second time, as later ones."""
+    """Return the ms the engine takes to restore a file it has just saved, in place; measured at the second restore."""
     host = await home.runtime.engine.ready()
     name = f"{disk.name_for_engine()}.slot"
     in_memory = MEMORY_FOLDER / name
@@ -120,10 +121,9 @@ async def _engine_alone(home: BenchHome) -> float:
 
 
 def write_slot_file(path: Path, tokens: Tokens) -> int:
-    """Write what an engine would save for these tokens (see kvstore/layout/parser.py); returns its size.
+    """Write the slot file of these tokens (format: kvchat/kvstore/blocks/parser.py); return its size.
 
-    The rows of a token are the same in every file whose first tokens are as many: a longer file goes on from a
-    shorter one as a chat does.
+    A token's rows depend only on its position, so a longer file continues a shorter one, like a chat.
     """
     words = [-1, 1, len(tokens), *tokens, 0]
     cells = np.zeros((len(tokens), 3), "<i4")
@@ -139,7 +139,7 @@ def write_slot_file(path: Path, tokens: Tokens) -> int:
 
 
 def _rows(region: int, first: int, count: int) -> memoryview:
-    """Rows of consecutive tokens, each different from every other."""
+    """Return the rows of consecutive tokens, all different."""
     rows = np.tile(np.random.default_rng(region).integers(0, 2**63, ROW // 8, dtype=np.int64), (count, 1))
     rows += np.arange(first, first + count, dtype=np.int64)[:, None] * 0x9E3779B97F4A7C1
     return rows.data.cast("B")
@@ -162,7 +162,7 @@ class _Made:
         self._copy = self._slots / "copy.slot"
 
     def measure(self) -> dict[str, Any]:
-        """Put a made file through the store, beside `cp` of it. Raises BenchFailed, StoreRefused, OSError."""
+        """Save, absorb and rebuild a generated file; compare with `cp`. Raises BenchFailed, StoreRefused, OSError."""
         original = self._folder / "original.slot"
         print_err(f"The store alone: a made file of {format_size(len(self._tokens) * TOKEN_BYTES)} …")
         made_bytes = write_slot_file(original, self._tokens)
@@ -221,7 +221,7 @@ class _Made:
     def _absorbed(
         self, tokens: Tokens, write: Callable[[Path], object], predecessor: Predecessor | None
     ) -> tuple[SavePoint, float, float, int]:
-        """A save point of these tokens; the ms, the CPU ms and the bytes written to absorb it."""
+        """Return a save point of these tokens, and the ms, CPU ms and bytes written to absorb it."""
         saved = self._slots / f"{disk.name_for_engine()}.slot"
         self._store.saver.check_room(len(tokens) * TOKEN_BYTES, "bench", saved, _FINGERPRINT, tokens)
         write(saved)
@@ -240,7 +240,7 @@ class _Made:
         return point, taken, cpu_taken, self._store.inventory.usage().bytes_written - written_before
 
     def _staged(self, point: SavePoint) -> float:
-        """The ms until the point's file is ready for an engine; what is made ready beforehand is waited for."""
+        """Return the ms until the save point's file is ready for an engine, not counting work done beforehand."""
         self._store.restorer.prepare().result()
         started = time.perf_counter()
         staged = self._store.restorer.stage(RestorePlan(point, point.n_tokens, Tier.DISK, point.size), self._slots)
@@ -259,7 +259,7 @@ class _Made:
         copy.unlink()
 
     def _copied_to_staging(self, original: Path) -> float:
-        """The ms a plain copy takes to where engines restore from."""
+        """Return the ms of a plain copy to the folder engines restore from."""
         copy = self._copy
         try:
             return _timed(lambda: _run("cp", original, copy))
@@ -267,7 +267,7 @@ class _Made:
             copy.unlink(missing_ok=True)
 
     def _drop_caches(self, original: Path) -> None:
-        """Have the page cache forget the file and all blocks; where the system cannot, the figures are warm ones."""
+        """Drop the file and all blocks from the page cache. If the system cannot, the figures are warm ones."""
         if not hasattr(os, "posix_fadvise"):
             return
         for path in (original, *(one for one in (self._folder / "store").rglob("*") if one.is_file())):
@@ -277,7 +277,7 @@ class _Made:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[list[int]]:
-        """The most bytes that lie in the staging folder, and that this process has of its own, until the end."""
+        """Yield the peak bytes in the staging folder and of this process's own memory, updated until the end."""
         most, ended = [0, 0], threading.Event()
 
         def look() -> None:
@@ -296,7 +296,7 @@ class _Made:
 
 
 def _run(program: str, *paths: Path) -> None:
-    """`cp` or `cat`, the system's own where it has them."""
+    """Run `cp` or `cat`, or do the same in Python if the system has none."""
     if shutil.which(program):
         subprocess.run([program, *map(str, paths)], check=True, stdout=subprocess.DEVNULL)
     elif len(paths) > 1:
@@ -316,16 +316,16 @@ def _ms_since(started: float) -> float:
 
 
 def _own_memory() -> int | None:
-    """The memory this process has, bytes, files that it maps left out; None where the system does not say."""
+    """Return this process's memory in bytes, without mapped files; None if unknown."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         return 1024 * int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])
     return None
 
 
 def write_kv_model(out: Path) -> Path:
-    """Write a llama (23 MB) that reads byte by byte, with the KV cache of an 8B, and return its path.
+    """Write a llama model (23 MB) with a token per byte and the KV cache of an 8B model; return its path.
 
-    Its few weights are random: no store can make what it saves smaller.
+    The weights are random, so its states cannot be compressed.
     """
     writer = gguf.GGUFWriter(out, "llama")
     kind = gguf.TokenType
@@ -372,7 +372,7 @@ def write_kv_model(out: Path) -> Path:
 
 
 def _random_q4_0(rows: int, columns: int, random: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """Return a Q4_0 matrix as its bytes, scaled so that products with it stay of the same size."""
+    """Return the bytes of a Q4_0 matrix, scaled so that products with it keep their magnitude."""
     blocks = columns // _Q4_BLOCK
     pattern = random.integers(0, 256, (257, blocks, _Q4_BYTES), dtype=np.uint8)
     scale = np.float16(1.0 / (4.6 * np.sqrt(columns)))  # nibbles 0 to 15, minus 8, have a standard deviation of 4.6

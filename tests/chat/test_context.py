@@ -1,4 +1,4 @@
-"""Documents attached to a message: stored with it, read before it, kept by edits and shorter branches."""
+"""Documents attached to a message: stored with it, placed before it, kept by edits and shorter branches."""
 
 from __future__ import annotations
 

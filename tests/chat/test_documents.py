@@ -16,7 +16,7 @@ CHINESE = "姓名,城市,電話\n王小明,臺北,02-1234\n陳美麗,高雄,07-5
 
 
 def pdf(path: Path, *pages: str, password: str = "") -> Path:
-    """A PDF with a line of text on each page; an empty string is a page without any."""
+    """Return a PDF with a line of text on each page; an empty string gives a page without text."""
     writer = PdfWriter()
     for words in pages:
         page = writer.add_blank_page(200, 200)

@@ -186,7 +186,7 @@ async def test_a_chat_that_is_only_viewed(tmp_path, poisoner, engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_a_program_is_answered(tmp_path, poisoner, engine):
-    """Six states crash the engine after their restore: more crashes than it may have on its own."""
+    """Six restored states crash the engine: more crashes than are allowed without a restored state."""
     home, chosen = tmp_path / "home", settings_for("llama", engine)
     bodies = [chat_body(f"{number}. {SYSTEM}") for number in range(6)]
     async with running_gateway(home, chosen) as server:
@@ -204,7 +204,7 @@ async def test_a_program_is_answered(tmp_path, poisoner, engine):
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 @pytest.mark.parametrize("way", ["chat", "viewed", "imported", "prepared", "program"])
 async def test_a_flipped_byte_of_a_block_never_reaches_the_engine(tmp_path, monkeypatch, kind, way):
-    """On every way a state is restored: the prompt is processed instead."""
+    """However a state is restored, the prompt is processed instead."""
     monkeypatch.setattr(RestoreCost, "is_worth_trying", lambda *_: True)
     staged: list[StagedFile | Miss] = []
     stage = Restorer.stage

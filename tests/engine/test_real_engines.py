@@ -1,4 +1,4 @@
-"""Both real engines with a real model: what the fake only claims."""
+"""Both real engines with a real model: confirms the behavior that the fake engine imitates."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def supervisor(location: EngineLocation, plan: LaunchPlan) -> AsyncIterato
 
 
 def tokens_in(file: Path) -> list[int]:
-    """The conversation's tokens in a slot file: after magic, version and count come -1, 1, n, tokens, 0."""
+    """Return the tokens of a slot file: after magic, version and count come -1, 1, n, tokens, 0."""
     data = file.read_bytes()
     count = struct.unpack_from("<I", data, 8)[0]
     packed = struct.unpack_from(f"<{count}i", data, 12)
@@ -167,7 +167,7 @@ def test_embedded_engine_ignores_the_current_folder(plan: LaunchPlan, tmp_path: 
 
 
 async def test_web_pages_and_strangers_are_refused(supervisor: EngineSupervisor) -> None:
-    """A browser sends the page's origin, and passes the answer on only if the server names it, or "*"."""
+    """A browser sends the page's origin, and shows the page the response only if the server names it, or "*"."""
     engine = await supervisor.ready()
     page = {"Origin": "https://example.org"}
     for key, status in ((engine.key, 200), ("guessed", 401)):

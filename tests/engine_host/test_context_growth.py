@@ -1,4 +1,4 @@
-"""The engine begins with the context that is needed, and grows before a chat fills it."""
+"""The engine starts with the context that is needed, and gets a larger one before a chat fills it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def stage(tmp_path: Path, fake_engine: FakeEngine, large: Path) -> AsyncIt
 
 
 def contexts(stage: Stage) -> list[int]:
-    """The context size of each launch."""
+    """Return the context size of each launch."""
     launches = [launch["arguments"] for launch in stage.fake.launches()]
     return [int(arguments[arguments.index("--ctx-size") + 1]) for arguments in launches]
 

@@ -37,7 +37,7 @@ sees_processes = pytest.mark.skipif(sys.platform != "linux", reason="looks into 
 
 @pytest.fixture
 def fake(fake_engine: FakeEngine, tmp_path: Path) -> FakeEngine:
-    """A fake whose model has a header."""
+    """Return a fake engine whose model has a GGUF header."""
     return replace(fake_engine, plan=replace(fake_engine.plan, model=write_gguf(tmp_path / "model.gguf", dict(LLAMA))))
 
 

@@ -1,4 +1,4 @@
-"""An engine that nobody uses is stopped, and comes back warm with the next message."""
+"""An idle engine is stopped; the next message starts it and restores its chat."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG = "Tell me again, and at length, how a cache of keys and values comes to kn
 
 @contextlib.asynccontextmanager
 async def resting_at_once(runtime: Runtime) -> AsyncIterator[None]:
-    """Every idle moment is long enough."""
+    """Stop the engine as soon as it is idle."""
     rest = IdleStop(lambda: 0, runtime.chat, runtime.engine, check_interval_s=0.01)
     running = asyncio.create_task(rest.run())
     try:

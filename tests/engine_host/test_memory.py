@@ -1,4 +1,4 @@
-"""What a load takes is shown; one that runs out of memory is tried again with less, and told."""
+"""The memory of a loaded model is shown; a load that runs out of memory is reported and retried with less."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def contexts(fake: FakeEngine) -> list[int]:
 
 
 def arguments(fake: FakeEngine) -> list[dict[str, str]]:
-    """What each launch was started with."""
+    """Return each launch's options with their values."""
     launched = [launch["arguments"] for launch in fake.launches()]
     return [dict(zip(options, [*options[1:], ""], strict=True)) for options in launched]
 
@@ -169,7 +169,7 @@ async def test_estimate_is_close_to_real_engines(
 async def test_real_engine_under_a_memory_limit(
     tmp_path: Path, fake_engine: FakeEngine, real_llama_server: EngineLocation, smollm2: Path
 ) -> None:
-    """65,536 tokens of this model take 1.5 GB; the address space ends before."""
+    """65,536 tokens of this model take 1.5 GB, more than the limited address space."""
     limited = tmp_path / "llama-server"
     limited.write_text(f'#!/bin/sh\nulimit -v 1000000\nexec {shlex.quote(str(real_llama_server.path))} "$@"\n')
     limited.chmod(limited.stat().st_mode | stat.S_IXUSR)

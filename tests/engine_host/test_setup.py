@@ -1,4 +1,4 @@
-"""Engines from a stand-in GitHub: fetched, taken up again, checked, unpacked, tried out, kept, removed."""
+"""Engines from a fake GitHub: downloaded, resumed, verified, unpacked, tested, kept, removed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VULKAN = "llama-b11457-bin-ubuntu-vulkan-x64.tar.gz"
 
 
 class Home:
-    """A kvchat's engines, and what was told of them."""
+    """The engines of one kvchat folder, with the recorded progress and notices."""
 
     def __init__(self, paths: Paths, fake: FakeEngine) -> None:
         self.paths, self.settings = paths, Settings(engine_path="/usr/bin/old", model_path=str(fake.plan.model))
@@ -50,7 +50,7 @@ class Home:
 
     @property
     def stages(self) -> list[Stage]:
-        """Each once, in their order."""
+        """The stages so far, each once, in order."""
         return list(dict.fromkeys(progress.stage for progress in self.progress if progress))
 
     @property
@@ -58,7 +58,7 @@ class Home:
         return self.paths.engines / NAME / "llama-server"
 
     def left(self) -> list[str]:
-        """The files there are, without folders of their own."""
+        """Return the names of all files in the engines' folder."""
         return sorted(path.name for path in self.paths.engines.rglob("*") if path.is_file())
 
     async def works(self) -> None:
@@ -67,7 +67,7 @@ class Home:
         assert self.settings.engine_path == str(self.program)
 
     async def fails(self, backend: Backend | None = None) -> Trial:
-        """Fetch one that does not pass its trial, and so is not used."""
+        """Download an engine that fails its trial, so it is not used."""
         trial = await self.setup.get(backend)
         assert not trial.works
         assert self.settings.engine_path == "/usr/bin/old"
@@ -135,7 +135,7 @@ async def test_engine_without_gpu_is_kept_for_another_try(home: Home, fake_engin
 
 
 async def refused(home: Home, kind: type[KvchatError]) -> KvchatError:
-    """What `get` raises. Nothing is in the way of the next attempt, and the old engine is in use."""
+    """Return the error raised by `get`; nothing may block the next attempt, and the old engine stays in use."""
     with pytest.raises(kind) as caught:
         await home.setup.get()
     assert home.setup.fetching is None
@@ -240,7 +240,7 @@ async def test_missing_library_is_named(
 async def test_real_llama_server_in_an_archive(
     home: Home, github: FakeHub, real_llama_server: EngineLocation, smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that lies beside it comes along. It is a build for the processor alone, and that is found out."""
+    """The archive includes all files next to the program. The trial detects that the build is CPU-only."""
     program = real_llama_server.path.resolve()
     files_there = list(program.parent.iterdir())
     links = {f"llama-b11457/{path.name}": str(path.readlink()) for path in files_there if path.is_symlink()}
@@ -258,7 +258,7 @@ async def test_real_llama_server_in_an_archive(
 
 
 async def unused(path: str | None) -> None:
-    """No engine is taken into use here."""
+    """Fail: no engine may be selected here."""
     raise AssertionError(path)
 
 

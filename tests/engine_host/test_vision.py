@@ -1,4 +1,4 @@
-"""A projector is loaded when pictures are to be shown and not before; whatever it lacks, chats without them go on."""
+"""A projector is loaded only once a chat has pictures; if it is unusable, chats without pictures still work."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_projector(stage: Stage) -> Path:
 
 
 def arguments(stage: Stage) -> list[str]:
-    """Of the last engine that was started."""
+    """Return the arguments of the last engine that was started."""
     found: list[str] = stage.fake.launches()[-1]["arguments"]
     return found
 

@@ -1,4 +1,4 @@
-"""Requests in the shapes that agents and editors send, written from what their documentation and issues say of them.
+"""Requests as agents and editors send them, according to their documentation and issues.
 
 Sources: code.claude.com/docs (LLM gateway, settings), anthropics/claude-code#68900, ggml-org/llama.cpp#20623 and #21793
 (Claude Code); github.com/openai/codex docs/config.md and #1869 (Codex); docs.cline.bot and cline/cline's prompt docs
@@ -26,7 +26,7 @@ def claude_code(
     folder: str = "/home/ada/engine",
     tools: Any = None,
 ) -> Body:
-    """`/v1/messages`: the billing header is a system block of its own, the day stands in a reminder."""
+    """`/v1/messages`: the billing header is a separate system block; the date is in a reminder."""
     reminder = f"<system-reminder>\n# currentDate\nToday's date is {date}.\n</system-reminder>"
     header = f"x-anthropic-billing-header: cc_version={version}.01c; cc_entrypoint=cli; cch="
     rules = (
@@ -49,7 +49,7 @@ def claude_code(
 
 
 def codex(*turns: dict[str, Any], date: str = "2026-11-22", folder: str = "/home/ada/engine") -> Body:
-    """`/v1/responses`: instructions apart, the surroundings in a first message of the user's."""
+    """`/v1/responses`: separate instructions; the environment is in the first user message."""
     around = (
         f"<environment_context>\n  <cwd>{folder}</cwd>\n  <shell>bash</shell>\n"
         f"  <current_date>{date}</current_date>\n  <timezone>Europe/Berlin</timezone>\n</environment_context>"
@@ -72,7 +72,7 @@ def codex(*turns: dict[str, Any], date: str = "2026-11-22", folder: str = "/home
 
 
 def cline(*turns: dict[str, Any], time: str = "9:12:15 AM") -> Body:
-    """`/v1/chat/completions`: tools are told in the system prompt, each message ends with the surroundings."""
+    """`/v1/chat/completions`: the system prompt lists the tools; each message ends with the environment."""
     details = (
         "<environment_details>\n# Visual Studio Code Visible Files\nsrc/parser.py\n\n"
         f"# Current Time\n11/22/2026, {time} (Europe/Berlin, UTC+1:00)\n\n"
@@ -90,7 +90,7 @@ def cline(*turns: dict[str, Any], time: str = "9:12:15 AM") -> Body:
 
 
 def aider(*turns: dict[str, Any], repository: str = "src/parser.py:\n│class Parser:") -> Body:
-    """`/v1/chat/completions`: examples, then a map of the repository and the files as if they had been said."""
+    """`/v1/chat/completions`: examples, then a map of the repository and the files as earlier messages."""
     said = "Here are summaries of some files present in my git repository.\nDo not propose changes to these files."
     files = "I have *added these files to the chat* so you can go ahead and edit them.\n\nsrc/parser.py\n```\npass\n```"
     return {
@@ -111,7 +111,7 @@ def aider(*turns: dict[str, Any], repository: str = "src/parser.py:\n│class Pa
 def opencode(
     *turns: dict[str, Any], date: str = "Sun Nov 22 2026", folder: str = "/home/ada/engine", tools: Any = None
 ) -> Body:
-    """`/v1/chat/completions`: the surroundings in the system prompt, ten tools."""
+    """`/v1/chat/completions`: the environment is in the system prompt; ten tools."""
     around = (
         f"<env>\n  Working directory: {folder}\n  Is directory a git repo: yes\n  Platform: linux\n"
         f"  Today's date: {date}\n</env>"
@@ -132,7 +132,7 @@ def opencode(
 
 
 def function(name: str, words: str = "") -> Body:
-    """A tool as the chat dialect tells it."""
+    """Return a tool definition in the chat dialect."""
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
     told = {"name": name, "description": words or f"{name}: does it", "parameters": parameters}
     return {"type": "function", "function": told}

@@ -30,7 +30,7 @@ async def server(tmp_path: Path, settings: Settings) -> AsyncIterator[RunningGat
 def real(
     tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
 ) -> Callable[..., Settings]:
-    """Makes settings for the real engine with a template of ours: tiny models' own knows no tools."""
+    """Return a function that makes settings for the real engine, with a template that supports tools."""
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE, "utf-8")
     chosen = Settings(

@@ -1,4 +1,4 @@
-"""Requests of every dialect, with all that makes a prompt; and a chat template that heeds it all."""
+"""Requests of every dialect with everything that affects a prompt, and a chat template that renders all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole kvchat without its window, on any engine, with its API server open, and a client of it."""
+"""A complete kvchat without its window, with any engine and an open API server, and a client for it."""
 
 from __future__ import annotations
 

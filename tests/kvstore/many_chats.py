@@ -1,6 +1,6 @@
 """Times of lookups and deletions among very many chats: `python -m tests.kvstore.many_chats [CHATS]`.
 
-Prints a line for each, in ms, the worst of a few, with the processor time. The chats share a template of 20 tokens, a
+Prints a line for each: the longest of a few runs in ms, and its CPU time. The chats share a template of 20 tokens, a
 system prompt of 300, or one of 1,800; each has a save point for each of its turns, some of them not absorbed.
 """
 
@@ -31,7 +31,7 @@ def turn_tokens(number: int, turn: int) -> Tokens:
 
 
 def fill(bench: Bench, chats: int, turn: Callable[[int, int], Tokens] = turn_tokens, blocks_each: int = TURNS) -> None:
-    """Put that many chats into the index, one in 50 not absorbed; their blocks are not made."""
+    """Put `chats` chats into the index, one in 50 not absorbed; no block files are written."""
     with bench.inventory.index.write() as db:
         for number in range(chats):
             names = [pack_tokens([number, place, *range(6)]) for place in range(blocks_each)]
@@ -47,7 +47,7 @@ def fill(bench: Bench, chats: int, turn: Callable[[int, int], Tokens] = turn_tok
 
 
 def prompts(chats: int) -> dict[str, Tokens]:
-    """Return prompts that are known, begin alike, or share next to nothing."""
+    """Return prompts that are known, share a beginning, or share almost nothing."""
     long = turn_tokens(chats // 2, 2) + (5,) * 131_072
     prompts = {"another beginning": (7,) * 2000, "a beginning and 128K tokens": long}
     for kind, length in enumerate(SYSTEM_LENGTHS):

@@ -1,6 +1,7 @@
-"""Damaged stores, each driven through all it can do: `python -m tests.kvstore.mutating ROUNDS SEED`.
+"""Damaged stores, each put through all its operations: `python -m tests.kvstore.mutating ROUNDS SEED`.
 
-1,000 take less than a minute. Damage may cost a colder start, but never wrong bytes or an undocumented exception.
+1,000 rounds take less than a minute. Damage may cost save points, but never cause wrong bytes or an undocumented
+exception.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ KINDS = ("bytes", "bits", "bits", "cut", "zeros", "swap", "append", "remove")
 
 
 class WrongBytes(AssertionError):
-    """An engine would have been given the state of other tokens."""
+    """The store would have given an engine the state of other tokens."""
 
 
 def damage(dice: random.Random, path: Path) -> str:
@@ -104,7 +105,7 @@ def drive(dice: random.Random, bench: Bench, outcomes: Counter[str]) -> None:
 
 
 def run(rounds: int, seed: int) -> Counter[str]:
-    """Damage and drive so many stores; return how often what happened. Raises WrongBytes and undocumented errors."""
+    """Damage and use `rounds` stores; return counts of outcomes. Raises WrongBytes and undocumented errors."""
     outcomes: Counter[str] = Counter()
     shm = "/dev/shm" if Path("/dev/shm").is_dir() else None
     # A killed store has a thread that lives on for a moment: each round has a folder of its own.

@@ -1,7 +1,7 @@
 """Measured limits of the block store; each figure is printed.
 
-`python -m tests.kvstore.test_figures FOLDER` absorbs and rebuilds a slot file of 1 GB and prints what that took: only
-a process of its own has a peak of its own. Its rows repeat, which the store must not notice.
+`python -m tests.kvstore.test_figures FOLDER` absorbs and rebuilds a slot file of 1 GB and prints time and memory; only
+a separate process has a peak memory of its own. The file's rows repeat, which must make no difference.
 """
 
 from __future__ import annotations

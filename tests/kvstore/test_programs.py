@@ -56,7 +56,7 @@ def test_programs_are_pruned_before_chats(big: Bench) -> None:
 
 
 def test_the_ends_of_a_programs_threads_and_their_shared_start_are_kept(tmp_path: Path) -> None:
-    """One owner has many threads: were it one conversation, all but the newest would be older turns."""
+    """One owner has many threads. In a single conversation, all but the newest turn would count as older turns."""
     bench = Bench(tmp_path / "store", HYBRID)
     shared = token_range(400)
     threads = [shared + token_range(300, 1000 * (number + 1)) for number in range(3)]

@@ -117,7 +117,7 @@ def test_warm_files_make_room_for_a_model_but_unabsorbed_ones_stay(roomy: Bench)
 @linux
 @pytest.mark.parametrize("owner", ["program/editor", "a chat"])
 def test_the_last_program_state_is_warm_before_its_request(roomy: Bench, owner: str) -> None:
-    """Prepared while the engine starts; for a chat, the window does it."""
+    """It is prepared while the engine starts; for chats, the window prepares it."""
     roomy.save(owner, token_range(300))
     roomy.reopen()
     roomy.restorer.keep_in_memory(10**9)

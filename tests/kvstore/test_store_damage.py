@@ -1,8 +1,8 @@
 """Kills, crashes and bad disks: never wrong bytes, never more than a colder start.
 
-`python -m tests.kvstore.test_store_damage STORE QUOTA` uses a store without end: it reads seeds and forks a child for
-each, as a hundred then take no longer than one. It prints "pid N" when a child begins, a number after each round, and
-"ended S", with the status as of os.waitpid.
+`python -m tests.kvstore.test_store_damage STORE QUOTA` uses a store until stopped. It reads seeds and forks a child for
+each, so that imports are paid for once. It prints "pid N" when a child begins, a number after each round, and "ended S"
+with the status from os.waitpid.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def test_a_save_that_the_index_refuses_leaves_no_file(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(("rounds", "seed"), [(30, 11), pytest.param(400, 12, marks=pytest.mark.slow)])
 def test_damaged_stores_are_no_worse_than_empty_ones(rounds: int, seed: int) -> None:
-    """`tests/soak` runs as many as it is told."""
+    """`tests/soak` runs more rounds."""
     assert mutating.run(rounds, seed)["restored"] > 3 * rounds // 10
 
 
@@ -234,7 +234,7 @@ def big(tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def at_third_block(monkeypatch: pytest.MonkeyPatch) -> AtThirdBlock:
-    """Return a function that lets something happen when the third block is written."""
+    """Return a function that runs a callback when the third block is written."""
 
     def install(action: Callable[[], None]) -> None:
         commit, commits = BlockFiles.commit, iter(range(1_000_000))

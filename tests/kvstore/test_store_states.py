@@ -35,7 +35,7 @@ UNABSORBED_BYTES = """
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Drives a store, and knows what every save point must hold."""
+    """Drives a store, and knows the expected contents of every save point."""
 
     @initialize(model=models, memory=st.sampled_from([0, 200_000]))
     def open(self, model: Model, memory: int) -> None:

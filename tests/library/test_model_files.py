@@ -1,4 +1,4 @@
-"""Finding models in folders laid out as the programs lay them out."""
+"""Search for models in folders with the layouts of other programs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def split_in(folder: Path, stem: str, count: int) -> list[Path]:
 
 
 def ollama_model(folder: Path, place: str, model: Path, projector: Path | None = None) -> Path:
-    """Put a model where Ollama would; returns its blob."""
+    """Store a model the way Ollama does; return its blob."""
     (folder / "blobs").mkdir(parents=True, exist_ok=True)
     layers = [{"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:00", "size": 1}]
     blobs = []
@@ -211,7 +211,7 @@ def test_name_from_path() -> None:
 
 
 def places(home: Path, source: Source, platform: str = "linux", **environment: str) -> list[str]:
-    """The folders of one program, those below the home folder relative to it."""
+    """Return one program's model folders, relative to the home folder if below it."""
     found = model_folders(home / "own", [], environment, home, platform)
     paths = [folder.path for folder in found if folder.source is source]
     return [path.relative_to(home).as_posix() if path.is_relative_to(home) else path.as_posix() for path in paths]

@@ -1,4 +1,4 @@
-"""Finder, Hub and downloads, joined."""
+"""Model search, Hub and downloads combined."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fits(facts: GgufFacts) -> Judgement:
 
 @pytest.fixture
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
-    """Folders of a user who has no other program's models."""
+    """Return the folders of a user without models of other programs."""
     nothing = functools.partial(model_folders, environment={}, home=tmp_path / "home", platform="linux")
     monkeypatch.setattr("kvchat.library.model_library.model_folders", nothing)
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "kvchat")})

@@ -27,7 +27,7 @@ MESSAGE = ChatMessage("user", "what was said of the river and of the garden")
 
 
 class Engine:
-    """An engine that sends these chunks, and raises the exceptions among them."""
+    """Engine that sends these chunks; an exception among them is raised in its place."""
 
     def __init__(self, *chunks: ChatChunk | Exception) -> None:
         self.chunks, self.rows, self.hangs = chunks, UnchangedRows(), asyncio.Event()
@@ -49,7 +49,7 @@ class Engine:
 
 @dataclass
 class Host:
-    """Provides these engines, one after the other is lost."""
+    """Provides these engines, the next whenever one is lost."""
 
     engines: list[ReadyEngine]
     sizes: list[int] = field(default_factory=list)  # requested

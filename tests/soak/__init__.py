@@ -1,1 +1,1 @@
-"""Long runs on a real engine: what a year of use and a hundred power cuts do. `packaging/soak` runs them."""
+"""Long runs on a real engine, simulating a year of use and a hundred power cuts. `packaging/soak` runs them."""

@@ -23,7 +23,7 @@ RUDE = (
 
 
 async def crowd(url: str, count: int, parallel: int = 300) -> Counter[str]:
-    """Open connections that send half a request head; return how they and proper requests results."""
+    """Open connections that send half a request head; return the outcomes of these and of proper requests."""
     host, port = url.removeprefix("http://").split(":")
     results: Counter[str] = Counter()
 

@@ -43,7 +43,7 @@ class Kind:
 
 @dataclass
 class Journal:
-    """What the runs in one home have reported, which must hold whatever killed them."""
+    """Reports of the runs in one home; they must stay true whatever killed a run."""
 
     asked: dict[str, str] = field(default_factory=dict)  # chat by stored text
     replies: dict[str, tuple[str, int]] = field(default_factory=dict)  # chat and length by message
@@ -164,7 +164,7 @@ class _Process:
             raise Broken(f"outlived kvchat: {[process.cmdline() for process in alive]}")
 
     def _wait_for_kill_time(self, lines: queue.Queue[dict[str, Any] | None]) -> bool:
-        """Receive reports until it is to be killed from outside; True if it ended before."""
+        """Receive reports until it is time to kill the process; True if it ended before."""
         if self.plan is None and self._dice.random() < 0.4:
             time.sleep(self._dice.random() * 4)  # at any time of the startup
             return False

@@ -245,7 +245,7 @@ async def _compare(folder: Path, model: Path, engine: str | None, exchanges: lis
 
 
 async def _lead(http: httpx2.AsyncClient, exchange: Exchange) -> float:
-    """Return by how much the cold engine preferred its first different token: slots read together round differently."""
+    """Return the log-probability lead of the cold engine's first different token: parallel slots round differently."""
     prompt = exchange.body.get("prompt")
     if prompt is None:
         chat = ParsedRequest(GENERATING[exchange.path], b"", exchange.body).chat

@@ -12,7 +12,7 @@ from kvchat.system.migrations import migrate, schema_version
 
 
 def test_failed_step_is_reported_after_sqlites_own_rollback(tmp_path: Path) -> None:
-    """As SQLite does on a full disk."""
+    """SQLite rolls back by itself on a full disk."""
     step = "ROLLBACK; SELECT nonsense FROM nowhere"
     with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as connection:
         with pytest.raises(sqlite3.OperationalError, match="nowhere"):

@@ -18,7 +18,7 @@ from kvchat.system.paths import expand_user, resolve_paths
 
 @pytest.fixture
 def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user missing from the user database, as in some containers."""
+    """Simulate a user missing from the user database, as in some containers."""
     if sys.platform == "win32":
         pytest.skip("has its own list of users")
     import pwd

@@ -32,7 +32,7 @@ def translations(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def test_translated_texts_are_whole_literals() -> None:
-    """Parts of an f-string or a sum never reach the catalogue, nor does a call inside an f-string."""
+    """Parts of an f-string or of a concatenation are not extracted, nor is a call inside an f-string."""
     for path in sorted(ROOT.rglob("*.py")):
         tree = ast.parse(path.read_text("utf-8"))
         broken = [c for c in translations(tree) if any(isinstance(a, ast.JoinedStr | ast.BinOp) for a in c.args[-2:])]
@@ -64,7 +64,7 @@ def key(message: object) -> tuple[object, object]:
 
 
 def test_underscore_is_never_a_local_variable_that_is_called() -> None:
-    """`_ = …` in a function makes every `_("…")` in it a call of that, which mypy lets pass."""
+    """`_ = …` in a function makes every `_("…")` in it call that value, which mypy does not notice."""
     hidden = []
     for path in ROOT.rglob("*.py"):
         tables = [symtable.symtable(path.read_text("utf-8"), str(path), "exec")]

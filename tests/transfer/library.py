@@ -19,7 +19,7 @@ def open_library(folder: Path) -> Database:
 
 
 def made_conversation(database: Database, title: str = "Trees 🌳 和 أشجار", *, by_user: bool = True) -> Conversation:
-    """A conversation with two branches; its leaf is on the second."""
+    """Store a conversation with two branches; its leaf is on the second."""
     made = database.create_conversation("New chat", "Be brief.")
     root = database.branch(made.id)[-1]
     database.rename(made.id, title, by_user=by_user)
@@ -46,5 +46,5 @@ def everything(database: Database) -> list[object]:
 
 
 def quick_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passphrases that open at once: the real ones take a second, on purpose."""
+    """Make passphrases cheap: the real key derivation deliberately takes a second."""
     monkeypatch.setattr(memory_file, "_COST", 2)

@@ -69,7 +69,7 @@ def runtime(tmp_path: Path) -> FakeRuntime:
 
 @pytest.fixture
 def furnished(runtime: FakeRuntime) -> FakeRuntime:
-    """Chats a to d; d is the newest, and open."""
+    """Add chats a to d; d is the newest, and open."""
     for id in "abcd":
         runtime.chat.add(f"Chat {id}", id=id)
         runtime.chat.write(id, Role.USER, f"Hello {id}")
@@ -78,6 +78,6 @@ def furnished(runtime: FakeRuntime) -> FakeRuntime:
 
 @pytest_asyncio.fixture
 async def window(runtime: FakeRuntime, look: Look) -> AsyncIterator[MainWindow]:
-    """The window over a runtime the test has furnished before asking for it (fixtures run in argument order)."""
+    """Yield the window over a runtime that earlier fixtures have filled (fixtures run in argument order)."""
     async with on_show(runtime, look) as window:
         yield window

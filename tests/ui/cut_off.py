@@ -1,4 +1,4 @@
-"""What has not the room it needs: words that are cut off, and controls that stick out of what they stand in."""
+"""Detection of cut-off text, and of controls that extend beyond their parent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SLACK = 2  # pixels by which figures for one text differ
 
 
 def cut_off(window: QWidget) -> Iterator[str]:
-    """Of a window or a part of one, the words that have not the room they need, each with where it stands."""
+    """Yield each text in a window, or part of one, that lacks room, with its parent's type and the problem."""
     window.ensurePolished()
     for widget in window.findChildren(QWidget):
         if widget.isVisible() and not isinstance(widget, QMenu) and widget.window() is window.window():
@@ -51,7 +51,7 @@ def _words(widget: QWidget) -> str:
 
 
 def _lacking(widget: QWidget) -> str:
-    """What of its words is not seen; empty if all is."""
+    """Describe how the widget's text is cut off; empty if it is not."""
     match widget:
         case ElidedLabel() if widget.text() == widget.whole:
             return ""
@@ -101,7 +101,7 @@ def _room(widget: QWidget, text: str, room: int) -> str:
 
 
 def _outside(widget: QWidget, window: QWidget) -> str:
-    """By how much it sticks out of what it stands in, as far as nobody can scroll there."""
+    """Describe how far the widget extends beyond its parents where scrolling does not help; empty if it does not."""
     wide = high = True  # still to be looked at
     around = widget.parentWidget()
     while around is not None and widget is not window and (wide or high):

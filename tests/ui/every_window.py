@@ -1,4 +1,4 @@
-"""Everything there is to say something about, and every window there is to say it in."""
+"""Data for every kind of text on screen, and all windows that show it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.ui.waiting import until
 
 
 def furnish(runtime: FakeRuntime) -> None:
-    """Chats in every state, replies from everywhere, and figures about all of it."""
+    """Add chats in every state, replies from every source, and figures about them."""
     for id, title, points in (
         ("thesis", "Thesis, chapter 3", 4),
         ("jeju", "Trip to Jeju", 0),
@@ -48,7 +48,7 @@ def furnish(runtime: FakeRuntime) -> None:
 
 
 async def open_all(runtime: FakeRuntime, window: MainWindow) -> list[QWidget]:
-    """The window and all beside it, open and filled; each of the settings' pages was shown. The caller closes."""
+    """Open and fill all windows and show each settings page; return the windows. The caller closes them."""
     side = window.side_windows
     settings, storage, saved = side.open_settings(), side.open_storage(), side.open_saved()
     programs_made_up(runtime)

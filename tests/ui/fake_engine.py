@@ -1,4 +1,4 @@
-"""An engine within the test's own process: replies are what the test plays, its state is what the test sets."""
+"""An engine in the test's own process: the test sets its replies and its state."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 def tokenize(text: str) -> list[int]:
-    """About one token for four letters."""
+    """Return about one token for four letters."""
     pieces = re.findall(r"<\|im_start\|>|<\|im_end\|>|\n|[^\n<]{1,4}|<", text)
     return [SPECIAL.get(piece, FIRST_BYTE + zlib.crc32(piece.encode()) % 30_000) for piece in pieces]
 
 
 class PlayedServer(Transport):
-    """Speaks for a llama-server with one slot. A reply is what the test puts into `played`; None ends it."""
+    """Imitates a llama-server with one slot. The test puts pieces of the reply into `played`; None ends it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(NOWHERE, "", 60.0, lambda _: None, lambda: None)
@@ -91,7 +91,7 @@ class PlayedServer(Transport):
 
 
 class FakeEngine(SwitchingHost):
-    """The engine host over a played server. Says what the test has put into it."""
+    """Engine host over the fake server; its answers are set by the test."""
 
     location = "/usr/bin/llama-server"
     context_reason = "32,768 tokens: what the model was trained for; memory would allow 91,000."
@@ -151,7 +151,7 @@ class FakeEngine(SwitchingHost):
         self.set(EngineState.STOPPED)
 
     def set(self, state: EngineState, **more: Any) -> None:
-        """Move to another state and say so."""
+        """Change the state and publish it."""
         self.status = EngineStatus(state, **more)
         self._publish(self.status)
 

@@ -1,4 +1,4 @@
-"""A runtime without an engine: conversations in memory, and events that a test plays by hand."""
+"""A runtime without an engine process: the test publishes the events and streams the replies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ R = TypeVar("R")
 
 
 def a_receipt(source: Source = Source.DISK, **changes: object) -> Receipt:
-    """A receipt with the numbers of a 5,918-token prompt."""
+    """Return a receipt for a prompt of 5,918 tokens."""
     cached = 0 if source is Source.COLD else 5906
     receipt = Receipt(
         ttft_ms=34_600 if source is Source.COLD else 310,
@@ -85,7 +85,7 @@ def a_model(folder: Path, name: str, size: int, source: ModelSource = ModelSourc
 
 
 def counted(first_day: date = TODAY) -> ReplyStatistics:
-    """Ten replies of each kind on `first_day`."""
+    """Return statistics with ten replies of each kind on `first_day`."""
     saved = {READ_AGAIN: 0.0}
     return ReplyStatistics(
         tuple(DailyReplies(first_day, kind, 10, saved.get(kind, 90.0), 5.0) for kind in REPLY_KINDS), TODAY
@@ -99,7 +99,7 @@ def spy(
     name: str = "",
     refuse: Callable[[], KvchatError | None] = lambda: None,
 ) -> None:
-    """Have each call of the methods appended to `calls`, messages by their id; a refused one raises that."""
+    """Append each call of the methods to `calls`, messages by id; raise the error from `refuse`, if any."""
 
     async def refused(error: KvchatError) -> None:
         raise error
@@ -119,7 +119,7 @@ def spy(
 
 
 class FakeChat(ChatService):
-    """The real chats and turns. `calls` has what the window asked of them; a test plays the engine's replies."""
+    """The real chats and turns. `calls` records the window's calls; the test streams the replies."""
 
     def __init__(self, runtime: FakeRuntime) -> None:
         super().__init__(runtime.chat.turn_context)
@@ -148,7 +148,7 @@ class FakeChat(ChatService):
     # What a test uses to set the stage and to play the engine.
 
     def _do(self, function: Callable[..., R], *args: object, **kwargs: object) -> R:
-        """Return what a function of the database's thread returns, at once."""
+        """Run a function of the database on this thread."""
         return self.turn_context.worker.call(function, self.turn_context.database, *args, **kwargs)
 
     @property
@@ -156,11 +156,11 @@ class FakeChat(ChatService):
         return {one.id: one for one in self._do(Database.conversations)}
 
     def said(self, conversation_id: str) -> list[Message]:
-        """The messages of the current branch, as the page would get them."""
+        """Return the messages of the current branch, as the page gets them."""
         return self._do(tree.current_branch, conversation_id)
 
     def draft(self, conversation_id: str) -> str:
-        """The draft on disk; empty without one."""
+        """Return the draft on disk; empty without one."""
         rows = self._do(Database.rows, "SELECT text FROM drafts WHERE conversation_id = ?", (conversation_id,))
         return str(rows[0]["text"]) if rows else ""
 
@@ -179,7 +179,7 @@ class FakeChat(ChatService):
         self.events.publish(ConversationsChanged())
 
     def add(self, title: str, *, id: str | None = None) -> Conversation:
-        """One more conversation, the newest."""
+        """Add a conversation as the newest."""
         made = self._do(Database.create_conversation, title, id=id or f"c{next(self._ids)}")
         self.events.publish(ConversationsChanged())
         return made
@@ -196,7 +196,7 @@ class FakeChat(ChatService):
         attachments: tuple[Attachment, ...] = (),
         below: str | None = "",
     ) -> Message:
-        """One more message on disk, `below` one of that id or the last one."""
+        """Store a message, `below` the one with that id or the last one."""
         last = self._do(Database.branch, conversation_id)[-1:]
         parent = (last[0].id if last else None) if below == "" else below
         made = self._do(Database.append, conversation_id, parent, role, content, state, attachments)
@@ -207,7 +207,7 @@ class FakeChat(ChatService):
         return made
 
     def put(self, name: str, *, tokens: int = 0, model: str = FINGERPRINT.model) -> PreparedSet:
-        """Three documents in the library: read to their end by that model where they have tokens."""
+        """Add a prepared set of three documents; if it has tokens, it is completely processed by `model`."""
         folder = self._runtime.paths.data / "documents" / name
         folder.mkdir(parents=True)
         for number in range(3):
@@ -229,16 +229,16 @@ class FakeChat(ChatService):
         self.events.publish(MessagesChanged(message.conversation_id))
 
     def say(self, text: str = "", thinking: str = "") -> None:
-        """Stream a piece of the reply that is running or next."""
+        """Stream a piece of the current or next reply."""
         self._server.played.put_nowait(ChatChunk(text, thinking))
 
     def finish(self) -> None:
-        """End that reply."""
+        """End the current reply."""
         self._server.played.put_nowait(None)
 
 
 class FakeLibrary(ModelLibrary):
-    """Finds what a test has put there; the Hub is a stand-in, or nobody."""
+    """Finds the models that a test has added; the Hub is a fake server, or unreachable."""
 
     def __init__(self, paths: Paths) -> None:
         super().__init__(paths, tuple)
@@ -254,7 +254,7 @@ class FakeLibrary(ModelLibrary):
 
 
 class FakeEngines(EngineSetup):
-    """Two engines, of which one is too old; a trial of two steps; a key in a variable. What is fetched really is."""
+    """Two engines, one too old; a trial of two steps; a key in memory. Downloads are real."""
 
     found = (
         EngineEntry(
@@ -291,7 +291,7 @@ class FakeEngines(EngineSetup):
 
 
 class FakeStore(StoreService):
-    """Keeps bytes by conversation."""
+    """Save-point store that has only the number of bytes of each conversation."""
 
     def __init__(self, runtime: FakeRuntime) -> None:
         real = runtime.save_points
@@ -317,7 +317,7 @@ class FakeStore(StoreService):
         )
 
     async def plan_prune(self, target_bytes: int) -> PrunePlan:
-        """Conversations give up their save points, all of one size, in the order they were kept."""
+        """Plan to remove save points of equal size, conversation by conversation, in the order they were added."""
         self._runtime.calls.append(("plan_prune", target_bytes))
         left, ids, pruned = sum(self._runtime.kept.values()), [], []
         for usage in map(self._runtime.usage_of, self._runtime.kept):
@@ -368,7 +368,7 @@ class FakeStore(StoreService):
 
 
 class FakeApiService(ApiService):
-    """An API server that is never opened: a test sets its requests. Its keys and totals are real."""
+    """API server that is never opened: the test sets its requests. Keys and totals are real."""
 
     active: Sequence[RequestRecord] = ()
     recent: Sequence[RequestRecord] = ()
@@ -389,7 +389,7 @@ class FakeApiService(ApiService):
 
 
 class FakeRuntime(Runtime):
-    """The real runtime over an engine in this process. `calls` has what the window asked of it."""
+    """The real runtime over an engine in this process. `calls` records the window's calls."""
 
     break_even: BreakEven | None = None  # type: ignore[assignment]
 
@@ -424,16 +424,16 @@ class FakeRuntime(Runtime):
         return self.chat.counted
 
     def keep(self, usage: ConversationUsage) -> None:
-        """Keep that of a conversation."""
+        """Set a conversation's usage in the store."""
         self.kept[usage.conversation_id] = usage.bytes
         self.details[usage.conversation_id] = usage
 
     def usage_of(self, conversation_id: str) -> ConversationUsage:
-        """What is kept of a conversation."""
+        """Return a conversation's usage in the store."""
         known = self.details.get(conversation_id)
         kept = self.kept.get(conversation_id, 0)
         return known or ConversationUsage(conversation_id, kept, 1 if kept else 0, datetime.now(UTC), kept)
 
     def set_engine(self, state: EngineState, **more: object) -> None:
-        """Move the engine to another state and say so."""
+        """Change the engine's state and publish it."""
         self.engine.set(state, **more)

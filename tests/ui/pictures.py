@@ -1,7 +1,7 @@
-"""Pictures of every window, to be looked at: python -m tests.ui.pictures FOLDER --language de --theme dark --text 200.
+"""Screenshots of every window: python -m tests.ui.pictures FOLDER --language de --theme dark --text 200.
 
-Without a folder it says which words are cut off in which window. Languages are kvchat's own, and `pseudo`, which runs
-from right to left.
+Without a folder it lists cut-off text by window. Languages: kvchat's own, and `pseudo`, which is written from right to
+left.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ if True:
 
 
 def prepared(folder: Path) -> FakeRuntime:
-    """A runtime with something of everything."""
+    """Return a runtime with data for every window."""
     runtime = FakeRuntime(folder, model="Qwen3-Coder-30B-A3B-Instruct-1M-UD-Q4_K_XL")
     furnish(runtime)
     chat = runtime.chat
@@ -127,7 +127,7 @@ PARTS = "first", "main", "beside", "dialogs", "empty"
 
 
 async def scenes(runtime: FakeRuntime, look: Look, parts: Sequence[str] = PARTS) -> AsyncIterator[tuple[str, QWidget]]:
-    """Every window in the states it has, one after the other, with its name; each is closed when the next is asked."""
+    """Yield every window in each of its states, with a name; each is closed before the next."""
     if "first" in parts:
         async for name, shown in _first(runtime, look):
             yield name, shown
@@ -391,13 +391,13 @@ async def _first_run(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[
 
 
 async def settle(times: int = 40) -> None:
-    """Let layouts and what was asked for come to rest."""
+    """Let layouts and pending requests finish."""
     for _ in range(times):
         await asyncio.sleep(0.005)
 
 
 async def take(folder: Path, look: Look, runtime: FakeRuntime, parts: Sequence[str], least: bool) -> None:
-    """Every window, into a file of its own; `least`: as small as it can be made."""
+    """Save a screenshot of every window; `least`: at its minimum size."""
     number = 0
     async for name, shown in scenes(runtime, look, parts):
         if isinstance(shown, QMenu):
@@ -413,7 +413,7 @@ async def take(folder: Path, look: Look, runtime: FakeRuntime, parts: Sequence[s
 
 
 async def check(look: Look, runtime: FakeRuntime, parts: Sequence[str]) -> list[str]:
-    """What is cut off in which window, also at its least size: layouts on a busy machine take a moment."""
+    """Return the cut-off texts by window, at default and minimum size."""
     found = []
     async for name, shown in scenes(runtime, look, parts):
         found += [f"{name}: {one}" for one in await _lacking(shown)]
@@ -427,7 +427,7 @@ async def check(look: Look, runtime: FakeRuntime, parts: Sequence[str]) -> list[
 
 
 def _has_frame(shown: QWidget) -> bool:
-    """Whether it can be made smaller by hand."""
+    """Return True if the user can resize the window."""
     drawn_alone = shown.windowFlags() & Qt.WindowType.FramelessWindowHint or isinstance(shown, QMenu)
     return shown.isVisible() and shown.isWindow() and not drawn_alone
 
@@ -441,14 +441,13 @@ async def _lacking(shown: QWidget) -> list[str]:
 
 
 def _sideways(shown: QWidget) -> Iterator[str]:
-    """The pages on show of which a part is out of sight to the side."""
+    """Yield the visible pages that scroll sideways."""
     for page in shown.findChildren(ScrollPage):
         if page.isVisible() and (hidden := page.horizontalScrollBar().maximum()):
             yield f"{page.objectName()} scrolls sideways by {hidden} pixels"
 
 
 def main() -> None:
-    """As the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", help="without one: say what is cut off")
     parser.add_argument("--language", default="en")

@@ -1,4 +1,4 @@
-"""A language from right to left that nobody speaks: English in Hebrew letters, a third longer."""
+"""A right-to-left pseudo-language: English in Hebrew letters, a third longer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MARKS = ("between thousands", "before decimals")
 
 
 def turned(text: str) -> str:
-    """The text in that language; places, tags, keys and marks stay as they are.
+    """Return the text in that language; placeholders, tags, keys and punctuation stay.
 
-    Who translates into such a language parts what is put in from the words around it, as with a path: so does this.
+    Placeholders are isolated from the text around them, as in real translations into right-to-left languages.
     """
     return "".join(_kept(part) if _KEPT.fullmatch(part) else _word(part) for part in _KEPT.split(text))
 
@@ -35,7 +35,7 @@ def _word(word: str) -> str:
 
 
 class Pseudo(gettext.NullTranslations):
-    """The catalogue."""
+    """Catalogue of the pseudo-language."""
 
     def gettext(self, message: str) -> str:
         return turned(message)
@@ -48,6 +48,6 @@ class Pseudo(gettext.NullTranslations):
 
 
 def speak_pseudo(app: QApplication) -> None:
-    """Speak it from now on, in windows that are made from now on."""
+    """Switch to the pseudo-language; affects windows created afterwards."""
     language._Current.language, language._Current.catalogue = "he", Pseudo()
     app.setLayoutDirection(Qt.LayoutDirection.RightToLeft)

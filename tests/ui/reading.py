@@ -1,4 +1,4 @@
-"""Text read as the transcript reads it."""
+"""Text parsed as in the transcript."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARKDOWN = Markdown(LIGHT)
 
 
 def blocks(text: str) -> list[Block]:
-    """The blocks of a whole text."""
+    """Return the blocks of a complete text."""
     stream = MarkdownStream(MARKDOWN)
     stream.feed(text)
     stream.finished = True
@@ -23,12 +23,12 @@ def blocks(text: str) -> list[Block]:
 
 
 def prose(text: str) -> str:
-    """The HTML of a text without code."""
+    """Return the HTML of a text without code."""
     read = blocks(text)
     assert all(isinstance(block, Prose | Wide) for block in read)
     return "".join(block.html for block in read if isinstance(block, Prose | Wide))
 
 
 def a_message(id: str, role: Role, content: str, state: MessageState = MessageState.COMPLETE) -> Message:
-    """A message as stored."""
+    """Return a stored message."""
     return Message(id, "c", None, role, content, "", state, datetime(2026, 11, 20, tzinfo=UTC))

@@ -1,4 +1,4 @@
-"""What the other tests here stand on."""
+"""Assumptions about the event loop that the other UI tests rely on."""
 
 from __future__ import annotations
 

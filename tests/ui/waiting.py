@@ -1,4 +1,4 @@
-"""Waiting for a condition while Qt and asyncio go on."""
+"""Waiting for a condition while Qt and asyncio continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The window as a test opens it, over a runtime that is made up or over a real one; closed at the end in any case."""
+"""The main window in tests, over a fake or real runtime; always closed at the end."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def engine_hangs() -> EngineFailure:
 
 
 def button(within: QWidget, name: str) -> QAbstractButton:
-    """The button with that name, of several the one to be seen."""
+    """Return the button with this name; of several, the visible one."""
     found = [one for one in within.findChildren(QAbstractButton) if one.accessibleName() == name]
     return max(found, key=QAbstractButton.isVisible)
 
 
 def child(within: QWidget, kind: type[W]) -> W:
-    """The first child of that kind; there is one."""
+    """Return the first child of this kind; there must be one."""
     found = within.findChild(kind)
     assert isinstance(found, kind)
     return found
 
 
 def question(within: QWidget) -> ConfirmDialog:
-    """The question that is open."""
+    """Return the open question."""
     return next(dialog for dialog in within.findChildren(ConfirmDialog) if dialog.isVisible())
 
 
 def joined(runtime: FakeRuntime | Runtime, look: Look) -> MainWindow:
-    """The whole window, not shown and not started."""
+    """Return the complete window, not shown and not started."""
     window = MainWindow(look, runtime.paths.config)
     window.join(runtime)
     return window
@@ -56,7 +56,7 @@ def joined(runtime: FakeRuntime | Runtime, look: Look) -> MainWindow:
 
 @asynccontextmanager
 async def on_show(runtime: FakeRuntime | Runtime, look: Look) -> AsyncIterator[MainWindow]:
-    """The window over this runtime, started."""
+    """Yield the started window over this runtime."""
     QApplication.setQuitOnLastWindowClosed(False)  # as in the app: what is to end after the window still can
     window = joined(runtime, look)
     window.show()
@@ -80,7 +80,7 @@ class Open:
         self.window.composer.button.click()
 
     def shown(self) -> list[str]:
-        """What the page says, message by message."""
+        """Return the page's texts, message by message."""
         views = self.window.transcript.views
         return [
             view.text.strip() if isinstance(view, ReplyView) else message.content
@@ -98,7 +98,7 @@ class Open:
 
 @asynccontextmanager
 async def begun(home: Path, settings: Settings, look: Look) -> AsyncIterator[Open]:
-    """The real window over a real kvchat, which was told to begin."""
+    """Yield the real window over a real kvchat, started."""
     async with opened(home, settings) as runtime, on_show(runtime, look) as window:
         await runtime.start()
         yield Open(runtime, window)

@@ -73,7 +73,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> type[Clock]:
 
 
 def test_wrong_clock_keeps_the_order_of_chats(database: Database, clock: type[Clock]) -> None:
-    """The chat used last is the one used last: by a count, whatever the clock said."""
+    """The order follows a counter, not the clock."""
     first, second, third = [database.create_conversation(title) for title in "abc"]
     for year, chat in ((2031, first), (2026, second), (2019, third)):
         clock.year_now = year
@@ -109,7 +109,7 @@ def test_wrong_clock_keeps_the_order_of_replies(database: Database, clock: type[
 
 
 def test_long_conversation_can_be_deleted(database: Database) -> None:
-    """SQLite follows a cascade no more than 1,000 messages deep."""
+    """SQLite limits a cascade to a depth of 1,000 messages."""
     chat = database.create_conversation("x")
     fill_chat(database, chat.id, 1500)
     database.delete(chat.id)
@@ -221,7 +221,7 @@ def test_invalid_database_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_queries_at_start_and_per_turn_use_indexes(tmp_path: Path) -> None:
-    """What a start asks to forget strangers, and each turn for how fast the model reads."""
+    """Covers the deletion of orphaned save points at startup, and the prefill timings read at each turn."""
     database, store = Database(tmp_path / "chats.db"), Bench(tmp_path / "store")
     for number in range(3):
         chat = database.create_conversation("A chat")

@@ -46,7 +46,7 @@ STORY = "A long story. " * 60
 async def test_stopping_another_chat_early_keeps_the_save_point_usable(
     stage: Stage, switches: dict[str, object]
 ) -> None:
-    """The other chat has a short prefix in the slot, or has not been read at all."""
+    """The other chat has a short prefix in the slot, or has not been processed at all."""
     first, second = await stage.answered_chat(STORY, SYSTEM), await stage.chat(SYSTEM)
     stage.fake.set(**switches)
     future = stage.service.send(second, "Another story. " * 60)

@@ -161,7 +161,7 @@ async def test_dying_engine_is_gone(
 async def test_output_of_killed_engine_is_complete(
     client: LlamaServerClient, fake_engine: FakeEngine, delay: float
 ) -> None:
-    """Also what lay unread when its process was found dead and the connections were dropped."""
+    """Including output still unread when its process was found dead and the connections were dropped."""
     text = "".join(f"word{i} " for i in range(60))
     fake_engine.set(FAKE_REPLY=text, FAKE_TOKEN_DELAY=delay, FAKE_DIE_DURING="stream", FAKE_DIE_HOW="kill")
     texts: list[str] = []
@@ -197,7 +197,7 @@ async def test_closing_a_reply_drops_the_request(client: LlamaServerClient, fake
 
 @pytest.mark.parametrize("end", ["whole", "dropped", "refused"])
 async def test_generators_are_closed(client: LlamaServerClient, fake_engine: FakeEngine, end: str) -> None:
-    """Qt's event loop, unlike asyncio's own, finishes none of them: each would end in a complaint on the screen."""
+    """Qt's event loop, unlike asyncio's, does not close them: each would end with a printed warning."""
     left: list[object] = []
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(finalizer=left.append)
@@ -251,7 +251,7 @@ async def test_https_needs_a_trusted_certificate(tmp_path: Path, monkeypatch: py
 
 
 def self_signed() -> bytes:
-    """Key and certificate of localhost, as PEM."""
+    """Return a key and certificate for localhost, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""Pictures as both real engines take them: what stands for them, read into the slot, saved and restored."""
+"""Pictures with both real engines: placeholders, processing into the slot, save and restore."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_picture_ids_are_unique() -> None:
 
 
 class Letters:
-    """An engine whose tokens are letters, but for "th", which is one; it begins every prompt with a 1."""
+    """An engine with one token per letter, except one for "th"; it begins every prompt with token 1."""
 
     PAIR = 500
 

@@ -16,7 +16,7 @@ HISTORY = "".join(f"<|say|>{'word ' * 50}{number}{END}" for number in range(20))
 
 
 class Engine:
-    """One id a character, one for the end of text."""
+    """Tokenizer with one id per character, and one for the end of text."""
 
     def __init__(self, *, splits: bool = True) -> None:
         self.asked: list[str] = []

@@ -27,7 +27,7 @@ from tests.engine_fixtures import FakeEngine, make_fake_engine
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Says which folders are searched, and whether the embedded engine is installed."""
+    """Set the folders that are searched, and whether the embedded engine is installed."""
 
     def has(*places: Path, embedded: bool = True) -> None:
         monkeypatch.setattr(probing, "search_folders", lambda: places)

@@ -1,4 +1,4 @@
-"""The log lines are real ones, of xllamacpp 2026.10.11549 and llama-server b11434, unless a comment says otherwise."""
+"""Diagnosis of exits from real log lines: xllamacpp 2026.10.11549 and llama-server b11434, except where noted."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_lost_worker_is_named() -> None:
 
 
 def test_old_output_does_not_explain_a_later_death() -> None:
-    """An engine that served for hours has said many things; SIGKILL leaves no last word."""
+    """An engine that served for hours has logged old errors, and SIGKILL leaves no message."""
     lines = ("failed to allocate a little", "error: invalid argument: temperature")
     assert ProcessExit(-signal.SIGKILL, lines).explain(was_ready=True).kind is FailureKind.KILLED
     assert ProcessExit(-signal.SIGKILL, out_of_memory=True).explain().kind is FailureKind.OUT_OF_MEMORY

@@ -100,7 +100,7 @@ CUDA error: out of memory
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_refused_requests_are_not_logged(tmp_path: Path, size: int) -> None:
-    """The engine prints a grammar that does not parse, and what it says of messages it refuses."""
+    """The engine prints grammars that do not parse, and quotes messages it refuses."""
     log, shown, data = EngineLog(tmp_path / "engine.log"), set[str](), QUOTED.encode()
     for at in range(0, len(data), size):
         log.feed(data[at : at + size])
@@ -161,7 +161,7 @@ def test_allocations() -> None:
 
 
 def test_placement_by_fit() -> None:
-    """As b11434 writes it: common/fit.cpp, llama-model.cpp."""
+    """Log lines as written by b11434 (common/fit.cpp, llama-model.cpp)."""
     name = "CUDA0 (NVIDIA GeForce RTX 3060)"
     log = (
         f"0.00.100.001 I common_params_fit_impl:   - {name}: 49 layers,   6000 MiB used,   6000 MiB free\n"

@@ -79,7 +79,7 @@ async def test_frozen_engine_is_replaced(fake_engine: FakeEngine) -> None:
 
 
 async def test_engine_with_stuck_loop_is_replaced(fake_engine: FakeEngine) -> None:
-    """/health is answered by another thread: it says that all is well while a grammar keeps the loop busy for ever."""
+    """Another thread answers /health: it reports ok even while an endless grammar keeps the loop busy."""
     async with monitored(fake_engine, replace(CLOSE, stuck_timeout_s=1.0)) as supervisor:
         lifetime = (await supervisor.ready()).lifetime
         await until(lambda: lifetime.responded_at is not None)

@@ -23,7 +23,7 @@ QUICK, PATIENT = (0.5, 0.3), (120.0, 120.0)
 
 
 class RecordedSupervisor(EngineSupervisor):
-    """A supervisor of one engine, whose back-off takes no time, with its published statuses."""
+    """Supervisor that records its published statuses; its back-off takes no time."""
 
     def __init__(
         self, fake: FakeEngine, policy: RestartPolicy | None = None, stop_timeouts_s: tuple[float, float] = QUICK
@@ -218,7 +218,7 @@ async def test_port_attempts_are_limited(fake_engine: FakeEngine) -> None:
 
 @pytest.mark.slow
 async def test_held_port_is_detected(supervisor: RecordedSupervisor, fake_engine: FakeEngine) -> None:
-    """The first process must not be waited for: another program's silent socket is there."""
+    """Another program holds the port with a silent socket: kvchat must not wait for the first process."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         await supervisor.start(fake_engine.location, replace(fake_engine.plan, port=port))
@@ -226,7 +226,7 @@ async def test_held_port_is_detected(supervisor: RecordedSupervisor, fake_engine
 
 
 async def test_only_a_hanging_load_times_out(fake_engine: FakeEngine) -> None:
-    """An hour passes with each dot that the slow one prints, and with each check of the one that hangs."""
+    """The clock advances an hour per dot of the slow engine, and per check of the hanging one."""
     checks, hangs = 0, False
 
     def clock() -> float:

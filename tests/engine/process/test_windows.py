@@ -1,4 +1,4 @@
-"""What is done on Windows alone, with Windows faked: seen is what it would be asked for."""
+"""Windows-only code against a fake Windows that records the calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvchat.engine.process.child import EngineProcess
 
 
 class Function:
-    """A function of a Windows library that writes down what it was called with."""
+    """A function of a Windows library that records its calls."""
 
     def __init__(self, calls: list[tuple[Any, ...]], name: str, result: int) -> None:
         self.restype: object = None
@@ -33,7 +33,7 @@ Windows = Callable[..., list[tuple[Any, ...]]]
 
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch) -> Windows:
-    """Be on Windows, where the kernel's functions return these; what they are called with."""
+    """Pretend to run on Windows; the function gets the results of kernel functions and returns their calls."""
 
     def fake(**results: int) -> list[tuple[Any, ...]]:
         calls: list[tuple[Any, ...]] = []

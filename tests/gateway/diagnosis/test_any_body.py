@@ -1,4 +1,4 @@
-"""Rewriting and comparing never raise, whatever a program sends, and change only what a rule is about."""
+"""Rewriting and comparing never raise, whatever a program sends, and change only the text a rule targets."""
 
 from __future__ import annotations
 

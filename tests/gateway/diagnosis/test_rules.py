@@ -1,4 +1,4 @@
-"""The rules on requests of each program's shape: what they change, and that they change nothing else."""
+"""The rules, applied to each program's requests, change the intended text and nothing else."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def parse_watched(data: bytes) -> None:
 def mutated(data: bytes, layout: Layout, dice: random.Random) -> bytes:
     """Return the file with up to three words changed, then perhaps cut or made longer.
 
-    Half of the words lie where numbers stand, the others anywhere: in rows, states and checkpoints.
+    Half of the words are in number fields, the others anywhere: in rows, states and checkpoints.
     """
     changed = bytearray(data)
     heads = [span for span in spans_of(layout) if 4 <= span.size <= 4096]

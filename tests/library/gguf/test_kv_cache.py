@@ -75,7 +75,7 @@ def test_shared_and_prediction_layers_keep_no_rows(
 
 
 def test_windows_of_known_architectures(tmp_path: Path) -> None:
-    """As b11434 reads headers of its own converter: without a pattern, or without a window at all."""
+    """Headers of llama.cpp's converter as b11434 reads them: without a pattern, or without a window at all."""
 
     def window(architecture: str, blocks: int, **fields: object) -> tuple[int, list[bool]]:
         shape = LLAMA | {"block_count": blocks} | {f"attention.{key}": value for key, value in fields.items()}
@@ -142,7 +142,7 @@ def allocations(engine: EngineLocation, plan: LaunchPlan) -> Allocations:
 def test_kv_sizes_of_several_slots_agree_with_the_engine(
     real_llama_server: EngineLocation, tmp_path: Path, architecture: str, window: int | None
 ) -> None:
-    """Windows and recurrent state once more each; of full attention nothing."""
+    """Each slot adds sliding windows and recurrent state; full attention adds nothing."""
     model = tiny_model(architecture, window)
     facts = read_facts(model)
     for slots in (1, 2, 4):

@@ -104,7 +104,7 @@ def test_staging_room_in_a_container(tmp_path: Path) -> None:
 
 
 def test_on_battery_without_sys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container or a chroot: psutil lists /sys/class/power_supply, whether it is there or not."""
+    """In a container or chroot, psutil lists /sys/class/power_supply without checking that it exists."""
 
     def missing() -> None:
         raise FileNotFoundError(2, "No such file or directory", "/sys/class/power_supply")

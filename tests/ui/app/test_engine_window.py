@@ -1,4 +1,4 @@
-"""The engine window over the fake runtime: numbers, and a log to follow, search and copy."""
+"""The engine window with the fake runtime: figures, and a log that can be followed, searched and copied."""
 
 from __future__ import annotations
 

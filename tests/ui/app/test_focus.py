@@ -1,4 +1,4 @@
-"""The message being written has the keyboard after everything that is done with the mouse, and gets what is typed."""
+"""The composer has keyboard focus after every mouse action, and gets the typed text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEFT = Qt.MouseButton.LeftButton
 
 @pytest.fixture
 def furnished(runtime: FakeRuntime) -> FakeRuntime:
-    """A question and a reply with words and code."""
+    """Add a question and a reply with text and code."""
     runtime.chat.add("Lakes", id="lakes")
     runtime.chat.write("lakes", Role.USER, "Which lake is deepest?")
     runtime.chat.write("lakes", Role.ASSISTANT, "This.\n\n```python\nprint(1)\n```\n", receipt=a_receipt())
@@ -38,7 +38,7 @@ def focused() -> QWidget | None:
 
 
 async def at_home(window: MainWindow, qtbot: QtBot) -> None:
-    """The keyboard is in the composer, and one goes on writing."""
+    """Assert that the composer has focus and receives typed text."""
     await until(lambda: focused() is window.composer.editor, f"the composer's turn, now {focused()}")
     before = window.composer.draft
     qtbot.keyClicks(focused(), " x")

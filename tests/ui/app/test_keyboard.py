@@ -1,4 +1,4 @@
-"""Keys, palette, sheet, zoom and the numbers switch, over the fake runtime."""
+"""Shortcuts, palette, shortcut sheet, zoom and the switch for figures, with the fake runtime."""
 
 from __future__ import annotations
 

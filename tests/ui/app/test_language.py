@@ -1,4 +1,4 @@
-"""Another language is chosen: kvchat offers to start again, and speaks it then."""
+"""Changing the language: kvchat offers a restart, and uses the new language afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.ui.waiting import until
 
 @asynccontextmanager
 async def the_app(runtime: FakeRuntime | Runtime, look: Look) -> AsyncIterator[Application]:
-    """As it is joined, without its start and its end: others own the runtime here."""
+    """Yield the joined application without startup and shutdown: the tests own the runtime."""
     QApplication.setQuitOnLastWindowClosed(False)  # as in the app: the one before it is closed
     window = MainWindow(look, runtime.paths.config)
     app = Application(runtime, look, window, asyncio.Event())

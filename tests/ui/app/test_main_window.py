@@ -1,4 +1,4 @@
-"""The window through its keys, buttons and lists, over the fake runtime."""
+"""The main window, used by keys, buttons and lists, with the fake runtime."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def furnished(runtime: FakeRuntime) -> FakeRuntime:
-    """Two conversations; `thesis` is the newer one."""
+    """Add two conversations; `thesis` is the newer one."""
     for id, title in (("jeju", "Trip to Jeju"), ("thesis", "Thesis, chapter 3")):
         runtime.chat.add(title, id=id)
         runtime.chat.write(id, Role.USER, f"About {title}?")
@@ -73,14 +73,14 @@ def sources(window: MainWindow) -> list[Source | None]:
 
 
 def entry(menu: QMenu, words: str, *, fill: bool = True) -> QAction:
-    """An entry of a menu that is filled as it opens."""
+    """Return an entry of a menu that is filled when it opens."""
     if fill:
         menu.aboutToShow.emit()
     return next(action for action in menu.actions() if action.text() == words)
 
 
 async def settled(window: MainWindow, runtime: FakeRuntime) -> None:
-    """The open conversation stands on the page."""
+    """Wait until the open conversation is on the page."""
     wanted = len(runtime.chat.said(window.chat.current or ""))
     await until(lambda: len(window.transcript.views) == wanted, "the messages")
 
@@ -176,7 +176,7 @@ async def test_two_messages_at_once_begin_one_conversation(runtime: FakeRuntime,
 async def test_a_message_goes_where_enter_was_pressed(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, begun: bool
 ) -> None:
-    """On a busy machine the keys that follow are heard before the message is on its way."""
+    """On a busy machine, later keys are handled before the message is sent."""
     if not begun:
         window.new_conversation()
     here, calls, editor = window.chat.current, furnished.chat.calls, window.composer.editor

@@ -1,4 +1,4 @@
-"""Notices that are no errors."""
+"""Notices other than errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runtime on Qt's loop, which is not asyncio's own in everything."""
+"""The runtime on Qt's event loop, which differs from asyncio's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvchat.system.paths import resolve_paths
 
 
 async def test_settings_are_changed_again_and_again(tmp_path: Path) -> None:
-    """Each change has what was deleted looked after: Qt's timers do not tell when they ring."""
+    """Each change reschedules the purge of deleted chats: timers of Qt's loop do not report their time."""
     runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(tmp_path)}), Settings(engine_start="message"))
     try:
         await runtime.start()

@@ -17,7 +17,7 @@ from tests.ui.fake_runtime import FakeRuntime
 
 
 class Slow(FakeRuntime):
-    """It ends when it is told not to wait."""
+    """Runtime whose shutdown ends only when told not to wait."""
 
     left: PendingSave | None = PendingSave(2_100_000_000, 12.3)
 
@@ -73,7 +73,7 @@ async def test_an_engine_that_takes_a_while_to_stop_needs_no_box(
 
 
 def said(window: MainWindow) -> str:
-    """The question that is open; empty where there is none."""
+    """Return the text of the open question; empty if there is none."""
     question = window.quitting.question
     return " ".join(label.text() for label in question.findChildren(QLabel)) if question else ""
 

@@ -1,4 +1,4 @@
-"""What keeps the window from opening is said, and who ends kvchat meanwhile need not press a button."""
+"""A message box explains why the window cannot open; a signal ends kvchat without a button press."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A language that runs from right to left: what begins a line begins at the right, code stays as it is."""
+"""Right-to-left languages: lines begin at the right; code stays left-to-right."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_keys_paths_and_icons_that_point_somewhere(mirrored: None, look: Look, t
 
 
 def drawn(picture: QImage, y: int, colour: str) -> list[int]:
-    """Where in that line something is drawn in that colour."""
+    """Return the x coordinates with this colour in row `y`."""
     return [x for x in range(picture.width()) if picture.pixelColor(x, y) == QColor(colour)]
 
 
@@ -144,7 +144,7 @@ async def test_tab_goes_the_same_way(furnished: FakeRuntime, look: Look, qapp: Q
 
 
 def bar_at(window: MainWindow, look: Look) -> float:
-    """Where in the quote's text the bar beside it is drawn: 0 at the left edge, 1 at the right one."""
+    """Return the position of the quote's bar: 0 at the left edge, 1 at the right one."""
     page = next(page for page in window.findChildren(TextPage) if page.document().rootFrame().childFrames())
     picture = page.grab().toImage()
     colour, row = QColor(look.theme.line), picture.height() // 2
@@ -153,7 +153,7 @@ def bar_at(window: MainWindow, look: Look) -> float:
 
 
 def indent(code: CodeView) -> int:
-    """By how much the second line of code stands to the right of the first, in pixels."""
+    """Return the indentation of the second line of code relative to the first, in pixels."""
     first, second = code.body.textCursor(), code.body.textCursor()
     first.movePosition(QTextCursor.MoveOperation.Start)
     second.movePosition(QTextCursor.MoveOperation.End)

@@ -1,4 +1,4 @@
-"""The window around the page: the sidebar that can be hidden, titles written anew, menus, narrow and full screen."""
+"""The window around the page: hiding the sidebar, renaming chats, menus, narrow and full-screen windows."""
 
 from __future__ import annotations
 

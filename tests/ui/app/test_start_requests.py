@@ -1,4 +1,4 @@
-"""What kvchat is asked to open, and the small window to ask in, over the fake runtime."""
+"""Links and files that kvchat is asked to open, and the quick window, with the fake runtime."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ async def test_a_quick_question_is_answered_in_its_window(
 async def test_on_wayland_it_grows_no_further_than_the_screen(
     furnished: FakeRuntime, quick: QuickWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It cannot move itself up; desktops put a small window in the middle."""
+    """It cannot move itself up; desktops center small windows."""
     monkeypatch.setattr(QGuiApplication, "platformName", staticmethod(lambda: "wayland"))
     room, small = quick.screen().availableGeometry(), quick.height()
     for _ in range(2):
@@ -262,7 +262,7 @@ QCoreApplication.sendEvent(qt, QFileOpenEvent(QUrl.fromLocalFile("/a b/c.kvchat"
 
 
 def test_what_the_finder_opens_is_a_request() -> None:
-    """macOS tells it as an event."""
+    """macOS sends the request as an event."""
     environment = os.environ | {"QT_QPA_PLATFORM": "offscreen"}
     command = [sys.executable, "-c", FINDER]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)

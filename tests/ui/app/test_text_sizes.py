@@ -1,4 +1,4 @@
-"""Every window at 100, 150 and 200 % text, with long titles in several scripts: no word is cut off."""
+"""Every window at 100, 150 and 200 % text, with long titles in several scripts: no text is cut off."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_small_windows_cut_no_long_words_off(language: str, runtime: FakeR
 def test_long_languages_and_those_from_the_right_are_nowhere_cut_off(
     language: str, text: int, scale: int, screen: str, compiled_catalogues: Path
 ) -> None:
-    """At each window's own size and at its least; in a process of its own: Qt asks for the screen's scale once."""
+    """At default and minimum size; in its own process, because Qt reads the screen's scale only once."""
     asked = ["--language", language, "--text", str(text), "--catalogues", str(compiled_catalogues)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.ui.pictures", *asked, "--screen", screen],

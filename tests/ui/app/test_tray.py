@@ -1,4 +1,4 @@
-"""The tray's icon, menu and manners. The icon itself is drawn by the desktop; its menu is ours."""
+"""The tray's icon, menu and behavior. The desktop draws the icon; the menu is kvchat's."""
 
 from __future__ import annotations
 

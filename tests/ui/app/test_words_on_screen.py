@@ -1,4 +1,4 @@
-"""The window speaks plain words: the field's terms and kvchat's own coinages stay in the details, for experts."""
+"""The window uses plain language: technical and internal terms occur only in details for experts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ IN_DETAILS = (  # of a receipt
 
 
 def forms(term: str) -> str:
-    """The term and what grammar makes of it, as a pattern."""
+    """Return a pattern for the term and its inflected forms."""
     stem = re.escape(term.removesuffix("e"))
     return rf"\b{stem}{re.escape(term[-1])}?(?:e?s|e?d|ing|e)?\b" if term[-1].isalpha() else re.escape(term)
 
@@ -98,7 +98,7 @@ def test_plain_words_are_let_through(text: str) -> None:
 
 
 def literals(path: Path) -> Iterator[str]:
-    """The texts of a module that somebody may read: what has a space or a capital, and documents nothing."""
+    """Yield a module's strings that users may read: with a space or a capital letter, and no docstrings."""
     tree = ast.parse(path.read_text("utf-8"))
     documentation = {
         id(node.body[0].value)
@@ -138,7 +138,7 @@ def furnished(runtime: FakeRuntime) -> FakeRuntime:
 
 
 class Bracketed(gettext.NullTranslations):
-    """A language in which whatever comes from the catalogue stands in brackets."""
+    """A fake language that puts every text from the catalogue in brackets."""
 
     def gettext(self, message: str) -> str:
         return f"⟦{message}⟧"
@@ -154,7 +154,7 @@ class Bracketed(gettext.NullTranslations):
 async def test_what_is_marked_is_shown_in_the_language_in_force(
     furnished: FakeRuntime, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What stands in a table goes through the catalogue when it is shown, not as it is."""
+    """Texts in tables are translated when they are shown."""
     marked = {str(one.id[0] if isinstance(one.id, tuple) else one.id) for one in template() if one.id}
     monkeypatch.setattr(language._Current, "catalogue", Bracketed())
     async with on_show(furnished, look) as window:
@@ -207,7 +207,7 @@ async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: Ma
 
 
 def texts(top: QWidget) -> list[str]:
-    """Every word a window shows, tells in a tooltip or has a screen reader say."""
+    """Yield every text of a window: visible, in tooltips, and for screen readers."""
     found: list[str] = []
     for widget in (top, *top.findChildren(QWidget)):
         found += [widget.windowTitle(), widget.toolTip(), widget.accessibleName(), widget.accessibleDescription()]

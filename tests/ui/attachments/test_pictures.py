@@ -1,4 +1,4 @@
-"""Pictures made ready to be sent: bounded, upright, drawn anew; what is none is refused."""
+"""Pictures prepared for sending: within limits, upright, re-encoded; other files are refused."""
 
 from __future__ import annotations
 

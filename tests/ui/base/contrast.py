@@ -1,10 +1,10 @@
-"""How well colours can be told from each other."""
+"""Contrast of colours."""
 
 from __future__ import annotations
 
 
 def contrast(a: str, b: str) -> float:
-    """The WCAG 2 contrast ratio of two "#rrggbb" colours, 1 to 21 (https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio)."""
+    """Return the WCAG 2 contrast ratio of two "#rrggbb" colours, 1 to 21 (https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio)."""
     light, dark = sorted((_luminance(a), _luminance(b)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 

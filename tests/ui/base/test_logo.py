@@ -1,4 +1,4 @@
-"""The mark: drawn in every state, readable on any panel, and the same in assets/."""
+"""The logo: drawn in every state, visible on any panel, and identical in assets/."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from kvchat.ui.base.tasks import TaskRunner
 
 
 def test_a_wish_may_start_while_the_loop_does_not_run() -> None:
-    """Qt hands out timers and clicks also between two runs of the loop."""
+    """Qt delivers timers and clicks between two runs of the loop, too."""
 
     async def make() -> TaskRunner:
         return TaskRunner(lambda error: None, lambda bug: None)

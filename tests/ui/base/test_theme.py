@@ -1,4 +1,4 @@
-"""Colours that can be read, and who decides which are used."""
+"""Contrast of the themes' colours, and the choice of the theme."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from tests.ui.base.contrast import contrast
 
 
 class Witness(QWidget):
-    """Looks whether Python may collect garbage while Qt goes through all widgets."""
+    """Records if Python's garbage collector is enabled while Qt restyles all widgets."""
 
     collects: bool | None = None
 
     def changeEvent(self, event: QEvent) -> None:
-        """One of the many calls."""
         if event.type() == QEvent.Type.StyleChange:
             self.collects = gc.isenabled()
 
@@ -63,7 +62,7 @@ def test_what_is_below_the_pointer_can_be_told_from_its_ground(theme: Theme, gro
 
 @pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
 def test_a_selected_formula_can_be_read(theme: Theme) -> None:
-    """Qt draws half of the selection's colour over the pictures in it."""
+    """Qt blends selected pictures with the selection's colour."""
     text, marked = (bytes.fromhex(colour[1:]) for colour in (theme.text, theme.selection))
     mixed = bytes((a + b) // 2 for a, b in zip(text, marked, strict=True))
     assert contrast(f"#{mixed.hex()}", theme.selection) >= 3
@@ -105,14 +104,14 @@ def test_who_asked_for_contrast_has_it(qapp: QApplication) -> None:
 
 
 def test_nothing_moves_by_itself() -> None:
-    """Who gets sick of motion need not ask for less: there are no animations and no bars that wander."""
+    """For users sensitive to motion: no animations and no indeterminate progress bars."""
     moving = re.compile(r"Q\w*Animation|QMovie|setRange\(0, 0\)|setMaximum\(0\)|setAnimated\(True")
     sources = sorted(Path(kvchat.ui.__file__).parent.rglob("*.py"))
     assert [path.name for path in sources if moving.search(path.read_text("utf-8"))] == []
 
 
 class QBalloonTip(QWidget):
-    """Says what Qt's private class of this name says, in its colours: it needs a tray of an old kind."""
+    """Imitates Qt's private class of this name and its colours: Qt needs an old kind of tray to show it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +169,7 @@ def test_a_check_box_is_seen_before_it_is_checked(qapp: QApplication, qtbot: QtB
 
 
 def test_a_state_changes_no_font() -> None:
-    """A widget asks for room in the font of its rest: a default button's bold words were cut."""
+    """Widgets compute their size with the font of the normal state: a default button's bold text was cut off."""
     rules = re.findall(r"([^{}]+)\{([^{}]*)\}", style_sheet(LIGHT, 10.0, 9.0, 16))
     states = ":(default|hover|focus|checked|pressed|disabled|enabled|selected)"
     assert [where for where, what in rules if "font" in what and re.search(states, where)] == []

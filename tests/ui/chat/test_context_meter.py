@@ -1,4 +1,4 @@
-"""The meter under the composer and the choice above it."""
+"""The context meter under the composer and the context card above it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.ui.waiting import until
 
 
 def furnish(runtime: FakeRuntime, window: MainWindow, used: int, *, turns: int = 3) -> str:
-    """A chat that uses so many of 32K tokens, opened."""
+    """Open a chat that uses `used` of 32K tokens; return its id."""
     chat = runtime.chat.add("Thesis")
     for turn in range(turns):
         runtime.chat.write(chat.id, Role.USER, "?" * 4 * (used // turns - 13))  # four letters are a token

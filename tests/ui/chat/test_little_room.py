@@ -1,4 +1,4 @@
-"""A chat where there is little room: large text in a small window."""
+"""A chat with large text in a small window."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_the_welcome_scrolls(small: MainWindow) -> None:
 
 
 def test_what_is_part_of_a_line_above_keeps_its_indent(look: Look) -> None:
-    """Also where it wraps: spaces before it would indent its first line alone."""
+    """Even if it wraps: leading spaces would indent only its first line."""
     view = ReceiptView(a_receipt(), look)
     view.toggle()
     assert view.details is not None

@@ -1,4 +1,4 @@
-"""The strip's words for each event."""
+"""The status strip's text for each event."""
 
 from __future__ import annotations
 

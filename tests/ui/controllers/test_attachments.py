@@ -1,4 +1,4 @@
-"""Files onto the composer by button, drop and paste, and on the page afterwards."""
+"""Attaching files by button, drop and paste, and their display on the page."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_files_are_attached_counted_sent_and_shown(
 async def test_a_guess_takes_no_counts_place_while_the_engine_starts_anew(
     runtime: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it does at once where a long text is attached: it said 16K tokens, and then about 4K."""
+    """Attaching a long text restarts the engine; the count went from 16K tokens to "about 4K"."""
     window.composer.set_attachments([document_from_text("numbers.txt", "1 2 3 4 " * 500)])
     chip = window.composer.chips.chips[0]
     await until(lambda: chip.count.text() == "1K tokens")
@@ -307,7 +307,7 @@ async def test_what_could_not_be_read_is_not_sent_without_it(
 
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Files are read when the event is set."""
+    """Make reading files wait until the returned event is set."""
     disk = threading.Event()
 
     def read(path: Path) -> Attachment:
@@ -338,7 +338,7 @@ def test_a_long_name_keeps_its_ending() -> None:
 
 @pytest.fixture
 async def quick(runtime: FakeRuntime, look: Look) -> AsyncIterator[QuickWindow]:
-    """The quick window of a running application."""
+    """Yield the quick window of a running application."""
     async with the_app(runtime, look) as app:
         app.start_requests.quick.toggle()
         yield app.start_requests.quick
@@ -377,13 +377,13 @@ async def test_what_cannot_be_attached_is_told_in_the_quick_window(quick: QuickW
 
 
 def picker() -> RegionPicker | None:
-    """The one that covers the screen."""
+    """Return the region picker that covers the screen, if any."""
     shown = (one for one in QApplication.topLevelWidgets() if isinstance(one, RegionPicker))
     return next((one for one in shown if one.isVisible()), None)
 
 
 async def picking(window: QWidget) -> RegionPicker:
-    """Press the button for a screenshot."""
+    """Press the screenshot button; return the region picker."""
     window.composer.screenshot.click()  # type: ignore[attr-defined]
     await until(picker)
     assert not window.isVisible(), "it is not on the picture"
@@ -394,7 +394,7 @@ async def picking(window: QWidget) -> RegionPicker:
 
 @pytest.mark.parametrize("which", ["main", "quick"])
 async def test_a_region_of_the_screen_is_attached(runtime: FakeRuntime, look: Look, qtbot: QtBot, which: str) -> None:
-    """By mouse, by keys, all of it, and nothing."""
+    """Selected by mouse, by keys, the whole screen, or cancelled."""
     async with the_app(runtime, look) as app:
         app.start_requests.quick.toggle()
         window = app._window if which == "main" else app.start_requests.quick

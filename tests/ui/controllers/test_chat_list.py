@@ -1,4 +1,4 @@
-"""Order among the chats: several at once, folders, the archive, the top of the list, and what was done undone."""
+"""Organizing chats: several at once, folders, archive, pinning, and undo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CTRL = Qt.KeyboardModifier.ControlModifier
 
 
 def listed(window: MainWindow) -> str:
-    """The ids in the list, in order."""
+    """Return the listed ids, in order."""
     return (
         "".join(window.chat.conversations.ids)
         if len(window.sidebar.model.chats) == len(window.chat.conversations.ids)

@@ -1,4 +1,4 @@
-"""What can be done with a message on the page, by real clicks and keys over the fake runtime."""
+"""Message actions by real clicks and keys, with the fake runtime."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEFT = Qt.MouseButton.LeftButton
 
 @pytest.fixture
 def furnished(runtime: FakeRuntime) -> FakeRuntime:
-    """Two turns; the last reply was stopped and is the second of three."""
+    """Add two turns; the last reply was stopped and is the second of three branches."""
     chat = runtime.chat
     chat.add("Lakes", id="lakes")
     for number, text in enumerate(("Which lake is deepest?", "And the largest?")):
@@ -49,7 +49,7 @@ def furnished(runtime: FakeRuntime) -> FakeRuntime:
 
 
 async def views(window: MainWindow, count: int = 4) -> list[MessageView]:
-    """The views on the page, from above."""
+    """Return the page's message views, from top to bottom."""
     page = window.transcript
     await until(lambda: len(page.messages) == len(page.views) == count, f"{count} messages")
     return [page.views[message.id] for message in page.messages]
@@ -174,7 +174,7 @@ async def test_delete_can_be_undone(furnished: FakeRuntime, window: MainWindow, 
 async def test_a_draft_stays_on_disk_until_its_words_are_in_the_chat(
     runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
-    """Else who pulls the plug between the two loses them."""
+    """Otherwise a power cut between the two would lose the text."""
     kept = runtime.chat.draft
     qtbot.keyClicks(window.composer.editor, "precious")
     await until(lambda: kept("") == "precious")

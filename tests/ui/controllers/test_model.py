@@ -1,4 +1,4 @@
-"""Each conversation's model in the window: named, changed, and chosen anew where its file is gone."""
+"""Each conversation's model in the window: shown, changed, and replaced if its file is missing."""
 
 from __future__ import annotations
 

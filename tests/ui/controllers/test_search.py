@@ -1,4 +1,4 @@
-"""Finding words in all chats and in the open one, by keys and clicks."""
+"""Search in all chats and in the open one, by keys and clicks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CTRL, SHIFT = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModi
 
 @pytest.fixture
 def furnished(runtime: FakeRuntime) -> FakeRuntime:
-    """Three chats; the oldest speaks of marmots far above its end, the newest is open."""
+    """Add three chats; the oldest mentions marmots far above its end, the newest is open."""
     for id in ("alps", "食べ物", "other"):
         runtime.chat.add(f"About {id}", id=id)
     for number in range(40):
@@ -33,7 +33,7 @@ def furnished(runtime: FakeRuntime) -> FakeRuntime:
 
 
 def marked(window: MainWindow) -> list[str]:
-    """Every marked piece of text on the page."""
+    """Return every marked text on the page."""
     return [
         cursor.selectedText()
         for view in window.transcript.views.values()
@@ -44,7 +44,7 @@ def marked(window: MainWindow) -> list[str]:
 
 
 def in_sight(window: MainWindow, message_id: str) -> bool:
-    """Whether the first mark of a message can be seen."""
+    """Return True if the first mark of a message is visible."""
     text, cursor = window.transcript.marks.in_message(message_id)[0]
     place = text.mapTo(window.transcript.viewport(), text.cursorRect(cursor).center())
     return window.transcript.viewport().rect().contains(place)
@@ -165,7 +165,7 @@ async def test_f3_goes_from_hit_to_hit(furnished: FakeRuntime, window: MainWindo
 
 
 def led_to(window: MainWindow) -> tuple[str, int]:
-    """The message and the number of the mark that stands out; it is in sight."""
+    """Return the message and number of the current mark, which must be visible."""
     page, accent = window.transcript, window.transcript._look.theme.accent
     for id in page.views:
         for number, (text, cursor) in enumerate(page.marks.in_message(id)):

@@ -1,4 +1,4 @@
-"""Messages that are written during a reply, in the real window over the fake runtime."""
+"""Messages written during a reply, in the real window with the fake runtime."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sent(runtime: FakeRuntime) -> list[str]:
 
 
 async def answering(window: MainWindow, runtime: FakeRuntime, qtbot: QtBot) -> str:
-    """Ask something in chat d; its reply has begun."""
+    """Send a message in chat d and wait until the reply has begun."""
     await until(lambda: window.chat.current == "d" and window.transcript.messages)
     enter(qtbot, window.composer, "first")
     await until(lambda: runtime.chat.is_answering("d"))
@@ -64,7 +64,7 @@ async def test_enter_during_a_reply_queues_and_the_reply_s_end_sends(
 
 
 async def test_the_mouse_alone_queues(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    """Beside Stop, and only where there is something to send."""
+    """The button appears beside Stop, only if there is something to send."""
     chat, composer = await answering(window, furnished, qtbot), window.composer
     assert button(composer, "Stop").isVisible()
     assert not composer.after_reply.isVisible()
@@ -80,7 +80,7 @@ async def test_the_mouse_alone_queues(furnished: FakeRuntime, window: MainWindow
 async def test_messages_of_the_first_picture_are_queued_in_their_chat(
     furnished: FakeRuntime, look: Look, qtbot: QtBot
 ) -> None:
-    """The later ones are sent after the reply, and what was not entered stays to be written on."""
+    """Later messages are sent after the reply; unsent text stays in the composer."""
     window = MainWindow(look, furnished.paths.config)
     window.show()
     window.show_first(await furnished.chat.conversations(), {})

@@ -117,7 +117,7 @@ async def test_imported_chats_are_shown_whatever_was_looked_at(
 
 
 async def agree(window: MainWindow) -> None:
-    """Import what the question is about."""
+    """Confirm the question that asks before importing."""
     await until(lambda: any(d.isVisible() for d in window.findChildren(ConfirmDialog)), "the question")
     question = next(d for d in window.findChildren(ConfirmDialog) if d.isVisible())
     assert "cannot tell whether memory from others is genuine" in question.findChildren(QLabel)[1].text()

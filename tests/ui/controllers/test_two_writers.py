@@ -1,4 +1,4 @@
-"""The window beside `kvchat ask`: it follows what the other writes, and waits for it before it answers itself."""
+"""The window beside `kvchat ask`: it shows the other's messages, and waits for its reply before its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A key of the whole desktop's: the portal on a real bus; Windows and macOS are played."""
+"""The global shortcut: the portal on a real bus, and fakes for Windows and macOS."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_where_there_is_no_portal_it_is_said(tmp_path: Path, monkeypatch: 
 
 
 class Windows:
-    """As much of user32 and kernel32 as is used. `taken`: another program has the key."""
+    """The used parts of user32 and kernel32. `taken`: another program has the key."""
 
     def __init__(self, *, taken: bool = False) -> None:
         self.messages: queue.Queue[int] = queue.Queue()

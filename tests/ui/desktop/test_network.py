@@ -1,4 +1,4 @@
-"""Whether the network is metered, as NetworkManager says it on a real bus and Windows is played."""
+"""Detection of metered networks: NetworkManager on a real bus, and a fake Windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F1 opens the manual: headings lead to their places, links work, words are found, and the text follows the theme."""
+"""F1 opens the manual: headings and links work, text can be searched, and colours follow the theme."""
 
 from __future__ import annotations
 

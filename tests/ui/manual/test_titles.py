@@ -1,4 +1,4 @@
-"""Whatever title a fault has on screen, the manual has a place for it."""
+"""The manual explains every error title that can appear on screen."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import kvchat
 from kvchat.ui.manual.manual_window import SOURCE
 
 ROOT = Path(kvchat.__file__).parent
-# What is no class of errors and takes a title all the same, and at which place.
+# Other callables that take a title, and the position of that argument.
 OTHERS = {"kind": 0, "EngineFailure": 1, "_Rule": 2, "_failure": 0, "__init__": 0}
 
 
 def error_classes(files: Iterable[list[ast.AST]]) -> dict[str, ast.ClassDef]:
-    """Every class that is a KvchatError, by its name."""
+    """Return all subclasses of KvchatError, by name."""
     classes = [node for nodes in files for node in nodes if isinstance(node, ast.ClassDef)]
     names = {"KvchatError"}
     for _ in range(5):
@@ -26,7 +26,7 @@ def error_classes(files: Iterable[list[ast.AST]]) -> dict[str, ast.ClassDef]:
 
 
 def words(node: ast.expr | None) -> Iterator[str]:
-    """The texts that an expression may be, whatever varies as “…”."""
+    """Yield the possible texts of an expression, with “…” for variable parts."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield re.sub(r"\{[^}]*\}", "…", node.value)
     elif isinstance(node, ast.JoinedStr):
@@ -41,7 +41,7 @@ def words(node: ast.expr | None) -> Iterator[str]:
 
 
 def assigned(nodes: list[ast.AST], call: ast.Call, given: ast.expr | None) -> Iterator[ast.expr | None]:
-    """What a name stands for that was given a value where it is used, or else the expression itself."""
+    """Yield the values assigned to a name in the function that uses it, or else the expression itself."""
     values = []
     if isinstance(given, ast.Name):
         for function in nodes:
@@ -52,7 +52,7 @@ def assigned(nodes: list[ast.AST], call: ast.Call, given: ast.expr | None) -> It
 
 
 def titles() -> dict[str, str]:
-    """Every title, and the file it is in."""
+    """Return every title with its file."""
     paths = (path for path in sorted(ROOT.rglob("*.py")) if path.stem != "bench")
     files = {path: list(ast.walk(ast.parse(path.read_text("utf-8")))) for path in paths}
     errors, found = error_classes(files.values()), {}

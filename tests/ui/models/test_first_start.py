@@ -1,4 +1,4 @@
-"""From no model to a model."""
+"""The first-start page: from no model to a model."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_it_can_start_at_login_from_the_first_run_on(
 
 
 class Starter:
-    """A starter model that is fetched when the test says so."""
+    """Starter download that completes when the test lets it."""
 
     def __init__(self) -> None:
         self.asked, self.cancelled, self.arrived = 0, 0, asyncio.Event()
@@ -164,7 +164,7 @@ async def test_the_starter_model_is_fetched_with_its_progress_cancelled_and_used
 
 @pytest.fixture
 def with_card(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
-    """A computer with a card and the engine inside kvchat alone."""
+    """Simulate a computer with a graphics card and only the embedded engine."""
     for module in ("kvchat.engine_host.setup", "kvchat.ui.settings.engines"):
         monkeypatch.setattr(f"{module}.detect_graphics", lambda: Graphics("linux", (GpuVendor.AMD,)))
     monkeypatch.setattr("kvchat.engine_host.setup.installed_engines", lambda: [EngineLocation()])

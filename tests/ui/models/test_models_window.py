@@ -1,4 +1,4 @@
-"""The models window: what is on this computer, what Hugging Face has, downloads and the token."""
+"""The models window: local models, Hugging Face, downloads and the access token."""
 
 from __future__ import annotations
 

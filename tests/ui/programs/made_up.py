@@ -1,4 +1,4 @@
-"""Programs and requests as the window shows them."""
+"""Example programs and requests for the programs window."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLAUDE, LONG_NAME = "claude-cli", "an-editor-of-a-name-that-is-much-longer-than-
 
 
 def a_request(number: int, program: str = CLAUDE, **others: object) -> RequestRecord:
-    """One that is over, warm unless told otherwise."""
+    """Return a finished request, warm by default."""
     facts: dict[str, object] = {
         "model": "Qwen3.6-27B-Q4_K_M",
         "stream": True,
@@ -37,7 +37,7 @@ def a_request(number: int, program: str = CLAUDE, **others: object) -> RequestRe
 
 
 def parted() -> RequestRecord:
-    """One whose prompt was read again, and one of whose texts was changed."""
+    """Return a request whose prompt diverged and was reprocessed, with one rewritten text."""
     before = "<env>\n  Working directory: /home/ada/engine\n  Today's date: Sun Nov 22 2026\n</env>"
     divergence = Divergence(
         312, 20_968, Reason(ReasonCode.DATE_IN_SYSTEM), before,
@@ -52,7 +52,7 @@ def parted() -> RequestRecord:
 
 
 def fill(runtime: FakeRuntime) -> None:
-    """Three programs, requests under way, and what is in the engine."""
+    """Add three programs, requests in progress, and slot contents."""
     server, now = runtime.api_server, datetime.now().timestamp()
     misses = {
         ReasonCode.DATE_IN_SYSTEM: Cost(3, 62_000, 123_000.0),

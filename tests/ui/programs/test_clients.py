@@ -1,4 +1,4 @@
-"""The lines to paste, as the programs read them."""
+"""The configurations to paste, parsed like the programs do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the switch in the settings to a request's receipt: the real window, runtime and API server."""
+"""From the switch in the settings to a request's receipt, with the real window, runtime and API server."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_from_the_switch_to_the_receipt(tmp_path: Path, settings: Settings
 
 
 async def seen(shown: Open) -> None:
-    """What came of it is in the windows."""
+    """Assert that the windows show the result."""
     programs, storage = shown.window.side_windows.open_programs(), shown.window.side_windows.open_storage()
     assert [row.title for row in programs.list.rows] == ["opencode"]
     newest = programs.requests.list.rows[0]

@@ -1,4 +1,4 @@
-"""Code blocks: the copy button copies, the colours are the theme's, what grows is not made again."""
+"""Code blocks: the copy button, the theme's colours, and growth without relayout."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_colours_are_the_themes() -> None:
 
 @pytest.mark.parametrize("step", [1, 40])
 def test_colours_of_code_that_grew_are_those_of_the_whole(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine is."""
+    """Independent of the machine's speed."""
     monkeypatch.setattr("kvchat.ui.rendering.code_view._EXTEND_MS", 60_000.0)
     source = SOURCE * 60
     long, each = LineHighlighter("python", DARK).highlight(SOURCE * 1_000), SOURCE.count("\n")
@@ -78,7 +78,7 @@ def test_colours_of_code_that_grew_are_those_of_the_whole(step: int, monkeypatch
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["a " * 200_000, "a a a a a a a a\n" * 25_000], ids=["one line", "lines"])
 def test_code_that_takes_long_to_read_stays_plain(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Java's lexer would take hours for this."""
+    """Pygments' Java lexer would take hours for this."""
     monkeypatch.setattr("kvchat.ui.rendering.code_view._HIGHLIGHT_S", 0.5)
     colours = LineHighlighter("java", DARK)
     assert colours.extend(text[:4_000])

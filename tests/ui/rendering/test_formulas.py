@@ -1,4 +1,4 @@
-"""LaTeX in replies: what is a formula, what is money, what can be drawn."""
+"""LaTeX in replies: recognition of formulas and of money, and rendering."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_page_shows_the_source_until_the_formula_is_set(look: Look, qtbot: QtB
 
 
 def drawn(page: TextPage) -> QImage:
-    """The page as it is seen, its formulas waited for."""
+    """Return a picture of the page once its formulas are rendered."""
     while page.formulas.awaited:
         QTest.qWait(5)
         page.show_formulas()

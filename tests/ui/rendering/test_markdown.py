@@ -1,4 +1,4 @@
-"""Markdown from a model is not to be trusted: it may look well, and do nothing."""
+"""Markdown from a model is untrusted: it may format text, but load and run nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reply that grows looks in the end like one that was read at once, and what is settled stays."""
+"""A streamed reply ends up like one parsed at once, and settled blocks never change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PIECES = (
 
 
 def look_of(read: list[Block]) -> list[tuple[object, ...]]:
-    """What of blocks is to be seen."""
+    """Return the visible properties of blocks."""
     return [
         ("code", block.language, block.text, block.indent)
         if isinstance(block, Code)
@@ -56,7 +56,7 @@ def test_grown_and_read_at_once_look_the_same(text: str, step: int) -> None:
     ids=["paragraphs", "list", "one word", "table"],
 )
 def test_only_the_last_block_is_read_again(text: str, longest: int) -> None:
-    """However long the text is, what is read at each step has a bound, or a long reply would stall the window."""
+    """Each step parses a bounded amount of text, or a long reply would block the window."""
     stream = grown(text, 20)
     unsettled = len(text) - sum(len(block.source) for block in stream.settled)
     assert sum(len(block.source) for block in stream.open) < longest

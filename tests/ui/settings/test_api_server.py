@@ -1,4 +1,4 @@
-"""Settings, API server, over the fake runtime."""
+"""Settings, API server, with the fake runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat settings and presets: filled in, judged in place, taken over, and nothing spoiled silently."""
+"""Chat settings and presets: input, validation in place, applying, and no silent data loss."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POET = Preset("Poet", "Speak in rhymes.", None, ChatOptions(Sampling(temperature
 
 @pytest.fixture
 def asked() -> list[str | None]:
-    """The models whose template options were asked for."""
+    """The models whose template options were requested."""
     return []
 
 
@@ -139,7 +139,7 @@ async def test_a_chat_begins_with_its_settings(runtime: FakeRuntime, window: Mai
 
 @pytest.fixture
 def models(runtime: FakeRuntime, tmp_path: Path) -> FakeRuntime:
-    """Two models that can be used and one that cannot."""
+    """Add two usable models and an unusable one."""
     facts = read_facts(write_gguf(tmp_path / "any.gguf"))
     runtime.models.there = [
         FoundModel(Path("/models/qwen.gguf"), "Qwen", Source.CHOSEN, 9, facts),

@@ -1,4 +1,4 @@
-"""The engine page of the settings window, over the fake runtime."""
+"""The engine page of the settings window, with the fake runtime."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_an_offer_where_there_is_a_card(
 
 @pytest.fixture
 def released(github: FakeHub, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
-    """A GitHub with an engine for this computer's card."""
+    """Offer an engine for this computer's graphics card on the fake GitHub."""
     monkeypatch.setattr("kvchat.engine_host.setup.installed_starter", lambda: None)
     monkeypatch.setattr("kvchat.library.remote.github.builds_for.__defaults__", ("x86_64",))
     for module in ("kvchat.engine_host.setup", "kvchat.ui.settings.engines"):
@@ -141,7 +141,7 @@ def listed(page: EnginePage) -> list[str]:
 async def test_what_was_fetched_is_listed_at_once_also_while_the_engine_starts_anew_with_it(
     released: FakeHub, page: EnginePage, runtime: FakeRuntime, fake_engine: FakeEngine
 ) -> None:
-    """Whoever began it: here the first run's page."""
+    """Even if another page started the download: here the first-start page."""
     runtime.settings = replace(runtime.settings, model_path=str(fake_engine.plan.model))
     started, use = asyncio.Event(), runtime.engines._use
 

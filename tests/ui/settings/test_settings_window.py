@@ -1,4 +1,4 @@
-"""The settings window through its fields, lists and buttons, over the fake runtime."""
+"""The settings window, used by fields, lists and buttons, with the fake runtime."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def settings(window: MainWindow) -> SettingsWindow:
 
 
 def typed(qtbot: QtBot, entry: NumberEntry, text: str) -> None:
-    """Replace what is in the field and press Enter."""
+    """Replace the field's text and press Enter."""
     entry.field.selectAll()
     qtbot.keyClick(entry.field, Qt.Key.Key_Delete)
     qtbot.keyClicks(entry.field, text)

@@ -1,4 +1,4 @@
-"""Chats parted by when they were used."""
+"""Chats grouped by time of last use."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_chats_are_parted_by_day() -> None:
 
 
 def test_times_of_a_wrong_clock_go_with_their_neighbors() -> None:
-    """The list keeps its order: what was used ahead of time stands above today's, or among what was used beside it."""
+    """The list keeps its order: chats dated in the future stay above today's, or among their neighbors."""
     years = 24 * 365
     ahead, behind = chat("ahead", hours=-5 * years), chat("behind", hours=7 * years)
     now, late, old = chat("now", hours=0.1), chat("late", hours=15), chat("old", hours=24 * 60)
@@ -51,7 +51,7 @@ def test_times_of_a_wrong_clock_go_with_their_neighbors() -> None:
 
 
 async def test_a_heading_is_no_chat(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    """Keys, clicks and the mouse pass over it."""
+    """Keys, clicks and hovering ignore it."""
     old = datetime(2020, 1, 1, tzinfo=UTC)
     for id in "ab":
         furnished.chat.change(id, updated_at=old.timestamp())

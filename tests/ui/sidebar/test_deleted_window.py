@@ -1,4 +1,4 @@
-"""What was deleted: had back by key and from its window, or gone for good when the user says so."""
+"""Deleted chats: restored by key or from their window, or permanently deleted on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library's window over a real kvchat on a fake engine: a folder is added, read, asked about and seen to change."""
+"""The library window over a real kvchat on a fake engine: a folder is added, processed, queried and changed."""
 
 from __future__ import annotations
 

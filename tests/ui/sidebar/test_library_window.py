@@ -1,4 +1,4 @@
-"""The library's window: what is added is read in spare time, chats begin on it, what has changed is said."""
+"""The library window: documents are processed when idle, chats start from them, and changes are reported."""
 
 from __future__ import annotations
 

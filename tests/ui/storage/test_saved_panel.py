@@ -1,4 +1,4 @@
-"""The page of what was saved, through its plot and its keys."""
+"""The time-saved window, its chart and its keys."""
 
 from __future__ import annotations
 

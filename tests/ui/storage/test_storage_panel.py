@@ -1,4 +1,4 @@
-"""The disk panel over the fake store, through its list, menus, slider and buttons."""
+"""The storage window with the fake store: list, menus, slider and buttons."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def opened(window: MainWindow, count: int = 3) -> StoragePanel:
 
 
 async def chosen(panel: StoragePanel, qtbot: QtBot, conversation_id: str, words: str) -> None:
-    """Click a row's button, then a line of its menu."""
+    """Click a row's button, then an entry of its menu."""
     number = list(rows_of(panel)).index(conversation_id)
     await until(lambda: number in panel.list.buttons)
     qtbot.mouseClick(panel.list.buttons[number], LEFT)
@@ -64,7 +64,7 @@ async def chosen(panel: StoragePanel, qtbot: QtBot, conversation_id: str, words:
 
 
 async def slid(panel: StoragePanel, qtbot: QtBot, share: float) -> PrunePlan:
-    """Click on the slider's line, left of its handle, until it stands at `share` or below."""
+    """Click the slider left of its handle until it is at `share` or below; return the plan."""
     slider = panel.prune.slider
     while slider.value() > share * slider.maximum():
         qtbot.mouseClick(slider, LEFT, pos=QPoint(12, slider.height() // 2))

@@ -1,4 +1,4 @@
-"""What the storage window says."""
+"""Texts of the storage window."""
 
 from __future__ import annotations
 

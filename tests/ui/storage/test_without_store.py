@@ -1,4 +1,4 @@
-"""The window where the memory of chats cannot be kept: it opens, says so once, and nothing that is asked raises."""
+"""The window if chat memory cannot be saved: it opens, reports this once, and no action raises."""
 
 from __future__ import annotations
 

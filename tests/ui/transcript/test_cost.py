@@ -1,7 +1,7 @@
-"""What replies and messages cost: CPU time while they stream, memory after they are gone. Figures are printed (-s).
+"""Cost of replies and messages: CPU time while they stream, memory after they are gone. Prints figures (-s).
 
-CPU time is counted: a busy machine changes little. What is asserted is what makes it small: each update reads and lays
-out a bounded part, however long the reply is, and the event loop wakes up for many tokens at once.
+CPU time depends little on how busy the machine is. The tests assert the causes of low cost: each update parses and lays
+out a bounded part, however long the reply is, and the event loop wakes up once for many tokens.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ TEXTS = TURNS * 6  # the question, and the reply's words and codes
 
 
 def allocated() -> int:
-    """Bytes that this process has from malloc and not given back. Python's small objects are not among them."""
+    """Return the bytes this process has allocated with malloc, without Python's small objects."""
     names = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
     fields = type("MallInfo", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in names]})
     mallinfo = ctypes.CDLL("libc.so.6").mallinfo2

@@ -1,4 +1,4 @@
-"""A reply that is stopped and goes on, or is made anew, looks while it runs as it does after a restart."""
+"""A continued or regenerated reply looks the same while it streams as after a restart."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPLITS = (0.2, 0.63, 0.97)
 
 
 async def seen(page: Transcript, id: str) -> list[object]:
-    """What of a reply is to be seen: its parts with their words, looks and places, and how tall it is."""
+    """Return a reply's visible parts with texts, styles and positions, and its height."""
     view = page.views[id]
     assert isinstance(view, ReplyView)
     view.render_now()

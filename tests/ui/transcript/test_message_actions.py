@@ -1,4 +1,4 @@
-"""Below a message: its actions, within reach of a finger and of the keys; when it was written, and by which model."""
+"""A message's footer: actions by touch and keyboard, the time, and the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def seen(window: MainWindow, row: int) -> bool:
 
 
 def tap(widget: QWidget, place: QPoint) -> None:
-    """A finger on a touch screen, of which Qt hears as of a real one."""
+    """Tap a touch screen: Qt gets the same events as from a real one."""
     if not _screen:
         _screen.append(QTest.createTouchDevice())
     QTest.touchEvent(widget, _screen[0], False).press(0, place, widget).commit(False)
@@ -47,7 +47,7 @@ async def talked(runtime: FakeRuntime, window: MainWindow) -> None:
 async def test_a_tap_shows_what_can_be_done_and_a_second_one_does_it(
     furnished: FakeRuntime, window: MainWindow
 ) -> None:
-    """The pointer was never there: Qt makes a click of a tap that nobody takes."""
+    """Without the pointer ever hovering: Qt turns an unhandled tap into a click."""
     await talked(furnished, window)
     assert [seen(window, row) for row in range(4)] == [False, False, False, True]
     reply, question = (window.transcript.views[window.transcript.messages[row].id] for row in (1, 2))
@@ -101,7 +101,7 @@ def replies(window: MainWindow) -> list[ReplyView]:
 
 
 async def test_each_reply_says_which_model_wrote_it(furnished: FakeRuntime, window: MainWindow) -> None:
-    """Also without numbers; a reply of an earlier kvchat says nothing."""
+    """Even if figures are hidden; replies of earlier versions have no model name."""
     names = ["SmolLM2-135M-Instruct", LONG, ""]
     for name in names:
         furnished.chat.write("d", Role.USER, "Who are you?")

@@ -1,4 +1,4 @@
-"""What makes the page pleasant: long messages fold, actions are there, a menu, chips side by side; nothing grows."""
+"""Folding of long messages, message actions, the context menu, chips side by side, and no leaks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_long_message_of_one_s_own_is_folded(page: Transcript, qtbot: QtBot) -
 
 
 def test_what_is_unfolded_keeps_its_place_at_the_end_of_the_page_as_well(page: Transcript, qtbot: QtBot) -> None:
-    """The reader saw the end of what was unfolded, and the receipt that was clicked went out of sight."""
+    """The page showed the end of the unfolded text, and the clicked receipt moved out of view."""
     early = [a_message("p", Role.USER, LONG), a_message("b", Role.ASSISTANT, "No.")]
     asked = [a_message("q", Role.USER, LONG), replace(a_message("a", Role.ASSISTANT, "Yes."), receipt=a_receipt())]
     late = [a_message("r", Role.USER, "And?"), replace(a_message("c", Role.ASSISTANT, "Well."), receipt=a_receipt())]

@@ -1,4 +1,4 @@
-"""Tab through the window by real keys: messages as they stand, whenever their widgets were made."""
+"""Tab through the window by real keys: messages in page order, regardless of when their widgets were made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CODE = "See [the lake](https://example.org/lake) and [the map](https://example.o
 
 @pytest.fixture
 def furnished(runtime: FakeRuntime) -> FakeRuntime:
-    """Two turns, the second with links and code."""
+    """Add two turns, the second with links and code."""
     chat = runtime.chat
     chat.add("Lakes", id="lakes")
     for question, answer in (("Which lake is deepest?", "Baikal."), ("And the largest?", CODE)):
@@ -46,14 +46,14 @@ def focused() -> QWidget:
 
 
 def name() -> str:
-    """What has the keys: its name, for a link the link's words."""
+    """Return the name of the focused widget, or the text of the focused link."""
     widget = focused()
     chosen = widget.textCursor().selectedText() if isinstance(widget, QTextBrowser) else ""
     return chosen or widget.accessibleName()
 
 
 def tab(qtbot: QtBot, times: int = 1, *, back: bool = False) -> list[str]:
-    """Press it; what had the keys each time."""
+    """Press Tab `times` times; return the focused names."""
     names = []
     for _ in range(times):
         qtbot.keyClick(focused(), Qt.Key.Key_Backtab if back else Qt.Key.Key_Tab)
@@ -74,7 +74,7 @@ AS_THEY_STAND = [
 
 
 def message_of(page: Transcript) -> str:
-    """The message that has the keys."""
+    """Return the id of the focused message."""
     return next(id for id, view in page.views.items() if view.isAncestorOf(focused()))
 
 

@@ -44,7 +44,7 @@ def page(look: Look, qtbot: QtBot) -> Iterator[Transcript]:
 
 
 def conversation(turns: int) -> list[Message]:
-    """So many questions and answers, of different lengths."""
+    """Return `turns` questions and answers of different lengths."""
     messages = []
     for i in range(turns):
         messages.append(a_message(f"q{i}", Role.USER, f"Question {i}? " * (1 + i % 5)))
@@ -59,7 +59,7 @@ def top_of(page: Transcript, id: str) -> int:
 
 
 def in_sight(page: Transcript) -> dict[str, int]:
-    """The messages whose beginning is in sight, and where."""
+    """Return the messages whose beginning is visible, with its position."""
     tops = {id: top_of(page, id) for id in page.views}
     return {id: top for id, top in tops.items() if 0 <= top < page.viewport().height()}
 
@@ -69,7 +69,7 @@ def texts(page: Transcript, id: str) -> Sequence[QTextEdit]:
 
 
 def streaming(page: Transcript, *before: Message) -> Callable[[str], ReplyView]:
-    """Show a reply that streams; what is returned shows its text so far."""
+    """Show a streaming reply; return a function that sets its text so far."""
     page.show_conversation([*before, a_message("live", Role.ASSISTANT, "", MessageState.STREAMING)])
 
     def says(text: str) -> ReplyView:
@@ -101,7 +101,7 @@ def _point(text: QTextEdit, position: int) -> QPoint:
 
 
 def _move(text: QTextEdit, where: QPoint) -> None:
-    """A move with the button held, which QTest does not send."""
+    """Move the mouse with the button held, which QTest cannot do."""
     viewport = text.viewport()
     left = Qt.MouseButton.LeftButton
     spot, everywhere = QPointF(where), QPointF(viewport.mapToGlobal(where))
