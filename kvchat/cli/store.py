@@ -171,13 +171,13 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: SecondsSaved) -> list[
         (_("On disk"), _("{physical_bytes} of {quota_bytes} allowed", **sizes)),
         *([("", capacity)] if (capacity := describe_capacity(usage.quota_bytes, usage.chat_bytes)) else []),
         (_("Without sharing"), _("{logical_bytes}; sharing saves {shared_savings}", **sizes)),
-        (_("Unique rows"), format_size(usage.unique_rows_bytes)),
+        (_("Unique data"), format_size(usage.unique_rows_bytes)),
         (_("Written"), _("{bytes_written_today} today, {bytes_written} in total", **sizes)),
         (_("Free disk space"), _("{free_bytes}; below {free_floor_bytes} nothing is saved", **sizes)),
     ]
     if programs:
         held = format_size(sum(chat.exclusive_bytes for chat in programs))
-        rows.append((_("API server"), _("{held} exclusive, of {programs_quota_bytes} allowed", held=held, **sizes)))
+        rows.append((_("API server"), _("{held} not shared, of {programs_quota_bytes} allowed", held=held, **sizes)))
     label_width = max(18, *(width(label) + 2 for label, _text in rows))
     lines = [f"{padded(label, label_width)}{text}" for label, text in rows]
     table = columns([_usage_row(chat, titles, saved) for chat in usage.conversations])
@@ -185,11 +185,15 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: SecondsSaved) -> list[
 
 
 def _usage_row(chat: ConversationUsage, titles: Titles, saved: SecondsSaved) -> tuple[str, ...]:
-    states = {_("pinned"): chat.pinned, _("never saved"): chat.never_save, _("imported, not verified"): chat.imported}
+    states = {
+        _("always kept"): chat.pinned,
+        _("never kept"): chat.never_save,
+        _("imported, not verified"): chat.imported,
+    }
     return (
         _title(chat.conversation_id, titles),
         plural(chat.save_points, "{count} save point", "{count} save points"),
-        _("{exclusive_bytes} exclusive", exclusive_bytes=format_size(chat.exclusive_bytes)),
+        _("{exclusive_bytes} not shared", exclusive_bytes=format_size(chat.exclusive_bytes)),
         _("{size} shared", size=format_size(chat.shared_bytes)),
         _("saved {time} so far", time=format_duration(1000 * saved.get(chat.conversation_id, 0.0))),
         _("last used {timestamp}", timestamp=format_timestamp(chat.last_used_at)),
@@ -226,7 +230,10 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
         lines += columns(rows)
         lines.append(_("{size} would remain.", size=left) if dry_run else _("{size} remain.", size=left))
     if plan.bytes_left > target_bytes:
-        sentence = N_("This is more than {target_bytes} because pinned save points and the index are not deleted.")
+        sentence = N_(
+            "This is more than {target_bytes} because save points of chats that are always kept "
+            "and the index are not deleted."
+        )
         lines.append(_(sentence, target_bytes=format_size(target_bytes)))
     return lines
 

@@ -138,11 +138,11 @@ def test_pinned_save_points_stay_and_are_mentioned(filled, capsys):
     assert "3 in 2 chats" in text
     (thesis,) = [line for line in text.splitlines() if "My thesis on rivers" in line]
     assert "2 save points" in thesis
-    assert "pinned" in thesis
+    assert "always kept" in thesis
     assert main(["store", "prune", "--to", "0"]) == 0
     text = capsys.readouterr().out
     assert text.index("A letter") < text.index("Freed"), "shown before it is deleted"
-    assert "because pinned save points" in text
+    assert "because save points of chats that are always kept" in text
     assert filled.save_point_counts() == {filled.thesis: 2, filled.letter: 0}
 
 

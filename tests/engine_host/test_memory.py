@@ -54,7 +54,7 @@ async def test_context_is_halved_until_it_fits(tmp_path: Path, fake_engine: Fake
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
         assert contexts(fake_engine) == [65_536, 32_768, 16_384]
         assert runtime.engine.context_size == 16_384
-        assert runtime.engine.context_reason.startswith("16,384 tokens: memory ran out with 65,536")
+        assert runtime.engine.context_reason.startswith("16,384 tokens: not enough memory for 65,536")
         (notice,) = shown
         assert notice.title == "The model ran out of memory while loading"
         assert "65,536" in notice.detail
@@ -90,7 +90,7 @@ async def test_model_leaves_a_full_gpu(runtime: Runtime, fake_engine: FakeEngine
     assert "--n-gpu-layers" not in first
     assert (second["--n-gpu-layers"], second["--fit"]) == ("0", "off")
     assert runtime.engine.context_reason.startswith(
-        "4,096 tokens: memory ran out with more of the model on the GPU; no part of the model fits on the GPU."
+        "4,096 tokens: not enough memory for more of the model on the GPU; no part of the model fits on the GPU."
     )
 
 
@@ -181,7 +181,7 @@ async def test_real_engine_under_a_memory_limit(
         assert "xylophone" not in "\n".join(runtime.engine.log_lines)  # what is logged is memory, not conversations
         tokens = runtime.engine.choice.context.tokens
         assert tokens in (8192, 16_384)  # what else takes address space differs from machine to machine
-        assert runtime.engine.context_reason.startswith(f"{tokens:,} tokens: memory ran out with 65,536.")
+        assert runtime.engine.context_reason.startswith(f"{tokens:,} tokens: not enough memory for 65,536.")
         assert [notice.title for notice in shown] == ["The model ran out of memory while loading"]
         (bar,) = runtime.engine.memory_bars
         assert bar.measured

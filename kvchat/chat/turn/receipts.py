@@ -41,7 +41,7 @@ IMPORTED_LABEL = N_("imported memory, not verified")
 UNUSED_MEMORY = N_("the loaded memory was not used")
 _SOURCE_DETAILS = {  # technical terms
     Source.AHEAD: N_("ahead: processed before Send"),
-    Source.HOT: N_("hot: in the engine’s slot"),
+    Source.HOT: N_("hot: still in the engine"),
     Source.WARM: N_("warm: restored from memory"),
     Source.DISK: N_("restored from disk, confirmed by the engine’s token count"),
     Source.COLD: N_("cold: processed from the beginning"),
@@ -97,7 +97,7 @@ def source_label(verdict: Verdict, cached: int, prompt: int, earlier: int = 0) -
     most = PROVED_SHARE if verdict.source is Source.AHEAD else 0.5
     if verdict.source is Source.COLD or cached >= max(most * prompt, PROVED_SHARE * earlier):
         return where
-    return _("{where} in part", where=where) if cached >= MIN_SHARE * prompt else _(READ)
+    return _("partly {where}", where=where) if cached >= MIN_SHARE * prompt else _(READ)
 
 
 def receipt_verdict(receipt: Receipt) -> Verdict:
@@ -228,7 +228,7 @@ _KIND_LABELS = {
     Source.AHEAD.value: READ_AHEAD,
     Source.WARM.value: REMEMBERED,
     Source.DISK.value: N_("remembered from disk"),
-    _PARTIAL: N_("partly read again"),
+    _PARTIAL: N_("partly reprocessed"),
     "": FIRST_REPLY,
     Source.COLD.value: READ_AGAIN,
 }

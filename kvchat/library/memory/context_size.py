@@ -207,7 +207,7 @@ class ContextChooser:
             format_number(before.tokens) if tokens < before.tokens else _("more of the model on {beside}", beside=gpus)
         )
         less = f"; {_describe_placement(self._no_gpu_layers, gpus)}" if self._without_gpu else ""
-        text = N_("{tokens} tokens: memory ran out with {more}{less}.")
+        text = N_("{tokens} tokens: not enough memory for {more}{less}.")
         reason = _(text, tokens=format_number(tokens), more=more, less=less)
         return replace(self._choice(tokens, reason), offload_note="")
 

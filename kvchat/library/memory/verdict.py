@@ -153,7 +153,7 @@ def _full_window(load: CurrentLoad) -> Proposal | None:
         price = _(text, taken=format_size(taken), fewer=format_number(fewer))
     return Proposal(
         _("Keep the full sliding-window cache (--swa-full)"),
-        _("Chats need no reprocessing after you edit or rewind them at any point."),
+        _("You can edit a chat or go back to any point without reprocessing."),
         price,
         -fewer,
         -taken,

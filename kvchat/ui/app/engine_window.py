@@ -181,7 +181,7 @@ class EngineWindow(Panel):
         self.tabs.setAccessibleName(_("Engine"))
         self.tabs.setDocumentMode(True)
         self.tabs.tabBar().setDrawBase(False)
-        self.tabs.addTab(self.live, _("Live"))
+        self.tabs.addTab(self.live, _("Status"))
         self.tabs.addTab(self.log, _("Log"))
         tip = _("Versions, settings and the log for a bug report, without keys and names")
         self.diagnostics = button(_("Copy diagnostics"), lambda: self.run(self._copy_diagnostics()), tip=tip)

@@ -68,7 +68,7 @@ class AttachmentCard(QFrame):
 
 class AttachmentChip(AttachmentCard):
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
-        super().__init__(look, attachment, _("Attachment"), _("Show the text that the model gets"))
+        super().__init__(look, attachment, _("Attachment"), _("Show the text that the model sees"))
         styled(self.name, "chip").setText(short_name(attachment.name))
         self.name.setIcon(look.icon("document"))
         remove = [self.remove_button()] if removable else []

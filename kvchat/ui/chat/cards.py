@@ -61,7 +61,7 @@ class EngineCard(Card):
 def _calm_texts(status: EngineStatus, model: str | None) -> tuple[str, str]:
     if status.checking:
         once = _("This takes a few seconds, once per model and engine. You can start typing.")
-        return _("Testing whether chats can be remembered…"), once
+        return _("Testing chat memory…"), once
     match status.state:
         case EngineState.STOPPED if model is None:
             return _("No model chosen"), _("Your messages are saved. Choose a model to get replies.")

@@ -237,7 +237,7 @@ class ChatPage(QWidget):
 
 def _welcome() -> QWidget:
     page = ScrollPage("page")  # scrolls to fit a card on small screens
-    title = label(_("What is on your mind?"), "hero", wraps=True)
+    title = label(_("What’s on your mind?"), "hero", wraps=True)
     detail = label(_("Come back at any time: kvchat saves what the model has already processed."), "muted", wraps=True)
     for text in (title, detail):
         text.setAlignment(Qt.AlignmentFlag.AlignHCenter)

@@ -75,7 +75,7 @@ class ChatListController(Controller):
 
     def _add_places(self, menu: QMenu, chat: Row, ids: list[str]) -> None:
         start, arrange = self._runner.start, self._runtime.chat.arrange
-        top = menu.addAction(_("Keep on top"), lambda: start(arrange(ids, "on_top", not chat.on_top)))
+        top = menu.addAction(_("Pin"), lambda: start(arrange(ids, "on_top", not chat.on_top)))
         top.setCheckable(True)
         top.setChecked(chat.on_top)
         folders = menu.addMenu(_("Move to folder"))

@@ -110,13 +110,13 @@ class LocalModels(QWidget):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addAction(_("Add a folder…"), self._ask_folder)
-        menu.addAction(_("Look again"), self.search)
+        menu.addAction(_("Scan again"), self.search)
         folders = self._runtime.settings.model_folders
         if folders:
             menu.addSeparator()
         for folder in folders:
             others = [other for other in folders if other != folder]
-            title = _("Stop looking in {folder}", folder=folder).replace("&", "&&")
+            title = _("Stop scanning {folder}", folder=folder).replace("&", "&&")
             menu.addAction(title, partial(self._set_folders, others))
         menu.popup(self.folders.mapToGlobal(self.folders.rect().topLeft()))
         return menu

@@ -66,7 +66,7 @@ def _openai(access: Access) -> str:
 @_client(
     "Claude Code",
     N_(
-        "In the terminal. The line with HEADER removes text that changes with every Claude Code "
+        "In the terminal. CLAUDE_CODE_ATTRIBUTION_HEADER removes text that changes with every Claude Code "
         "update; otherwise every update would cause full reprocessing."
     ),
     "https://code.claude.com/docs/en/llm-gateway",

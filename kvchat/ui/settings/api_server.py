@@ -60,7 +60,7 @@ class ApiServerPage(SettingsPage):
         self.add_settings()
         self._inside = self.entries[1:]  # shown while access is on
         self.show_programs = button(_("Show…"), lambda: self.leads_to.emit("programs"), name=_("Show connected apps"))
-        help = _("Requests by app, with the share remembered and the reasons for reprocessing.")
+        help = _("Requests from each app, how much of them was remembered, and why the rest was reprocessed.")
         self.programs = self.add(Entry(_("Connected apps"), help, self.show_programs))
 
     def _add_configuration(self) -> None:

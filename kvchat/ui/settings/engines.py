@@ -46,7 +46,7 @@ class EnginePage(SettingsPage):
         self.box.setAccessibleDescription(_("The engine that kvchat starts. The list below describes each engine."))
         self.box.activated.connect(lambda index: self.change("engine_path", self.box.itemData(index)))
         self.browse = button(_("Choose a file…"), self.open_file_dialog, name=_("Choose a llama-server"))
-        self.again = button(_("Look again"), self._search_again, name=_("Look for engines again"))
+        self.again = button(_("Scan again"), self._search_again, name=_("Scan for engines again"))
         choice = flow(self.box, self.browse, self.again)
         self.engine = self.add_wide(_("Engine"), _(_ENGINE_HELP), choice)
         self.test = button(_("Test"), lambda: self.run(self._test()), name=_("Test the engine"))

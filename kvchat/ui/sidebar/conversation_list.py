@@ -85,7 +85,7 @@ _AGES = (  # days back each group reaches, and its label
     (7, N_("Last 7 days")),
     (30, N_("Last 30 days")),
 )
-_EARLIER, _ON_TOP = N_("Earlier"), N_("Kept on top")
+_EARLIER, _ON_TOP = N_("Earlier"), N_("Pinned")
 
 
 def with_headings(
@@ -144,7 +144,7 @@ class Row:
     @property
     def badges(self) -> tuple[tuple[str, str], ...]:
         badges = (
-            (self.on_top, "on-top", _("kept on top")),
+            (self.on_top, "on-top", _("pinned")),
             (self.pinned, "pin", _("always kept")),
             (self.never_save, "disk-off", _("never kept")),
         )

@@ -218,7 +218,7 @@ def describe_estimate(estimate: Estimate) -> str:
     if estimate.time:
         time = format_estimate(estimate.time)
         words = _("{files}, about {tokens} tokens; processing takes {time}.", files=files, tokens=tokens, time=time)
-    return join_sentences(words, _("You can keep chatting meanwhile: your messages take priority."))
+    return join_sentences(words, _("You can keep chatting: your messages take priority."))
 
 
 def row_of(status: PreparedStatus, reading: ReadingTask | None) -> Row:

@@ -186,8 +186,8 @@ class SavedPanel(Panel):
         self.total.setText(total[:1].upper() + total[1:])
         less_waiting = plural(
             len(statistics.days),
-            "Less waiting in the last {count} day, over {replies}.",
-            "Less waiting in the last {count} days, over {replies}.",
+            "In the last {count} day, across {replies}.",
+            "In the last {count} days, across {replies}.",
             replies=plural(statistics.count, "{count} reply", "{count} replies"),
         )
         self.estimate.setText(less_waiting)
@@ -211,7 +211,7 @@ class SavedPanel(Panel):
             self.refresh()
 
     def _point(self, day: int) -> None:
-        text = _("Point at a day or use the arrow keys.")
+        text = _("Hover over a day or use the arrow keys.")
         if self.shown is not None and 0 <= day < len(self.shown.days):
             count, saved = self.shown.day_totals(self.shown.days[day])
             parts = [plural(count, "{count} reply", "{count} replies") if count else _("no replies")]

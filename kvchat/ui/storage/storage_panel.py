@@ -227,7 +227,7 @@ class StoragePanel(Panel):
         layout.setContentsMargins(*((end, 4, begin, 0) if self.isRightToLeft() else (begin, 4, end, 0)))
         self._heading.setFixedHeight(max(layout.sizeHint().height(), self.only_losses.sizeHint().height() + 4))
         own, shared = self._look.theme.accent, shared_colour(self._look).name()
-        parts = ((own, _("own")), (shared, _("shared with others")))
+        parts = ((own, _("not shared")), (shared, _("shared with others")))
         square = '<span style="color:{}">■</span>&nbsp;{}'
         self._legend.setText(" &nbsp; ".join(square.format(colour, html.escape(text)) for colour, text in parts))
 

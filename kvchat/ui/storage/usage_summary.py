@@ -86,7 +86,7 @@ def describe_break_even(pays: BreakEven | None) -> str:
     if pays.tokens is None:
         return _("On this computer, loading is never faster than processing {rates}.", rates=rates)
     return _(
-        "On this computer, loading is faster than processing from about {tokens} tokens on {rates}.",
+        "On this computer, loading a chat of about {tokens} tokens or more is faster than processing it {rates}.",
         tokens=format_number(pays.tokens),
         rates=rates,
     )
@@ -109,7 +109,7 @@ def describe_split(usage: ConversationUsage) -> str:
     if not usage.shared_bytes:
         return _("nothing shared")
     own, shared = format_size(usage.exclusive_bytes), format_size(usage.shared_bytes)
-    return _("{exclusive_bytes} own, {shared_bytes} shared", exclusive_bytes=own, shared_bytes=shared)
+    return _("{exclusive_bytes} not shared, {shared_bytes} shared", exclusive_bytes=own, shared_bytes=shared)
 
 
 def describe_loss(loss: PrunedConversation) -> str:
@@ -141,7 +141,7 @@ def describe_plan(plan: PrunePlan, target_bytes: int) -> str:
     prompts = sum(entry.save_points for entry in plan.conversations) - sum(entry.save_points for entry in chats)
     parts = list[str]()
     if prompts:
-        parts.append(_("{prompts} of apps", prompts=plural(prompts, "{count} prompt", "{count} prompts")))
+        parts.append(_("{prompts} from apps", prompts=plural(prompts, "{count} prompt", "{count} prompts")))
     if thinned:
         turns = plural(sum(entry.save_points for entry in thinned), "{count} old turn", "{count} old turns")
         parts.append(_("{turns} of {count}", turns=turns, count=plural(len(thinned), "{count} chat", "{count} chats")))

@@ -31,7 +31,7 @@ _BUTTON_GAP = 6  # pixels between a reply's lines and its buttons
 _STATE_TEXTS = {
     MessageState.EDITED: N_("You edited this reply."),
     MessageState.STOPPED: N_("You stopped this reply."),
-    MessageState.LIMITED: N_("This reply reached its limit."),
+    MessageState.LIMITED: N_("This reply reached the length limit."),
     MessageState.INTERRUPTED: N_("This reply was interrupted."),
 }
 

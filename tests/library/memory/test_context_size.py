@@ -174,7 +174,7 @@ def test_smaller_choices_halve_the_context(large: GgufFacts) -> None:
     assert steps[-1].tokens == MIN_CONTEXT
     needed = [choice.needed, *(step.needed for step in steps)]
     assert needed == sorted(needed, reverse=True)
-    assert steps[0].reason.startswith(f"{steps[0].tokens:,} tokens: memory ran out with {choice.tokens:,}.")
+    assert steps[0].reason.startswith(f"{steps[0].tokens:,} tokens: not enough memory for {choice.tokens:,}.")
     assert chooser.smaller(steps[-1]) == ()
 
 
@@ -187,7 +187,7 @@ def test_smaller_choices_leave_the_gpu_before_the_context_gets_short(large: Gguf
     assert steps[first - 1].tokens == SUFFICIENT_GPU_CONTEXT
     assert [step.tokens for step in steps[first:]] == [16_384, 8192, 4096, 2048]
     assert all(step.without_gpu and step.fit_target is None for step in steps[first:])
-    why = f"memory ran out with {choice.tokens:,}; no part of the model fits on the GPU."
+    why = f"not enough memory for {choice.tokens:,}; no part of the model fits on the GPU."
     assert steps[first].reason.endswith(why)
 
 

@@ -471,7 +471,7 @@ async def test_both_menus_of_a_chat_have_the_same_entries(
     menu = next(menu for menu in view.findChildren(QMenu) if menu.isVisible())
     assert window.chat.current == "thesis", "the row is not opened for that"
     assert words(menu) == words(window.header.chat_menu)
-    assert {"Rename", "Keep on top", "Chat settings…", "Export with memory…", "Delete"} <= set(words(menu))
+    assert {"Rename", "Pin", "Chat settings…", "Export with memory…", "Delete"} <= set(words(menu))
     entry(menu, "Generate a title for this chat", fill=False).trigger()
     menu.close()
     await until(lambda: furnished.chat.by_id["jeju"].title == "Named by the model")
@@ -508,7 +508,7 @@ async def test_engine_coming_back_says_what_happened(furnished: FakeRuntime, win
     furnished.set_engine(EngineState.LOADING)
     assert window.engine_card.title.text() == "Loading SmolLM2-135M-Instruct…"
     furnished.set_engine(EngineState.LOADING, checking=True)
-    assert window.engine_card.title.text() == "Testing whether chats can be remembered…"
+    assert window.engine_card.title.text() == "Testing chat memory…"
     assert not window.engine_card.restart.isVisible()
 
 

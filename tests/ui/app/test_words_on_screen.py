@@ -64,7 +64,7 @@ PRIVATE = (
 ALLOWED = ("--slot-save-path", "statistics plots seconds hot warm disk cold")
 SQL = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|CREATE|WHERE|FROM|JOIN|AND|GROUP|SET|ORDER|DROP|ALTER|VALUES)\b")
 IN_DETAILS = (  # of a receipt
-    "hot: in the engine’s slot",
+    "hot: still in the engine",
     "warm: restored from memory",
     "cold: processed from the beginning",
     "Processing (prefill)",

@@ -66,7 +66,7 @@ async def test_a_card_scrolls_and_a_notice_leaves_the_header_free(small: MainWin
 
 async def test_the_welcome_scrolls(small: MainWindow) -> None:
     small.new_conversation()
-    (title,) = [label for label in small.findChildren(QLabel) if label.text() == "What is on your mind?"]
+    (title,) = [label for label in small.findChildren(QLabel) if label.text() == "What’s on your mind?"]
     page = scrolled_in(title)
     assert isinstance(page, ScrollPage)
     await until(lambda: page.verticalScrollBar().maximum() > 0)

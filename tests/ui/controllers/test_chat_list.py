@@ -135,9 +135,9 @@ async def test_folders_come_and_go(furnished: FakeRuntime, window: MainWindow, q
 
 async def test_kept_on_top(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     click(window, qtbot, "a", Qt.KeyboardModifier.NoModifier)
-    choose(window, "a", "Keep on top")
+    choose(window, "a", "Pin")
     await until(lambda: listed(window) == "adcb", "the top")
-    choose(window, "a", "Keep on top")
+    choose(window, "a", "Pin")
     await until(lambda: listed(window) == "dcba", "its old place")
 
 

@@ -33,7 +33,7 @@ def test_chats_are_parted_by_day() -> None:
         *("[Today]", "now", "morning", "[Yesterday]", "late", "[Last 7 days]", "week"),
         *("[Last 30 days]", "month", "[Earlier]", "old"),
     ]
-    assert shown([*chats[:1], chat("kept", hours=900, on_top=True)]) == ["[Kept on top]", "kept", "[Today]", "now"]
+    assert shown([*chats[:1], chat("kept", hours=900, on_top=True)]) == ["[Pinned]", "kept", "[Today]", "now"]
     assert shown([]) == []
     assert shown([chat("a", hours=900)], Order.CREATED) == ["[Earlier]", "a"]
     assert shown(chats[::5], Order.NAME) == ["now", "old"], "names have no days"

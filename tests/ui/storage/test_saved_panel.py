@@ -53,7 +53,7 @@ async def test_the_sums_and_where_they_come_from(runtime: FakeRuntime, window: M
     runtime.events.publish(ReplyFinished("a", "m", a_receipt()))  # the first one
     await until(lambda: not panel.empty.isVisible())
     assert panel.total.text() == "About 9 min saved"
-    assert panel.estimate.text() == "Less waiting in the last 14 days, over 70 replies."
+    assert panel.estimate.text() == "In the last 14 days, across 70 replies."
     shown = [label.text() for label in panel.findChildren(QLabel) if label.isVisibleTo(panel)]
     for kind in REPLY_KINDS:
         assert shown[shown.index(kind) + 1 : shown.index(kind) + 3][0] == "10"

@@ -82,7 +82,7 @@ async def test_shows_what_is_kept_largest_first(furnished: FakeRuntime, window: 
         ("Deleted chat", 1_000_000),
     ]
     spoken = panel.list.usage.data(panel.list.usage.index(0), Qt.ItemDataRole.AccessibleTextRole)
-    assert spoken == ("Jeju, 900 MB, 675 MB own, 225 MB shared, used 3 h ago · reprocessing: about 40 s")
+    assert spoken == ("Jeju, 900 MB, 675 MB not shared, 225 MB shared, used 3 h ago · reprocessing: about 40 s")
     furnished.kept["gone"] = 5_000_000
     furnished.keep(ConversationUsage("b", 900_000_000, 9, datetime.now(UTC), 900_000_000, imported=True))
     for saved_ms in (36_000.0, 42_000.0, None):

@@ -47,7 +47,7 @@ def test_other_programs_are_told_in_words_of_their_own() -> None:
     lost = PrunedConversation("program/zed", 2, 5_000_000, 1)
     assert describe_loss(lost) == "would delete 2 prompts (5 MB)"
     plan = PrunePlan(("1", "2"), 5_000_000, (lost,), 10)
-    assert describe_plan(plan, 10) == "Frees 5 MB: 2 prompts of apps."
+    assert describe_plan(plan, 10) == "Frees 5 MB: 2 prompts from apps."
 
 
 @pytest.mark.usefixtures("catalogues")
@@ -65,7 +65,7 @@ def test_in_japanese_no_space_and_no_narrow_mark_stands_between_the_parts() -> N
 
 
 def test_sharing() -> None:
-    assert describe_split(USAGE) == "80 MB own, 20 MB shared"
+    assert describe_split(USAGE) == "80 MB not shared, 20 MB shared"
     assert describe_split(replace(USAGE, shared_bytes=0)) == "nothing shared"
     assert describe_split(replace(USAGE, bytes=0)) == "nothing saved"
     assert describe_sharing(replace(STORE, logical_bytes=9_000_000)).startswith("Chats share some chat memory")
@@ -101,7 +101,9 @@ def test_a_plan() -> None:
 def test_the_break_even() -> None:
     pays = BreakEven(1032, prefill_ms_per_token=4.218, restore_ms_per_byte=1000 / 210e6)
     rates = "(processing 237 tokens/s, loading 210 MB/s)"
-    assert describe_break_even(pays).endswith(f"faster than processing from about 1,032 tokens on {rates}.")
+    assert describe_break_even(pays).endswith(
+        f"loading a chat of about 1,032 tokens or more is faster than processing it {rates}."
+    )
     assert describe_break_even(replace(pays, tokens=None)).endswith(f"never faster than processing {rates}.")
     assert describe_break_even(None) == ""
 
