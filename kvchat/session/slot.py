@@ -15,7 +15,7 @@ from kvchat.session.proof import NOTHING_AHEAD, NOTHING_LOADED, LoadedState, Pre
 from kvchat.session.restore_cost import MIN_GAIN
 from kvchat.text.reasons import Reason, ReasonCode
 
-TAIL_TOKENS = 16  # last tokens of a prompt: they start the reply; if processing is slow, the request processes them
+TAIL_TOKENS = 16  # tokens at a prompt's end, which start the reply; may be left to the request to process
 _USES = itertools.count(1)
 
 

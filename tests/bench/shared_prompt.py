@@ -48,7 +48,7 @@ async def measure(options: BenchOptions, chats: int) -> dict[str, Any]:
 
     `unique_rows_bytes`: the system prompt's rows once and each chat's own. Recurrent states and sliding windows are
     not counted: for such models the store keeps more. `restored_…`: sent at once after a restart, restore included;
-    `ahead_…`: opened before Send, as in the window. Ratios are medians of the rounds' own, to the hot reply.
+    `ahead_…`: opened before Send, as in the window. Ratios are to the hot reply of the same round; medians.
     """
     async with bench_home(options) as home:
         system = await home.notes(options.tokens)

@@ -94,7 +94,7 @@ class Clock:
         purge_abandoned(self.database, 7 * DAY)
 
     def pass_days(self, days: int, *, checks: int = 24) -> bool:
-        """Let days pass with so many checks each; True if something can still be restored at their end."""
+        """Let `days` days pass with `checks` checks each; return True if something can still be restored afterwards."""
         for _check in range(days * checks):
             self.now += DAY / checks
             self.check()

@@ -83,7 +83,7 @@ class Terminal:
 
 
 def _take_terminal() -> None:
-    """Make Ctrl+C in this terminal a signal for the child, in which this runs."""
+    """Make the pseudo-terminal the controlling one, so that Ctrl+C signals this process, the child."""
     import fcntl
     import termios
 

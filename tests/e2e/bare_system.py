@@ -1,4 +1,4 @@
-"""A minimal Debian without Python or a compiler, in a folder, to install and run a package in."""
+"""A minimal Debian in a folder, without Python or a compiler, for installing and running a package."""
 
 from __future__ import annotations
 

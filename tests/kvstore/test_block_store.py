@@ -1,4 +1,4 @@
-"""The block store: every row once, every file back byte for byte, the longest known prefix."""
+"""The block store: stores every row once, restores every file byte for byte, finds the longest known prefix."""
 
 from __future__ import annotations
 

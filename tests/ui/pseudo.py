@@ -16,7 +16,7 @@ MARKS = ("between thousands", "before decimals")
 
 
 def turned(text: str) -> str:
-    """Return the text in that language; placeholders, tags, keys and punctuation stay.
+    """Translate into the pseudo-language; placeholders, tags, keys and punctuation stay.
 
     Placeholders are isolated from the text around them, as in real translations into right-to-left languages.
     """

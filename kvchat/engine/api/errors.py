@@ -52,7 +52,8 @@ _EXTERNAL_CAUSES = (FailureKind.KILLED, FailureKind.GPU_LOST, FailureKind.WORKER
 class EngineLifetime:
     """One engine process from ready to its end, or one period in which the user's server answers.
 
-    Each EngineGone carries its lifetime, whose end explains it, whatever runs by then. Event-loop thread only.
+    Each EngineGone refers to its lifetime, which explains the loss even after another engine has started. Event-loop
+    thread only.
     """
 
     def __init__(self) -> None:

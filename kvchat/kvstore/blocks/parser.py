@@ -7,17 +7,17 @@ In files of older servers the n words are the token list itself; since `server_t
 (tools/server/server-common.cpp) they wrap it: `-1, 1, n_tokens, tokens…, n_media, media…`, where the tokens of media
 are PLACEHOLDER. Then come the caches, none of which names its kind:
   attention   n_stream u32 | n_cells u32 | cells | v_trans, n_layer, n_rot_k, n_rot_v u32
-              | per layer: type i32, row_size u64, n_cells K rows | the same for V, but for MLA, which has no V
+              | per layer: type i32, row_size u64, n_cells K rows | the same for V (none with MLA)
   cell        pos i32, n_seq u32, [x, y, token i32: only with M-RoPE or PLE], seq_id i32
   recurrent   n_cells u32 | pos i32, n_seq u32 | s_trans, n_layer u32
               | per recurrent layer: type i32, row_size u64, R row | the same for S
 Order: plain one; sliding window base, window; indexers (DSA, MSA) the indexed cache, then the indexer; hybrids
-attention, then recurrent. Which of two caches is the window shows in its rows: they do not reach back to token 0.
+attention, then recurrent. Of two caches, the window is the one whose rows do not reach back to token 0.
 Newer servers append their context checkpoints under the same state version (seen in files of b11549):
   "SCKP" u32, 1 u32, count u32 | per checkpoint: n_tokens i64, pos_min i32, pos_max i32
               | three times (target, draft, speculation): size u64, bytes
-The file does not say whether cells are long or V follows: each way is tried; only one may reach the end. It has no
-checksum: changed rows cannot be detected.
+The file does not say if cells have the optional fields or if V follows: the parser tries each way, and only one may
+reach the end. There is no checksum: changed rows cannot be detected.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _RECURRENT = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}  # al
 _HYBRID_PERIODS = {"minimax-01": 8, "qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4}
 _HYBRID_BY_HEADS = {"lfm2", "lfm2moe", "plamo2", "jamba"}  # a layer without KV heads is recurrent
 _HYBRID_BY_HEADS |= {"bailingmoe3", "glm5-next", "granitehybrid", "kimi-k3", "kimi-linear"}
-_HYBRID_BY_HEADS_AND_FF = {"nemotron_h", "nemotron_h_moe"}  # … and one with a feed-forward part is neither
+_HYBRID_BY_HEADS_AND_FF = {"nemotron_h", "nemotron_h_moe"}  # likewise, and a layer with a feed-forward part is neither
 _BOTH = {"falcon-h1"}  # each layer has attention and recurrent state
 
 # Sparse attention: an extra key row selects tokens. Its length in indexer keys, by architecture.
