@@ -33,7 +33,7 @@ def why_not() -> str | None:
 
 
 def _dependencies() -> list[str]:
-    """Return the packages that kvchat's depends on; downloaded once, so that apt needs no network."""
+    """Return the dependencies of kvchat's package; downloaded once, so that apt needs no network."""
     lines = _PACKAGES.read_text("utf-8").splitlines()
     found = [line.partition(": ")[2].split() for line in lines if line.startswith(("qt:", "engine:"))]
     return sorted(name for names in found for name in names)
@@ -55,7 +55,7 @@ def _archive() -> Path:
 
 
 class BareSystem:
-    """The system, unpacked into a folder. Its /tmp is the machine's."""
+    """The system, unpacked into a folder. It shares /tmp with the machine."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir()

@@ -96,7 +96,7 @@ class Home:
 
 
 def _copy_file(source: str, target: str) -> None:
-    """Copy a file; a database between two transactions."""
+    """Copy a file; a database by SQLite's backup, so that the copy is consistent."""
     if not source.endswith(".db"):
         shutil.copy2(source, target)
         return

@@ -1,4 +1,4 @@
-"""Memory serves only those it is for, and reveals nothing to others: a real engine, programs, and a forged chat."""
+"""Chat memory serves only its audience and reveals nothing to others: real engine, programs, and a forged chat."""
 
 from __future__ import annotations
 

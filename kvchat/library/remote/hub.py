@@ -155,7 +155,7 @@ class Hub:
 
     @contextlib.asynccontextmanager
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
-        """Return a streaming response of the file from byte `start` on. Raises HubError, AccessNeeded."""
+        """Yield a streaming response of the file from byte `start` on. Raises HubError, AccessNeeded."""
         url_path = f"/{repository}/resolve/{revision}/{quote(path)}"
         async with self._open(url_path, repository, {"Range": f"bytes={start}-"} if start else {}) as response:
             yield response

@@ -161,7 +161,7 @@ class PackageIndex:
 
     @contextlib.asynccontextmanager
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
-        """Return a streaming response of the wheel in the last order from byte `start` on. Raises HubError."""
+        """Yield a streaming response of the wheel in the last order from byte `start` on. Raises HubError."""
         async with self._open(self._wheel_url, {"Range": f"bytes={start}-"} if start else {}) as response:
             yield response
 

@@ -207,7 +207,7 @@ async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: Ma
 
 
 def texts(top: QWidget) -> list[str]:
-    """Yield every text of a window: visible, in tooltips, and for screen readers."""
+    """Return every text of a window: visible, in tooltips, and for screen readers."""
     found: list[str] = []
     for widget in (top, *top.findChildren(QWidget)):
         found += [widget.windowTitle(), widget.toolTip(), widget.accessibleName(), widget.accessibleDescription()]
