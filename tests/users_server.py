@@ -13,7 +13,7 @@ from kvchat.engine.process.external import ServerAddress
 from kvchat.engine.process.plan import LaunchPlan, llama_server_arguments
 
 KEY = "the-users-own-key"
-# Below those a system gives out unasked, and others for each process of tests: nobody else's server answers here.
+# Below the ephemeral ports, and different for each test process, so that no other server answers.
 _PORTS = count(20_000 + 500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
 
 

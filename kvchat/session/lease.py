@@ -77,7 +77,7 @@ class Lease:
             slot.audience = audience_of(self.owner)
 
     async def erase_all(self) -> None:
-        """Erase every slot, before a request that may use any of them and whose states are never reused."""
+        """Erase every slot, for a request that may use any of them. Its states are never reused."""
         for slot in self.slots.all:
             await self._erase(slot)
 

@@ -1,6 +1,6 @@
 r"""Markdown as used in chats, configured once for the screen and for exports. HTML stays text.
 
-LaTeX is $…$, $$…$$, \(…\), \[…\] and bare environments such as align. Its rules are written here because a formula
+LaTeX is $…$, $$…$$, \(…\), \[…\] and bare environments such as align. Its rules are implemented here because a formula
 must not change while a reply streams: it ends at the next blank line at the latest (as in TeX), so an opener
 without a closer never swallows the rest.
 """

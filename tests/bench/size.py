@@ -43,7 +43,7 @@ TOKENS = 16_384  # of the chat with the engine
 SIZE_BYTES = 2_150_000_000  # of the file that is made
 REPLY_TOKENS = 8
 QUESTION = "Which of these notes was the first?"
-ROUNDS, LARGE = 3, 4_000_000_000  # a file of so many bytes goes through once
+ROUNDS, LARGE = 3, 4_000_000_000  # a file of this size is measured only once
 TURN = 100  # tokens of the next turn
 LAYERS, HEADS, HEAD = 32, 8, 128  # of Llama-3.1-8B
 ROW = 2 * HEADS * HEAD  # bytes of one token's K, or V, of one layer in f16
@@ -52,7 +52,7 @@ _F16 = 1
 _AT_ONCE = 8192  # rows written at a time
 _FINGERPRINT = Fingerprint("bench", "f16", "f16", "auto", 1, "")
 _UNBOUNDED = 1 << 60  # bytes
-_LOOK_S = 0.02  # how often what is staged is looked at
+_LOOK_S = 0.02  # interval between measurements of the staging folder
 WIDTH, CONTEXT = 256, 131_072  # of the generated model
 _Q4_BLOCK, _Q4_BYTES = 32, 18  # Q4_0: an f16 scale and 16 bytes of nibbles for 32 weights
 
@@ -93,7 +93,7 @@ async def _restored(home: BenchHome, tokens: int) -> dict[str, Any]:
     return {
         "tokens": home.saved[0].tokens,
         "file_bytes": home.saved[0].bytes,
-        "restore_ms": median(times),  # find, put together, and the engine's own part
+        "restore_ms": median(times),  # lookup, rebuild, and the engine's restore
         "engine_restore_ms": median(own),
         "restore_ratio": median(map(truediv, times, own)),
     }
@@ -150,7 +150,7 @@ class _Made:
 
     def __init__(self, folder: Path, made_bytes: int) -> None:
         self._folder, self._tokens = folder, tuple(range(1, made_bytes // TOKEN_BYTES + 1))
-        # Room for one file, not for two: the second is staged where the first was. And no more than in real life.
+        # Room for one file, not for two: the second overwrites the first. And no more room than in real use.
         most = int(1.1 * (made_bytes + TURN * TOKEN_BYTES))
         self._budget: MemoryRoom = lambda held: min(most, staging_room(held))
         self._open()
@@ -181,7 +181,7 @@ class _Made:
         first, absorb_ms, absorb_cpu_ms, _ = self._absorbed(self._tokens, write, None)
         print_err("The next turn …")
         longer = (*self._tokens, *range(1, TURN + 1))
-        predecessor = Predecessor(first.id, len(self._tokens))  # as the engine says that it kept all rows
+        predecessor = Predecessor(first.id, len(self._tokens))  # the engine kept all rows
         second, _, next_cpu_ms, written = self._absorbed(
             longer, lambda path: write_slot_file(path, longer), predecessor
         )

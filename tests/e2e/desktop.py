@@ -139,7 +139,7 @@ class View:
         self.xdotool("key", *names)
 
     def close_window(self) -> None:
-        """Close the window that has the keyboard with alt+F4; wait until it is gone."""
+        """Close the window with keyboard focus by alt+F4; wait until it is gone."""
         self._wait_for_keyboard()
         window = self.xdotool("getactivewindow").strip()
 
@@ -152,7 +152,7 @@ class View:
         wait_until(gone, pause=1.0, what="the window's end")
 
     def _wait_for_keyboard(self) -> None:
-        """Wait for a window with the keyboard: one that is just opening would not get the keys."""
+        """Wait until a window has keyboard focus: one that is just opening would not get the keys."""
         wait_until(lambda: self.xdotool("getactivewindow", check=False).strip(), what="a window with the keyboard")
 
     def xdotool(self, *arguments: str, check: bool = True) -> str:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.e2e
 SAME, TIE, DIFFERS = "the same", "the same up to a tie", "different"
 MAX_TIE = 0.1  # difference of natural logarithms
 END = ("", "<|im_end|>")  # the last token of a finished reply
-# So short that 8 tokens before the turn boundary lie before the end of the reply, see ReadyEngine.stops.
+# So short that a position 8 tokens before the turn boundary precedes the end of the reply.
 GREEDY = Sampling(max_tokens=6, temperature=0.0, seed=1)
 ENDS = Sampling(temperature=0.0, grammar='root ::= "The bridge over the river is the longest."')
 

@@ -170,14 +170,14 @@ class _Reader:
         wait_until(self._stopped, seconds=LONG, what="the stopped reply")
 
     def _stopped(self) -> bool:
-        """Press Escape, for which the window may not have the keyboard yet."""
+        """Press Escape; the window may not have keyboard focus yet, so the caller retries."""
         self.desktop.key("Escape")
         with suppress(TimeoutError):
             return bool(wait_until(lambda: self.window.home.replies("stopped"), seconds=15))
         return False
 
     def _next_item(self) -> Node | None:
-        """Press Down in a menu, which may not have the keyboard yet."""
+        """Press Down in a menu, which may not have keyboard focus yet."""
         self.desktop.xdotool("key", "Down")
         with suppress(TimeoutError):
             return self.desktop.focus.wait_for("menu item", 5)

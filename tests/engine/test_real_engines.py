@@ -74,8 +74,8 @@ async def test_turn_tokens_and_slot_file(supervisor: EngineSupervisor, plan: Lau
 
     saved = await engine.save_slot("a.bin")
     held = tokens_in(plan.slot_path / "a.bin")
-    assert held[: len(tokens)] == list(tokens)  # what we counted is what the chat sent
-    assert saved.tokens == len(held) == len(tokens) + 7  # the last one drawn is not read yet
+    assert held[: len(tokens)] == list(tokens)  # the count equals the tokens that the chat sent
+    assert saved.tokens == len(held) == len(tokens) + 7  # the last sampled token is not processed yet
 
     await engine.prefill(tokens)
     await engine.save_slot("b.bin")

@@ -145,7 +145,7 @@ def test_failed_load_changes_the_verdict(tmp_path: Path, monkeypatch: pytest.Mon
     judge = ModelJudge(Settings(), HERE, limits)
     assert judge(facts).verdict is Verdict.FITS
     limits.learn(Circumstances("another", facts.size + 1, "version: 1", "CPU"), 4096, ran_out=True)
-    with monkeypatch.context() as patch:  # weights are not read for a model that no load can have been of
+    with monkeypatch.context() as patch:  # weights are not read if no load of the model can have failed
         patch.setattr(choosing, "model_identity", lambda path: pytest.fail(f"{path} was read"))
         assert judge(facts).verdict is Verdict.FITS
     limits.learn(Circumstances("another", facts.size, "version: 1", "CPU"), 4096, ran_out=True)

@@ -63,7 +63,7 @@ async def test_context_is_halved_until_it_fits(tmp_path: Path, fake_engine: Fake
         assert [failure.kind for failure in retried] == [FailureKind.OUT_OF_MEMORY] * 2
         assert "32,768 tokens" in retried[0].advice
         psutil.Process(runtime.engine.engine_pid).kill()
-        await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello once more")  # started again, not chosen
+        await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello once more")  # restarted, same choice
     async with running(tmp_path, fake_engine, model_path=model) as runtime:
         shown = notices(runtime)
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello again")
@@ -178,9 +178,9 @@ async def test_real_engine_under_a_memory_limit(
         shown = notices(runtime)
         reply = await ask(runtime, (await runtime.chat.new_conversation()).id, "Say xylophone")
         assert reply.content
-        assert "xylophone" not in "\n".join(runtime.engine.log_lines)  # what is logged is memory, not conversations
+        assert "xylophone" not in "\n".join(runtime.engine.log_lines)  # the log has memory use, no conversations
         tokens = runtime.engine.choice.context.tokens
-        assert tokens in (8192, 16_384)  # what else takes address space differs from machine to machine
+        assert tokens in (8192, 16_384)  # other uses of address space differ between machines
         assert runtime.engine.context_reason.startswith(f"{tokens:,} tokens: not enough memory for 65,536.")
         assert [notice.title for notice in shown] == ["The model ran out of memory while loading"]
         (bar,) = runtime.engine.memory_bars

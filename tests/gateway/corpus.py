@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# As the templates of models that call tools: tools in the system prompt, calls and thinking as they were said.
+# Like templates of models with tool calls: tools in the system prompt; calls and thinking unchanged.
 TEMPLATE = """{%- if tools %}<|im_start|>tools
 {%- for tool in tools %}
 {{ tool | tojson }}
@@ -127,7 +127,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     f"{path} {name}": (path, body) for path, bodies in _PATHS.items() for name, body in bodies.items()
 }
 
-# A request, the reply as it is heard, and what the client asks next.
+# A request, the parsed reply, and the client's next request.
 _CHAT, _MESSAGE, _RESPONSE = CHATS["tools"], MESSAGES["blocks"], RESPONSES["plain"]
 _SAID = {"role": "assistant", "content": "A moment.", "reasoning_content": "I ask."}
 _USED = [_text("A moment."), {"type": "tool_use", "id": "t1", "name": "weather", "input": CALL}]

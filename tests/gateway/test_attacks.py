@@ -190,7 +190,7 @@ def places_in(value: Any) -> Any:
 async def test_slow_bodies_block_nobody(
     server: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However many there are and whatever size they declare; and their total size is limited."""
+    """This holds for any number of bodies and any declared size. Their total size is limited."""
     slow = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(40)]
     for _, writer in slow:
         writer.write(POST + b"Content-Length: 60000000\r\n\r\n{")
@@ -199,7 +199,7 @@ async def test_slow_bodies_block_nobody(
     monkeypatch.setattr(app, "MAX_BODY_BYTES", 50_000)
     for _, writer in slow[:5]:
         writer.write(b" " * 9_000)
-    while (refused := await server.chat("x" * 20_000)).status_code != 429:  # once those are there
+    while (refused := await server.chat("x" * 20_000)).status_code != 429:  # once those have arrived
         assert refused.status_code == 400
     assert int(refused.headers["retry-after"]) > 0
     for _, writer in slow[:5]:
@@ -252,7 +252,7 @@ async def test_clients_that_read_nothing_keep_nobody_out(
             assert await loop.sock_recv(connection, 1)
         async with httpx2.AsyncClient(base_url=server.url, trust_env=False) as others, asyncio.timeout(60):
             status = 0
-            while status != 200:  # once what the system holds of the answers is full
+            while status != 200:  # once the system's buffers for the answers are full
                 with contextlib.suppress(httpx2.TransportError):
                     status = (await others.get("/v1/models")).status_code
 

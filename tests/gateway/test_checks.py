@@ -86,7 +86,7 @@ NAMES |= {"opencode/1.18.33": "opencode", "Mozilla/5.0 (X11; Linux)": "browser",
 NAMES |= {"etc\\passwd'; --": "etc-passwd", "\x00\x1b\x7f" * 40: "other", "\u3164\u2800\U000e0041/1": "other"}
 NAMES |= {"聊天助手/1.2": "聊天助手", "Écrivain/2 (Linux)": "écrivain", "مساعد/1": "مساعد", "हिन्दी/1": "हिन्दी"}
 NAMES |= {"Ｆｕｌｌ/1": "full", "ab\u202ecd\u2066ef\u200bgh": "ab-cd-ef-gh", "助" * 100: "助" * 40}
-NAMES |= {"caf\xe9/1": "café"}  # no UTF-8: a letter for a byte, as it was once
+NAMES |= {"caf\xe9/1": "café"}  # not UTF-8: decoded as Latin-1, a letter per byte
 
 
 def test_program_names_from_user_agents() -> None:

@@ -44,7 +44,7 @@ def forwarded(fake_engine: FakeEngine) -> list[dict[str, Any]]:
 
 
 async def test_answer_passes_unchanged_with_a_receipt(server: RunningGateway, fake_engine: FakeEngine) -> None:
-    answer = await server.chat(WORDS, id_slot=7, cache_prompt=False)  # that is not the client's to choose
+    answer = await server.chat(WORDS, id_slot=7, cache_prompt=False)  # the client must not choose these
     assert answer.status_code == 200
     assert reply_in(answer).startswith("You said")
     first = {name[9:]: value for name, value in answer.headers.items() if name.startswith("x-kvchat-")}

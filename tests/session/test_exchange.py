@@ -91,7 +91,7 @@ def progress(done: int) -> ChatChunk:
 class Session:
     def __init__(self, *engines: ReadyEngine) -> None:
         self.host, self.events, self.chunks = Host(list(engines)), list[SessionEvent](), list[ChatChunk]()
-        self.slots = Slots(cast(BlockStore, None))  # where restoring does not work, it is not asked
+        self.slots = Slots(cast(BlockStore, None))  # never used if restoring does not work
         self.exchange = Exchange(
             self.slots, self.slots.all[0], cast(EngineHost, self.host), "river", self.events.append
         )

@@ -18,7 +18,7 @@ def make_cost(ms_per_token: float) -> RestoreCost:
     ("per_token", "fixed", "tokens"),
     [
         (20_000, 0, MIN_GAIN),  # 0.1 ms a token against 4: at once
-        (20_000, 40_000_000, 52),  # 200 ms of recurrent state to load first: 51.3 tokens' reading
+        (20_000, 40_000_000, 52),  # 200 ms to load the recurrent state: as long as processing 51.3 tokens
         (0, 400_000_000, 501),
         (1_000_000, 0, None),  # 5 ms a token
         (20_000, 10**10, None),  # beyond the context

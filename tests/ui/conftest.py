@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 os.environ["QT_QPA_PLATFORM"] = "offscreen"
-os.environ["DBUS_SYSTEM_BUS_ADDRESS"] = "unix:path=/nowhere"  # whether this network is metered is no matter here
+os.environ["DBUS_SYSTEM_BUS_ADDRESS"] = "unix:path=/nowhere"  # tests must not depend on whether this network is metered
 
 import pytest
 import pytest_asyncio
@@ -20,8 +20,8 @@ from kvchat.ui.base.theme import Look
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.windows import on_show
 
-_app: list[QApplication] = []  # kept: a QApplication that Python forgets is gone
-_loops: list[QEventLoop] = []  # kept: collected by another thread, their timers would ring in freed memory
+_app: list[QApplication] = []  # keeps a reference: otherwise Python deletes the QApplication
+_loops: list[QEventLoop] = []  # kept: collected by another thread, their timers would fire in freed memory
 
 
 class _Timer(_SimpleTimer):
@@ -36,7 +36,7 @@ class _Timer(_SimpleTimer):
     def timerEvent(self, event: QTimerEvent) -> None:
         loop = asyncio.events._get_running_loop()
         if self._stopped or (loop is not None and asyncio.current_task(loop) is None):
-            super().timerEvent(event)  # else it rings again
+            super().timerEvent(event)  # else it fires again
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], QEventLoop]]:
@@ -58,7 +58,7 @@ def look(qapp: QApplication) -> Iterator[Look]:
     look = Look(qapp, "light")
     yield look
     look.deleteLater()
-    for left in qapp.topLevelWidgets():  # or all later style sheets go through them: a window took ten times as long
+    for left in qapp.topLevelWidgets():  # else later style sheets restyle them, too: a window took ten times as long
         left.deleteLater()
 
 

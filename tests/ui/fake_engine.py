@@ -30,7 +30,7 @@ from kvchat.settings import GB
 from tests.fake_llama_server import BOS, FIRST_BYTE, SPECIAL, Handler, Slot, render
 
 CONTEXT = 32_768
-MS_PER_TOKEN = 0.5  # that it claims to take
+MS_PER_TOKEN = 0.5  # reported, not real
 FINGERPRINT = Fingerprint("model", "f16", "f16", "auto", 1, "")
 NOWHERE = "http://127.0.0.1:9"
 

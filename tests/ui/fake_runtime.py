@@ -145,7 +145,7 @@ class FakeChat(ChatService):
     def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
         self.drafted = conversation_id, draft, attachments
 
-    # What a test uses to set the stage and to play the engine.
+    # For tests: set up chats and act as the engine.
 
     def _do(self, function: Callable[..., R], *args: object, **kwargs: object) -> R:
         """Run a function of the database on this thread."""
@@ -269,7 +269,7 @@ class FakeEngines(EngineSetup):
             devices=(Device("CPU", "AMD EPYC", None, None),),
         ),
     )
-    refuse = ""  # why nothing that is typed can be used
+    refuse = ""  # if set, the reason to reject all input
     kept: str | None = None
 
     async def engines(self) -> tuple[EngineEntry, ...]:
@@ -405,7 +405,7 @@ class FakeRuntime(Runtime):
         self.kept: dict[str, int] = {}  # bytes by conversation
         self.details: dict[str, ConversationUsage] = {}  # more than the bytes of some of them
         self.calls: list[tuple[object, ...]] = self.engine.calls
-        self.refuse: KvchatError | None = None  # raised by the next wish that can fail
+        self.refuse: KvchatError | None = None  # raised by the next action that can fail
         if not model:
             self.engine.status = EngineStatus(EngineState.STOPPED)
         self.models: FakeLibrary = FakeLibrary(self.paths)

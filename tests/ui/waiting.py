@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-LONG_MS = 60_000  # what pytest-qt waits at most; a condition that comes true is not waited for any longer
+LONG_MS = 60_000  # maximum wait of pytest-qt; waits end as soon as the condition holds
 
 
 async def until(condition: Callable[[], object], what: str = "", seconds: float = 60.0) -> None:

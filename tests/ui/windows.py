@@ -57,7 +57,7 @@ def joined(runtime: FakeRuntime | Runtime, look: Look) -> MainWindow:
 @asynccontextmanager
 async def on_show(runtime: FakeRuntime | Runtime, look: Look) -> AsyncIterator[MainWindow]:
     """Yield the started window over this runtime."""
-    QApplication.setQuitOnLastWindowClosed(False)  # as in the app: what is to end after the window still can
+    QApplication.setQuitOnLastWindowClosed(False)  # as in the app: shutdown continues after the window is closed
     window = joined(runtime, look)
     window.show()
     await window.start()

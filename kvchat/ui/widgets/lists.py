@@ -104,7 +104,7 @@ def mirrored_box(option: QStyleOptionViewItem, box: Box) -> Box:
 
 
 def draw_text(painter: QPainter, option: QStyleOptionViewItem, box: QRect, text: str, *, at_end: bool = False) -> None:
-    """Draw a line of a row in its script's direction, elided if it does not fit. box: as for left-to-right languages"""
+    """Draw a line of a row in its script's direction, elided if too long. box: for left-to-right; mirrored if needed"""
     mirrored = option.direction is Qt.LayoutDirection.RightToLeft
     side = Qt.AlignmentFlag.AlignRight if at_end is not mirrored else Qt.AlignmentFlag.AlignLeft
     shown = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, box.width())

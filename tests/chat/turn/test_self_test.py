@@ -109,7 +109,7 @@ async def test_without_restoring_nothing_is_saved_and_one_notice_shown(stage: St
 async def test_engine_that_crashes_in_the_self_test_restarts_without_it(stage: Stage) -> None:
     stage.fake.set(FAKE_DIE_DURING="restore", FAKE_DIE_TIMES=99)
     chat = await stage.chat()
-    receipt = await stage.answered(chat)  # sent first, it waited
+    receipt = await stage.answered(chat)  # it was sent before the self-test ended, and waited
     assert stage.of(WaitingForEngine)
     assert receipt.source is Source.COLD
     reason = Reason(ReasonCode.DIED_OVER_TRIAL)

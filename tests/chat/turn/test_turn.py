@@ -214,7 +214,7 @@ async def test_engine_crash_during_a_reply_keeps_the_text(stage: Stage, phase: s
     [
         {"FAKE_DIE_DURING": "prefill", "FAKE_DIE_HOW": "abort"},
         {"FAKE_DIE_DURING": "prefill", "FAKE_DIE_HOW": "kill"},
-        {"FAKE_LOSE_GPU": "CUDA error: unspecified launch failure"},  # as after sleep: /health is well
+        {"FAKE_LOSE_GPU": "CUDA error: unspecified launch failure"},  # as after sleep: /health still reports ok
         {"FAKE_LOSE_GPU": "Compute error."},
     ],
 )

@@ -83,7 +83,7 @@ async def test_reply_with_progress_timings_and_end(client: LlamaServerClient, fa
     assert chunks[-1].finish_reason == "stop"
     assert (chunks[-1].timings.cache_n, chunks[-1].timings.prompt_tokens) == (0, prompt)
     await client.prefill(await client.prompt_tokens(HELLO))
-    assert (await all_chunks(client))[-1].timings.prompt_n == 1  # all but the token that gives the logits
+    assert (await all_chunks(client))[-1].timings.prompt_n == 1  # all but the last token, whose logits are needed
 
 
 async def test_long_ids_are_parsed_in_another_thread(
@@ -290,7 +290,7 @@ async def test_cancelled_request_leaves_no_connection() -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
             confirm.set()
-            await reader.read()  # till the client goes
+            await reader.read()  # until the client disconnects
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -320,7 +320,7 @@ async def test_reused_rows_are_unchanged(cached: int, count: int) -> None:
         client.rows.mark_saved(100)
         await client.with_template({"thinking": True}).prefill([1, 2, 3])
         assert client.rows.count == count
-    shared = UnchangedRows(exclusive=False)  # where others ask too nothing is ever known
+    shared = UnchangedRows(exclusive=False)  # if others send requests, nothing is ever known
     shared.mark_saved(100)
     assert shared.count == 0
 

@@ -49,20 +49,20 @@ async def test_picture_prompt_is_counted_settled_saved_and_restored(engine: Llam
     tokens = await engine.prompt_tokens([asked])
     assert picture_ids("projector", RED, 16) == tokens[tokens.index(picture_ids("projector", RED, 16)[0]) :][:16]
     cold, timings = await reply_to(engine, asked)
-    assert timings.prompt_tokens == len(tokens)  # what was counted is what the chat sent
+    assert timings.prompt_tokens == len(tokens)  # the count equals the tokens that the chat sent
 
     settled = await engine.prefill(tokens[:-1])
     assert settled.prompt_tokens == len(tokens) - 1
-    assert settled.cache_n > 40  # it is the same prompt to the engine: nothing but its end is read again
+    assert settled.cache_n > 40  # the same prompt for the engine: only its end is processed again
     assert (await engine.save_slot("a.bin")).tokens == len(tokens) - 1
 
     _, timings = await reply_to(engine, question(GREEN, RED))
-    assert timings.cache_n < 32  # other pictures are another prompt
+    assert timings.cache_n < 32  # other pictures make another prompt
     assert (await engine.restore_slot("a.bin")).tokens == len(tokens) - 1
     warm, timings = await reply_to(engine, asked)
     assert (warm, timings.cache_n) == (cold, len(tokens) - 1)
 
-    # what is no picture is refused, and the engine lives on
+    # The engine refuses a file that is no picture, and continues to run.
     with pytest.raises(EngineRefused):
         await engine.prompt_tokens([question(Picture(b"\x89PNG and then nothing"))])
     with pytest.raises(EngineRefused, match="no longer available"):
@@ -75,7 +75,7 @@ def test_picture_ids_are_unique() -> None:
     assert len(set(ids)) == 300
     assert max(ids) <= -2
     assert min(ids) >= -(2**31)
-    assert ids[:16] != picture_ids("a projector", RED, 16)  # as another build would cut it up: not the same tokens
+    assert ids[:16] != picture_ids("a projector", RED, 16)  # a build may make more tokens: ids must differ
     assert ids[0] not in (picture_ids("another", RED, 1)[0], picture_ids("a projector", GREEN, 1)[0])
 
 
@@ -114,7 +114,7 @@ async def test_prompt_round_trip(pictures_of: PicturePrompts) -> None:
 async def test_irreversible_prompts_are_refused(pictures_of: PicturePrompts) -> None:
     tokens = await pictures_of.tokens("<m>", [RED])
     with pytest.raises(EngineRefused, match="end of a word"):
-        await pictures_of.prompt((*tokens, ord("t"), ord("h")))  # the engine would read it as another token
+        await pictures_of.prompt((*tokens, ord("t"), ord("h")))  # the engine would merge them into one token
     with pytest.raises(EngineRefused, match="does not support images"):
         await pictures_of.tokens("no place for it", [RED])
 

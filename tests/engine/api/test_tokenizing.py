@@ -20,7 +20,7 @@ class Engine:
 
     def __init__(self, *, splits: bool = True) -> None:
         self.asked: list[str] = []
-        self.splits = splits  # what stands before the end is tokenised by itself
+        self.splits = splits  # text before the end token is tokenized separately
 
     async def tokenize(self, text: str, special: bool) -> tuple[int, ...]:
         self.asked.append(text)
@@ -47,7 +47,7 @@ def prompts(engine: Engine) -> PromptTokenizer:
 
 async def test_history_is_tokenized_once(engine: Engine, prompts: PromptTokenizer) -> None:
     await prompts.tokenize(HISTORY + "<|say|>A question")
-    await prompts.tokenize(HISTORY + f"<|say|>A question{END}<|say|>A reply{END}<|say|>A")  # tries whether that holds
+    await prompts.tokenize(HISTORY + f"<|say|>A question{END}<|say|>A reply{END}<|say|>A")  # tests if that is so
     before = len(engine.asked)
     for text in (f"A question{END}<|say|>A reply{END}<|say|>7", f"A question{END}<|say|>A reply{END}<|say|>Next?"):
         assert await prompts.tokenize(HISTORY + "<|say|>" + text) == await Engine().tokenize(

@@ -19,7 +19,7 @@ from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
 from tests.engine_fixtures import supervised
 
-# As build 11434 answers.
+# A response of build 11434.
 SLOTS = b'[{"id": 0, "n_ctx": 1024, "speculative": false, "is_processing": true, "n_prompt_tokens": 90}]'
 METRICS = """\
 # TYPE llamacpp:prompt_tokens_total counter

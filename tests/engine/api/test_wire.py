@@ -8,7 +8,7 @@ from kvchat.engine.api import wire
 from kvchat.engine.api.errors import EngineRefused
 from kvchat.engine.api.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
 
-# Events of a real llama-server (b11434), shortened to the fields there are.
+# Events of a real llama-server (b11434), reduced to the fields kvchat reads.
 PROGRESS = (
     '{"choices":[{"finish_reason":null,"index":0,"delta":{"role":"assistant","content":null}}],"id":"chatcmpl-1",'
     '"object":"chat.completion.chunk","prompt_progress":{"total":40,"cache":12,"processed":40,"time_ms":174.0}}'

@@ -101,7 +101,7 @@ def test_invalid_workers_are_refused(text: str) -> None:
         parse_workers(f"den:1 {text}")
 
 
-# Cut out of what build 11434 prints; the oldest build kvchat takes prints the same layout.
+# Excerpt of the help of build 11434; the oldest supported build uses the same layout.
 HELP = """\
 ----- common params -----
 

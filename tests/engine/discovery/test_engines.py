@@ -124,7 +124,7 @@ def test_old_engine_is_refused(fake_engine: FakeEngine) -> None:
     assert "build 6000" in refused.value.detail
     assert "newer" in refused.value.advice
     fake_engine.path.write_text("#!/bin/sh\necho '--model FNAME  x'; echo '--port PORT  x'\n")
-    with pytest.raises(EngineTooOld, match="slot-save-path"):  # without a number it is judged by its options
+    with pytest.raises(EngineTooOld, match="slot-save-path"):  # without a build number, its options decide
         usable_engine(str(fake_engine.path))
 
 

@@ -13,7 +13,7 @@ from kvchat.engine.process.child import EngineProcess
 from kvchat.engine.process.log import EngineLog
 from tests.engine.waiting import is_alive, until
 
-LONG_S = 120.0  # what it does in time it does sooner
+LONG_S = 120.0  # upper limit; normally much faster
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="speaks of signals")]
 
@@ -128,7 +128,7 @@ async def test_engine_dies_with_a_killed_app(use_pipe: bool) -> None:
 
 async def test_engine_of_dead_parent_does_not_start() -> None:
     command = parent_guard.command(python("print('started')"), use_pipe=False)
-    command[command.index("kernel") + 1] = "1"  # not the parent it finds
+    command[command.index("kernel") + 1] = "1"  # not its real parent
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     assert (output, process.returncode) == (b"", parent_guard.EXIT_PARENT_GONE)

@@ -41,7 +41,7 @@ create llama_context from model
 0.00.345.324 E cmn  common_init_: failed to create context with model '/m/SmolLM2.gguf'
 0.00.345.334 E srv    load_model: failed to create_context with model '/m/SmolLM2.gguf'
 0.00.346.348 E srv  llama_server: exiting due to model loading error"""
-# The same, from libllama's strings: said when "auto" finds that a device has no flash attention.
+# The same message from libllama's strings, logged when "auto" finds a device without flash attention.
 QUANTISED_V_AUTO = (
     "E llama_init_from_model: failed to initialize the context: quantized V cache was requested, but this requires "
     "Flash Attention"
@@ -114,7 +114,7 @@ def test_detail_is_the_first_matching_line() -> None:
     lines = ("0.00.001.000 E srv x: it broke", "0.00.002.000 I bye")
     assert ProcessExit(3, lines).explain().detail == "It exited with code 3. Last output: it broke"
     crashed = WORKER_DIED.replace("ggml-rpc.cpp:566: Remote RPC server", "ggml.c:9: A thing").splitlines()
-    failure = ProcessExit(-6, tuple(crashed)).explain()  # the backtrace is no reason
+    failure = ProcessExit(-6, tuple(crashed)).explain()  # the backtrace must not be reported as the reason
     assert (failure.kind, failure.detail) == (
         FailureKind.CRASHED,
         "/src/ggml.c:9: A thing crashed or returned malformed response",

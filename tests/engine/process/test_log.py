@@ -15,7 +15,7 @@ def test_lines_are_joined() -> None:
     for piece in ("on", "e\ntw", "ü".encode()[:1], "ü".encode()[1:], "\r\nthr"):
         log.feed(piece.encode() if isinstance(piece, str) else piece)
     assert log.lines == ("one", "twü", "thr")
-    assert log.bytes_seen == 13  # each is a sign of life, without a line end too
+    assert log.bytes_seen == 13  # any output counts, even without a line end
     log.end_line()
     log.feed(b"next\n")
     assert log.lines == ("one", "twü", "thr", "next")
@@ -115,7 +115,7 @@ def test_refused_requests_are_not_logged(tmp_path: Path, size: int) -> None:
     assert logged[-3:] == (QUOTED.splitlines()[-3], "  what(): …", "CUDA error: out of memory")
 
 
-# What a build of early 2026 logs with 11 of 17 layers on a Vulkan device.
+# Log of a build of early 2026 with 11 of 17 layers on a Vulkan device.
 GPU = """\
 load_tensors: offloaded 11/17 layers to GPU
 load_tensors:   CPU_Mapped model buffer size =   303.85 MiB
@@ -128,7 +128,7 @@ sched_reserve: Flash Attention was auto, set to enabled
 sched_reserve:    Vulkan0 compute buffer size =   100.00 MiB
 sched_reserve: Vulkan_Host compute buffer size =    24.01 MiB
 """
-# Cut out of what b11434 logs at level 4; the last three lines are written after its source (src/llama-*.cpp).
+# Excerpt of b11434's log at level 4; the last three lines are constructed from its source (src/llama-*.cpp).
 HYBRID = """\
 0.00.294.300 I llama_context: n_ctx                 = 16384
 0.00.294.566 I llama_kv_cache:        CPU KV buffer size =   768.00 MiB
@@ -154,7 +154,7 @@ def test_allocations() -> None:
     assert elsewhere.bytes_on("RPC0")["kv"] == 160 * MIB
     assert elsewhere.bytes_on("RPC")["kv"] == 0
     assert read_allocations(HYBRID.splitlines()).bytes_on(None)["kv"] == round(772.5 * MIB)  # with recurrent state
-    assert read_allocations(REPACKED.splitlines()).bytes_on(None)["weights"] == 632 * MIB  # mapped pages are given up
+    assert read_allocations(REPACKED.splitlines()).bytes_on(None)["weights"] == 632 * MIB  # without the mapped pages
     unmapped = read_allocations(REPACKED.replace("CPU_Mapped", "       CPU").splitlines())
     assert unmapped.bytes_on(None)["weights"] == round(1173.6 * MIB)
     assert read_allocations(["srv  llama_server: model loaded", "llama_context: n_ctx = 4096"]) is None

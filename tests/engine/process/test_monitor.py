@@ -20,7 +20,7 @@ from kvchat.engine.process.supervisor import EngineMonitor, EngineSupervisor, Mo
 from tests.engine.waiting import is_alive, until
 from tests.engine_fixtures import FakeEngine, supervised
 
-# An answer may take long on a busy machine; a process that is stopped never gives one.
+# A response may take long on a busy machine; a stopped process never responds.
 CLOSE = MonitorPolicy(check_interval_s=0.05, response_timeout_s=20.0, max_misses=2)
 
 
@@ -53,7 +53,7 @@ async def test_engine_frozen_in_mid_reply_is_checked_at_once(
         supervisor.subscribe(statuses.append)
         reply = asyncio.create_task(ask(await supervisor.ready()))
         await until(lambda: any("chat" in request["path"] for request in fake_engine.requests()))
-        await asyncio.sleep(0.5)  # a silence alone is no reason: it answers
+        await asyncio.sleep(0.5)  # silence alone is no failure: the engine still responds
         assert not statuses
         os.kill(frozen, signal.SIGSTOP)
         await until(lambda: failures(statuses))

@@ -31,7 +31,7 @@ SAID: dict[str, tuple[str, object]] = {  # by llama-server's option: the embedde
     "--parallel": ("n_parallel", 1),
     "--cache-ram": ("cache_ram_mib", 0),
     "--ctx-checkpoints": ("n_ctx_checkpoints", 2),
-    "--verbosity": ("verbosity", 4),  # it tells what memory it takes
+    "--verbosity": ("verbosity", 4),  # it logs its memory use
 }
 
 
@@ -44,7 +44,7 @@ def test_arguments_of_both_engines() -> None:
     assert (value_of("--host", arguments), fields["hostnames"]) == ("127.0.0.1", ["127.0.0.1"])
     assert value_of("--slot-save-path", arguments) == "/slots"
     assert fields["slot_save_path"] == f"/slots{os.sep}"  # llama.cpp joins folder and file name without a separator
-    assert value_of("--cors-origins", arguments).endswith(".invalid")  # no web page may talk to it
+    assert value_of("--cors-origins", arguments).endswith(".invalid")  # no web page may send requests
     assert fields["cors_origins"] == value_of("--cors-origins", arguments)
     old = KnownOptions((Option(("--metrics",), 0), Option(("--verbosity",), 1)))
     arguments = llama_server_arguments(replace(PLAN, known=old, rpc_workers=("den:1", "attic:2"), extra=("-t", "4")))

@@ -63,7 +63,7 @@ def test_job_ends_with_the_guard(windows: Windows, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert parent_guard.main(["pipe", "1", "llama-server.exe"]) == parent_guard.EXIT_NOT_FOUND
-    assert "AssignProcessToJobObject" in started[0]["calls"]  # before there is an engine, which is then born into it
+    assert "AssignProcessToJobObject" in started[0]["calls"]  # before the engine starts, which then inherits the job
     assert started[0]["creationflags"] == 0x08000000
     _, job, kind, limits, size = next(call for call in calls if call[0] == "SetInformationJobObject")
     assert (job.value, kind, size) == (7, 9, 144)

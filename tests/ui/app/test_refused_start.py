@@ -34,7 +34,7 @@ def test_chats_of_a_newer_kvchat_are_left_alone_and_the_box_does_not_hold_the_se
     try:
         while not (tmp_path / "data" / "owner.lock").exists():
             time.sleep(0.05)
-        while started.poll() is None:  # before there is a box, or after: whenever it is told, it ends
+        while started.poll() is None:  # with or without an open message box, the signal ends it
             time.sleep(2)
             started.send_signal(signal.SIGTERM)
     finally:

@@ -184,7 +184,7 @@ async def test_the_settings(furnished: FakeRuntime, wide: MainWindow) -> None:
         settings.show_page(page.name)
         await whole(settings, page.name)
         row, metrics = settings.list.visualItemRect(settings.list.currentItem()), settings.list.fontMetrics()
-        room = row.adjusted(10, 0, -10, 0)  # where a name needs much of the screen, it wraps
+        room = row.adjusted(10, 0, -10, 0)  # a name that needs much of the screen wraps
         needed = metrics.boundingRect(room, Qt.TextFlag.TextWordWrap, page.name)
         assert needed.width() <= room.width()
         assert needed.height() <= room.height()

@@ -36,7 +36,7 @@ from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 from tests.ui.windows import on_show
 
-# The engine's terms stay in a receipt's details; the others are what kvchat once called things that have a usual name.
+# The engine's terms may occur only in a receipt's details; the others are kvchat's former names for common things.
 JARGON = (
     "slot",
     "staging",
@@ -109,7 +109,7 @@ def literals(path: Path) -> Iterator[str]:
     typed = (node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "also")
     documentation |= {
         id(part) for value in typed for part in ast.walk(value)
-    }  # by who looks for something, in any words
+    }  # search terms, which users may type in any words
     for node in ast.walk(tree):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in documentation:
             continue

@@ -303,7 +303,7 @@ async def test_what_could_not_be_read_is_not_sent_without_it(
     await until(lambda: not window.attachments._reading)
     assert not window.notices.on_show
     window.chat.open(second)
-    await until(lambda: len(window.notices.on_show) == 1)  # told where it was to be attached
+    await until(lambda: len(window.notices.on_show) == 1)  # shown in the chat that it was to be attached to
 
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
@@ -325,7 +325,7 @@ async def test_two_paths_typed_into_the_dialog_attach_two(window: MainWindow, tm
     dialog = child(window, QFileDialog)
     field = child(dialog, QLineEdit)
     field.setText(f'"{tmp_path}/a.txt" "{tmp_path}/b.txt"')
-    dialog.filesSelected.emit([str(tmp_path / "b.txt")])  # Qt tells one of those it selects while one types
+    dialog.filesSelected.emit([str(tmp_path / "b.txt")])  # Qt reports only one of several typed names
     dialog.reject()
     await until(lambda: sorted(names(window)) == ["a.txt", "b.txt"])
 

@@ -149,7 +149,7 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
         assert "The memory of this chat takes 40 KB" in question.findChildren(QLabel)[1].text()
         qtbot.keyClicks(question.field, "correct horse")
         assert question.field.displayText() != "correct horse"
-        assert question.cancel.x() < question.go.x()  # what is meant stands last, as in every dialog
+        assert question.cancel.x() < question.go.x()  # the intended action comes last, as in every dialog
         assert not question.go.isEnabled(), "typed once only"
         qtbot.keyClicks(question.again, "correct hose")
         assert not question.go.isEnabled()

@@ -60,7 +60,7 @@ def titles() -> dict[str, str]:
     for name, one in errors.items():
         made = next((part for part in one.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
         if made is not None and [argument.arg for argument in made.args.args[1:2]] != ["title"]:
-            places.pop(name)  # it gives itself one
+            places.pop(name)  # it sets its own title
     for file, nodes in files.items():
         inside = {
             id(node) for one in nodes if isinstance(one, ast.ClassDef) and one.name in errors for node in ast.walk(one)

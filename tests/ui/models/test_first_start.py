@@ -158,7 +158,7 @@ async def test_the_starter_model_is_fetched_with_its_progress_cancelled_and_used
     starter.arrived.set()
     await until(lambda: ("use_model", runtime.paths.models / "starter.gguf") in runtime.calls)
     await until(lambda: not page.is_fetching)
-    with qtbot.waitSignal(window.quit_requested, timeout=0):  # what is here keeps nobody from quitting
+    with qtbot.waitSignal(window.quit_requested, timeout=0):  # nothing here prevents quitting
         window.keyboard.actions["quit"].trigger()
 
 

@@ -109,7 +109,7 @@ def test_code_grows_line_by_line() -> None:
     stream.step()
     (code,) = stream.open
     assert isinstance(code, Code)
-    assert code.text == "x = 1\ny = 2"  # two ticks may become the end: they do not flash up as code
+    assert code.text == "x = 1\ny = 2"  # two backticks may become the closing fence: they must not flash up as code
     stream.feed("`\nafter\n\n.\n")
     stream.step()
     assert [type(block) for block in stream.settled] == [Code, Prose]

@@ -90,7 +90,7 @@ async def test_a_streaming_reply_is_cheap(tmp_path: Path, fake_engine: FakeEngin
     model, engine = str(smollm2), str(fake_engine.path)
     settings = Settings(model_path=model, engine_path=engine, context_size=65_536, free_floor_bytes=0)
     came: list[float] = []  # when, in seconds
-    gulps, gulping = 0, False  # a gulp: what the event loop takes in without anything else in between
+    gulps, gulping = 0, False  # a gulp: data the event loop reads without other work in between
 
     def swallow() -> None:
         nonlocal gulping
@@ -156,6 +156,6 @@ def test_texts_that_were_painted_and_are_gone_hold_no_memory(look: Look, qtbot: 
         QGuiApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
         gc.collect()
         left.append(allocated())
-    # A leak grows in every round; what the process makes once, it makes in one of them.
+    # A leak grows in every round; one-time allocations occur in only one of them.
     per_text = median(after - before for before, after in pairwise(left)) / TEXTS
     assert per_text < 300, f"{per_text:.0f} bytes are left of each text: {left}"

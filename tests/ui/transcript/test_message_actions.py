@@ -18,7 +18,7 @@ from kvchat.ui.widgets.layouts import ElidedLabel
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 
-_screen: list[QPointingDevice] = []  # kept: Qt knows a device for ever
+_screen: list[QPointingDevice] = []  # keeps a reference: Qt never forgets a device
 
 
 def seen(window: MainWindow, row: int) -> bool:
@@ -40,7 +40,7 @@ async def talked(runtime: FakeRuntime, window: MainWindow) -> None:
     window.chat.open(None)
     window.chat.open("d")
     assert window.chat._opening is not None
-    await window.chat._opening  # what was being read before it would be shown anew by that
+    await window.chat._opening  # or messages still loading would be shown again
     await until(lambda: len(window.transcript.messages) == 4 and len(window.transcript.views) == 4)
 
 
@@ -82,7 +82,7 @@ async def test_a_message_says_when_it_was_written(furnished: FakeRuntime, window
     for at, words in (
         (now, f"{now.astimezone():%H:%M}"),
         (datetime(now.year, other, 4, 12, tzinfo=UTC), f"4 {month}"),
-        (datetime(2024, 3, 9, 12, tzinfo=UTC), "09 Mar 2024"),  # as of an import: the day alone could be of any year
+        (datetime(2024, 3, 9, 12, tzinfo=UTC), "09 Mar 2024"),  # imported: the day alone would be ambiguous
     ):
         made = MessageActions(row._style)
         made.add_time(at)
