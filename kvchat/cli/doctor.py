@@ -109,7 +109,7 @@ class DoctorReport:
 
     @property
     def healthy(self) -> bool:
-        """True if nothing is broken. No chosen model is no fault."""
+        """True if nothing is broken. A missing choice of model does not count as a fault."""
         broken = self.engine.problem or self.model.problem or any(folder["problem"] for folder in self.directories)
         return self.engine.found and not broken
 

@@ -82,7 +82,7 @@ def _on_store(command: Callable[[T, _StoreContext], int]) -> Callable[[T, Comman
 
 
 def _usage(context: _StoreContext) -> StoreUsage:
-    """Return the usage with the times to reprocess what is saved."""
+    """Return the store's usage with the times to reprocess the saved chats."""
     usage = context.store.inventory.usage()
     speeds = {model: PrefillSpeed() for model in saved_models(usage)}
     with contextlib.suppress(KvchatError), closing(Database(context.paths.database)) as database:

@@ -130,7 +130,7 @@ class Forwarder:
         return {head: None} if worthwhile and not lease.engine.can_cut else {}
 
     async def _process_in_steps(self) -> bool:
-        """Process all but a long prompt's last tokens in steps, letting others in between; False if none."""
+        """Process a long prompt but its last tokens in steps, so that others run in between; False if not needed."""
         loaded, slots, slot = self.exchange.loaded, self.lease.slots, self.lease.slot
         ids, record, speed = self.pending.prompt.ids, self.pending.record, slots.restore_cost.speed
         rate, step_ms = speed.ms_per_token, TARGET_STEP_MS if slots.is_window_active else IDLE_STEP_MS

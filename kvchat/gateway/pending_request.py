@@ -42,7 +42,7 @@ def pictures_in(request: ParsedRequest) -> tuple[Picture, ...]:
 
 
 async def prompt_of(engine: ReadyEngine, request: ParsedRequest) -> RenderedPrompt:
-    """Return a request's prompt, UNKNOWN if only the engine can make it or it refuses. Raises EngineGone."""
+    """Return a request's prompt; UNKNOWN if kvchat cannot render it or the engine refuses. Raises EngineGone."""
     try:
         given = request.body.get("prompt") if request.form is Form.COMPLETION else None
         if request.form is not Form.COMPLETION:

@@ -33,7 +33,7 @@ may read (`stored_manifest`, `check_store`).
 - **Sizes** are disk usage; quota and prune target count everything in the store's folder. Triggers in the
   index keep the sums per conversation, so that the storage window opens at once; `verify` recounts.
 - **Imported memory** (`exchange.py`) cannot be verified from its bytes, so it serves that conversation alone until
-  the chat is processed anew.
+  the chat is processed again.
 - **Integrity.** Block files exist before the transaction that refers to them; deletion re-checks inside one. A bad
   block is deleted, the save points that need it leave the index, and the user is told once. A file is given to an
   engine only if its header matches the chat's tokens. Leftovers of a killed process are deleted or adopted at the

@@ -2,7 +2,7 @@
     index.db                 every save point: tokens, recipe, use (SQLite)
     blocks/ab/abcdef...      a block, named by the BLAKE3 of its content
     staging/                 slot files in transit, if there is no memory for them
-If there is memory to spare, staging lies under /dev/shm instead.
+If there is memory to spare, staging is under /dev/shm instead.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ class Lease:
         return verdict
 
     async def _set_aside(self, point: SavePoint, reason: Reason) -> None:
-        """Take a save point out of use. If the store cannot, the reply goes on: it will be tried again."""
+        """Take a save point out of use. If the store fails, the reply continues and the save point stays."""
         with contextlib.suppress(StoreRefused):
             await self.slots.write(self._store.inventory.set_aside, point, reason)
 

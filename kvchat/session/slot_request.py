@@ -1,4 +1,4 @@
-"""Requests for slots: who asks, how urgently, and how to end them."""
+"""Requests for slots: their owner and urgency, and ways to end them."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class ReasonCode(StrEnum):
     DIED_OVER_SAVE = "died-over-save", N_("the engine crashed while saving the system prompt")
     NEXT_MESSAGE = "next-message", N_("the next message came first")
 
-    # Why nothing is read ahead
+    # Why nothing is processed ahead
     READ_AHEAD_OFF = "read-ahead-off", N_("turned off in Settings")
     FOREIGN_ENGINE = "foreign-engine", N_("the engine is external")
     ON_BATTERY = "on-battery", N_("this computer is running on battery")

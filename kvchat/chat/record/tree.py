@@ -182,7 +182,7 @@ def restore_messages(database: Database, first_id: str) -> None:
 
 
 def delete_removed(database: Database, first_id: str) -> set[str]:
-    """Delete removed messages for good; return their ids, which other stores may still hold."""
+    """Delete removed messages permanently; return their ids, which other stores may still hold."""
     with database.transaction() as db:
         row = db.execute("SELECT *, '' AS title_now FROM removed WHERE id = ?", (first_id,)).fetchone()
         if row is None:

@@ -83,7 +83,7 @@ class EngineLifetime:
             self._listeners.append(listener)
 
     async def wait_for_end(self) -> bool:
-        """Wait up to LOSS_DETECTION_S for the end; False if it goes on."""
+        """Wait up to LOSS_DETECTION_S for the end; False if it has not ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOSS_DETECTION_S):
                 await self._ended.wait()
@@ -106,7 +106,7 @@ class EngineGone(EngineError):
         self.lifetime = lifetime  # None outside a client
 
     async def explain(self) -> EngineError:
-        """Wait for the reason why the engine ended; return it, or this error if the engine goes on."""
+        """Wait for the reason why the engine ended; return it, or this error if the engine is still running."""
         if self.lifetime is None or not await self.lifetime.wait_for_end():
             return self
         if self.lifetime.failure is None:  # stopped by the user

@@ -160,7 +160,7 @@ def chat_body(prompt: Body, sampling: Sampling, slot: int = 0) -> Body:
 
 
 def prefill_body(prompt: Sequence[int] | Body, slot: int = 0) -> Body:
-    """Build a request that reads a prompt (tokens, or text and files) without a reply; streamed, to show a hang."""
+    """Build a request that processes a prompt (tokens, or text and files) without a reply; streamed, to show a hang."""
     return {"prompt": prompt, "n_predict": 0} | _cached_stream(slot)
 
 

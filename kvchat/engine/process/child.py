@@ -99,8 +99,8 @@ class ProcessExit:
 _NEW_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 _LAST_LINES = 200
 _DRAIN_S = 1.0  # time to read a dead process's last output
-# Seconds to end after the first and the second request, before being killed. Right after a request of the API, often
-# only the second step works; all is saved by then.
+# Seconds to wait after the first and the second SIGTERM, before SIGKILL. Soon after an API request, often only the
+# second one works; everything is saved by then.
 STOP_TIMEOUTS_S = (2.0, 2.0)
 
 
@@ -160,7 +160,7 @@ class EngineProcess(asyncio.SubprocessProtocol):
         return not self.running
 
     async def stop(self, timeouts_s: tuple[float, float] = STOP_TIMEOUTS_S) -> ProcessExit:
-        """Ask, then terminate, then kill. If cancelled, kill it at once and wait for its end."""
+        """Send SIGTERM, again after a timeout, then kill the process; kill it at once if cancelled."""
         try:
             for attempt, timeout_s in enumerate(timeouts_s):
                 if self.running:  # llama-server exits immediately on the second SIGTERM

@@ -2,7 +2,7 @@
 
 A slot file is a header, one cache after the other, then the engine's context checkpoints, without gaps. A layout
 (made by `parser.py`) holds offsets and counts, never rows, so it stays some KB however large the file is. The store
-keeps its row map: where the rows lie, and where the rest may be cut.
+keeps its row map: the positions of the rows, and where the rest may be cut.
 
 A plan describes a new file as a sequence of literal bytes and ranges of the stored file: cut to a prefix, or with the
 row that a sliding window lacks. `rebuild.py` carries it out.

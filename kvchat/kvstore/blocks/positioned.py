@@ -152,7 +152,7 @@ def run_parallel(
 
 
 def lower_priority() -> None:
-    """Lower this thread's CPU priority for good, and its disk priority if the scheduler supports it."""
+    """Lower this thread's CPU priority permanently, and its disk priority if the scheduler supports it."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)

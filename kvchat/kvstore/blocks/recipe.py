@@ -1,6 +1,6 @@
 """Recipes: the blocks a slot file is built from, and where their rows go. Pure values and arithmetic.
 
-A row map says where the rows of each KV cache lie in the file; everything else is the residue. A block of rows
+A row map holds the positions of each KV cache's rows in the file; everything else is the residue. A block of rows
 holds `rows` consecutive rows of one cache: those of the cache's first region, then those of the second, and so on.
 A block of residue holds up to 4 MiB of the residue's bytes, in file order. A file of unknown layout is all residue.
 """

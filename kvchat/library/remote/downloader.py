@@ -2,7 +2,7 @@
 
 The files are a model from Hugging Face, an engine from GitHub, or the starter's package: "model" stands for all.
 huggingface_hub's own hf_hub_download starts over after every interruption (version 2.4.0: its temporary file has a
-random name and is deleted), so the bytes are written here. Until a model is complete, two files lie where it will be:
+random name and is deleted), so the bytes are written here. Until a model is complete, there are two files in its place:
 `<name>.part` with the bytes so far, and `<name>.download` with the order.
 """
 
@@ -42,7 +42,7 @@ RESERVED_DISK_BYTES = 500_000_000  # disk bytes that a download leaves free
 RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before each retry while no data arrives
 MAX_FILE_BYTES = 50_000_000_000  # bytes; the Hub gives larger files only to clients of its Xet protocol
 REPORT_INTERVAL_S = 0.2
-RATE_WINDOW_S = 5.0  # the displayed rate averages this long
+RATE_WINDOW_S = 5.0  # the displayed rate is the average over this time
 
 T = TypeVar("T")
 Progress = Callable[[int, bool], object]  # bytes so far of all files; True while verifying

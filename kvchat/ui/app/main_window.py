@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class MainWindow(QMainWindow):
     """kvchat's window. Make it, `join` it to the runtime on a running qasync loop, then `await start()`.
 
-    The constructor makes the first picture: it can be read and typed in while the rest is imported, which takes
+    The constructor creates the first frame: the user can read and type while the rest is imported, which takes
     several times as long. `await finish()` at the end.
     """
 
@@ -73,7 +73,7 @@ class MainWindow(QMainWindow):
         self.startup_drafts.restore(newest or "", drafts, writer)
 
     def join(self, runtime: Runtime) -> None:
-        """Create and connect everything missing from the first picture."""
+        """Create and connect everything missing from the first frame."""
         self.runtime = runtime
         self._make_views()
         self._make_controllers()

@@ -118,7 +118,7 @@ class DraftController(Controller):
             self._pause.start()
 
     async def released(self) -> None:
-        """Wait until no draft is held, but not for ever: on a hung disk the messages are not being stored."""
+        """Wait until no draft is held, for a limited time: on a hung disk the messages are never stored."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_HELD_S):
                 await self._all_released.wait()

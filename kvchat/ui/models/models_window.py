@@ -176,7 +176,7 @@ class LocalModels(QWidget):
             confirm(self, title, text, _("Delete"), lambda: self._panel.run(self._delete(model)))
 
     async def _delete(self, model: FoundModel) -> None:
-        """Move the files to the trash; if the folder has none, ask to delete them for good."""
+        """Move the files to the trash; if the folder has none, ask to delete them permanently."""
         for file in model.files:
             await asyncio.to_thread(QFile.moveToTrash, str(file))  # its return value differs between PySide versions
         remaining = [file for file in model.files if file.exists()]
