@@ -105,7 +105,7 @@ class FakeEngine(SwitchingHost):
     )
     status = EngineStatus(EngineState.READY)
     finding = Finding(Strategy.PLAIN, proved=True)
-    memory = MemoryFacts(16 * GB)
+    memory = MemoryFacts(16 * GB, total=32 * GB)
     seen: Vitals | None = None
     fingerprint = FINGERPRINT
     gone: frozenset[str] = frozenset()  # models whose files are missing

@@ -29,8 +29,8 @@ from kvchat.engine.api import vitals
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.vitals import SlotState, Vitals
 from kvchat.engine.discovery.graphics import GpuVendor, Graphics
-from kvchat.engine_host.choice import ModelMissing
 from kvchat.engine_host.lifecycle import start_failure
+from kvchat.library.gguf.parser import ModelFileMissing
 from kvchat.library.model_files import Source as Place
 from kvchat.library.model_library import FoundModel
 from kvchat.session.exchange import PromptTooLong
@@ -118,7 +118,7 @@ def prepared(folder: Path) -> FakeRuntime:
         a_model(folder, "Apple-8B", 5 * GB),
         a_model(folder, "Zebra-70B", 40 * GB),
     ]
-    for name, tokens in (("Manual of the machine", 78_000), ("料理の本", 12_000), ("Not read yet", 0)):
+    for name, tokens in (("Manual of the machine", 28_000), ("料理の本", 12_000), ("Not read yet", 0)):
         chat.put(name, tokens=tokens)
     return runtime
 
@@ -209,7 +209,7 @@ async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple
     runtime.chat.stop("long")
     runtime.set_engine(EngineState.FAILED, failure=engine_hangs())
     yield "engine failed", window
-    runtime.set_engine(EngineState.FAILED, failure=start_failure(ModelMissing("/models/SmolLM2-135M-Instruct.gguf")))
+    runtime.set_engine(EngineState.FAILED, failure=start_failure(ModelFileMissing(Path("/models/Qwen3-Coder.gguf"))))
     yield "model missing", window
     for state in (EngineState.STOPPED, EngineState.LOADING):
         runtime.set_engine(state)
