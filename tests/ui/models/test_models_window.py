@@ -142,7 +142,7 @@ async def test_folders_are_added_and_dropped(runtime: FakeRuntime, models: Model
     assert models.local.status.text() == "/locked cannot be read."
     assert models.local.none.isVisible()
     menu = models.local.open_folders()
-    stop = next(action for action in menu.actions() if action.text().startswith("Stop looking in"))
+    stop = next(action for action in menu.actions() if action.text().startswith("Stop scanning"))
     stop.trigger()
     menu.close()
     await until(lambda: runtime.settings.model_folders == ())
