@@ -194,7 +194,7 @@ sync_command("models suggest", "models:suggest", N_("suggest models for this mac
 
 @async_command("models search", "models:search", N_("search Hugging Face"))
 class SearchModelsOptions(JsonOptions):
-    words: tuple[str, ...] = positional("WORDS", N_("words in the name of the repository"), (), nargs="+")
+    words: tuple[str, ...] = positional("WORDS", N_("words to find in repository names"), (), nargs="+")
 
 
 class RepositoryOptions(Options):

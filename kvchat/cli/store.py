@@ -230,10 +230,7 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
         lines += columns(rows)
         lines.append(_("{size} would remain.", size=left) if dry_run else _("{size} remain.", size=left))
     if plan.bytes_left > target_bytes:
-        sentence = N_(
-            "This is more than {target_bytes} because save points of chats that are always kept "
-            "and the index are not deleted."
-        )
+        sentence = N_("This is more than {target_bytes} because the index and always-kept save points are not deleted.")
         lines.append(_(sentence, target_bytes=format_size(target_bytes)))
     return lines
 

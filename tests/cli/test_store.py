@@ -142,7 +142,7 @@ def test_pinned_save_points_stay_and_are_mentioned(filled, capsys):
     assert main(["store", "prune", "--to", "0"]) == 0
     text = capsys.readouterr().out
     assert text.index("A letter") < text.index("Freed"), "shown before it is deleted"
-    assert "because save points of chats that are always kept" in text
+    assert "because the index and always-kept save points" in text
     assert filled.save_point_counts() == {filled.thesis: 2, filled.letter: 0}
 
 

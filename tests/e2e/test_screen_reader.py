@@ -31,7 +31,7 @@ WINDOWS = {  # title by command; of the file dialogs one that opens and one that
     "Export with memory…": "Export with memory?",
     "Import chats…": "Import chats",
 }
-MENUS = ("This chat", "More", "Shown: All chats")
+MENUS = ("This chat", "More", "Showing: All chats")
 
 
 def test_every_control_has_a_name_and_events_are_announced(tmp_path, monkeypatch):

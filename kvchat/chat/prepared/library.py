@@ -328,7 +328,7 @@ def reprocess_reason(
         return _("it is longer than the current context length ({limit} tokens)", limit=format_number(limit))
     if differences:
         names = join_list(difference.text for difference in differences)
-        return _("it was processed with another {differences}", differences=names)
+        return _("it was processed with a different {differences}", differences=names)
     if usage is None or not usage.save_points:
         return _("its memory was deleted")
     return ""

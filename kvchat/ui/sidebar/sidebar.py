@@ -354,7 +354,7 @@ class Sidebar(QFrame):
         title = one_line(self.arrangement.title)
         elided = self.view_button.fontMetrics().elidedText(title, Qt.TextElideMode.ElideRight, 150)
         self.view_button.setText(elided.replace("&", "&&"))
-        self.view_button.setAccessibleName(_("Shown: {words}", words=title))
+        self.view_button.setAccessibleName(_("Showing: {words}", words=title))
 
     def _fill_view_menu(self) -> None:
         menu, now = self.view_menu, self.arrangement
