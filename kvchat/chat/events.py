@@ -26,7 +26,7 @@ class EngineChanged:
 
 @dataclass(frozen=True)
 class SettingsChanged:
-    """The user changed the settings."""
+    pass
 
 
 @dataclass(frozen=True)

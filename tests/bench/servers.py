@@ -85,7 +85,7 @@ class Server(ABC):
 
     @abstractmethod
     async def kill(self) -> None:
-        """Kill its engine."""
+        pass
 
     @abstractmethod
     async def direct(self) -> Address | None:

@@ -30,5 +30,4 @@ def prose(text: str) -> str:
 
 
 def a_message(id: str, role: Role, content: str, state: MessageState = MessageState.COMPLETE) -> Message:
-    """Return a stored message."""
     return Message(id, "c", None, role, content, "", state, datetime(2026, 11, 20, tzinfo=UTC))

@@ -43,7 +43,6 @@ def child(within: QWidget, kind: type[W]) -> W:
 
 
 def question(within: QWidget) -> ConfirmDialog:
-    """Return the open question."""
     return next(dialog for dialog in within.findChildren(ConfirmDialog) if dialog.isVisible())
 
 

@@ -223,7 +223,7 @@ class LlamaServerClient:
         return await self._prompts.tokenize(whole[:end], is_draft=True), await self.count_tokens(whole[end:])
 
     async def request_tokens(self, body: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> tuple[str, TokenIds]:
-        """Return the prompt of a chat request in API form and its ids. The body needs only placeholder pictures."""
+        """Return the prompt of a chat request in API form and its ids. Pictures in the body may be placeholders."""
         rendered = await self._render(body)
         if pictures:
             return rendered, await self._picture_prompts().tokens(rendered, pictures)

@@ -29,7 +29,7 @@ Results = dict[str, tuple[str, Any]]  # name: D-Bus signature and value
 
 
 class PortalDeclined(NoAnswer):
-    """The user declined."""
+    pass
 
 
 def portal(interface: str) -> Service:

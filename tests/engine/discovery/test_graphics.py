@@ -63,7 +63,6 @@ NOT_FOUND = "\tlinux-vdso.so.1 (0x00007ffd)\n\t{0} => not found\n\tlibc.so.6 => 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
-    """Return an engine's folder."""
     folder = tmp_path / "engine"
     folder.mkdir()
     for name in ("llama-server", "libggml-cuda.so", "libggml-cpu-haswell.so"):
