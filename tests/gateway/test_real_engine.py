@@ -59,7 +59,7 @@ def users_server(folder: Path, settings: Settings, *arguments: str) -> UsersServ
 async def test_ids_and_answers_are_the_engines_own(
     tmp_path: Path, real: Callable[..., Settings], architecture: str
 ) -> None:
-    """The engine finds all ids that kvchat processed in steps in its cache: it made the same ones of the request."""
+    """All ids that kvchat processed in steps are in the engine's cache: both tokenize the request alike."""
     chosen = real(architecture, api_any_model=False)
     theirs = users_server(tmp_path, chosen, *chosen.engine_arguments.split())
     wrong: list[str] = []

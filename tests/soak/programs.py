@@ -161,7 +161,7 @@ class Soak:
 async def run(
     folder: Path, model: Path, engine: str | None, seconds: int, seed: int, report: Callable[[str], None] = print
 ) -> Counter[str]:
-    """Run for `seconds`, and until everybody was answered; return what happened.
+    """Run for `seconds`, then until all requests are answered; return counts of outcomes.
 
     Raises AssertionError if a reply differs from a cold engine's, or something is left.
     """

@@ -1,4 +1,4 @@
-"""Bytes that the store reads, hashes and writes for a slot file (see `positioned`), and its memory for that."""
+"""Bytes that the store reads, hashes and writes for a slot file (see `positioned`), and the memory it needs."""
 
 from __future__ import annotations
 
