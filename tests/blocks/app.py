@@ -22,7 +22,7 @@ from kvchat import app, application
 from kvchat.chat.events import Absorbed, Event, LibraryChanged, ReadAheadProgress, ReplyFinished
 from kvchat.engine.process.plan import free_port
 from kvchat.session.events import Saved
-from kvchat.ui.dialogs.confirm import PassphraseDialog
+from kvchat.ui.dialogs.confirm import ConfirmDialog, PassphraseDialog
 from kvchat.ui.sidebar.library_window import AddDialog, LibraryWindow
 from tests.blocks.watch import Watch
 from tests.e2e.home import notes
@@ -156,7 +156,7 @@ class User(QObject):
         self.click_on(LONG)
         time.sleep(1.0)
         self.call(lambda: self.window.transfer.export_with_memory(self.window.chat.current))
-        self.passphrase()
+        self.passphrase(repeat=True)
         self.file(self.file_of_chat)
         self.until(self.file_of_chat.exists, "the file")
         time.sleep(1.0)
@@ -167,6 +167,7 @@ class User(QObject):
         time.sleep(_MOMENT_S)
         self.call(self.window.transfer.choose_import)
         self.file(self.file_of_chat)
+        self.call(self.dialog(ConfirmDialog).yes.click)
         self.passphrase()
         time.sleep(4.0)
 
@@ -250,9 +251,12 @@ class User(QObject):
         self.call(panel.close)
         time.sleep(_MOMENT_S)
 
-    def passphrase(self) -> None:
-        self.dialog(PassphraseDialog)
+    def passphrase(self, *, repeat: bool = False) -> None:
+        dialog = self.dialog(PassphraseDialog)
         self.xdotool("type", "--delay", "10", "--", "secret")
+        if repeat:
+            self.call(dialog.again.setFocus)
+            self.xdotool("type", "--delay", "10", "--", "secret")
         self.xdotool("key", "Return")
 
     def file(self, path: Path) -> None:
