@@ -31,7 +31,10 @@ from tests.e2e.waiting import wait_until
 T = TypeVar("T")
 TIMEOUT_S = 60.0
 LONG = "The long one"  # title of the chat of 6,000 tokens
-_CHANGES = {"show_numbers": False}, {"theme": "dark"}, {"zoom": 125}, {"max_tokens": 501}, {"api_server": False}
+_CHANGES = (
+    {"show_numbers": False}, {"theme": "dark"}, {"zoom": 125}, {"max_tokens": 501}, {"api_server": False},
+    {"api_server": True},
+)  # fmt: skip
 _PHASE_S = 0.05  # until the watch notices the phase
 _MOMENT_S = 0.4  # a short look
 
