@@ -49,7 +49,7 @@ class Usage:
 
 
 class UsageGrew(AssertionError):
-    """Memory, descriptors or threads grew with the number of turns."""
+    """A field of Usage grew with the number of turns."""
 
 
 async def run(folder: Path, model: Path, turns: int, report: Callable[[str], None] = print) -> list[Usage]:
