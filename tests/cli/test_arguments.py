@@ -173,7 +173,7 @@ def commands_with_json(parser: argparse.ArgumentParser, parent: str = "") -> Ite
 
 def test_the_manual_describes_the_json_of_each_command():
     manual = (Path(kvchat.__file__).parent / "ui" / "manual" / "command-line.md").read_text("utf-8")
-    table = manual[manual.index("| command | its object |") : manual.index("## Exit codes")]
+    table = manual[manual.index("| command | content of the object |") : manual.index("## Exit codes")]
     known = set(re.findall("`([a-z ]+)`", "".join(line.split("|")[1] for line in table.splitlines() if "|" in line)))
     missing = {
         command
