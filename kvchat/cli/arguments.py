@@ -248,7 +248,7 @@ class ChatsOptions(JsonOptions):
 @sync_command("search", "chats:search", N_("search all chats and attachments"))
 class SearchOptions(JsonOptions):
     words: tuple[str, ...] = positional(
-        "WORDS", N_('words or prefixes, all of which must occur; use "quotes" for an exact phrase'), (), nargs="+"
+        "WORDS", N_('words or beginnings of words to find together; use "quotes" for an exact phrase'), (), nargs="+"
     )
 
 

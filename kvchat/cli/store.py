@@ -177,7 +177,7 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: SecondsSaved) -> list[
     ]
     if programs:
         held = format_size(sum(chat.exclusive_bytes for chat in programs))
-        rows.append((_("API server"), _("{held} not shared, of {programs_quota_bytes} allowed", held=held, **sizes)))
+        rows.append((_("API server"), _("not shared: {held} of {programs_quota_bytes} allowed", held=held, **sizes)))
     label_width = max(18, *(width(label) + 2 for label, _text in rows))
     lines = [f"{padded(label, label_width)}{text}" for label, text in rows]
     table = columns([_usage_row(chat, titles, saved) for chat in usage.conversations])

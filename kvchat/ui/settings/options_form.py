@@ -24,8 +24,8 @@ _HELP = {
     "top_p": N_("Sample from the most likely tokens up to this total probability"),
     "min_p": N_("Exclude tokens less likely than this fraction of the most likely token"),
     "repeat_penalty": N_("Above 1, repeated tokens become less likely"),
-    "presence_penalty": N_("Above 0, tokens that already occurred become less likely"),
-    "frequency_penalty": N_("Above 0, tokens become less likely the more often they occurred"),
+    "presence_penalty": N_("Above 0, tokens that have already occurred become less likely"),
+    "frequency_penalty": N_("Above 0, tokens become less likely the more often they have occurred"),
     "seed": N_("The same number gives the same reply; -1: different each time"),
     "max_tokens": N_("In tokens"),
 }
