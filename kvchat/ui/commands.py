@@ -244,9 +244,9 @@ class Palette(QDialog):
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.itemClicked.connect(lambda _: self._run())
-        self.nothing = label(_("No matching chats or commands."), "muted")
-        self.nothing.setContentsMargins(10, 4, 10, 6)
-        self._column = column(self.field, self.nothing, self.list, on=self, spacing=6, margins=10)
+        self.empty_label = label(_("No matching chats or commands."), "muted")
+        self.empty_label.setContentsMargins(10, 4, 10, 6)
+        self._column = column(self.field, self.empty_label, self.list, on=self, spacing=6, margins=10)
         once = Qt.ConnectionType.SingleShotConnection  # closing deactivates the window, which would close it again
         self.rejected.connect(lambda: self.dismissed.emit(self.field.text()), once)
         self._fill("")
@@ -286,7 +286,7 @@ class Palette(QDialog):
             self.list.setItemWidget(item, line)
         self.list.setCurrentRow(0)
         self.list.setVisible(bool(self.entries))
-        self.nothing.setVisible(not self.entries)
+        self.empty_label.setVisible(not self.entries)
         self._fit()
         if self._completes and not self.entries:
             self.reject()

@@ -180,7 +180,7 @@ class Scenario:
             window.side_windows.open_saved()
             window.new_conversation()
             window.chat.open(window.sidebar.model.chats[0].id)
-            window.sidebar.search.field.setText("bridge")
+            window.sidebar.search_panel.field.setText("bridge")
             window.attachments.load_files([self._out.with_name("home") / "config" / "settings.json"])
             window.runner.start(runtime.apply_settings(replace(runtime.settings, max_tokens=11)))
             for _ in range(ROUNDS):

@@ -58,7 +58,7 @@ async def open_all(runtime: FakeRuntime, window: MainWindow) -> list[QWidget]:
         lambda: (
             storage.list.usage.rows
             and settings.page(ModelPage).memory.isVisibleTo(settings.page(ModelPage))
-            and saved.shown
+            and saved.statistics
         )
     )
     for page in settings.pages:

@@ -185,10 +185,10 @@ async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple
     yield "find", window
     window.find_bar.close_bar()
     window.window_layout.show_sidebar()
-    window.sidebar.search.field.setText("lake")
-    await until(lambda: window.sidebar.search.results.isVisible())
+    window.sidebar.search_panel.field.setText("lake")
+    await until(lambda: window.sidebar.search_panel.results.isVisible())
     yield "search", window
-    window.sidebar.search.field.clear()
+    window.sidebar.search_panel.field.clear()
     window.window_layout.show_page()
     window.composer.set_attachments([document_from_text("notes 📓.txt", "A line of words.\n" * 10_000)])
     window.composer.set_draft("What do you make of this?")
@@ -200,8 +200,8 @@ async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple
         notice.dismiss()
     window.composer.set_attachments([])
     window.composer.set_draft("Go on.")
-    await until(lambda: window.context_card.isHidden() and window.composer.button.isEnabled())
-    window.composer.button.click()
+    await until(lambda: window.context_card.isHidden() and window.composer.send_button.isEnabled())
+    window.composer.send_button.click()
     await until(lambda: runtime.chat.is_answering("long"))
     yield "waiting", window
     runtime.chat.say("Some words of the reply", "It was asked to go on.")
@@ -247,22 +247,22 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     settings = side.open_settings()
     preset = settings.page(PresetsPage).open((await runtime.chat.options.presets())[0])
     assert preset is not None
-    await until(preset.save.isEnabled)
+    await until(preset.save_button.isEnabled)
     yield "preset", preset
     settings.close()
     window.open_chat_settings()
     (chat,) = window.findChildren(ChatSettingsWindow)
-    await until(chat.save.isEnabled)
+    await until(chat.save_button.isEnabled)
     yield "chat settings", chat
     storage = side.open_storage()
     await until(lambda: storage.list.usage.rows)
     yield "storage", storage
     storage = side.open_storage()
-    storage.prune.slider.setValue(storage.prune.slider.maximum() // 3)
-    await until(lambda: storage.prune.plan is not None)
+    storage.prune_card.slider.setValue(storage.prune_card.slider.maximum() // 3)
+    await until(lambda: storage.prune_card.plan is not None)
     yield "storage, to be shrunk", storage
     saved = side.open_saved()
-    await until(lambda: saved.shown)
+    await until(lambda: saved.statistics)
     yield "time saved", saved
     programs_made_up(runtime)
     programs = side.open_programs()
@@ -284,7 +284,7 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     await until(lambda: models.hub.list.rows)
     yield "models to be had", models
     token = side.open_models().open_token()
-    await until(token.place.text)
+    await until(token.location_label.text)
     yield "token", token
     models.close()
     yield "manual", side.open_manual()
@@ -305,7 +305,7 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     yield "quick question", quick
     quick.toggle()
     quick.composer.set_draft("Which lake is the deepest?")
-    quick.composer.button.click()
+    quick.composer.send_button.click()
     await until(lambda: runtime.chat.answering_chats)
     (asked,) = runtime.chat.answering_chats
     runtime.chat.say("Lake Baikal, with 1,642 m.")
@@ -382,7 +382,7 @@ async def _first_run(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[
         patch.object(setup, "installed_engines", lambda: inside),
     ):
         window.show_first_start()
-        await until(lambda: page.found and page.offer.isVisible())
+        await until(lambda: page.local_model_buttons and page.engine_offer.isVisible())
     yield "first run", window
     page.show_progress(49_000_000, 98_000_000)
     yield "first run, fetching", window

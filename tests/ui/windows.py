@@ -76,7 +76,7 @@ class Open:
 
     def send(self, text: str) -> None:
         self.window.composer.set_draft(text)
-        self.window.composer.button.click()
+        self.window.composer.send_button.click()
 
     def shown(self) -> list[str]:
         """Return the page's texts, message by message."""

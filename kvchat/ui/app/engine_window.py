@@ -39,8 +39,8 @@ class LivePage(ScrollPage):
     def __init__(self) -> None:
         super().__init__("page")
         self._values: dict[str, QLabel] = {}
-        self.used = progress_bar(_("Context used"))
-        self.used.setFixedWidth(260)
+        self.context_bar = progress_bar(_("Context used"))
+        self.context_bar.setFixedWidth(260)
         form = QFormLayout(self.content, horizontalSpacing=28, verticalSpacing=9)
         form.setContentsMargins(4, 6, 4, 0)
         for key, title in _ROWS:
@@ -49,7 +49,7 @@ class LivePage(ScrollPage):
             value.setAccessibleName(_(title))
             name.setAlignment(Qt.AlignmentFlag.AlignTop)  # aligned with the first line
             if key == "context":
-                form.addRow(name, column(value, (self.used, 0, Qt.AlignmentFlag.AlignLeft), spacing=5))
+                form.addRow(name, column(value, (self.context_bar, 0, Qt.AlignmentFlag.AlignLeft), spacing=5))
             else:
                 form.addRow(name, value)
 
@@ -71,13 +71,13 @@ class LivePage(ScrollPage):
 
     def show_vitals(self, vitals: Vitals | None) -> None:
         slot = vitals.slot if vitals else None
-        self.used.setVisible(slot is not None)
+        self.context_bar.setVisible(slot is not None)
         context = None
         if slot:
             tokens, context_size = format_tokens(slot.tokens), format_tokens(slot.context_size)
             context = _("{tokens} of {context_size} tokens", tokens=tokens, context_size=context_size)
-            self.used.setRange(0, max(1, slot.context_size))
-            self.used.setValue(slot.tokens)
+            self.context_bar.setRange(0, max(1, slot.context_size))
+            self.context_bar.setValue(slot.tokens)
             if slot.busy and self.value("now") in (_UNKNOWN, _("idle")):
                 self._show("now", _("busy"))
             elif not slot.busy:
@@ -115,28 +115,28 @@ class LogPage(QWidget):
         self._lines: list[str] = []
         self._shown: list[str] = []
         self._is_updating = False
-        self.level = ChoiceBox(look)
-        self.level.setAccessibleName(_("Log level"))
+        self.level_box = ChoiceBox(look)
+        self.level_box.setAccessibleName(_("Log level"))
         for level, title in _LEVELS:
-            self.level.addItem(_(title), level.value)
-        self.follow = QCheckBox(_("Follow"))
-        self.follow.setChecked(True)
-        self.follow.setAccessibleDescription(_("Scroll to new lines automatically"))
+            self.level_box.addItem(_(title), level.value)
+        self.follow_box = QCheckBox(_("Follow"))
+        self.follow_box.setChecked(True)
+        self.follow_box.setAccessibleDescription(_("Scroll to new lines automatically"))
         clipboard = QGuiApplication.clipboard()
-        self.copy = button(_("Copy"), lambda: clipboard.setText("\n".join(self._shown)), name=_("Copy the log"))
+        self.copy_button = button(_("Copy"), lambda: clipboard.setText("\n".join(self._shown)), name=_("Copy the log"))
         self.text = plain_text(_("Engine log"), page_font(look.fonts.mono, look.fonts.small))
         self.text.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
         self.text.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # engine output is English
         self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        self.search = TextSearch(look, _("Search the log"), self.text)
-        below = row(self.level, self.follow, self.search.count, STRETCH, self.copy, spacing=10)
-        column(self.search, below, (self.text, 1), on=self, spacing=10, margins=0)
+        self.text_search = TextSearch(look, _("Search the log"), self.text)
+        below = row(self.level_box, self.follow_box, self.text_search.count, STRETCH, self.copy_button, spacing=10)
+        column(self.text_search, below, (self.text, 1), on=self, spacing=10, margins=0)
         self.text.verticalScrollBar().valueChanged.connect(self._scrolled)
-        self.search.reached.connect(lambda: self.follow.setChecked(False))
-        self.level.activated.connect(lambda _: self._show())
-        self.follow.toggled.connect(self._follow)
+        self.text_search.reached.connect(lambda: self.follow_box.setChecked(False))
+        self.level_box.activated.connect(lambda _: self._show())
+        self.follow_box.toggled.connect(self._follow)
 
     def show_lines(self, lines: list[str]) -> None:
         if lines != self._lines:
@@ -145,7 +145,7 @@ class LogPage(QWidget):
 
     def _show(self) -> None:
         """Append only new lines, to keep a selection."""
-        lines = filter_by_level(self._lines, Level(self.level.currentData()))
+        lines = filter_by_level(self._lines, Level(self.level_box.currentData()))
         bar = self.text.verticalScrollBar()
         position = bar.value()
         self._is_updating = True
@@ -155,13 +155,13 @@ class LogPage(QWidget):
         else:
             self.text.setPlainText("\n".join(lines))
         self._shown = lines
-        self.search.mark_all()
-        bar.setValue(bar.maximum() if self.follow.isChecked() else position)
+        self.text_search.mark_all()
+        bar.setValue(bar.maximum() if self.follow_box.isChecked() else position)
         self._is_updating = False
 
     def _scrolled(self, value: int) -> None:
         if not self._is_updating:  # scrolled by the user
-            self.follow.setChecked(value >= self.text.verticalScrollBar().maximum() - 1)
+            self.follow_box.setChecked(value >= self.text.verticalScrollBar().maximum() - 1)
 
     def _follow(self, is_on: bool) -> None:
         if is_on:
@@ -175,7 +175,7 @@ class EngineWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Engine"), parent, size=(840, 560), least=(480, 360))
         self._is_loading = False
-        self.live, self.log = LivePage(), LogPage(look)
+        self.live_page, self.log_page = LivePage(), LogPage(look)
         self.tabs = QTabWidget()
         self.tabs.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # its tab bar takes focus and tells screen readers more
         self.tabs.setAccessibleName(_("Engine"))
@@ -184,8 +184,10 @@ class EngineWindow(Panel):
         self.tabs.addTab(self.live, _("Status"))
         self.tabs.addTab(self.log, _("Log"))
         tip = _("Versions, settings and the log for a bug report, without keys and names")
-        self.diagnostics = button(_("Copy diagnostics"), lambda: self.run(self._copy_diagnostics()), tip=tip)
-        buttons = row(self.diagnostics, STRETCH, button(_("Close"), self.close, name=_("Close the engine window")))
+        self.diagnostics_button = button(_("Copy diagnostics"), lambda: self.run(self._copy_diagnostics()), tip=tip)
+        buttons = row(
+            self.diagnostics_button, STRETCH, button(_("Close"), self.close, name=_("Close the engine window"))
+        )
         column(self.notices, (self.tabs, 1), buttons, on=self, spacing=12, margins=(20, 14, 20, 16))
         self._timer = QTimer(self, interval=_REFRESH_MS)
         self._timer.timeout.connect(self.refresh)
@@ -193,12 +195,12 @@ class EngineWindow(Panel):
     def refresh(self) -> None:
         """Refresh. A slow engine is not asked again before it has answered."""
         runtime = self._runtime
-        self.log.show_lines(runtime.engine.log_lines)
-        self.live.show_engine(runtime.engine.status, runtime.engine.location, runtime.model.name)
+        self.log_page.show_lines(runtime.engine.log_lines)
+        self.live_page.show_engine(runtime.engine.status, runtime.engine.location, runtime.model.name)
 
         async def load_vitals() -> None:
             try:
-                self.live.show_vitals(await runtime.engine_vitals())
+                self.live_page.show_vitals(await runtime.engine_vitals())
             finally:
                 self._is_loading = False
 
@@ -208,11 +210,11 @@ class EngineWindow(Panel):
 
     async def _copy_diagnostics(self) -> None:
         QGuiApplication.clipboard().setText(await self._runtime.diagnostics())
-        self.diagnostics.setText(_("Copied"))
-        QTimer.singleShot(2000, self.diagnostics, lambda: self.diagnostics.setText(_("Copy diagnostics")))
+        self.diagnostics_button.setText(_("Copied"))
+        QTimer.singleShot(2000, self.diagnostics_button, lambda: self.diagnostics_button.setText(_("Copy diagnostics")))
 
     def _handle_event(self, event: Event) -> None:
-        self.live.handle_event(event)
+        self.live_page.handle_event(event)
         if isinstance(event, EngineChanged):
             self.refresh()
 

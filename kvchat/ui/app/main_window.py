@@ -125,7 +125,7 @@ class MainWindow(QMainWindow):
         self.models = ModelController(runtime, self, self.chat, self)
         self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner, lambda: self.models.current)
         self.side_windows = SideWindows(runtime, self.look, self.runner, self.chat.conversations, self)
-        self.quitting = QuitController(runtime, self)
+        self.quit_controller = QuitController(runtime, self)
         self.keyboard = KeyboardController(
             runtime, self.chat, self.runner, self, self.composer.editor, self._handlers(), self._useless_actions
         )
@@ -199,7 +199,7 @@ class MainWindow(QMainWindow):
         self.window_layout.remember()
         event.ignore()
         if self._joined:
-            self.quitting.close_window()
+            self.quit_controller.close_window()
         else:
             self.quit_requested.emit()
 
@@ -216,19 +216,19 @@ class MainWindow(QMainWindow):
         chat.content_changed.connect(self._chat_page.show_messages)
         for changed in (chat.model_changed, self.models.model_changed):
             changed.connect(self._choose_page)
-        self.first_start.back.clicked.connect(lambda: self._pages.setCurrentWidget(self._chat_page))
-        for new in (self.context_card.new, sidebar.new_button):
+        self.first_start.back_button.clicked.connect(lambda: self._pages.setCurrentWidget(self._chat_page))
+        for new in (self.context_card.new_chat_button, sidebar.new_button):
             new.clicked.connect(self.new_conversation)
         for leave in (self.find_bar.closed, header.rename_ended):
             leave.connect(self.composer.focus)
         sidebar.selected.connect(lambda chosen: self._pages.setCurrentWidget(self._chat_page))
-        for chosen in (sidebar.selected, sidebar.search.results.chosen):
+        for chosen in (sidebar.selected, sidebar.search_panel.results.chosen):
             chosen.connect(lambda chosen: self.window_layout.show_page())
         sidebar.list.typed.connect(self.composer.insert_text)
         sidebar.library_button.clicked.connect(self.side_windows.open_library)
         self.chat_documents.library_requested.connect(self.side_windows.open_library)
         sidebar.usage_button.clicked.connect(self.side_windows.open_storage)
-        for toggle in (header.sidebar, sidebar.hide_button):
+        for toggle in (header.sidebar_button, sidebar.hide_button):
             toggle.clicked.connect(self.window_layout.toggle_sidebar)
         header.renamed.connect(lambda title: self.runner.start(runtime.chat.rename(chat.current or "", title)))
 
@@ -240,9 +240,9 @@ class MainWindow(QMainWindow):
         self.chat_list.settings_requested.connect(self.open_chat_settings)
         self.transfer.imported.connect(lambda ids: self.runner.start(self.chat_list.show_imported(ids)))
         self.transfer.imported.connect(lambda chosen: self.window_layout.show_sidebar())
-        self.engine_card.start.clicked.connect(lambda: self.runner.start(runtime.start_engine()))
-        self.engine_card.restart.clicked.connect(lambda: self.runner.start(runtime.restart_engine()))
-        self.engine_card.log.clicked.connect(lambda: self.side_windows.open_engine(log=True))
+        self.engine_card.start_button.clicked.connect(lambda: self.runner.start(runtime.start_engine()))
+        self.engine_card.restart_button.clicked.connect(lambda: self.runner.start(runtime.restart_engine()))
+        self.engine_card.log_button.clicked.connect(lambda: self.side_windows.open_engine(log=True))
         self.side_windows.begun.connect(chat.open)
         chat.forked.connect(self.show_chat)  # also from the quick window
         self.side_windows.model_used.connect(self.models.apply_default)
@@ -252,7 +252,7 @@ class MainWindow(QMainWindow):
         for choosing in (self.models.models_requested, self.model_menu.more_requested, chat.models_requested):
             choosing.connect(self.side_windows.open_models)
         self.models.repository_requested.connect(lambda name: self.side_windows.open_models().open_repository(name))
-        self.quitting.agreed.connect(self.quit_requested)
+        self.quit_controller.agreed.connect(self.quit_requested)
         header.requested.connect(self.keyboard.run)
 
     def _choose_page(self) -> None:
@@ -296,7 +296,7 @@ class MainWindow(QMainWindow):
             "find": self.find_bar.begin,
             "find-next": lambda: self.find_bar.step(1),
             "find-previous": lambda: self.find_bar.step(-1),
-            "search": lambda: self._in_sidebar(self.sidebar.search.focus),
+            "search": lambda: self._in_sidebar(self.sidebar.search_panel.focus),
             "chat-settings": self.open_chat_settings,
             "settings": self.side_windows.open_settings,
             "models": self.side_windows.open_models,
@@ -307,7 +307,7 @@ class MainWindow(QMainWindow):
             "saved": self.side_windows.open_saved,
             "programs": self.side_windows.open_programs,
             "manual": self.side_windows.open_manual,
-            "quit": self.quitting.ask,
+            "quit": self.quit_controller.ask,
             "export": lambda: self._with_open(lambda id: self.transfer.export([id])),
             "export-memory": lambda: self._with_open(self.transfer.export_with_memory),
             "export-all": self.transfer.export_all,

@@ -86,7 +86,7 @@ class SideWindows(QObject):
 
     def open_engine(self, *, log: bool = False) -> EngineWindow:
         window = self._open(EngineWindow)
-        window.tabs.setCurrentWidget(window.log if log else window.live)
+        window.tabs.setCurrentWidget(window.log_page if log else window.live_page)
         return window
 
     def open_deleted(self) -> DeletedWindow:

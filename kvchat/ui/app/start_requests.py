@@ -74,8 +74,8 @@ class QuickWindow(Panel):
         transcript.message_requested.connect(lambda request: transcript.end_edit(request.message.id))
         transcript.message_requested.connect(chat.handle_request)
         self.model = ElidedLabel("small")
-        self.to_main = button(_("Open in the main window"), self._open_in_main, "link")
-        below = row((self.model, 1), self.to_main, margins=(6, 0, 6, 0))
+        self.open_in_main_button = button(_("Open in the main window"), self._open_in_main, "link")
+        below = row((self.model, 1), self.open_in_main_button, margins=(6, 0, 6, 0))
         column(self.notices, (transcript, 1), composer, below, on=self, spacing=8, margins=12)
 
     def toggle(self, token: str = "") -> None:
@@ -160,7 +160,7 @@ class QuickWindow(Panel):
 
     def _show(self) -> None:
         self.model.set_text(self._runtime.model.name or "")
-        self.to_main.setVisible(self._chat is not None)
+        self.open_in_main_button.setVisible(self._chat is not None)
         self._show_queued()
         self._presenter.show_turn()
         if (chat := self._chat) is not None and self.isVisible():
@@ -199,14 +199,14 @@ class StartRequestHandler(Controller):
         self._window = window
         self._key, self._has_key = GlobalKey(bus, self), False
         self._key.pressed.connect(lambda token: self.handle(StartRequest(quick=True, token=token)))
-        self.quick = QuickWindow(runtime, look, window.runner, window.chat)
-        self.quick.chat_wanted.connect(lambda id: window.show_chat(id))
+        self.quick_window = QuickWindow(runtime, look, window.runner, window.chat)
+        self.quick_window.chat_wanted.connect(lambda id: window.show_chat(id))
 
     def close(self) -> None:
         if not self._closed:
             self._key.close()
-            self.quick.close()
-            self.quick.deleteLater()
+            self.quick_window.close()
+            self.quick_window.deleteLater()
         super().close()
 
     def update_key(self) -> None:
@@ -221,7 +221,7 @@ class StartRequestHandler(Controller):
 
     def handle(self, request: StartRequest) -> None:
         if request.quick and self._runtime.model.is_configured:
-            self.quick.toggle(request.token)
+            self.quick_window.toggle(request.token)
             return
         self._window.raise_window(request.token)
         for target in request.open:

@@ -58,25 +58,25 @@ class Tray(Controller):
         self._shown: tuple[LogoState, str] | None = None
         self.icon = QSystemTrayIcon(self)
         self.menu = menu = QMenu()
-        self.open = menu.addAction(_("Open kvchat"), window.raise_window)
-        self.hide = menu.addAction(_("Hide"), window.hide)
-        self.new = menu.addAction(_("New chat"), lambda: window.show_chat(None))
+        self.open_action = menu.addAction(_("Open kvchat"), window.raise_window)
+        self.hide_action = menu.addAction(_("Hide"), window.hide)
+        self.new_chat_action = menu.addAction(_("New chat"), lambda: window.show_chat(None))
         menu.addAction(_("Quick question"), self.quick_requested.emit)
         self.recent: list[QAction] = []  # recently used chats
         self._below_recent = menu.addSeparator()
         start = window.runner.start
-        self.start = menu.addAction(_("Start engine"), lambda: start(runtime.start_engine()))
-        self.stop = menu.addAction(_("Stop engine"), lambda: start(runtime.stop_engine()))
-        self.restart = menu.addAction(_("Restart engine"), lambda: start(runtime.restart_engine()))
+        self.start_action = menu.addAction(_("Start engine"), lambda: start(runtime.start_engine()))
+        self.stop_action = menu.addAction(_("Stop engine"), lambda: start(runtime.stop_engine()))
+        self.restart_action = menu.addAction(_("Restart engine"), lambda: start(runtime.restart_engine()))
         menu.addSeparator()
-        self.settings = menu.addAction(_("Settings…"), lambda: window.side_windows.open_settings())
-        self.quit = menu.addAction(_("Quit"), window.quitting.ask)
+        self.settings_action = menu.addAction(_("Settings…"), lambda: window.side_windows.open_settings())
+        self.quit_action = menu.addAction(_("Quit"), window.quit_controller.ask)
         menu.aboutToShow.connect(self.refresh)
         self.icon.setContextMenu(menu)
         self.icon.activated.connect(self._activated)
-        window.quitting.keep_in_tray = True
+        window.quit_controller.keep_in_tray = True
         window.shown_changed.connect(self.refresh)
-        window.quitting.hidden_first_time.connect(self._notify_in_tray)
+        window.quit_controller.hidden_first_time.connect(self._notify_in_tray)
         window.chat.conversations.shown.connect(self._show_recent)
         self.refresh()
 
@@ -99,11 +99,11 @@ class Tray(Controller):
             self._shown = (logo, tooltip)
             self.icon.setIcon(tray_icon(logo))
             self.icon.setToolTip(tooltip)
-        self.hide.setVisible(self._window.isVisible())
+        self.hide_action.setVisible(self._window.isVisible())
         running = state in (EngineState.READY, EngineState.LOADING, EngineState.STARTING)
-        self.start.setEnabled(state in (EngineState.STOPPED, EngineState.UNLOADED, EngineState.FAILED))
-        self.stop.setEnabled(running)
-        self.restart.setEnabled(running or state is EngineState.FAILED)
+        self.start_action.setEnabled(state in (EngineState.STOPPED, EngineState.UNLOADED, EngineState.FAILED))
+        self.stop_action.setEnabled(running)
+        self.restart_action.setEnabled(running or state is EngineState.FAILED)
 
     def _show_recent(self) -> None:
         titles = list(self._window.chat.conversations.titles.items())[:_RECENT]
@@ -279,8 +279,8 @@ class ShutdownDialog(QDialog):
         self.title = label(_("Saving chat memory"), "title", wraps=True)
         self.status = label(kind="muted", wraps=True)
         tip = _("The last message will be reprocessed next time. No messages are lost.")
-        self.leave = button(_("Quit now"), tip=tip)
-        parts = self.title, self.status, row(STRETCH, self.leave)
+        self.quit_button = button(_("Quit now"), tip=tip)
+        parts = self.title, self.status, row(STRETCH, self.quit_button)
         column(*parts, on=self, spacing=10, margins=(24, 22, 24, 18))
 
     def show_progress(self, unfinished: PendingSave | None) -> None:
@@ -298,7 +298,7 @@ async def close_with_progress(runtime: Runtime) -> None:
     while not closing.done():
         if box is None and runtime.unfinished:
             box = ShutdownDialog()
-            box.leave.clicked.connect(runtime.cancel_saving)
+            box.quit_button.clicked.connect(runtime.cancel_saving)
             box.show()
         if box is not None:
             box.show_progress(runtime.unfinished)

@@ -129,4 +129,4 @@ class WindowLayout(QObject):
         self._sidebar.setMinimumWidth(sidebar)
         self._sidebar.setVisible(is_shown)
         self._pages.setVisible(not self._is_peeking)
-        self._header.sidebar.setVisible(not is_shown)
+        self._header.sidebar_button.setVisible(not is_shown)

@@ -183,7 +183,7 @@ class AttachmentView(QDialog):
         text = safe_document(attachment.name, attachment.text)
         font = code_font(look.fonts.mono, look.fonts.small)
         self.text = plain_text(_("Text of {name}", name=safe_prose(attachment.name)), font, text)
-        self.place = label(kind="small")
+        self.position_label = label(kind="small")
         self._hits = cursors_at(self.text, text, find_matches(text, terms)[:_MAX_MARKS])
         self._hit = 0  # index of the current one
         buttons: list[QWidget] = []
@@ -194,7 +194,7 @@ class AttachmentView(QDialog):
             buttons[-1].setEnabled(len(self._hits) > 1)
             QShortcut(QKeySequence(keys), self, step)
         below = QWidget()
-        row(STRETCH, self.place, *buttons, on=below, margins=0)
+        row(STRETCH, self.position_label, *buttons, on=below, margins=0)
         below.setVisible(bool(self._hits))
         column(self.text, below, on=self)
         if self._hits:
@@ -205,7 +205,7 @@ class AttachmentView(QDialog):
 
     def step(self, by: int) -> None:
         self._hit = (self._hit + by) % max(len(self._hits), 1)
-        self.place.setText(_("{at} of {count}", at=self._hit + 1, count=len(self._hits)))
+        self.position_label.setText(_("{at} of {count}", at=self._hit + 1, count=len(self._hits)))
         cursor = QTextCursor(self._hits[self._hit])
         cursor.setPosition(cursor.selectionStart())  # no selection: it would hide the mark's colour
         self.text.setTextCursor(cursor)

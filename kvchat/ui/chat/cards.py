@@ -17,12 +17,12 @@ TOO_LONG = N_("The prompt exceeds the context length")
 class EngineCard(Card):
     def __init__(self) -> None:
         super().__init__()
-        self.start = self.add_button(_("Start"), "primary")
-        self.restart = self.add_button(_("Restart"), "primary")
-        self.log = self.add_button(_("View log"))
-        self.locate = self.add_button(_("Locate file…"), "primary")
-        self.fetch = self.add_button(_("Download again…"))
-        self.model = self.add_button(_("Choose another model"))
+        self.start_button = self.add_button(_("Start"), "primary")
+        self.restart_button = self.add_button(_("Restart"), "primary")
+        self.log_button = self.add_button(_("View log"))
+        self.locate_button = self.add_button(_("Locate file…"), "primary")
+        self.download_button = self.add_button(_("Download again…"))
+        self.model_button = self.add_button(_("Choose another model"))
 
     def show_status(
         self, status: EngineStatus, model: str | None, *, missing: bool = False, fetchable: bool = False
@@ -44,14 +44,14 @@ class EngineCard(Card):
             self.set_text(failure.title, detail, failure.advice)
         else:
             self.set_text(*_calm_texts(status, model), "")
-        self.model.setText(_("Choose another model") if model is not None else _("Choose a model"))
+        self.model_button.setText(_("Choose another model") if model is not None else _("Choose a model"))
         self.show_buttons(
-            stopped and model is not None and self.start,
-            failed and not missing and self.restart,
-            failed and not missing and self.log,
-            failed and missing and self.locate,
-            failed and missing and fetchable and self.fetch,
-            (failed or (stopped and model is None)) and self.model,
+            stopped and model is not None and self.start_button,
+            failed and not missing and self.restart_button,
+            failed and not missing and self.log_button,
+            failed and missing and self.locate_button,
+            failed and missing and fetchable and self.download_button,
+            (failed or (stopped and model is None)) and self.model_button,
         )
         for widget in (self, self.title):
             restyle(widget, "tone", "bad" if failed else "")
@@ -78,19 +78,21 @@ def _calm_texts(status: EngineStatus, model: str | None) -> tuple[str, str]:
 class ContextCard(Card):
     def __init__(self) -> None:
         super().__init__()
-        self.larger = self.add_button(_("Increase context"), "primary")
-        self.part = self.add_button(_("Attach only a part"))
-        self.drop = self.add_button(_("Drop older messages"))
-        self.summarise = self.add_button(_("Summarize the middle"))
-        self.stop = self.add_button(_("Stop"))
-        self.new = self.add_button(_("New chat"), "primary")
-        self.later = self.add_button(_("Not now"), "flat")
-        self.larger.setToolTip(_("Restarts the engine with a longer context."))
-        self.summarise.setToolTip(_("The model summarizes the chat. You continue in a new branch with the summary."))
-        self.drop.setToolTip(
+        self.increase_button = self.add_button(_("Increase context"), "primary")
+        self.attach_part_button = self.add_button(_("Attach only a part"))
+        self.drop_button = self.add_button(_("Drop older messages"))
+        self.summarize_button = self.add_button(_("Summarize the middle"))
+        self.stop_button = self.add_button(_("Stop"))
+        self.new_chat_button = self.add_button(_("New chat"), "primary")
+        self.dismiss_button = self.add_button(_("Not now"), "flat")
+        self.increase_button.setToolTip(_("Restarts the engine with a longer context."))
+        self.summarize_button.setToolTip(
+            _("The model summarizes the chat. You continue in a new branch with the summary.")
+        )
+        self.drop_button.setToolTip(
             _("You continue in a new branch without the older messages. They stay in the current branch.")
         )
-        self.part.setToolTip(_("Attaches as much of the longest text as fits, from its beginning."))
+        self.attach_part_button.setToolTip(_("Attaches as much of the longest text as fits, from its beginning."))
         self.hide()
 
     def show_choice(
@@ -107,16 +109,16 @@ class ContextCard(Card):
             advice = _("Send a shorter message, or choose a model with a longer context.")
         if larger is not None:
             advice = f"{larger.reason} {advice}"
-            self.larger.setText(_("Increase context to {tokens}", tokens=format_tokens(larger.tokens)))
+            self.increase_button.setText(_("Increase context to {tokens}", tokens=format_tokens(larger.tokens)))
         self.set_text(_(TOO_LONG) if use.is_over_limit else _("The context is nearly full"), _usage_text(use), advice)
-        remedies = [larger is not None and self.larger, can_part and self.part]
-        remedies += [can_shorten and self.drop, can_shorten and self.summarise]
-        self.show_buttons(*remedies, not any(remedies) and self.new, self.later)
+        remedies = [larger is not None and self.increase_button, can_part and self.attach_part_button]
+        remedies += [can_shorten and self.drop_button, can_shorten and self.summarize_button]
+        self.show_buttons(*remedies, not any(remedies) and self.new_chat_button, self.dismiss_button)
         self.show()
 
     def show_summarising(self) -> None:
         self.set_text(_("Summarizing…"), _("The model is summarizing the chat."), "")
-        self.show_buttons(self.stop)
+        self.show_buttons(self.stop_button)
         self.show()
 
 

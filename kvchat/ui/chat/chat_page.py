@@ -40,26 +40,34 @@ class Header(QWidget):
         self.setObjectName("header")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         tip = _("Show the sidebar (Ctrl+B)")
-        self.sidebar = tool_button(_("Show the sidebar"), tip=tip, icon=look.icon("sidebar"))
+        self.sidebar_button = tool_button(_("Show the sidebar"), tip=tip, icon=look.icon("sidebar"))
         self.title, self.field = ElidedLabel("title"), QLineEdit(maxLength=200)
         self.field.setAccessibleName(_("New title"))
         self.field.editingFinished.connect(self._end_rename)
         self.field.hide()
-        self.model = button(_("No model"), kind="flat")
-        self.model.setIcon(look.icon("chevron-down"))
-        self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+        self.model_button = button(_("No model"), kind="flat")
+        self.model_button.setIcon(look.icon("chevron-down"))
+        self.model_button.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         ltr, rtl = Qt.LayoutDirection.LeftToRight, Qt.LayoutDirection.RightToLeft
-        self.model.setLayoutDirection(ltr if self.isRightToLeft() else rtl)  # arrow after the name
+        self.model_button.setLayoutDirection(ltr if self.isRightToLeft() else rtl)  # arrow after the name
         self.model_menu = QMenu(self)
-        self.model.setMenu(self.model_menu)
+        self.model_button.setMenu(self.model_menu)
         self.chat_menu, self.menu = QMenu(self), self._build_menu()  # the first is filled on opening
-        self.chat = _menu_button(_("This chat"), look.icon("dots", "text"), self.chat_menu)
-        self.more = _menu_button(_("More"), look.icon("menu", "text"), self.menu)
-        parts = self.sidebar, 8, (self.title, 1), (self.field, 1), self.chat, self.model, self.more
+        self.chat_button = _menu_button(_("This chat"), look.icon("dots", "text"), self.chat_menu)
+        self.menu_button = _menu_button(_("More"), look.icon("menu", "text"), self.menu)
+        parts = (
+            self.sidebar_button,
+            8,
+            (self.title, 1),
+            (self.field, 1),
+            self.chat_button,
+            self.model_button,
+            self.menu_button,
+        )
         row(*parts, on=self, spacing=8, margins=(16, 10, 16, 10))
-        for watched in (self.model, self.title, self.field):
+        for watched in (self.model_button, self.title, self.field):
             watched.installEventFilter(self)
-        self.model.hide()  # until it is known
+        self.model_button.hide()  # until it is known
         look.changed.connect(self._fit_model)
 
     def show_conversation(self, title: str, *, exists: bool) -> None:
@@ -69,9 +77,9 @@ class Header(QWidget):
 
     def show_model(self, name: str | None) -> None:
         self._model_name = name or _("No model")
-        self.model.show()
-        self.model.setAccessibleName(_("Model: {name}", name=name or _("none")))
-        self.model.setToolTip(name or "")
+        self.model_button.show()
+        self.model_button.setAccessibleName(_("Model: {name}", name=name or _("none")))
+        self.model_button.setToolTip(name or "")
         self._fit_model()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
@@ -113,10 +121,10 @@ class Header(QWidget):
 
     def _fit_model(self) -> None:
         room = min(self._look.px(_MODEL_WIDTH), max(int(self.width() * 0.3), 80))
-        self.model.setMaximumWidth(room)
+        self.model_button.setMaximumWidth(room)
         middle, room = Qt.TextElideMode.ElideMiddle, room - self._look.px(16) - 30
-        name = self.model.fontMetrics().elidedText(self._model_name, middle, room)
-        self.model.setText(name.replace("&", "&&"))  # a lone & would mark a shortcut key
+        name = self.model_button.fontMetrics().elidedText(self._model_name, middle, room)
+        self.model_button.setText(name.replace("&", "&&"))  # a lone & would mark a shortcut key
 
     def _build_menu(self) -> QMenu:
         menu = QMenu(self)

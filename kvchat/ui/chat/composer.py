@@ -93,10 +93,10 @@ class QueuedMessage(QFrame):
         super().__init__()
         styled(self, "details").setAccessibleName(_("Queued message"))
         self.state, self.summary = label(kind="small"), ElidedLabel()
-        self.send = button(_("Send now"), kind="link", name=_("Send the queued message now"))
-        self.edit = button(_("Edit"), kind="link", name=_("Edit the queued message"))
-        self.remove = button(_("Remove"), kind="link", name=_("Remove the queued message"))
-        parts = self.state, (self.summary, 1), self.send, self.edit, self.remove
+        self.send_button = button(_("Send now"), kind="link", name=_("Send the queued message now"))
+        self.edit_button = button(_("Edit"), kind="link", name=_("Edit the queued message"))
+        self.remove_button = button(_("Remove"), kind="link", name=_("Remove the queued message"))
+        parts = self.state, (self.summary, 1), self.send_button, self.edit_button, self.remove_button
         row(*parts, on=self, spacing=10, margins=(12, 4, 12, 4))
         self.source: Callable[[], tuple[str, Sequence[Attachment]]] = lambda: ("", ())
         self.hide()
@@ -108,7 +108,7 @@ class QueuedMessage(QFrame):
 
     def set_waiting(self, waiting: bool) -> None:
         self.state.setText(_("Sent after this reply:") if waiting else _("Not sent yet:"))
-        self.send.setVisible(not waiting)
+        self.send_button.setVisible(not waiting)
 
 
 class Composer(QWidget):
@@ -132,18 +132,18 @@ class Composer(QWidget):
         self.editor.document().documentLayout().documentSizeChanged.connect(self._fit)
         self.editor.rewrapped.connect(self._fit)
         self.editor.installEventFilter(self)
-        self.button = button("", lambda: self.stop_requested.emit() if self._busy else self._send(), "send")
+        self.send_button = button("", lambda: self.stop_requested.emit() if self._busy else self._send(), "send")
         tip = _("Send after this reply (Enter)")
-        self.after_reply = button("", self._send, "send", name=_("Send after this reply"), tip=tip)
-        self.after_reply.setIcon(look.icon("arrow-up", "on_accent"))
+        self.send_after_reply_button = button("", self._send, "send", name=_("Send after this reply"), tip=tip)
+        self.send_after_reply_button.setIcon(look.icon("arrow-up", "on_accent"))
         tip = _("Attach text, code, PDF files or images (Ctrl+O); you can also drop or paste them")
-        self.attach = tool_button(_("Attach files"), tip=tip, icon=look.icon("paperclip"))
+        self.attach_button = tool_button(_("Attach files"), tip=tip, icon=look.icon("paperclip"))
         tip = _("Attach a screenshot (Ctrl+Shift+S)")
-        self.screenshot = tool_button(_("Attach a screenshot"), tip=tip, icon=look.icon("camera"))
+        self.screenshot_button = tool_button(_("Attach a screenshot"), tip=tip, icon=look.icon("camera"))
         self.chips = ChipRows(look)
         self.chips.changed.connect(self._chips_changed)
-        self.offer = button(_("Attach the pasted text as a file instead"), self._attach_paste, "link")
-        self.as_text = button(_("Paste as text instead"), self._insert_paste, "link")
+        self.attach_paste_button = button(_("Attach the pasted text as a file instead"), self._attach_paste, "link")
+        self.paste_as_text_button = button(_("Paste as text instead"), self._insert_paste, "link")
         self._pasted = ""
         self._pending_texts: list[str] = []  # to attach, kept until a handler exists
         self.notice = label(kind="small")
@@ -152,18 +152,24 @@ class Composer(QWidget):
         self._is_starting = self._has_sent_early = False
         self.editor.long_pasted.connect(self._offer_attaching)
         self.editor.too_long_pasted.connect(self._attach_text)
-        self.waiting = QueuedMessage()
+        self.queued_message = QueuedMessage()
         self._frame = styled(QFrame(), "composer")
-        for widget in (self.chips, self.notice, self.offer, self.as_text, self.after_reply):
+        for widget in (
+            self.chips,
+            self.notice,
+            self.attach_paste_button,
+            self.paste_as_text_button,
+            self.send_after_reply_button,
+        ):
             widget.hide()
         middle, bottom = Qt.AlignmentFlag.AlignVCenter, Qt.AlignmentFlag.AlignBottom
-        pictures = row((self.attach, 0, bottom), (self.screenshot, 0, bottom), spacing=0)
-        buttons = (self.after_reply, 0, bottom), (self.button, 0, bottom)
+        pictures = row((self.attach_button, 0, bottom), (self.screenshot_button, 0, bottom), spacing=0)
+        buttons = (self.send_after_reply_button, 0, bottom), (self.send_button, 0, bottom)
         line = row(pictures, (self.editor, 1, middle), *buttons, spacing=8)
         left = Qt.AlignmentFlag.AlignLeft
-        above = self.chips, self.notice, (self.offer, 0, left), (self.as_text, 0, left)
+        above = self.chips, self.notice, (self.attach_paste_button, 0, left), (self.paste_as_text_button, 0, left)
         column(*above, line, on=self._frame, spacing=4, margins=(8, 6, 8, 6))
-        column(self.waiting, self._frame, on=self, spacing=6, margins=0)
+        column(self.queued_message, self._frame, on=self, spacing=6, margins=0)
         look.changed.connect(self._restyle)
         self._restyle()
         self._show_button()
@@ -197,7 +203,7 @@ class Composer(QWidget):
 
     def set_busy(self, busy: bool) -> None:
         self._busy = busy
-        self.waiting.set_waiting(busy)
+        self.queued_message.set_waiting(busy)
         self._show_button()
 
     def block_sending(self, reason: str) -> None:
@@ -253,7 +259,7 @@ class Composer(QWidget):
 
     def _offer_attaching(self, text: str) -> None:
         self._pasted = text
-        self.offer.show()
+        self.attach_paste_button.show()
 
     def _attach_paste(self) -> None:
         text, self._pasted = self._pasted, ""
@@ -281,29 +287,36 @@ class Composer(QWidget):
         return next(same, None) if lines else None
 
     def _chips_changed(self) -> None:
-        self.as_text.setVisible(self._pasted_attachment() is not None)
+        self.paste_as_text_button.setVisible(self._pasted_attachment() is not None)
         self._show_button()
 
     def _text_changed(self) -> None:
         self.cancel_delayed_send()
         if len(self.draft) < LONG_PASTE:
-            self.offer.hide()
+            self.attach_paste_button.hide()
         self._show_button()
 
     def _show_button(self) -> None:
         has_content = bool(self.draft.strip() or self.chips.attachments)
         can_press = self._busy or (has_content and not self._block_reason)
-        self.after_reply.setVisible(self._busy and has_content)
-        self.button.setEnabled(can_press)
+        self.send_after_reply_button.setVisible(self._busy and has_content)
+        self.send_button.setEnabled(can_press)
         glyph, colour = "stop" if self._busy else "arrow-up", "on_accent" if can_press else "muted"
-        self.button.setIcon(self._look.icon(glyph, colour))
-        self.button.setAccessibleName(_("Stop") if self._busy else _("Send"))
-        self.button.setToolTip(_("Stop the reply (Esc)") if self._busy else self._block_reason or _("Send (Enter)"))
+        self.send_button.setIcon(self._look.icon(glyph, colour))
+        self.send_button.setAccessibleName(_("Stop") if self._busy else _("Send"))
+        self.send_button.setToolTip(
+            _("Stop the reply (Esc)") if self._busy else self._block_reason or _("Send (Enter)")
+        )
 
     def _restyle(self) -> None:
         font = page_font(self._look.fonts.family, self._look.fonts.body)
         self.editor.setFont(font)
-        for pressed, side in ((self.button, 20), (self.after_reply, 20), (self.attach, 18), (self.screenshot, 18)):
+        for pressed, side in (
+            (self.send_button, 20),
+            (self.send_after_reply_button, 20),
+            (self.attach_button, 18),
+            (self.screenshot_button, 18),
+        ):
             pressed.setFixedSize(QSize(1, 1) * 2 * self._look.px(16))
             pressed.setIconSize(QSize(1, 1) * self._look.px(side))
         self.editor.viewport().setFont(font)  # used for the placeholder

@@ -55,17 +55,17 @@ class ContextMeter(QWidget):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self.bar = ContextBar(look)
-        self.text, self.wait = ElidedLabel("small"), ElidedLabel("small")
-        self.wait.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
-        row(self.bar, (self.text, 1), self.wait, on=self, spacing=10, margins=(18, 5, 18, 2))
+        self.text, self.wait_label = ElidedLabel("small"), ElidedLabel("small")
+        self.wait_label.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
+        row(self.bar, (self.text, 1), self.wait_label, on=self, spacing=10, margins=(18, 5, 18, 2))
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self.show_usage(None)
 
     def show_usage(self, use: ContextUsage | None, forecast: Forecast | None = None) -> None:
         """Show the context usage and the expected wait for the reply; None: unknown."""
         wait = forecast.message_text if forecast else ""
-        self.wait.set_text(wait)
-        self.wait.setVisible(bool(wait))
+        self.wait_label.set_text(wait)
+        self.wait_label.setVisible(bool(wait))
         self.bar.setVisible(use is not None)
         self.bar.usage = use
         self.bar.update()
@@ -182,12 +182,12 @@ class StatusStrip(QFrame):
         self.progress = progress_bar(_("Processing"))
         self.progress.setFixedWidth(90)
         # Shown during unrequested processing; no taller than the text, or the page would move.
-        self.stop = tool_button(_("Stop processing ahead"), kind="bare", icon=look.icon("close"))
-        for widget in (self.progress, self.stop):
+        self.stop_button = tool_button(_("Stop processing ahead"), kind="bare", icon=look.icon("close"))
+        for widget in (self.progress, self.stop_button):
             widget.hide()
         self.remarks = Remarks(look)
         parts = row(self.dot, self.state, spacing=7), self.model, self.context, (self.remarks, 1)
-        row(*parts, self.progress, self.stop, on=self, spacing=_GAP, margins=(_GAP, 6, _GAP, 6))
+        row(*parts, self.progress, self.stop_button, on=self, spacing=_GAP, margins=(_GAP, 6, _GAP, 6))
         self._look = look
         self._engine, self._is_silent = EngineState.STOPPED, False
         self._remarks: tuple[Remark, ...] = ()
@@ -213,7 +213,7 @@ class StatusStrip(QFrame):
         """fraction: processed share of the prompt; silent: nothing arrives; ahead: processed in advance"""
         self._remarks, self._is_silent = remarks, silent
         self._show_state()
-        self.stop.setVisible(ahead)
+        self.stop_button.setVisible(ahead)
         self.progress.setVisible(fraction is not None)
         self.progress.setValue(int(1000 * (fraction or 0.0)))
         self._show_remarks()
@@ -236,7 +236,12 @@ class StatusStrip(QFrame):
 
     def _hide_overflow(self) -> None:
         """Show the model and the context length only if there is room for them."""
-        needed = [self.dot, self.state, self.remarks, *(p for p in (self.progress, self.stop) if not p.isHidden())]
+        needed = [
+            self.dot,
+            self.state,
+            self.remarks,
+            *(p for p in (self.progress, self.stop_button) if not p.isHidden()),
+        ]
         room = self.width() - sum(widget.sizeHint().width() + _GAP for widget in needed) - _GAP
         for part in (self.model, self.context):
             width = part.sizeHint().width() + _GAP
@@ -249,8 +254,8 @@ class StatusStrip(QFrame):
         font.setPointSizeF(self._look.fonts.small)
         self.remarks.setFont(font)
         self._show_remarks()
-        self.stop.setIconSize(QSize(1, 1) * self._look.px(_STOP - 2))
-        self.stop.setFixedSize(QSize(1, 1) * self._look.px(_STOP))
+        self.stop_button.setIconSize(QSize(1, 1) * self._look.px(_STOP - 2))
+        self.stop_button.setFixedSize(QSize(1, 1) * self._look.px(_STOP))
         self.dot.setFixedSize(QSize(1, 1) * self._look.px(9))
         self.dot.update()
         self.remarks.update()

@@ -55,8 +55,8 @@ class AttachmentLoader(QObject):
         self._runner, self._notices = runner, notices
         self._reading: list[tuple[str | None, str]] = []  # chat id and name of the file being read
         self._errors: list[tuple[str | None, KvchatError]] = []  # shown while that chat is open
-        composer.attach.clicked.connect(self.choose_files)
-        composer.screenshot.clicked.connect(self.take_screenshot)
+        composer.attach_button.clicked.connect(self.choose_files)
+        composer.screenshot_button.clicked.connect(self.take_screenshot)
         composer.editor.files_given.connect(self.load_files)
         composer.editor.picture_given.connect(
             lambda image: self._load(name := _(PASTED_PICTURE), asyncio.to_thread(prepare_image, name, image))

@@ -30,11 +30,11 @@ class ChatListController(Controller):
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, transfer: TransferController) -> None:
         super().__init__(runtime, views, chat)
         self._chat, self._transfer = chat, transfer
-        self._search_panel = views.sidebar.search
+        self._search_panel = views.sidebar.search_panel
         self._pause = self._timer(_PAUSE_MS, self._search)
         sidebar, runner = views.sidebar, views.runner
-        sidebar.search.field.textChanged.connect(self._query_changed)
-        sidebar.search.results.chosen.connect(lambda hit: runner.start(self._open_hit(hit)))
+        sidebar.search_panel.field.textChanged.connect(self._query_changed)
+        sidebar.search_panel.results.chosen.connect(lambda hit: runner.start(self._open_hit(hit)))
         sidebar.delete_requested.connect(lambda ids: runner.start(self.delete(ids)))
         sidebar.menu_requested.connect(self.fill_menu)
 
@@ -105,7 +105,7 @@ class ChatListController(Controller):
 
     async def show_imported(self, ids: list[str]) -> None:
         sidebar = self._views.sidebar
-        sidebar.search.field.clear()
+        sidebar.search_panel.field.clear()
         sidebar.arrange(replace(sidebar.arrangement, folder=None, archive=False))
         await self._chat.conversations.reload()
         self._chat.open(ids[0])

@@ -49,18 +49,18 @@ class ContextController(Controller):
         for changed in (composer.editor.textChanged, composer.chips.changed, chat.conversation_changed):
             changed.connect(self._count_soon)
         chat.conversation_changed.connect(lambda: self._show(self._usage, None))
-        card.later.clicked.connect(lambda: self._set_dismissed(True))
+        card.dismiss_button.clicked.connect(lambda: self._set_dismissed(True))
         composer.refused.connect(lambda: self._set_dismissed(False))
-        card.larger.clicked.connect(self._enlarge)
-        card.drop.clicked.connect(
+        card.increase_button.clicked.connect(self._enlarge)
+        card.drop_button.clicked.connect(
             lambda: self._shorten(
                 context.drop_middle,
                 lambda count: plural(count, "{count} message was left out", "{count} messages were left out"),
             )
         )
-        card.summarise.clicked.connect(self._summarise)
-        card.part.clicked.connect(lambda: self._runner.start(self._attach_part()))
-        card.stop.clicked.connect(lambda: (task := self._summaries.get(chat.current or "")) and task.cancel())
+        card.summarize_button.clicked.connect(self._summarise)
+        card.attach_part_button.clicked.connect(lambda: self._runner.start(self._attach_part()))
+        card.stop_button.clicked.connect(lambda: (task := self._summaries.get(chat.current or "")) and task.cancel())
         self._count_soon()
 
     def _count_soon(self) -> None:

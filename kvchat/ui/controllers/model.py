@@ -26,13 +26,13 @@ class ModelController(Controller):
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, window: QWidget) -> None:
         super().__init__(runtime, views, window)
         self._chat, self._window = chat, window
-        failure, engine, first_start = views.transcript.tail.failure, views.engine_card, views.first_start
-        failure.use_current.clicked.connect(self._use_current)
-        failure.locate.clicked.connect(self._locate_for_conversation)
-        for choose in (failure.model, engine.model, first_start.models):
+        failure, engine, first_start = views.transcript.tail.failure_card, views.engine_card, views.first_start
+        failure.use_current_button.clicked.connect(self._use_current)
+        failure.locate_button.clicked.connect(self._locate_for_conversation)
+        for choose in (failure.model_button, engine.model_button, first_start.models_button):
             choose.clicked.connect(self.models_requested)
-        engine.locate.clicked.connect(lambda: self._locate(runtime.model.path or "", retry=False))
-        engine.fetch.clicked.connect(lambda: self.repository_requested.emit(runtime.model.repository))
+        engine.locate_button.clicked.connect(lambda: self._locate(runtime.model.path or "", retry=False))
+        engine.download_button.clicked.connect(lambda: self.repository_requested.emit(runtime.model.repository))
 
     @property
     def current(self) -> str | None:

@@ -201,11 +201,11 @@ class SendController(Controller):
             else:
                 edit(text, attachments)
 
-        waiting = composer.waiting
+        waiting = composer.queued_message
         composer.queued.connect(queue)
-        waiting.edit.clicked.connect(lambda: edit(*self._take(current())))
-        waiting.remove.clicked.connect(lambda: self._take(current()))
-        waiting.send.clicked.connect(lambda: self._send_queued(current()))
+        waiting.edit_button.clicked.connect(lambda: edit(*self._take(current())))
+        waiting.remove_button.clicked.connect(lambda: self._take(current()))
+        waiting.send_button.clicked.connect(lambda: self._send_queued(current()))
         waiting.source = lambda: self.queued(current())
         self.changed.connect(waiting.refresh)  # bound method: disconnected with the widget
         return waiting.refresh

@@ -59,12 +59,12 @@ class Question(QDialog):
 
 class ConfirmDialog(Question):
     def __init__(self, parent: QWidget, title: str, text: str, action: str, keep: str = "") -> None:
-        self.yes, self.keep = QPushButton(action), QPushButton(keep or _("Keep"))
+        self.confirm_button, self.keep_button = QPushButton(action), QPushButton(keep or _("Keep"))
         lines = label(title, "title", wraps=True), label(text, "muted", wraps=True)
-        super().__init__(parent, title, lines, self.yes, self.keep)
-        self.yes.setProperty("kind", "danger")
-        self.yes.clicked.connect(self.accept)
-        self.keep.clicked.connect(self.reject)
+        super().__init__(parent, title, lines, self.confirm_button, self.keep_button)
+        self.confirm_button.setProperty("kind", "danger")
+        self.confirm_button.clicked.connect(self.accept)
+        self.keep_button.clicked.connect(self.reject)
 
 
 def confirm(
@@ -120,35 +120,39 @@ class PassphraseDialog(Question):
 
     def __init__(self, parent: QWidget, title: str, text: str, action: str, *, optional: bool) -> None:
         self.field = line_edit(_("Passphrase"), _("Passphrase (optional)") if optional else _("Passphrase"))
-        self.again = line_edit(_("Repeat the passphrase"), _("Repeat the passphrase"))
-        self.differs = label(kind="refusal")
-        self.shown = button(_("Show"), name=_("Show passphrase"))
-        self.shown.setCheckable(True)
-        self.shown.setAutoDefault(False)  # Enter must not press it
-        self.go, self.cancel = QPushButton(action), QPushButton(_("Cancel"))
-        lines = label(title, "title", wraps=True), label(text, "muted", wraps=True), row((self.field, 1), self.shown)
-        repeat = (self.again, self.differs) if optional else ()
-        super().__init__(parent, title, (*lines, *repeat), self.cancel, self.go)
-        for field in (self.field, self.again):
+        self.repeat_field = line_edit(_("Repeat the passphrase"), _("Repeat the passphrase"))
+        self.mismatch_label = label(kind="refusal")
+        self.show_button = button(_("Show"), name=_("Show passphrase"))
+        self.show_button.setCheckable(True)
+        self.show_button.setAutoDefault(False)  # Enter must not press it
+        self.confirm_button, self.cancel_button = QPushButton(action), QPushButton(_("Cancel"))
+        lines = (
+            label(title, "title", wraps=True),
+            label(text, "muted", wraps=True),
+            row((self.field, 1), self.show_button),
+        )
+        repeat = (self.repeat_field, self.mismatch_label) if optional else ()
+        super().__init__(parent, title, (*lines, *repeat), self.cancel_button, self.confirm_button)
+        for field in (self.field, self.repeat_field):
             field.textChanged.connect(self._check)
         self._optional = optional
-        self.shown.toggled.connect(self._show_passphrase)
+        self.show_button.toggled.connect(self._show_passphrase)
         self._show_passphrase(False)
         self._check()
-        self.go.setProperty("kind", "primary")
-        self.go.clicked.connect(self.accept)
-        self.cancel.clicked.connect(self.reject)
+        self.confirm_button.setProperty("kind", "primary")
+        self.confirm_button.clicked.connect(self.accept)
+        self.cancel_button.clicked.connect(self.reject)
         self.field.setFocus()
 
     def _show_passphrase(self, on: bool) -> None:
-        for field in (self.field, self.again):
+        for field in (self.field, self.repeat_field):
             field.setEchoMode(QLineEdit.EchoMode.Normal if on else QLineEdit.EchoMode.Password)
 
     def _check(self) -> None:
-        first, again = self.field.text(), self.again.text()
-        self.go.setEnabled(first == again if self._optional else bool(first))
-        self.again.setEnabled(bool(first or again))
-        self.differs.setText("" if first.startswith(again) else _("The passphrases do not match."))
+        first, again = self.field.text(), self.repeat_field.text()
+        self.confirm_button.setEnabled(first == again if self._optional else bool(first))
+        self.repeat_field.setEnabled(bool(first or again))
+        self.mismatch_label.setText("" if first.startswith(again) else _("The passphrases do not match."))
 
 
 def ask_passphrase(

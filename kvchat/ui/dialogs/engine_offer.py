@@ -41,20 +41,20 @@ class EngineOffer(QWidget):
         super().__init__()
         self._engines, self._start = engines, start
         self._unsubscribe: Callable[[], None] | None = None
-        self.choice = ChoiceBox(look, _("Backend"))
-        self.choice.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
-        self.get = button(_("Download"), self._begin, "" if explains else "primary")
-        self.bar, self.amount = progress_bar(_("Downloading an engine")), label(kind="muted", wraps=True)
-        self.cancel = button(_("Cancel"), engines.cancel_download, name=_("Cancel the engine download"))
+        self.backend_box = ChoiceBox(look, _("Backend"))
+        self.backend_box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
+        self.download_button = button(_("Download"), self._begin, "" if explains else "primary")
+        self.bar, self.progress_label = progress_bar(_("Downloading an engine")), label(kind="muted", wraps=True)
+        self.cancel_button = button(_("Cancel"), engines.cancel_download, name=_("Cancel the engine download"))
         self.outcome = Card()
-        self._choosing, self._running = QWidget(), QWidget()
-        self._choosing.setLayout(flow(self.choice, self.get))
-        below = row((self.amount, 1), self.cancel, spacing=10)
-        column(self.bar, below, on=self._running, spacing=8, margins=(0, 4, 0, 0))
+        self._choice_page, self._progress_page = QWidget(), QWidget()
+        self._choice_page.setLayout(flow(self.backend_box, self.download_button))
+        below = row((self.progress_label, 1), self.cancel_button, spacing=10)
+        column(self.bar, below, on=self._progress_page, spacing=8, margins=(0, 4, 0, 0))
         self.title, self.explanation = label("", "strong", wraps=True), label(_(PROMISE), "small", wraps=True)
-        parts = self.title, self.explanation, self._choosing, self._running, self.outcome
+        parts = self.title, self.explanation, self._choice_page, self._progress_page, self.outcome
         column(*parts, on=self, spacing=8, margins=0)
-        for widget in (self.outcome, self._running, *((self,) if explains else (self.title, self.explanation))):
+        for widget in (self.outcome, self._progress_page, *((self,) if explains else (self.title, self.explanation))):
             widget.hide()
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -70,7 +70,7 @@ class EngineOffer(QWidget):
             self._unsubscribe = None
 
     def _begin(self) -> None:
-        backend = self.choice.currentData()
+        backend = self.backend_box.currentData()
         what = join_list((_("an engine with the {kind} backend", kind=backend.value), approximate_size(backend)))
         ask_if_metered(self, self._start, what, lambda: self._start(self._get(backend)))
 
@@ -100,17 +100,17 @@ class EngineOffer(QWidget):
 
     def show_choices(self, graphics: Graphics) -> None:
         backends = suitable_backends(graphics)
-        chosen = self.choice.currentData()
-        if [self.choice.itemData(at) for at in range(self.choice.count())] != list(backends):
-            self.choice.clear()
+        chosen = self.backend_box.currentData()
+        if [self.backend_box.itemData(at) for at in range(self.backend_box.count())] != list(backends):
+            self.backend_box.clear()
             for backend in backends:
-                self.choice.addItem(join_list((backend.value, approximate_size(backend))), backend)
-            self.choice.setCurrentIndex(max(0, self.choice.findData(chosen)))
+                self.backend_box.addItem(join_list((backend.value, approximate_size(backend))), backend)
+            self.backend_box.setCurrentIndex(max(0, self.backend_box.findData(chosen)))
 
     def _show_fetching(self) -> None:
         download = self._engines.fetching
-        self._choosing.setVisible(download is None)
-        self._running.setVisible(download is not None)
+        self._choice_page.setVisible(download is None)
+        self._progress_page.setVisible(download is not None)
         if download is None:
             return
         self.outcome.hide()
@@ -118,7 +118,7 @@ class EngineOffer(QWidget):
         self.bar.setRange(0, 1000 if build is not None else 0)  # 0: indeterminate
         if build is not None:
             self.bar.setValue(int(1000 * download.done / max(build.size, 1)))
-        self.amount.setText(_progress_text(download))
+        self.progress_label.setText(_progress_text(download))
 
     def show_steps(self, steps: Sequence[TrialStep]) -> None:
         if steps and (error := steps[-1].error) is not None:

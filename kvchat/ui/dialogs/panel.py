@@ -190,10 +190,10 @@ class ReportDialog(FittingDialog):
         self.resize(620, 420)
         self.text = plain_text(_("Report"), font, text)
         copy = QGuiApplication.clipboard().setText
-        self.copy = button(_("Copy"), lambda: copy(self.text.toPlainText()), name=_("Copy the report"))
+        self.copy_button = button(_("Copy"), lambda: copy(self.text.toPlainText()), name=_("Copy the report"))
         close = button(_("Close"), self.close, name=_("Close the report"))
         close.setDefault(True)
-        parts = label(explanation, wraps=True), (self.text, 1), row(STRETCH, self.copy, close)
+        parts = label(explanation, wraps=True), (self.text, 1), row(STRETCH, self.copy_button, close)
         self.column = column(*parts, on=self, spacing=12, margins=(20, 18, 20, 16))
 
 
@@ -203,7 +203,7 @@ class BugReportDialog(ReportDialog):
         versions = f"kvchat {__version__}\n{platform.platform()}\nPython {platform.python_version()}"
         font = page_font(look.fonts.mono, look.fonts.small)
         super().__init__(_("Unexpected error"), _(_BUG_TEXT), f"{versions}\n\n{text}", font, parent)
-        self.copy.setDefault(True)
+        self.copy_button.setDefault(True)
 
 
 class ImportReportDialog(ReportDialog):

@@ -111,22 +111,22 @@ class ManualWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Manual"), parent, size=(940, 680), least=(520, 360))
         self.page, self.list = ManualPage(look), QListWidget()
-        self.search = TextSearch(look, _("Search the manual"), self.page)
+        self.text_search = TextSearch(look, _("Search the manual"), self.page)
         self.list.setObjectName("settingsPages")
         self.list.setAccessibleName(_("Headings"))
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         for heading in self.page.headings():
             is_nested = heading.blockFormat().headingLevel() > 2
             QListWidgetItem(f"{'     ' if is_nested else ''}{heading.text()}", self.list)
-        above = row((self.search, 1), self.search.count, spacing=10, margins=(28, 16, 28, 10))
+        above = row((self.text_search, 1), self.text_search.count, spacing=10, margins=(28, 16, 28, 10))
         column(self.notices, above, (self.page, 1), on=(right := QWidget()), spacing=0, margins=0)
         row(self.list, (right, 1), on=self, spacing=0, margins=0)
-        self.search.reached.connect(lambda: self.page.scroll_to(self.page.textCursor().block()))
+        self.text_search.reached.connect(lambda: self.page.scroll_to(self.page.textCursor().block()))
         self.list.currentRowChanged.connect(self.page.go_to)
         self.page.verticalScrollBar().valueChanged.connect(self._select_heading)
         look.changed.connect(self._restyle)
         self._fit_list()
-        self.search.setFocus()
+        self.text_search.setFocus()
 
     def _select_heading(self) -> None:
         self.list.blockSignals(True)  # the list only follows
@@ -136,7 +136,7 @@ class ManualWindow(Panel):
     def _restyle(self) -> None:
         self._fit_list()
         self.page.show_text()
-        self.search.mark_all()
+        self.text_search.mark_all()
 
     def _fit_list(self) -> None:
         self.list.ensurePolished()

@@ -43,35 +43,35 @@ class FirstStart(QWidget):
     ) -> None:
         """use: loads a model; errors are shown here"""
         super().__init__()
-        self._runtime, self._runner, self._use = runtime, runner, use
+        self._runtime, self._runner, self._use_model = runtime, runner, use
         self._download: asyncio.Task[None] | None = None
         self._has_starter = False
-        self.offer = EngineOffer(look, runtime.engines, runner.start, explains=True)
-        self.offer.tried.connect(self._load)  # graphics memory fits more
-        self.machine, self.saving = label(kind="small", wraps=True), label(kind="small", wraps=True)
-        self.found: list[QPushButton] = []  # models already present
-        self.login = QCheckBox(_("Start kvchat at login, in the tray"))
-        self.login.clicked.connect(lambda on: runner.start(asyncio.to_thread(start_at_login, on)))
+        self.engine_offer = EngineOffer(look, runtime.engines, runner.start, explains=True)
+        self.engine_offer.tried.connect(self._load)  # graphics memory fits more
+        self.machine_label, self.storage_label = label(kind="small", wraps=True), label(kind="small", wraps=True)
+        self.local_model_buttons: list[QPushButton] = []  # models already present
+        self.login_box = QCheckBox(_("Start kvchat at login, in the tray"))
+        self.login_box.clicked.connect(lambda on: runner.start(asyncio.to_thread(start_at_login, on)))
         self.setObjectName("firstStart")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.starter = _widen(button(starter_title(is_downloaded=False), self.fetch_starter, "primary"))
-        self.models = _widen(button(_("Find or download another model…")))
-        self.pick = _widen(
+        self.starter_button = _widen(button(starter_title(is_downloaded=False), self.fetch_starter, "primary"))
+        self.models_button = _widen(button(_("Find or download another model…")))
+        self.choose_file_button = _widen(
             button(_("Choose a model file…"), lambda: open_gguf_dialog(self, lambda path: runner.start(use(path))))
         )
-        self.back = _widen(button(_("Not now"), kind="flat"))
-        self.error = Card()
-        for widget in (self.error, self.error.title):
+        self.back_button = _widen(button(_("Not now"), kind="flat"))
+        self.error_card = Card()
+        for widget in (self.error_card, self.error_card.title):
             widget.setProperty("tone", "bad")
-        self.error.hide()
+        self.error_card.hide()
         area = ScrollPage("page")
         row(STRETCH, (self._build_column(), 1000), STRETCH, on=area.content)
         column(area, on=self, margins=0)
 
     def show_choices(self) -> None:
         self._show_fetching(False)
-        self.error.hide()
-        self.offer.look()
+        self.error_card.hide()
+        self.engine_offer.look()
         self._load()
 
     def show_progress(self, done: int, total: int) -> None:
@@ -80,7 +80,7 @@ class FirstStart(QWidget):
         self.bar.setRange(0, 1000 if total else 0)
         self.bar.setValue(int(1000 * done / total) if total else 0)
         known = _("{done} of {total}", done=format_size(done), total=format_size(total))
-        self.amount.setText(known if total else _("{done} so far", done=format_size(done)))
+        self.progress_label.setText(known if total else _("{done} so far", done=format_size(done)))
 
     @property
     def is_fetching(self) -> bool:
@@ -88,18 +88,18 @@ class FirstStart(QWidget):
 
     def show_error(self, error: KvchatError) -> None:
         self._show_fetching(False)
-        self.error.set_text(error.title, error.detail, error.advice)
-        self.error.show()
+        self.error_card.set_text(error.title, error.detail, error.advice)
+        self.error_card.show()
 
     def fetch_starter(self) -> None:
         async def fetch() -> None:
             models = self._runtime.paths.models
-            await self._use(await fetch_starter(models, lambda _, done, total: self.show_progress(done, total)))
+            await self._use_model(await fetch_starter(models, lambda _, done, total: self.show_progress(done, total)))
             self._show_fetching(False)
 
         def begin() -> None:
             self.show_progress(0, 0)
-            self.amount.setText(_("Connecting…"))
+            self.progress_label.setText(_("Connecting…"))
             self._download = self._runner.start(fetch(), self.show_error)
 
         if self._has_starter:
@@ -119,8 +119,8 @@ class FirstStart(QWidget):
 
     async def _load_starter(self) -> None:
         self._has_starter = await asyncio.to_thread(is_starter_downloaded, self._runtime.paths.models)
-        self.starter.setText(starter_title(is_downloaded=self._has_starter))
-        self.starter.setAccessibleName(self.starter.text())
+        self.starter_button.setText(starter_title(is_downloaded=self._has_starter))
+        self.starter_button.setAccessibleName(self.starter_button.text())
 
     async def _load_machine(self) -> None:
         runtime = self._runtime
@@ -130,7 +130,7 @@ class FirstStart(QWidget):
         except KvchatError as error:
             engine = error.title
         memory = (await runtime.engine.capacity()).memory
-        self.starter.setToolTip(judge_size(STARTER_SIZE, memory).reason)
+        self.starter_button.setToolTip(judge_size(STARTER_SIZE, memory).reason)
         free, whole = format_size(memory.available), format_size(memory.total)
         memory_free, cards = _("{free} of {whole} memory free", free=free, whole=whole), _("no supported GPU")
         if memory.devices:
@@ -142,10 +142,10 @@ class FirstStart(QWidget):
             size=format_size(usage.quota_bytes),
         )
         at_login = await asyncio.to_thread(starts_at_login) if can_start_at_login() else None
-        self.machine.setText(_("Detected: {things}.", things=join_parts((engine, memory_free, cards))))
-        self.saving.setText(saving)
-        self.login.setVisible(at_login is not None)
-        self.login.setChecked(bool(at_login))
+        self.machine_label.setText(_("Detected: {things}.", things=join_parts((engine, memory_free, cards))))
+        self.storage_label.setText(saving)
+        self.login_box.setVisible(at_login is not None)
+        self.login_box.setChecked(bool(at_login))
 
     async def _load_models(self) -> None:
         found: list[JudgedModel] = []
@@ -156,13 +156,13 @@ class FirstStart(QWidget):
             for judged in found
             if (judgement := judged.judgement) and judgement.verdict is not Verdict.NO and judged.model.path != starter
         ]
-        for old in self.found:
+        for old in self.local_model_buttons:
             old.deleteLater()
         best = sorted(usable, key=lambda known: known[:2])[:_MAX]
-        self.found = [self._model_button(judged) for *_order, judged in best]
-        for choice in self.found:
-            self._found.addWidget(choice)
-        first, *others = *self.found, self.starter
+        self.local_model_buttons = [self._model_button(judged) for *_order, judged in best]
+        for choice in self.local_model_buttons:
+            self._local_model_column.addWidget(choice)
+        first, *others = *self.local_model_buttons, self.starter_button
         restyle(first, "kind", "primary")
         for other in others:
             restyle(other, "kind", "")
@@ -173,35 +173,55 @@ class FirstStart(QWidget):
         title = _("Use {model}", model=shown.title)
         use.set_text(title.replace("&", "&&"), f"· {shown.chip}", f"{shown.detail}\n{shown.tip}")
         use.setAccessibleName(join_parts((title, shown.chip)))
-        use.clicked.connect(lambda: self._runner.start(self._use(judged.model.path)))
+        use.clicked.connect(lambda: self._runner.start(self._use_model(judged.model.path)))
         return _widen(use)
 
     def _show_fetching(self, fetching: bool) -> None:
         self._progress.setVisible(fetching)
-        for choice in (*self.found, self.starter, self.models, self.pick, self.back):
+        for choice in (
+            *self.local_model_buttons,
+            self.starter_button,
+            self.models_button,
+            self.choose_file_button,
+            self.back_button,
+        ):
             choice.setVisible(not fetching)
         if fetching:
-            self.error.hide()
+            self.error_card.hide()
 
     def _build_column(self) -> QVBoxLayout:
         box = QWidget()
         box.setMaximumWidth(self.fontMetrics().averageCharWidth() * _LETTERS)
-        self._found = column(spacing=12)
+        self._local_model_column = column(spacing=12)
         self._progress = QWidget()
         self.bar = progress_bar(_("Downloading the starter model"))
-        self.amount = label(kind="muted")
-        self.cancel = button(_("Cancel"), self._cancel, name=_("Cancel the download"))
-        column(self.bar, row((self.amount, 1), self.cancel), on=self._progress, spacing=10, margins=(0, 4, 0, 0))
+        self.progress_label = label(kind="muted")
+        self.cancel_button = button(_("Cancel"), self._cancel, name=_("Cancel the download"))
+        column(
+            self.bar,
+            row((self.progress_label, 1), self.cancel_button),
+            on=self._progress,
+            spacing=10,
+            margins=(0, 4, 0, 0),
+        )
         self._progress.hide()
-        choices = self._found, self.starter, self.models, self.pick, self._progress, self.error, self.back
-        more = self.saving, self.login, self.offer
+        choices = (
+            self._local_model_column,
+            self.starter_button,
+            self.models_button,
+            self.choose_file_button,
+            self._progress,
+            self.error_card,
+            self.back_button,
+        )
+        more = self.storage_label, self.login_box, self.engine_offer
         logo = QLabel(pixmap=app_icon().pixmap(QSize(64, 64)))
         title = label(_("Choose a model to chat with"), "hero", wraps=True)
         text = _(
             "Everything stays on this computer. kvchat saves the memory of each chat, so that chats "
             "continue without delay when you come back."
         )
-        greeting = logo, title, label(text, "muted", wraps=True), self.machine
+        greeting = logo, title, label(text, "muted", wraps=True), self.machine_label
         column(*greeting, 8, *choices, 8, *more, on=box, spacing=12, margins=24)
         return column(STRETCH, STRETCH, box, STRETCH, STRETCH, STRETCH)
 

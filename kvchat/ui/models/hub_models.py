@@ -51,23 +51,26 @@ class HubModels(QWidget):
         hint = _("Model name or address on huggingface.co")
         self.field = ClearableField(look, _("Search Hugging Face"), hint)
         self.field.setToolTip(hint)
-        self.search = button(pgettext("to do", "Search"), self._search)
+        self.search_button = button(pgettext("to do", "Search"), self._search)
         self.field.returnPressed.connect(self._search)
-        self.back = button(_("‹ Back"), self._go_back, "link", name=_("Back to the list"))
+        self.back_button = button(_("‹ Back"), self._go_back, "link", name=_("Back to the list"))
         self.heading = label(kind="strong", wraps=True)
         self.list = RowList(look, _("Models on Hugging Face"))
         self.list.row_activated.connect(self._take)
         self.list.current_changed.connect(self._show_current)
-        self.access = Card()  # for a gated repository
+        self.access_card = Card()  # for a gated repository
         self.access_page = ""
-        self.access.add_button(_("Open model page"), "", lambda: QDesktopServices.openUrl(QUrl(self.access_page)))
-        self.token = self.access.add_button(_("Access token…"), "primary")
-        self.access.hide()
+        self.access_card.add_button(_("Open model page"), "", lambda: QDesktopServices.openUrl(QUrl(self.access_page)))
+        self.token_button = self.access_card.add_button(_("Access token…"), "primary")
+        self.access_card.hide()
         self.reason, privacy = label(kind="small", wraps=True), label(_(_PRIVACY), "small", wraps=True)
-        self.take = button(_("Show files"), lambda: self._take(self.list.current), "primary")
-        search_row, above = row((self.field, 1), self.search, spacing=8), row(self.back, (self.heading, 1), spacing=10)
-        below = row((privacy, 1), self.take, spacing=8)
-        column(search_row, above, self.access, (self.list, 1), self.reason, below, on=self, spacing=8, margins=0)
+        self.show_files_button = button(_("Show files"), lambda: self._take(self.list.current), "primary")
+        search_row, above = (
+            row((self.field, 1), self.search_button, spacing=8),
+            row(self.back_button, (self.heading, 1), spacing=10),
+        )
+        below = row((privacy, 1), self.show_files_button, spacing=8)
+        column(search_row, above, self.access_card, (self.list, 1), self.reason, below, on=self, spacing=8, margins=0)
         self._show_rows("", [])
 
     def open(self) -> None:
@@ -88,15 +91,15 @@ class HubModels(QWidget):
         """Load other rows; a request in progress is cancelled."""
         if self._loading is not None:
             self._loading.cancel()
-        self.access.hide()
+        self.access_card.hide()
         self._loading = self._panel.run(load, self._show_error)
 
     def _show_error(self, error: KvchatError) -> None:
         self.heading.setText(self._last_heading)
         if isinstance(error, AccessNeeded):
             self.access_page = error.page
-            self.access.set_text(error.title, error.detail, error.advice)
-            self.access.show()
+            self.access_card.set_text(error.title, error.detail, error.advice)
+            self.access_card.show()
         else:
             self._panel.show_error(error)
 
@@ -139,20 +142,20 @@ class HubModels(QWidget):
         self._repository = None
         self._last_heading = heading
         self.heading.setText(heading)
-        self.back.setVisible(back)
+        self.back_button.setVisible(back)
         self.list.show_rows(rows)
         self._show_current()
 
     def _go_back(self) -> None:
-        self.access.hide()
+        self.access_card.hide()
         self._show_rows(self._results_heading, self._results)
         self._results = []
 
     def _show_current(self) -> None:
         row = self.list.current
-        self.take.setText(_("Show files") if self._repository is None else _("Download"))
-        self.take.setAccessibleName(self.take.text())
-        self.take.setEnabled(row is not None)
+        self.show_files_button.setText(_("Show files") if self._repository is None else _("Download"))
+        self.show_files_button.setAccessibleName(self.show_files_button.text())
+        self.show_files_button.setEnabled(row is not None)
         self.reason.setText(row.tip if row else "")
         self.reason.setVisible(bool(row and row.tip))
 
@@ -183,13 +186,13 @@ class TokenDialog(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget) -> None:
         super().__init__(runtime, look, runner, _("Hugging Face access token"), parent)
         self._store = store = runtime.models.token
-        self.field, self.place = line_edit(_("Access token"), "hf_…"), label(kind="muted", wraps=True)
+        self.field, self.location_label = line_edit(_("Access token"), "hf_…"), label(kind="muted", wraps=True)
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
-        self.forget = button(_("Remove"), lambda: self._change(store.forget), "danger")
-        self.save = button(_("Save"), lambda: self._change(store.save, self.field.text()), "primary")
-        self.field.returnPressed.connect(self.save.click)
-        below = row(self.forget, STRETCH, button(_("Close"), self.close), self.save)
-        parts = self.notices, label(_(_TOKEN_HELP), "muted", wraps=True), self.field, self.place, below
+        self.remove_button = button(_("Remove"), lambda: self._change(store.forget), "danger")
+        self.save_button = button(_("Save"), lambda: self._change(store.save, self.field.text()), "primary")
+        self.field.returnPressed.connect(self.save_button.click)
+        below = row(self.remove_button, STRETCH, button(_("Close"), self.close), self.save_button)
+        parts = self.notices, label(_(_TOKEN_HELP), "muted", wraps=True), self.field, self.location_label, below
         column(*parts, on=self, spacing=10, margins=(24, 20, 24, 18))
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -208,11 +211,11 @@ class TokenDialog(Panel):
 
     async def _load(self) -> None:
         token = await asyncio.to_thread(self._store.load)
-        self.forget.setVisible(token is not None and token.location != EXTERNAL_LOCATION)
+        self.remove_button.setVisible(token is not None and token.location != EXTERNAL_LOCATION)
         text, place = _("No access token is saved."), _(token.location) if token is not None else ""
         if place:
             text = _("An access token is saved in {place}.", place=place)
         if token is not None and token.location == EXTERNAL_LOCATION:
             text = _("An access token was found in {place}. It is used unless you enter another one.", place=place)
-        self.place.setText(text)
+        self.location_label.setText(text)
         fit_height(self, _LETTERS)

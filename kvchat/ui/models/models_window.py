@@ -56,17 +56,19 @@ class LocalModels(QWidget):
         self.list.current_changed.connect(self._show_current)
         self.status, self.reason = label(kind="small", wraps=True), label(kind="small", wraps=True)
         tip = _("New chats use this model. Existing chats keep their model.")
-        self.use = button(_("Use this model"), lambda: self._use(self.list.current), "primary", tip=tip)
-        self.delete = button(_("Delete…"), self._ask_delete, name=_("Delete this model"))
-        self.folders = button(_("Folders…"), self.open_folders, name=_("Model folders"))
-        self.none = Card()
-        self.none.set_text(_("No models found on this computer"), _(_NO_MODEL), "")
-        self.starter = self.none.add_button(starter_title(is_downloaded=False), "primary")
-        self.more = self.none.add_button(_("Download another…"))
-        self.none.add_button(_("Choose a folder…"), "", self._ask_folder)
-        self.none.hide()
-        below = row((self.status, 1), flow(self.folders, self.delete, self.use, at_end=True), spacing=8)
-        parts = self.filter, self.none, (self.list, 1), self.reason, below
+        self.use_button = button(_("Use this model"), lambda: self._use(self.list.current), "primary", tip=tip)
+        self.delete_button = button(_("Delete…"), self._ask_delete, name=_("Delete this model"))
+        self.folders_button = button(_("Folders…"), self.open_folders, name=_("Model folders"))
+        self.empty_card = Card()
+        self.empty_card.set_text(_("No models found on this computer"), _(_NO_MODEL), "")
+        self.starter_button = self.empty_card.add_button(starter_title(is_downloaded=False), "primary")
+        self.download_button = self.empty_card.add_button(_("Download another…"))
+        self.empty_card.add_button(_("Choose a folder…"), "", self._ask_folder)
+        self.empty_card.hide()
+        below = row(
+            (self.status, 1), flow(self.folders_button, self.delete_button, self.use_button, at_end=True), spacing=8
+        )
+        parts = self.filter, self.empty_card, (self.list, 1), self.reason, below
         column(*parts, on=self, spacing=8, margins=0)
         self.refresh()
 
@@ -87,7 +89,7 @@ class LocalModels(QWidget):
         try:
             self._show_status(())
             is_downloaded = await asyncio.to_thread(is_starter_downloaded, self._runtime.paths.models)
-            self.starter.setText(starter_title(is_downloaded=is_downloaded))
+            self.starter_button.setText(starter_title(is_downloaded=is_downloaded))
             judge = await self._runtime.engine.model_judge()
             unreadable = await self._runtime.models.find(judge, add, self._runtime.settings.model_path)
         finally:
@@ -98,8 +100,8 @@ class LocalModels(QWidget):
 
     def _show_status(self, unreadable: Sequence[UnreadableFolder]) -> None:
         is_empty = not self._is_searching and not self._models
-        self.none.setVisible(is_empty)
-        for widget in (self.filter, self.use, self.delete):
+        self.empty_card.setVisible(is_empty)
+        for widget in (self.filter, self.use_button, self.delete_button):
             widget.setVisible(not is_empty)
         parts = [_("{path} cannot be read.", path=folder.path) for folder in unreadable]
         if count := len(self._models):
@@ -118,7 +120,7 @@ class LocalModels(QWidget):
             others = [other for other in folders if other != folder]
             title = _("Stop scanning {folder}", folder=folder).replace("&", "&&")
             menu.addAction(title, partial(self._set_folders, others))
-        menu.popup(self.folders.mapToGlobal(self.folders.rect().topLeft()))
+        menu.popup(self.folders_button.mapToGlobal(self.folders_button.rect().topLeft()))
         return menu
 
     def add_folder(self, folder: str) -> None:
@@ -146,14 +148,14 @@ class LocalModels(QWidget):
 
     def _show_current(self) -> None:
         row, judged, used = self.list.current, self._judged(self.list.current), self._runtime.settings.model_path
-        self.use.setEnabled(judged is not None and judged.judgement is not None)
+        self.use_button.setEnabled(judged is not None and judged.judgement is not None)
         reason = ""
         if judged is not None and str(judged.model.path) in (used, self._runtime.model.path):
             reason = _("This model is in use.")
         if judged is not None and not judged.model.can_delete:
             reason = _("Delete it in the app that installed it.")
-        self.delete.setEnabled(judged is not None and not reason)
-        self.delete.setToolTip(reason)
+        self.delete_button.setEnabled(judged is not None and not reason)
+        self.delete_button.setToolTip(reason)
         self.reason.setText(row.tip if row else "")
         self.reason.setVisible(bool(row and row.tip))
 
@@ -223,10 +225,10 @@ class ModelsWindow(Panel):
         self.tabs.idToggled.connect(self._show_page)
         self.tabs.button(0).setChecked(True)
         self.local.use_requested.connect(lambda path: self.run(self.use(path)))
-        self.local.more.clicked.connect(self.tabs.button(1).click)
-        self.local.starter.clicked.connect(self.starter_requested)
-        self.local.starter.clicked.connect(self.close)
-        self.hub.token.clicked.connect(self.open_token)
+        self.local.download_button.clicked.connect(self.tabs.button(1).click)
+        self.local.starter_button.clicked.connect(self.starter_requested)
+        self.local.starter_button.clicked.connect(self.close)
+        self.hub.token_button.clicked.connect(self.open_token)
 
     def open_local(self) -> None:
         self._open_page(self.local)
@@ -324,12 +326,19 @@ class DownloadView(QFrame):
         self.download = download
         self._owner, self._window, self._downloads = owner, window, runtime.models.downloads
         self.name, self.progress, self.bar = ElidedLabel("strong"), label(kind="small", wraps=True), progress_bar("")
-        self.pause = button(_("Pause"), lambda: self._downloads.pause(self.download.path))
-        self.resume, self.again = button(_("Resume"), self._resume), button(_("Try again"), self._resume)
-        self.use = button(_("Use model"), lambda: window.run(window.use(self.download.path)))
-        self.remove = button(_("Remove"), self._ask_remove)
-        self.token = button(_("Access token…"), window.open_token, name=_("Access token"))
-        buttons = self.token, self.pause, self.resume, self.again, self.use, self.remove
+        self.pause_button = button(_("Pause"), lambda: self._downloads.pause(self.download.path))
+        self.resume_button, self.retry_button = button(_("Resume"), self._resume), button(_("Try again"), self._resume)
+        self.use_button = button(_("Use model"), lambda: window.run(window.use(self.download.path)))
+        self.remove_button = button(_("Remove"), self._ask_remove)
+        self.token_button = button(_("Access token…"), window.open_token, name=_("Access token"))
+        buttons = (
+            self.token_button,
+            self.pause_button,
+            self.resume_button,
+            self.retry_button,
+            self.use_button,
+            self.remove_button,
+        )
         above = row((self.name, 1), *buttons, spacing=8)
         column(above, self.bar, self.progress, on=self, spacing=6, margins=(14, 10, 10, 10))
 
@@ -342,14 +351,14 @@ class DownloadView(QFrame):
         self.bar.setAccessibleName(f"{name}: {100 * download.done // max(download.total, 1)} %")
         self.progress.setText(describe_download(download))
         for choice, is_shown in (
-            (self.pause, state in ACTIVE_STATES),
-            (self.resume, state is DownloadState.PAUSED),
-            (self.again, state is DownloadState.FAILED),
-            (self.token, isinstance(download.error, AccessNeeded)),
-            (self.use, state is DownloadState.DONE),
+            (self.pause_button, state in ACTIVE_STATES),
+            (self.resume_button, state is DownloadState.PAUSED),
+            (self.retry_button, state is DownloadState.FAILED),
+            (self.token_button, isinstance(download.error, AccessNeeded)),
+            (self.use_button, state is DownloadState.DONE),
         ):
             choice.setVisible(is_shown)
-        for choice in (self.pause, self.resume, self.again, self.use, self.remove):
+        for choice in (self.pause_button, self.resume_button, self.retry_button, self.use_button, self.remove_button):
             choice.setAccessibleName(f"{choice.text()}: {name}")
 
     def _resume(self) -> None:

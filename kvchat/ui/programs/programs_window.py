@@ -42,10 +42,10 @@ class LiveRows(QWidget):
         super().__init__()
         self._look = look
         self.rows: list[LiveRow] = []
-        self.more = label(kind="small")
+        self.overflow_label = label(kind="small")
         self._lines = column(spacing=4)
         title = label(_("Currently in the engine"), "strong")
-        column(title, self._lines, self.more, on=self, spacing=6, margins=(0, 0, 0, 10))
+        column(title, self._lines, self.overflow_label, on=self, spacing=6, margins=(0, 0, 0, 10))
 
     def show_now(
         self, under_way: Sequence[RequestRecord], loaded_slots: Sequence[LoadedSlot], titles: Mapping[str, str]
@@ -68,8 +68,8 @@ class LiveRows(QWidget):
             line.setVisible(number < len(rows))
             if number < len(rows):
                 line.show_request(*rows[number])
-        self.more.setText(plural(len(rows) - _MAX_ROWS, "and {count} other", "and {count} others"))
-        self.more.setVisible(len(rows) > _MAX_ROWS)
+        self.overflow_label.setText(plural(len(rows) - _MAX_ROWS, "and {count} other", "and {count} others"))
+        self.overflow_label.setVisible(len(rows) > _MAX_ROWS)
         self.setVisible(bool(rows))
 
 
@@ -190,7 +190,7 @@ class ProgramsWindow(Panel):
         self._update_timer.timeout.connect(self.refresh)
         self.follow(self._api_server.subscribe, self._update_timer.start)
         self.total = label(kind="muted", wraps=True)
-        self.open_settings = button(_("Settings…"), self.settings_requested, "link", name=_("API server settings"))
+        self.settings_button = button(_("Settings…"), self.settings_requested, "link", name=_("API server settings"))
         self.now = LiveRows(look)
         self.list = RowList(look, _("Connected apps"))
         self.details = ProgramDetails(look)
@@ -198,27 +198,27 @@ class ProgramsWindow(Panel):
         self.list.current_changed.connect(self._show_current)
         self.details.rule_toggled.connect(self._switch)
         look.changed.connect(self._fit)
-        self.empty, self.server_off, self._page = QWidget(), QWidget(), ScrollPage("settingsPage")
+        self.empty_page, self.server_off_page, self._page = QWidget(), QWidget(), ScrollPage("settingsPage")
         off = label(_("The API server is off."), wraps=True)
-        row((off, 1), self.open_settings, on=self.server_off, spacing=10, margins=(22, 0, 22, 0))
+        row((off, 1), self.settings_button, on=self.server_off_page, spacing=10, margins=(22, 0, 22, 0))
         title = label(_("Connected apps"), "strong")
         parts = self.now, title, self.total, self.list, self.details, self.requests, STRETCH
         column(*parts, on=self._page.content, spacing=8, margins=(22, 12, 22, 12))
         nothing, top = label(_(_EMPTY), "muted", wraps=True), Qt.AlignmentFlag.AlignHCenter
         nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
         set_up = button(_("Connect an app…"), self.settings_requested, name=_("Connect an app"))
-        column(STRETCH, nothing, (set_up, 0, top), STRETCH, on=self.empty, spacing=14, margins=(60, 0, 60, 0))
-        self.forget = button(_("Forget app…"), self._ask_forget, "danger", name=_("Forget the chosen app"))
+        column(STRETCH, nothing, (set_up, 0, top), STRETCH, on=self.empty_page, spacing=14, margins=(60, 0, 60, 0))
+        self.forget_button = button(_("Forget app…"), self._ask_forget, "danger", name=_("Forget the chosen app"))
         self.close_button = button(_("Close"), self.close, "primary", name=_("Close connected apps"))
-        below = row(self.forget, STRETCH, self.close_button, margins=(22, 0, 22, 0))
-        shown = self.notices, self.server_off, (self._page, 1), (self.empty, 1), below
+        below = row(self.forget_button, STRETCH, self.close_button, margins=(22, 0, 22, 0))
+        shown = self.notices, self.server_off_page, (self._page, 1), (self.empty_page, 1), below
         column(*shown, on=self, spacing=12, margins=(0, 14, 0, 16))
 
     def refresh(self) -> None:
         server = self._api_server
         self._totals = server.totals.by_program()
         some, is_open = bool(self._totals or server.active or server.recent), self._runtime.settings.api_server
-        self.server_off.setVisible(some and not is_open)
+        self.server_off_page.setVisible(some and not is_open)
         self.now.show_now(server.active, server.loaded_slots, self._titles)
         names = sorted(self._totals, key=lambda name: -self._totals[name].last_at)
         before = self.list.current
@@ -226,7 +226,7 @@ class ProgramsWindow(Panel):
         if before is None and names:
             self.list.select(names[0])
         self.total.setText(describe_totals(list(self._totals.values())) if self._totals else "")
-        for part, shown in ((self._page, some), (self.empty, not some), (self.forget, some)):
+        for part, shown in ((self._page, some), (self.empty_page, not some), (self.forget_button, some)):
             part.setVisible(shown)
         self._fit()
         self._show_current()
@@ -253,7 +253,7 @@ class ProgramsWindow(Panel):
         if total is not None:
             self.details.show_program(name, total, self._api_server.rules(name))
         self.requests.show_requests([record for record in reversed(self._api_server.recent) if record.program == name])
-        self.forget.setEnabled(total is not None)
+        self.forget_button.setEnabled(total is not None)
 
     def _switch(self, rule: str, on: bool) -> None:
         chosen = self.list.current

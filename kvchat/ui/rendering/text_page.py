@@ -240,13 +240,13 @@ class LinkDialog(Question):
         # Labels wrap only at words: zero-width spaces let a long address wrap anywhere.
         breaking = (("\u200b".join(text) if len(text) > 60 and " " not in text else text, kind) for text, kind in texts)
         lines = [label(text, kind, wraps=True) for text, kind in breaking]
-        self.open_button, self.copy_button, self.cancel = map(QPushButton, (_("Open"), _("Copy"), _("Cancel")))
+        self.open_button, self.copy_button, self.cancel_button = map(QPushButton, (_("Open"), _("Copy"), _("Cancel")))
         self.copy_button.setToolTip(_("Copy the address"))
-        super().__init__(parent, _("Open this link?"), lines, self.open_button, self.copy_button, self.cancel)
+        super().__init__(parent, _("Open this link?"), lines, self.open_button, self.copy_button, self.cancel_button)
         self.open_button.clicked.connect(lambda: QDesktopServices.openUrl(QUrl(url)))
         self.open_button.clicked.connect(self.accept)
         self.copy_button.clicked.connect(lambda: QApplication.clipboard().setText(url))
-        for answer in (self.copy_button, self.cancel):
+        for answer in (self.copy_button, self.cancel_button):
             answer.clicked.connect(self.reject)
 
 

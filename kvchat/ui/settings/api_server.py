@@ -40,14 +40,18 @@ class ApiServerPage(SettingsPage):
         self.add_settings(through="api_server")
         self.address = line_edit(_("Address"))
         self.address.setReadOnly(True)
-        self.copy_address = CopyButton(_("the address"), self.address.text)
-        self.address_entry = self.add_wide(_("Address"), "", row((self.address, 1), self.copy_address, spacing=8))
+        self.copy_address_button = CopyButton(_("the address"), self.address.text)
+        self.address_entry = self.add_wide(
+            _("Address"), "", row((self.address, 1), self.copy_address_button, spacing=8)
+        )
         self.key_field = line_edit(_("API key"))
         self.key_field.setReadOnly(True)
-        self.reveal = button(_("Show"), lambda: self._show_key(not self.is_key_shown), name=_("Show the API key"))
-        self.copy_key = CopyButton(_("the API key"), lambda: self._common_key)
-        self.renew = button(_("Replace…"), self._ask_to_replace, name=_("Replace the API key"))
-        key_buttons = flow(self.reveal, self.copy_key, self.renew)
+        self.show_key_button = button(
+            _("Show"), lambda: self._show_key(not self.is_key_shown), name=_("Show the API key")
+        )
+        self.copy_key_button = CopyButton(_("the API key"), lambda: self._common_key)
+        self.replace_key_button = button(_("Replace…"), self._ask_to_replace, name=_("Replace the API key"))
+        key_buttons = flow(self.show_key_button, self.copy_key_button, self.replace_key_button)
         self.key_entry = self.add_wide(_("API key"), _(_KEY_HELP), self.key_field, key_buttons)
         self._add_configuration()
         self.add_settings(through="api_any_model")
@@ -68,13 +72,17 @@ class ApiServerPage(SettingsPage):
         self.client_box = ChoiceBox(self.look, _("App"))
         for client in CLIENTS:
             self.client_box.addItem(client.name, client)
-        self.where = label(kind="small", wraps=True)
+        self.config_location_label = label(kind="small", wraps=True)
         self.configuration = plain_text(_("Configuration to paste"), code_font(fonts.mono, fonts.small))
         self.configuration.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        self.copy_configuration = CopyButton(_("the configuration"), lambda: self._client.lines(self.access))
-        self.link = button(_("Documentation"), lambda: QDesktopServices.openUrl(QUrl(self._client.link)), "link")
-        buttons = flow(self.client_box, self.copy_configuration, self.link)
-        self.add_wide(_("Connect an app"), _(_CONFIGURATION_HELP), buttons, self.where, self.configuration)
+        self.copy_configuration_button = CopyButton(_("the configuration"), lambda: self._client.lines(self.access))
+        self.documentation_button = button(
+            _("Documentation"), lambda: QDesktopServices.openUrl(QUrl(self._client.link)), "link"
+        )
+        buttons = flow(self.client_box, self.copy_configuration_button, self.documentation_button)
+        self.add_wide(
+            _("Connect an app"), _(_CONFIGURATION_HELP), buttons, self.config_location_label, self.configuration
+        )
         self.client_box.activated.connect(self._show_configuration)
         self.look.changed.connect(self._show_configuration)
 
@@ -114,7 +122,7 @@ class ApiServerPage(SettingsPage):
     def refresh(self) -> None:
         super().refresh()
         is_on = self.runtime.settings.api_server
-        for entry in self._inside:
+        for entry in self._server_entries:
             entry.setVisible(is_on)
         self.show_url(self.runtime.api_server.url)
         self._show_keys()
@@ -132,7 +140,7 @@ class ApiServerPage(SettingsPage):
 
     def show_url(self, url: str | None) -> None:
         self.address.setText(url or "")
-        self.copy_address.setEnabled(url is not None)
+        self.copy_address_button.setEnabled(url is not None)
         if url is None:
             help = _("The API server could not start. Try another port.")
         elif "//127.0.0.1" in url or "//[::1]" in url or "//localhost" in url:
@@ -162,8 +170,8 @@ class ApiServerPage(SettingsPage):
         self.key_field.setText(key)
         help = _(_KEY_HELP) if key else _("No API key is set. Every app on this computer has access.")
         self.key_entry.set_help(help)
-        self.renew.setText(_("Replace…") if key else _("Create key"))
-        for widget in (self.key_field, self.reveal, self.copy_key):
+        self.replace_key_button.setText(_("Replace…") if key else _("Create key"))
+        for widget in (self.key_field, self.show_key_button, self.copy_key_button):
             widget.setVisible(bool(key))
         self._show_key(self.is_key_shown and bool(key))
         clear(self.app_keys)
@@ -180,14 +188,14 @@ class ApiServerPage(SettingsPage):
     def _show_key(self, is_shown: bool) -> None:
         self.key_field.setEchoMode(QLineEdit.EchoMode.Normal if is_shown else QLineEdit.EchoMode.Password)
         self.key_field.setCursorPosition(0)
-        self.reveal.setText(_("Hide") if is_shown else _("Show"))
+        self.show_key_button.setText(_("Hide") if is_shown else _("Show"))
         self._show_configuration()
 
     def _show_configuration(self) -> None:
         """Show the chosen app's configuration, with the key only if it is revealed."""
         access, look, client = self.access, self.look, self._client
         lines = client.lines(access if self.is_key_shown or not access.key else replace(access, key=_HIDDEN))
-        self.where.setText(_(client.where))
+        self.config_location_label.setText(_(client.where))
         self.configuration.setFont(code_font(look.fonts.mono, look.fonts.small))
         if self.configuration.toPlainText() != lines:
             self.configuration.setPlainText(lines)

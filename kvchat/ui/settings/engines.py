@@ -49,22 +49,25 @@ class EnginePage(SettingsPage):
         self.again = button(_("Scan again"), self._search_again, name=_("Scan for engines again"))
         choice = flow(self.box, self.browse, self.again)
         self.engine = self.add_wide(_("Engine"), _(_ENGINE_HELP), choice)
-        self.test = button(_("Test"), lambda: self.run(self._test()), name=_("Test the engine"))
-        self.trial = self.add(Entry(_("Engine test"), _(_TEST_HELP), self.test))
-        self.offer = EngineOffer(look, runtime.engines, self.run)
-        self.card = self.add(Entry(_("GPU acceleration"), _(PROMISE), self.offer, wide=True))
+        self.test_button = button(_("Test"), lambda: self.run(self._test()), name=_("Test the engine"))
+        self.test_entry = self.add(Entry(_("Engine test"), _(_TEST_HELP), self.test_button))
+        self.engine_offer = EngineOffer(look, runtime.engines, self.run)
+        self.card = self.add(Entry(_("GPU acceleration"), _(PROMISE), self.engine_offer, wide=True))
         self._downloads = column(spacing=4)
         help = _("Choose an engine above. You can remove unused ones.")
         self.downloaded = self.add_wide(_("Downloaded engines"), help, self._downloads)
         panel.follow(runtime.engines.subscribe, self._handle_download_change)
         self.add_settings(through="engine_url")
-        self.api_key = line_edit(_("Server API key"), _("the value of the server’s --api-key"))
-        self.api_key.setEchoMode(QLineEdit.EchoMode.Password)
-        self.api_key.setAccessibleDescription(_("Required only if the server uses an API key"))
-        self.api_key.returnPressed.connect(self._save_typed_key)
+        self.api_key_field = line_edit(_("Server API key"), _("the value of the server’s --api-key"))
+        self.api_key_field.setEchoMode(QLineEdit.EchoMode.Password)
+        self.api_key_field.setAccessibleDescription(_("Required only if the server uses an API key"))
+        self.api_key_field.returnPressed.connect(self._save_typed_key)
         name = _("Forget the server API key")
-        self.forget_key = button(_("Forget"), lambda: self.run(self._save_key("")), "link", name=name)
-        help, control = _("Required only if the server uses an API key."), flow(self.api_key, self.forget_key)
+        self.forget_key_button = button(_("Forget"), lambda: self.run(self._save_key("")), "link", name=name)
+        help, control = (
+            _("Required only if the server uses an API key."),
+            flow(self.api_key_field, self.forget_key_button),
+        )
         self.key_entry = self.add_wide(_("Server API key"), help, control)
         self.add_settings()
 
@@ -108,13 +111,13 @@ class EnginePage(SettingsPage):
 
     def _show_engines(self) -> None:
         path = self.runtime.settings.engine_path
-        self.box.clear()
-        self.box.addItem(_(_AUTOMATIC), None)
+        self.engine_box.clear()
+        self.engine_box.addItem(_(_AUTOMATIC), None)
         for entry in self.engines:
-            self.box.addItem(_name(entry), str(entry.location.path or EMBEDDED))
-        if path is not None and self.box.findData(path) < 0:
-            self.box.addItem(path, path)
-        self.box.setCurrentIndex(max(0, self.box.findData(path)))
+            self.engine_box.addItem(_name(entry), str(entry.location.path or EMBEDDED))
+        if path is not None and self.engine_box.findData(path) < 0:
+            self.engine_box.addItem(path, path)
+        self.engine_box.setCurrentIndex(max(0, self.engine_box.findData(path)))
         if self.engines:
             self.engine.set_help("\n".join(map(_describe, self.engines)))
         graphics = self._graphics
@@ -124,7 +127,7 @@ class EnginePage(SettingsPage):
             advice = [_("An engine that supports it generates replies several times faster."), driver_advice(graphics)]
             sentences = [_("The current engine uses it.")] if used else advice
             self.card.set_help(join_sentences(cards(graphics), *sentences, _(PROMISE)))
-            self.offer.show_choices(graphics)
+            self.engine_offer.show_choices(graphics)
 
     def open_file_dialog(self) -> None:
         dialog = file_dialog(self, _("Choose a llama-server"), QFileDialog.FileMode.ExistingFile)
@@ -138,17 +141,17 @@ class EnginePage(SettingsPage):
             lines.append(f"{'✗' if step.error else '✓'} {step.name}: {step.detail}".rstrip(": "))
             if step.error is not None and step.error.advice:
                 lines.append(step.error.advice)
-            self.trial.set_help("\n".join(lines))
+            self.test_entry.set_help("\n".join(lines))
 
-        self.test.setEnabled(False)
-        self.trial.set_help(_("Starting…"))
+        self.test_button.setEnabled(False)
+        self.test_entry.set_help(_("Starting…"))
         try:
             path = self.runtime.settings.engine_path
             location = EngineLocation() if path in (None, EMBEDDED) else EngineLocation(Path(str(path)))
             location = next((entry.location for entry in self.engines if entry.chosen), location)
             await self.runtime.engines.test_engine(location, show_step)
         finally:
-            self.test.setEnabled(True)
+            self.test_button.setEnabled(True)
 
     def _show_downloaded(self, engines: Sequence[DownloadedEngine]) -> None:
         clear(self._downloads)
@@ -174,7 +177,7 @@ class EnginePage(SettingsPage):
         confirm(self, title, text, _("Remove"), lambda: self.run(remove()))
 
     def _save_typed_key(self) -> None:
-        if key := self.api_key.text().strip():
+        if key := self.api_key_field.text().strip():
             self.run(self._save_key(key))
 
     async def _save_key(self, key: str) -> None:
@@ -182,7 +185,7 @@ class EnginePage(SettingsPage):
         keeper = await self.runtime.engines.save_key(key)
         saved = _("Saved in {place}. Used the next time the engine starts.", place=_(keeper.value)) if keeper else ""
         self.key_entry.set_help(saved or _("No API key is saved."))
-        self.api_key.clear()
+        self.api_key_field.clear()
 
 
 def _name(entry: EngineEntry) -> str:

@@ -49,7 +49,7 @@ class ModelPage(SettingsPage):
         self.model.set_help(breakable(runtime.model.name or _("No model chosen yet.")))
         self.restoring.set_help(engine.restoring)
         self.restoring.setVisible(bool(engine.restoring))
-        self.retest.setVisible(engine.may_retest)
+        self.retest_button.setVisible(engine.may_retest)
         reason = join_sentences(engine.context_reason, engine.context_warning)
         about = SETTING_INFO["context_size"]
         self.settings["context_size"].set_help("\n\n".join(part for part in (_(about.help), reason) if part))

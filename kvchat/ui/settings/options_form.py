@@ -58,28 +58,28 @@ class OptionsForm(QWidget):
         super().__init__()
         self._look = look
         self.system = _editor(_("System prompt"), _("Who the model should be and how it should reply"), lines=4)
-        self.numbers = {name: line_edit(_(known.label)) for name, known in RANGES.items()}
-        self.stop = line_edit(_("Stop words"), pgettext("stop words", "none"))
+        self.number_fields = {name: line_edit(_(known.label)) for name, known in RANGES.items()}
+        self.stop_words_field = line_edit(_("Stop words"), pgettext("stop words", "none"))
         self.format, self.format_text = (
             ChoiceBox(look, _("Output format")),
             _editor(_("Schema or grammar"), "", lines=5),
         )
         name, tip = _("Reset sampling"), _("Use the model’s defaults")
-        self.reset = button(_("Reset"), self._reset, "link", name=name, tip=tip)
+        self.reset_button = button(_("Reset"), self._reset, "link", name=name, tip=tip)
         self.refusal = label(kind="refusal", wraps=True)
         self._template: dict[str, ChoiceBox] = {}
         self._unknown: TemplateOptions = ()  # options unknown to the model's template
         self._template_holder = QWidget()
         self._template_grid = QGridLayout(self._template_holder)
         text = _("Fixed because the chat has started: these options are at the beginning of the prompt.")
-        self._fixed = label(text, "small", wraps=True)
+        self._fixed_label = label(text, "small", wraps=True)
         self._build()
         self.format.currentIndexChanged.connect(self._show_format)
         self._show_format(0)
 
     def set_options(self, options: tuple[TemplateOption, ...], defaults: Sampling, *, begun: bool) -> None:
         chosen = self._chosen()
-        for name, field in self.numbers.items():
+        for name, field in self.number_fields.items():
             value = getattr(defaults, name)
             value = _ENGINE.get(name) if value is None else value
             field.setPlaceholderText(_(_NOTHING.get(name, "")) if value is None else localize_number(f"{value:g}"))
@@ -95,16 +95,16 @@ class OptionsForm(QWidget):
             self._template_grid.addWidget(label(_(option.label), wraps=True), row, 0)
             self._template_grid.addWidget(box, row, 1)
         self._template_holder.setVisible(bool(options))
-        self._fixed.setVisible(begun and bool(options))
+        self._fixed_label.setVisible(begun and bool(options))
         self._choose(chosen)
 
     def fill(self, values: FormValues) -> None:
         sampling = values.options.sampling
         self.system.setPlainText(values.system)
-        for name, field in self.numbers.items():
+        for name, field in self.number_fields.items():
             value = getattr(sampling, name)
             field.setText("" if value is None else localize_number(f"{value:.10g}"))
-        self.stop.setText(", ".join(sampling.stop or ()))
+        self.stop_words_field.setText(", ".join(sampling.stop or ()))
         kind = _SCHEMA if sampling.json_schema else _GRAMMAR if sampling.grammar else _FREE
         self.format.setCurrentIndex(_FORMATS.index(kind))
         self.format_text.setPlainText(sampling.json_schema or sampling.grammar or "")
@@ -114,7 +114,7 @@ class OptionsForm(QWidget):
     def read(self) -> FormValues:
         """Return the field values. Raises InvalidOptions."""
         values: dict[str, Any] = {}
-        for name, field in self.numbers.items():
+        for name, field in self.number_fields.items():
             if text := field.text().strip():
                 try:
                     values[name] = int(text) if RANGES[name].is_integer else float(text.replace(",", "."))
@@ -122,7 +122,7 @@ class OptionsForm(QWidget):
                     raise InvalidOptions(
                         _("{label}: “{text}” is not a valid number", label=_(RANGES[name].label), text=text), "", ""
                     ) from None
-        stop = tuple(word.strip() for word in self.stop.text().split(",") if word.strip())
+        stop = tuple(word.strip() for word in self.stop_words_field.text().split(",") if word.strip())
         text, kind = self.format_text.toPlainText().strip(), _FORMATS[self.format.currentIndex()]
         sampling = Sampling(
             **values,
@@ -158,12 +158,12 @@ class OptionsForm(QWidget):
         self.format_text.setPlaceholderText(example if kind == _SCHEMA else 'root ::= "yes" | "no"')
 
     def _build(self) -> None:
-        self.stop.setToolTip(_("The reply ends at any of these words. Separate with commas."))
+        self.stop_words_field.setToolTip(_("The reply ends at any of these words. Separate with commas."))
         self.format.addItems([_(kind) for kind in _FORMATS])
         self._template_grid.setContentsMargins(0, 4, 0, 0)
         self._template_grid.setColumnStretch(0, 1)
-        above = label(_("System prompt"), "strong"), self.system, self._template_holder, self._fixed
-        reset = self.reset, 0, Qt.AlignmentFlag.AlignLeft
+        above = label(_("System prompt"), "strong"), self.system, self._template_holder, self._fixed_label
+        reset = self.reset_button, 0, Qt.AlignmentFlag.AlignLeft
         numbers = 6, label(_(STYLE), "strong"), self._build_numbers(), reset
         below = label(_("Output format"), "strong"), self.format, self.format_text, self.refusal, STRETCH
         column(*above, *numbers, *below, on=self, spacing=8, margins=0)
@@ -172,8 +172,8 @@ class OptionsForm(QWidget):
         grid = QGridLayout()
         grid.setHorizontalSpacing(14)
         grid.setVerticalSpacing(4)
-        fields = [(_(RANGES[name].label), name, field) for name, field in self.numbers.items()]
-        for number, (text, name, field) in enumerate([*fields, (_("Stop words"), "", self.stop)]):
+        fields = [(_(RANGES[name].label), name, field) for name, field in self.number_fields.items()]
+        for number, (text, name, field) in enumerate([*fields, (_("Stop words"), "", self.stop_words_field)]):
             line, place = divmod(number, _COLUMNS)
             above = label(text, "small", wraps=True)
             above.setBuddy(field)

@@ -44,9 +44,9 @@ class SettingsPage(ScrollPage):
     def add(self, entry: E) -> E:
         end = self._column.count() - 1  # before the stretch
         if self.entries:
-            entry.above = styled(QFrame(), "rule")
-            entry.above.setFixedHeight(1)
-            self._column.insertWidget(end, entry.above)
+            entry.hairline = styled(QFrame(), "rule")
+            entry.hairline.setFixedHeight(1)
+            self._column.insertWidget(end, entry.hairline)
             end += 1
         self._column.insertWidget(end, entry)
         self.entries.append(entry)
@@ -114,8 +114,8 @@ class TextEntry(FieldEntry):
     ) -> None:
         """example: placeholder; empty: the setting's value for an empty field"""
         field, control = line_edit(title, example), QWidget()
-        self.clear = button(_("Clear"), lambda: self._clear(), "link", name=_("Clear {title}", title=title))
-        row((field, 1), self.clear, on=control, spacing=10, margins=0)
+        self.clear_button = button(_("Clear"), lambda: self._clear(), "link", name=_("Clear {title}", title=title))
+        row((field, 1), self.clear_button, on=control, spacing=10, margins=0)
         super().__init__(name, title, help, field, control, wide=True)
         self._page, self._empty = page, empty
 
@@ -123,7 +123,7 @@ class TextEntry(FieldEntry):
         if not self.field.isModified():
             self.field.setText(getattr(settings, self.name) or "")
             self.refuse("")
-        self.clear.setVisible(bool(self.field.text()))
+        self.clear_button.setVisible(bool(self.field.text()))
 
     def _take(self) -> None:
         if self.field.isModified():

@@ -44,15 +44,15 @@ class OptionsPanel(Panel):
     ) -> None:
         super().__init__(runtime, look, runner, title, parent, size=size, least=least)
         self.form = OptionsForm(look)
-        self.save = button(_("Save"), lambda: self._save(), "primary")
-        self.save.setDefault(True)  # Enter in a field saves
+        self.save_button = button(_("Save"), lambda: self._save(), "primary")
+        self.save_button.setDefault(True)  # Enter in a field saves
 
     def _build(self, *above: QWidget | QLayout) -> None:
         scroll = ScrollPage("settingsPage")
         column(self.form, on=scroll.content, margins=(24, 4, 24, 12))
         top = column(*above, spacing=8, margins=(24, 18, 24, 8))
         cancel = button(_("Cancel"), self.close)
-        below = row(STRETCH, cancel, self.save, spacing=8, margins=(24, 10, 24, 16))
+        below = row(STRETCH, cancel, self.save_button, spacing=8, margins=(24, 10, 24, 16))
         column(top, (scroll, 1), below, on=self, spacing=0, margins=0)
 
     def _save(self) -> None:
@@ -68,7 +68,7 @@ class OptionsPanel(Panel):
 
     def open_empty(self) -> None:
         """Come to the front. Save is disabled until the form is filled."""
-        self.save.setEnabled(False)
+        self.save_button.setEnabled(False)
         self.bring_forward()
 
     def _read(self) -> FormValues | None:
@@ -95,7 +95,7 @@ class PresetDialog(OptionsPanel):
         async def load() -> None:
             if await self._load_options(model, lambda: preset == self._preset):
                 self.form.fill(FormValues(preset.system, preset.options))
-                self.save.setEnabled(True)
+                self.save_button.setEnabled(True)
 
         self._preset = preset
         self.name.setText(preset.name)
@@ -133,20 +133,22 @@ class PresetsPage(SettingsPage):
         self.list.setAccessibleName(_("Presets"))
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setMinimumHeight(220)
-        self.none = label(_("No presets yet. Choose “New…” to create one."), "muted")
+        self.empty_label = label(_("No presets yet. Choose “New…” to create one."), "muted")
         options = runtime.chat.options
-        self.new = button(_("New…"), lambda: self.open(Preset(_("New preset"))))
-        self.edit = button(_("Edit…"), lambda: self.open(self._current))
-        self.duplicate = button(_("Duplicate"), lambda: self._change(options.duplicate_preset))
-        self.default = button(
+        self.new_button = button(_("New…"), lambda: self.open(Preset(_("New preset"))))
+        self.edit_button = button(_("Edit…"), lambda: self.open(self._current))
+        self.duplicate_button = button(_("Duplicate"), lambda: self._change(options.duplicate_preset))
+        self.default_button = button(
             _("Make default"),
             lambda: self._change(
                 lambda preset: options.store_preset(replace(preset, is_default=not preset.is_default))
             ),
         )
-        self.delete = button(_("Delete…"), self._ask_delete, "danger")
-        buttons = flow(self.new, self.edit, self.duplicate, self.default, self.delete)
-        self.add_wide(_("Available presets"), _(_PRESETS_HELP), self.list, self.none, buttons)
+        self.delete_button = button(_("Delete…"), self._ask_delete, "danger")
+        buttons = flow(
+            self.new_button, self.edit_button, self.duplicate_button, self.default_button, self.delete_button
+        )
+        self.add_wide(_("Available presets"), _(_PRESETS_HELP), self.list, self.empty_label, buttons)
         self.list.currentRowChanged.connect(self._show_buttons)
         self.list.itemActivated.connect(lambda _: self.open(self._current))
         self._show_buttons()
@@ -174,7 +176,7 @@ class PresetsPage(SettingsPage):
         row = next((i for i, preset in enumerate(self._presets) if before and preset.id == before.id), 0)
         self.list.setCurrentRow(row if self._presets else -1)
         self.list.setVisible(bool(self._presets))
-        self.none.setVisible(not self._presets)
+        self.empty_label.setVisible(not self._presets)
         self._show_buttons()
 
     @property
@@ -184,9 +186,9 @@ class PresetsPage(SettingsPage):
 
     def _show_buttons(self) -> None:
         preset = self._current
-        for action in (self.edit, self.duplicate, self.default, self.delete):
+        for action in (self.edit_button, self.duplicate_button, self.default_button, self.delete_button):
             action.setEnabled(preset is not None)
-        self.default.setText(_("Remove default") if preset and preset.is_default else _("Make default"))
+        self.default_button.setText(_("Remove default") if preset and preset.is_default else _("Make default"))
 
     def _change(self, change: Callable[[Preset], Awaitable[object]]) -> None:
         async def run(preset: Preset) -> None:
@@ -230,17 +232,17 @@ class ChatSettingsWindow(OptionsPanel):
         self._dialog: PresetDialog | None = None
         self.title, self.model = ElidedLabel("title"), ModelBox(runtime, look)
         self.preset, presets = ChoiceBox(look, _("Preset")), button(_("Presets…"), self.presets_requested)
-        self.save_as_preset = button(_("Save as preset…"), self._save_as_preset)
+        self.save_as_preset_button = button(_("Save as preset…"), self._save_as_preset)
         self.model.activated.connect(self._load_model_options)
         self.preset.activated.connect(self._apply_preset)
         help, model = label(_(_EMPTY_FIELD), "small", wraps=True), row(label(_("Model")), (self.model, 1), spacing=8)
-        below = row(presets, self.save_as_preset, STRETCH, spacing=8)
+        below = row(presets, self.save_as_preset_button, STRETCH, spacing=8)
         self._build(self.title, help, self.notices, model, self.preset, below)
 
     def show_chat(self, chat: EditedChat) -> None:
         self._chat = chat
         self.title.set_text(chat.title)
-        self.save_as_preset.setEnabled(False)
+        self.save_as_preset_button.setEnabled(False)
         self.open_empty()
         self.run(self._load(chat))
 
@@ -259,8 +261,8 @@ class ChatSettingsWindow(OptionsPanel):
         self._saved = FormValues(preset.system, preset.options)
         self.model.begin(model)
         self.form.fill(self._saved)
-        self.save.setEnabled(True)
-        self.save_as_preset.setEnabled(True)
+        self.save_button.setEnabled(True)
+        self.save_as_preset_button.setEnabled(True)
         self.run(self.model.load_models())
 
     async def _load_presets(self) -> None:

@@ -29,17 +29,23 @@ class DeletedWindow(Panel):
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Recently deleted"), parent, size=(600, 480), least=(400, 300))
-        self.about, self.empty = label(kind="muted", wraps=True), label(_("No recently deleted items."), "muted")
-        self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.retention_label, self.empty_label = (
+            label(kind="muted", wraps=True),
+            label(_("No recently deleted items."), "muted"),
+        )
+        self.empty_label.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.list = RowList(look, _("Recently deleted"))
         self.list.row_activated.connect(lambda _: self._restore())
         self.list.current_changed.connect(self._show_buttons)
-        self.limits = button(_("Retention settings…"), self.storage_requested, "link")
-        self.all = button(_("Delete all…"), lambda: self._ask_to_delete(self._entries), "danger")
-        self.now = button(_("Delete permanently…"), lambda: self._ask_to_delete(self._chosen), "danger")
-        self.restore = button(_("Restore"), self._restore, "primary")
-        below = row(self.limits, (flow(self.all, self.now, self.restore, at_end=True), 1))
-        parts = self.notices, self.about, (self.empty, 1), (self.list, 1), below
+        self.retention_button = button(_("Retention settings…"), self.storage_requested, "link")
+        self.delete_all_button = button(_("Delete all…"), lambda: self._ask_to_delete(self._entries), "danger")
+        self.delete_button = button(_("Delete permanently…"), lambda: self._ask_to_delete(self._chosen), "danger")
+        self.restore_button = button(_("Restore"), self._restore, "primary")
+        below = row(
+            self.retention_button,
+            (flow(self.delete_all_button, self.delete_button, self.restore_button, at_end=True), 1),
+        )
+        parts = self.notices, self.retention_label, (self.empty_label, 1), (self.list, 1), below
         column(*parts, on=self, spacing=12, margins=16)
         self._entries: list[DeletedEntry] = []
 
@@ -56,10 +62,10 @@ class DeletedWindow(Panel):
         days = self._runtime.settings.keep_deleted_days
         kept = _("for {days}", days=plural(days, "{count} day", "{count} days")) if days else _("for 30 seconds")
         about = _("Deleted items stay here {kept}. Then kvchat permanently deletes them {for_good}.")
-        self.about.setText(about.format(kept=kept, for_good=_(_FOR_GOOD)))
+        self.retention_label.setText(about.format(kept=kept, for_good=_(_FOR_GOOD)))
         self.list.show_rows(list(map(row_of, entries)))
         self.list.setVisible(bool(entries))
-        self.empty.setVisible(not entries)
+        self.empty_label.setVisible(not entries)
         if entries and self.list.current is None:
             self.list.select(entries[0])
         self._show_buttons()
@@ -74,9 +80,9 @@ class DeletedWindow(Panel):
             self.run(self._runtime.chat.recently_deleted.restore(entry))
 
     def _show_buttons(self) -> None:
-        for action in (self.restore, self.now):
+        for action in (self.restore_button, self.delete_button):
             action.setEnabled(bool(self._chosen))
-        self.all.setEnabled(bool(self._entries))
+        self.delete_all_button.setEnabled(bool(self._entries))
 
     def _ask_to_delete(self, entries: list[DeletedEntry]) -> None:
         what = plural(len(entries), "{count} item", "{count} items")

@@ -47,21 +47,26 @@ class LibraryWindow(Panel):
         self._added = ""  # id to select once it is listed
         self.details = label(kind="small", wraps=True, selectable=True)
         self.details.hide()
-        self.empty = label(_(_EMPTY), "muted", wraps=True)
-        self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.empty_label = label(_(_EMPTY), "muted", wraps=True)
+        self.empty_label.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.list = RowList(look, _("Library"))
         self.list.row_activated.connect(lambda _: self._with_current(self._begin))
         self.list.current_changed.connect(self._show_current)
         self.bar = progress_bar(_("Processing progress"))
-        self.files = button(_("Add files…"), lambda: self._choose(QFileDialog.FileMode.ExistingFiles))
-        self.folder = button(_("Add a folder…"), lambda: self._choose(QFileDialog.FileMode.Directory))
-        self.remove = button(_("Remove…"), self._ask_to_remove, "danger")
-        self.cancel = button(_("Stop processing"), lambda: self._with_current(self._library.cancel))
-        self.again = button(_("Reprocess"), lambda: self._with_current(self._read))
-        self.begin = button(_("Start a chat"), lambda: self._with_current(self._begin), "primary")
-        purpose, above = label(_(_PURPOSE), "muted", wraps=True), row(self.files, self.folder, STRETCH, spacing=8)
-        below = row(STRETCH, self.remove, self.cancel, self.again, self.begin, spacing=8)
-        parts = self.notices, purpose, above, (self.empty, 1), (self.list, 1), self.bar, self.details, below
+        self.add_files_button = button(_("Add files…"), lambda: self._choose(QFileDialog.FileMode.ExistingFiles))
+        self.add_folder_button = button(_("Add a folder…"), lambda: self._choose(QFileDialog.FileMode.Directory))
+        self.remove_button = button(_("Remove…"), self._ask_to_remove, "danger")
+        self.stop_button = button(_("Stop processing"), lambda: self._with_current(self._library.cancel))
+        self.reprocess_button = button(_("Reprocess"), lambda: self._with_current(self._read))
+        self.start_chat_button = button(_("Start a chat"), lambda: self._with_current(self._begin), "primary")
+        purpose, above = (
+            label(_(_PURPOSE), "muted", wraps=True),
+            row(self.add_files_button, self.add_folder_button, STRETCH, spacing=8),
+        )
+        below = row(
+            STRETCH, self.remove_button, self.stop_button, self.reprocess_button, self.start_chat_button, spacing=8
+        )
+        parts = self.notices, purpose, above, (self.empty_label, 1), (self.list, 1), self.bar, self.details, below
         column(*parts, on=self, spacing=12, margins=(20, 16, 20, 16))
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -124,7 +129,7 @@ class LibraryWindow(Panel):
         elif before is None and ids:
             self.list.select(ids[0])
         self.list.setVisible(bool(ids))
-        self.empty.setVisible(not ids)
+        self.empty_label.setVisible(not ids)
         self._show_current()
 
     def _show_current(self) -> None:
@@ -136,12 +141,12 @@ class LibraryWindow(Panel):
         if reading is not None:
             self.bar.setValue(1000 * reading.done // max(reading.total, 1))
         self.bar.setVisible(reading is not None)
-        self.cancel.setVisible(reading is not None)
-        for action in (self.again, self.remove):
+        self.stop_button.setVisible(reading is not None)
+        for action in (self.reprocess_button, self.remove_button):
             action.setVisible(current is not None and reading is None)
         self.details.setVisible(current is not None)
-        self.begin.setVisible(current is not None)
-        self.begin.setEnabled(current is not None and current.prepared.is_read)
+        self.start_chat_button.setVisible(current is not None)
+        self.start_chat_button.setEnabled(current is not None and current.prepared.is_read)
 
     @property
     def _current(self) -> PreparedStatus | None:
@@ -183,10 +188,12 @@ class AddDialog(Question):
             label(describe_estimate(estimate), "muted", wraps=True),
         )
         self.field.setText(name)
-        self.add = button(_("Add"), self.accept, "primary")
-        self.add.setEnabled(not estimate.is_too_long)
-        self.field.textChanged.connect(lambda _: self.add.setEnabled(bool(self.name) and not estimate.is_too_long))
-        title, answers = _("Add to the library"), (button(_("Not now"), self.reject), self.add)
+        self.add_button = button(_("Add"), self.accept, "primary")
+        self.add_button.setEnabled(not estimate.is_too_long)
+        self.field.textChanged.connect(
+            lambda _: self.add_button.setEnabled(bool(self.name) and not estimate.is_too_long)
+        )
+        title, answers = _("Add to the library"), (button(_("Not now"), self.reject), self.add_button)
         super().__init__(parent, title, (label(title, "title"), self.field, self.estimate), *answers)
 
     @property

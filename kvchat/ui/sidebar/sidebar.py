@@ -249,9 +249,9 @@ class Sidebar(QFrame):
         view.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         view.delete_pressed.connect(self._ask_delete)
         view.selectionModel().selectionChanged.connect(self._select)
-        self.empty = label(_("No chats yet.\nYour chats will appear here."), "small", wraps=True)
-        self.empty.setContentsMargins(10, 4, 10, 0)
-        self.empty.hide()  # not loaded yet: unread chats are not missing
+        self.empty_label = label(_("No chats yet.\nYour chats will appear here."), "small", wraps=True)
+        self.empty_label.setContentsMargins(10, 4, 10, 0)
+        self.empty_label.hide()  # not loaded yet: unread chats are not missing
         tip = _("Documents processed once, ready to start chats with")
         self.library_button = button(_("Library"), kind="usage", tip=tip)
         self.usage_button = ElidedButton("usage", padding=_BESIDE_USAGE)
@@ -259,10 +259,10 @@ class Sidebar(QFrame):
         self._set_usage_text(_(STORAGE), "")
         self.usage_bar = progress_bar(_("Share of the storage limit in use"))
         chats = QWidget()
-        column(self.view_button, self.empty, (self.list, 1), on=chats, spacing=2, margins=0)
-        self.search = SearchPanel(look, chats)
+        column(self.view_button, self.empty_label, (self.list, 1), on=chats, spacing=2, margins=0)
+        self.search_panel = SearchPanel(look, chats)
         above = row((self.new_button, 1), self.hide_button)
-        parts = above, (self.search, 1), self.library_button, self.usage_button, self.usage_bar
+        parts = above, (self.search_panel, 1), self.library_button, self.usage_button, self.usage_bar
         column(*parts, on=self, spacing=6, margins=(10, 12, 10, 10))
         look.changed.connect(self._restyle)
         self._restyle()
@@ -282,7 +282,7 @@ class Sidebar(QFrame):
         self.folders = list(folders)
         with QSignalBlocker(self.list.selectionModel()):  # removing a row must not open another chat
             self.model.show(with_headings(chats, self.arrangement.order), row_of)
-        self.empty.setVisible(not chats and self.arrangement == Arrangement())
+        self.empty_label.setVisible(not chats and self.arrangement == Arrangement())
         self._name_view()
         if len(chosen) < 2:
             self.show_selected(current)

@@ -143,31 +143,33 @@ EMPTY = N_("No replies yet. This page will show how much reprocessing time your 
 class SavedPanel(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _(TIME_SAVED), parent, size=(620, 620), least=(420, 380))
-        self.shown: ReplyStatistics | None = None
+        self.statistics: ReplyStatistics | None = None
         self.total, self.estimate = label(kind="title", wraps=True), label(kind="muted", wraps=True)
 
         def axis_label(seconds: float) -> str:
             return format_rough_duration(seconds) if seconds else "0"
 
-        self.saved = DayBars(look, _("Time saved per day"), axis_label)
-        self.day = label(kind="small", wraps=True)
-        self.day.setAlignment(Qt.AlignmentFlag.AlignTop)
-        self.day.setMinimumHeight(2 * self.day.fontMetrics().lineSpacing())
+        self.saved_bars = DayBars(look, _("Time saved per day"), axis_label)
+        self.day_label = label(kind="small", wraps=True)
+        self.day_label.setAlignment(Qt.AlignmentFlag.AlignTop)
+        self.day_label.setMinimumHeight(2 * self.day_label.fontMetrics().lineSpacing())
         self.kinds = QGridLayout()
         self.kinds.setHorizontalSpacing(14)
         self.kinds.setVerticalSpacing(5)
         self.kinds.setColumnStretch(0, 1)
-        self.empty = label(_(EMPTY), "muted", wraps=True)
-        self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self.empty.setMargin(40)
+        self.empty_label = label(_(EMPTY), "muted", wraps=True)
+        self.empty_label.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.empty_label.setMargin(40)
         self._page = ScrollPage("settingsPage")
         sums = self.total, self.estimate, 10, label(_("Replies by source"), "strong"), self.kinds
-        days = 10, label(_("Time saved per day"), "strong"), self.saved, self.day, STRETCH
+        days = 10, label(_("Time saved per day"), "strong"), self.saved_bars, self.day_label, STRETCH
         column(*sums, *days, on=self._page.content, spacing=8, margins=(22, 18, 22, 18))
         self.close_button = button(_("Close"), self.close, "primary", name=_("Close time saved"))
         buttons = row(STRETCH, self.close_button, margins=(22, 0, 22, 0))
-        column(self.notices, (self._page, 1), (self.empty, 1), buttons, on=self, spacing=12, margins=(0, 12, 0, 16))
-        self.saved.pointed.connect(self._point)
+        column(
+            self.notices, (self._page, 1), (self.empty_label, 1), buttons, on=self, spacing=12, margins=(0, 12, 0, 16)
+        )
+        self.saved_bars.pointed.connect(self._point)
 
     def refresh(self) -> None:
         async def load() -> None:
@@ -176,12 +178,12 @@ class SavedPanel(Panel):
         self.run(load())
 
     def show_statistics(self, statistics: ReplyStatistics) -> None:
-        self.shown = statistics
+        self.statistics = statistics
         self._page.setVisible(bool(statistics.count))
-        self.empty.setVisible(not statistics.count)
+        self.empty_label.setVisible(not statistics.count)
         per_day = [statistics.day_totals(day)[1] for day in statistics.days]
         unit = next((seconds for seconds in (3600, 60) if max(per_day) > seconds), 1)
-        self.saved.show_days(statistics.days, per_day, unit)
+        self.saved_bars.show_days(statistics.days, per_day, unit)
         total = _("{time} saved", time=format_estimate(sum(per_day)))
         self.total.setText(total[:1].upper() + total[1:])
         less_waiting = plural(
@@ -216,8 +218,8 @@ class SavedPanel(Panel):
             count, saved = self.shown.day_totals(self.shown.days[day])
             parts = [plural(count, "{count} reply", "{count} replies") if count else _("no replies")]
             parts += [_("{time} saved", time=format_estimate(saved))] if saved else []
-            text = f"{format_day(self.shown.days[day])}{punctuation(': ')}{punctuation('; ').join(parts)}"
-        self.day.setText(text)
-        self.saved.day = day
-        self.saved.update()
-        self.saved.setAccessibleDescription(text)
+            text = f"{format_day(self.statistics.days[day])}{punctuation(': ')}{punctuation('; ').join(parts)}"
+        self.day_label.setText(text)
+        self.saved_bars.day = day
+        self.saved_bars.update()
+        self.saved_bars.setAccessibleDescription(text)

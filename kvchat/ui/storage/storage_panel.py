@@ -47,22 +47,22 @@ class PruneCard(QFrame):
         self.slider.setPageStep(_STEPS // 20)
         self.slider.setSingleStep(_STEPS // 100)
         self.slider.setAccessibleName(_("Shrink to"))
-        self.amount = label()
-        self.amount.setMinimumWidth(64)
-        self.amount.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-        self.preview = label(_(_INVITATION), "muted", wraps=True)
-        self.preview.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
-        self.button = button(_("Shrink"), lambda: self.prune_requested.emit(self.plan))
-        self.button.setEnabled(False)
+        self.target_label = label()
+        self.target_label.setMinimumWidth(64)
+        self.target_label.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        self.preview_label = label(_(_INVITATION), "muted", wraps=True)
+        self.preview_label.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
+        self.prune_button = button(_("Shrink"), lambda: self.prune_requested.emit(self.plan))
+        self.prune_button.setEnabled(False)
         self._debounce = QTimer(self, singleShot=True, interval=_DEBOUNCE_MS)
         self._debounce.timeout.connect(self.plan_requested)
         self.slider.valueChanged.connect(self._slider_moved)
         title = label(_("Shrink to"), "strong")
         title.setBuddy(self.slider)
         # Always room for three lines: the list below must not jump while the slider moves.
-        self.preview.setMinimumHeight(3 * self.preview.fontMetrics().lineSpacing())
-        above = row(title, (self.slider, 1), self.amount, spacing=12)
-        below = row((self.preview, 1), (self.button, 0, Qt.AlignmentFlag.AlignBottom), spacing=16)
+        self.preview_label.setMinimumHeight(3 * self.preview_label.fontMetrics().lineSpacing())
+        above = row(title, (self.slider, 1), self.target_label, spacing=12)
+        below = row((self.preview_label, 1), (self.prune_button, 0, Qt.AlignmentFlag.AlignBottom), spacing=16)
         column(above, below, on=self, spacing=8, margins=(12, 10, 12, 12))
 
     @property
@@ -89,28 +89,28 @@ class PruneCard(QFrame):
         if version != self.version:
             return
         self.plan = plan
-        self.preview.setText(describe_plan(plan, self.target))
-        self.button.setEnabled(bool(plan.save_point_ids))
+        self.preview_label.setText(describe_plan(plan, self.target))
+        self.prune_button.setEnabled(bool(plan.save_point_ids))
         frees = _("Free {bytes_freed}", bytes_freed=format_size(plan.bytes_freed))
-        self.button.setText(frees if plan.save_point_ids else _("Shrink"))
-        self.button.setAccessibleName(_("Shrink. {text}", text=self.preview.text()))
+        self.prune_button.setText(frees if plan.save_point_ids else _("Shrink"))
+        self.prune_button.setAccessibleName(_("Shrink. {text}", text=self.preview_label.text()))
 
     def drop_plan(self) -> None:
         self.plan = None
         self.version += 1
-        self.button.setEnabled(False)
+        self.prune_button.setEnabled(False)
         self.plan_dropped.emit()
 
     def _slider_moved(self) -> None:
         self.drop_plan()
-        self.amount.setText(format_size(self.target))
+        self.target_label.setText(format_size(self.target))
         self.slider.setAccessibleDescription(format_size(self.target))
         if self.is_moved:
             self._debounce.start()
         else:
             self._debounce.stop()
-            self.preview.setText(_(_INVITATION))
-            self.button.setText(_("Shrink"))
+            self.preview_label.setText(_(_INVITATION))
+            self.prune_button.setText(_("Shrink"))
 
 
 _MIN_LIST = 120  # pixels at 100 % text
@@ -139,79 +139,81 @@ class StoragePanel(Panel):
         self._planning = False
         self._changing = 0  # changes in progress: a new plan would miss them
         self.summary = UsageSummary(look)
-        self.prune = PruneCard()
+        self.prune_card = PruneCard()
         self.list = UsageList(look)
-        self.empty = label(_(EMPTY), "muted", wraps=True)
-        self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self.empty.setMargin(24)
-        self.empty.hide()
+        self.empty_label = label(_(EMPTY), "muted", wraps=True)
+        self.empty_label.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.empty_label.setMargin(24)
+        self.empty_label.hide()
         self.list.setMinimumHeight(look.px(_MIN_LIST))
-        self.limits = label(kind="small", wraps=True)
-        self._change = button(_("Change limits…"), self.close, "link", name=_("Change the limits"))
-        self._change.clicked.connect(self.limits_requested)
+        self.limits_label = label(kind="small", wraps=True)
+        self._limits_button = button(_("Change limits…"), self.close, "link", name=_("Change the limits"))
+        self._limits_button.clicked.connect(self.limits_requested)
         top = Qt.AlignmentFlag.AlignTop
-        limits = row((self.limits, 1), (self._change, 0, top), spacing=10, margins=(8, 0, 8, 0))
+        limits = row((self.limits_label, 1), (self._limits_button, 0, top), spacing=10, margins=(8, 0, 8, 0))
         page = ScrollPage("page")  # too tall for small screens
         self._legend = styled(QLabel(), "small")
         text = _("Show affected chats only")
-        self.only_losses = button(text, None, "link", name=_("Show only chats that would lose memory"))
-        self.only_losses.setCheckable(True)
-        self.only_losses.toggled.connect(lambda on: self.only_losses.setText(_("Show all") if on else text))
-        self.only_losses.hide()
+        self.losses_filter_button = button(text, None, "link", name=_("Show only chats that would lose memory"))
+        self.losses_filter_button.setCheckable(True)
+        self.losses_filter_button.toggled.connect(
+            lambda on: self.losses_filter_button.setText(_("Show all") if on else text)
+        )
+        self.losses_filter_button.hide()
         self._heading = QWidget()
-        row(label(_("Chats"), "strong"), STRETCH, self._legend, self.only_losses, on=self._heading)
-        shown = self.summary, self._heading, (self.list, 1), (self.empty, 1), self.prune, limits
+        row(label(_("Chats"), "strong"), STRETCH, self._legend, self.losses_filter_button, on=self._heading)
+        shown = self.summary, self._heading, (self.list, 1), (self.empty_label, 1), self.prune_card, limits
         column(*shown, on=page.content, spacing=12, margins=0)
         name = _("Delete all chat memory")
-        self.delete_all = button(_("Delete all…"), self._ask_delete_all, "danger", name=name)
+        self.delete_all_button = button(_("Delete all…"), self._ask_delete_all, "danger", name=name)
         self.close_button = button(_("Close"), self.close, "primary", name=_("Close storage"))
         saved = button(_("Time saved…"), self.saved_requested, tip=_("Time saved by chat memory, day by day"))
-        buttons = row(self.delete_all, STRETCH, saved, self.close_button, margins=(8, 0, 8, 0))
+        buttons = row(self.delete_all_button, STRETCH, saved, self.close_button, margins=(8, 0, 8, 0))
         column(self.notices, (page, 1), buttons, on=self, spacing=12, margins=(16, 20, 16, 18))
         self.list.delete_requested.connect(self._delete)
         self.list.pin_requested.connect(lambda id, on: self._do(self._runtime.save_points.pin(id, on)))
         self.list.never_save_requested.connect(lambda id, on: self._do(self._runtime.save_points.never_save(id, on)))
-        self.prune.plan_requested.connect(lambda: self.run(self._preview()))
-        self.prune.plan_dropped.connect(self._fill)
-        self.prune.prune_requested.connect(self._prune)
-        self.only_losses.toggled.connect(self._fill)
+        self.prune_card.plan_requested.connect(lambda: self.run(self._preview()))
+        self.prune_card.plan_dropped.connect(self._fill)
+        self.prune_card.prune_requested.connect(self._prune)
+        self.losses_filter_button.toggled.connect(self._fill)
         self._look.changed.connect(self._restyle)
         self._restyle()
 
     def refresh(self) -> None:
         if not self.isVisible():
-            self.prune.reset()
+            self.prune_card.reset()
         self.run(self._load())
 
     def show_usage(self, usage: StoreUsage, titles: Mapping[str, str]) -> None:
         before, self._usage, self._titles = self._usage, usage, titles
         self.summary.show_usage(usage, self._runtime.break_even)
-        self.limits.setText(describe_limits(usage, self._runtime.settings.max_age_days))
+        self.limits_label.setText(describe_limits(usage, self._runtime.settings.max_age_days))
         has_memory = bool(usage.conversations)
-        for widget in (self.list, self._heading, self.prune):
+        for widget in (self.list, self._heading, self.prune_card):
             widget.setVisible(has_memory)
-        self.empty.setText(usage.problem or _(EMPTY))
-        self.empty.setVisible(not has_memory)
-        for widget in (self.limits, self._change):
+        self.empty_label.setText(usage.problem or _(EMPTY))
+        self.empty_label.setVisible(not has_memory)
+        for widget in (self.limits_label, self._limits_button):
             widget.setVisible(not usage.problem)
-        if self.prune.plan is None or before is None or before.conversations != usage.conversations:
-            self.prune.set_total(usage.physical_bytes)  # drops the plan, which fills the list
+        if self.prune_card.plan is None or before is None or before.conversations != usage.conversations:
+            self.prune_card.set_total(usage.physical_bytes)  # drops the plan, which fills the list
         else:
             self._fill()
-        self.delete_all.setEnabled(has_memory)
+        self.delete_all_button.setEnabled(has_memory)
 
     def _fill(self) -> None:
         if self._usage is None:
             return
-        plan = self.prune.plan
+        plan = self.prune_card.plan
         losses = {loss.conversation_id: loss for loss in plan.conversations} if plan else {}
         if not losses:
-            self.only_losses.setChecked(False)
-        self.only_losses.setVisible(bool(losses))
+            self.losses_filter_button.setChecked(False)
+        self.losses_filter_button.setVisible(bool(losses))
         self._legend.setVisible(not losses)
         entries = sorted(self._usage.conversations, key=lambda entry: entry.bytes, reverse=True)
         largest = entries[0].bytes if entries else 0
-        if self.only_losses.isChecked():
+        if self.losses_filter_button.isChecked():
             entries = [entry for entry in entries if entry.conversation_id in losses]
         rows = []
         for entry in entries:
@@ -225,7 +227,7 @@ class StoragePanel(Panel):
         assert layout is not None
         begin, end = 8, self._look.px(BUTTON) + 12
         layout.setContentsMargins(*((end, 4, begin, 0) if self.isRightToLeft() else (begin, 4, end, 0)))
-        self._heading.setFixedHeight(max(layout.sizeHint().height(), self.only_losses.sizeHint().height() + 4))
+        self._heading.setFixedHeight(max(layout.sizeHint().height(), self.losses_filter_button.sizeHint().height() + 4))
         own, shared = self._look.theme.accent, shared_colour(self._look).name()
         parts = ((own, _("not shared")), (shared, _("shared with others")))
         square = '<span style="color:{}">■</span>&nbsp;{}'
@@ -236,7 +238,7 @@ class StoragePanel(Panel):
         confirm(self, _("Delete all chat memory?"), text, _("Delete all"), lambda: self._delete(None))
 
     def _do(self, run: Coroutine[Any, Any, object]) -> None:
-        self.prune.drop_plan()
+        self.prune_card.drop_plan()
         self.run(self._then_load(run))
 
     async def _then_load(self, run: Coroutine[Any, Any, object]) -> None:
@@ -260,15 +262,15 @@ class StoragePanel(Panel):
             return
         self._planning = True
         try:
-            while self.prune.is_moved and self.prune.plan is None and not self._changing:
-                version = self.prune.version
-                self.prune.show_plan(await self._runtime.save_points.plan_prune(self.prune.target), version)
+            while self.prune_card.is_moved and self.prune_card.plan is None and not self._changing:
+                version = self.prune_card.version
+                self.prune_card.show_plan(await self._runtime.save_points.plan_prune(self.prune_card.target), version)
         finally:
             self._planning = False
         self._fill()
 
     def _prune(self, plan: PrunePlan) -> None:
-        self.prune.reset()
+        self.prune_card.reset()
         self.run(self._then_load(self._runtime.save_points.prune(plan)))
 
     def _delete(self, conversation_id: str | None) -> None:

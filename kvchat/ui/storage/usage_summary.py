@@ -194,19 +194,21 @@ class SavingsBar(RoundBar):
 class UsageSummary(QWidget):
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.total = label(kind="title")
-        self.share = progress_bar(_("Share of the storage limit in use"))
+        self.total_label = label(kind="title")
+        self.quota_bar = progress_bar(_("Share of the storage limit in use"))
         self.picture = SavingsBar(look)
-        self.on_disk, self.spared = label(kind="strong"), label(kind="muted", wraps=True)
-        self.written_today, self.written, self.cached, self.free_space = (label(kind="strong") for _ in range(4))
-        self.free, self.pays = label(kind="small", wraps=True), label(kind="small", wraps=True)
-        self.pays.hide()
+        self.on_disk_label, self.savings_label = label(kind="strong"), label(kind="muted", wraps=True)
+        self.written_today_label, self.written_label, self.cached_label, self.free_space_label = (
+            label(kind="strong") for _ in range(4)
+        )
+        self.free_floor_label, self.break_even_label = label(kind="small", wraps=True), label(kind="small", wraps=True)
+        self.break_even_label.hide()
         self._figures, cells = QWidget(), []
         for figure, text, tip in (
-            (self.written_today, _("written today"), _("Bytes written to the disk today (SSD wear)")),
-            (self.written, _("written in total"), _("Bytes written to the disk in total (SSD wear)")),
-            (self.cached, _("cached in memory"), _("Chat memory that loads without reading the disk")),
-            (self.free_space, _("free on this disk"), ""),
+            (self.written_today_label, _("written today"), _("Bytes written to the disk today (SSD wear)")),
+            (self.written_label, _("written in total"), _("Bytes written to the disk in total (SSD wear)")),
+            (self.cached_label, _("cached in memory"), _("Chat memory that loads without reading the disk")),
+            (self.free_space_label, _("free on this disk"), ""),
         ):
             caption = label(text, "small", wraps=True)
             caption.setBuddy(figure)
@@ -214,26 +216,40 @@ class UsageSummary(QWidget):
                 part.setToolTip(tip)
             cells.append((column(figure, caption, STRETCH, spacing=0), 1))
         row(*cells, on=self._figures, spacing=12, margins=0)
-        legend = row(self.on_disk, (self.spared, 1), spacing=14)
-        parts = (self.total, self.share, 6, legend, self.picture, 4, self._figures, self.free, self.pays)
+        legend = row(self.on_disk_label, (self.savings_label, 1), spacing=14)
+        parts = (
+            self.total_label,
+            self.quota_bar,
+            6,
+            legend,
+            self.picture,
+            4,
+            self._figures,
+            self.free_floor_label,
+            self.break_even_label,
+        )
         column(*parts, on=self, spacing=8, margins=(8, 0, 8, 0))
 
     def show_usage(self, usage: StoreUsage, pays: BreakEven | None) -> None:
-        self.pays.setText(describe_break_even(pays))
-        self.pays.setVisible(pays is not None)
-        self.total.setText(_("{size} in use", size=format_size_of(usage.physical_bytes, usage.quota_bytes)))
-        self.share.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
+        self.break_even_label.setText(describe_break_even(pays))
+        self.break_even_label.setVisible(pays is not None)
+        self.total_label.setText(_("{size} in use", size=format_size_of(usage.physical_bytes, usage.quota_bytes)))
+        self.quota_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
         if usage.problem:
-            self.total.setText(_("Nothing is saved"))
-        for widget in (self.share, self._figures):
+            self.total_label.setText(_("Nothing is saved"))
+        for widget in (self.quota_bar, self._figures):
             widget.setVisible(not usage.problem)
         self.picture.show_usage(usage)
-        self.on_disk.setText(_("{physical_bytes} on disk", physical_bytes=format_size(usage.physical_bytes)))
-        self.spared.setText(describe_sharing(usage))
-        for widget in (self.picture, self.on_disk, self.spared):
+        self.on_disk_label.setText(_("{physical_bytes} on disk", physical_bytes=format_size(usage.physical_bytes)))
+        self.savings_label.setText(describe_sharing(usage))
+        for widget in (self.picture, self.on_disk_label, self.savings_label):
             widget.setVisible(usage.physical_bytes > 0)
         counts = usage.bytes_written_today, usage.bytes_written, usage.warm_bytes, usage.free_bytes
-        for figure, count in zip((self.written_today, self.written, self.cached, self.free_space), counts, strict=True):
+        for figure, count in zip(
+            (self.written_today_label, self.written_label, self.cached_label, self.free_space_label),
+            counts,
+            strict=True,
+        ):
             figure.setText(format_size(count) if count else _("nothing"))
         floor, others = format_size(usage.free_floor_bytes), ""
         rule = _(
@@ -242,4 +258,4 @@ class UsageSummary(QWidget):
         if usage.other_bytes:
             size = format_size(usage.other_bytes)
             others = _("{size} of the space in use is the index and temporary files.", size=size)
-        self.free.setText("" if usage.problem else join_sentences(rule, others))
+        self.free_floor_label.setText("" if usage.problem else join_sentences(rule, others))

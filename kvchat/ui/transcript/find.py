@@ -94,7 +94,7 @@ class FindBar(QFrame):
         self._mark, self._marks = 0, 0  # current mark in that message, and its mark count
         styled(self, "notice")
         self.setAccessibleName(_("Find in this chat"))
-        self.field, self.place = line_edit(_("Find in this chat"), _("Find in this chat")), label(kind="small")
+        self.field, self.position_label = line_edit(_("Find in this chat"), _("Find in this chat")), label(kind="small")
         self.field.textEdited.connect(lambda: self._search(None))
         match, previous, following = _("match"), partial(self.step, -1), partial(self.step, 1)
         tip, picture = _("Previous {words} (Shift+F3)", words=match), look.icon("chevron-up")
@@ -104,7 +104,7 @@ class FindBar(QFrame):
         tip = _("Close (Esc)")
         self.close_button = tool_button(_("Close"), self.close_bar, tip=tip, icon=look.icon("close"))
         buttons = self.previous_button, self.next_button, self.close_button
-        row((self.field, 1), self.place, *buttons, on=self, spacing=4, margins=(10, 6, 6, 6))
+        row((self.field, 1), self.position_label, *buttons, on=self, spacing=4, margins=(10, 6, 6, 6))
         page.marks.cleared.connect(self.hide)
         self.hide()
 
@@ -156,7 +156,7 @@ class FindBar(QFrame):
         if self._marks > 1:
             spot = _("{spot} of {spots}", spot=self._mark + 1, spots=self._marks)
             place = _("{spot} in message {words}", spot=spot, words=place) if hits > 1 else spot
-        self.place.setText(place)
-        self.place.setToolTip(_("Messages that contain all these words") if hits else "")
+        self.position_label.setText(place)
+        self.position_label.setToolTip(_("Messages that contain all these words") if hits else "")
         for button in (self.previous_button, self.next_button):
             button.setEnabled(hits > 1 or self._marks > 1)

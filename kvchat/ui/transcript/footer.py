@@ -254,20 +254,28 @@ class FailureCard(Card):
         super().__init__()
         self.setProperty("tone", "bad")
         self.title.setProperty("tone", "bad")
-        self.retry, self.use_current = self.add_button(_("Try again")), self.add_button("", "primary")
-        self.locate, self.model = self.add_button(_("Locate file…")), self.add_button(_("Choose another model"))
+        self.retry_button, self.use_current_button = self.add_button(_("Try again")), self.add_button("", "primary")
+        self.locate_button, self.model_button = (
+            self.add_button(_("Locate file…")),
+            self.add_button(_("Choose another model")),
+        )
 
     def show_error(self, error: KvchatError | None, model: str | None = None) -> None:
         """Show the error; None hides it. If the chat's model is gone, `model` is the one in use."""
         missing = isinstance(error, ModelMissing)
         if error is not None:
             self.set_text(error.title, error.detail, error.advice)
-        self.use_current.setText(_("Use {model}", model=model).replace("&", "&&"))
-        self.use_current.setAccessibleName(_("Use {model}", model=model))
+        self.use_current_button.setText(_("Use {model}", model=model).replace("&", "&&"))
+        self.use_current_button.setAccessibleName(_("Use {model}", model=model))
         kinds = FailureKind.BAD_MODEL, FailureKind.MODEL_MISSING  # no engine can start with the model file
         of_the_model = missing or (isinstance(error, EngineFailed) and error.failure.kind in kinds)
-        use_current = missing and model is not None and self.use_current
-        self.show_buttons(not missing and self.retry, use_current, missing and self.locate, of_the_model and self.model)
+        use_current = missing and model is not None and self.use_current_button
+        self.show_buttons(
+            not missing and self.retry_button,
+            use_current,
+            missing and self.locate_button,
+            of_the_model and self.model_button,
+        )
         self.setVisible(error is not None)
 
 
@@ -277,17 +285,25 @@ class TranscriptTail(QWidget):
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
-        self.pending = label(kind="muted", wraps=True)  # status before the first token, in place of the reply
-        self.first = button(_("Prioritize this chat"), kind="link")
-        self.failure = FailureCard()
-        self.unanswered = QWidget()  # a message has no reply
-        self.answer = button(_("Try again"), self.retry_requested, "link", name=_("Reply to the last message"))
-        row(label(_("This message has no reply yet."), "small"), self.answer, STRETCH, on=self.unanswered, margins=0)
-        first = self.first, 0, Qt.AlignmentFlag.AlignLeft
-        self._column = column(self.pending, first, self.failure, self.unanswered, on=self, spacing=22, margins=0)
-        for widget in (self.pending, self.first, self.failure, self.unanswered):
+        self.pending_label = label(kind="muted", wraps=True)  # status before the first token, in place of the reply
+        self.prioritize_button = button(_("Prioritize this chat"), kind="link")
+        self.failure_card = FailureCard()
+        self.unanswered_row = QWidget()  # a message has no reply
+        self.answer_button = button(_("Try again"), self.retry_requested, "link", name=_("Reply to the last message"))
+        row(
+            label(_("This message has no reply yet."), "small"),
+            self.answer_button,
+            STRETCH,
+            on=self.unanswered_row,
+            margins=0,
+        )
+        first = self.prioritize_button, 0, Qt.AlignmentFlag.AlignLeft
+        self._column = column(
+            self.pending_label, first, self.failure_card, self.unanswered_row, on=self, spacing=22, margins=0
+        )
+        for widget in (self.pending_label, self.prioritize_button, self.failure_card, self.unanswered_row):
             widget.hide()
-        self.failure.retry.clicked.connect(self.retry_requested)
+        self.failure_card.retry_button.clicked.connect(self.retry_requested)
 
     def event(self, event: QEvent) -> bool:
         done = super().event(event)
@@ -296,6 +312,6 @@ class TranscriptTail(QWidget):
         return done
 
     def needed_height(self, width: int) -> int:
-        if all(widget.isHidden() for widget in (self.pending, self.failure, self.unanswered)):
+        if all(widget.isHidden() for widget in (self.pending_label, self.failure_card, self.unanswered_row)):
             return 0
         return height_for_width(self._column, width)

@@ -92,12 +92,12 @@ class MessageColumn(QScrollArea):
         self.tail = TranscriptTail(self._content)
         self.tail.changed.connect(self._fit_tail)
         self._tail_height = self._room_below = 0
-        self.jump = button("", self.scroll_to_end, "jump", name=_("Go to the newest message"))
-        self.jump.setParent(self)
-        self.jump.setFixedSize(_JUMP_SIZE, _JUMP_SIZE)
-        self.jump.setIconSize(QSize(18, 18))
-        self.jump.setIcon(look.icon("arrow-down", "text"))
-        self.jump.hide()
+        self.jump_button = button("", self.scroll_to_end, "jump", name=_("Go to the newest message"))
+        self.jump_button.setParent(self)
+        self.jump_button.setFixedSize(_JUMP_SIZE, _JUMP_SIZE)
+        self.jump_button.setIconSize(QSize(18, 18))
+        self.jump_button.setIcon(look.icon("arrow-down", "text"))
+        self.jump_button.hide()
         self._filler = QTimer(self, singleShot=True)
         self._filler.timeout.connect(self._fill_ahead)
         self._bar.valueChanged.connect(self._scrolled)
@@ -123,7 +123,7 @@ class MessageColumn(QScrollArea):
             self._adopt_width()
         else:
             self._arrange()
-        self.jump.move((self.width() - _JUMP_SIZE) // 2, self.height() - _JUMP_SIZE - _JUMP_MARGIN)
+        self.jump_button.move((self.width() - _JUMP_SIZE) // 2, self.height() - _JUMP_SIZE - _JUMP_MARGIN)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Handle Home and End, which QScrollArea does not."""
@@ -166,7 +166,7 @@ class MessageColumn(QScrollArea):
         finally:
             self._is_arranging = False
         self._value = self._bar.value()
-        self.jump.setVisible(not self._follow and self._bar.maximum() > 0)
+        self.jump_button.setVisible(not self._follow and self._bar.maximum() > 0)
         self._filler.start(0)
 
     def _fit_tail(self) -> None:

@@ -185,8 +185,8 @@ class UserView(MessageView):
         self._bubble = styled(QFrame(self), "bubble")
         self._clip = QWidget(self._bubble)  # clips the folded text
         self.column.setParent(self._clip)
-        self.more = button("", lambda: self._fold(not self.folded), "link")
-        self.more.setParent(self._bubble)
+        self.fold_button = button("", lambda: self._fold(not self.folded), "link")
+        self.fold_button.setParent(self._bubble)
         self.folded: bool = True
         line = style.line_height * 135 / 148  # as in plain paragraphs
         self._folded_height, self._long_height = round(line * _FOLDED_LINES), round(line * _FOLD_FROM)
@@ -222,9 +222,9 @@ class UserView(MessageView):
             text, arrow = _("Show less"), "▴"
         elif lines > _FOLD_FROM:
             text = plural(lines, "Show all, {count} line", "Show all, {count} lines")
-        self.more.setText(f"{text} {arrow}")
-        self.more.setAccessibleName(text)
-        self.more.setVisible(self._is_long)
+        self.fold_button.setText(f"{text} {arrow}")
+        self.fold_button.setAccessibleName(text)
+        self.fold_button.setVisible(self._is_long)
         if not self.complete:
             QTimer.singleShot(0, self, self._go_on)
 
@@ -252,8 +252,8 @@ class UserView(MessageView):
             self.chips.setGeometry(_BUBBLE_X, _BUBBLE_TOP, width, self.chips.heightForWidth(width))
         self._clip.setGeometry(_BUBBLE_X, _BUBBLE_TOP + chips, width, text)
         self.column.setGeometry(0, 0, width, self.column.heightForWidth(width))
-        more_width = min(self.more.sizeHint().width(), width)
-        self.more.setGeometry(_BUBBLE_X, height - _BUBBLE_BOTTOM - more, more_width, more)
+        more_width = min(self.fold_button.sizeHint().width(), width)
+        self.fold_button.setGeometry(_BUBBLE_X, height - _BUBBLE_BOTTOM - more, more_width, more)
 
     def _sizes(self, available: int) -> tuple[int, int, int, int]:
         """Return the text's width, and the heights of attachments, visible text and fold button, in pixels."""
@@ -265,7 +265,7 @@ class UserView(MessageView):
             chips = self.chips.heightForWidth(width) + (_BELOW_CHIPS if self._has_text else 0)
         if self._has_text:
             text = self._folded_height if self.folded and self._is_long else self.column.heightForWidth(width)
-        return width, chips, text, self.more.sizeHint().height() if self._is_long else 0
+        return width, chips, text, self.fold_button.sizeHint().height() if self._is_long else 0
 
     def unfold(self) -> None:
         if self.folded and self._is_long:

@@ -36,9 +36,9 @@ class ThinkingView(QWidget):
         super().__init__(parent)
         self._heading = _("Thinking")
         self._text = self._shown = ""
-        self.button = button("", self._toggle, "quiet")
-        self.button.setParent(self)
-        self.button.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.toggle_button = button("", self._toggle, "quiet")
+        self.toggle_button.setParent(self)
+        self.toggle_button.setCursor(Qt.CursorShape.PointingHandCursor)
         self._frame = styled(QFrame(self), "quote")
         self._frame.hide()
         self._column = PartColumn(style.muted(), _("Thinking"), self._frame)
@@ -61,13 +61,13 @@ class ThinkingView(QWidget):
         self._show()
 
     def heightForWidth(self, width: int) -> int:
-        heading = self.button.sizeHint().height()
+        heading = self.toggle_button.sizeHint().height()
         return heading + (_ABOVE + self._column.heightForWidth(width - _LEFT) + _BELOW if self.is_open else 0)
 
     def resizeEvent(self, event: QResizeEvent | None) -> None:
-        width, heading = self.width(), self.button.sizeHint().height()
-        box = QRect(0, 0, min(self.button.sizeHint().width(), width), heading)
-        self.button.setGeometry(QStyle.visualRect(self.layoutDirection(), self.rect(), box))
+        width, heading = self.width(), self.toggle_button.sizeHint().height()
+        box = QRect(0, 0, min(self.toggle_button.sizeHint().width(), width), heading)
+        self.toggle_button.setGeometry(QStyle.visualRect(self.layoutDirection(), self.rect(), box))
         height = max(self.height() - heading - _ABOVE, 0)
         self._frame.setGeometry(0, heading + _ABOVE, width, height)
         self._column.setGeometry(0 if self.isRightToLeft() else _LEFT, 0, width - _LEFT, max(height - _BELOW, 0))
@@ -79,9 +79,11 @@ class ThinkingView(QWidget):
 
     def _show(self) -> None:
         name = join_list((self._heading, _("expanded") if self.is_open else _("collapsed")))
-        if name != self.button.accessibleName():
-            self.button.setText(f"{self._heading} {'▾' if self.is_open else '◂' if self.isRightToLeft() else '▸'}")
-            self.button.setAccessibleName(name)
+        if name != self.toggle_button.accessibleName():
+            self.toggle_button.setText(
+                f"{self._heading} {'▾' if self.is_open else '◂' if self.isRightToLeft() else '▸'}"
+            )
+            self.toggle_button.setAccessibleName(name)
             self.resizeEvent(None)
         if self.is_open and self._shown != self._text:
             self._shown = self._text

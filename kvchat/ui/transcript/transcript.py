@@ -117,18 +117,18 @@ class Transcript(MessageColumn):
 
     def show_pending(self, text: str, *, waits: bool = False) -> None:
         """Show progress before the first token. `waits`: for another chat, which can be postponed."""
-        self.tail.pending.setText(text)
-        self.tail.pending.setAccessibleName(text)
-        self.tail.pending.setVisible(bool(text))
-        self.tail.first.setVisible(waits and bool(text))
+        self.tail.pending_label.setText(text)
+        self.tail.pending_label.setAccessibleName(text)
+        self.tail.pending_label.setVisible(bool(text))
+        self.tail.prioritize_button.setVisible(waits and bool(text))
         self._fit_tail()
 
     def show_failure(self, error: KvchatError | None, model: str | None = None) -> None:
-        self.tail.failure.show_error(error, model)
+        self.tail.failure_card.show_error(error, model)
         self._fit_tail()
 
     def show_unanswered(self, unanswered: bool) -> None:
-        self.tail.unanswered.setVisible(unanswered)
+        self.tail.unanswered_row.setVisible(unanswered)
         self._fit_tail()
 
     def announce_reply(self, message_id: str) -> None:
@@ -186,7 +186,7 @@ class Transcript(MessageColumn):
     def _stops(self, places: Iterable[int], forwards: bool) -> Iterator[QWidget]:
         """Yield the Tab stops in these rows, then tail and jump button; creates the messages' widgets on the way."""
         for place in places:
-            area: QWidget = self.tail if place == len(self.messages) else self.jump
+            area: QWidget = self.tail if place == len(self.messages) else self.jump_button
             if place < len(self.messages):
                 area = self._view(place)
                 if not self._rows.measured[place]:
@@ -195,7 +195,10 @@ class Transcript(MessageColumn):
 
     def _stop_beside(self, focus: QWidget, forwards: bool) -> QWidget | None:
         end = len(self.messages)
-        areas = {self._row_by_id[id]: view for id, view in self.views.items()} | {end: self.tail, end + 1: self.jump}
+        areas = {self._row_by_id[id]: view for id, view in self.views.items()} | {
+            end: self.tail,
+            end + 1: self.jump_button,
+        }
         begin = next(place for place, area in areas.items() if area.isAncestorOf(focus))
         stops = self._stops(range(begin, end + 2) if forwards else range(begin, -1, -1), forwards)
         return next((stop for stop in dropwhile(lambda stop: stop is not focus, stops) if stop is not focus), None)

@@ -112,7 +112,7 @@ class Card(QFrame):
         self._announcing.timeout.connect(self._announce)
         styled(self, "card")
         texts = [label(kind=kind, wraps=True, selectable=True) for kind in ("strong", "", "muted")]
-        self.title, self.detail, self.advice = texts
+        self.title, self.detail, self.advice_label = texts
         for text in texts:
             text.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
         self._button_row = QWidget()
@@ -122,7 +122,7 @@ class Card(QFrame):
         column(*texts, self._button_row, on=self, spacing=5, margins=(18, 14, 18, 14))
 
     def set_text(self, title: str, detail: str, advice: str) -> None:
-        for line, text in ((self.title, title), (self.detail, detail), (self.advice, advice)):
+        for line, text in ((self.title, title), (self.detail, detail), (self.advice_label, advice)):
             line.setText(text)
             line.setVisible(bool(text))
         self.setAccessibleName(join_sentences(title, detail, advice))

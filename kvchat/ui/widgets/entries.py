@@ -76,7 +76,7 @@ class Entry(QWidget):
         super().__init__()
         self.title, self.help = label(title, wraps=True), label(help, "small", wraps=True)
         self.refusal = label(kind="refusal", wraps=True)
-        self.above: QWidget | None = None  # hairline above the entry
+        self.hairline: QWidget | None = None  # hairline above the entry
         self.refusal.hide()
         self._wide, self._control = wide, control
         self._row = QBoxLayout(QBoxLayout.Direction.TopToBottom if wide else QBoxLayout.Direction.LeftToRight, self)
@@ -96,8 +96,8 @@ class Entry(QWidget):
 
     def setVisible(self, visible: bool) -> None:
         super().setVisible(visible)
-        if self.above is not None:
-            self.above.setVisible(visible)
+        if self.hairline is not None:
+            self.hairline.setVisible(visible)
 
     def set_help(self, help: str) -> None:
         self.help.setText(help)
@@ -118,19 +118,19 @@ class ChoiceEntry(Entry):
     def __init__(
         self, look: Look, name: str, title: str, help: str, choices: Sequence[tuple[Any, str]], change: Change
     ) -> None:
-        self.box = ChoiceBox(look, title)
-        super().__init__(title, help, self.box)
+        self.choice_box = ChoiceBox(look, title)
+        super().__init__(title, help, self.choice_box)
         self._name = name
         for value, text in choices:
-            self.box.addItem(_(text), value)
-        self.box.setAccessibleDescription(help)
-        self.box.activated.connect(lambda index: change(name, self.box.itemData(index)))
+            self.choice_box.addItem(_(text), value)
+        self.choice_box.setAccessibleDescription(help)
+        self.choice_box.activated.connect(lambda index: change(name, self.choice_box.itemData(index)))
 
     def refresh(self, settings: Settings) -> None:
         value = getattr(settings, self._name)
-        if self.box.findData(value) < 0:
-            self.box.addItem(str(value), value)
-        self.box.setCurrentIndex(self.box.findData(value))
+        if self.choice_box.findData(value) < 0:
+            self.choice_box.addItem(str(value), value)
+        self.choice_box.setCurrentIndex(self.choice_box.findData(value))
 
 
 class SwitchEntry(Entry):
@@ -185,13 +185,13 @@ class NumberEntry(FieldEntry):
         self, name: str, title: str, help: str, notation: Notation, change: Change, *, default: str = "", reset: str
     ) -> None:
         """default: placeholder; reset: text of the button that clears the field"""
-        field, self.reset = _ShortField(), button(reset, self._reset, "link", name=f"{title}: {reset}")
+        field, self.reset_button = _ShortField(), button(reset, self._reset, "link", name=f"{title}: {reset}")
         holder, unit = QWidget(), label(_(notation.unit), "muted")
         unit.setMinimumWidth(unit.fontMetrics().averageCharWidth() * _UNIT_LETTERS)
         unit.setBuddy(field)
         if not notation.unit:  # would open as a window without a parent
             unit.hide()
-        parts = row(field, unit, spacing=8), (self.reset, 0, Qt.AlignmentFlag.AlignLeft)
+        parts = row(field, unit, spacing=8), (self.reset_button, 0, Qt.AlignmentFlag.AlignLeft)
         column(*parts, on=holder, spacing=2, margins=0)
         super().__init__(name, title, help, field, holder, wide=False)
         self._notation, self._change = notation, change
@@ -202,7 +202,7 @@ class NumberEntry(FieldEntry):
 
     def refresh(self, settings: Settings) -> None:
         value = getattr(settings, self.name)
-        self.reset.setVisible(value != self._default)
+        self.reset_button.setVisible(value != self._default)
         if not (self.field.isModified() and self.field.hasFocus()):
             self.field.setText("" if value is None else self._notation.write(value))
             self.refuse("")

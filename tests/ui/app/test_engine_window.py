@@ -29,89 +29,89 @@ async def engine(runtime: FakeRuntime, window: MainWindow) -> EngineWindow:
 
 
 async def test_numbers_that_are_looked_up(engine: EngineWindow) -> None:
-    await until(lambda: engine.live.value("process") == "4711")
-    assert "ready" in engine.live.value("state")
-    assert "/usr/bin/llama-server" in engine.live.value("state")
-    assert engine.live.value("context") == "512 of 2K tokens"
-    assert engine.live.used.value() / engine.live.used.maximum() == 0.25
-    assert (engine.live.value("memory"), engine.live.value("graphics")) == ("2 GB", "–")
-    assert engine.live.value("decode").startswith("41 tokens/s")
-    assert engine.live.value("now") == "idle"
+    await until(lambda: engine.live_page.value("process") == "4711")
+    assert "ready" in engine.live_page.value("state")
+    assert "/usr/bin/llama-server" in engine.live_page.value("state")
+    assert engine.live_page.value("context") == "512 of 2K tokens"
+    assert engine.live_page.context_bar.value() / engine.live_page.context_bar.maximum() == 0.25
+    assert (engine.live_page.value("memory"), engine.live_page.value("graphics")) == ("2 GB", "–")
+    assert engine.live_page.value("decode").startswith("41 tokens/s")
+    assert engine.live_page.value("now") == "idle"
 
 
 async def test_what_happens_is_followed_while_the_window_is_on_show(engine: EngineWindow, runtime: FakeRuntime) -> None:
-    await until(lambda: engine.live.value("now") == "idle")
+    await until(lambda: engine.live_page.value("now") == "idle")
     runtime.events.publish(Prefilling("a", 1000, 2000))
-    assert engine.live.value("now") == "processing, 1,000 of 2,000 tokens"
+    assert engine.live_page.value("now") == "processing, 1,000 of 2,000 tokens"
     runtime.events.publish(Speed("a", 40.4, 100))
-    assert engine.live.value("now") == "generating, 40 tokens/s"
+    assert engine.live_page.value("now") == "generating, 40 tokens/s"
     engine.close()
     runtime.events.publish(Speed("a", 99.0, 100))
-    assert engine.live.value("now") == "generating, 40 tokens/s"
+    assert engine.live_page.value("now") == "generating, 40 tokens/s"
 
 
 async def test_a_failure_is_told_in_words(engine: EngineWindow, runtime: FakeRuntime) -> None:
     failure = EngineFailure(FailureKind.HANGS, "The engine stopped responding", "It did not answer.", "")
     runtime.engine.seen = None
     runtime.set_engine(EngineState.STARTING, failure=failure, restart_attempt=2)
-    assert engine.live.value("state").startswith(
+    assert engine.live_page.value("state").startswith(
         "starting, restarted 2 times\nThe engine stopped responding. It did not answer."
     )
-    await until(lambda: engine.live.value("memory") == "–")
-    assert not engine.live.used.isVisible()
+    await until(lambda: engine.live_page.value("memory") == "–")
+    assert not engine.live_page.context_bar.isVisible()
 
 
 async def test_the_log_by_level(engine: EngineWindow, qtbot: QtBot) -> None:
-    engine.tabs.setCurrentWidget(engine.log)
-    assert engine.log.text.toPlainText().endswith("and more of it")
+    engine.tabs.setCurrentWidget(engine.log_page)
+    assert engine.log_page.text.toPlainText().endswith("and more of it")
     for index, lines in ((1, TROUBLE), (2, TROUBLE[1:]), (0, [*LOG, *TROUBLE])):
-        engine.log.level.setCurrentIndex(index)
-        engine.log.level.activated.emit(index)
-        assert engine.log.text.toPlainText().splitlines() == lines
+        engine.log_page.level_box.setCurrentIndex(index)
+        engine.log_page.level_box.activated.emit(index)
+        assert engine.log_page.text.toPlainText().splitlines() == lines
 
 
 async def test_the_log_is_followed_until_the_reader_scrolls_up(
     engine: EngineWindow, runtime: FakeRuntime, qtbot: QtBot
 ) -> None:
-    engine.tabs.setCurrentWidget(engine.log)
-    log, bar = engine.log, engine.log.text.verticalScrollBar()
+    engine.tabs.setCurrentWidget(engine.log_page)
+    log, bar = engine.log_page, engine.log_page.text.verticalScrollBar()
     await until(lambda: bar.maximum() > 0)
     runtime.engine.log_lines = [*runtime.engine.log_lines, "0.00.400.000 I newer"]
     engine.refresh()
     assert bar.value() == bar.maximum()
     log.text.setFocus()
     qtbot.keyClick(log.text, Qt.Key.Key_Home, Qt.KeyboardModifier.ControlModifier)
-    assert not log.follow.isChecked()
+    assert not log.follow_box.isChecked()
     log.text.selectAll()
     runtime.engine.log_lines = [*runtime.engine.log_lines, "0.00.500.000 I newest"]
     engine.refresh()
     assert bar.value() == 0
     assert log.text.textCursor().hasSelection()  # what was being copied is still marked
-    log.follow.click()
+    log.follow_box.click()
     assert bar.value() == bar.maximum()
 
 
 async def test_search_marks_counts_and_walks(engine: EngineWindow, qtbot: QtBot) -> None:
-    engine.tabs.setCurrentWidget(engine.log)
+    engine.tabs.setCurrentWidget(engine.log_page)
     qtbot.keyClick(engine, Qt.Key.Key_F, Qt.KeyboardModifier.ControlModifier)
-    await until(engine.log.search.hasFocus)
-    qtbot.keyClicks(engine.log.search, "line 19")
-    assert engine.log.search.count.text() == "11 found"
-    assert len(engine.log.text.extraSelections()) == 11
+    await until(engine.log_page.text_search.hasFocus)
+    qtbot.keyClicks(engine.log_page.text_search, "line 19")
+    assert engine.log_page.text_search.count.text() == "11 found"
+    assert len(engine.log_page.text.extraSelections()) == 11
     rows = []
     for _ in range(12):
-        qtbot.keyClick(engine.log.search, Qt.Key.Key_Return)
-        rows.append(engine.log.text.textCursor().blockNumber())
+        qtbot.keyClick(engine.log_page.text_search, Qt.Key.Key_Return)
+        rows.append(engine.log_page.text.textCursor().blockNumber())
     assert len(set(rows)) == 11
     assert rows[0] == rows[-1]
-    engine.log.search.setText("nowhere")
-    assert engine.log.search.count.text() == "0 found"
+    engine.log_page.text_search.setText("nowhere")
+    assert engine.log_page.text_search.count.text() == "0 found"
 
 
 async def test_what_is_shown_is_copied(engine: EngineWindow) -> None:
-    engine.log.level.setCurrentIndex(2)
-    engine.log.level.activated.emit(2)
-    engine.log.copy.click()
+    engine.log_page.level_box.setCurrentIndex(2)
+    engine.log_page.level_box.activated.emit(2)
+    engine.log_page.copy_button.click()
     assert QGuiApplication.clipboard().text().splitlines() == TROUBLE[1:]
-    engine.diagnostics.click()
+    engine.diagnostics_button.click()
     await until(lambda: QGuiApplication.clipboard().text().startswith("kvchat "))

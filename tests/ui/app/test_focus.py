@@ -78,8 +78,8 @@ async def test_after_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtB
     await until(lambda: furnished.chat.is_answering("lakes"))
     furnished.chat.say("One")
     await until(lambda: furnished.chat.said("lakes")[-1].content == "One")
-    qtbot.mouseClick(window.composer.button, LEFT)
-    await until(lambda: window.composer.button.accessibleName() == "Send")
+    qtbot.mouseClick(window.composer.send_button, LEFT)
+    await until(lambda: window.composer.send_button.accessibleName() == "Send")
     assert furnished.chat.said("lakes")[-1].state is MessageState.STOPPED
     await at_home(window, qtbot)
     window.composer.insert_text("Again")
@@ -87,14 +87,14 @@ async def test_after_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtB
     await until(lambda: furnished.chat.is_answering("lakes"))
     furnished.chat.say("Two")
     await until(lambda: furnished.chat.said("lakes")[-1].content == "Two")
-    window.composer.button.setFocus()
-    qtbot.keyClick(window.composer.button, Qt.Key.Key_Space)  # by key: the button is off then
+    window.composer.send_button.setFocus()
+    qtbot.keyClick(window.composer.send_button, Qt.Key.Key_Space)  # by key: the button is off then
     await at_home(window, qtbot)
 
 
 async def test_after_attaching(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await opened(window)
-    qtbot.mouseClick(window.composer.attach, LEFT)
+    qtbot.mouseClick(window.composer.attach_button, LEFT)
     dialog = child(window, QFileDialog)
     dialog.reject()
     window.activateWindow()  # as a window manager does
@@ -103,7 +103,7 @@ async def test_after_attaching(furnished: FakeRuntime, window: MainWindow, qtbot
 
 async def test_after_a_dialog_from_a_menu(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await opened(window)
-    window.header.more.setFocus()
+    window.header.menu_button.setFocus()
     sheet = window.keyboard.open_sheet()
     await until(lambda: focused() is not None and focused().window() is sheet)
     sheet.close()
@@ -117,7 +117,13 @@ async def test_what_is_typed_elsewhere_goes_into_the_message(
     await opened(window)
     page = window.transcript
     reply = page.views[furnished.chat.said("lakes")[1].id]
-    places = [page, *reply.texts, window.header.more, window.composer.attach, reply.action_row.findChild(QToolButton)]
+    places = [
+        page,
+        *reply.texts,
+        window.header.menu_button,
+        window.composer.attach_button,
+        reply.action_row.findChild(QToolButton),
+    ]
     for i, place in enumerate(places):
         assert place is not None
         place.setFocus()
@@ -133,7 +139,7 @@ async def test_what_an_input_method_writes_goes_into_the_message(
 ) -> None:
     await opened(window)
     text = child(window.transcript, TextPage)
-    for place in (text, window.header.more):
+    for place in (text, window.header.menu_button):
         place.setFocus()
         assert place.testAttribute(Qt.WidgetAttribute.WA_InputMethodEnabled)
         asked = QInputMethodQueryEvent(Qt.InputMethodQuery.ImEnabled | Qt.InputMethodQuery.ImCursorRectangle)
@@ -156,7 +162,7 @@ async def test_fields_keep_what_is_typed_in_them(furnished: FakeRuntime, window:
     window.find_bar.begin()
     qtbot.keyClicks(focused(), "lake")
     assert window.find_bar.field.text() == "lake"
-    window.sidebar.search.focus()
+    window.sidebar.search_panel.focus()
     qtbot.keyClicks(focused(), "deep")
     assert not window.composer.draft
 

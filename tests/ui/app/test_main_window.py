@@ -109,12 +109,15 @@ async def test_what_is_written_is_told_as_it_is_written_and_reading_it_can_be_st
     furnished.events.publish(ReadAheadProgress("thesis", 300, 2100, draft=True))
     assert "processing your draft: 300 of 2,100 tokens" in window.strip.remarks.text
     assert window.strip.progress.value() == 142
-    assert (window.strip.stop.isVisible(), window.strip.sizeHint().height()) == (True, high)  # the page stays in place
-    qtbot.mouseClick(window.strip.stop, Qt.MouseButton.LeftButton)
+    assert (window.strip.stop_button.isVisible(), window.strip.sizeHint().height()) == (
+        True,
+        high,
+    )  # the page stays in place
+    qtbot.mouseClick(window.strip.stop_button, Qt.MouseButton.LeftButton)
     assert furnished.chat.calls[-1] == ("stop_reading_ahead", "thesis")
     furnished.events.publish(ReadAheadProgress("thesis", 2100, 2100, draft=True))
     assert "2,100 tokens processed ahead" in window.strip.remarks.text
-    assert window.strip.stop.isHidden()
+    assert window.strip.stop_button.isHidden()
 
 
 async def test_enter_sends_and_shift_enter_makes_a_line(
@@ -147,12 +150,12 @@ async def test_composer_is_as_high_as_its_words_need_in_another_width(window: Ma
 
 async def test_first_message_begins_a_conversation(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     composer = window.composer
-    assert not composer.button.isEnabled()
+    assert not composer.send_button.isEnabled()
     qtbot.keyClicks(composer.editor, "   ")
-    assert not composer.button.isEnabled()
+    assert not composer.send_button.isEnabled()
     qtbot.keyClicks(composer.editor, "Hello")
-    assert (composer.button.isEnabled(), composer.button.accessibleName()) == (True, "Send")
-    qtbot.mouseClick(composer.button, Qt.MouseButton.LeftButton)
+    assert (composer.send_button.isEnabled(), composer.send_button.accessibleName()) == (True, "Send")
+    qtbot.mouseClick(composer.send_button, Qt.MouseButton.LeftButton)
     await until(lambda: titles(window) == ["Hello"])
     assert runtime.chat.calls[-1] == ("send", window.chat.current, "Hello")
     assert window.header.title.whole == "Hello"
@@ -194,17 +197,17 @@ async def test_a_message_goes_where_enter_was_pressed(
 async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     window.chat.sending.send("go on")
     await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
-    assert window.composer.button.accessibleName() == "Stop"
+    assert window.composer.send_button.accessibleName() == "Stop"
     furnished.events.publish(Prefilling("thesis", 100, 400))
-    assert window.transcript.tail.pending.text() == "Processing 25 % of 400 tokens…"
+    assert window.transcript.tail.pending_label.text() == "Processing 25 % of 400 tokens…"
     for piece in ("One ", "two ", "**three**"):
         furnished.chat.say(piece)
     await until(lambda: "One two **three**" in [reply.text for reply in replies(window)])
-    assert window.transcript.tail.pending.isHidden()
-    qtbot.mouseClick(window.composer.button, Qt.MouseButton.LeftButton)
+    assert window.transcript.tail.pending_label.isHidden()
+    qtbot.mouseClick(window.composer.send_button, Qt.MouseButton.LeftButton)
     await until(lambda: replies(window)[-1].message.state is MessageState.STOPPED)
     assert ("stop", "thesis") in furnished.chat.calls
-    assert window.composer.button.accessibleName() == "Send"
+    assert window.composer.send_button.accessibleName() == "Send"
 
 
 async def test_a_reply_goes_on_while_another_conversation_is_read(furnished: FakeRuntime, window: MainWindow) -> None:
@@ -214,7 +217,7 @@ async def test_a_reply_goes_on_while_another_conversation_is_read(furnished: Fak
     window.chat.open("jeju")
     furnished.chat.say("second half")
     await settled(window, furnished)
-    assert window.composer.button.accessibleName() == "Send"
+    assert window.composer.send_button.accessibleName() == "Send"
     assert [reply.text for reply in replies(window)] == ["All about Trip to Jeju."]
     window.chat.open("thesis")
     await until(lambda: replies(window) and replies(window)[-1].text == "first half, second half")
@@ -351,14 +354,14 @@ async def test_a_failed_turn_offers_to_try_again(furnished: FakeRuntime, window:
     await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
     furnished.events.publish(TurnFailed("thesis", KvchatError("Out of memory", "3.2 GB short.", "Close something.")))
     furnished.chat.finish()
-    card = window.transcript.tail.failure
-    assert (card.title.text(), card.detail.text(), card.advice.text()) == (
+    card = window.transcript.tail.failure_card
+    assert (card.title.text(), card.detail.text(), card.advice_label.text()) == (
         "Out of memory",
         "3.2 GB short.",
         "Close something.",
     )
-    await until(lambda: card.isVisible() and not window.transcript.tail.unanswered.isVisible())
-    qtbot.mouseClick(card.retry, Qt.MouseButton.LeftButton)
+    await until(lambda: card.isVisible() and not window.transcript.tail.unanswered_row.isVisible())
+    qtbot.mouseClick(card.retry_button, Qt.MouseButton.LeftButton)
     assert ("retry", "thesis") in furnished.chat.calls
     assert card.isHidden()
 
@@ -374,10 +377,10 @@ async def test_an_interrupted_reply_offers_to_try_again(furnished: FakeRuntime, 
 
 async def test_a_message_without_reply_offers_to_answer_it(furnished: FakeRuntime, window: MainWindow) -> None:
     furnished.chat.write("thesis", Role.USER, "And?")
-    await until(lambda: window.transcript.tail.unanswered.isVisible())
-    window.transcript.tail.answer.click()
+    await until(lambda: window.transcript.tail.unanswered_row.isVisible())
+    window.transcript.tail.answer_button.click()
     assert ("retry", "thesis") in furnished.chat.calls
-    assert not window.transcript.tail.unanswered.isVisible()
+    assert not window.transcript.tail.unanswered_row.isVisible()
 
 
 async def test_one_card_where_engine_and_turn_fail_alike(
@@ -387,12 +390,12 @@ async def test_one_card_where_engine_and_turn_fail_alike(
     furnished.chat.write("thesis", Role.USER, "And then?")
     failure = EngineFailure(FailureKind.OUT_OF_MEMORY, "The model does not fit", "It needs 9 GB.", "Choose another.")
     furnished.events.publish(TurnFailed("thesis", EngineError(failure.title, failure.detail, failure.advice)))
-    await until(lambda: window.transcript.tail.failure.isVisible())
+    await until(lambda: window.transcript.tail.failure_card.isVisible())
     furnished.set_engine(EngineState.FAILED, failure=failure)
     assert window.engine_card.isVisible()
-    assert not window.transcript.tail.failure.isVisible()
-    await until(window.transcript.tail.unanswered.isVisible)
-    qtbot.mouseClick(window.transcript.tail.answer, Qt.MouseButton.LeftButton)
+    assert not window.transcript.tail.failure_card.isVisible()
+    await until(window.transcript.tail.unanswered_row.isVisible)
+    qtbot.mouseClick(window.transcript.tail.answer_button, Qt.MouseButton.LeftButton)
     await until(lambda: ("retry", "thesis") in furnished.chat.calls)
 
 
@@ -482,18 +485,18 @@ async def test_engine_failure_card_and_its_buttons(furnished: FakeRuntime, windo
     furnished.set_engine(EngineState.FAILED, failure=failure)
     card = window.engine_card
     assert card.isVisible()
-    assert (card.title.text(), card.detail.text(), card.advice.text()) == (
+    assert (card.title.text(), card.detail.text(), card.advice_label.text()) == (
         "Not a model",
         "It is truncated.",
         "Fetch it again.",
     )
-    card.restart.click()
+    card.restart_button.click()
     await until(lambda: ("restart_engine",) in furnished.calls)
-    card.log.click()
+    card.log_button.click()
     engine = window.side_windows.open_engine(log=True)
-    assert "server is listening" in engine.log.text.toPlainText()
+    assert "server is listening" in engine.log_page.text.toPlainText()
     engine.close()
-    card.model.click()
+    card.model_button.click()
     models = child(window, ModelsWindow)
     assert models.isVisible()
     furnished.set_engine(EngineState.READY)
@@ -681,7 +684,7 @@ async def test_quitting_in_the_middle_of_something_asks(
     window.transfer.in_progress.clear()
     furnished.models.downloads._known.clear()
     leave()
-    question(window).yes.click()
+    question(window).confirm_button.click()
     assert heard == [True]
     furnished.chat.finish()
     await until(lambda: not furnished.chat.answering_chats)
@@ -708,7 +711,7 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
     furnished.chat.send("jeju", "What is it?")
     await until(lambda: "jeju" in furnished.chat.answering_chats)
     window.chat.sending.send("What about chapter 4?")
-    pending, first = window.transcript.tail.pending, window.transcript.tail.first
+    pending, first = window.transcript.tail.pending_label, window.transcript.tail.prioritize_button
     await until(lambda: pending.text().startswith("Waiting for “Trip to Jeju”"))
     furnished.events.publish(Prefilling("jeju", 400, 1000))
     assert pending.text() == "Waiting for “Trip to Jeju”: processing 40 %."
@@ -717,7 +720,7 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
     assert first.isVisible()
     first.click()
     assert "Trip to Jeju" in question(window).findChildren(QLabel)[1].text()
-    question(window).yes.click()
+    question(window).confirm_button.click()
     await until(lambda: "thesis" in furnished.chat.answering_chats)
     await until(first.isHidden)
     assert furnished.chat.said("jeju")[-1].state is MessageState.STOPPED
@@ -730,12 +733,17 @@ async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime,
     window = MainWindow(look, furnished.paths.config)
     qtbot.addWidget(window)
     window.show()
-    assert not window.sidebar.empty.isVisible(), "as long as chats are not read, or cannot be, nothing is said of them"
+    assert not window.sidebar.empty_label.isVisible(), (
+        "as long as chats are not read, or cannot be, nothing is said of them"
+    )
     qtbot.keyClicks(window.composer.editor, ", and more")
     window.show_first(await furnished.chat.conversations(), drafts)
     assert window.sidebar.chosen == [newest]
     assert window.composer.draft == "Of another day, and more"
-    assert (window.header.model.isVisible(), window.strip.state.text()) == (False, "")  # not "No model", "stopped"
+    assert (window.header.model_button.isVisible(), window.strip.state.text()) == (
+        False,
+        "",
+    )  # not "No model", "stopped"
     window.sidebar.show_selected(other)
     window.sidebar.selected.emit(other)
     qtbot.keyClicks(window.composer.editor, "typed early")
@@ -745,7 +753,7 @@ async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime,
     assert window.sidebar.isHidden()
     assert (window.chat.current, window.sidebar.chosen) == (other, [other])
     assert window.composer.draft == "Before: typed early"
-    assert window.composer.button.isEnabled()
+    assert window.composer.send_button.isEnabled()
     await window.finish()
     assert furnished.chat.draft(newest) == "Of another day, and more"
 

@@ -53,7 +53,7 @@ async def test_it_is_said_how_long_it_takes_and_can_be_left(
     assert "about 12 s" in box.status.text()
     box.reject()
     assert box.isVisible()
-    box.leave.click()
+    box.quit_button.click()
     await closing
     assert not boxes()
 
@@ -84,17 +84,17 @@ async def test_what_other_programs_and_the_library_lose_is_asked_about(
     heard: list[bool] = []
     window.quit_requested.connect(lambda: heard.append(True))
     runtime.api_server.active = [object()]  # type: ignore[list-item]
-    window.quitting.ask()
+    window.quit_controller.ask()
     assert "A reply to an app is being generated" in said(window)
     runtime.api_server.active = []
-    assert window.quitting.question is not None
-    window.quitting.question.reject()
+    assert window.quit_controller.question is not None
+    window.quit_controller.question.reject()
     runtime.chat.library.reading["a"] = object()  # type: ignore[assignment]
-    window.quitting.ask()
+    window.quit_controller.ask()
     assert "Documents are being processed" in said(window)
     assert not heard
     runtime.chat.library.reading.clear()
-    window.quitting.question.yes.click()
+    window.quit_controller.question.confirm_button.click()
     assert heard
 
 
@@ -103,8 +103,8 @@ async def test_where_there_is_no_tray_closing_says_once_that_it_quits(runtime: F
     window.quit_requested.connect(lambda: heard.append(True))
     window.close()
     assert "no system tray" in said(window)
-    assert window.quitting.question is not None
-    window.quitting.question.keep.click()
+    assert window.quit_controller.question is not None
+    window.quit_controller.question.keep_button.click()
     assert not heard
     assert window.isVisible()
     window.close()

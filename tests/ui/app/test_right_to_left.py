@@ -64,10 +64,10 @@ async def test_what_kvchat_draws_itself_begins_at_the_right_too(
     async with on_show(furnished, look) as window:
         window.resize(1000, 700)
         assert window.header.title.alignment() & Qt.AlignmentFlag.AlignRight
-        assert window.sidebar.search.field.textMargins().right() > 0
+        assert window.sidebar.search_panel.field.textMargins().right() > 0
         furnished.set_engine(EngineState.FAILED, failure=engine_hangs())
         card = window.engine_card
-        await until(lambda: card.restart.x() > card.log.x() > card.model.x() >= 0)
+        await until(lambda: card.restart_button.x() > card.log_button.x() > card.model_button.x() >= 0)
         storage = window.side_windows.open_storage()
         await until(lambda: storage.list.buttons)
         assert storage.list.buttons[0].x() < storage.list.width() // 2

@@ -95,13 +95,13 @@ async def test_the_sidebar_can_be_hidden_and_is_so_next_time(
     assert again.sidebar.isHidden()
     again.deleteLater()
     window.show()
-    qtbot.mouseClick(window.header.sidebar, LEFT)
+    qtbot.mouseClick(window.header.sidebar_button, LEFT)
     assert window.sidebar.isVisible()
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_B, CTRL)
     assert window.sidebar.isHidden()
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_F, CTRL | Qt.KeyboardModifier.ShiftModifier)
     assert window.sidebar.isVisible()
-    assert window.sidebar.search.field.hasFocus()
+    assert window.sidebar.search_panel.field.hasFocus()
 
 
 async def test_a_narrow_window_shows_the_sidebar_or_the_page(
@@ -111,7 +111,7 @@ async def test_a_narrow_window_shows_the_sidebar_or_the_page(
     assert window.width() == 400
     await until(lambda: window.centralWidget().minimumSizeHint().width() <= 400)
     assert (window.sidebar.isVisible(), window.composer.isVisible()) == (False, True)
-    qtbot.mouseClick(window.header.sidebar, LEFT)
+    qtbot.mouseClick(window.header.sidebar_button, LEFT)
     assert (window.sidebar.isVisible(), window.composer.isVisible()) == (True, False)
     view = window.sidebar.list
     qtbot.mouseClick(view.viewport(), LEFT, pos=view.visualRect(window.sidebar.model.index_of("b")).center())
@@ -172,7 +172,7 @@ async def test_notices_move_nothing_and_stand_at_the_end(furnished: FakeRuntime,
     gap = window.transcript.mapTo(window, window.transcript.rect().bottomLeft()).y()
     gap -= window.notices.mapTo(window, window.notices.rect().bottomLeft()).y()
     assert 0 <= gap <= 12, "it stands at the very end of the page"
-    jump = window.transcript.jump
+    jump = window.transcript.jump_button
     assert window.notices.x() > jump.geometry().right()
 
 
@@ -198,15 +198,15 @@ async def test_the_preset_window_holds_what_is_behind_it_and_enter_saves(
 ) -> None:
     window.open_chat_settings()
     settings = child(window, ChatSettingsWindow)
-    await until(settings.save.isEnabled)
-    settings.save_as_preset.click()
+    await until(settings.save_button.isEnabled)
+    settings.save_as_preset_button.click()
     dialog = child(settings, PresetDialog)
-    await until(dialog.save.isEnabled)
+    await until(dialog.save_button.isEnabled)
     assert QApplication.activeModalWidget() is dialog
-    dialog.form.numbers["temperature"].setText("3")
+    dialog.form.number_fields["temperature"].setText("3")
     qtbot.keyClick(dialog.name, Qt.Key.Key_Return)
     assert dialog.form.refusal.text() == "Temperature must be between 0 and 2."
-    dialog.form.numbers["temperature"].setText("1")
+    dialog.form.number_fields["temperature"].setText("1")
     qtbot.keyClick(dialog.name, Qt.Key.Key_Return)
     await until(lambda: not dialog.isVisible())
     assert [preset.name for preset in await furnished.chat.options.presets()] == ["New preset"]

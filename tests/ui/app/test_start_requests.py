@@ -148,7 +148,7 @@ def test_files_and_links_need_no_command(tmp_path: Path) -> None:
 @pytest.fixture
 def quick(start_requests: StartRequestHandler) -> QuickWindow:
     start_requests.handle(StartRequest(quick=True))
-    return start_requests.quick
+    return start_requests.quick_window
 
 
 async def test_a_quick_question_is_answered_in_its_window(
@@ -172,7 +172,7 @@ async def test_a_quick_question_is_answered_in_its_window(
     await until(lambda: furnished.chat.is_answering(chat))
     furnished.chat.finish()
     await until(lambda: not furnished.chat.is_answering(chat))
-    quick.to_main.click()
+    quick.open_in_main_button.click()
     assert (quick.isVisible(), window.chat.current) == (False, chat)
     quick.toggle()
     assert quick.transcript.isHidden(), "the next one is another question"
@@ -186,18 +186,18 @@ async def test_on_wayland_it_grows_no_further_than_the_screen(
     room, small = quick.screen().availableGeometry(), quick.height()
     for _ in range(2):
         quick.composer.set_draft("How high?")
-        quick.composer.button.click()
+        quick.composer.send_button.click()
         await until(lambda: furnished.chat.answering_chats)
         assert small < quick.height() < (room.height() + small) // 2
         furnished.chat.finish()
-        await until(lambda: quick.composer.button.accessibleName() == "Send")
+        await until(lambda: quick.composer.send_button.accessibleName() == "Send")
 
 
 async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
     furnished: FakeRuntime, quick: QuickWindow, qtbot: QtBot
 ) -> None:
     quick.composer.set_draft("How high?")
-    quick.composer.button.click()
+    quick.composer.send_button.click()
     await until(lambda: furnished.chat.answering_chats)
     chat = furnished.chat.answering_chats[0]
     qtbot.keyClick(quick.composer.editor, Qt.Key.Key_Escape)
@@ -207,7 +207,7 @@ async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
     assert quick.transcript.isVisible()
     furnished.chat.say("Eight metres.")
     await until(lambda: any(isinstance(v, ReplyView) and v.text for v in quick.transcript.views.values()))
-    quick.composer.button.click()  # it is Stop now
+    quick.composer.send_button.click()  # it is Stop now
     await until(lambda: not furnished.chat.is_answering(chat))
 
 
@@ -215,14 +215,14 @@ async def test_a_failure_that_came_while_it_was_away_is_told_when_it_comes_back(
     furnished: FakeRuntime, quick: QuickWindow
 ) -> None:
     quick.composer.set_draft("How high?")
-    quick.composer.button.click()
+    quick.composer.send_button.click()
     await until(lambda: furnished.chat.answering_chats)
     quick.close()
     furnished.events.publish(
         TurnFailed(furnished.chat.answering_chats[0], KvchatError("The engine stopped responding", "It was stopped."))
     )
     quick.toggle()
-    await until(lambda: not quick.transcript.tail.failure.isHidden())
+    await until(lambda: not quick.transcript.tail.failure_card.isHidden())
 
 
 @pytest.mark.parametrize("stored", ["no chat", "no message"])
@@ -232,7 +232,7 @@ async def test_quick_words_that_were_not_stored_come_back_before_what_was_writte
     error = KvchatError("Your chats could not be read or written", "The disk is full.")
     furnished.chat.refuse = error if stored == "no chat" else None
     quick.composer.set_draft("How high?")
-    quick.composer.button.click()
+    quick.composer.send_button.click()
     quick.composer.set_draft("And how wide?")
     if stored == "no message":
         await until(lambda: furnished.chat.answering_chats)
@@ -246,7 +246,7 @@ async def test_without_a_model_the_main_window_comes(runtime: FakeRuntime, windo
     window.hide()
     start_requests.handle(StartRequest(quick=True))
     assert window.isVisible()
-    assert not start_requests.quick.isVisible()
+    assert not start_requests.quick_window.isVisible()
     start_requests.close()
 
 

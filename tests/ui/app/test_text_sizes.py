@@ -81,10 +81,10 @@ async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow, look: L
     await until(wide.context_card.isVisible)
     await whole(wide, "the main window")
     assert wide.sidebar.new_button.iconSize().width() == 18 * furnished.settings.zoom // 100
-    assert wide.header.more.iconSize().width() == 16 * furnished.settings.zoom // 100
-    assert wide.composer.button.iconSize().width() == 20 * furnished.settings.zoom // 100
+    assert wide.header.menu_button.iconSize().width() == 16 * furnished.settings.zoom // 100
+    assert wide.composer.send_button.iconSize().width() == 20 * furnished.settings.zoom // 100
     assert wide.strip.dot.width() == round(9 * furnished.settings.zoom / 100)
-    field = wide.sidebar.search.field
+    field = wide.sidebar.search_panel.field
     assert field.textMargins().left() == 20 * furnished.settings.zoom // 100
     picture = field.grab(QRect(look.px(7), 2, look.px(18), field.height() - 4)).toImage()
     ground = picture.pixelColor(0, 0).lightness()
@@ -156,14 +156,14 @@ def test_long_languages_and_those_from_the_right_are_nowhere_cut_off(
 
 @pytest.mark.parametrize("furnished", [150], indirect=True)
 async def test_another_text_size_is_in_force_at_once(furnished: FakeRuntime, wide: MainWindow, look: Look) -> None:
-    words, model, composer = wide.context_meter.text, wide.header.model, wide.composer
+    words, model, composer = wide.context_meter.text, wide.header.model_button, wide.composer
 
     def fits() -> bool:
         wide_text = model.fontMetrics().horizontalAdvance(model.text()) + model.iconSize().width() + 20
         return words.height() >= words.fontMetrics().height() and wide_text <= model.width()
 
     def is_round() -> bool:
-        button = composer.button
+        button = composer.send_button
         picture = composer.grab(QRect(button.mapTo(composer, QPoint(0, 0)), button.size())).toImage()
         return picture.pixelColor(1, 1) != picture.pixelColor(picture.width() // 2, 4)
 

@@ -42,21 +42,21 @@ def test_marks(state: EngineState, busy: bool, mark: LogoState) -> None:
 
 async def test_tooltip_and_menu_follow_the_engine(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
     assert tray.icon.toolTip() == "kvchat · ready · SmolLM2-135M-Instruct"
-    assert [a.isEnabled() for a in (tray.start, tray.stop, tray.restart)] == [False, True, True]
+    assert [a.isEnabled() for a in (tray.start_action, tray.stop_action, tray.restart_action)] == [False, True, True]
     runtime.set_engine(EngineState.STOPPED)
     assert "stopped" in tray.icon.toolTip()
-    assert [a.isEnabled() for a in (tray.start, tray.stop, tray.restart)] == [True, False, False]
+    assert [a.isEnabled() for a in (tray.start_action, tray.stop_action, tray.restart_action)] == [True, False, False]
     runtime.set_engine(EngineState.FAILED)
-    assert [a.isEnabled() for a in (tray.start, tray.stop, tray.restart)] == [True, False, True]
+    assert [a.isEnabled() for a in (tray.start_action, tray.stop_action, tray.restart_action)] == [True, False, True]
 
 
 async def test_menu_entries_are_wishes(runtime: FakeRuntime, window: MainWindow, tray: Tray, qtbot: QtBot) -> None:
-    tray.restart.trigger()
+    tray.restart_action.trigger()
     await until(lambda: ("restart_engine",) in runtime.calls)
-    tray.stop.trigger()
+    tray.stop_action.trigger()
     await until(lambda: ("stop",) in runtime.calls)
     with qtbot.waitSignal(window.quit_requested, timeout=0):
-        tray.quit.trigger()
+        tray.quit_action.trigger()
     quick = next(action for action in tray.menu.actions() if action.text() == "Quick question")
     with qtbot.waitSignal(tray.quick_requested, timeout=0):
         quick.trigger()
@@ -64,16 +64,16 @@ async def test_menu_entries_are_wishes(runtime: FakeRuntime, window: MainWindow,
 
 async def test_toggle_hides_and_shows(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
     assert tray.menu.actions()[0].text() == "Open kvchat"
-    assert tray.hide.isVisible()
+    assert tray.hide_action.isVisible()
     tray.icon.activated.emit(QSystemTrayIcon.ActivationReason.Trigger)
     assert not window.isVisible()
-    assert not tray.hide.isVisible()
+    assert not tray.hide_action.isVisible()
     tray.menu.actions()[0].trigger()
     assert window.isVisible()
     window.showMinimized()
     tray.menu.actions()[0].trigger()
     assert not window.isMinimized(), "where it is covered or small as well"
-    tray.hide.trigger()
+    tray.hide_action.trigger()
     assert not window.isVisible()
 
 
@@ -82,7 +82,7 @@ async def test_closing_goes_to_the_tray_where_there_is_one(
 ) -> None:
     monkeypatch.setattr(QSystemTrayIcon, "isSystemTrayAvailable", staticmethod(lambda: True))
     heard: list[str] = []
-    window.quitting.hidden_first_time.connect(lambda: heard.append("told"))
+    window.quit_controller.hidden_first_time.connect(lambda: heard.append("told"))
     window.quit_requested.connect(lambda: heard.append("quit"))
     for _ in range(2):
         window.show()
@@ -92,8 +92,8 @@ async def test_closing_goes_to_the_tray_where_there_is_one(
     monkeypatch.undo()
     window.show()
     window.close()
-    assert window.quitting.question is not None, "there it stayed, here it would end: that is said first"
-    window.quitting.question.yes.click()
+    assert window.quit_controller.question is not None, "there it stayed, here it would end: that is said first"
+    window.quit_controller.question.confirm_button.click()
     assert heard == ["told", "quit"]
 
 
@@ -116,7 +116,7 @@ async def test_new_and_recent_chats_from_the_menu(runtime: FakeRuntime, window: 
     tray.recent[2].trigger()
     assert (window.isVisible(), window.chat.current) == (True, "c4")
     window.hide()
-    tray.new.trigger()
+    tray.new_chat_action.trigger()
     assert (window.isVisible(), window.chat.current) == (True, None)
 
 

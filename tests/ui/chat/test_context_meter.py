@@ -52,44 +52,44 @@ async def test_what_is_being_written_says_how_long_its_reply_would_take(
     monkeypatch.setattr(runtime.chat.forecasts, "forecast_message", foretell)
     chat, meter = furnish(runtime, window, 5906), window.context_meter
     await until(lambda: "tokens used" in meter.text.text())
-    assert meter.wait.isHidden(), "nothing is written"
+    assert meter.wait_label.isHidden(), "nothing is written"
     window.composer.editor.setPlainText("word " * 1000)
-    await until(meter.wait.isVisible)
-    assert meter.wait.whole == "about 4 s: 2,100 tokens to process"
+    await until(meter.wait_label.isVisible)
+    assert meter.wait_label.whole == "about 4 s: 2,100 tokens to process"
     assert meter.accessibleName().endswith(
         "If sent now, the first token comes after about 4 s: 2,100 tokens to process"
     )
     forecast = Forecast(Source.HOT, 30, TimeRange(0.2, 0.2))
     runtime.events.publish(ReadAheadProgress(chat, 2000, 2000, draft=True))
-    await until(meter.wait.isHidden)
+    await until(meter.wait_label.isHidden)
     forecast = Forecast(Source.DISK, 30, TimeRange(1.6, 1.6))
     window.composer.editor.setPlainText("word " * 1001)
-    await until(meter.wait.isVisible)
-    assert meter.wait.whole == "about 2 s: loading the chat memory, 30 tokens to process"
-    window.composer.button.click()
-    await until(meter.wait.isHidden)
+    await until(meter.wait_label.isVisible)
+    assert meter.wait_label.whole == "about 2 s: loading the chat memory, 30 tokens to process"
+    window.composer.send_button.click()
+    await until(meter.wait_label.isHidden)
 
 
 async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime, window: MainWindow) -> None:
     furnish(runtime, window, 31_500)
     card = window.context_card
-    await until(card.larger.isVisible)
-    assert card.larger.text() == "Increase context to 64K"
-    assert "take about 6.2 GB of the 11.4 GB" in card.advice.text()
-    card.larger.click()
+    await until(card.increase_button.isVisible)
+    assert card.increase_button.text() == "Increase context to 64K"
+    assert "take about 6.2 GB of the 11.4 GB" in card.advice_label.text()
+    card.increase_button.click()
     await until(lambda: ("increase_context", 65_536) in runtime.calls)
-    card.drop.click()
+    card.drop_button.click()
     await until(lambda: any("4 messages were left out" in n.texts[0] for n in window.notices.on_show))
     window.chat.open(furnish(runtime, window, 31_500))
-    await until(card.summarise.isVisible)
-    card.summarise.click()
-    await until(card.stop.isVisible)
+    await until(card.summarize_button.isVisible)
+    card.summarize_button.click()
+    await until(card.stop_button.isVisible)
     runtime.chat.say("It was about many things.")
     runtime.chat.finish()
     await until(lambda: any("4 messages were summarized" in n.texts[0] for n in window.notices.on_show))
     furnish(runtime, window, 31_500)
-    await until(card.later.isVisible)
-    card.later.click()
+    await until(card.dismiss_button.isVisible)
+    card.dismiss_button.click()
     await until(card.isHidden)
 
 
@@ -97,11 +97,11 @@ async def test_a_chat_that_nothing_here_can_hold_says_what_could(runtime: FakeRu
     runtime.engine.larger, card = None, window.context_card
     runtime.chat.write(furnish(runtime, window, 0, turns=0), Role.USER, "?" * 160_000)
     await until(card.isVisible)
-    assert card.drop.isHidden()
-    assert card.larger.isHidden(), "no larger one fits"
-    assert "a model with a longer context" in card.advice.text()
-    assert not card.new.isHidden()  # not only "Not now"
-    card.new.click()
+    assert card.drop_button.isHidden()
+    assert card.increase_button.isHidden(), "no larger one fits"
+    assert "a model with a longer context" in card.advice_label.text()
+    assert not card.new_chat_button.isHidden()  # not only "Not now"
+    card.new_chat_button.click()
     assert window.chat.current is None
 
 
@@ -120,9 +120,9 @@ async def test_a_notice_about_another_chat_names_it(runtime: FakeRuntime, window
 async def test_a_summary_can_be_stopped(runtime: FakeRuntime, window: MainWindow) -> None:
     furnish(runtime, window, 31_500)
     await until(window.context_card.isVisible)
-    window.context_card.summarise.click()
-    window.context_card.stop.click()
-    await until(window.context_card.summarise.isVisible)
+    window.context_card.summarize_button.click()
+    window.context_card.stop_button.click()
+    await until(window.context_card.summarize_button.isVisible)
     assert not window.notices.on_show
 
 
@@ -130,7 +130,7 @@ async def test_a_question_that_did_not_fit_is_answered_after_dropping(runtime: F
     chat = furnish(runtime, window, 33_000)
     runtime.chat.write(chat, Role.USER, "And now?")
     await until(window.context_card.isVisible)
-    window.context_card.drop.click()
+    window.context_card.drop_button.click()
     await until(lambda: ("retry", chat) in runtime.chat.calls)
 
 
@@ -142,14 +142,16 @@ async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: FakeRunti
     await until(lambda: not window.sidebar.model.index(1).data(ROW).busy)
     await until(window.context_card.isVisible)
     assert window.context_card.title.text() == "The prompt exceeds the context length"
-    await until(window.context_card.larger.isVisible)
-    assert window.context_card.drop.isVisible()
-    assert window.transcript.tail.failure.isHidden()
-    assert window.transcript.tail.unanswered.isHidden()
+    await until(window.context_card.increase_button.isVisible)
+    assert window.context_card.drop_button.isVisible()
+    assert window.transcript.tail.failure_card.isHidden()
+    assert window.transcript.tail.unanswered_row.isHidden()
     window.resize(400, 700)
     await until(lambda: window.centralWidget().minimumSizeHint().width() <= 400, "the buttons on several lines")
     card = window.context_card
-    assert all(card.rect().contains(b.mapTo(card, b.rect().bottomRight())) for b in (card.larger, card.later))
+    assert all(
+        card.rect().contains(b.mapTo(card, b.rect().bottomRight())) for b in (card.increase_button, card.dismiss_button)
+    )
 
 
 async def test_what_cannot_fit_is_not_sent_and_part_of_it_can_be(
@@ -159,17 +161,17 @@ async def test_what_cannot_fit_is_not_sent_and_part_of_it_can_be(
     window.composer.set_attachments([document_from_text("long.txt", "A line of words.\n" * 10_000)])
     qtbot.keyClicks(window.composer.editor, "What is in it?")
     card = window.context_card
-    await until(lambda: card.isVisible() and card.part.isVisible())
+    await until(lambda: card.isVisible() and card.attach_part_button.isVisible())
     assert card.title.text() == "The prompt exceeds the context length"
-    assert not window.composer.button.isEnabled()
-    card.later.click()
+    assert not window.composer.send_button.isEnabled()
+    card.dismiss_button.click()
     assert card.isHidden()
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
     assert card.isVisible(), "what can be done is said again"
     assert window.composer.draft == "What is in it?"
     assert not [call for call in runtime.chat.calls if call[0] == "send"]
-    card.part.click()
-    await until(lambda: window.composer.button.isEnabled())
+    card.attach_part_button.click()
+    await until(lambda: window.composer.send_button.isEnabled())
     (part,) = window.composer.chips.attachments
     assert part.name == "Beginning of long.txt"
     assert 50_000 < len(part.text) < 170_000
@@ -198,11 +200,11 @@ async def test_a_late_count_of_what_was_removed_is_dropped(
     composer.set_attachments(())
     composer.editor.setPlainText("Hi")
     await window.context._count()
-    assert composer.button.isEnabled()
+    assert composer.send_button.isEnabled()
     waits.set()
     await counting
     assert late
-    assert composer.button.isEnabled()
+    assert composer.send_button.isEnabled()
     assert not window.context_card.isVisible()
 
 
@@ -210,4 +212,4 @@ async def test_what_cannot_fit_is_said_with_an_estimate(runtime: FakeRuntime, wi
     window.composer.set_attachments([document_from_text("words.txt", "words " * 400_000)])
     await until(window.context_card.isVisible)
     assert "It has about 600K tokens; the context length is 32,768." in window.context_card.detail.text()
-    assert not window.composer.button.isEnabled()
+    assert not window.composer.send_button.isEnabled()

@@ -51,7 +51,7 @@ def whole(label: QLabel) -> bool:
 async def test_a_card_scrolls_and_a_notice_leaves_the_header_free(small: MainWindow) -> None:
     card = small.engine_card
     await until(lambda: card.isVisible() and scrolled_in(card).verticalScrollBar().maximum() > 0)
-    await until(lambda: all(map(whole, (card.title, card.detail, card.advice))))
+    await until(lambda: all(map(whole, (card.title, card.detail, card.advice_label))))
     small.notices.show_error(KvchatError("Cannot restart", "Many words. " * 40, "Some advice."))
 
     def between() -> bool:

@@ -56,7 +56,7 @@ async def test_files_are_attached_counted_sent_and_shown(
     await until(lambda: chip.count.text() == "500 tokens")
     await until(lambda: "in this message" in window.context_meter.text.text())
     window.composer.editor.setPlainText("What is in it?")
-    window.composer.button.click()
+    window.composer.send_button.click()
     await until(lambda: window.transcript.views)
     view = next(iter(window.transcript.views.values()))
     assert isinstance(view, UserView)
@@ -111,7 +111,7 @@ async def test_pictures_are_shown_small_sent_and_shown_large(window: MainWindow,
     window.composer.editor.insertFromMimeData(pasted)
     await until(lambda: names(window) == ["red.png", "Pasted image.png"])
     await until(lambda: "tokens" in window.composer.chips.chips[1].count.text())
-    window.composer.button.click()
+    window.composer.send_button.click()
     await until(lambda: window.transcript.views)
     view = next(iter(window.transcript.views.values()))
     assert isinstance(view, UserView)
@@ -136,7 +136,7 @@ async def test_a_model_without_sight_refuses_pictures(
     assert "Llama does not support images" in window.notices.on_show[0].texts
     assert not names(window)
     window.notices.on_show[0].dismiss()
-    window.composer.screenshot.click()
+    window.composer.screenshot_button.click()
     await until(lambda: window.notices.on_show)
     assert "Llama does not support images" in window.notices.on_show[0].texts
     assert window.isVisible(), "it is said before the picture is taken"
@@ -166,11 +166,11 @@ async def test_a_long_paste_can_become_a_file(window: MainWindow) -> None:
     pasted = QMimeData()
     pasted.setText("line\n" * LONG_PASTE)
     composer.editor.insertFromMimeData(pasted)
-    assert composer.offer.isVisible()
-    composer.offer.click()
+    assert composer.attach_paste_button.isVisible()
+    composer.attach_paste_button.click()
     await until(lambda: names(window) == ["Pasted text.txt"])
     assert composer.draft == "Before."
-    assert not composer.offer.isVisible()
+    assert not composer.attach_paste_button.isVisible()
 
 
 async def test_a_paste_too_long_to_lay_out_is_attached_and_can_be_text_where_that_is_possible(
@@ -183,12 +183,12 @@ async def test_a_paste_too_long_to_lay_out_is_attached_and_can_be_text_where_tha
         composer.editor.insertFromMimeData(pasted)
         await until(lambda: names(window) == ["Pasted text.txt"])
         assert not composer.draft
-        assert composer.as_text.isVisible() is can_be_text
+        assert composer.paste_as_text_button.isVisible() is can_be_text
         if can_be_text:
-            composer.as_text.click()
+            composer.paste_as_text_button.click()
             assert composer.draft == text
             assert not names(window)
-            assert not composer.as_text.isVisible()
+            assert not composer.paste_as_text_button.isVisible()
         composer.editor.clear()
         composer.set_attachments(())
 
@@ -321,7 +321,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 async def test_two_paths_typed_into_the_dialog_attach_two(window: MainWindow, tmp_path: Path, qtbot: QtBot) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("the same words")
-    window.composer.attach.click()
+    window.composer.attach_button.click()
     dialog = child(window, QFileDialog)
     field = child(dialog, QLineEdit)
     field.setText(f'"{tmp_path}/a.txt" "{tmp_path}/b.txt"')
@@ -340,8 +340,8 @@ def test_a_long_name_keeps_its_ending() -> None:
 async def quick(runtime: FakeRuntime, look: Look) -> AsyncIterator[QuickWindow]:
     """Yield the quick window of a running application."""
     async with the_app(runtime, look) as app:
-        app.start_requests.quick.toggle()
-        yield app.start_requests.quick
+        app.start_requests.quick_window.toggle()
+        yield app.start_requests.quick_window
 
 
 async def test_the_quick_window_attaches_as_the_main_window_does(
@@ -349,7 +349,7 @@ async def test_the_quick_window_attaches_as_the_main_window_does(
 ) -> None:
     (tmp_path / "notes.md").write_text("word " * 400)
     composer = quick.composer
-    assert composer.attach.isVisible()
+    assert composer.attach_button.isVisible()
     composer.editor.files_given.emit([tmp_path / "notes.md"])
     pasted = QMimeData()
     pasted.setText("words and " * (ATTACHED_FROM // 9))
@@ -357,7 +357,7 @@ async def test_the_quick_window_attaches_as_the_main_window_does(
     await until(lambda: sorted(a.name for a in composer.chips.attachments) == ["Pasted text.txt", "notes.md"])
     await until(lambda: all("tokens" in chip.count.text() for chip in composer.chips.chips))
     composer.editor.setPlainText("What is in them?")
-    composer.button.click()
+    composer.send_button.click()
     await until(lambda: [call for call in runtime.chat.calls if call[0] == "send"])
     await until(lambda: runtime.chat.said(quick.current() or ""))
     question = runtime.chat.said(quick.current() or "")[0]
@@ -396,8 +396,8 @@ async def picking(window: QWidget) -> RegionPicker:
 async def test_a_region_of_the_screen_is_attached(runtime: FakeRuntime, look: Look, qtbot: QtBot, which: str) -> None:
     """Selected by mouse, by keys, the whole screen, or cancelled."""
     async with the_app(runtime, look) as app:
-        app.start_requests.quick.toggle()
-        window = app._window if which == "main" else app.start_requests.quick
+        app.start_requests.quick_window.toggle()
+        window = app._window if which == "main" else app.start_requests.quick_window
         sizes = lambda: [image_size(a.data) for a in window.composer.chips.attachments]  # noqa: E731
         chooser = await picking(window)
         screen = chooser.size().toTuple()
@@ -447,7 +447,7 @@ async def test_wayland_s_portal_is_asked_for_a_screenshot(
             return "o", (where,)
 
         portal = bus.play(name, path, "org.freedesktop.portal.Screenshot", respond)
-        window.composer.screenshot.click()
+        window.composer.screenshot_button.click()
         await until(lambda: portal.asked)
         await until(window.isVisible)
         if answer == "a picture":

@@ -134,7 +134,7 @@ async def test_regenerate_and_continue(furnished: FakeRuntime, window: MainWindo
     assert furnished.chat.calls[-1] == ("continue_reply", last.message.id), "one reply at a time"
     assert window.notices.on_show[0].texts[0] == ("The reply to the last message is still being generated")
     window.chat.stop()
-    await until(lambda: window.composer.button.accessibleName() == "Send")
+    await until(lambda: window.composer.send_button.accessibleName() == "Send")
     qtbot.keyClick(window, Qt.Key.Key_R, Qt.KeyboardModifier.ControlModifier)
     assert furnished.chat.calls[-1] == ("regenerate", last.message.id)
 

@@ -34,11 +34,11 @@ def runtime(runtime: FakeRuntime) -> FakeRuntime:
 
 
 async def test_the_header_names_the_open_conversation_s_model(runtime: FakeRuntime, window: MainWindow) -> None:
-    assert window.header.model.toolTip() == "Lost & Found-7B"
+    assert window.header.model_button.toolTip() == "Lost & Found-7B"
     window.chat.open("c1")
-    assert window.header.model.toolTip() == "Other-1B"
+    assert window.header.model_button.toolTip() == "Other-1B"
     window.new_conversation()
-    assert window.header.model.toolTip() == "SmolLM2-135M-Instruct"
+    assert window.header.model_button.toolTip() == "SmolLM2-135M-Instruct"
 
 
 async def test_choosing_a_model_is_for_the_open_conversation(
@@ -47,7 +47,7 @@ async def test_choosing_a_model_is_for_the_open_conversation(
     window.chat.open("c1")
     path = write_gguf(tmp_path / "Third-3B.gguf")
     await window.models.use(path)
-    await until(lambda: window.header.model.toolTip() == "Third-3B")
+    await until(lambda: window.header.model_button.toolTip() == "Third-3B")
     assert [call for call in runtime.chat.calls if call[0] == "use_model"] == [("use_model", "c1", str(path))]
 
 
@@ -59,17 +59,17 @@ async def test_a_model_chosen_for_new_chats_leaves_the_open_chat_alone(
     runtime.chat.write(chat.id, Role.ASSISTANT, "Here.")
     runtime.chat.change(chat.id, model="/models/Other-1B.gguf")
     window.chat.open(chat.id)
-    await until(lambda: len(window.transcript.messages) == 2 and window.header.model.toolTip() == "Other-1B")
+    await until(lambda: len(window.transcript.messages) == 2 and window.header.model_button.toolTip() == "Other-1B")
     path = write_gguf(tmp_path / "Fifth-5B.gguf")
     await runtime.use_model(path)
     window.models.apply_default()
     await until(lambda: window.notices.on_show)
     assert window.notices.on_show[0].texts[0] == "New chats use Fifth-5B"
-    assert window.header.model.toolTip() == "Other-1B"
+    assert window.header.model_button.toolTip() == "Other-1B"
     assert not [call for call in runtime.calls if call[0] == "load_model"]
     assert not [call for call in runtime.chat.calls if call[0] == "use_model"]
     window.new_conversation()
-    assert window.header.model.toolTip() == "Fifth-5B"
+    assert window.header.model_button.toolTip() == "Fifth-5B"
 
 
 async def test_a_missing_model_offers_others(runtime: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
@@ -77,18 +77,24 @@ async def test_a_missing_model_offers_others(runtime: FakeRuntime, window: MainW
     here = write_gguf(tmp_path / "SmolLM2-135M-Instruct.gguf")
     runtime.settings = replace(runtime.settings, model_path=str(here))
     window.chat.sending.send("Hello")
-    card = window.transcript.tail.failure
+    card = window.transcript.tail.failure_card
     await until(lambda: not card.isHidden())
-    shown = [button.accessibleName() for button in (card.retry, card.use_current, card.locate, card.model)]
-    assert [button.isHidden() for button in (card.retry, card.use_current, card.locate, card.model)] == [
+    shown = [
+        button.accessibleName()
+        for button in (card.retry_button, card.use_current_button, card.locate_button, card.model_button)
+    ]
+    assert [
+        button.isHidden()
+        for button in (card.retry_button, card.use_current_button, card.locate_button, card.model_button)
+    ] == [
         True,
         False,
         False,
         False,
     ], shown
-    assert card.use_current.accessibleName() == "Use SmolLM2-135M-Instruct"
+    assert card.use_current_button.accessibleName() == "Use SmolLM2-135M-Instruct"
     await until(lambda: [one.role for one in window.transcript.messages] == [Role.USER])
-    card.use_current.click()
+    card.use_current_button.click()
     await until(lambda: ("retry", "c2") in runtime.chat.calls)
     assert ("use_model", "c2", runtime.settings.model_path) in runtime.chat.calls
     assert card.isHidden()
@@ -113,7 +119,7 @@ async def test_another_model_is_one_click_away(runtime: FakeRuntime, window: Mai
     menu.actions()[1].trigger()
     await until(lambda: ("load_model", other) in runtime.calls)
     await until(lambda: ("use_model", chat.id, str(other)) in runtime.chat.calls)
-    await until(lambda: window.header.model.toolTip() == "R&D-7B")
+    await until(lambda: window.header.model_button.toolTip() == "R&D-7B")
     runtime.refuse = KvchatError("This is no model", "It is truncated.")
     menu.aboutToShow.emit()
     next(action for action in menu.actions() if action.text().startswith("SmolLM2")).trigger()
@@ -128,9 +134,9 @@ async def test_another_model_is_offered_where_the_engine_finds_none(runtime: Fak
     window.chat.open("c2")
     failure = EngineFailure(FailureKind.MODEL_MISSING, "The model file is missing", GONE, "Choose it again.")
     runtime.events.publish(TurnFailed("c2", EngineFailed(failure)))
-    card = window.transcript.tail.failure
-    await until(card.model.isVisible)
-    assert card.retry.isVisible()
+    card = window.transcript.tail.failure_card
+    await until(card.model_button.isVisible)
+    assert card.retry_button.isVisible()
 
 
 def test_the_host_tells_a_missing_file_from_a_damaged_one(tmp_path: Path) -> None:

@@ -54,15 +54,15 @@ async def search(window: MainWindow, qtbot: QtBot, words: str) -> None:
     window.activateWindow()
     await until(window.isActiveWindow)
     qtbot.keyClick(window, Qt.Key.Key_F, CTRL | SHIFT)
-    field = window.sidebar.search.field
+    field = window.sidebar.search_panel.field
     field.setText("")
     for word in words:
         QTest.keyClicks(field, word) if word.isascii() else field.insert(word)
-    await until(lambda: window.sidebar.search.pages.currentIndex() == 1, "results")
+    await until(lambda: window.sidebar.search_panel.pages.currentIndex() == 1, "results")
 
 
 def found(window: MainWindow) -> list[str]:
-    return [chat.conversation_id for chat in window.sidebar.search.results.chats]
+    return [chat.conversation_id for chat in window.sidebar.search_panel.results.chats]
 
 
 async def test_what_is_found_opens_at_the_hit_and_marks_it(
@@ -70,18 +70,18 @@ async def test_what_is_found_opens_at_the_hit_and_marks_it(
 ) -> None:
     await search(window, qtbot, "MARM")
     assert found(window) == ["食べ物", "alps"]
-    results = window.sidebar.search.results
-    qtbot.keyClick(window.sidebar.search.field, Qt.Key.Key_Down)
+    results = window.sidebar.search_panel.results
+    qtbot.keyClick(window.sidebar.search_panel.field, Qt.Key.Key_Down)
     qtbot.mouseClick(
         results.viewport(), Qt.MouseButton.LeftButton, pos=results.visualRect(results.model().index(1, 0)).center()
     )
     await until(lambda: window.chat.current == "alps" and window.find_bar.isVisible(), "the chat")
     second, first = results.chats[1].message_ids
-    assert window.find_bar.place.text() == "2 of 2"
+    assert window.find_bar.position_label.text() == "2 of 2"
     assert set(marked(window)) == {"marm"}
     assert in_sight(window, second)
     qtbot.keyClick(window, Qt.Key.Key_F3)
-    assert window.find_bar.place.text() == "1 of 2"
+    assert window.find_bar.position_label.text() == "1 of 2"
     assert in_sight(window, first)
     qtbot.keyClick(window, Qt.Key.Key_Escape)
     assert not window.find_bar.isVisible()
@@ -92,12 +92,12 @@ async def test_enter_opens_the_first_and_escape_shows_the_chats_again(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await search(window, qtbot, "烤鸭")
-    field = window.sidebar.search.field
+    field = window.sidebar.search_panel.field
     qtbot.keyClick(field, Qt.Key.Key_Return)
     await until(lambda: window.chat.current == "食べ物" and window.find_bar.isVisible(), "the chat")
     assert marked(window) == ["烤鸭"]
     qtbot.keyClick(field, Qt.Key.Key_Escape)
-    await until(lambda: window.sidebar.search.pages.currentIndex() == 0, "the chats")
+    await until(lambda: window.sidebar.search_panel.pages.currentIndex() == 0, "the chats")
     window.chat.open("other")
     assert not window.find_bar.isVisible()
 
@@ -108,9 +108,9 @@ async def test_nothing_found_and_an_unfinished_index_are_said(
     monkeypatch.setattr("kvchat.chat.search.index_batch", lambda database: True)
     monkeypatch.setattr(furnished.chat.finder, "start_indexing", lambda: None)
     await search(window, qtbot, "xyzzy")
-    assert window.sidebar.search.status.text() == "No matches. Older messages are still being indexed."
+    assert window.sidebar.search_panel.status.text() == "No matches. Older messages are still being indexed."
     monkeypatch.undo()
-    await until(lambda: window.sidebar.search.status.text() == "No matches.", "the rest of the index")
+    await until(lambda: window.sidebar.search_panel.status.text() == "No matches.", "the rest of the index")
 
 
 async def test_a_hit_on_another_branch_goes_there(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
@@ -119,7 +119,7 @@ async def test_a_hit_on_another_branch_goes_there(furnished: FakeRuntime, window
     await furnished.chat.switch("other", shown.id)
     await search(window, qtbot, "gnu")
     window.chat.open("alps")
-    qtbot.keyClick(window.sidebar.search.field, Qt.Key.Key_Return)
+    qtbot.keyClick(window.sidebar.search_panel.field, Qt.Key.Key_Return)
     await until(lambda: marked(window) == ["gnu"], "the branch")
     assert ("switch", "other", hidden.id) in furnished.chat.calls
 
@@ -131,11 +131,11 @@ async def test_find_in_the_open_chat(furnished: FakeRuntime, window: MainWindow,
     await until(window.isActiveWindow)
     qtbot.keyClick(window, Qt.Key.Key_F, CTRL)
     qtbot.keyClicks(window.find_bar.field, "marmot")
-    assert window.find_bar.place.text() == "2 of 2"
+    assert window.find_bar.position_label.text() == "2 of 2"
     qtbot.keyClick(window.find_bar.field, Qt.Key.Key_Return)
-    assert window.find_bar.place.text() == "1 of 2"
+    assert window.find_bar.position_label.text() == "1 of 2"
     qtbot.keyClicks(window.find_bar.field, "x")
-    assert window.find_bar.place.text() == "Not found"
+    assert window.find_bar.position_label.text() == "Not found"
 
 
 async def test_f3_goes_from_hit_to_hit(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
@@ -149,11 +149,11 @@ async def test_f3_goes_from_hit_to_hit(furnished: FakeRuntime, window: MainWindo
     await until(window.isActiveWindow)
     qtbot.keyClick(window, Qt.Key.Key_F, CTRL)
     qtbot.keyClicks(window.find_bar.field, "heron")
-    places = [window.find_bar.place.text()]
+    places = [window.find_bar.position_label.text()]
     seen = [led_to(window)]
     for _ in range(5):
         qtbot.keyClick(window, Qt.Key.Key_F3)
-        places.append(window.find_bar.place.text())
+        places.append(window.find_bar.position_label.text())
         seen.append(led_to(window))
     there = [(last.id, 0), (last.id, 1), (last.id, 2), (first.id, 0), (first.id, 1), (last.id, 0)]
     assert seen == there
@@ -181,17 +181,17 @@ async def test_a_hit_in_a_document_shows_it_there(furnished: FakeRuntime, window
     document = document_from_text("notes.txt", "😀 line\n" * 300 + "The platypus.\n" + "line\n" * 300 + "platypuses")
     furnished.chat.write("other", Role.USER, "What is in it?", attachments=(document,))
     await search(window, qtbot, "platypus")
-    qtbot.keyClick(window.sidebar.search.field, Qt.Key.Key_Return)
+    qtbot.keyClick(window.sidebar.search_panel.field, Qt.Key.Key_Return)
     await until(lambda: window.findChild(AttachmentView) is not None, "the document")
     shown = child(window, AttachmentView)
-    assert window.find_bar.place.text() == "1 of 1"
+    assert window.find_bar.position_label.text() == "1 of 1"
     assert [mark.cursor.selectedText() for mark in shown.text.extraSelections()] == ["platypus"] * 2
     assert shown.text.textCursor().block().text() == "The platypus."
     shown.activateWindow()
     await until(shown.isActiveWindow)
     qtbot.keyClick(shown, Qt.Key.Key_F3)
     assert shown.text.textCursor().block().text() == "platypuses"
-    assert shown.place.text() == "2 of 2"
+    assert shown.position_label.text() == "2 of 2"
     shown.close()
     view = window.transcript.views[furnished.chat.said("other")[-1].id]
     assert view.chips is not None

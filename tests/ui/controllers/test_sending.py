@@ -43,11 +43,11 @@ async def answering(window: MainWindow, runtime: FakeRuntime, qtbot: QtBot) -> s
 async def test_enter_during_a_reply_queues_and_the_reply_s_end_sends(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
-    chat, waiting = await answering(window, furnished, qtbot), window.composer.waiting
+    chat, waiting = await answering(window, furnished, qtbot), window.composer.queued_message
     enter(qtbot, window.composer, "second")
     assert window.composer.draft == ""
-    assert (waiting.isVisible(), waiting.summary.whole, waiting.send.isVisible()) == (True, "second", False)
-    qtbot.mouseClick(waiting.edit, Qt.MouseButton.LeftButton)
+    assert (waiting.isVisible(), waiting.summary.whole, waiting.send_button.isVisible()) == (True, "second", False)
+    qtbot.mouseClick(waiting.edit_button, Qt.MouseButton.LeftButton)
     assert (window.composer.draft, waiting.isVisible()) == ("second", False)
     enter(qtbot, window.composer, " try")
     enter(qtbot, window.composer, "and more")
@@ -67,11 +67,11 @@ async def test_the_mouse_alone_queues(furnished: FakeRuntime, window: MainWindow
     """The button appears beside Stop, only if there is something to send."""
     chat, composer = await answering(window, furnished, qtbot), window.composer
     assert button(composer, "Stop").isVisible()
-    assert not composer.after_reply.isVisible()
+    assert not composer.send_after_reply_button.isVisible()
     composer.editor.insertPlainText("second")
     qtbot.mouseClick(button(composer, "Send after this reply"), Qt.MouseButton.LeftButton)
-    assert (composer.draft, composer.waiting.summary.whole) == ("", "second")
-    assert not composer.after_reply.isVisible()
+    assert (composer.draft, composer.queued_message.summary.whole) == ("", "second")
+    assert not composer.send_after_reply_button.isVisible()
     assert furnished.chat.is_answering(chat)
     furnished.chat.finish()
     await until(lambda: sent(furnished) == ["first", "second"])
@@ -95,9 +95,13 @@ async def test_messages_of_the_first_picture_are_queued_in_their_chat(
     await window.start()
     await until(lambda: sent(furnished) == ["first"])
     assert [call[1] for call in furnished.chat.calls if call[0] == "send"] == ["d"]
-    assert (window.chat.current, window.composer.draft, window.composer.waiting.isVisible()) == ("a", "other", False)
+    assert (window.chat.current, window.composer.draft, window.composer.queued_message.isVisible()) == (
+        "a",
+        "other",
+        False,
+    )
     window.chat.open("d")
-    waiting = window.composer.waiting
+    waiting = window.composer.queued_message
     assert (window.composer.draft, waiting.isVisible()) == ("half a", True)
     assert window.chat.sending.queued("d")[0] == "second\n\nthird"
     await until(lambda: furnished.chat.is_answering("d"))
@@ -114,16 +118,16 @@ async def test_messages_of_the_first_picture_are_queued_in_their_chat(
 async def test_what_is_removed_is_not_sent_and_stop_asks_first(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
-    chat, waiting = await answering(window, furnished, qtbot), window.composer.waiting
+    chat, waiting = await answering(window, furnished, qtbot), window.composer.queued_message
     enter(qtbot, window.composer, "never")
-    qtbot.mouseClick(waiting.remove, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(waiting.remove_button, Qt.MouseButton.LeftButton)
     assert not waiting.isVisible()
     enter(qtbot, window.composer, "later")
     furnished.chat.stop(chat)
-    await until(lambda: waiting.send.isVisible())
+    await until(lambda: waiting.send_button.isVisible())
     await until(lambda: not window.runner._tasks)
     assert sent(furnished) == ["first"]
-    qtbot.mouseClick(waiting.send, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(waiting.send_button, Qt.MouseButton.LeftButton)
     await until(lambda: sent(furnished) == ["first", "later"])
     assert not waiting.isVisible()
 
@@ -136,7 +140,11 @@ async def test_it_outlives_the_window_and_is_sent_once(furnished: FakeRuntime, l
     furnished.chat.stop(chat)
     await until(lambda: not furnished.chat.answering_chats)
     async with on_show(furnished, look) as window:
-        await until(lambda: window.composer.waiting.isVisible() and window.composer.waiting.send.isVisible())
+        await until(
+            lambda: (
+                window.composer.queued_message.isVisible() and window.composer.queued_message.send_button.isVisible()
+            )
+        )
         window.chat.retry()
         furnished.chat.say("Well")
         furnished.chat.finish()
@@ -162,11 +170,11 @@ async def test_it_comes_back_with_the_first_message_of_a_chat_that_could_not_beg
         enter(qtbot, window.composer, "first")
         await until(lambda: sent(furnished) == ["first"])
         enter(qtbot, window.composer, "second")
-        assert window.composer.waiting.isVisible()
+        assert window.composer.queued_message.isVisible()
         storing.set()
         await until(lambda: window.composer.draft)
     assert (window.composer.draft, window.chat.current) == ("first\n\nsecond", None)
-    assert not window.composer.waiting.isVisible()
+    assert not window.composer.queued_message.isVisible()
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
     await until(lambda: sent(furnished) == ["first", "first\n\nsecond"])
 
@@ -194,14 +202,17 @@ def test_a_queued_message_is_on_disk_as_long_as_its_chat(tmp_path: Path, gone: b
 async def test_the_quick_window_queues_as_well(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
     async with the_app(furnished, look) as app:
         await until(lambda: app._window.chat.current)
-        quick = app.start_requests.quick
+        quick = app.start_requests.quick_window
         quick.toggle()
         enter(qtbot, quick.composer, "How high?")
         await until(lambda: sent(furnished) == ["How high?"])
         furnished.chat.say("8,848 m")
-        await until(lambda: quick.composer.button.accessibleName() == "Stop")
+        await until(lambda: quick.composer.send_button.accessibleName() == "Stop")
         enter(qtbot, quick.composer, "In feet?")
-        assert (quick.composer.waiting.isVisible(), quick.composer.waiting.summary.whole) == (True, "In feet?")
+        assert (quick.composer.queued_message.isVisible(), quick.composer.queued_message.summary.whole) == (
+            True,
+            "In feet?",
+        )
         furnished.chat.finish()
         await until(lambda: sent(furnished) == ["How high?", "In feet?"])
-        assert not quick.composer.waiting.isVisible()
+        assert not quick.composer.queued_message.isVisible()

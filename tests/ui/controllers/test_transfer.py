@@ -103,7 +103,7 @@ async def test_imported_chats_are_shown_whatever_was_looked_at(
     theirs = [{"uuid": str(n), "name": f"Chat {n}", "chat_messages": [CLAUDE]} for n in range(3)]
     (tmp_path / "theirs.json").write_text(json.dumps(theirs), "utf-8")
     window.sidebar.arrange(Arrangement(archive=True))
-    window.sidebar.search.field.setText("Jeju")
+    window.sidebar.search_panel.field.setText("Jeju")
     if window.sidebar.isVisible():
         window.window_layout.toggle_sidebar()
     choose(window, "Import chats…")
@@ -121,7 +121,7 @@ async def agree(window: MainWindow) -> None:
     await until(lambda: any(d.isVisible() for d in window.findChildren(ConfirmDialog)), "the question")
     question = next(d for d in window.findChildren(ConfirmDialog) if d.isVisible())
     assert "cannot tell whether memory from others is genuine" in question.findChildren(QLabel)[1].text()
-    question.yes.click()
+    question.confirm_button.click()
 
 
 def asked(window: MainWindow) -> list[PassphraseDialog]:
@@ -172,9 +172,9 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
         ):
             await until(lambda words=words: asked(window) and words in asked(window)[0].accessibleName(), words)
             question = asked(window)[0]
-            assert not question.go.isEnabled()
+            assert not question.confirm_button.isEnabled()
             qtbot.keyClicks(question.field, given)
-            qtbot.mouseClick(question.go, Qt.MouseButton.LeftButton)
+            qtbot.mouseClick(question.confirm_button, Qt.MouseButton.LeftButton)
             await until(lambda question=question: question not in asked(window))
         await until(lambda: "Imported 1 chat" in notices(window))
         assert "A test on this computer succeeded: 298 of 300 tokens" in window.notices.on_show[-1].texts[1]
@@ -199,8 +199,8 @@ async def test_a_double_click_imports_no_memory_unasked(
     window.transfer.import_files([file])
     await until(lambda: any(d.isVisible() for d in window.findChildren(ConfirmDialog)), "the question")
     question = next(d for d in window.findChildren(ConfirmDialog) if d.isVisible())
-    assert question.keep.isDefault()
-    question.keep.click()
+    assert question.keep_button.isDefault()
+    question.keep_button.click()
     await until(lambda: not any(d.isVisible() for d in window.findChildren(ConfirmDialog)))
     assert taken == []
     window.transfer.import_files([file])
@@ -233,7 +233,7 @@ async def test_what_cannot_be_imported_is_told_line_by_line(
     pick(window, tmp_path / "a.json", tmp_path / "b.json")
     await until(lambda: window.findChildren(ImportReportDialog), "the report")
     report = child(window, ImportReportDialog)
-    qtbot.mouseClick(report.copy, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(report.copy_button, Qt.MouseButton.LeftButton)
     lines = QGuiApplication.clipboard().text().splitlines()
     assert [line.partition(":")[0] for line in lines] == ["a.json", "b.json"]
     report.close()
@@ -258,7 +258,7 @@ async def test_a_backup_is_made_checked_and_laid_ready(
             expected,
         )
         question = next(d for d in window.findChildren(ConfirmDialog) if d.accessibleName().startswith(expected))
-        qtbot.mouseClick(question.yes, Qt.MouseButton.LeftButton)
+        qtbot.mouseClick(question.confirm_button, Qt.MouseButton.LeftButton)
     assert restarts == [True]
     assert (kept.paths.data / "restore" / "ready").exists()
 
@@ -281,10 +281,10 @@ async def test_the_engine_that_a_backup_names_is_taken_only_if_confirmed(
 
     choose(window, "Restore from a backup…")
     pick(window, tmp_path / "backup.zip")
-    qtbot.mouseClick((await question("Restore the backup of")).yes, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick((await question("Restore the backup of")).confirm_button, Qt.MouseButton.LeftButton)
     asked = await question("Use the engine settings from the backup?")
     assert any("/tmp/theirs -lv 5" in label.text() for label in asked.findChildren(QLabel))
-    qtbot.mouseClick(asked.yes if confirmed else asked.keep, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(asked.confirm_button if confirmed else asked.keep_button, Qt.MouseButton.LeftButton)
     await question("Restart kvchat to finish?")
     laid_ready = load_settings(kept.paths.data / "restore" / SETTINGS)
     assert laid_ready.engine_path == ("/tmp/theirs" if confirmed else "/opt/own")

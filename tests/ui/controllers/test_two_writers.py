@@ -72,7 +72,7 @@ async def test_a_command_waits_for_the_windows_reply_and_stop_leaves_its_words(
     await opened.until(lambda: home.replies("streaming"))
     other = AskCommand(home, "One")
     await asyncio.to_thread(other.wait_for, WAITING)
-    opened.window.composer.button.click()
+    opened.window.composer.send_button.click()
     fake_engine.set(FAKE_HOLD_DURING=None)
     assert await asyncio.to_thread(other.exit_status) == 1
     await opened.until(lambda: opened.runtime.chat.idle_s)

@@ -53,10 +53,10 @@ async def test_every_link_leads_somewhere(manual: ManualWindow, monkeypatch: pyt
 
 
 async def test_words_are_found(manual: ManualWindow, qtbot: QtBot) -> None:
-    assert manual.search.hasFocus()
-    qtbot.keyClicks(manual.search, "Chat memory may not work with this engine")
-    assert manual.search.count.text() == "1 found"
-    qtbot.keyClick(manual.search, Qt.Key.Key_Return)
+    assert manual.text_search.hasFocus()
+    qtbot.keyClicks(manual.text_search, "Chat memory may not work with this engine")
+    assert manual.text_search.count.text() == "1 found"
+    qtbot.keyClick(manual.text_search, Qt.Key.Key_Return)
     assert manual.page.textCursor().selectedText() == "Chat memory may not work with this engine"
     assert manual.list.currentItem().text().strip() == "Chat memory"
 

@@ -41,12 +41,12 @@ async def test_without_a_model_the_page_is_shown(runtime: FakeRuntime, window: M
     assert window.first_start.isVisible()
     assert not window.composer.isVisible()
     page = window.first_start
-    await until(lambda: page.machine.text())
-    assert "of 16 GB memory free" not in page.machine.text(), "nothing is made up"
-    assert "memory free" in page.machine.text()
-    assert "on disk" in page.saving.text()
-    assert "Estimated from the file size" in page.starter.toolTip(), "the starter has its verdict, too"
-    page.back.click()
+    await until(lambda: page.machine_label.text())
+    assert "of 16 GB memory free" not in page.machine_label.text(), "nothing is made up"
+    assert "memory free" in page.machine_label.text()
+    assert "on disk" in page.storage_label.text()
+    assert "Estimated from the file size" in page.starter_button.toolTip(), "the starter has its verdict, too"
+    page.back_button.click()
     assert window.composer.isVisible()
     window.show_first_start()
     assert page.isVisible()
@@ -55,15 +55,19 @@ async def test_without_a_model_the_page_is_shown(runtime: FakeRuntime, window: M
 async def test_what_is_written_before_there_is_a_model_waits_for_one(
     runtime: FakeRuntime, window: MainWindow, tmp_path: Path
 ) -> None:
-    window.first_start.back.click()
+    window.first_start.back_button.click()
     window.chat.sending.send("Hello")
     await until(lambda: [call for call in runtime.chat.calls if call[0] == "send"])
     chat = next(call[1] for call in runtime.chat.calls if call[0] == "send")
-    await until(window.transcript.tail.unanswered.isVisible)
+    await until(window.transcript.tail.unanswered_row.isVisible)
     card = window.engine_card
     assert (card.title.text(), card.property("tone")) == ("No model chosen", "")
-    assert (card.model.isVisible(), card.restart.isVisible(), card.log.isVisible()) == (True, False, False)
-    assert not window.transcript.tail.failure.isVisible()
+    assert (card.model_button.isVisible(), card.restart_button.isVisible(), card.log_button.isVisible()) == (
+        True,
+        False,
+        False,
+    )
+    assert not window.transcript.tail.failure_card.isVisible()
     assert window.strip.remarks.text == ""
     await window.models.use(write_gguf(tmp_path / "starter.gguf"))
     await until(lambda: ("retry", chat) in runtime.chat.calls)
@@ -75,18 +79,18 @@ async def test_models_that_are_here_come_first_and_the_starter_is_what_it_is(
     page = window.first_start
     monkeypatch.setattr("kvchat.library.remote.starter.installed_starter", lambda: None)
     window.show_first_start()
-    await until(lambda: page.starter.text() == "Download the starter model (98 MB)")
-    assert page.starter.property("kind") == "primary"
+    await until(lambda: page.starter_button.text() == "Download the starter model (98 MB)")
+    assert page.starter_button.property("kind") == "primary"
     small, large = a_model(tmp_path, "Small", 1 * GB), a_model(tmp_path, "Large", 6 * GB)
     broken = FoundModel(tmp_path / "half.gguf", "Half", Source.CHOSEN, 9, None)
     runtime.models.there = [small, a_model(tmp_path, "Huge", 90 * GB), large, broken]
     monkeypatch.setattr("kvchat.library.remote.starter.installed_starter", lambda: Path("/wheel/starter.gguf"))
     window.show_first_start()
-    await until(lambda: page.starter.text() == "Use the starter model")
-    await until(lambda: page.found)
-    assert [one.text() for one in page.found] == ["Use Large-Q4_K_M · fits", "Use Small-Q4_K_M · fits"]
-    assert (page.found[0].property("kind"), page.starter.property("kind")) == ("primary", "")
-    page.found[0].click()
+    await until(lambda: page.starter_button.text() == "Use the starter model")
+    await until(lambda: page.local_model_buttons)
+    assert [one.text() for one in page.local_model_buttons] == ["Use Large-Q4_K_M · fits", "Use Small-Q4_K_M · fits"]
+    assert (page.local_model_buttons[0].property("kind"), page.starter_button.property("kind")) == ("primary", "")
+    page.local_model_buttons[0].click()
     await until(lambda: ("use_model", large.path) in runtime.calls)
 
 
@@ -95,7 +99,7 @@ async def test_it_can_start_at_login_from_the_first_run_on(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     window.show_first_start()
-    box = window.first_start.login
+    box = window.first_start.login_box
     await until(box.isVisible)
     assert not box.isChecked()
     box.click()
@@ -134,11 +138,11 @@ async def test_the_starter_model_is_fetched_with_its_progress_cancelled_and_used
         return True
 
     page = window.first_start
-    await until(lambda: page.starter.text() == "Download the starter model (98 MB)")
+    await until(lambda: page.starter_button.text() == "Download the starter model (98 MB)")
     with monkeypatch.context() as patch:
         patch.setattr("kvchat.ui.dialogs.confirm.is_metered", metered)
         for answer in ("keep", "yes"):
-            qtbot.mouseClick(page.starter, Qt.MouseButton.LeftButton)
+            qtbot.mouseClick(page.starter_button, Qt.MouseButton.LeftButton)
             await until(lambda: page.findChildren(ConfirmDialog))
             question = page.findChildren(ConfirmDialog)[-1]
             assert "the starter model, 98 MB" in " ".join(label.text() for label in question.findChildren(QLabel))
@@ -147,11 +151,11 @@ async def test_the_starter_model_is_fetched_with_its_progress_cancelled_and_used
             question.setParent(None)
         await until(lambda: starter.asked)
     starter.tell(DOWNLOADING, 49_000_000, 98_000_000)
-    assert (page.bar.value(), page.amount.text()) == (500, "49 MB of 98 MB")
-    assert page.starter.isHidden()
+    assert (page.bar.value(), page.progress_label.text()) == (500, "49 MB of 98 MB")
+    assert page.starter_button.isHidden()
     assert page.is_fetching
-    qtbot.mouseClick(page.cancel, Qt.MouseButton.LeftButton)
-    assert page.starter.isVisible()
+    qtbot.mouseClick(page.cancel_button, Qt.MouseButton.LeftButton)
+    assert page.starter_button.isVisible()
     await until(lambda: starter.cancelled)
     page.fetch_starter()
     await until(lambda: starter.asked == 2)
@@ -174,7 +178,7 @@ def with_card(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> FakeRunt
 async def test_a_card_that_would_go_unused_is_offered_an_engine(
     with_card: FakeRuntime, window: MainWindow, github: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offer = window.first_start.offer
+    offer = window.first_start.engine_offer
     await until(offer.isVisible)
     assert offer.title.text().startswith("AMD GPU")
     assert "GitHub" in offer.explanation.text()
@@ -182,16 +186,16 @@ async def test_a_card_that_would_go_unused_is_offered_an_engine(
     monkeypatch.setattr("kvchat.library.remote.github.builds_for.__defaults__", ("x86_64",))
     github.releases = {"b1": {"llama-b1-bin-ubuntu-vulkan-x64.tar.gz": randbytes(500_000)}}
     github.hold_at = 100_000
-    offer.get.click()
+    offer.download_button.click()
     await until(github.held.is_set)
     page = window.side_windows.open_settings(EnginePage.name).page(EnginePage)
-    await until(page.offer.cancel.isVisible)  # the settings show it as well
-    window.quitting.ask()
-    assert window.quitting.question is not None
+    await until(page.engine_offer.cancel_button.isVisible)  # the settings show it as well
+    window.quit_controller.ask()
+    assert window.quit_controller.question is not None
     assert "An engine is being downloaded" in " ".join(
-        label.text() for label in window.quitting.question.findChildren(QLabel)
+        label.text() for label in window.quit_controller.question.findChildren(QLabel)
     )
-    window.quitting.question.reject()
+    window.quit_controller.question.reject()
     github.go_on.set()
     await until(offer.outcome.isVisible)  # these bytes are no archive
     assert offer.outcome.title.text() == "The engine archive is invalid"
@@ -203,20 +207,20 @@ async def test_an_engine_that_is_there_or_a_driver_that_is_not_changes_the_offer
 ) -> None:
     page, program = window.first_start, tmp_path / "llama-server"
     nouveau = Graphics("linux", (GpuVendor.NVIDIA,), nvidia_driver=False)
-    await until(lambda: page.offer.isVisible() and "the embedded engine" in page.machine.text())
+    await until(lambda: page.engine_offer.isVisible() and "the embedded engine" in page.machine_label.text())
     monkeypatch.setattr("kvchat.engine_host.setup.detect_graphics", lambda: nouveau)
     window.show_first_start()
-    await until(lambda: page.offer.explanation.text().startswith("Install the NVIDIA driver first"))
+    await until(lambda: page.engine_offer.explanation.text().startswith("Install the NVIDIA driver first"))
     program.touch(0o755)
     with_card.settings = replace(with_card.settings, engine_path=str(program))
-    page.offer.tried.emit()
-    await until(lambda: str(program) in page.machine.text())
+    page.engine_offer.tried.emit()
+    await until(lambda: str(program) in page.machine_label.text())
     window.show_first_start()
-    await until(page.offer.isHidden)
+    await until(page.engine_offer.isHidden)
 
 
 async def test_a_picked_file_is_used(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path) -> None:
-    qtbot.mouseClick(window.first_start.pick, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(window.first_start.choose_file_button, Qt.MouseButton.LeftButton)
     dialog = child(window.first_start, QFileDialog)
     dialog.fileSelected.emit(str(write_gguf(tmp_path / "m.gguf")))
     dialog.close()
@@ -228,11 +232,11 @@ async def test_a_picked_file_is_used(runtime: FakeRuntime, window: MainWindow, q
 async def test_a_file_that_is_no_model_is_refused_on_the_page(runtime: FakeRuntime, window: MainWindow) -> None:
     runtime.refuse = KvchatError("Not a GGUF file", "It is text.", "Pick another.")
     window.runner.start(window.models.use(Path("/x.txt")))
-    await until(lambda: window.first_start.error.title.isVisible())
-    card = window.first_start.error
-    told = card.title.text(), card.detail.text(), card.advice.text()
+    await until(lambda: window.first_start.error_card.title.isVisible())
+    card = window.first_start.error_card
+    told = card.title.text(), card.detail.text(), card.advice_label.text()
     assert told == ("Not a GGUF file", "It is text.", "Pick another.")
-    assert window.first_start.starter.isVisible()
+    assert window.first_start.starter_button.isVisible()
 
 
 @pytest.mark.parametrize("then", ["a model is chosen", "a model is set", "its file is back"])
@@ -247,10 +251,10 @@ async def test_after_a_restart_a_message_written_without_a_model_is_answered(
     for start in range(2):
         async with begun(home, settings, look) as opened:
             if start == 0:
-                opened.window.first_start.back.click()
+                opened.window.first_start.back_button.click()
                 opened.send("Hello")
             tail = opened.window.transcript.tail
-            await opened.until(lambda: opened.shown() == ["Hello"] and tail.unanswered.isVisibleTo(tail))  # noqa: B023
+            await opened.until(lambda: opened.shown() == ["Hello"] and tail.unanswered_row.isVisibleTo(tail))  # noqa: B023
             if start == 1 and then == "a model is chosen":
                 await opened.window.models.use(smollm2)
                 await opened.until(lambda: opened.shown() == answered)

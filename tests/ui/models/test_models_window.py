@@ -107,7 +107,7 @@ async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_
     models.local.search()
     await until(lambda: len(models.local.list.rows) == 3 and chips(models)[2] != "unusable")
     models.local.list.select(models.local.list.rows[2].value)
-    assert not models.local.use.isEnabled()
+    assert not models.local.use_button.isEnabled()
     qtbot.keyClick(models.local.list, Qt.Key.Key_Return)
     assert not [call for call in runtime.calls if call[0] == "use_model"]
 
@@ -116,9 +116,9 @@ async def test_a_model_is_used_by_enter_and_the_window_closes(
     runtime: FakeRuntime, models: ModelsWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
     await until(lambda: models.local.list.rows)
-    assert not models.local.use.isEnabled()
+    assert not models.local.use_button.isEnabled()
     qtbot.keyClick(models.local.list, Qt.Key.Key_Down)
-    assert models.local.use.isEnabled()
+    assert models.local.use_button.isEnabled()
     runtime.refuse = NotAModel("This is an embedding model")
     models.local.list.row_activated.emit(models.local.list.rows[0])
     await until(lambda: models.notices.on_show)
@@ -140,7 +140,7 @@ async def test_folders_are_added_and_dropped(runtime: FakeRuntime, models: Model
     await until(lambda: not models.local.list.rows)
     assert runtime.settings.model_folders == (str(tmp_path),)
     assert models.local.status.text() == "/locked cannot be read."
-    assert models.local.none.isVisible()
+    assert models.local.empty_card.isVisible()
     menu = models.local.open_folders()
     stop = next(action for action in menu.actions() if action.text().startswith("Stop scanning"))
     stop.trigger()
@@ -159,7 +159,7 @@ async def test_suggestions_suit_the_memory_and_ask_nobody_and_no_network_is_told
     assert served.requests == []
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     qtbot.keyClicks(models.hub.field, "thing")
-    qtbot.mouseClick(models.hub.search, LEFT)
+    qtbot.mouseClick(models.hub.search_button, LEFT)
     await until(lambda: models.notices.on_show)
     assert models.notices.on_show[0].texts[0] == "Hugging Face cannot be reached"
     assert "rrno" not in models.notices.on_show[0].texts[1]
@@ -175,26 +175,26 @@ async def test_searched_listed_downloaded_and_used(
     await until(lambda: models.hub.heading.text() == "Results for “thing”")
     assert [row.title for row in models.hub.list.rows] == [REPOSITORY]
     models.hub.list.select(models.hub.list.rows[0].value)
-    qtbot.mouseClick(models.hub.take, LEFT)
+    qtbot.mouseClick(models.hub.show_files_button, LEFT)
     await until(lambda: models.hub.heading.text() == REPOSITORY)
-    assert models.hub.take.text() == "Download"
+    assert models.hub.show_files_button.text() == "Download"
     assert models.hub.list.current is not None
     assert models.hub.list.current.title == "Thing-7B-Q4_K_M", "the usual one is chosen"
     served.hold_at = 1_000_000
-    qtbot.mouseClick(models.hub.take, LEFT)
+    qtbot.mouseClick(models.hub.show_files_button, LEFT)
     await until(lambda: models.downloads.views and only_download(models).download.done > 0)  # type: ignore[union-attr]
     view = only_download(models)
-    qtbot.mouseClick(view.pause, LEFT)
+    qtbot.mouseClick(view.pause_button, LEFT)
     await until(lambda: view.download.state is DownloadState.PAUSED)  # type: ignore[union-attr]
     assert "paused" in view.progress.text()
     served.go_on.set()
-    qtbot.mouseClick(view.resume, LEFT)
-    await until(lambda: view.use.isVisible())
+    qtbot.mouseClick(view.resume_button, LEFT)
+    await until(lambda: view.use_button.isVisible())
     assert "complete" in view.progress.text()
-    qtbot.mouseClick(view.use, LEFT)
+    qtbot.mouseClick(view.use_button, LEFT)
     path = runtime.paths.models / REPOSITORY / "Thing-7B-Q4_K_M.gguf"
     await until(lambda: ("use_model", path) in runtime.calls)
-    qtbot.mouseClick(models.hub.back, LEFT)
+    qtbot.mouseClick(models.hub.back_button, LEFT)
     assert models.hub.heading.text() == "Results for “thing”"
     models.open_repository(REPOSITORY)
     await until(lambda: [row.chip for row in models.hub.list.rows] == ["on this computer", "fits"])
@@ -206,31 +206,31 @@ async def test_a_gated_model_can_be_removed_or_asks_for_a_token_and_comes_with_i
 ) -> None:
     served.gated.add(REPOSITORY)
     models.open_repository(REPOSITORY)
-    await until(lambda: models.hub.take.text() == "Download")
-    qtbot.mouseClick(models.hub.take, LEFT)
-    await until(lambda: models.downloads.views and only_download(models).again.isVisible())
-    qtbot.mouseClick(only_download(models).remove, LEFT)
+    await until(lambda: models.hub.show_files_button.text() == "Download")
+    qtbot.mouseClick(models.hub.show_files_button, LEFT)
+    await until(lambda: models.downloads.views and only_download(models).retry_button.isVisible())
+    qtbot.mouseClick(only_download(models).remove_button, LEFT)
     await until(lambda: not models.downloads.views)
     assert not models.downloads.isVisible()
-    qtbot.mouseClick(models.hub.take, LEFT)
-    await until(lambda: models.downloads.views and only_download(models).token.isVisible())
+    qtbot.mouseClick(models.hub.show_files_button, LEFT)
+    await until(lambda: models.downloads.views and only_download(models).token_button.isVisible())
     view = only_download(models)
     assert "must accept the terms" in view.progress.text()
-    qtbot.mouseClick(view.token, LEFT)
+    qtbot.mouseClick(view.token_button, LEFT)
     dialog = models.open_token()
-    await until(lambda: dialog.place.text() == "No access token is saved.")
+    await until(lambda: dialog.location_label.text() == "No access token is saved.")
     assert dialog.field.echoMode() is QLineEdit.EchoMode.Password
     qtbot.keyClicks(dialog.field, "no token")
     qtbot.keyClick(dialog.field, Qt.Key.Key_Return)
     await until(lambda: dialog.notices.on_show)
     dialog.field.clear()
     qtbot.keyClicks(dialog.field, TOKEN)
-    qtbot.mouseClick(dialog.save, LEFT)
-    await until(lambda: "only you can read" in dialog.place.text())
+    qtbot.mouseClick(dialog.save_button, LEFT)
+    await until(lambda: "only you can read" in dialog.location_label.text())
     assert dialog.field.text() == ""
     dialog.close()
-    qtbot.mouseClick(view.again, LEFT)
-    await until(lambda: view.use.isVisible())
+    qtbot.mouseClick(view.retry_button, LEFT)
+    await until(lambda: view.use_button.isVisible())
     await runtime.models.downloads.close()
 
 
@@ -242,21 +242,21 @@ async def test_a_missing_model_offers_choices(
     failure = EngineFailure(FailureKind.MODEL_MISSING, "The model file is missing", str(gone), "Choose it again.")
     runtime.set_engine(EngineState.FAILED, failure=failure)
     card = window.engine_card
-    buttons = card.locate, card.fetch, card.model, card.restart
+    buttons = card.locate_button, card.download_button, card.model_button, card.restart_button
     assert [button.isVisible() for button in buttons] == [True, True, True, False]
-    qtbot.mouseClick(card.locate, LEFT)
+    qtbot.mouseClick(card.locate_button, LEFT)
     dialog = child(window, QFileDialog)
     dialog.fileSelected.emit("/found/Thing.gguf")
     dialog.close()
     await until(lambda: ("use_model", Path("/found/Thing.gguf")) in runtime.calls)
     runtime.settings = replace(runtime.settings, model_path=str(gone))
     runtime.set_engine(EngineState.FAILED, failure=failure)
-    qtbot.mouseClick(card.fetch, LEFT)
+    qtbot.mouseClick(card.download_button, LEFT)
     models = window.side_windows.open_models()
     await until(lambda: models.hub.heading.text() == REPOSITORY)
     runtime.settings = replace(runtime.settings, model_path="/elsewhere/x.gguf")
     runtime.set_engine(EngineState.FAILED, failure=failure)
-    assert not card.fetch.isVisible()
+    assert not card.download_button.isVisible()
 
 
 async def test_a_page_without_models_says_what_to_do(
@@ -271,15 +271,17 @@ async def test_a_page_without_models_says_what_to_do(
     monkeypatch.setattr("kvchat.ui.models.first_start.fetch_starter", fetch)
     runtime.models.there = []
     models = window.side_windows.open_models()
-    await until(models.local.none.isVisible)
-    assert models.local.use.isHidden()
-    qtbot.mouseClick(button(models.local.none, "Download another…"), LEFT)
+    await until(models.local.empty_card.isVisible)
+    assert models.local.use_button.isHidden()
+    qtbot.mouseClick(button(models.local.empty_card, "Download another…"), LEFT)
     assert models.hub.isVisible()
     models.tabs.button(0).click()
-    qtbot.mouseClick(button(models.local.none, "Choose a folder…"), LEFT)
+    qtbot.mouseClick(button(models.local.empty_card, "Choose a folder…"), LEFT)
     child(models, QFileDialog).close()
-    assert models.local.starter.text() == starter_title(is_downloaded=is_starter_downloaded(runtime.paths.models))
-    qtbot.mouseClick(models.local.starter, LEFT)
+    assert models.local.starter_button.text() == starter_title(
+        is_downloaded=is_starter_downloaded(runtime.paths.models)
+    )
+    qtbot.mouseClick(models.local.starter_button, LEFT)
     await until(lambda: asked)
     assert not models.isVisible()
     assert window.first_start.is_fetching
@@ -304,7 +306,7 @@ async def test_a_model_is_deleted_with_all_its_files_once_its_size_was_said(
     models = window.side_windows.open_models()
     await until(lambda: len(models.local.list.rows) == 2)
     models.local.list.select(tmp_path.parent / "Zebra.gguf")
-    assert not models.local.delete.isEnabled(), "it is LM Studio's"
+    assert not models.local.delete_button.isEnabled(), "it is LM Studio's"
     models.local.list.select(own.path)
     gone: list[str] = []
 
@@ -313,15 +315,15 @@ async def test_a_model_is_deleted_with_all_its_files_once_its_size_was_said(
         return False
 
     monkeypatch.setattr("kvchat.ui.models.models_window.QFile", SimpleNamespace(moveToTrash=no_trash))
-    models.local.delete.click()
+    models.local.delete_button.click()
     assert "moves 5 GB to the trash" in " ".join(label.text() for label in question(models).findChildren(QLabel))
-    question(models).yes.click()
+    question(models).confirm_button.click()
     await until(lambda: len(gone) == 3)
     await until(lambda: any(one.isVisible() for one in models.findChildren(ConfirmDialog)))
     assert all(file.exists() for file in parts)
-    question(models).yes.click()
+    question(models).confirm_button.click()
     await until(lambda: not any(file.exists() for file in (*parts, tmp_path / "mmproj-Own.gguf")))
     runtime.settings = replace(runtime.settings, model_path=str(own.path))
     models.local.refresh()
     models.local.list.select(own.path)
-    assert not models.local.delete.isEnabled(), "it answers"
+    assert not models.local.delete_button.isEnabled(), "it answers"

@@ -35,7 +35,7 @@ def words(window: ProgramsWindow) -> str:
 
 async def test_nothing_was_asked_yet(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     programs = window.side_windows.open_programs()
-    assert programs.empty.isVisible()
+    assert programs.empty_page.isVisible()
     qtbot.mouseClick(button(programs, "Connect an app"), LEFT)
     await until(lambda: window.side_windows.open_settings().page(ApiServerPage).isVisible())
 
@@ -138,7 +138,7 @@ async def test_it_follows_what_comes_and_a_program_can_be_forgotten(
     assert not filled.api_server.listeners
 
     programs.show()
-    qtbot.mouseClick(programs.forget, LEFT)
+    qtbot.mouseClick(programs.forget_button, LEFT)
     qtbot.mouseClick(button(question(programs), "Forget"), LEFT)
     await until(lambda: CLAUDE not in [row.title for row in programs.list.rows])
     assert ("forget", CLAUDE) in filled.calls

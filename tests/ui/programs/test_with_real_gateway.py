@@ -43,8 +43,8 @@ async def test_from_the_switch_to_the_receipt(tmp_path: Path, settings: Settings
         assert not page.address.isVisible()
         page.change("api_server", True)
         await shown.until(lambda: page.key_field.text() and page.address.text())
-        page.copy_key.click()
-        page.copy_configuration.click()
+        page.copy_key_button.click()
+        page.copy_configuration_button.click()
         assert page.access.key in QGuiApplication.clipboard().text()
         headers = {"authorization": f"Bearer {page.access.key}", "user-agent": "opencode/1.18.33"}
         async with httpx2.AsyncClient(base_url=page.address.text(), timeout=60, trust_env=False) as client:

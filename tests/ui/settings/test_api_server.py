@@ -60,8 +60,8 @@ async def test_the_key_is_shown_only_when_asked_for(runtime: FakeRuntime, window
     assert key not in page.configuration.toPlainText()
     qtbot.mouseClick(button(page, "Copy the API key"), LEFT)
     assert QGuiApplication.clipboard().text() == key
-    assert page.copy_key.text() == "Copied"
-    await until(lambda: page.copy_key.text() == "Copy")
+    assert page.copy_key_button.text() == "Copied"
+    await until(lambda: page.copy_key_button.text() == "Copy")
     qtbot.mouseClick(button(page, "Show the API key"), LEFT)
     assert page.key_field.echoMode() is QLineEdit.EchoMode.Normal
     assert key in page.configuration.toPlainText()
@@ -72,7 +72,7 @@ async def test_the_key_is_shown_only_when_asked_for(runtime: FakeRuntime, window
 async def test_the_key_is_renewed_after_a_question(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = await switched_on(window, runtime)
     before = page.key_field.text()
-    qtbot.mouseClick(page.renew, LEFT)
+    qtbot.mouseClick(page.replace_key_button, LEFT)
     qtbot.mouseClick(button(question(page.panel), "Create new key"), LEFT)
     await until(lambda: page.key_field.text() not in ("", before))
     assert await runtime.api_server.keys() == {ANY_PROGRAM: page.key_field.text()}
@@ -90,12 +90,12 @@ async def test_the_lines_of_each_program_are_copied_with_the_key(
         page.client_box.setCurrentIndex(number)
         page.client_box.activated.emit(number)
         assert "http://127.0.0.1:8737" in page.configuration.toPlainText(), name
-        assert page.where.text()
-        qtbot.mouseClick(page.copy_configuration, LEFT)
+        assert page.config_location_label.text()
+        qtbot.mouseClick(page.copy_configuration_button, LEFT)
         assert (page.key_field.text() in QGuiApplication.clipboard().text()) == (name != "Zed")
     opened: list[QUrl] = []
     monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: bool(opened.append(url)) or True)
-    qtbot.mouseClick(page.link, LEFT)
+    qtbot.mouseClick(page.documentation_button, LEFT)
     assert opened[0].host() == "docs.openwebui.com"
 
 
@@ -151,12 +151,12 @@ async def test_what_is_open_to_others_is_said(runtime: FakeRuntime, window: Main
     assert page.address_entry.help.text() == "Other computers on the network can also connect."
     page.show_url(None)
     assert "could not start" in page.address_entry.help.text()
-    assert not page.copy_address.isEnabled()
+    assert not page.copy_address_button.isEnabled()
 
 
 async def test_the_programs_are_a_click_away(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = page_of(window)
-    qtbot.mouseClick(page.show_programs, LEFT)
+    qtbot.mouseClick(page.programs_button, LEFT)
     await until(lambda: window.side_windows.open_programs().isVisible())
     runtime.settings = replace(runtime.settings)
-    assert isinstance(page.show_programs, QAbstractButton)
+    assert isinstance(page.programs_button, QAbstractButton)

@@ -50,26 +50,26 @@ async def panel(runtime: FakeRuntime, look: Look, window: MainWindow) -> ChatSet
 
 async def opened(panel: ChatSettingsWindow, conversation_id: str | None = "c1") -> None:
     panel.show_chat(EditedChat(conversation_id, "Rivers", None))
-    await until(panel.save.isEnabled)
+    await until(panel.save_button.isEnabled)
 
 
 async def test_what_is_entered_is_the_conversation_s_own(runtime: FakeRuntime, panel: ChatSettingsWindow) -> None:
     await opened(panel)
     form = panel.form
-    assert form.numbers["temperature"].placeholderText() == "0.8"
+    assert form.number_fields["temperature"].placeholderText() == "0.8"
     form.system.setPlainText("Be brief.")
-    form.numbers["temperature"].setText("0,3")
-    form.numbers["top_k"].setText("20")
-    form.stop.setText("END, FIN")
+    form.number_fields["temperature"].setText("0,3")
+    form.number_fields["top_k"].setText("20")
+    form.stop_words_field.setText("END, FIN")
     form._template["enable_thinking"].setCurrentIndex(2)
-    panel.save.click()
+    panel.save_button.click()
     await until(lambda: not panel.isVisible())
     requested = ChatOptions(Sampling(temperature=0.3, top_k=20, stop=("END", "FIN")), (("enable_thinking", False),))
     assert (await runtime.chat.turn_context.answer_settings("c1")).options == requested
     assert runtime.chat.system("c1") == "Be brief."
     await opened(panel)
     assert form.read().options == requested
-    form.reset.click()
+    form.reset_button.click()
     assert form.read().options == ChatOptions(template=requested.template)
 
 
@@ -83,13 +83,13 @@ async def test_what_is_entered_is_the_conversation_s_own(runtime: FakeRuntime, p
 )
 async def test_nonsense_is_refused_in_place(panel: ChatSettingsWindow, field: str, text: str, words: str) -> None:
     await opened(panel)
-    panel.form.numbers[field].setText(text)
-    panel.save.click()
+    panel.form.number_fields[field].setText(text)
+    panel.save_button.click()
     assert words in panel.form.refusal.text()
-    panel.form.numbers[field].clear()
+    panel.form.number_fields[field].clear()
     panel.form.format.setCurrentIndex(1)
     panel.form.format_text.setPlainText("{oops")
-    panel.save.click()
+    panel.save_button.click()
     assert "not valid JSON" in panel.form.refusal.text()
     assert panel.isVisible()
 
@@ -100,7 +100,7 @@ async def test_template_options_are_fixed_in_a_chat_that_has_begun(
     runtime.chat.write("c1", Role.USER, "Hello")
     await opened(panel)
     assert [box.isEnabled() for box in panel.form._template.values()] == [False, False]
-    assert not panel.form._fixed.isHidden()
+    assert not panel.form._fixed_label.isHidden()
 
 
 async def test_another_system_prompt_asks_where_something_was_said(
@@ -109,10 +109,10 @@ async def test_another_system_prompt_asks_where_something_was_said(
     runtime.chat.write("c1", Role.USER, "Hello")
     await opened(panel)
     panel.form.system.setPlainText("Be brief.")
-    panel.save.click()
+    panel.save_button.click()
     (dialog,) = panel.findChildren(ConfirmDialog)
     assert runtime.chat.system("c1") == ""
-    dialog.yes.click()
+    dialog.confirm_button.click()
     await until(lambda: runtime.chat.system("c1") == "Be brief.")
 
 
@@ -122,7 +122,7 @@ async def test_a_preset_fills_the_fields(runtime: FakeRuntime, panel: ChatSettin
     panel.preset.setCurrentIndex(1)
     panel.preset.activated.emit(1)
     assert panel.form.system.toPlainText() == "Speak in rhymes."
-    assert panel.form.numbers["temperature"].text() == "1.2"
+    assert panel.form.number_fields["temperature"].text() == "1.2"
     assert (await runtime.chat.turn_context.answer_settings("c1")).options == ChatOptions()  # not before Save
 
 
@@ -130,9 +130,9 @@ async def test_a_chat_begins_with_its_settings(runtime: FakeRuntime, window: Mai
     window.new_conversation()
     window.header.requested.emit("chat-settings")
     (panel,) = window.findChildren(ChatSettingsWindow)
-    await until(panel.save.isEnabled)
+    await until(panel.save_button.isEnabled)
     panel.form.system.setPlainText("Be brief.")
-    panel.save.click()
+    panel.save_button.click()
     await until(lambda: window.chat.current not in (None, "c1"))
     assert runtime.chat.system(window.chat.current or "") == "Be brief."
 
@@ -155,18 +155,18 @@ async def test_a_chat_is_given_another_model(
     await opened(panel)
     await until(lambda: panel.model.count() == 2)
     assert [panel.model.itemText(i) for i in range(2)] == ["SmolLM2-135M-Instruct", "Qwen"]
-    panel.save.click()
+    panel.save_button.click()
     await until(lambda: not panel.isVisible())
     assert not [call for call in models.chat.calls if call[0] == "use_model"], "nothing was chosen"
     await opened(panel)
     await until(lambda: panel.model.count() == 2)
-    panel.form.numbers["top_k"].setText("7")
+    panel.form.number_fields["top_k"].setText("7")
     panel.form._template["enable_thinking"].setCurrentIndex(2)
     panel.model.setCurrentIndex(1)
     panel.model.activated.emit(1)
     await until(lambda: asked[-1:] == ["/models/qwen.gguf"])
     assert panel.form.read().options == ChatOptions(Sampling(top_k=7), (("enable_thinking", False),))
-    panel.save.click()
+    panel.save_button.click()
     await until(lambda: not panel.isVisible())
     assert models.chat.by_id["c1"].model == "/models/qwen.gguf"
 
@@ -196,19 +196,19 @@ async def test_the_users_own_server_has_one_model(models: FakeRuntime, panel: Ch
 
 async def test_what_stands_there_becomes_a_preset(runtime: FakeRuntime, panel: ChatSettingsWindow) -> None:
     await opened(panel)
-    panel.form.numbers["top_k"].setText("x")
-    panel.save_as_preset.click()
+    panel.form.number_fields["top_k"].setText("x")
+    panel.save_as_preset_button.click()
     assert "not a valid number" in panel.form.refusal.text()
     assert not panel.findChildren(PresetDialog)
-    panel.form.numbers["top_k"].setText("7")
+    panel.form.number_fields["top_k"].setText("7")
     panel.form.system.setPlainText("Speak in rhymes.")
     panel.model.choose("/models/qwen.gguf")
-    panel.save_as_preset.click()
+    panel.save_as_preset_button.click()
     (dialog,) = panel.findChildren(PresetDialog)
-    await until(dialog.save.isEnabled)
+    await until(dialog.save_button.isEnabled)
     assert dialog.model_box.currentText() == "Always use qwen"
     dialog.name.setText("Poet")
-    dialog.save.click()
+    dialog.save_button.click()
     await until(lambda: panel.preset.count() == 2)
     (kept,) = await runtime.chat.options.presets()
     assert kept.name == panel.preset.itemText(1) == "Poet"
@@ -221,21 +221,21 @@ async def test_presets_are_made_changed_and_deleted(runtime: FakeRuntime, window
     page, presets = settings.page(PresetsPage), runtime.chat.options
     dialog = page.open(Preset("Poet"))
     assert dialog is not None
-    await until(dialog.save.isEnabled)
+    await until(dialog.save_button.isEnabled)
     dialog.form.system.setPlainText("Speak in rhymes.")
-    dialog.save.click()
+    dialog.save_button.click()
     await until(lambda: page.list.count() == 1)
-    page.default.click()
+    page.default_button.click()
     await until(lambda: page.list.item(0).text() == "Poet (default)")
-    page.duplicate.click()
+    page.duplicate_button.click()
     await until(lambda: page.list.count() == 2)
     assert [(preset.name, preset.system) for preset in await presets.presets()] == [
         ("Poet", "Speak in rhymes."),
         ("Poet copy", "Speak in rhymes."),
     ]
     page.list.setCurrentRow(1)
-    page.delete.click()
+    page.delete_button.click()
     (sure,) = page.findChildren(ConfirmDialog)
-    sure.yes.click()
+    sure.confirm_button.click()
     await until(lambda: page.list.count() == 1)
     settings.close()

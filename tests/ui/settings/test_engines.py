@@ -45,16 +45,16 @@ async def test_every_engine_is_told_with_what_is_wrong_with_it(page: EnginePage)
     words = page.engine.help.text()
     assert "○ /usr/bin/llama-server: This engine is too old. It is build 6000." in words
     assert "● Embedded engine: xllamacpp 2026.10.11549; AMD EPYC" in words
-    assert page.box.itemText(0) == "Automatic"
+    assert page.engine_box.itemText(0) == "Automatic"
 
 
 async def test_choosing_an_engine(page: EnginePage, runtime: FakeRuntime) -> None:
-    row = page.box.findData("embedded")
-    page.box.activated.emit(row)
+    row = page.engine_box.findData("embedded")
+    page.engine_box.activated.emit(row)
     await until(lambda: runtime.settings.engine_path == "embedded")
     page.refresh()
-    assert page.box.currentData() == "embedded"
-    page.box.activated.emit(0)
+    assert page.engine_box.currentData() == "embedded"
+    page.engine_box.activated.emit(0)
     await until(lambda: runtime.settings.engine_path is None)
 
 
@@ -63,14 +63,14 @@ async def test_a_file_from_anywhere_can_be_chosen(page: EnginePage, runtime: Fak
     child(page, QFileDialog).fileSelected.emit("/opt/晚餐/llama-server")
     await until(lambda: runtime.settings.engine_path == "/opt/晚餐/llama-server")
     page.refresh()
-    assert page.box.currentText() == "/opt/晚餐/llama-server"
+    assert page.engine_box.currentText() == "/opt/晚餐/llama-server"
 
 
 async def test_a_trial_is_told_step_by_step(page: EnginePage) -> None:
-    page.test.click()
-    await until(lambda: "✗" in page.trial.help.text())
-    assert page.trial.help.text().splitlines() == ["✓ Version: embedded engine", "✗ The engine crashed: SIGSEGV"]
-    await until(page.test.isEnabled)
+    page.test_button.click()
+    await until(lambda: "✗" in page.test_entry.help.text())
+    assert page.test_entry.help.text().splitlines() == ["✓ Version: embedded engine", "✗ The engine crashed: SIGSEGV"]
+    await until(page.test_button.isEnabled)
 
 
 @pytest.mark.parametrize("vendors", [(GpuVendor.NVIDIA, GpuVendor.AMD), ()])
@@ -83,7 +83,7 @@ async def test_an_offer_where_there_is_a_card(
         await until(page.card.isVisible)
         assert "NVIDIA and AMD GPU." in page.card.help.text()
         assert "Install the NVIDIA driver first" in page.card.help.text()
-        choices = [page.offer.choice.itemText(row) for row in range(page.offer.choice.count())]
+        choices = [page.engine_offer.backend_box.itemText(row) for row in range(page.engine_offer.backend_box.count())]
         assert choices == ["CUDA, about 770 MB", "Vulkan, about 32 MB", "ROCm, about 245 MB"]
     else:
         await until(lambda: not page.card.isVisible())
@@ -107,19 +107,19 @@ async def test_one_click_gets_an_engine_and_it_can_be_removed(
 ) -> None:
     runtime.settings = replace(runtime.settings, model_path=str(fake_engine.plan.model))
     released.hold_at = 200_000
-    qtbot.mouseClick(page.offer.get, Qt.MouseButton.LeftButton)
-    await until(lambda: 0 < page.offer.bar.value() < 1000)
-    assert "llama.cpp-b11457-vulkan: " in page.offer.amount.text()
-    assert page.offer.cancel.isVisible()
-    assert not page.offer.get.isVisible()
+    qtbot.mouseClick(page.engine_offer.download_button, Qt.MouseButton.LeftButton)
+    await until(lambda: 0 < page.engine_offer.bar.value() < 1000)
+    assert "llama.cpp-b11457-vulkan: " in page.engine_offer.progress_label.text()
+    assert page.engine_offer.cancel_button.isVisible()
+    assert not page.engine_offer.download_button.isVisible()
     page.panel.close()  # it goes on without the window
     page.panel.bring_forward()
-    assert page.offer.cancel.isVisible()
+    assert page.engine_offer.cancel_button.isVisible()
     released.go_on.set()
-    await until(page.offer.outcome.isVisible)
-    assert page.offer.outcome.title.text() == "The new engine works and has been selected"
-    assert "✓ Chat memory" in page.offer.outcome.detail.text()
-    assert page.offer.get.isVisible()
+    await until(page.engine_offer.outcome.isVisible)
+    assert page.engine_offer.outcome.title.text() == "The new engine works and has been selected"
+    assert "✓ Chat memory" in page.engine_offer.outcome.detail.text()
+    assert page.engine_offer.download_button.isVisible()
     program = runtime.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server"
     assert runtime.settings.engine_path == str(program)
     await until(page.downloaded.isVisible)
@@ -128,14 +128,14 @@ async def test_one_click_gets_an_engine_and_it_can_be_removed(
     assert remove.accessibleName() == "Remove llama.cpp-b11457-vulkan"
     qtbot.mouseClick(remove, Qt.MouseButton.LeftButton)
     dialog = child(page, ConfirmDialog)
-    dialog.yes.click()
+    dialog.confirm_button.click()
     await until(lambda: not page.downloaded.isVisible())
     assert runtime.settings.engine_path is None
     assert not program.exists()
 
 
 def listed(page: EnginePage) -> list[str]:
-    return [page.box.itemText(row) for row in range(page.box.count())]
+    return [page.engine_box.itemText(row) for row in range(page.engine_box.count())]
 
 
 async def test_what_was_fetched_is_listed_at_once_also_while_the_engine_starts_anew_with_it(
@@ -175,29 +175,29 @@ async def test_what_goes_wrong_is_told_beside_the_button_and_it_can_be_tried_aga
     released: FakeHub, page: EnginePage, runtime: FakeRuntime, fake_engine: FakeEngine, qtbot: QtBot
 ) -> None:
     released.status = 503
-    page.offer.get.click()
-    await until(page.offer.outcome.isVisible)
-    assert page.offer.outcome.title.text() == "GitHub is having problems"
-    assert page.offer.outcome.property("tone") == "bad"
+    page.engine_offer.download_button.click()
+    await until(page.engine_offer.outcome.isVisible)
+    assert page.engine_offer.outcome.title.text() == "GitHub is having problems"
+    assert page.engine_offer.outcome.property("tone") == "bad"
     released.status = 0
     fake_engine.set(FAKE_NO_GPU=1)
-    page.offer.get.click()
-    await until(lambda: "does not detect the GPU" in page.offer.outcome.title.text())
-    assert "mesa-vulkan-drivers" in page.offer.outcome.detail.text()
+    page.engine_offer.download_button.click()
+    await until(lambda: "does not detect the GPU" in page.engine_offer.outcome.title.text())
+    assert "mesa-vulkan-drivers" in page.engine_offer.outcome.detail.text()
     assert runtime.settings.engine_path is None
     released.hold_at = 0
-    page.offer.get.click()  # the engine is here: nothing is downloaded
+    page.engine_offer.download_button.click()  # the engine is here: nothing is downloaded
     fake_engine.set(FAKE_NO_GPU=None)
-    await until(lambda: page.offer.get.isVisible() and page.offer.outcome.isVisible())
+    await until(lambda: page.engine_offer.download_button.isVisible() and page.engine_offer.outcome.isVisible())
 
 
 async def test_it_can_be_cancelled(released: FakeHub, page: EnginePage, runtime: FakeRuntime, qtbot: QtBot) -> None:
     released.hold_at = 100_000
-    page.offer.get.click()
+    page.engine_offer.download_button.click()
     await until(released.held.is_set)
-    page.offer.cancel.click()
-    await until(page.offer.get.isVisible)
-    assert not page.offer.outcome.isVisible()
+    page.engine_offer.cancel_button.click()
+    await until(page.engine_offer.download_button.isVisible)
+    assert not page.engine_offer.outcome.isVisible()
     assert runtime.settings.engine_path is None
     released.go_on.set()
     await runtime.engines.close()
@@ -227,12 +227,12 @@ async def test_a_server_and_its_key(page: EnginePage, runtime: FakeRuntime, qtbo
     await until(lambda: runtime.settings.engine_url == "http://127.0.0.1:8080")
     page.refresh()
     assert page.key_entry.isVisible()
-    qtbot.keyClicks(page.api_key, "s3cret")
-    qtbot.keyClick(page.api_key, Qt.Key.Key_Return)
+    qtbot.keyClicks(page.api_key_field, "s3cret")
+    qtbot.keyClick(page.api_key_field, Qt.Key.Key_Return)
     await until(lambda: runtime.engines.kept == "s3cret")
-    assert page.api_key.text() == ""
+    assert page.api_key_field.text() == ""
     assert "keyring" in page.key_entry.help.text()
-    page.forget_key.click()
+    page.forget_key_button.click()
     await until(lambda: runtime.engines.kept is None)
     page.settings["engine_url"].clear.click()
     await until(lambda: runtime.settings.engine_url is None)

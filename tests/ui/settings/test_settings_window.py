@@ -160,7 +160,7 @@ async def test_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not
     settings.show_page(ModelPage.name)
     runtime.events.publish(SettingsChanged())
     assert "The engine crashed" in settings.page(ModelPage).restoring.help.text()
-    qtbot.mouseClick(settings.page(ModelPage).retest, LEFT)
+    qtbot.mouseClick(settings.page(ModelPage).retest_button, LEFT)
     await until(lambda: ("retest_restoring",) in runtime.calls)
     runtime.engine.context_warning = "This may not fit: with the chat the model takes about 31 GB."
     runtime.set_engine(EngineState.READY)
@@ -178,7 +178,7 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
     settings.show_page(ModelPage.name)
     entry = settings.page(ModelPage).settings["context_size"]
     assert "Chat memory works with this engine and model" in settings.page(ModelPage).restoring.help.text()
-    assert not settings.page(ModelPage).retest.isVisible()
+    assert not settings.page(ModelPage).retest_button.isVisible()
     assert runtime.engine.context_reason in entry.help.text()
     assert entry.field.placeholderText() == "Automatic"
     assert not entry.reset.isVisible()
@@ -187,7 +187,7 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
     await until(lambda: runtime.settings.context_size == 16_384)
     assert entry.field.text() == "16,384"
     assert ("restart_engine",) not in runtime.calls
-    qtbot.mouseClick(settings.restart, LEFT)
+    qtbot.mouseClick(settings.restart_button, LEFT)
     await until(lambda: not settings.pending.isVisible())
     assert ("restart_engine",) in runtime.calls
     qtbot.mouseClick(entry.reset, LEFT)
@@ -292,7 +292,7 @@ async def test_a_lower_quota_and_a_maximum_age_say_first_what_they_delete(
     typed(qtbot, settings.page(StoragePage).settings["max_age_days"], "30")
     await until(lambda: asking(settings))
     assert not applied(runtime)
-    qtbot.mouseClick(question(settings).yes, LEFT)
+    qtbot.mouseClick(question(settings).confirm_button, LEFT)
     await until(lambda: runtime.settings.max_age_days == 30)
     qtbot.mouseClick(settings.page(StoragePage).settings["max_age_days"].reset, LEFT)
     await until(lambda: runtime.settings.max_age_days is None and not asking(settings))
@@ -300,12 +300,12 @@ async def test_a_lower_quota_and_a_maximum_age_say_first_what_they_delete(
     typed(qtbot, settings.page(StoragePage).settings["quota_bytes"], "500 MB")
     await until(lambda: asking(settings))
     assert question(settings).accessibleName() == "Lower the limit to 500 MB?"
-    qtbot.mouseClick(question(settings).keep, LEFT)
+    qtbot.mouseClick(question(settings).keep_button, LEFT)
     await until(lambda: settings.page(StoragePage).settings["quota_bytes"].field.text() == "")
     assert applied(runtime) == before
     typed(qtbot, settings.page(StoragePage).settings["quota_bytes"], "500 MB")
     await until(lambda: asking(settings))
-    qtbot.mouseClick(question(settings).yes, LEFT)
+    qtbot.mouseClick(question(settings).confirm_button, LEFT)
     await until(lambda: runtime.settings.quota_bytes == GB // 2)
     typed(qtbot, settings.page(StoragePage).settings["quota_bytes"], "7.5")
     await until(lambda: runtime.settings.quota_bytes == 7.5 * GB)
@@ -347,7 +347,7 @@ async def test_what_fails_is_told_here_and_not_behind(
     settings.show_page(ModelPage.name)
     typed(qtbot, settings.page(ModelPage).settings["context_size"], "4096")
     await until(settings.pending.isVisible)
-    qtbot.mouseClick(settings.restart, LEFT)
+    qtbot.mouseClick(settings.restart_button, LEFT)
     await until(lambda: settings.notices.on_show)
     assert not window.notices.on_show
     settings.close()

@@ -24,7 +24,7 @@ LEFT = Qt.MouseButton.LeftButton
 async def opened(window: MainWindow, qtbot: QtBot) -> LibraryWindow:
     qtbot.mouseClick(window.sidebar.library_button, LEFT)
     panel = window.side_windows.open_library()
-    await until(lambda: panel.list.isVisible() != panel.empty.isVisible())
+    await until(lambda: panel.list.isVisible() != panel.empty_label.isVisible())
     return panel
 
 
@@ -43,21 +43,21 @@ async def test_what_is_added_is_read_with_a_bar_and_a_chat_begins_on_it(
     assert "about 5,000 tokens" in dialog.estimate.text()
     assert dialog.name == "manual"
     dialog.field.setText("  ")
-    assert not dialog.add.isEnabled()
+    assert not dialog.add_button.isEnabled()
     dialog.field.setText("The manual")
     may_read.clear()
-    qtbot.mouseClick(dialog.add, LEFT)
+    qtbot.mouseClick(dialog.add_button, LEFT)
     await until(panel.bar.isVisible)
     row = panel.list.current
     assert row is not None
     assert (row.title, row.chip) == ("The manual", "processing …")
-    assert panel.cancel.isVisible()
-    assert not panel.begin.isEnabled()
+    assert panel.stop_button.isVisible()
+    assert not panel.start_chat_button.isEnabled()
     may_read.set()
     await until(lambda: panel.list.rows[1].chip == "ready")
     assert panel.list.rows[1].detail.startswith("1 file · 5K tokens · ")
     assert panel.list.rows[1].detail.endswith(" · saves about 3 s · SmolLM2-135M-Instruct")
-    qtbot.mouseClick(panel.begin, LEFT)
+    qtbot.mouseClick(panel.start_chat_button, LEFT)
     await until(lambda: not panel.isVisible())
     await until(lambda: window.chat.current is not None and window.header.title.text() == "The manual")
 
@@ -67,16 +67,16 @@ async def test_what_is_longer_than_the_context_is_said_before_it_is_read(
 ) -> None:
     assert name_for([Path("a.md"), Path("b.md")], {"a and 1 more"}) == "a and 1 more 2"
     panel = await opened(window, qtbot)
-    assert panel.empty.isVisible()
-    assert not any(part.isVisible() for part in (panel.begin, panel.again, panel.remove, panel.cancel, panel.bar))
+    assert panel.empty_label.isVisible()
+    assert not any(part.isVisible() for part in (panel.start_chat_button, panel.reprocess_button, panel.remove_button, panel.stop_button, panel.bar))
     (tmp_path / "long.md").write_text("word " * 72_000)
     await panel.ask_to_add([tmp_path / "long.md"])
     await until(lambda: panel.findChild(AddDialog) is not None)
     dialog = child(panel, AddDialog)
     assert "about 90K tokens, but only 30,720 fit" in dialog.estimate.text()
-    assert not dialog.add.isEnabled()
+    assert not dialog.add_button.isEnabled()
     dialog.field.setText("Another name")
-    assert not dialog.add.isEnabled()
+    assert not dialog.add_button.isEnabled()
 
 
 def change_files(one: PreparedSet, *, added: int = 0) -> None:
@@ -98,25 +98,25 @@ async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
     assert [row.chip for row in panel.list.rows] == ["files changed", "needs processing", "not processed"]
     panel.list.select(unread.id)
     assert "no chat can start with these documents yet" in panel.details.text()
-    assert not panel.begin.isEnabled()
+    assert not panel.start_chat_button.isEnabled()
     panel.list.select(changed.id)
     assert "2 files changed, 1 added since then" in panel.details.text()
     panel.list.select(other.id)
     assert "it was processed with another model." in panel.details.text()
     long = Path(other.paths[0]) / "long.md"
     long.write_text("word " * 72_000)
-    qtbot.mouseClick(panel.again, LEFT)
+    qtbot.mouseClick(panel.reprocess_button, LEFT)
     await until(lambda: panel.notices.on_show)
     long.unlink()
-    await until(panel.again.isEnabled)
-    qtbot.mouseClick(panel.again, LEFT)
+    await until(panel.reprocess_button.isEnabled)
+    qtbot.mouseClick(panel.reprocess_button, LEFT)
     await until(lambda: panel.list.rows[1].chip == "ready")
     furnished.events.publish(LibraryChanged(progress=True))
     assert panel.list.current is not None
     assert panel.list.current.value == other.id
-    qtbot.mouseClick(panel.remove, LEFT)
+    qtbot.mouseClick(panel.remove_button, LEFT)
     question = child(panel, ConfirmDialog)
-    qtbot.mouseClick(question.yes, LEFT)
+    qtbot.mouseClick(question.confirm_button, LEFT)
     await until(lambda: [row.title for row in panel.list.rows] == ["a changed one", "c that was never read"])
     await until(lambda: not panel.notices.on_show, "the warning about an entry to go with the entry")
 

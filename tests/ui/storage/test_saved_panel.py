@@ -29,7 +29,7 @@ def furnished(runtime: FakeRuntime) -> FakeRuntime:
 
 async def opened(window: MainWindow) -> SavedPanel:
     panel = window.side_windows.open_saved()
-    await until(lambda: panel.shown is not None)
+    await until(lambda: panel.statistics is not None)
     return panel
 
 
@@ -37,7 +37,7 @@ async def test_storage_and_the_palette_lead_to_it(furnished: FakeRuntime, window
     storage = window.side_windows.open_storage()
     qtbot.mouseClick(button(storage, "Time saved…"), LEFT)
     panel = next(one for one in window.findChildren(SavedPanel))
-    await until(lambda: panel.shown is not None)
+    await until(lambda: panel.statistics is not None)
     assert panel.isVisible()
     panel.close()
     palette = window.keyboard.open_palette()
@@ -48,10 +48,10 @@ async def test_storage_and_the_palette_lead_to_it(furnished: FakeRuntime, window
 
 async def test_the_sums_and_where_they_come_from(runtime: FakeRuntime, window: MainWindow) -> None:
     panel = await opened(window)
-    assert panel.empty.isVisible()
+    assert panel.empty_label.isVisible()
     runtime.chat.counted = counted()
     runtime.events.publish(ReplyFinished("a", "m", a_receipt()))  # the first one
-    await until(lambda: not panel.empty.isVisible())
+    await until(lambda: not panel.empty_label.isVisible())
     assert panel.total.text() == "About 9 min saved"
     assert panel.estimate.text() == "In the last 14 days, across 70 replies."
     shown = [label.text() for label in panel.findChildren(QLabel) if label.isVisibleTo(panel)]
@@ -64,13 +64,15 @@ async def test_arrow_keys_and_the_pointer_tell_of_a_day(
 ) -> None:
     furnished.chat.counted = counted(TODAY - timedelta(days=MAX_DAYS - 1))
     panel = await opened(window)
-    panel.saved.setFocus()
-    qtbot.keyClick(panel.saved, Qt.Key.Key_Left)
-    assert panel.day.text() == "20 November: no replies"
-    qtbot.keyClick(panel.saved, Qt.Key.Key_Home)
-    assert panel.day.text() == panel.saved.accessibleDescription() == "23 August: 70 replies; about 9 min saved"
-    assert panel.saved.day == 0
-    for x, day in ((panel.saved.width() - 12, MAX_DAYS - 1), (2, -1)):
+    panel.saved_bars.setFocus()
+    qtbot.keyClick(panel.saved_bars, Qt.Key.Key_Left)
+    assert panel.day_label.text() == "20 November: no replies"
+    qtbot.keyClick(panel.saved_bars, Qt.Key.Key_Home)
+    assert (
+        panel.day_label.text() == panel.saved_bars.accessibleDescription() == "23 August: 70 replies; about 9 min saved"
+    )
+    assert panel.saved_bars.day == 0
+    for x, day in ((panel.saved_bars.width() - 12, MAX_DAYS - 1), (2, -1)):
         move = QMouseEvent(QEvent.Type.MouseMove, QPointF(x, 40), QPointF(x, 40), NONE, NONE, Qt.KeyboardModifier(0))
-        QApplication.sendEvent(panel.saved, move)
-        assert panel.saved.day == day
+        QApplication.sendEvent(panel.saved_bars, move)
+        assert panel.saved_bars.day == day

@@ -68,9 +68,9 @@ async def slid(panel: StoragePanel, qtbot: QtBot, share: float) -> PrunePlan:
     slider = panel.prune.slider
     while slider.value() > share * slider.maximum():
         qtbot.mouseClick(slider, LEFT, pos=QPoint(12, slider.height() // 2))
-    await until(lambda: panel.prune.plan is not None, "a plan")
-    assert panel.prune.plan is not None
-    return panel.prune.plan
+    await until(lambda: panel.prune_card.plan is not None, "a plan")
+    assert panel.prune_card.plan is not None
+    return panel.prune_card.plan
 
 
 @pytest.mark.usefixtures("catalogues")
@@ -119,13 +119,13 @@ async def test_shows_the_sums_and_draws_what_is_on_disk_and_whose_it_is(
 ) -> None:
     panel = await opened(window)
     summary = panel.summary
-    assert summary.total.text() == "1 of 20 GB in use"
-    assert "When less than 2 GB is free on the disk, nothing more is saved" in summary.free.text()
-    assert "3 MB of the space in use" in summary.free.text()
-    assert summary.on_disk.text() == "1 GB on disk"
-    assert summary.spared.text() == "7.6 GB saved by sharing (88 %). Without sharing: 8.6 GB."
+    assert summary.total_label.text() == "1 of 20 GB in use"
+    assert "When less than 2 GB is free on the disk, nothing more is saved" in summary.free_floor_label.text()
+    assert "3 MB of the space in use" in summary.free_floor_label.text()
+    assert summary.on_disk_label.text() == "1 GB on disk"
+    assert summary.savings_label.text() == "7.6 GB saved by sharing (88 %). Without sharing: 8.6 GB."
     assert summary.picture.share == pytest.approx(1.037 / 8.645, abs=1e-3)
-    figures = (summary.written_today, summary.written, summary.cached, summary.free_space)
+    figures = (summary.written_today_label, summary.written_label, summary.cached_label, summary.free_space_label)
     assert [label.text() for label in figures] == ["52 MB", "3.1 GB", "130 MB", "212 GB"]
     picture = summary.picture
     image = picture.grab().toImage()
@@ -169,10 +169,10 @@ async def test_the_slider_shows_what_would_go_and_removes_nothing(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     panel = await opened(window)
-    assert not panel.prune.button.isEnabled()
+    assert not panel.prune_card.prune_button.isEnabled()
     before = dict(furnished.kept)
     plan = await slid(panel, qtbot, 0.5)
-    assert panel.prune.preview.text() == (
+    assert panel.prune_card.preview_label.text() == (
         f"Frees {round(plan.bytes_freed / 1e6)} MB: 4 old turns of 1 chat; 1 chat must be reprocessed; "
         "reprocessing everything would take about 40 s."
     )
@@ -180,11 +180,11 @@ async def test_the_slider_shows_what_would_go_and_removes_nothing(
     assert rows_of(panel)["b"].details == "would delete 4 old turns (400 MB)"
     assert rows_of(panel)["gone"].loss is None
     assert furnished.kept == before
-    qtbot.mouseClick(panel.only_losses, LEFT)
+    qtbot.mouseClick(panel.losses_filter_button, LEFT)
     assert set(rows_of(panel)) == {"a", "b"}
-    panel.prune.reset()
+    panel.prune_card.reset()
     assert set(rows_of(panel)) == {"a", "b", "gone"}
-    assert not panel.only_losses.isVisible()
+    assert not panel.losses_filter_button.isVisible()
 
 
 async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view(
@@ -193,11 +193,11 @@ async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view
     panel = await opened(window)
     await slid(panel, qtbot, 0.5)
     furnished.refuse = KvchatError("Chat memory could not be read or written.", "Disk error.", "")
-    qtbot.mouseClick(panel.prune.button, LEFT)
+    qtbot.mouseClick(panel.prune_card.prune_button, LEFT)
     await until(lambda: panel.notices.on_show)
     assert not window.notices.on_show
     assert panel.notices.on_show[0].texts[0] == "Chat memory could not be read or written."
-    assert not panel.prune.is_moved
+    assert not panel.prune_card.is_moved
     assert set(rows_of(panel)) == {"a", "b", "gone"}
     furnished.refuse = None
     furnished.calls.clear()
@@ -205,13 +205,13 @@ async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view
     left = sum(furnished.kept.values()) - plan.bytes_freed
     told: list[bool] = []
     panel.changed.connect(lambda: told.append(True))
-    qtbot.mouseClick(panel.prune.button, LEFT)
+    qtbot.mouseClick(panel.prune_card.prune_button, LEFT)
     await until(lambda: told)
     assert [call[1] for call in furnished.calls if call[0] == "prune"] == [plan]
     await until(lambda: set(rows_of(panel)) == {"b", "gone"})
     assert sum(row.usage.bytes for row in rows_of(panel).values()) == left
-    assert not panel.prune.is_moved
-    assert not panel.prune.button.isEnabled()
+    assert not panel.prune_card.is_moved
+    assert not panel.prune_card.prune_button.isEnabled()
 
 
 async def test_a_slider_asks_once_and_a_pin_makes_the_plan_anew(
@@ -219,27 +219,27 @@ async def test_a_slider_asks_once_and_a_pin_makes_the_plan_anew(
 ) -> None:
     panel = await opened(window)
     before = await slid(panel, qtbot, 0.5)
-    assert [call[1] for call in furnished.calls if call[0] == "plan_prune"] == [panel.prune.target]
+    assert [call[1] for call in furnished.calls if call[0] == "plan_prune"] == [panel.prune_card.target]
     assert "a" in {loss.conversation_id for loss in before.conversations}
     await chosen(panel, qtbot, "a", ALWAYS_KEEP)
-    await until(lambda: panel.prune.plan not in (None, before), "another plan")
-    assert panel.prune.plan is not None
-    assert {loss.conversation_id for loss in panel.prune.plan.conversations} == {"b"}
+    await until(lambda: panel.prune_card.plan not in (None, before), "another plan")
+    assert panel.prune_card.plan is not None
+    assert {loss.conversation_id for loss in panel.prune_card.plan.conversations} == {"b"}
 
 
 async def test_delete_all_asks_first_and_leaves_an_empty_window(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     panel = await opened(window)
-    qtbot.mouseClick(panel.delete_all, LEFT)
+    qtbot.mouseClick(panel.delete_all_button, LEFT)
     question = child(panel, ConfirmDialog)
     assert furnished.kept
-    qtbot.mouseClick(question.yes, LEFT)
+    qtbot.mouseClick(question.confirm_button, LEFT)
     await until(lambda: not panel.list.usage.rows)
     assert ("delete_save_points", None) in furnished.calls
-    assert panel.empty.isVisible()
-    assert not any(part.isVisible() for part in (panel.prune, panel.list, panel.summary.picture))
-    assert not panel.delete_all.isEnabled()
+    assert panel.empty_label.isVisible()
+    assert not any(part.isVisible() for part in (panel.prune_card, panel.list, panel.summary.picture))
+    assert not panel.delete_all_button.isEnabled()
 
 
 async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntime, window: MainWindow) -> None:
@@ -268,4 +268,4 @@ async def test_stays_true_while_one_goes_on_talking(furnished: FakeRuntime, wind
     furnished.events.publish(Absorbed())
     await until(lambda: len(rows_of(panel)) == 4)
     assert panel.list.usage.rows[0].title == "Lamp"
-    assert panel.summary.total.text() == "3 of 20 GB in use"
+    assert panel.summary.total_label.text() == "3 of 20 GB in use"

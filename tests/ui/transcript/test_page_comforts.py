@@ -49,16 +49,16 @@ def test_a_long_message_of_one_s_own_is_folded(page: Transcript, qtbot: QtBot) -
     view = the_question(page)
     assert view.complete
     assert view.height() < 400
-    assert view.more.text().startswith("Show all, 5,001 lines")
+    assert view.fold_button.text().startswith("Show all, 5,001 lines")
     assert len(view.column.parts) < 20, "what is not to be seen is not made"
-    qtbot.mouseClick(view.more, LEFT)
+    qtbot.mouseClick(view.fold_button, LEFT)
     qtbot.waitUntil(lambda: view.complete, timeout=LONG_MS)
     qtbot.waitUntil(lambda: view.height() > 50_000, timeout=LONG_MS)
-    assert view.more.text().startswith("Show less")
-    qtbot.mouseClick(view.more, LEFT)
+    assert view.fold_button.text().startswith("Show less")
+    qtbot.mouseClick(view.fold_button, LEFT)
     assert view.height() < 400
     page.show_conversation([a_message("q", Role.USER, "\n".join(f"Line {i}" for i in range(13)))])
-    assert not the_question(page).more.isVisible(), "it is not long"
+    assert not the_question(page).fold_button.isVisible(), "it is not long"
 
 
 def test_what_is_unfolded_keeps_its_place_at_the_end_of_the_page_as_well(page: Transcript, qtbot: QtBot) -> None:
@@ -81,7 +81,7 @@ def test_what_is_unfolded_keeps_its_place_at_the_end_of_the_page_as_well(page: T
     assert top("a") == at
     assert bar.value() == bar.maximum(), "folded again, it is the end again, and what comes is followed"
     at = top("q")
-    qtbot.mouseClick(question.more, LEFT)
+    qtbot.mouseClick(question.fold_button, LEFT)
     qtbot.waitUntil(lambda: question.height() > 50_000, timeout=LONG_MS)
     assert top("q") == at
     page.scroll_to_end()

@@ -86,7 +86,7 @@ async def test_tab_goes_through_the_messages_and_on_to_the_composer(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     page = await opened(window)
-    window.header.more.setFocus()
+    window.header.menu_button.setFocus()
     there = tab(qtbot, 2 + len(AS_THEY_STAND) + 2)
     assert there == ["Chat", *AS_THEY_STAND, "Attach files", "Attach a screenshot", "Message"]
     assert tab(qtbot)[0] == "New chat", "and round the window"

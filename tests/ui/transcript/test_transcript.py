@@ -187,10 +187,10 @@ def test_thinking_is_folded_and_says_how_long_it_took(page: Transcript) -> None:
     view = page.views["a"]
     fold = view.findChild(ThinkingView)
     assert fold is not None
-    assert fold.button.accessibleName() == "Thought for 12 s, collapsed"
+    assert fold.toggle_button.accessibleName() == "Thought for 12 s, collapsed"
     assert len(view.texts) == 1
     before = view.height()
-    fold.button.click()
+    fold.toggle_button.click()
     assert [text.toPlainText() for text in view.texts] == ["Hm.", "Yes."]
     assert view.height() > before
 
