@@ -100,7 +100,7 @@ class ApiService:
     def loaded_slots(self) -> tuple[LoadedSlot, ...]:
         return tuple(
             LoadedSlot(slot.number, slot.contents.owner, len(slot.contents.tokens))
-            for slot in self.slots.all
+            for slot in self.slots.all_slots
             if slot.contents is not None
         )
 
@@ -135,7 +135,7 @@ class ApiService:
         """Open or close the server according to the settings, now and whenever they change."""
         self._follows = True
         await asyncio.to_thread(lambda: self.totals)  # load off the window's thread
-        async with self._changing:
+        async with self._change_lock:
             if self._closed:
                 return
             settings = self.settings()
@@ -169,7 +169,7 @@ class ApiService:
 
     async def close(self) -> None:
         self._closed = True
-        async with self._changing:
+        async with self._change_lock:
             self.url = None
             if self._gateway is not None:
                 await self._gateway.close()

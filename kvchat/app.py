@@ -195,7 +195,7 @@ async def _run(
             await asyncio.to_thread(importlib.import_module, name)
         from kvchat.application import Application, open_or_repair
 
-        async with commands.opening:
+        async with commands.runtime_lock:
             runtime = await open_or_repair(paths, settings, drafts.close)
             if runtime is not None:
                 commands.open_runtime = runtime

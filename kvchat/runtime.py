@@ -65,7 +65,7 @@ class Runtime:
         self.paths, self.settings, self.events = paths, settings, EventBus()
         self._worker, self._database, self._store = worker, database, store
         self._log = EngineLog(paths.engine_log)
-        self._stops = 0  # number of stop requests
+        self._stop_requests = 0  # number of stop requests
         self._loaded_model: str | None = None  # path of a chat's own model, replacing the default for new chats
         self._closed = False
         self._storing_settings = asyncio.Lock()
@@ -153,7 +153,7 @@ class Runtime:
         vitals, engine = await self.engine.vitals(), self.engine.known
         if vitals is None or vitals.slot is None or engine is None:
             return vitals
-        contents = [slot.known_contents(engine) for slot in self.chat.slots.all]
+        contents = [slot.known_contents(engine) for slot in self.chat.slots.all_slots]
         held = sum(len(content.tokens) for content in contents if content)
         return dataclasses.replace(vitals, slot=dataclasses.replace(vitals.slot, tokens=max(vitals.slot.tokens, held)))
 
@@ -220,16 +220,16 @@ class Runtime:
 
     async def stop_engine(self) -> None:
         """Stop all replies, finish saving, and stop the engine, even a hung one. New requests wait."""
-        self._stops += 1
+        self._stop_requests += 1
         self.chat.stop_all()
         with self.api_server.stopped(), self.chat.slots.paused() as left:
             await self._wait_until_idle(left)
             await self.engine.stop()
 
     async def restart_engine(self) -> None:
-        stops = self._stops + 1
+        stops = self._stop_requests + 1
         await self.stop_engine()
-        if self._stops == stops:
+        if self._stop_requests == stops:
             await self.start_engine()
 
     async def retest_restoring(self) -> None:

@@ -68,7 +68,7 @@ class RecentlyDeleted:
         """`stop_work` stops the work in progress for a chat."""
         self._turn_context, self._finder, self._stop_work = turn_context, finder, stop_work
         self._timer: asyncio.TimerHandle | None = None
-        self._due_at = 0.0  # loop time; timers of Qt's loop do not report theirs
+        self._next_purge_at = 0.0  # loop time; timers of Qt's loop do not report theirs
         self._deleted_here: set[str] = set()  # in this run; deleted at exit if no retention is set
         self._overwriting = False
         self._pending_ids: set[str] = set()  # ids whose text is to be overwritten
@@ -193,10 +193,10 @@ class RecentlyDeleted:
         loop = asyncio.get_running_loop()
         at = loop.time() + min(seconds, _CHECK_INTERVAL_S)
         if self._timer is not None:
-            if self._due_at <= at:
+            if self._next_purge_at <= at:
                 return
             self._timer.cancel()
-        self._timer, self._due_at = loop.call_at(at, check), at
+        self._timer, self._next_purge_at = loop.call_at(at, check), at
 
     async def _purge_expired(self, ids: set[str] | None = None) -> None:
         """Delete expired entries, or those with `ids`."""
@@ -236,7 +236,7 @@ def entries(database: Database, keep_s: float) -> list[DeletedEntry]:
         times = _times(removed.removed_at, elapsed.get(removed.id), keep_s, now)
         text, count = leading_excerpt(removed.text).text or "…", len(removed.rows)
         deleted.append(
-            DeletedEntry(removed.id, removed.conversation_id, safe_prose(removed.title_now), count, text, *times)
+            DeletedEntry(removed.id, removed.conversation_id, safe_prose(removed.current_title), count, text, *times)
         )
     return sorted(deleted, key=lambda entry: entry.deleted_at, reverse=True)
 

@@ -51,7 +51,7 @@ class WaitingForChat(_ChatEvent):
 
 @dataclass(frozen=True)
 class Prefilling(_ChatEvent):
-    done: int  # tokens, with cached ones
+    done_tokens: int  # tokens, with cached ones
     total: int
 
 

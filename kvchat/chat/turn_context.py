@@ -93,8 +93,8 @@ class TurnContext:
     async def prefill_speed(self, model: str) -> PrefillSpeed:
         """Return a model's processing speed, measured in this and earlier runs; `model`: its name in fingerprints."""
         speed = self.slots.restore_cost.speed_of(model)
-        if not speed.recalled:
-            speed.recall(await self.run(Database.prefill_timings, model))
+        if not speed.has_earlier_samples:
+            speed.add_earlier_samples(await self.run(Database.prefill_timings, model))
         return speed
 
     async def answer_settings(self, conversation_id: str) -> AnswerSettings:

@@ -146,7 +146,7 @@ class ChatSession:
     def __init__(self, runtime: Runtime, options: AskOptions) -> None:
         self.runtime, self.chat_id = runtime, ""
         self.attachments: tuple[Attachment, ...] = ()  # for the next question
-        self.new: NewChat | None = None  # unset once its first question is stored
+        self.new_chat: NewChat | None = None  # unset once its first question is stored
         self.reports_saves = True  # False if the user types the next question meanwhile
         self._as_json = options.as_json
         self._sampling = Sampling(options.max_tokens, options.temperature, options.seed)
@@ -160,10 +160,15 @@ class ChatSession:
         if chat.is_answering(self.chat_id):
             print_err(_(WAITING_MESSAGE))
         reply = await chat.send(
-            self.chat_id, question, self._sampling, attachments=attachments, new=self.new, on_start=self._start_turn
+            self.chat_id,
+            question,
+            self._sampling,
+            attachments=attachments,
+            new=self.new_chat,
+            on_start=self._start_turn,
         )
-        if self.new and await chat.conversation(self.chat_id):
-            self.new = None
+        if self.new_chat and await chat.conversation(self.chat_id):
+            self.new_chat = None
         if self._error:
             raise self._error
         return reply
@@ -189,7 +194,7 @@ class ChatSession:
                     print_err(receipt_sentence(receipt) if receipt else _("stopped"))
             case events.WaitingForChat():
                 print_err(_(WAITING_MESSAGE))
-            case MakingRoom(done=False):
+            case MakingRoom(is_finished=False):
                 print_err(_("increasing the context length..."))
             case RestoreFailed(reason=reason):
                 print_err(_("the save point was not used: {reason}", reason=reason.text))
@@ -216,9 +221,9 @@ async def _open_chat_session(options: AskOptions, commands: Commands) -> AsyncIt
         session.attachments = tuple([await asyncio.to_thread(read_attachment, path) for path in options.attach])
         chat = await _select_chat(runtime, options)
         if isinstance(chat, NewChat):
-            session.new, session.chat_id = chat, chat.id
+            session.new_chat, session.chat_id = chat, chat.id
             if options.model:
-                session.new = dataclasses.replace(chat, model=str(options.model))
+                session.new_chat = dataclasses.replace(chat, model=str(options.model))
         else:
             session.chat_id = chat
             if options.model:

@@ -60,9 +60,9 @@ class BenchHome:
 
     def __init__(self, paths: Paths, settings: Settings, runtime: Runtime, reply_tokens: int) -> None:
         self._paths, self.settings = paths, settings  # settings apply at the next restart
-        self.greedy = Sampling(reply_tokens, temperature=0.0, seed=1)
+        self.greedy_sampling = Sampling(reply_tokens, temperature=0.0, seed=1)
         self._error: KvchatError | None = None
-        self.saved: list[Saved] = []  # by all turns so far
+        self.saves: list[Saved] = []  # by all turns so far
         self.runtime = runtime
         runtime.events.subscribe(self._handle_event)
 
@@ -70,11 +70,11 @@ class BenchHome:
         """Send a message, or regenerate the last reply. Raises KvchatError."""
         chat = self.runtime.chat
         if text is None:
-            return await self.reply(chat.retry(chat_id, self.greedy, save=keep))
-        return await self.reply(chat.send(chat_id, text, self.greedy, save=keep))
+            return await self.reply(chat.retry(chat_id, self.greedy_sampling, save=keep))
+        return await self.reply(chat.send(chat_id, text, self.greedy_sampling, save=keep))
 
     def check_saved(self, times: int) -> None:
-        if len(self.saved) != times:
+        if len(self.saves) != times:
             raise BenchFailed("A chat could not be saved", "", "See `kvchat doctor` for the free disk space.")
 
     async def reply(self, answering: asyncio.Future[Message | None]) -> Reply:
@@ -102,7 +102,7 @@ class BenchHome:
     def _handle_event(self, event: Event) -> None:
         match event:
             case Saved():
-                self.saved.append(event)
+                self.saves.append(event)
             case TurnFailed(error=error) | QuestionNotStored(error=error):
                 self._error = error
 
@@ -184,7 +184,7 @@ async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
     cold = await home.ask(chat_id, None, keep=False)
     row = (await home.runtime.engine.ready()).kv_bytes_per_token
     stays_warm = all(reply.receipt.source is Source.WARM for reply in warm)
-    new_rows = [int((after.tokens - before.tokens) * row) for before, after in pairwise(home.saved)]
+    new_rows = [int((after.tokens - before.tokens) * row) for before, after in pairwise(home.saves)]
     return {
         "cold_ttft_ms": cold.receipt.ttft_ms,  # measured once
         "hot_ttft_ms": ttft(hot),
@@ -193,11 +193,11 @@ async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
         "restored_ttft_ms": ttft(restored),  # from disk, restore included
         "restored_ratio": ttft_ratio(restored, hot),
         "restore_ms": median(reply.receipt.restore_ms for reply in restored),
-        "save_ms": median(saved.ms for saved in home.saved[1:]),
+        "save_ms": median(saved.ms for saved in home.saves[1:]),
         "prompt_tokens": restored[-1].receipt.prompt_tokens,
         "cached_tokens": restored[-1].receipt.cached_tokens,
         "disk_bytes": usage.physical_bytes,
-        "disk_ratio": usage.physical_bytes / max(1.0, home.saved[-1].tokens * row),  # to the conversation's KV rows
+        "disk_ratio": usage.physical_bytes / max(1.0, home.saves[-1].tokens * row),  # to the conversation's KV rows
         "last_reply_bytes_written": written[-1],
         "new_rows_bytes_last_reply": new_rows[-1],  # KV rows of the last turn's own tokens
         "write_ratio": sum(written) / max(1, sum(new_rows)),  # over all short turns

@@ -297,7 +297,7 @@ def lines(report: DoctorReport) -> list[str]:
 
     disk, floor = format_size(report.free_disk_bytes), format_size(report.free_floor_bytes)
     rows += [
-        ("memory", f"{format_size(report.memory.available)} {'allowed here' if report.memory.limited else 'free'}"),
+        ("memory", f"{format_size(report.memory.available)} {'allowed here' if report.memory.is_limited else 'free'}"),
         ("display", str(report.display)),
         ("tray", str(report.tray)),
         ("keyring", str(report.keyring)),

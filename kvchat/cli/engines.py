@@ -124,7 +124,7 @@ async def get(options: arguments.GetEngineOptions, commands: Commands) -> int:
 
         def report_progress() -> None:
             nonlocal stage, steps_shown
-            now = setup.fetching
+            now = setup.download
             if now is None or options.as_json:
                 return
             if now.build and now.stage is not stage:
@@ -135,7 +135,7 @@ async def get(options: arguments.GetEngineOptions, commands: Commands) -> int:
                 elif stage is Stage.TRYING:
                     print_out(_("Testing:"))
             if now.build and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
-                show_progress(f"{_(now.stage.value).capitalize()}:", now.done, now.build.size)
+                show_progress(f"{_(now.stage.value).capitalize()}:", now.downloaded_bytes, now.build.size)
             for step in now.steps[steps_shown:]:
                 _print_step(step)
             steps_shown = len(now.steps)

@@ -63,7 +63,7 @@ class Commands:
         self.paths, self.name = paths, name
         self.show_window: Callable[[StartRequest], None] | None = None  # if there is a window
         self.open_runtime: Runtime | None = None
-        self.opening = asyncio.Lock()  # hold it to open the runtime, or to keep others from doing so
+        self.runtime_lock = asyncio.Lock()  # hold it to open the runtime, or to keep others from doing so
         self.own_terminal: Terminal | None = None  # for this process's command
         self.is_long_running = False  # its command runs until told to end
         self.started = asyncio.Event()  # a command
@@ -84,7 +84,7 @@ class Commands:
     async def runtime(self, settings: Settings | None = None) -> Runtime:
         """Return the runtime, opening it with these settings if needed. Raises KvchatError."""
         if self.open_runtime is None:
-            async with self.opening:
+            async with self.runtime_lock:
                 if self.open_runtime is None:
                     from kvchat.runtime import open_runtime
 
@@ -96,7 +96,7 @@ class Commands:
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
         """Hold the folder with no runtime open. Raises DataFolderInUse."""
-        async with self.opening:
+        async with self.runtime_lock:
             if self.open_runtime is not None:
                 raise DataFolderInUse(self.name, os.getpid())
             yield

@@ -26,7 +26,7 @@ async def prepare(options: PrepareOptions, commands: Commands) -> int:
     def show_progress(event: Event) -> None:
         progress = library.reading.get(documents.id)
         if isinstance(event, LibraryChanged) and stderr_is_tty() and progress is not None:
-            done, total = format_number(progress.done), format_number(progress.total)
+            done, total = format_number(progress.done_tokens), format_number(progress.total)
             amount = _("{done} of {total} tokens", done=done, total=total) if progress.total else ""
             print_err("\r" + _("Processing: {amount}", amount=padded(amount, 30)), end="")
 

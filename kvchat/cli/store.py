@@ -49,7 +49,7 @@ class _StoreContext:
     settings: Settings
     store: BlockStore
     titles: Titles
-    saved: SecondsSaved
+    seconds_saved: SecondsSaved
 
 
 def _on_store(command: Callable[[T, _StoreContext], int]) -> Callable[[T, Commands], Awaitable[int]]:
@@ -67,7 +67,7 @@ def _on_store(command: Callable[[T, _StoreContext], int]) -> Callable[[T, Comman
                 saved = database.seconds_saved()
             return command(options, _StoreContext(paths, settings, store, titles, saved))
 
-        async with commands.opening:
+        async with commands.runtime_lock:
             runtime, paths = commands.open_runtime, commands.paths
             settings = await asyncio.to_thread(lambda: commands.settings)
             # Use the app's warm-tier budget: without it, memory left by a killed kvchat would be discarded.
@@ -87,14 +87,14 @@ def _usage(context: _StoreContext) -> StoreUsage:
     speeds = {model: PrefillSpeed() for model in saved_models(usage)}
     with contextlib.suppress(KvchatError), closing(Database(context.paths.database)) as database:
         for model, speed in speeds.items():
-            speed.recall(database.prefill_timings(model))
+            speed.add_earlier_samples(database.prefill_timings(model))
     return with_times(usage, speeds)
 
 
 @_on_store
 def show_usage(options: JsonOptions, context: _StoreContext) -> int:
     usage = dataclasses.replace(_usage(context), chat_bytes=long_chat_bytes(context.settings))
-    titles, saved = context.titles, context.saved
+    titles, saved = context.titles, context.seconds_saved
     chats = [
         _with_title(chat.conversation_id, titles, chat) | {"seconds_saved": saved.get(chat.conversation_id, 0.0)}
         for chat in usage.conversations

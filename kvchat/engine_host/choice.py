@@ -106,7 +106,7 @@ class EngineChoice:
         return file_stamps(self.facts.parts) != self.model_stamp
 
     @property
-    def promised(self) -> Strategy:
+    def promised_strategy(self) -> Strategy:
         return promised_strategy(self.facts, swa_full=self.demand.swa_full)
 
     @property
@@ -134,7 +134,7 @@ class EngineChoice:
 
     def proposals(self, user_context: int | None) -> tuple[Proposal, ...]:
         """Return changes that make the model fit better. `user_context`: tokens the user chose."""
-        extra, is_program = self.plan.extra, self.location.path is not None
+        extra, is_program = self.plan.extra_arguments, self.location.path is not None
         load = CurrentLoad(self.max_context, self.demand, self.memory, user_context, extra, takes_arguments=is_program)
         return proposals(load)
 
@@ -187,8 +187,8 @@ def choose_engine(
         projector=projector,
         slots=slots,
         rpc_workers=workers,
-        extra=extra,
-        known=engine.options,
+        extra_arguments=extra,
+        known_options=engine.options,
     )
     fingerprint = Fingerprint(
         model=identity,

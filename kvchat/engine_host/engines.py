@@ -71,10 +71,10 @@ class ManagedEngine:
         self.choice: EngineChoice | None = None  # of the running or last engine
         self.bars: tuple[MemoryBar, ...] = ()  # estimates while a model loads, measured when ready
         self.limit: LoadLimit | None = None  # for the last choice
-        self._slot_path, self._store, self._notify, self._needed = slot_path, store, notify, needed
-        self._smaller: Iterator[EngineChoice] = iter(())
+        self._slot_path, self._store, self._notify, self._tokens_needed = slot_path, store, notify, needed
+        self._smaller_choices: Iterator[EngineChoice] = iter(())
         self._failed_choice: EngineChoice | None = None  # the first that did not fit
-        self._learning: asyncio.Task[None] | None = None
+        self._limit_task: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -96,18 +96,18 @@ class ManagedEngine:
 
     async def prepare(self, settings: Settings, *, vision: bool, tokens: int) -> Callable[[], Awaitable[None]]:
         """Choose an engine with room for `tokens`, if possible; return the function that starts it."""
-        needed = max(tokens, await self._needed())
+        needed = max(tokens, await self._tokens_needed())
         choice = await asyncio.to_thread(self.choose, settings, vision=vision, needed=needed)
 
         async def start() -> None:
             self.choice, self.limit, self.bars = choice, choice.demand.limit, choice.context.bars
-            self._smaller, self._failed_choice = iter(choice.smaller()), None
+            self._smaller_choices, self._failed_choice = iter(choice.smaller()), None
             await self.connection.start(choice.location, choice.plan, self._smaller_plan)
 
         return start
 
     def _smaller_plan(self) -> LaunchPlan | None:
-        smaller = next(self._smaller, None)
+        smaller = next(self._smaller_choices, None)
         if smaller is None:
             return None
         self._failed_choice = self._failed_choice or self.choice
@@ -133,9 +133,9 @@ class ManagedEngine:
             self.bars = tuple(measured)
             context = choice.context.with_placement(actual.placement, choice.memory.device_names)
             self.choice = choice = replace(choice, context=context)
-        self._learning = asyncio.create_task(self._learn(choice, ran_out), name="memory limits")
+        self._limit_task = asyncio.create_task(self._update_limit(choice, ran_out), name="memory limits")
 
-    async def _learn(self, choice: EngineChoice, ran_out: EngineChoice | None) -> None:
+    async def _update_limit(self, choice: EngineChoice, ran_out: EngineChoice | None) -> None:
         context = choice.context
         self.limit = limit = await asyncio.to_thread(
             self.limits.learn, choice.circumstances, context.tokens, ran_out=ran_out is not None
@@ -165,7 +165,7 @@ class ManagedEngine:
             fingerprint=choice.fingerprint,
             context_size=facts.context_size,
             kv_bytes_per_token=kv_bytes_per_token(choice.facts.kv, choice.plan.kv_type, choice.plan.kv_type),
-            finding=Finding(choice.promised, proved=False),
+            finding=Finding(choice.promised_strategy, proved=False),
             window=choice.facts.kv.window,
             vision=facts.vision,
             slots=tuple(range(choice.plan.slots)),
@@ -176,8 +176,8 @@ class ManagedEngine:
 
     async def close(self) -> None:
         await self.connection.close()
-        if self._learning:
-            await self._learning
+        if self._limit_task:
+            await self._limit_task
 
 
 def server_key(paths: Paths) -> SecretStore:

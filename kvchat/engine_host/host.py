@@ -101,7 +101,7 @@ class SwitchingHost(EngineLifecycle):
     @property
     def restart_pending(self) -> bool:
         """True if the running (or failed) engine was started with outdated settings."""
-        started = self._started_with
+        started = self._start_settings
         if started is None or self.status.state in (EngineState.STOPPED, EngineState.UNLOADED):
             return False
         return any_changed(started, self._settings(), RESTART_SETTINGS)
@@ -135,7 +135,7 @@ class SwitchingHost(EngineLifecycle):
 
     @property
     def memory_proposals(self) -> tuple[Proposal, ...]:
-        choice, started = self.choice, self._started_with
+        choice, started = self.choice, self._start_settings
         return choice.proposals(started.context_size) if choice and started else ()
 
     async def capacity(self) -> Capacity:

@@ -56,7 +56,7 @@ class EngineLifecycle:
         self.managed = ManagedEngine(folder, supervisor, limits, store, notify, needed)
         self.external = ExternalEngine(folder, generations, server_key(paths))
         self.current: ManagedEngine | ExternalEngine = self.external if settings().engine_url else self.managed
-        self._started_with: Settings | None = None  # settings at its start
+        self._start_settings: Settings | None = None  # settings at its start
         self._started_with_vision = False  # it was started for pictures
         self._ready: ReadyEngine | None = None
         self._subject: Subject | None = None  # of the restore findings
@@ -76,7 +76,7 @@ class EngineLifecycle:
         """The engine's status; LOADING until a started engine has also been inspected."""
         status = self.current.connection.status
         if status.state is EngineState.READY and self.known is None:
-            return replace(status, state=EngineState.LOADING, checking=self._is_testing)
+            return replace(status, state=EngineState.LOADING, is_testing=self._is_testing)
         return status
 
     @property
@@ -186,14 +186,14 @@ class EngineLifecycle:
 
     @property
     def _running_model(self) -> str | None:
-        started = self._started_with
+        started = self._start_settings
         return None if self.is_external or started is None or self.status.state in DOWN_STATES else started.model_path
 
     async def _switch_connection(self) -> None:
         engine = self.external if self._settings().engine_url else self.managed
         if engine is not self.current and self.status.state in DOWN_STATES:
             await self.stop()
-            self.current, self._started_with = engine, None
+            self.current, self._start_settings = engine, None
 
     async def _start(self, *, vision: bool, tokens: int) -> None:
         async with self._lock:
@@ -201,7 +201,7 @@ class EngineLifecycle:
                 return
             connection = self.current.connection
             connection.publish(EngineStatus(EngineState.STARTING))
-            self._started_with = settings = self._settings()
+            self._start_settings = settings = self._settings()
             self._started_with_vision = vision
             try:
                 start = await self.current.prepare(settings, vision=vision, tokens=tokens)

@@ -63,7 +63,7 @@ class EngineDownload:
 
     stage: Stage
     build: EngineBuild | None = None  # None while looking it up
-    done: int = 0
+    downloaded_bytes: int = 0
     rate: float = 0.0
     steps: tuple[TrialStep, ...] = ()
 
@@ -108,11 +108,11 @@ class EngineSetup:
         notify: Callable[[str, str], object] = lambda title, detail: None,
     ) -> None:
         """`use` selects the engine at a path; None lets kvchat choose. `notify` announces a new one."""
-        self._paths, self._settings, self._use, self._notify = paths, settings, use, notify
+        self._paths, self._settings, self._use_engine, self._notify = paths, settings, use, notify
         self.key = server_key(paths)
         self._engines, self._downloads = paths.engines, paths.engines / ".downloads"
         self._github, self._downloader = GitHub(), Downloader("engines")
-        self.fetching: EngineDownload | None = None
+        self.download: EngineDownload | None = None
         self._fetch = InterruptibleTask()
         self._listeners: list[Callable[[], None]] = []
 
@@ -121,7 +121,7 @@ class EngineSetup:
         return self._github.page(REPOSITORY)
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` on the loop's thread when `fetching` changes; return the unsubscriber."""
+        """Call `listener` on the loop's thread when `download` changes; return the unsubscriber."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -133,7 +133,7 @@ class EngineSetup:
 
     async def get(self, backend: Backend | None = None) -> Trial | None:
         """Download, test and perhaps select an engine for the GPU; None if cancelled or busy. Raises KvchatError."""
-        if self.fetching is not None:
+        if self.download is not None:
             return None
 
         self._publish(EngineDownload(Stage.ASKING))
@@ -145,7 +145,7 @@ class EngineSetup:
             return None
         engine, trial = result
         if trial.works:
-            await self._use(str(engine.location.path))
+            await self._use_engine(str(engine.location.path))
             message = _("{name} passed its test and is now selected.", name=engine.name)
             self._notify(_("GPU engine ready"), message)
         return trial
@@ -162,7 +162,7 @@ class EngineSetup:
                 raise KvchatError(title, why, _("Stop the engine, then try again.")) from error
 
         if self._settings().engine_path == str(self._engines / name / program_name()):
-            await self._use(None)
+            await self._use_engine(None)
         await asyncio.to_thread(delete)
 
     async def close(self) -> None:
@@ -173,9 +173,9 @@ class EngineSetup:
         self._fetch.interrupt()
 
     def _publish(self, fetching: EngineDownload | None) -> None:
-        if fetching is not None and fetching.build is not None and self.fetching is None:
+        if fetching is not None and fetching.build is not None and self.download is None:
             return  # a late report of an ended download
-        self.fetching = fetching
+        self.download = fetching
         for listener in tuple(self._listeners):
             listener()
 

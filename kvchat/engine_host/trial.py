@@ -80,7 +80,7 @@ async def try_engine(
             report_step(TrialStep(_("Model"), _("No model to test with")))
         else:
             with tempfile.TemporaryDirectory(prefix="kvchat-trial-", ignore_cleanup_errors=True) as folder:
-                plan = LaunchPlan(model, _CONTEXT, Path(folder), known=engine_probe.options)
+                plan = LaunchPlan(model, _CONTEXT, Path(folder), known_options=engine_probe.options)
                 await _run(location, plan, report_step)
     except KvchatError as error:
         report_step(TrialStep(error.title, error.detail, error))

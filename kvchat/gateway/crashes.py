@@ -35,15 +35,15 @@ class Crashes:
         self._in_engine: Counter[str] = Counter()  # those sent to the engine
         self._abandoned: dict[str, float] = {}  # when a request was last abandoned in the engine
         self._crashes: dict[str, list[float]] = {}  # caused by each program
-        self._suspected: dict[str, float] = {}  # end times
-        self._refused: dict[str, float] = {}  # end times
-        self._watched: WeakSet[EngineLifetime] = WeakSet()
+        self._suspected_until: dict[str, float] = {}  # end times
+        self._refused_until: dict[str, float] = {}  # end times
+        self._watched_lifetimes: WeakSet[EngineLifetime] = WeakSet()
         self._current: EngineLifetime | None = None  # the engine last used, until it ends
         self._entry_lock = asyncio.Lock()  # in order of arrival
         self._changed = asyncio.Event()
 
     def check(self, program: str) -> None:
-        left_s = self._refused.get(program, 0.0) - self._clock()
+        left_s = self._refused_until.get(program, 0.0) - self._clock()
         if left_s > 0:
             message = f"Requests of {program!r} crashed the engine {MAX_CRASHES} times, or hung it. Try again later."
             raise RequestRefused(429, message, "rate_limit_error", math.ceil(left_s))
@@ -87,8 +87,8 @@ class Crashes:
                 self._judge(hung=lifetime.failure is not None and lifetime.failure.kind is FailureKind.HANGS)
             self._current = None
 
-        if lifetime not in self._watched:
-            self._watched.add(lifetime)
+        if lifetime not in self._watched_lifetimes:
+            self._watched_lifetimes.add(lifetime)
             self._current = lifetime
             lifetime.on_end(ended)
 
@@ -103,14 +103,14 @@ class Crashes:
         if not programs:  # the engine crashes by itself
             self._crashes.clear()
         elif len(programs) > 1 or self._restored():
-            self._suspected |= dict.fromkeys(programs, until)
+            self._suspected_until |= dict.fromkeys(programs, until)
         else:
             (guilty,) = programs
-            self._suspected = {guilty: until}
+            self._suspected_until = {guilty: until}
             crashes = [at for at in self._crashes.get(guilty, ()) if now - at < CRASH_WINDOW_S] + [now]
             self._crashes[guilty] = crashes
             if hung or len(crashes) >= MAX_CRASHES:
-                self._refused[guilty] = now + REFUSED_S
+                self._refused_until[guilty] = now + REFUSED_S
                 del self._crashes[guilty]
         self._abandoned.clear()
         self._changed.set()
@@ -123,7 +123,7 @@ class Crashes:
         return not suspects or (suspects == [program] and not others)
 
     def _is_suspected(self, program: str) -> bool:
-        return self._suspected.get(program, 0.0) > self._clock()
+        return self._suspected_until.get(program, 0.0) > self._clock()
 
     def _recently_abandoned(self) -> set[str]:
         """Return the programs whose abandoned requests may still be queued or running in the engine."""

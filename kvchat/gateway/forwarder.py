@@ -89,7 +89,7 @@ class Forwarder:
     @property
     def _engine_picks_slot(self) -> bool:
         """True for Anthropic requests: the engine takes the slot with the longest prefix."""
-        return self.pending.request.form is Form.MESSAGES and len(self.lease.slots.all) > 1
+        return self.pending.request.form is Form.MESSAGES and len(self.lease.slots.all_slots) > 1
 
     def _record_found(self) -> None:
         record, ids, loaded = self.pending.record, self.pending.prompt.ids, self.exchange.loaded
@@ -109,7 +109,7 @@ class Forwarder:
         elif unrestored is Source.COLD:
             record.miss = loaded.miss_reason or Reason(ReasonCode.NOTHING_ALIKE)
 
-    async def _heads(self, loaded: LoadedState) -> dict[Tokens, str | None]:
+    async def _prefixes_to_save(self, loaded: LoadedState) -> dict[Tokens, str | None]:
         """Map the prefixes to save for other conversations to their audience (None: the default).
 
         States that can be cut already serve the program itself. A prefix sent by two programs, each with its own
@@ -138,11 +138,16 @@ class Forwarder:
         last = len(ids) - (1 if self._engine_picks_slot else tail_size(missing, rate, step_ms))
         # The engine processes a picture in one piece: steps end at the first one.
         end = next((n for n, token in enumerate(ids[:last]) if token <= FIRST_PICTURE_ID), last)
-        missing, heads = end - loaded.expected_cached, await self._heads(loaded)
+        missing, heads = end - loaded.expected_cached, await self._prefixes_to_save(loaded)
         is_long = missing >= MIN_STEPPED and (rate is None or missing * rate >= 2 * TARGET_STEP_MS)
         if not (heads or is_long or (self._engine_picks_slot and missing > 0)):
             return False
-        began_at, found, read, ahead = time.perf_counter(), loaded.expected_cached, record.read, loaded.ahead.tokens
+        began_at, found, read, ahead = (
+            time.perf_counter(),
+            loaded.expected_cached,
+            record.read,
+            loaded.prefilled_ahead.tokens,
+        )
 
         def progress(done: int) -> None:
             record.read = read + done - found
@@ -158,10 +163,15 @@ class Forwarder:
             if stop in heads:
                 await shielded(self.lease.save(stop, notify=False, audience=heads[stop]))
             if contents := slot.contents:
-                loaded = replace(loaded, expected_cached=max(len(stop), found), restore=None, ahead=contents.ahead)
+                loaded = replace(
+                    loaded,
+                    expected_cached=max(len(stop), found),
+                    restore=None,
+                    prefilled_ahead=contents.prefilled_ahead,
+                )
         record.read_ms += 1000 * (time.perf_counter() - began_at)
         if contents := slot.contents:  # a hollow restore needs more tokens processed
-            record.read = max(record.read, read + contents.ahead.tokens - ahead)
+            record.read = max(record.read, read + contents.prefilled_ahead.tokens - ahead)
         if not is_done:
             await self.lease.save_processed()
             raise MustRestart
@@ -218,7 +228,7 @@ class Forwarder:
     async def _refuse(self, answer: EngineResponse) -> None:
         body, form = await answer.aread(), self.pending.request.form
         error = wire.parse_error(body, answer.status_code)
-        if error.crowded_out or (error.is_engine_fault and self.lease.slot.suspect):
+        if error.crowded_out or (error.is_engine_fault and self.lease.slot.unproved_point):
             raise error
         if form is Form.MESSAGES:
             body = json.dumps(refusal(form, answer.status_code, error.message, error.kind)).encode()

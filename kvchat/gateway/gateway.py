@@ -170,7 +170,7 @@ class Gateway:
             for records in (self.log.active, reversed(self.log.recent))
         )
         slots = []
-        for slot in self._slots.all:
+        for slot in self._slots.all_slots:
             if slot.contents is not None and program in (None, owner := program_of(slot.contents.owner)):
                 busy = slot.claimed_tokens > 0  # answering, settling or saving
                 tokens = len(slot.contents.tokens)

@@ -93,7 +93,7 @@ class RequestRecord:
     @property
     def is_known_prompt(self) -> bool:
         """True if the program is known to have sent a prompt with this beginning."""
-        return not self.is_unlike_stored and (self.divergence is None or self.divergence.at >= TOLERANCE)
+        return not self.is_unlike_stored and (self.divergence is None or self.divergence.shared_tokens >= TOLERANCE)
 
     @property
     def costly_divergence(self) -> Divergence | None:
@@ -103,8 +103,8 @@ class RequestRecord:
             return None
         if self.prompt is None or known is None or self.prompt - known < MIN_EXPLAINED:
             return None
-        found_less = not self.whole_only and known < divergence.at - TOLERANCE  # not even the shared part
-        return None if found_less or known > divergence.at + TOLERANCE else divergence
+        found_less = not self.whole_only and known < divergence.shared_tokens - TOLERANCE  # not even the shared part
+        return None if found_less or known > divergence.shared_tokens + TOLERANCE else divergence
 
     @property
     def miss_reason(self) -> Reason | None:

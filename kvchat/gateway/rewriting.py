@@ -111,7 +111,7 @@ def tokens_saved(changes: Iterable[Change], text: str, tokens: int, cached: int)
     places: dict[str, int] = {}
     for change in changes:
         position = text.find(change.anchor) if change.anchor else 0
-        if change.differs and position >= 0:
+        if change.would_diverge and position >= 0:
             token = position * tokens // max(1, len(text))
             places[change.rule] = min(token, places.get(change.rule, token))
     first = min(places, key=places.__getitem__, default="")

@@ -100,7 +100,10 @@ class RequestRunner:
 
     def __post_init__(self) -> None:
         self.crashes = Crashes(
-            lambda: any(slot.suspect and slot.claimed_tokens and not slot.window for slot in self.slots.all)
+            lambda: any(
+                slot.unproved_point and slot.claimed_tokens and not slot.is_window_owned
+                for slot in self.slots.all_slots
+            )
         )
         self._pending: list[PendingRequest] = []
         self._heads: deque[tuple[str, Tokens, bool]] = deque(maxlen=MAX_HEADS)

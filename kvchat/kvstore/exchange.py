@@ -220,7 +220,7 @@ def import_memory(inventory: Inventory, conversation_id: str, manifest: Manifest
         raise write_error(error) from error
     finally:
         with contextlib.suppress(StoreRefused):
-            inventory.delete_unknown(list(files.new))
+            inventory.delete_unknown(list(files.new_block_sizes))
     inventory.enforce(protected=newest)
     return written
 

@@ -56,7 +56,7 @@ class Inventory:
     def recover(self) -> None:
         """Adopt or delete the files that a killed process left. Checks that the store is writable."""
         with self.index.write() as db:
-            if self.index.fresh and any(self.blocks.unknown_blocks(())):
+            if self.index.is_fresh and any(self.blocks.unknown_blocks(())):
                 usage.note_index_loss(db)  # the index was deleted, but not its blocks
             unabsorbed = {str(number): size for number, size in points.staged(db).items()}
             lost = [int(point_id) for point_id in unabsorbed.keys() - self.staging.recover(unabsorbed)]
@@ -64,7 +64,7 @@ class Inventory:
         self.blocks.remove_temporary()
         disk.remove(self.folder / "set-aside")  # bad blocks of earlier versions
         self.sweep()
-        self.index.fresh = False
+        self.index.is_fresh = False
 
     def today(self) -> str:
         """Return the UTC day used to count written bytes."""
@@ -97,8 +97,8 @@ class Inventory:
             with contextlib.suppress(IndexFailed), self.index.write() as db:
                 rows = [(at.timestamp(), point_id) for point_id, at in restored_at.items()]
                 db.executemany("UPDATE save_points SET last_used_at = ? WHERE id = ?", rows)
-        if self.index.fresh:
-            self.index.fresh = False
+        if self.index.is_fresh:
+            self.index.is_fresh = False
             self.sweep()
 
     @disk_errors()
@@ -135,7 +135,7 @@ class Inventory:
                     if not db.execute("SELECT 1 FROM blocks WHERE name = ?", (name,)).fetchone():
                         freed += self.blocks.find(name) or 0
                         self.blocks.remove(name)
-                    self.blocks.new.pop(name, None)
+                    self.blocks.new_block_sizes.pop(name, None)
         return freed
 
     @disk_errors()
@@ -181,7 +181,7 @@ class Inventory:
             physical_bytes=occupied,
             other_bytes=max(0, occupied - totals.disk),
             unique_rows_bytes=totals.rows,
-            bytes_written=totals.written,
+            bytes_written=totals.bytes_written,
             bytes_written_today=totals.written_today,
             warm_bytes=self.staging.bytes_in_memory(),
             staged=self.staging.describe(),
@@ -192,7 +192,7 @@ class Inventory:
         """Return the bytes of everything in the store's folder on disk."""
         with self.index.read() as db:
             blocks = usage.totals(db, self.today()).disk
-        blocks += sum(list(self.blocks.new.values()))
+        blocks += sum(list(self.blocks.new_block_sizes.values()))
         others = sum(disk.tree_size(path) for path in disk.listing(self.folder) if path.name != disk.BLOCKS)
         return disk.disk_usage(self.folder.stat()) + blocks + self.blocks.overhead_bytes() + others
 

@@ -95,7 +95,7 @@ class Restorer:
                 self._saver.absorb(cancelled)
             if cancelled():
                 raise Cancelled
-            n_tokens, tier = self._put(plan, target, window, cancelled)
+            n_tokens, tier = self._write_to(plan, target, window, cancelled)
             with contextlib.suppress(parser.SlotFileError):
                 if parser.matches_tokens(parser.read_tokens(target), point.tokens[:n_tokens]):
                     self._inventory.restored_at[int(point.id)] = self._inventory.clock()
@@ -171,7 +171,7 @@ class Restorer:
                 return RestorePlan(point, shared, Tier.WARM if is_warm else Tier.DISK, size)
         return None
 
-    def _put(self, plan: RestorePlan, target: Path, window: int, cancelled: CancelCheck) -> tuple[int, Tier]:
+    def _write_to(self, plan: RestorePlan, target: Path, window: int, cancelled: CancelCheck) -> tuple[int, Tier]:
         """Put the file at `target`; return its tokens and where it came from."""
         point, n_tokens = plan.save_point, plan.tokens_used
         if (plan.tier is Tier.WARM or plan.is_whole) and self._staging.link_warm(point.id, window, target):

@@ -112,7 +112,7 @@ class Predecessor:
     """The save point that a slot continues from."""
 
     point_id: str
-    unchanged: int  # leading tokens whose rows the engine kept without recomputing
+    unchanged_tokens: int  # leading tokens whose rows the engine kept without recomputing
 
 
 class Tier(Enum):

@@ -162,7 +162,7 @@ class Saver:
                         self._inventory.delete_unusable(point_id, refused[-1], notify=False)
                 finally:
                     with contextlib.suppress(StoreRefused):  # retried next time
-                        self._inventory.delete_unknown(list(self._blocks.new))
+                        self._inventory.delete_unknown(list(self._blocks.new_block_sizes))
         finally:
             self._absorbing.release()
         if absorbed:
@@ -222,7 +222,7 @@ def _check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -
 
 
 def _new_bytes(size: int, n_tokens: int, before: PreviousSave | None) -> int:
-    return size * (n_tokens - before.shared) // n_tokens if before else size
+    return size * (n_tokens - before.shared_tokens) // n_tokens if before else size
 
 
 def _previous_save(db: sqlite3.Connection, point: SavePoint, predecessor: Predecessor | None) -> PreviousSave | None:
@@ -231,7 +231,7 @@ def _previous_save(db: sqlite3.Connection, point: SavePoint, predecessor: Predec
         recipe = points.find_recipe(db, int(predecessor.point_id))
         if origin is not None and recipe is not None and origin.fingerprint == point.fingerprint:
             shared = common_prefix(origin.tokens, point.tokens)
-            return PreviousSave(recipe, shared, min(shared, predecessor.unchanged))
+            return PreviousSave(recipe, shared, min(shared, predecessor.unchanged_tokens))
     return _find_known(db, point.fingerprint, point.tokens, point.audience)
 
 

@@ -38,10 +38,10 @@ class Staging:
     def __init__(self, folder: Path, room: MemoryRoom) -> None:
         self._lock = threading.RLock()
         self._planned_room, self._memory_root = room, memory_files.MEMORY_FOLDER
-        self._warm: OrderedDict[str, _WarmFile] = OrderedDict()  # by save point
+        self._warm_files: OrderedDict[str, _WarmFile] = OrderedDict()  # by save point
         self._linked: dict[Path, Path] = {}  # file by the engine's path
         self._still_read: set[Path] = set()  # an engine may still read these: do not overwrite
-        self._spare: list[Path] = []  # in memory, to be overwritten
+        self._spare_files: list[Path] = []  # in memory, to be overwritten
         self._final_sizes: dict[Path, int] = {}  # of files in memory that an engine is writing
         self._max_bytes = sys.maxsize  # planned bytes in memory beside the loaded model
         self._folder = disk.private_folder(folder)
@@ -130,8 +130,8 @@ class Staging:
                 return target
             if self._memory is None:
                 return self.path_on_disk()
-            if not self._spare and not self._fits(size) and (unused := self._unused()):
-                self.recycle(self._warm.pop(unused[0]).path)  # it must make room anyway
+            if not self._spare_files and not self._fits(size) and (unused := self._unused()):
+                self.recycle(self._warm_files.pop(unused[0]).path)  # it must make room anyway
             spare = self._take_spare(self._memory)
             if not self._make_room(size - file_size(spare)):
                 self.recycle(spare)
@@ -160,16 +160,16 @@ class Staging:
             file = self._take_spare(self._memory)
             fits = self._fits(size - file_size(file))
             if fits or file_size(file):
-                self._spare.append(file)  # now, so that a restore can take it before it is ready
+                self._spare_files.append(file)  # now, so that a restore can take it before it is ready
             if fits:
                 with memory_files.open_private(file) as opened:
                     mapped = memory_files.mapped(file, opened, size, ready=False)
         if mapped:
             with contextlib.suppress(OSError):
-                mapped.populate_all(size, lambda: file not in self._spare or cancelled())  # taken or dropped
+                mapped.populate_all(size, lambda: file not in self._spare_files or cancelled())  # taken or dropped
             with self._lock:
-                while self._spare and not self._fits(0):  # the room may have shrunk meanwhile
-                    memory_files.delete(self._spare.pop())
+                while self._spare_files and not self._fits(0):  # the room may have shrunk meanwhile
+                    memory_files.delete(self._spare_files.pop())
 
     # Warm files
 
@@ -179,41 +179,41 @@ class Staging:
             if not absorbed:
                 file = file.rename(file.with_name(f"{point_id}.slot"))  # name `recover` looks for
                 file.chmod(0o600)
-            before = self._warm.pop(point_id, None)
-            self._warm[point_id] = _WarmFile(file, memory_files.stamp(file), window, absorbed)
+            before = self._warm_files.pop(point_id, None)
+            self._warm_files[point_id] = _WarmFile(file, memory_files.stamp(file), window, absorbed)
             if before is not None:
                 self.recycle(before.path)
 
     def is_unabsorbed(self, point_id: str) -> bool:
-        warm = self._warm.get(point_id)
+        warm = self._warm_files.get(point_id)
         return warm is not None and not warm.is_absorbed
 
     def mark_absorbed(self, point_id: str | None = None) -> None:
         """Let a save point's warm file make room for others; without one, all whose save points the index lost."""
         with self._lock:
-            for id, warm in self._warm.items():
+            for id, warm in self._warm_files.items():
                 warm.is_absorbed |= point_id in (None, id)
 
     def find_warm(self, point_id: str) -> Path | None:
         """Return a save point's warm file, None if missing or touched by someone."""
         with self._lock:
-            warm = self._warm.get(point_id)
+            warm = self._warm_files.get(point_id)
             with contextlib.suppress(OSError):
                 if warm is not None and memory_files.stamp(warm.path) == warm.stamp:
-                    self._warm.move_to_end(point_id)
+                    self._warm_files.move_to_end(point_id)
                     return warm.path
             return None
 
     def has_warm(self, point_id: str, *, on_disk: bool = False) -> bool:
         """True if a save point has a warm file, unchecked; `on_disk`: only if it is on disk."""
-        warm = self._warm.get(point_id)
+        warm = self._warm_files.get(point_id)
         return warm is not None and not (on_disk and warm.path.parent != self._folder)
 
     def link_warm(self, point_id: str, window: int, target: Path) -> bool:
         """Link the warm file to `target`; False if there is none with the row needed for `window`."""
         with self._lock:
             path = self.find_warm(point_id)
-            if path is None or self._warm[point_id].window != window:
+            if path is None or self._warm_files[point_id].window != window:
                 return False
             self.link(path, target)
             return True
@@ -245,10 +245,10 @@ class Staging:
     def recycle(self, file: Path) -> None:
         """Reuse or delete a file from `allocate` or returned by an engine, unless still needed."""
         with self._lock:
-            if file in self._linked.values() or any(warm.path == file for warm in self._warm.values()):
+            if file in self._linked.values() or any(warm.path == file for warm in self._warm_files.values()):
                 return
             if self.is_in_memory(file) and file.exists() and file not in self._still_read:
-                self._spare.append(file)
+                self._spare_files.append(file)
             elif self.is_in_memory(file) or file.parent == self._folder:
                 self._still_read.discard(file)
                 memory_files.delete(file)
@@ -256,10 +256,10 @@ class Staging:
     def drop(self, point_id: str) -> None:
         """Delete a warm file, and spare files, as they still contain old data."""
         with self._lock:
-            warm = self._warm.pop(point_id, None)
-            for file in (*self._spare, *([warm.path] if warm else ())):
+            warm = self._warm_files.pop(point_id, None)
+            for file in (*self._spare_files, *([warm.path] if warm else ())):
                 memory_files.delete(file)
-            self._spare.clear()
+            self._spare_files.clear()
 
     def trim(self, *, disk_too: bool = False, max_bytes: int | None = None) -> None:
         """Delete files until the memory limit is met, least recently used first; keep unabsorbed ones.
@@ -270,10 +270,10 @@ class Staging:
             if self._memory is not None:
                 self._max_bytes = self._max_bytes if max_bytes is None else max_bytes
                 self._make_room(0)
-            on_disk = [(id, warm) for id, warm in self._warm.items() if warm.path.parent == self._folder]
+            on_disk = [(id, warm) for id, warm in self._warm_files.items() if warm.path.parent == self._folder]
             for id, warm in on_disk if disk_too else on_disk[:-1]:
                 if warm.is_absorbed:
-                    memory_files.delete(self._warm.pop(id).path)
+                    memory_files.delete(self._warm_files.pop(id).path)
 
     # Sizes in bytes
 
@@ -305,10 +305,10 @@ class Staging:
 
     def _take_spare(self, memory: Path) -> Path:
         """Return the largest spare file, or a new path."""
-        largest = max(self._spare, key=file_size, default=None)
+        largest = max(self._spare_files, key=file_size, default=None)
         if largest is None:
             return memory / disk.temporary_name()
-        self._spare.remove(largest)
+        self._spare_files.remove(largest)
         return largest
 
     def _is_own(self, path: Path) -> bool:
@@ -317,24 +317,26 @@ class Staging:
     def _unused(self) -> list[str]:
         """Return the save points whose warm files in memory may be deleted, least recently used first."""
         linked = set(self._linked.values())
-        unused = ((id, w) for id, w in self._warm.items() if w.is_absorbed and w.path not in linked)
+        unused = ((id, w) for id, w in self._warm_files.items() if w.is_absorbed and w.path not in linked)
         return [id for id, warm in unused if self.is_in_memory(warm.path)]
 
     def _reclaimable(self, unused: list[str]) -> int:
-        return sum(map(file_size, [*self._spare, *(self._warm[point_id].path for point_id in unused)]))
+        return sum(map(file_size, [*self._spare_files, *(self._warm_files[point_id].path for point_id in unused)]))
 
     def _make_room(self, size: int) -> bool:
         """Delete files until `size` more bytes fit; delete nothing and return False if they cannot."""
         unused = self._unused()
         if size > 0 and not self._fits(size - self._reclaimable(unused)):
             return False
-        while not self._fits(size) and (self._spare or unused):
-            memory_files.delete(self._spare.pop() if self._spare else self._warm.pop(unused.pop(0)).path)
+        while not self._fits(size) and (self._spare_files or unused):
+            memory_files.delete(
+                self._spare_files.pop() if self._spare_files else self._warm_files.pop(unused.pop(0)).path
+            )
         return self._fits(size)
 
     def _renew_stamp(self, file: Path) -> None:
         """Accept the change time of a file that was linked or unlinked."""
-        for warm in self._warm.values():
+        for warm in self._warm_files.values():
             with contextlib.suppress(OSError):
                 if warm.path == file and memory_files.stamp(file)[:2] == warm.stamp[:2]:
                     warm.stamp = memory_files.stamp(file)

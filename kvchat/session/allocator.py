@@ -30,7 +30,7 @@ class Allocator:
     """Assign slots to their owners. Belongs to the event loop's thread."""
 
     def __init__(self, restore_cost: RestoreCost) -> None:
-        self.all = [Slot(0)]  # as many as the engine reports, once known
+        self.all_slots = [Slot(0)]  # as many as the engine reports, once known
         self.restore_cost = restore_cost
         self.changed = asyncio.Event()  # set, and replaced by a new one, at every change of the queues
         self._can_cut = True
@@ -50,30 +50,30 @@ class Allocator:
 
     def slot_of(self, owner: str) -> Slot | None:
         """Return the slot that holds this owner's state, if one does."""
-        return next((slot for slot in self.all if slot.holder() == owner), None)
+        return next((slot for slot in self.all_slots if slot.holder() == owner), None)
 
     def owners(self) -> list[str]:
-        slots = sorted(self.all, key=lambda slot: -slot.used_at)
+        slots = sorted(self.all_slots, key=lambda slot: -slot.used_at)
         return [owner for slot in slots if (owner := slot.holder()) is not None]
 
     def best_contents(self, owner: str, prompt: Tokens, engine: ReadyEngine) -> tuple[SlotContents | None, int]:
         """Return the contents of the slot that `acquire` would give for this prompt, and how many tokens they serve."""
-        slot = self.slot_of(owner) or self._choose(SlotRequest(owner, prompt=prompt), self.all, ())
+        slot = self.slot_of(owner) or self._choose(SlotRequest(owner, prompt=prompt), self.all_slots, ())
         contents = slot.readable_contents(engine, owner) if slot else None
         return contents, contents.reusable_tokens(prompt, engine.can_cut) if contents else 0
 
     def match_engine(self, engine: ReadyEngine, slot: Slot) -> None:
         """Match the slots to this engine, keeping `slot`. Call under `exclusive` if their number changes."""
         self._can_cut, count = engine.can_cut, len(engine.slots)
-        if len(self.all) != count or slot not in self.all:
-            others = [other for other in self.all if other is not slot] + [Slot() for _ in range(count)]
-            self.all = [slot, *others[: count - 1]]
-            for number, numbered in enumerate(self.all):
+        if len(self.all_slots) != count or slot not in self.all_slots:
+            others = [other for other in self.all_slots if other is not slot] + [Slot() for _ in range(count)]
+            self.all_slots = [slot, *others[: count - 1]]
+            for number, numbered in enumerate(self.all_slots):
                 numbered.number = number
             self.notify_change()
 
     def forget(self) -> None:
-        for slot in self.all:
+        for slot in self.all_slots:
             slot.forget()
 
     def pending_save_tokens(self, owner: str, prompt: Tokens) -> int:
@@ -96,7 +96,7 @@ class Allocator:
         """
         turn, reported = Turn(owner, model), ""
         self._turns.append(turn)
-        self._make_way(owner, waits=any(request.owner == owner for request in self._pending))
+        self._preempt(owner, waits=any(request.owner == owner for request in self._pending))
         try:
             while not self._may_begin(turn):
                 if (other := self.blocking_chat(owner)) is not None and other != reported:
@@ -129,7 +129,7 @@ class Allocator:
 
     def _is_full_for(self, turn: Turn) -> bool:
         models = [other.model for other in self._turns if other.has_begun]
-        return len(models) >= len(self.all) or any(model != turn.model for model in models)
+        return len(models) >= len(self.all_slots) or any(model != turn.model for model in models)
 
     # A slot
 
@@ -141,12 +141,12 @@ class Allocator:
         recently used. `window` requests go first; one of several slots is reserved for them, and each owner has at most
         one. A program's requests are one conversation if their prompts extend each other.
         """
-        request = SlotRequest(owner, prompt=prompt, window=window)
-        self._pending = sorted([*self._pending, request], key=lambda pending: not pending.window)
+        request = SlotRequest(owner, prompt=prompt, from_window=window)
+        self._pending = sorted([*self._pending, request], key=lambda pending: not pending.from_window)
         self._dispatch()
-        self._make_way(owner, request, waits=request in self._pending)
+        self._preempt(owner, request, waits=request in self._pending)
         try:
-            yield await request.granted
+            yield await request.slot_future
         finally:
             self._release(request)
 
@@ -165,7 +165,7 @@ class Allocator:
         now or return None. `concurrent`: it uses no engine computation, so it may run during replies in other slots.
         """
         steps = InterruptibleTask()
-        request = SlotRequest(owner, RequestState.STANDBY, priority, steps.interrupt, concurrent=concurrent)
+        request = SlotRequest(owner, RequestState.STANDBY, priority, steps.interrupt, is_concurrent=concurrent)
         active = [other for other in self._active if other.state is RequestState.BACKGROUND]
         less_urgent = [other for other in active if other.priority > priority]
         for other in less_urgent:
@@ -175,7 +175,7 @@ class Allocator:
         try:
             if not wait and not less_urgent and request.slot is None:
                 return None
-            slot = await request.granted
+            slot = await request.slot_future
             return await steps.run(work(slot, lambda: request.should_continue)) if request.should_continue else None
         finally:
             self._release(request)
@@ -185,11 +185,11 @@ class Allocator:
         """Mark the slot's holder as settling, which nobody waits for; `stop` stops it, `hurry` for another owner."""
         request = self._request_in(slot)
         reprocess_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
-        request.state, request.stop, request.hurry = RequestState.SETTLING, stop, hurry or stop
+        request.state, request.stop, request.finish_early = RequestState.SETTLING, stop, hurry or stop
         request.reprocess_s = reprocess_ms / 1000
         try:
             if self._is_crowded or self._engine_changes:
-                window_waits = self._engine_changes or self._turns or any(other.window for other in self._pending)
+                window_waits = self._engine_changes or self._turns or any(other.from_window for other in self._pending)
                 request.stop_later(window=bool(window_waits))
             self._dispatch()
             yield
@@ -275,24 +275,24 @@ class Allocator:
     def window_replies_streaming(self) -> list[bool]:
         """List, for each reply pending in the window, whether it is already streaming."""
         replies = [*self._pending, *(request for request in self._active if request.state is RequestState.ACTIVE)]
-        return [bool(request.slot and request.slot.is_streaming) for request in replies if request.window]
+        return [bool(request.slot and request.slot.is_streaming) for request in replies if request.from_window]
 
     @property
     def is_window_active(self) -> bool:
         """True if the window uses a slot or recently did."""
-        is_using = any(request.window for request in (*self._pending, *self._active))
+        is_using = any(request.from_window for request in (*self._pending, *self._active))
         return is_using or time.monotonic() - self._window_active_at < WINDOW_ACTIVE_S
 
     @property
     def is_window_blocked(self) -> bool:
         """True if the window waits for a slot that only a program can free, or to change the engine, for all slots."""
         owners = {request.owner for request in self._active}
-        wanted = sum(request.window and request.owner not in owners for request in self._pending)
+        wanted = sum(request.from_window and request.owner not in owners for request in self._pending)
         releasing = sum(
             request.state is not RequestState.ACTIVE or (request.slot is not None and request.slot.is_leaving)
             for request in self._active
         )
-        return wanted > releasing or any(own is not None and own.window for own, _ in self._engine_changes)
+        return wanted > releasing or any(own is not None and own.from_window for own, _ in self._engine_changes)
 
     # Scheduling
 
@@ -305,7 +305,7 @@ class Allocator:
     def _is_crowded(self) -> bool:
         requests = [*self._pending, *(other for other in self._active if other.state is not RequestState.BACKGROUND)]
         coming = {turn.owner for turn in self._turns} - {request.owner for request in requests}
-        return len(requests) + len(coming) > len(self.all)
+        return len(requests) + len(coming) > len(self.all_slots)
 
     def _make_way(self, owner: str, request: SlotRequest | None = None, *, waits: bool) -> None:
         """End work that blocks a turn or its `request`; `waits`: it has no slot yet."""
@@ -320,14 +320,14 @@ class Allocator:
             elif other.state is RequestState.BACKGROUND:
                 if other.owner == owner and other.priority is Priority.PREPARE:
                     other.should_continue = False
-                elif crowded or not other.concurrent:
+                elif crowded or not other.is_concurrent:
                     other.stop_now()
 
     def _release(self, request: SlotRequest) -> None:
         for queue in (self._pending, self._standby, self._active):
             if request in queue:
                 queue.remove(request)
-        request.granted.cancel()
+        request.slot_future.cancel()
         if request.slot is not None:
             request.slot.mark_released()
         self._dispatch(standby=False)
@@ -346,22 +346,22 @@ class Allocator:
             if standby and not self._pending and not has_background:
                 busy = bool(self._active or self._turns)
                 for request in sorted(self._standby, key=lambda request: request.priority):
-                    if (request.concurrent or not busy) and self._grant(request):
+                    if (request.is_concurrent or not busy) and self._grant(request):
                         self._standby.remove(request)
                         break
         self.notify_change()
 
     def _grant(self, request: SlotRequest) -> bool:
-        if request.granted.done():
+        if request.slot_future.done():
             return False
         taken = {other.slot: other.state for other in self._active}
-        free = [slot for slot in self.all if slot not in taken]
+        free = [slot for slot in self.all_slots if slot not in taken]
         releasing = [slot for slot, state in taken.items() if slot is not None and state is RequestState.BACKGROUND]
-        programs = sum(not other.window and other.state is RequestState.ACTIVE for other in self._active)
-        if not request.window and programs and programs >= len(self.all) - self.is_window_active:
+        programs = sum(not other.from_window and other.state is RequestState.ACTIVE for other in self._active)
+        if not request.from_window and programs and programs >= len(self.all_slots) - self.is_window_active:
             return False  # leave a slot for the window if there are several and it is used
         continued = [other for other in self._active if request.continues(other)]
-        if any(request.window or other.state is RequestState.SETTLING for other in continued):
+        if any(request.from_window or other.state is RequestState.SETTLING for other in continued):
             return False  # wait for the slot that holds its state
         slot = self._choose(request, free, releasing)
         if slot is None or slot not in free:
@@ -369,14 +369,14 @@ class Allocator:
         is_background = request.state is RequestState.STANDBY
         request.state = RequestState.BACKGROUND if is_background else RequestState.ACTIVE
         self._active.append(request)
-        slot.mark_taken(window=request.window)
-        self._window_active_at = time.monotonic() if request.window else self._window_active_at
-        request.granted.set_result(slot)
+        slot.mark_acquired(window=request.from_window)
+        self._window_active_at = time.monotonic() if request.from_window else self._window_active_at
+        request.slot_future.set_result(slot)
         return True
 
     def _choose(self, request: SlotRequest, free: Sequence[Slot], releasing: Sequence[Slot]) -> Slot | None:
         prompt = request.prompt
-        if request.window and not prompt and (own := self.slot_of(request.owner)) in (*free, *releasing):
+        if request.from_window and not prompt and (own := self.slot_of(request.owner)) in (*free, *releasing):
             return own
         served: dict[Slot, int] = {}
         for slot in (*free, *releasing) if prompt else ():

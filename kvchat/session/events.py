@@ -26,7 +26,7 @@ class MakingRoom(BaseSessionEvent):
     """The engine restarts with a larger context, which the request needs."""
 
     tokens: int  # tokens needed
-    done: bool = False  # finished or failed
+    is_finished: bool = False  # finished or failed
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class Exchange:
         self.prompt = prompt
         self.loaded = await self._leased.load(prompt, max(reserve, self._reserve), skip_reason=self._skip_reason)
         if self._is_restore_cleared:
-            self._slot.suspect = None
+            self._slot.unproved_point = None
 
     async def prepare(self, request: Request) -> Lease:
         """Get an engine ready and the best state into its slot. Raises like `answer`."""
@@ -211,7 +211,7 @@ class Exchange:
             self._notify(WaitingForEngine())
         elif not tokens:
             engine = await self._host.ready(model, vision=vision)
-        if engine is not None and len(engine.slots) == len(slots.all) and slot in slots.all:
+        if engine is not None and len(engine.slots) == len(slots.all_slots) and slot in slots.all_slots:
             slots.match_engine(engine, slot)
         else:
             async with slots.exclusive(slot):  # change the engine only while its other slots are idle
@@ -227,7 +227,7 @@ class Exchange:
         try:
             return await self.ready(request, tokens)
         finally:
-            self._notify(MakingRoom(tokens, done=True))
+            self._notify(MakingRoom(tokens, is_finished=True))
 
     @property
     def has_outgrown_context(self) -> bool:

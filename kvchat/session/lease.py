@@ -98,7 +98,7 @@ class Lease:
                 return not other.claimed_tokens
             return common_prefix(other.contents.tokens, prompt) + (other.number < mine.number) >= len(prompt)
 
-        while rivals := [slot for slot in self.slots.all if is_rival(slot)]:
+        while rivals := [slot for slot in self.slots.all_slots if is_rival(slot)]:
             for other in rivals:
                 if not other.claimed_tokens:
                     await self._erase(other)
@@ -131,8 +131,8 @@ class Lease:
             else:  # a stopped or killed engine did not fail over its slot's state
                 lifetime = error.lifetime if isinstance(error, EngineGone) else None
                 is_fault = lifetime is None or not await lifetime.wait_for_end() or lifetime.crashed
-            if (suspect := self.slot.suspect) is not None and is_fault:
-                error.restore_fault, self.slot.suspect = Reason(reason), None
+            if (suspect := self.slot.unproved_point) is not None and is_fault:
+                error.restore_fault, self.slot.unproved_point = Reason(reason), None
                 await self._set_aside(suspect, error.restore_fault)
                 if isinstance(error, EngineRefused):
                     self.slot.mark_empty()
@@ -169,7 +169,9 @@ class Lease:
             return LoadedState(0, None, miss_reason=outcome.reason)
         cost.learn_restore(outcome.bytes, outcome.ms)
         tokens = outcome.save_point.tokens[: outcome.n_tokens]
-        slot.set_contents(SlotContents(self.engine.generation, self.owner, tokens, exact=True, unproved=outcome))
+        slot.set_contents(
+            SlotContents(self.engine.generation, self.owner, tokens, is_exact=True, unproved_restore=outcome)
+        )
         self._notify(Restored(outcome.bytes, outcome.n_tokens, outcome.ms))
         return LoadedState(plan.reused_tokens, outcome, miss_reason=None)
 
@@ -209,7 +211,7 @@ class Lease:
             if staged.n_tokens > slot.claimed_tokens:
                 await self.slots.reserve_room(slot, self.engine, staged.n_tokens)
             slot.forget()
-            slot.audience, slot.suspect = NO_AUDIENCE, point
+            slot.audience, slot.unproved_point = NO_AUDIENCE, point
             try:
                 async with self.guarding_restore(ReasonCode.DIED_OVER_RESTORE):
                     answer = await engine.restore_slot(staged.path.name)
@@ -258,7 +260,7 @@ class Lease:
         """
         self.slot.mark_proved()
         verdict = judge_load(loaded, cached, prompt)
-        if verdict.miss_reason == Reason(ReasonCode.NOT_REUSED) and not cached and len(self.slots.all) > 1:
+        if verdict.miss_reason == Reason(ReasonCode.NOT_REUSED) and not cached and len(self.slots.all_slots) > 1:
             verdict = replace(verdict, miss_reason=Reason(ReasonCode.PURGED))
         if verdict.hollow and loaded.restore and verdict.miss_reason:
             await self._set_aside(loaded.restore.save_point, verdict.miss_reason)
@@ -289,7 +291,7 @@ class Lease:
     ) -> Timings:
         """Make the slot hold exactly these tokens, up to a turn boundary. May be cancelled at any point."""
         held = self.slot.known_contents(self.engine)
-        if held and held.exact and held.tokens == boundary:
+        if held and held.is_exact and held.tokens == boundary:
             return Timings(cache_n=len(boundary), prompt_n=0, prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
         if held:  # if cancelled now, this much remains
             self.note_contents(boundary[: common_prefix(held.tokens, boundary)])
@@ -303,7 +305,7 @@ class Lease:
         """Have the engine process these tokens, without recording them as contents."""
         async with self.guarding_restore():
             timings = await self.engine.engine.prefill(tokens, progress)
-        self.slot.suspect = None
+        self.slot.unproved_point = None
         return timings
 
     # Saving
@@ -357,7 +359,7 @@ class Lease:
         contents = self.slot.known_contents(self.engine)
         if not contents or contents.owner != self.owner or not self.saving_enabled:
             return False
-        if not (contents.exact or self.engine.can_cut):
+        if not (contents.is_exact or self.engine.can_cut):
             return False
         missing = len(contents.tokens) - await self._saved_tokens((*contents.tokens, _NEXT_TOKEN))
         if self.slots.restore_cost.prefill_ms(missing) < LONG_PREFILL_MS:

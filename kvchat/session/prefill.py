@@ -144,13 +144,17 @@ async def prefill_and_save(
 
 async def _prefill_step(lease: Lease, tokens: Tokens, loaded: LoadedState) -> tuple[Timings, LoadedState]:
     timings = await lease.prefill(tokens)
-    unproved = loaded.restore is not None and not loaded.ahead.tokens
+    unproved = loaded.restore is not None and not loaded.prefilled_ahead.tokens
     if unproved and (await lease.prove(loaded, timings.cache_n, len(tokens))).hollow:
         loaded = replace(loaded, restore=None)
-    ahead = PrefilledAhead(loaded.ahead.tokens + timings.prompt_n, loaded.ahead.ms + timings.prompt_ms)
-    loaded = replace(loaded, expected_cached=len(tokens), ahead=ahead)
+    ahead = PrefilledAhead(
+        loaded.prefilled_ahead.tokens + timings.prompt_n, loaded.prefilled_ahead.ms + timings.prompt_ms
+    )
+    loaded = replace(loaded, expected_cached=len(tokens), prefilled_ahead=ahead)
     generation, owner = lease.engine.generation, lease.owner
-    lease.slot.set_contents(SlotContents(generation, owner, tokens, exact=True, unproved=loaded.restore, ahead=ahead))
+    lease.slot.set_contents(
+        SlotContents(generation, owner, tokens, is_exact=True, unproved_restore=loaded.restore, prefilled_ahead=ahead)
+    )
     return timings, loaded
 
 

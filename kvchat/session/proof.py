@@ -68,7 +68,7 @@ class LoadedState:
     expected_cached: int  # tokens expected from the engine's cache
     restore: RestoreRecord | None  # to be proved by the next cache_n
     miss_reason: Reason | None
-    ahead: PrefilledAhead = NOTHING_AHEAD  # of those tokens
+    prefilled_ahead: PrefilledAhead = NOTHING_AHEAD  # of those tokens
 
 
 NOTHING_LOADED = LoadedState(0, None, None)
@@ -97,7 +97,7 @@ def judge_load(loaded: LoadedState, cached: int, prompt: int) -> Verdict:
         places = {"accepted": loaded.restore.save_point.n_tokens, "reused": cached}
         return Verdict(Source.COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW, places))
     source = SOURCES[loaded.restore.tier] if loaded.restore else Source.HOT
-    if loaded.ahead.ms >= max(NOTICEABLE_MS, loaded.restore.ms if loaded.restore else 0.0):
+    if loaded.prefilled_ahead.ms >= max(NOTICEABLE_MS, loaded.restore.ms if loaded.restore else 0.0):
         source = Source.AHEAD  # it saved a noticeable wait
     if cached >= PROVED_SHARE * expected:
         few = cached < max(MIN_SHARE * prompt, min(MIN_TOKENS, PROVED_SHARE * prompt))

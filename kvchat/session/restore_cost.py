@@ -39,7 +39,7 @@ class PrefillSpeed:
 
     def __init__(self) -> None:
         self.samples: deque[PrefillSample] = deque(maxlen=_MAX_SAMPLES)  # newest last
-        self.recalled = False  # earlier runs are loaded
+        self.has_earlier_samples = False  # earlier runs are loaded
         self._steps: dict[bool, float] = {}  # ms per token of the last step; True: a whole step
 
     def learn(self, tokens: int, ms: float, after: int) -> None:
@@ -53,10 +53,10 @@ class PrefillSpeed:
             before = self.samples.pop()
         self.samples.append(PrefillSample(before.tokens + tokens, before.ms + ms, after + tokens))
 
-    def recall(self, samples: Iterable[PrefillSample]) -> None:
+    def add_earlier_samples(self, samples: Iterable[PrefillSample]) -> None:
         """Add the samples of earlier runs, oldest first; once."""
-        if not self.recalled:
-            self.recalled = True
+        if not self.has_earlier_samples:
+            self.has_earlier_samples = True
             self.samples = deque((*samples, *self.samples), maxlen=_MAX_SAMPLES)
 
     def step_rates(self) -> dict[bool, float]:

@@ -114,7 +114,7 @@ class _Trial:
 
     async def _find_fault(self, strategy: Strategy, text: Tokens, length: int) -> Reason | None:
         host = replace(self._host, finding=Finding(strategy, proved=False))
-        lease = Lease(self._slots, self._slots.all[0], host, _NAME, self._on_event)
+        lease = Lease(self._slots, self._slots.all_slots[0], host, _NAME, self._on_event)
         end = length + FOLLOWING_TOKENS
         saved, following, other = text[:length], text[length:end], text[end:]
         await self._save(lease, saved)

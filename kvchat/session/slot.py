@@ -21,19 +21,19 @@ _USES = itertools.count(1)
 
 @dataclass(frozen=True)
 class SlotContents:
-    """Known contents of a slot: at least `tokens`; exactly those if `exact`."""
+    """Known contents of a slot: at least `tokens`; exactly those if `is_exact`."""
 
     generation: int
     owner: str
     tokens: Tokens
-    exact: bool
-    unproved: RestoreRecord | None = None
-    ahead: PrefilledAhead = NOTHING_AHEAD  # of those tokens
+    is_exact: bool
+    unproved_restore: RestoreRecord | None = None
+    prefilled_ahead: PrefilledAhead = NOTHING_AHEAD  # of those tokens
 
     def reusable_tokens(self, prompt: Tokens, can_cut: bool) -> int:
         """Count the prompt's tokens it can serve: the shared prefix or, if it cannot be cut, all or nothing.
 
-        If the tail is unknown (`exact` false), only the engine can tell; assume the prompt extends it.
+        If the tail is unknown (`is_exact` false), only the engine can tell; assume the prompt extends it.
         """
         shared = common_prefix(self.tokens, prompt)
         return shared if can_cut or shared == len(self.tokens) else 0
@@ -45,7 +45,7 @@ class Slot:
     def __init__(self, number: int = 0) -> None:
         self.number = number  # index among kvchat's slots, from 0
         self.used_at = 0  # goes up at every slot use
-        self.window = True  # the current or last owner is the window
+        self.is_window_owned = True  # the current or last owner is the window
         self.is_streaming = False  # a reply is streaming
         self.is_leaving = False  # its program is about to release it
         self.claimed_tokens = 0  # tokens its current owner may need; 0: no request in progress
@@ -54,14 +54,14 @@ class Slot:
         self.contents: SlotContents | None = None  # None: unknown
         self.audience: str | None = None  # of rows the engine may hold in it; None: it has none
         self.save_point = ""  # last save point saved from it or restored into it
-        self.suspect: SavePoint | None = None  # restored into it; no request has finished since
+        self.unproved_point: SavePoint | None = None  # restored into it; no request has finished since
 
-    def mark_taken(self, *, window: bool) -> None:
-        self.used_at, self.window, self.is_streaming = next(_USES), window, False
+    def mark_acquired(self, *, window: bool) -> None:
+        self.used_at, self.is_window_owned, self.is_streaming = next(_USES), window, False
 
     def mark_released(self) -> None:
         if self.claimed_tokens:
-            is_exact = self.contents is not None and self.contents.exact
+            is_exact = self.contents is not None and self.contents.is_exact
             self.max_tokens = 0 if is_exact else max(self.max_tokens, self.claimed_tokens)
         self.claimed_tokens, self.is_streaming, self.is_leaving = 0, False, False
 
@@ -69,7 +69,7 @@ class Slot:
         """Note which engine process the slot belongs to; a new one starts empty."""
         if generation != self.generation:
             self.generation, self.max_tokens, self.contents = generation, 0, None
-            self.audience = self.suspect = None
+            self.audience = self.unproved_point = None
 
     def max_tokens_held(self, generation: int) -> int:
         """Return the maximum number of tokens that this engine process may hold in the slot."""
@@ -98,17 +98,17 @@ class Slot:
         return self.audience is None or self.audience in readable_audiences(owner)
 
     def mark_proved(self) -> None:
-        self.suspect = None
+        self.unproved_point = None
         if self.contents:
-            self.contents = replace(self.contents, unproved=None)
+            self.contents = replace(self.contents, unproved_restore=None)
 
     def set_contents(self, contents: SlotContents) -> None:
         self.contents = contents
-        if contents.exact:
+        if contents.is_exact:
             self.max_tokens = 0
 
     def mark_empty(self) -> None:
-        self.contents, self.max_tokens, self.suspect = None, 0, None
+        self.contents, self.max_tokens, self.unproved_point = None, 0, None
 
     def forget(self) -> None:
         if self.contents:
@@ -137,7 +137,7 @@ async def plan_load(
     """Plan how to leave the least of the prompt to process; `is_worth`: see RestoreCost."""
     without_restore = load_unchanged(engine, contents, prompt)
     held = without_restore.expected_cached
-    if contents and contents.exact and contents.owner == owner and held == len(contents.tokens):
+    if contents and contents.is_exact and contents.owner == owner and held == len(contents.tokens):
         return LoadPlan(without_restore)  # at or past its own turn boundary: nothing leaves less
     if held and held > len(prompt) - MIN_GAIN:  # no restore can pay off: skip the search
         return LoadPlan(without_restore)
@@ -163,7 +163,9 @@ def load_unchanged(engine: ReadyEngine, contents: SlotContents | None, prompt: T
     held = contents.reusable_tokens(prompt, engine.can_cut) if contents else 0
     if not contents or not held:
         return NOTHING_LOADED
-    return LoadedState(held, contents.unproved, None, contents.ahead.within(len(contents.tokens), held))
+    return LoadedState(
+        held, contents.unproved_restore, None, contents.prefilled_ahead.within(len(contents.tokens), held)
+    )
 
 
 async def find_save_point(store: BlockStore, engine: ReadyEngine, owner: str, prompt: Tokens) -> RestorePlan | Miss:

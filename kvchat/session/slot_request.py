@@ -50,23 +50,23 @@ class SlotRequest:
     state: RequestState = RequestState.PENDING
     priority: Priority = Priority.ENLARGE_CONTEXT  # of background work
     stop: StopCallback = lambda: None  # ends unawaited work early
-    hurry: StopCallback = lambda: None  # like `stop`, for settling that another owner awaits
+    finish_early: StopCallback = lambda: None  # like `stop`, for settling that another owner awaits
     reprocess_s: float = 0.0  # time to reprocess what it settles; other programs wait for up to a tenth of it
     prompt: Tokens = ()
-    window: bool = True  # requested by the window
-    concurrent: bool = False  # computes nothing, so it may run beside other requests
+    from_window: bool = True  # requested by the window
+    is_concurrent: bool = False  # computes nothing, so it may run beside other requests
     should_continue: bool = True  # False: end at the next good point
     is_idle: bool = False  # waits for all others and leaves its own slot idle
-    granted: asyncio.Future[Slot] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    slot_future: asyncio.Future[Slot] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
     def slot(self) -> Slot | None:
-        granted = self.granted
+        granted = self.slot_future
         return granted.result() if granted.done() and not granted.cancelled() else None
 
     def continues(self, other: SlotRequest) -> bool:
         """True if it is the same conversation's next request: settling and saving `other` is then useless."""
-        if self.owner != other.owner or self.window or self is other:
+        if self.owner != other.owner or self.from_window or self is other:
             return self.owner == other.owner
         cut = max(len(other.prompt) - TAIL_TOKENS, 1)  # its last tokens begin a reply
         return bool(other.prompt) and self.prompt[:cut] == other.prompt[:cut]
@@ -78,7 +78,7 @@ class SlotRequest:
     def stop_later(self, *, window: bool) -> None:
         """End settling after a delay; usually it ends by itself first. `window`: the window waits for it."""
         self.should_continue, wait_s = False, 0.0 if window else min(self.reprocess_s / 10, MAX_SETTLE_WAIT_S)
-        asyncio.get_running_loop().call_later(max(wait_s, SETTLE_WAIT_S), self.hurry)
+        asyncio.get_running_loop().call_later(max(wait_s, SETTLE_WAIT_S), self.finish_early)
 
     def release_soon(self) -> None:
         """End background work now, settling after a moment."""

@@ -194,14 +194,14 @@ class Slots(Allocator):
 
     def _must_leave(self, slot: Slot) -> bool:
         """True if a program must leave this slot: the window waits for a slot, or for the room it takes."""
-        window_waits = self.is_window_blocked or any(other.window for other in self._waiting_for_room)
-        return not slot.window and (slot.is_leaving or window_waits)
+        window_waits = self.is_window_blocked or any(other.is_window_owned for other in self._waiting_for_room)
+        return not slot.is_window_owned and (slot.is_leaving or window_waits)
 
     async def reserve_room(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
         """Wait until the slot has room for `tokens`. Raises EngineGone and EngineRefused."""
         slot.claimed_tokens, waiting = 0, self._waiting_for_room
         waiting.append(slot)
-        waiting.sort(key=lambda other: not other.window)
+        waiting.sort(key=lambda other: not other.is_window_owned)
         self.notify_change()
         try:
             while waiting[0] is not slot or not self._fits(slot, engine, tokens):
@@ -222,7 +222,7 @@ class Slots(Allocator):
 
     def _fits(self, slot: Slot, engine: ReadyEngine, tokens: int) -> bool:
         """True if `tokens` fit beside running replies. Alone they do: the engine rejects what is too long."""
-        claimed = sum(other.claimed_tokens for other in self.all if other is not slot)
+        claimed = sum(other.claimed_tokens for other in self.all_slots if other is not slot)
         return not claimed or claimed + tokens + ROOM_MARGIN <= engine.context_size
 
     def _make_room(self, slot: Slot, engine: ReadyEngine) -> None:
@@ -232,8 +232,8 @@ class Slots(Allocator):
             with contextlib.suppress(EngineError):  # the next request reports it
                 await engine.on_slot(idle.number).engine.erase_slot()
 
-        room = engine.context_size - ROOM_MARGIN - sum(other.claimed_tokens for other in {*self.all, slot})
-        idle = [other for other in self.all if other is not slot and not other.claimed_tokens]
+        room = engine.context_size - ROOM_MARGIN - sum(other.claimed_tokens for other in {*self.all_slots, slot})
+        idle = [other for other in self.all_slots if other is not slot and not other.claimed_tokens]
         for other in sorted(idle, key=lambda other: -other.used_at):
             held = other.max_tokens_held(engine.generation)
             room -= held

@@ -94,8 +94,8 @@ def format_rough_duration(seconds: float) -> str:
 class TimeRange(NamedTuple):
     """Estimated time range in seconds; both ends are equal if the estimate is precise."""
 
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
 
 def sum_times(times: Iterable[TimeRange | None]) -> TimeRange | None:

@@ -55,13 +55,13 @@ class SafeRenderer(RendererHTML):
     def link_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
         """Open a link; one that is not a web link becomes plain text."""
         url = str(tokens[i].attrGet("href") or "")
-        return f'<a href="{html.escape(url)}">' if self.leads(url) else "<span>"
+        return f'<a href="{html.escape(url)}">' if self.allows_link(url) else "<span>"
 
     def link_close(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
         opened = next(t for t in reversed(tokens[:i]) if t.type == "link_open" and t.level == tokens[i].level)
-        return "</a>" if self.leads(str(opened.attrGet("href") or "")) else "</span>"
+        return "</a>" if self.allows_link(str(opened.attrGet("href") or "")) else "</span>"
 
-    def leads(self, url: str) -> bool:
+    def allows_link(self, url: str) -> bool:
         return is_web_link(url)
 
     def html_inline(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:

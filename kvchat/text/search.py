@@ -56,16 +56,16 @@ class Term:
     """Consecutive words; if `begins`, the last may be the prefix of a longer word."""
 
     words: tuple[str, ...]
-    begins: bool
+    is_prefix: bool
 
     @property
     def expression(self) -> str:
-        return f'"{" ".join(self.words)}"' + (" *" if self.begins else "")
+        return f'"{" ".join(self.words)}"' + (" *" if self.is_prefix else "")
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
         before = "" if _is_word(self.words[0][0]) else r"(?<![^\W_])"
-        after = "" if self.begins or _is_word(self.words[-1][-1]) else r"(?![^\W_])"
+        after = "" if self.is_prefix or _is_word(self.words[-1][-1]) else r"(?![^\W_])"
         return re.compile(before + r"[\W_]*".join(map(re.escape, self.words)) + after)
 
 

@@ -279,7 +279,7 @@ _MAX_NAMED = 8  # damaged chats
 @dataclass(frozen=True)
 class RepairReport:
     salvaged: SalvageReport
-    aside: Path  # folder with the previous data
+    previous_data: Path  # folder with the previous data
 
     @property
     def title(self) -> str:
@@ -299,16 +299,17 @@ class RepairReport:
                     "{count} messages were recovered from the automatic backup.",
                 )
             )
-        if salvaged.lost:
+        if salvaged.lost_messages:
             named = [
-                _("“{name}”", name=title) + f" ({format_number(count)})" for title, count in salvaged.lost[:_MAX_NAMED]
+                _("“{name}”", name=title) + f" ({format_number(count)})"
+                for title, count in salvaged.lost_messages[:_MAX_NAMED]
             ]
-            if (more := len(salvaged.lost) - len(named)) > 0:
+            if (more := len(salvaged.lost_messages) - len(named)) > 0:
                 named.append(plural(more, "{count} more chat", "{count} more chats"))
             lines.append(_("Some messages could not be recovered in {named}.", named=join_list(named)))
         elif salvaged.unreadable:
             lines.append(_("Nothing could be recovered from the damaged file."))
-        return join_sentences(*lines, _("The damaged file is now in {aside}.", aside=self.aside))
+        return join_sentences(*lines, _("The damaged file is now in {aside}.", aside=self.previous_data))
 
 
 def repair(paths: Paths) -> RepairReport | None:

@@ -70,7 +70,7 @@ def import_paths(
             progress(done, 0)
             if done == MAX_CHATS:
                 too_many = N_("{where}: kvchat imported only {most_chats} chats, the maximum for one import")
-                problems.append(_(too_many, where=entry.where, most_chats=format_number(MAX_CHATS)))
+                problems.append(_(too_many, where=entry.location, most_chats=format_number(MAX_CHATS)))
                 break
             try:
                 row = entry.row()
@@ -78,14 +78,14 @@ def import_paths(
                 (imported if is_new else existing).append(row["id"])
                 if entry.memory and row["id"] in existing:
                     skipped = N_("The chat memory in {file} was not imported because the chat already exists.")
-                    notes.append(_(skipped, file=entry.where))
+                    notes.append(_(skipped, file=entry.location))
                 elif entry.memory and store is not None:
                     memories.append(entry.memory.import_into(store, row["id"], progress))
             except (BadConversation, RecursionError) as problem:
-                problems.append(f"{entry.where}: {_reason(problem)}")
+                problems.append(f"{entry.location}: {_reason(problem)}")
             except (BadMemory, StoreRefused) as problem:
                 left_out = N_("{where}: the chat was imported without its memory: {problem}")
-                problems.append(_(left_out, where=entry.where, problem=problem))
+                problems.append(_(left_out, where=entry.location, problem=problem))
             progress(done + 1, 0)
     except BaseException:
         with suppress(StorageFailed, StoreRefused):
@@ -100,7 +100,7 @@ def import_paths(
 
 @dataclass(frozen=True)
 class _Entry:
-    where: str
+    location: str
     value: Any = None
     is_own: bool = False  # in kvchat's format
     name: str = ""  # replaces a missing id

@@ -109,17 +109,17 @@ class _PieceReader:
     """A readable file for pyrage, made of pieces."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._pieces, self._rest = iter(pieces), memoryview(b"")
+        self._pieces, self._remainder = iter(pieces), memoryview(b"")
         self.error: Exception | None = None  # from the source
 
     def read(self, size: int = CHUNK) -> bytes:
         try:
-            while not self._rest and (piece := next(self._pieces, None)) is not None:
-                self._rest = memoryview(piece)
+            while not self._remainder and (piece := next(self._pieces, None)) is not None:
+                self._remainder = memoryview(piece)
         except Exception as error:
             self.error = error
             raise
-        taken, self._rest = self._rest[:size], self._rest[size:]
+        taken, self._remainder = self._remainder[:size], self._remainder[size:]
         return bytes(taken)
 
 

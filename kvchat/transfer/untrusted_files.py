@@ -83,7 +83,7 @@ def read_conversations(file: IO[bytes]) -> Iterator[ParsedConversation]:
     if is_own := text.skip(_OWN):
         yield from _read_list(text, is_own=is_own)
     elif text.next() == "[":
-        text.at += 1
+        text.position += 1
         yield from _read_list(text, is_own=False)
     else:
         value = text.value()
@@ -94,7 +94,7 @@ def read_conversations(file: IO[bytes]) -> Iterator[ParsedConversation]:
         for entry in entries if isinstance(entries, list) else ():
             yield ParsedConversation(entry, is_export, is_only=len(entries) == 1)
     if not is_own and text.next():
-        raise text.fault("Extra data", text.at)
+        raise text.fault("Extra data", text.position)
 
 
 def _read_list(text: _JsonText, *, is_own: bool) -> Iterator[ParsedConversation]:
@@ -107,9 +107,9 @@ def _read_list(text: _JsonText, *, is_own: bool) -> Iterator[ParsedConversation]
         if after == "]":
             break
         if after != ",":
-            raise text.fault("Expecting ',' delimiter", text.at)
-        text.at += 1
-    text.at += 1
+            raise text.fault("Expecting ',' delimiter", text.position)
+        text.position += 1
+    text.position += 1
 
 
 class _JsonText:
@@ -118,7 +118,7 @@ class _JsonText:
     def __init__(self, file: io.TextIOWrapper) -> None:
         self._file = file
         self._buffer = ""
-        self.at = 0
+        self.position = 0
         self._ended = False
         self._read = self._line = self._column = 0  # characters read; buffer start position
         self._numbers = 0
@@ -129,16 +129,16 @@ class _JsonText:
 
     def next(self) -> str:
         while True:
-            space = _SPACE.match(self._buffer, self.at)
+            space = _SPACE.match(self._buffer, self.position)
             assert space is not None
-            self.at = space.end()
-            if self.at < len(self._buffer) or self._ended:
-                return self._buffer[self.at : self.at + 1]
+            self.position = space.end()
+            if self.position < len(self._buffer) or self._ended:
+                return self._buffer[self.position : self.position + 1]
             self._fill(_STEP)
 
     def skip(self, pattern: re.Pattern[str]) -> bool:
-        match = pattern.match(self._buffer, self.at)
-        self.at = match.end() if match else self.at
+        match = pattern.match(self._buffer, self.position)
+        self.position = match.end() if match else self.position
         return match is not None
 
     def value(self) -> Any:
@@ -147,23 +147,23 @@ class _JsonText:
         self._numbers = 0
         while True:
             try:
-                value, end = self._decode(self._buffer, self.at)
+                value, end = self._decode(self._buffer, self.position)
                 if end < len(self._buffer) or self._ended:
-                    self.at = end
+                    self.position = end
                     return value
             except json.JSONDecodeError as error:
                 whole = error.pos < len(self._buffer) - _NEAR_THE_END and not error.msg.startswith("Unterminated")
                 if whole or self._ended:
                     raise self.fault(error.msg, error.pos) from None
-            if len(self._buffer) - self.at > MAX_PIECE:
+            if len(self._buffer) - self.position > MAX_PIECE:
                 raise ValueError(
                     _("one chat in it is larger than {largest_piece}", largest_piece=format_size(MAX_PIECE))
                 )
-            if sum(self._buffer.count(sign, self.at) for sign in '{["') > MAX_PARTS:
+            if sum(self._buffer.count(sign, self.position) for sign in '{["') > MAX_PARTS:
                 raise ValueError(
                     _("one chat in it has more than {most_parts} parts", most_parts=format_number(MAX_PARTS))
                 )
-            self._fill(max(_STEP, len(self._buffer) - self.at))
+            self._fill(max(_STEP, len(self._buffer) - self.position))
 
     def fault(self, message: str, at: int) -> json.JSONDecodeError:
         before = self._buffer[:at]
@@ -174,14 +174,14 @@ class _JsonText:
         return error
 
     def _fill(self, count: int) -> None:
-        passed = self._buffer[: self.at]
+        passed = self._buffer[: self.position]
         self._line += passed.count("\n")
-        self._column = self.at - passed.rfind("\n") - 1 if "\n" in passed else self._column + self.at
+        self._column = self.position - passed.rfind("\n") - 1 if "\n" in passed else self._column + self.position
         more = self._file.read(count)
         self._read += len(more)
         if self._read > MAX_FILE:
             raise ValueError(_("it is larger than {largest_file}", largest_file=format_size(MAX_FILE)))
-        self._buffer, self.at, self._ended = self._buffer[self.at :] + more, 0, not more
+        self._buffer, self.position, self._ended = self._buffer[self.position :] + more, 0, not more
 
     def _counted(self, parse: type[int] | type[float], digits: str) -> float:
         self._numbers += 1

@@ -38,8 +38,8 @@ class Shortcut:
     title: str
     keys: tuple[str, ...] = ()  # portable QKeySequence text; the first is shown
     in_palette: bool = True
-    also: str = ""  # extra search terms
-    own: bool = True  # False: a field or a list handles these keys; the sheet only lists them
+    search_terms: str = ""  # extra search terms
+    is_installed: bool = True  # False: a field or a list handles these keys; the sheet only lists them
 
     @property
     def key_text(self) -> str:
@@ -52,57 +52,71 @@ _window, _transfer = partial(Shortcut, N_("Windows")), partial(Shortcut, N_("Imp
 
 SHORTCUTS = (
     _chat("palette", N_("Go to a chat or run a command"), ("Ctrl+K",), in_palette=False),
-    _chat("new", N_("New chat"), ("Ctrl+N",), also=N_("begin start conversation")),
+    _chat("new", N_("New chat"), ("Ctrl+N",), search_terms=N_("begin start conversation")),
     _chat("previous", N_("Previous chat"), ("Ctrl+Up", "Ctrl+PgUp")),
     _chat("next", N_("Next chat"), ("Ctrl+Down", "Ctrl+PgDown")),
     _chat("list", N_("Go to the chat list"), ("Ctrl+1",)),
-    _chat("search", N_("Search in all chats"), ("Ctrl+Shift+F",), also=N_("find")),
-    _chat("find", N_("Find in this chat"), ("Ctrl+F",), also=N_("search")),
+    _chat("search", N_("Search in all chats"), ("Ctrl+Shift+F",), search_terms=N_("find")),
+    _chat("find", N_("Find in this chat"), ("Ctrl+F",), search_terms=N_("search")),
     _chat("find-next", N_("Next match"), ("F3",), in_palette=False),
     _chat("find-previous", N_("Previous match"), ("Shift+F3",), in_palette=False),
-    _chat("chat-settings", N_("Chat settings…"), also=N_("system prompt temperature sampling preset thinking")),
-    _chat("rename", N_("Rename this chat"), ("F2",), also=N_("title name")),
-    _chat("name", N_("Generate a title for this chat"), also=N_("title rename")),
-    _chat("delete", N_("Delete this chat"), also=N_("remove trash")),
-    _chat("undo", N_("Undo deletion"), ("Ctrl+Z",), also=N_("restore undelete")),
-    _chat("deleted", N_("Recently deleted…"), also=N_("trash bin restore recover undo")),
+    _chat("chat-settings", N_("Chat settings…"), search_terms=N_("system prompt temperature sampling preset thinking")),
+    _chat("rename", N_("Rename this chat"), ("F2",), search_terms=N_("title name")),
+    _chat("name", N_("Generate a title for this chat"), search_terms=N_("title rename")),
+    _chat("delete", N_("Delete this chat"), search_terms=N_("remove trash")),
+    _chat("undo", N_("Undo deletion"), ("Ctrl+Z",), search_terms=N_("restore undelete")),
+    _chat("deleted", N_("Recently deleted…"), search_terms=N_("trash bin restore recover undo")),
     _message("compose", N_("Write a message"), ("Ctrl+L",)),
-    _message("send", N_("Send"), ("Enter",), in_palette=False, own=False),
-    _message("line", N_("New line"), ("Shift+Enter",), in_palette=False, own=False),
-    _message("stop", N_("Stop the reply"), ("Esc",), also=N_("cancel end")),
-    _message("regenerate", N_("Regenerate reply"), ("Ctrl+R",), also=N_("regenerate retry again")),
-    _message("edit", N_("Edit my last message"), ("Ctrl+E",), also=N_("change correct")),
-    _message("edit-up", N_("Edit my last message (in an empty field)"), ("Up",), in_palette=False, own=False),
-    _message("attach", N_("Attach files…"), ("Ctrl+O",), also=N_("upload picture image pdf document add open")),
-    _message("screenshot", N_("Attach a screenshot"), ("Ctrl+Shift+S",), also=N_("capture screen region picture")),
-    _view("larger", N_("Larger text"), ("Ctrl++", "Ctrl+="), also=N_("font size zoom in bigger")),
-    _view("smaller", N_("Smaller text"), ("Ctrl+-",), also=N_("font size zoom out")),
-    _view("normal", N_("Normal text size"), ("Ctrl+0",), also=N_("font zoom reset")),
-    _view("dark", N_("Dark theme"), also=N_("colours colors appearance night mode")),
-    _view("light", N_("Light theme"), also=N_("colours colors appearance day mode bright")),
-    _view("like-system", N_("System theme"), also=N_("colours colors appearance dark light")),
-    _view("sidebar", N_("Show or hide the sidebar"), ("Ctrl+B",), also=N_("panel chats list")),
-    _view("full-screen", N_("Full screen"), ("F11",), also=N_("fullscreen maximise maximize")),
-    _view("numbers", N_("Show or hide speed and token counts"), also=N_("figures statistics receipt time")),
-    _window("settings", N_("Settings…"), ("Ctrl+,",), also=N_("preferences options configure theme font language")),
-    _window("models", N_("Models…"), ("Ctrl+M",), also=N_("download gguf hugging face switch change llm")),
-    _window("library", N_("Library…"), also=N_("documents folder repository files prepare knowledge read begin")),
-    _window("programs", N_("Connected apps…"), also=N_("gateway server api agents editors requests openai anthropic")),
-    _window("engine", N_("Engine…"), ("Ctrl+Shift+E",), also=N_("server llama memory speed gpu")),
-    _window("log", N_("Engine log…"), also=N_("output errors messages debug diagnostics")),
-    _window("restart-engine", N_("Restart engine"), also=N_("start stop server llama reload")),
-    _window("disk", N_("Storage…"), ("Ctrl+D",), also=N_("disk usage space cache memory of chats delete shrink")),
-    _window("saved", N_("Time saved…"), also=N_("statistics plots seconds hot warm disk cold")),
-    _window("manual", N_("Manual"), ("F1",), also=N_("help how privacy folders troubleshooting errors")),
-    _window("shortcuts", N_("Keyboard shortcuts"), ("Ctrl+/",), also=N_("keys help hotkeys")),
-    _window("quit", N_("Quit"), ("Ctrl+Q",), also=N_("exit close leave")),
-    _transfer("export", N_("Export this chat…"), also=N_("save share download markdown html json")),
-    _transfer("export-memory", N_("Export with memory…"), also=N_("save share move computer passphrase encrypt")),
-    _transfer("export-all", N_("Export all chats…"), also=N_("save share download")),
-    _transfer("import", N_("Import chats…"), also=N_("load open chatgpt claude")),
-    _transfer("import-folder", N_("Import a folder of chats…"), also=N_("load open")),
-    _transfer("back-up", N_("Back up…"), also=N_("backup copy save")),
-    _transfer("restore", N_("Restore from a backup…"), also=N_("recover load")),
+    _message("send", N_("Send"), ("Enter",), in_palette=False, is_installed=False),
+    _message("line", N_("New line"), ("Shift+Enter",), in_palette=False, is_installed=False),
+    _message("stop", N_("Stop the reply"), ("Esc",), search_terms=N_("cancel end")),
+    _message("regenerate", N_("Regenerate reply"), ("Ctrl+R",), search_terms=N_("regenerate retry again")),
+    _message("edit", N_("Edit my last message"), ("Ctrl+E",), search_terms=N_("change correct")),
+    _message("edit-up", N_("Edit my last message (in an empty field)"), ("Up",), in_palette=False, is_installed=False),
+    _message("attach", N_("Attach files…"), ("Ctrl+O",), search_terms=N_("upload picture image pdf document add open")),
+    _message(
+        "screenshot", N_("Attach a screenshot"), ("Ctrl+Shift+S",), search_terms=N_("capture screen region picture")
+    ),
+    _view("larger", N_("Larger text"), ("Ctrl++", "Ctrl+="), search_terms=N_("font size zoom in bigger")),
+    _view("smaller", N_("Smaller text"), ("Ctrl+-",), search_terms=N_("font size zoom out")),
+    _view("normal", N_("Normal text size"), ("Ctrl+0",), search_terms=N_("font zoom reset")),
+    _view("dark", N_("Dark theme"), search_terms=N_("colours colors appearance night mode")),
+    _view("light", N_("Light theme"), search_terms=N_("colours colors appearance day mode bright")),
+    _view("like-system", N_("System theme"), search_terms=N_("colours colors appearance dark light")),
+    _view("sidebar", N_("Show or hide the sidebar"), ("Ctrl+B",), search_terms=N_("panel chats list")),
+    _view("full-screen", N_("Full screen"), ("F11",), search_terms=N_("fullscreen maximise maximize")),
+    _view("numbers", N_("Show or hide speed and token counts"), search_terms=N_("figures statistics receipt time")),
+    _window(
+        "settings", N_("Settings…"), ("Ctrl+,",), search_terms=N_("preferences options configure theme font language")
+    ),
+    _window("models", N_("Models…"), ("Ctrl+M",), search_terms=N_("download gguf hugging face switch change llm")),
+    _window(
+        "library", N_("Library…"), search_terms=N_("documents folder repository files prepare knowledge read begin")
+    ),
+    _window(
+        "programs",
+        N_("Connected apps…"),
+        search_terms=N_("gateway server api agents editors requests openai anthropic"),
+    ),
+    _window("engine", N_("Engine…"), ("Ctrl+Shift+E",), search_terms=N_("server llama memory speed gpu")),
+    _window("log", N_("Engine log…"), search_terms=N_("output errors messages debug diagnostics")),
+    _window("restart-engine", N_("Restart engine"), search_terms=N_("start stop server llama reload")),
+    _window(
+        "disk", N_("Storage…"), ("Ctrl+D",), search_terms=N_("disk usage space cache memory of chats delete shrink")
+    ),
+    _window("saved", N_("Time saved…"), search_terms=N_("statistics plots seconds hot warm disk cold")),
+    _window("manual", N_("Manual"), ("F1",), search_terms=N_("help how privacy folders troubleshooting errors")),
+    _window("shortcuts", N_("Keyboard shortcuts"), ("Ctrl+/",), search_terms=N_("keys help hotkeys")),
+    _window("quit", N_("Quit"), ("Ctrl+Q",), search_terms=N_("exit close leave")),
+    _transfer("export", N_("Export this chat…"), search_terms=N_("save share download markdown html json")),
+    _transfer(
+        "export-memory", N_("Export with memory…"), search_terms=N_("save share move computer passphrase encrypt")
+    ),
+    _transfer("export-all", N_("Export all chats…"), search_terms=N_("save share download")),
+    _transfer("import", N_("Import chats…"), search_terms=N_("load open chatgpt claude")),
+    _transfer("import-folder", N_("Import a folder of chats…"), search_terms=N_("load open")),
+    _transfer("back-up", N_("Back up…"), search_terms=N_("backup copy save")),
+    _transfer("restore", N_("Restore from a backup…"), search_terms=N_("recover load")),
 )
 
 
@@ -165,7 +179,7 @@ def install_shortcuts(
 ) -> dict[str, QAction]:
     actions: dict[str, QAction] = {}
     for shortcut in table:
-        if not shortcut.own:
+        if not shortcut.is_installed:
             continue
         action = QAction(_(shortcut.title), window)
         action.setShortcuts([QKeySequence(keys) for keys in shortcut.keys])
@@ -205,11 +219,11 @@ class PaletteEntry:
     title: str
     note: str  # right-aligned
     run: Callable[[], object]
-    also: str = ""  # extra search terms
+    search_terms: str = ""  # extra search terms
 
     @property
     def search_text(self) -> str:
-        return fold(self.title) + (_ALSO + fold(self.also) if self.also else "")
+        return fold(self.title) + (_ALSO + fold(self.search_terms) if self.search_terms else "")
 
 
 class Palette(QDialog):

@@ -31,9 +31,9 @@ async def measure(options: BenchOptions) -> dict[str, Any]:
             await home.restart()
             questions = [message for message in await home.runtime.chat.messages(chat.id) if message.role is Role.USER]
             if name == "edit":
-                replies[name] = await home.reply(home.runtime.chat.edit(questions[2], EDITED, home.greedy))
+                replies[name] = await home.reply(home.runtime.chat.edit(questions[2], EDITED, home.greedy_sampling))
             elif name == "branch":
-                replies[name] = await home.reply(home.runtime.chat.edit(questions[1], BRANCHED, home.greedy))
+                replies[name] = await home.reply(home.runtime.chat.edit(questions[1], BRANCHED, home.greedy_sampling))
             else:
                 replies[name] = await home.ask(chat.id, None)
     return {

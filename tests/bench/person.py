@@ -46,7 +46,7 @@ class Sender:
         self._home.runtime.chat.prepare(chat, "")
         receipt = (await self._home.ask(chat, text)).receipt
         if forecast is not None and forecast.wait is not None:
-            least, most = 1000 * forecast.wait.least, 1000 * forecast.wait.most
+            least, most = 1000 * forecast.wait.minimum, 1000 * forecast.wait.maximum
             self.errors.append(max(least - receipt.ttft_ms, receipt.ttft_ms - most, 0.0) / receipt.ttft_ms)
         return receipt
 
@@ -131,9 +131,9 @@ async def _paste(home: BenchHome, sender: Sender) -> dict[str, Any]:
         nonlocal times, longest_ms
         if isinstance(event, ReadAheadProgress):
             now = time.perf_counter()
-            times = [*times, now] if event.done else [now]
+            times = [*times, now] if event.done_tokens else [now]
             longest_ms = max([longest_ms, *(1000 * (b - a) for a, b in pairwise(times))])
-            if event.draft and 0 < event.done < event.total:
+            if event.draft and 0 < event.done_tokens < event.total:
                 begun.set()
 
     home.runtime.events.subscribe(on_event)
@@ -183,7 +183,7 @@ async def _documents(home: BenchHome, sender: Sender, tokens: int) -> dict[str, 
             print_err(f"Chat {number + 1} of {CHATS} …")
             chat = await home.runtime.chat.create(await library.new_chat(prepared))
             await home.ask(chat.id, f"{number}. {await home.notes(OWN_TOKENS, 1000 * number)}")
-            own += home.saved[-1].tokens - prepared.tokens
+            own += home.saves[-1].tokens - prepared.tokens
         after = await home.runtime.save_points.usage()
         hot, first = list[Receipt](), list[Receipt]()
         for number in range(ROUNDS):

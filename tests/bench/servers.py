@@ -134,7 +134,9 @@ class Direct(Server):
 
     def __init__(self, location: EngineLocation, plan: LaunchPlan, folder: Path) -> None:
         self._location, self._folder = location, folder
-        self._plan = dataclasses.replace(plan, slot_path=folder, extra=(*plan.extra, "--cache-ram", "8192"))
+        self._plan = dataclasses.replace(
+            plan, slot_path=folder, extra_arguments=(*plan.extra_arguments, "--cache-ram", "8192")
+        )
         self._process: EngineProcess | None = None
 
     async def open(self, slots: int) -> Address:

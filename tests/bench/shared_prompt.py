@@ -33,7 +33,7 @@ async def growth(options: BenchOptions, turns: int) -> dict[str, Any]:
             usage = await home.runtime.save_points.usage()
             disk.append(usage.physical_bytes)
             written.append(usage.bytes_written)
-        files = [saved.bytes for saved in home.saved]
+        files = [saved.bytes for saved in home.saves]
     return {
         "system_tokens": options.tokens,
         "disk_bytes": disk,
@@ -57,7 +57,7 @@ async def measure(options: BenchOptions, chats: int) -> dict[str, Any]:
             text = await home.notes(OWN_TOKENS - REPLY_TOKENS, 1000 * number)
             await _new_chat(home, system, f"{number}. {text}", keep=True)
             home.check_saved(number)
-        usage, kept = await home.runtime.save_points.usage(), tuple(home.saved)
+        usage, kept = await home.runtime.save_points.usage(), tuple(home.saves)
 
         hot, restored, ahead = [], [], []
         for number in range(ROUNDS):

@@ -81,7 +81,7 @@ async def test_a_killed_engine_during_prefill_streaming_or_saving(tmp_path, smol
         chat = (await app.runtime.chat.new_conversation()).id
         short = Sampling(max_tokens=8, temperature=0.0)
 
-        app.kill_engine_at(Prefilling, lambda event: isinstance(event, Prefilling) and event.done > 0)
+        app.kill_engine_at(Prefilling, lambda event: isinstance(event, Prefilling) and event.done_tokens > 0)
         repeated = await app.send(chat, notes(60), short)
         assert repeated is not None, "nothing was sent yet: the next engine answers"
         assert not app.of(TurnFailed)

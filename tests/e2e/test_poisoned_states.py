@@ -107,7 +107,7 @@ class Poisoner:
 
 @pytest.fixture
 def poisoner(monkeypatch: pytest.MonkeyPatch) -> Poisoner:
-    poisoner, put = Poisoner(), Restorer._put
+    poisoner, put = Poisoner(), Restorer._write_to
 
     def put_poisoned(store: Restorer, plan: RestorePlan, target: Path, *others: Any) -> Any:
         placed = put(store, plan, target, *others)
@@ -119,7 +119,7 @@ def poisoner(monkeypatch: pytest.MonkeyPatch) -> Poisoner:
             poisoner.damaged.append(plan.save_point.id)
         return placed
 
-    monkeypatch.setattr(Restorer, "_put", put_poisoned)
+    monkeypatch.setattr(Restorer, "_write_to", put_poisoned)
     monkeypatch.setattr(
         RestoreCost, "is_worth_trying", lambda *_: True
     )  # a tiny model processes as fast as it restores

@@ -245,7 +245,7 @@ async def test_deleting_a_chat_ends_its_verification_without_an_error(tmp_path, 
 
         def delete(event: Event) -> None:
             if isinstance(event, ReadAheadProgress) and event.conversation_id == imported:
-                steps.append(event.done)
+                steps.append(event.done_tokens)
                 if not deletions:
                     deleted = (
                         runtime.chat.recently_deleted.purge_chat(imported)

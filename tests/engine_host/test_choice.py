@@ -56,8 +56,8 @@ def test_user_arguments_in_plan_and_fingerprint(tmp_path: Path, fake_engine: Fak
     bare = with_arguments(tmp_path, fake_engine)
     faster = with_arguments(tmp_path, fake_engine, engine_arguments="--threads 2")
     other = with_arguments(tmp_path, fake_engine, engine_arguments="--mlock", rpc_workers="den:50052")
-    assert faster.plan.extra == ("--threads", "2")
-    assert (other.plan.extra, other.plan.rpc_workers) == (("--mlock",), ("den:50052",))
+    assert faster.plan.extra_arguments == ("--threads", "2")
+    assert (other.plan.extra_arguments, other.plan.rpc_workers) == (("--mlock",), ("den:50052",))
     assert bare.fingerprint == faster.fingerprint == other.fingerprint
     adapted = with_arguments(tmp_path, fake_engine, engine_arguments="--lora x.gguf")
     assert bare.fingerprint.differences(adapted.fingerprint) == (Reason(ReasonCode.OPTIONS),)

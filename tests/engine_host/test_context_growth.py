@@ -90,7 +90,7 @@ async def test_growing_chat_is_restored_into_a_larger_context(stage: Stage) -> N
     assert not stage.of(MakingRoom)
     receipt = await stage.answered(chat, TURN)
     assert contexts(stage) == [8192, 16_384]
-    assert [event.done for event in stage.of(MakingRoom)] == [False, True]
+    assert [event.is_finished for event in stage.of(MakingRoom)] == [False, True]
     assert receipt.source is Source.WARM
     assert receipt.cached_tokens > 0.4 * receipt.prompt_tokens
     assert not stage.errors()
@@ -133,7 +133,7 @@ async def test_attachment_grows_the_context_before_sending(stage: Stage) -> None
     await stage.until(lambda: len(contexts(stage)) == 2)
     await stage.until(lambda: stage.runtime.engine.status.state is EngineState.READY)
     await stage.runtime.chat.idle()
-    assert [event.done for event in stage.of(MakingRoom)] == [False, True]
+    assert [event.is_finished for event in stage.of(MakingRoom)] == [False, True]
 
 
 async def test_too_little_memory_to_grow(stage: Stage) -> None:

@@ -43,7 +43,7 @@ class Home:
         self.progress: list[EngineDownload | None] = []
         self.notices: list[tuple[str, ...]] = []
         self.setup = EngineSetup(paths, lambda: self.settings, self._use, lambda *notice: self.notices.append(notice))
-        self.setup.subscribe(lambda: self.progress.append(self.setup.fetching))
+        self.setup.subscribe(lambda: self.progress.append(self.setup.download))
 
     async def _use(self, path: str | None) -> None:
         self.settings = Settings(engine_path=path, model_path=self.settings.model_path)
@@ -138,7 +138,7 @@ async def refused(home: Home, kind: type[KvchatError]) -> KvchatError:
     """Return the error raised by `get`; nothing may block the next attempt, and the old engine stays in use."""
     with pytest.raises(kind) as caught:
         await home.setup.get()
-    assert home.setup.fetching is None
+    assert home.setup.download is None
     assert home.settings.engine_path == "/usr/bin/old"
     assert downloaded_engines(home.paths.engines) == ()
     assert caught.value.detail
@@ -172,7 +172,7 @@ async def test_cancelled_download_resumes(home: Home, github: FakeHub) -> None:
     assert await home.setup.get() is None, "one at a time"
     home.setup.cancel_download()
     assert await work is None
-    assert home.setup.fetching is None
+    assert home.setup.download is None
     assert home.settings.engine_path == "/usr/bin/old"
     github.hold_at = None
     github.go_on.set()

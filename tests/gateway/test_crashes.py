@@ -215,7 +215,7 @@ async def test_hang_after_a_disconnect_is_blamed_on_the_disconnected() -> None:
     assert is_refused(crashes, "hostile")
     assert not is_refused(crashes, "friend")
     crashes.watch(lifetime := EngineLifetime())
-    crashes._suspected["hostile"], crashes._abandoned["hostile"] = clock.now + 100.0, clock.now
+    crashes._suspected_until["hostile"], crashes._abandoned["hostile"] = clock.now + 100.0, clock.now
     clock.now += ABANDONED_S
     lifetime.responded_at = clock.now
     assert crashes._may_start("friend"), "the engine has responded since"

@@ -443,7 +443,7 @@ async def test_disconnecting_while_room_is_made_stops_nobody_else(
         request = asyncio.ensure_future(server.chat("y" * 1500))
         await until(lambda: slots.slot_of(old) is None)
         reply = chats.send(new, "And me?")
-        await until(lambda: sum(bool(slot.claimed_tokens) for slot in slots.all) == 2)  # it waits, too
+        await until(lambda: sum(bool(slot.claimed_tokens) for slot in slots.all_slots) == 2)  # it waits, too
         request.cancel()
         await until(lambda: server.last.stage is Stage.LEFT)
         fake_engine.set(FAKE_HOLD_DURING=None)

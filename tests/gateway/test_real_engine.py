@@ -50,7 +50,9 @@ def many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def users_server(folder: Path, settings: Settings, *arguments: str) -> UsersServer:
     (folder / "slots").mkdir()
-    plan = LaunchPlan(Path(settings.model_path), 8192, folder / "slots", slots=settings.slots or 1, extra=arguments)
+    plan = LaunchPlan(
+        Path(settings.model_path), 8192, folder / "slots", slots=settings.slots or 1, extra_arguments=arguments
+    )
     return UsersServer(Path(settings.engine_path), plan)
 
 

@@ -100,7 +100,10 @@ async def test_rule_avoids_the_divergence_and_counts_saved_tokens(
     assert record.costly_divergence is None
     assert (record.cached or 0) > 0.9 * (record.prompt or 0)
     (change,) = record.changes
-    assert (change.before.strip(), change.after.strip()) == (f"Today's date: {TOMORROW}", f"Today's date: {TODAY}")
+    assert (change.original.strip(), change.rewritten.strip()) == (
+        f"Today's date: {TOMORROW}",
+        f"Today's date: {TODAY}",
+    )
     saved = record.saved_by_rule["hold-clock"]
     assert 0 < saved < (record.cached or 0)
     first, second = (sent["body"] for sent in fake_engine.requests() if sent["path"] == "/v1/chat/completions")
@@ -201,9 +204,9 @@ async def test_divergence_is_found_after_a_restart(tmp_path: Path, real: Callabl
         await ask(server, agents.opencode(question, date=TOMORROW))
         divergence = server.last.costly_divergence
         assert divergence.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
-        assert TODAY in divergence.before
-        assert TOMORROW in divergence.after
-        assert divergence.at > 100
+        assert TODAY in divergence.earlier_text
+        assert TOMORROW in divergence.new_text
+        assert divergence.shared_tokens > 100
     async with running_gateway(tmp_path / "home", real()) as server:
         await ask(server, agents.opencode(agents.user("What else? " * 20), date=TODAY))
         assert server.last.miss_reason is None

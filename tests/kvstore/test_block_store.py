@@ -44,7 +44,7 @@ def test_every_turn_is_restored_byte_for_byte(tmp_path: Path, model: Model, with
         point = bench.save("thesis", tokens, predecessor=predecessor)
         predecessor = Predecessor(point.id, len(tokens)) if with_predecessor else None
     branch = token_range(280) + token_range(300, start=5000)
-    bench.save("thesis", branch, predecessor=predecessor and replace(predecessor, unchanged=280))
+    bench.save("thesis", branch, predecessor=predecessor and replace(predecessor, unchanged_tokens=280))
     for reopened in (False, True):
         if reopened:
             bench.reopen()

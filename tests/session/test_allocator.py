@@ -30,15 +30,15 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_slots(count: int, **contents: Tokens) -> Slots:
     """Make slots, the first of which hold these owners' tokens."""
     slots = Slots(cast(BlockStore, None))
-    slots.all = [Slot(number) for number in range(count)]
+    slots.all_slots = [Slot(number) for number in range(count)]
     fill(slots, **contents)
     return slots
 
 
 def fill(slots: Slots, **contents: Tokens) -> None:
-    for slot, (owner, tokens) in zip(slots.all, contents.items(), strict=False):
-        slot.mark_taken(window=True)
-        slot.contents = SlotContents(1, owner, tokens, exact=True)
+    for slot, (owner, tokens) in zip(slots.all_slots, contents.items(), strict=False):
+        slot.mark_acquired(window=True)
+        slot.contents = SlotContents(1, owner, tokens, is_exact=True)
 
 
 async def run_loop(count: int = 10) -> None:
@@ -122,7 +122,7 @@ class Load:
                 if self.random.random() < 0.2:  # it needs more room
                     await self.change_engine(slot)
                     await self.compute(slot)
-                slot.contents = SlotContents(1, owner, (1, 2, 3), exact=True)
+                slot.contents = SlotContents(1, owner, (1, 2, 3), is_exact=True)
                 stopped = asyncio.Event()
                 with self.slots.settling(slot, stopped.set):
                     for _ in range(self.random.randrange(20)):
@@ -189,8 +189,8 @@ async def test_nothing_starts_while_exclusive_use_is_waited_for() -> None:
 async def test_a_chat_gets_its_own_slot_and_another_the_least_recently_used() -> None:
     slots = make_slots(3, a=(1, 2), b=(3, 4))
     async with slots.acquire("b") as b, slots.acquire("c") as c, slots.acquire("a") as a:
-        assert [a, b, c] == slots.all
-    slots.all[2].contents = SlotContents(1, "c", (5,), exact=True)
+        assert [a, b, c] == slots.all_slots
+    slots.all_slots[2].contents = SlotContents(1, "c", (5,), is_exact=True)
     async with slots.acquire("a"):
         pass
     async with slots.acquire("d") as d:
@@ -210,18 +210,18 @@ SHARED, ONE, OTHER = tuple(range(100)), tuple(range(200, 260)), tuple(range(300,
 )
 async def test_a_prompt_gets_the_slot_with_most_of_it(prompt: Tokens, window: bool, number: int) -> None:
     slots = make_slots(3, one=SHARED + ONE, other=SHARED + OTHER)
-    assert await use_slot(slots, "new", prompt, window=window) is slots.all[number]
+    assert await use_slot(slots, "new", prompt, window=window) is slots.all_slots[number]
 
 
 async def test_a_state_that_cannot_be_cut_serves_only_what_extends_it() -> None:
     slots = make_slots(2, one=tuple(range(100)), other=tuple(range(60)))
     slots._can_cut = False
-    assert await use_slot(slots, "program", (*range(80), 7)) is slots.all[1]
+    assert await use_slot(slots, "program", (*range(80), 7)) is slots.all_slots[1]
 
 
 async def settle(slots: Slots, owner: str, stopped: asyncio.Event, *, window: bool = True) -> None:
     async with slots.acquire(owner, window=window) as slot:
-        slot.contents = SlotContents(1, owner, tuple(range(100)), exact=True)
+        slot.contents = SlotContents(1, owner, tuple(range(100)), is_exact=True)
         with slots.settling(slot, stopped.set):
             await stopped.wait()
 
@@ -261,7 +261,7 @@ async def test_a_request_that_extends_a_settling_state_waits_for_its_slot() -> N
                 other = await asyncio.create_task(use_slot(slots, "program", (*prompt[:40], 7)))
                 await stopped.wait()
                 assert not following.done()
-        assert [await following, other] == slots.all
+        assert [await following, other] == slots.all_slots
 
 
 async def test_settling_is_hurried_not_dropped_if_another_program_is_next() -> None:
@@ -338,7 +338,7 @@ async def test_requests_wait_for_a_slot_if_an_engine_has_fewer() -> None:
                 slots.match_engine(Engine(), slot)  # type: ignore[arg-type]
             for delay in (0, 20):
                 await run_loop(delay)
-                order.append((owner, slot.number, len(slots.all)))
+                order.append((owner, slot.number, len(slots.all_slots)))
 
     async with asyncio.timeout(5):
         await asyncio.gather(turn("a"), turn("b"))

@@ -93,7 +93,7 @@ class Session:
         self.host, self.events, self.chunks = Host(list(engines)), list[SessionEvent](), list[ChatChunk]()
         self.slots = Slots(cast(BlockStore, None))  # never used if restoring does not work
         self.exchange = Exchange(
-            self.slots, self.slots.all[0], cast(EngineHost, self.host), "river", self.events.append
+            self.slots, self.slots.all_slots[0], cast(EngineHost, self.host), "river", self.events.append
         )
 
     async def ask(self, on_chunk: Callable[[ChatChunk], bool] | None = None) -> None:
@@ -110,8 +110,8 @@ async def test_events_are_sent_and_the_counts_are_judged() -> None:
     assert [type(event) for event in session.events] == [WaitingForEngine, RequestSent]
     assert "".join(chunk.text for chunk in session.chunks) == "Yes it was."
     assert session.exchange.result.verdict.source is Source.COLD
-    assert session.slots.all[0].holder() == "river"
-    assert len(session.slots.all[0].contents.tokens) == 44
+    assert session.slots.all_slots[0].holder() == "river"
+    assert len(session.slots.all_slots[0].contents.tokens) == 44
 
 
 async def test_a_stream_ended_by_the_caller_is_judged_too() -> None:
@@ -142,7 +142,7 @@ async def test_the_slot_contents_are_known_after_a_stop_before_the_answer(
     asking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await asking
-    contents = session.slots.all[0].contents
+    contents = session.slots.all_slots[0].contents
     assert (contents.tokens if contents else None) == (known[:kept] if kept else None)
 
 
@@ -158,7 +158,7 @@ async def test_an_engine_lost_during_the_answer_is_explained() -> None:
     with pytest.raises(EngineError, match="ran out of memory"):
         async with session.exchange.explaining_losses():
             await session.ask()
-    assert session.slots.all[0].contents is None
+    assert session.slots.all_slots[0].contents is None
     assert session.exchange.result is not None, "what was counted before"
 
 
@@ -171,4 +171,4 @@ async def test_the_context_grows_for_a_long_prompt_up_to_its_maximum() -> None:
         await session.ask()  # the engine stayed as it is
     assert session.host.sizes == [0, 44 + 512]
     events = [event for event in session.events if isinstance(event, MakingRoom)]
-    assert events == [MakingRoom(556), MakingRoom(556, done=True)]
+    assert events == [MakingRoom(556), MakingRoom(556, is_finished=True)]

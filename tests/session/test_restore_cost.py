@@ -60,7 +60,7 @@ def test_slow_restores_are_tried_again_later() -> None:
 def speed_after(*seconds: float, tokens: int = 2000) -> PrefillSpeed:
     """Return the speed after processing `tokens` in each of these times."""
     speed = PrefillSpeed()
-    speed.recall(PrefillSample(tokens, 1000 * time_s) for time_s in seconds)
+    speed.add_earlier_samples(PrefillSample(tokens, 1000 * time_s) for time_s in seconds)
     return speed
 
 

@@ -33,7 +33,7 @@ async def run_self_test(
     path = engine_path(engine)
     location = EngineLocation(Path(path)) if path else EngineLocation()
     supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
-    await supervisor.start(location, LaunchPlan(tiny_model(architecture, window), 2048, folder, extra=extra))
+    await supervisor.start(location, LaunchPlan(tiny_model(architecture, window), 2048, folder, extra_arguments=extra))
     try:
         client = await supervisor.ready()
         assert isinstance(client, LlamaServerClient)

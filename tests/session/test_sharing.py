@@ -48,7 +48,7 @@ class Engine:
 
 def make_filled_slots(count: int, *token_counts: int) -> tuple[Slots, Engine]:
     slots = make_slots(count, **{f"owner {n}": tuple(range(tokens)) for n, tokens in enumerate(token_counts)})
-    for slot in slots.all:
+    for slot in slots.all_slots:
         slot.generation = 1
     return slots, Engine()
 
@@ -60,7 +60,7 @@ async def reserve(slots: Slots, slot: Slot, engine: Any, tokens: int) -> None:
 async def test_the_least_recently_used_slots_are_erased_until_there_is_room() -> None:
     slots, engine = make_filled_slots(4, 300, 300, 300)
     async with slots.acquire("new") as slot:
-        assert slot is slots.all[3]
+        assert slot is slots.all_slots[3]
         await reserve(slots, slot, engine, 400 - ROOM_MARGIN)
         assert engine.erased == [0]
         assert slots.owners() == ["owner 2", "owner 1"]
@@ -150,11 +150,11 @@ async def test_the_slots_never_hold_more_than_the_context(seed: int) -> None:
             async with slots.acquire(owner, window=window) as slot:
                 tokens = dice.randrange(1, CONTEXT)
                 await reserve(slots, slot, engine, tokens)
-                others = [other for other in slots.all if other is not slot]
+                others = [other for other in slots.all_slots if other is not slot]
                 held = sum(other.claimed_tokens or other.max_tokens_held(1) for other in others)
                 assert held + tokens <= max(CONTEXT, tokens)
                 await run_loop(dice.randrange(8))
-                slot.set_contents(SlotContents(1, owner, tuple(range(tokens)), exact=True))
+                slot.set_contents(SlotContents(1, owner, tuple(range(tokens)), is_exact=True))
         finished.append(owner)
 
     owners = [("a", True), ("b", True), ("c", True), ("program", False), ("program", False)]
@@ -229,9 +229,9 @@ async def test_a_program_leaves_the_room_that_the_window_needs() -> None:
 
 
 def lease_program(slots: Slots, number: int, tokens: Tokens, engine: Engine) -> Lease:
-    slot, owner = slots.all[number], f"program/{number}"
+    slot, owner = slots.all_slots[number], f"program/{number}"
     slot.generation, slot.claimed_tokens, slot.audience = 1, 1, audience_of(owner)
-    slot.contents = SlotContents(1, owner, tokens, exact=True)
+    slot.contents = SlotContents(1, owner, tokens, is_exact=True)
     return Lease(slots, slot, cast(Any, engine), owner, lambda event: None)
 
 
@@ -268,7 +268,7 @@ async def test_isolating_waits_for_no_slot_that_differs_earlier_or_is_unknown() 
     slots, engine = make_slots(3), Engine()
     lease_program(slots, 0, (*PROMPT[:-2], 7), engine)
     own = lease_program(slots, 1, PROMPT[:-1], engine)
-    slots.all[2].audience = "nobody"
+    slots.all_slots[2].audience = "nobody"
     for prompt in (PROMPT, ()):
         await own.isolate_slot(prompt)
         assert engine.erased == [2]

@@ -52,7 +52,7 @@ class Person:
 
     def _on_event(self, event: Event) -> None:
         match event:
-            case ReadAheadProgress(done=done, total=total, draft=draft) if done == total:
+            case ReadAheadProgress(done_tokens=done, total=total, draft=draft) if done == total:
                 self.events["draft read" if draft else "chat read"] += 1
             case Restored():
                 self.events["restored"] += 1

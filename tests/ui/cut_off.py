@@ -53,7 +53,7 @@ def _words(widget: QWidget) -> str:
 def _lacking(widget: QWidget) -> str:
     """Describe how the widget's text is cut off; empty if it is not."""
     match widget:
-        case ElidedLabel() if widget.text() == widget.whole:
+        case ElidedLabel() if widget.text() == widget.full_text:
             return ""
         case ElidedLabel() | ElidedButton():
             return "" if "…" not in widget.text() or widget.toolTip() else "has no tooltip"

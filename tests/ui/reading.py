@@ -19,7 +19,7 @@ def blocks(text: str) -> list[Block]:
     stream.finished = True
     while stream.step():
         pass
-    return stream.settled
+    return stream.settled_blocks
 
 
 def prose(text: str) -> str:

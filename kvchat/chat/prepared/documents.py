@@ -61,14 +61,14 @@ class Document:
 class FileChanges:
     changed: int = 0
     added: int = 0
-    gone: int = 0
+    removed: int = 0
 
     def __bool__(self) -> bool:
-        return any((self.changed, self.added, self.gone))
+        return any((self.changed, self.added, self.removed))
 
     @property
     def text(self) -> str:
-        changed, added, gone = self.changed, self.added, self.gone
+        changed, added, gone = self.changed, self.added, self.removed
         full = (
             plural(changed, "{count} file changed", "{count} files changed"),
             plural(added, "{count} file added", "{count} files added"),

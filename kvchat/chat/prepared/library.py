@@ -89,7 +89,7 @@ class ChatDocuments:
 @dataclass(frozen=True)
 class ReadingTask:
     task: asyncio.Future[Any]
-    done: int = 0  # tokens
+    done_tokens: int = 0  # tokens
     total: int = 0  # 0: not counted
 
 
@@ -212,7 +212,11 @@ class Library:
 
     def time_left(self, prepared: PreparedSet) -> TimeRange | None:
         reading = self.reading.get(prepared.id)
-        return self._turn_context.slots.restore_cost.speed.forecast(reading.total - reading.done) if reading else None
+        return (
+            self._turn_context.slots.restore_cost.speed.forecast(reading.total - reading.done_tokens)
+            if reading
+            else None
+        )
 
     async def _time(self, tokens: int, fingerprint: Fingerprint | None) -> TimeRange | None:
         return (await self._turn_context.prefill_speed(fingerprint.model)).forecast(tokens) if fingerprint else None
@@ -276,14 +280,14 @@ class Library:
 
             def progress(done: int) -> None:
                 if prepared.id in self.reading:
-                    self.reading[prepared.id] = replace(self.reading[prepared.id], done=done, total=tokens)
+                    self.reading[prepared.id] = replace(self.reading[prepared.id], done_tokens=done, total=tokens)
                     turn_context.publish(LibraryChanged(progress=True))
 
             stops = [stop for stop in save_points_of(lease, boundary) if len(stop) >= loaded.expected_cached]
             if not await prefill_and_save(lease, stops, loaded, may_continue, save, progress, STEP_MS):
                 return None
             contents, engine = lease.slot.known_contents(lease.engine), lease.engine
-        ahead = contents.ahead if contents else NOTHING_AHEAD
+        ahead = contents.prefilled_ahead if contents else NOTHING_AHEAD
         measured = ahead.tokens >= MIN_MEASURED_TOKENS
         ms = tokens * ahead.ms / ahead.tokens if measured else lease.slots.restore_cost.prefill_ms(tokens)
         return replace(

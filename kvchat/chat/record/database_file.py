@@ -47,7 +47,7 @@ class DatabaseFile:
         with _translate_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             log = path.with_name(f"{path.name}-wal")
-            self._was_closed = not (log.exists() and log.stat().st_size) and not damage_marker(path).exists()
+            self._was_closed_cleanly = not (log.exists() and log.stat().st_size) and not damage_marker(path).exists()
             if not path.exists():
                 _create(path)
             elif not path.stat().st_size:
@@ -65,7 +65,7 @@ class DatabaseFile:
 
     def check(self) -> None:
         """Check the file if it is small or the last run did not end cleanly. Raises ChatsDamaged."""
-        if self._was_closed and self.file.stat().st_size > SMALL_FILE_BYTES:
+        if self._was_closed_cleanly and self.file.stat().st_size > SMALL_FILE_BYTES:
             return
         with _translate_errors(self.file):
             result = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]

@@ -171,7 +171,7 @@ class SalvageReport:
     chats: int
     messages: int
     from_backup: int  # of `messages`
-    lost: tuple[tuple[str, int], ...]  # known messages found nowhere, by chat title
+    lost_messages: tuple[tuple[str, int], ...]  # known messages found nowhere, by chat title
     unreadable: bool = False  # nothing could be read from the damaged file
 
 

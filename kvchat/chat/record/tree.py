@@ -46,7 +46,7 @@ class RemovedMessages:
     rows: tuple[dict[str, Any], ...]  # table `messages`, parents before children
     attachments: tuple[dict[str, Any], ...]  # table `attachments`
     removed_at: float = 0.0  # seconds since 1970
-    title_now: str = ""
+    current_title: str = ""
 
     @property
     def id(self) -> str:

@@ -36,7 +36,7 @@ class Forecast:
 
     @property
     def is_noticeable(self) -> bool:
-        return self.wait is not None and self.wait.most >= MIN_SHOWN_S
+        return self.wait is not None and self.wait.maximum >= MIN_SHOWN_S
 
     @property
     def chat_text(self) -> str:

@@ -132,7 +132,7 @@ class MemoryVerifier:
     async def _replace(self, conversation_id: str) -> None:
         turn_context, slots = self._turn_context, self._turn_context.slots
         await turn_context.absorb()
-        for slot in slots.all:
+        for slot in slots.all_slots:
             if slot.audience == imported_audience(conversation_id) and not slot.claimed_tokens:
                 slot.forget()  # erased before its next use
         await slots.write(turn_context.store.inventory.delete_imported, conversation_id)

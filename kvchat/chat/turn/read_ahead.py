@@ -61,7 +61,7 @@ class ReadAhead:
         self._turn_context = turn_context
         self._target: _Target | None = None
         self._stopped: str | None = None  # chat for which the user stopped reading ahead
-        self._due = asyncio.Event()  # there may be work
+        self._wakeup = asyncio.Event()  # there may be work
         self._running = False
         self._timer: asyncio.TimerHandle | None = None
         self._failed_saves: dict[str, int] = {}  # boundary lengths for which saving failed, by chat
@@ -105,7 +105,7 @@ class ReadAhead:
 
     def start(self) -> None:
         self._forget_timer()
-        self._due.set()
+        self._wakeup.set()
         self._turn_context.slots.stop_background(
             Priority.PREPARE, except_owner=self._target.conversation_id if self._target else None
         )
@@ -121,15 +121,15 @@ class ReadAhead:
     async def _run(self) -> None:
         slots = self._turn_context.slots
         try:
-            while self._due.is_set() and (target := self._target):
-                self._due.clear()
+            while self._wakeup.is_set() and (target := self._target):
+                self._wakeup.clear()
                 owner = target.conversation_id
                 for read in (False, True):
                     if read and not await self._should_read(target):
                         break
                     work = functools.partial(self._prepare, owner, read)
                     if await slots.run_background(Priority.PREPARE, owner, work, concurrent=not read) is None:
-                        self._due.set()  # interrupted by other work
+                        self._wakeup.set()  # interrupted by other work
                         break
         except KvchatError as error:
             self._turn_context.publish(Notice(error.title, error.explanation))
@@ -146,8 +146,8 @@ class ReadAhead:
             return False
         if not target.draft and not target.attachments:  # a user who types will stay in this chat
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), DWELL_S)
-        return not self._due.is_set()
+                await asyncio.wait_for(self._wakeup.wait(), DWELL_S)
+        return not self._wakeup.is_set()
 
     async def _prepare(self, owner: str, read: bool, slot: Slot, may_continue: Callable[[], bool]) -> bool:
         turn_context, target = self._turn_context, self._target
@@ -180,7 +180,7 @@ class ReadAhead:
         """Process and save the branch, whose last message is `label`, then process the draft."""
         lease, boundary = job.lease, job.boundary
         missing = len(boundary) - loaded.expected_cached
-        stopped_short = loaded.ahead.tokens and loaded.expected_cached == len(boundary)  # without being saved
+        stopped_short = loaded.prefilled_ahead.tokens and loaded.expected_cached == len(boundary)  # without being saved
         # A save that failed at this length is not repeated and reported again.
         can_save = lease.saving_enabled and lease.engine.can_save(len(boundary))
         unsaved = stopped_short and can_save and not self._has_failed(job) and not await lease.is_saved(boundary)

@@ -73,7 +73,7 @@ class ReplyWriter:
         self._awaiting_output = False  # waiting for output of the engine
         self._steps: list[LoadResult] = []  # several if outgrown or crowded out
         self._sent_at = self._last_output_at = sent_at  # time.perf_counter() at Send and at the engine's last output
-        self._longest_gap_s, self._silent = 0.0, False
+        self._longest_gap_s, self._is_silent = 0.0, False
         self._unwritten, self._speed_sent_at = False, 0.0
 
     @property
@@ -146,8 +146,8 @@ class ReplyWriter:
             thinking_ms=self._thinking_ms or (earlier.thinking_ms if earlier else None),
             prefetched=is_ahead,
             restored_bytes=restore.bytes if restore else 0,
-            read_ahead_tokens=min(loaded.ahead.tokens, cached),
-            read_ahead_ms=loaded.ahead.ms,
+            read_ahead_tokens=min(loaded.prefilled_ahead.tokens, cached),
+            read_ahead_ms=loaded.prefilled_ahead.ms,
             saved_ms=saved_ms,
             engine_wait_ms=1000 * self._engine_wait_s,
             queue_wait_ms=1000 * self.queue_wait_s,
@@ -158,8 +158,8 @@ class ReplyWriter:
     def add_chunk(self, chunk: ChatChunk) -> None:
         conversation, now = self.message.conversation_id, time.perf_counter()
         gap, self._last_output_at = now - self._last_output_at, now
-        if self._silent:
-            self._silent = False
+        if self._is_silent:
+            self._is_silent = False
             self._publish(EngineSilent(conversation, 0.0))
         elif not self.is_empty:
             self._longest_gap_s = max(self._longest_gap_s, gap)
@@ -199,7 +199,7 @@ class ReplyWriter:
             await asyncio.sleep(FLUSH_INTERVAL_S)
             silent, usual = time.perf_counter() - self._last_output_at, 4 * self._longest_gap_s
             if self._awaiting_output and silent >= max(usual, SILENT_PREFILL_S if self.is_empty else SILENT_S):
-                self._silent = True
+                self._is_silent = True
                 self._publish(EngineSilent(self.message.conversation_id, silent))
             if not self._unwritten:
                 continue

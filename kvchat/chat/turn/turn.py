@@ -69,7 +69,7 @@ class Turn:
         self._sampling, self._chosen_sampling = sampling, ENGINE_DEFAULTS  # for this reply only
 
     def stop(self) -> None:
-        self.stopped = True
+        self.is_stopped = True
         self._answering.interrupt()
 
     def supersede(self) -> None:
@@ -96,7 +96,7 @@ class Turn:
                     except StorageFailed as failed:
                         turn_context.publish(Notice(failed.title, failed.explanation))
             finally:
-                self.answered = True
+                self.is_answered = True
                 on_reply(reply)
             if reply is not None and self._saves:
                 with slots.settling(slot, self.supersede, self._settling.hurry):
@@ -105,7 +105,7 @@ class Turn:
     async def _prompt(self) -> Tokens:
         """Return the prompt's ids if another owner's slot may hold most of them, as for a new chat; else none."""
         turn_context = self._turn_context
-        if not self.start or len(turn_context.slots.all) == 1 or turn_context.slots.slot_of(self.conversation_id):
+        if not self.start or len(turn_context.slots.all_slots) == 1 or turn_context.slots.slot_of(self.conversation_id):
             return ()
         with contextlib.suppress(KvchatError):  # the next engine request or chat read reports it
             chosen = await turn_context.answer_settings(self.conversation_id)
@@ -116,7 +116,7 @@ class Turn:
         return ()
 
     async def _answer(self) -> Message | None:
-        if self.stopped:
+        if self.is_stopped:
             return None
         try:
             async with self._exchange.explaining_losses():

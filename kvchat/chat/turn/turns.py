@@ -71,7 +71,7 @@ class Turns:
         return tuple(turn.conversation_id for turn in self._turns if turn.is_answering)
 
     def is_answering(self, conversation_id: str) -> bool:
-        return any(turn.conversation_id == conversation_id and not turn.answered for turn in self._turns)
+        return any(turn.conversation_id == conversation_id and not turn.is_answered for turn in self._turns)
 
     def stop(self, conversation_id: str | None = None) -> None:
         for turn in self._turns:
@@ -88,12 +88,12 @@ class Turns:
 
     def end_settling(self, conversation_id: str) -> None:
         for turn in self._turns:
-            if turn.conversation_id == conversation_id and turn.answered:
+            if turn.conversation_id == conversation_id and turn.is_answered:
                 turn.supersede()
 
     def start(self, turn: Turn) -> asyncio.Future[Message | None]:
         turn.is_queued = any(
-            other.conversation_id != turn.conversation_id or not other.answered for other in self._turns
+            other.conversation_id != turn.conversation_id or not other.is_answered for other in self._turns
         )
         self._turns.append(turn)
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
@@ -115,12 +115,12 @@ class Turns:
                 waiting = WaitingForChat(chat)
                 async with turn_context.slots.turn(chat, model, lambda _ahead: turn_context.publish(waiting)):
                     if turn.on_start is not None:
-                        others = [other for other in self._turns if other is not turn and not other.answered]
+                        others = [other for other in self._turns if other is not turn and not other.is_answered]
                         later = {other.start.question_id for other in others if other.on_start and other.start}
                         with contextlib.suppress(StorageFailed):  # the question is answered in its present place
                             if await turn_context.run(Database.move_to_end, turn.start.question_id, later):
                                 turn_context.publish(MessagesChanged(chat))
-                        if not turn.stopped:
+                        if not turn.is_stopped:
                             turn.on_start()
                     await turn.run(done)
                 self._on_slot_changed()
@@ -132,7 +132,7 @@ class Turns:
                 with contextlib.suppress(StorageFailed):
                     model = (await turn_context.answer_settings(chat)).model
                     is_there = model is not None and await asyncio.to_thread(Path(model).exists)
-                    writer = WRITTEN_HERE if is_there or turn.stopped else AWAITS_MODEL
+                    writer = WRITTEN_HERE if is_there or turn.is_stopped else AWAITS_MODEL
                     statement = "UPDATE messages SET writer = ? WHERE id = ?"
                     await turn_context.run(Database.write, statement, (writer, turn.start.question_id))
             done(None)
@@ -144,7 +144,7 @@ class Turns:
         try:
             earlier = self._turns[: self._turns.index(turn)]
             if turn.on_start is None and any(
-                other.conversation_id == conversation_id and not other.answered for other in earlier
+                other.conversation_id == conversation_id and not other.is_answered for other in earlier
             ):
                 raise ReplyInProgress
             self.end_settling(conversation_id)

@@ -33,7 +33,7 @@ class EngineStatus:
     state: EngineState
     failure: EngineFailure | None = None  # set if FAILED, restarting after a death, or without a model
     restart_attempt: int = 0  # 0 for a deliberate start; n for the n-th automatic restart
-    checking: bool = False  # while LOADING: the engine responds and its restoring is being tested
+    is_testing: bool = False  # while LOADING: the engine responds and its restoring is being tested
 
 
 class EngineConnection:

@@ -50,13 +50,13 @@ class LaunchPlan:
     projector: Path | None = None  # converts pictures for the model
     slots: int = 1  # parallel sequences sharing the context
     rpc_workers: tuple[str, ...] = ()  # host:port of each rpc-server sharing the work
-    extra: tuple[str, ...] = ()  # the user's validated arguments
-    known: KnownOptions | None = None  # the build's options; None: all that kvchat uses
+    extra_arguments: tuple[str, ...] = ()  # the user's validated arguments
+    known_options: KnownOptions | None = None  # the build's options; None: all that kvchat uses
 
 
 def llama_server_arguments(plan: LaunchPlan) -> list[str]:
     """Convert the plan to llama-server's arguments, as spelled by current builds and those of the year before."""
-    known = plan.known
+    known = plan.known_options
     # kvchat can do without these: a build that lacks one has no such feature to turn off.
     optional = [
         ["--kv-unified"],  # one KV stream: slot files stay valid for any --parallel
@@ -93,7 +93,7 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         arguments += ["--mmproj", str(plan.projector)]
     if plan.rpc_workers:
         arguments += ["--rpc", ",".join(plan.rpc_workers)]
-    return [*arguments, *plan.extra]
+    return [*arguments, *plan.extra_arguments]
 
 
 def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:

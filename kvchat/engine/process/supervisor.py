@@ -49,7 +49,7 @@ class MonitorPolicy:
 class EngineMonitor:
     def __init__(self, policy: MonitorPolicy, log: EngineLog, wall: Callable[[], float] = time.time) -> None:
         """`wall` is a clock that keeps running during sleep."""
-        self._policy, self._log, self._wall = policy, log, wall
+        self._policy, self._log, self._wall_clock = policy, log, wall
         self._reported: EngineFailure | None = None
         self._alerted = False
         self._wake = asyncio.Event()
@@ -72,7 +72,7 @@ class EngineMonitor:
         stuck.add_done_callback(lambda _: self._wake.set())
         try:
             while misses < self._policy.max_misses:
-                before, policy = self._wall(), self._policy
+                before, policy = self._wall_clock(), self._policy
                 pause = policy.alert_interval_s if self._alerted else policy.check_interval_s
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
@@ -82,7 +82,7 @@ class EngineMonitor:
                     return self._reported
                 if stuck.done():
                     break
-                if self._wall() - before - pause > self._policy.sleep_gap_s:
+                if self._wall_clock() - before - pause > self._policy.sleep_gap_s:
                     woke = _("kvchat: the computer woke from sleep; checking whether the engine still responds")
                     self._log.note(woke)
                     misses = 0  # earlier misses were due to sleep

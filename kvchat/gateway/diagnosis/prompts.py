@@ -154,11 +154,11 @@ class Prompt:
 class Divergence:
     """The point where a prompt diverges from the closest earlier one, and why. Texts never go to disk."""
 
-    at: int  # shared tokens
-    of: int  # prompt tokens
+    shared_tokens: int  # shared tokens
+    prompt_tokens: int  # prompt tokens
     cause: Reason
-    before: str = ""  # text around it in the earlier prompt
-    after: str = ""  # in this prompt
+    earlier_text: str = ""  # text around it in the earlier prompt
+    new_text: str = ""  # in this prompt
 
     @property
     def is_expected(self) -> bool:

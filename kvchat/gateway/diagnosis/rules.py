@@ -81,10 +81,10 @@ _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
 @dataclass(frozen=True)
 class Change:
     rule: str
-    where: str
-    before: str
-    after: str
-    differs: bool  # from the previous request: without the rule the prompt would have diverged here
+    location: str
+    original: str
+    rewritten: str
+    would_diverge: bool  # from the previous request: without the rule the prompt would have diverged here
     anchor: str = ""  # text at that place in the rendered prompt; empty: its start
 
 
@@ -117,7 +117,7 @@ def _remove_billing_header(body: Body, state: RuleState, now: datetime) -> tuple
         match = _BILLING.search(text)
         if match is None:
             continue
-        differs = state.differs(BILLING_HEADER, "", match.group())
+        differs = state.has_changed(BILLING_HEADER, "", match.group())
         change = Change(BILLING_HEADER, where, match.group().strip()[:_MAX_SHOWN], "", differs)
         value: Any = _BILLING.sub("", text)
         blocks = body["system"]
@@ -146,7 +146,7 @@ def _hold_clock(body: Body, state: RuleState, now: datetime) -> tuple[Body, list
         state.timestamps[key] = since, first
         state.timestamps.move_to_end(key)
         _trim(state.timestamps)
-        differs = state.differs(HOLD_CLOCK, str(key), repr(stamps))
+        differs = state.has_changed(HOLD_CLOCK, str(key), repr(stamps))
         pairs = [(match, old) for match, old in zip(matches, first, strict=True) if match.group() != old]
         if not pairs:
             continue

@@ -40,15 +40,15 @@ _FLUSHING_THREADS = 4  # wait for the disk while others compute
 @dataclass(frozen=True)
 class PreviousSave:
     recipe: Recipe
-    shared: int  # leading tokens
-    unchanged: int = 0  # leading tokens whose rows the engine has kept: see `split_slot_file`
+    shared_tokens: int  # leading tokens
+    unchanged_tokens: int = 0  # leading tokens whose rows the engine has kept: see `split_slot_file`
 
 
 @dataclass(frozen=True)
 class _RowSpan:
     cache: int
     run: Run
-    known: BlockUse | None  # existing block of these rows, according to the previous save point
+    known_block: BlockUse | None  # existing block of these rows, according to the previous save point
     is_unchanged: bool  # assumed identical, see `split_slot_file`
 
 
@@ -98,20 +98,24 @@ class _Splitter:
 
     def reuse(self, spans: Sequence[_RowSpan]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
         """Return the uses of spans found in known blocks, and the remaining runs, merged where possible."""
-        known = [span for span in spans if span.known]
+        known = [span for span in spans if span.known_block]
         trusted = [span for span in known if span.is_unchanged]
         samples = _sample_spans(trusted)
         if len(self._matching(samples)) == len(samples):
-            reused = [s for s in trusted if s.known and self.blocks.find(s.known.block, s.known.size) is not None]
+            reused = [
+                s
+                for s in trusted
+                if s.known_block and self.blocks.find(s.known_block.block, s.known_block.size) is not None
+            ]
             reused += self._matching([span for span in known if not span.is_unchanged])
         else:
             reused = self._matching(known)
         uses = []
         for span in reused:
-            assert span.known is not None
+            assert span.known_block is not None
             row, position, rows = span.run.row, span.run.position, span.run.rows
-            skip = span.known.skip + position - span.known.position
-            uses.append(replace(span.known, cache=span.cache, row=row, rows=rows, skip=skip, position=position))
+            skip = span.known_block.skip + position - span.known_block.position
+            uses.append(replace(span.known_block, cache=span.cache, row=row, rows=rows, skip=skip, position=position))
         reused_ids = set(map(id, reused))
         new: list[tuple[int, Run]] = []
         for span in spans:
@@ -131,8 +135,8 @@ class _Splitter:
             position = span.run.position
             if position > first_different.get(span.cache, position):
                 return False
-            assert span.known is not None
-            same = self._equals(span, span.known, buffer)
+            assert span.known_block is not None
+            same = self._equals(span, span.known_block, buffer)
             if not same:
                 first_different[span.cache] = min(position, first_different.get(span.cache, position))
             return same
@@ -222,10 +226,10 @@ def _row_spans(number: int, cache: CacheRows, before: PreviousSave | None) -> It
     shared = unchanged = 0
     old = before.recipe.row_map.caches[number : number + 1] if before else ()
     if before and old and [r.row_size for r in old[0].regions] == [r.row_size for r in cache.regions]:
-        known = [use for use in before.recipe.uses if use.cache == number and use.position < before.shared]
+        known = [use for use in before.recipe.uses if use.cache == number and use.position < before.shared_tokens]
         known.sort(key=lambda use: use.position)
-        shared = before.shared
-        unchanged = 0 if cache.is_window or old[0].is_window else before.unchanged
+        shared = before.shared_tokens
+        unchanged = 0 if cache.is_window or old[0].is_window else before.unchanged_tokens
     for run in cache.runs:
         done, end = run.position, run.position + run.rows
 

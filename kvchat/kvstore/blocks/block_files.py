@@ -56,7 +56,7 @@ class BlockFiles:
         self._folder = disk.private_folder(folder)
         self._temporary = disk.private_folder(folder / _TEMPORARY)
         self._sync = sync
-        self.new: dict[bytes, int] = {}  # disk bytes of blocks in no recipe yet
+        self.new_block_sizes: dict[bytes, int] = {}  # disk bytes of blocks in no recipe yet
 
     def with_own_record(self) -> BlockFiles:
         """Return the same folder with a separate record of new blocks."""
@@ -86,7 +86,7 @@ class BlockFiles:
 
     def forget_new(self, blocks: Iterable[bytes]) -> None:
         for block in blocks:
-            self.new.pop(block, None)
+            self.new_block_sizes.pop(block, None)
 
     def write(self, content: Iterable[bytes | memoryview]) -> WrittenBlock:
         """Write content to a temporary file unless the block exists; `commit` makes it a block."""
@@ -122,7 +122,7 @@ class BlockFiles:
             if not path.parent.is_dir():
                 disk.private_folder(path.parent)
             written.temporary.replace(path)
-            self.new[written.block] = disk.disk_usage(path.stat())
+            self.new_block_sizes[written.block] = disk.disk_usage(path.stat())
         except BaseException:
             self.discard(written)
             raise
@@ -163,7 +163,7 @@ class BlockFiles:
         for folder in disk.listing(self._folder):
             for path in disk.listing(folder):
                 name = bytes.fromhex(path.name) if _NAME.fullmatch(path.name) else None
-                if name is not None and name not in known and name not in self.new:
+                if name is not None and name not in known and name not in self.new_block_sizes:
                     yield name
 
     def remove_temporary(self) -> None:

@@ -120,7 +120,7 @@ class _SlotFile:
     """One reading of a file: tries a bounded number of ways to parse it."""
 
     def __init__(self, size: int, read: Read) -> None:
-        self._size, self._read, self._tries = size, read, 0
+        self._size, self._read, self._attempts = size, read, 0
 
     def _take(self, offset: int, size: int, what: str) -> bytes:
         if offset < 0 or size < 0 or offset + size > self._size:
@@ -172,8 +172,8 @@ class _SlotFile:
 
     def _possible_layouts(self, header: Header, offset: int, before: tuple[Cache, ...]) -> Iterator[Layout]:
         """Yield all ways to read the file from `offset`, where the caches `before` end."""
-        self._tries += 1
-        if self._tries > _MAX_TRIES:
+        self._attempts += 1
+        if self._attempts > _MAX_TRIES:
             raise SlotFileError("it can be read in too many ways")
         try:
             checkpoints = self._checkpoints(offset) if self._caches_end(offset) else None

@@ -46,7 +46,7 @@ class Candidate(NamedTuple):
 class Needs:
     """The blocks each save point needs: those on the path to its end in a tree of uses."""
 
-    ends: Numbers  # last use of each candidate
+    last_uses: Numbers  # last use of each candidate
     parents: Numbers  # previous use of each use, always a smaller number; -1: none
     blocks: Numbers  # block of each use
     sizes: Numbers  # disk bytes of each block
@@ -89,7 +89,7 @@ def _spare_unneeded(order: list[int], needs: Needs, wanted: int) -> list[int]:
     staying: set[int] = set()
     for place in reversed(order):
         path: set[int] = set()
-        cost, use = 0, int(needs.ends[place])
+        cost, use = 0, int(needs.last_uses[place])
         while use >= 0 and cost <= excess:
             block = blocks[use]
             if gone[block] and block not in path:
@@ -114,7 +114,7 @@ def _removal_order(candidates: Sequence[Candidate], needs: Needs, now: float) ->
         held.append(size + (held[parent] if parent >= 0 else 0))
     values = [
         point.prefill_ms / max(held[end], 1.0) * 0.5 ** (max(0.0, now - point.last_used_at) / HALF_LIFE_S)
-        for point, end in zip(candidates, needs.ends.tolist(), strict=False)
+        for point, end in zip(candidates, needs.last_uses.tolist(), strict=False)
     ]
     newest: dict[tuple[str, int], int] = {}
     thread_ends = set[tuple[str, str | None]]()  # of programs: where a thread ends, or several begin
@@ -147,10 +147,10 @@ def _freed(order: Sequence[int], needs: Needs) -> list[float]:
 def _last_turns(order: Sequence[int], needs: Needs) -> Numbers:
     """Return the index in `order` of each block's last user; `len(order)` if a remaining one needs it."""
     stays = len(order)
-    turns = np.full(len(needs.ends), stays, np.int64)
+    turns = np.full(len(needs.last_uses), stays, np.int64)
     turns[list(order)] = np.arange(stays)
     of_uses = np.full(len(needs.parents) + 1, -1, np.int64)
-    np.maximum.at(of_uses, needs.ends, turns)
+    np.maximum.at(of_uses, needs.last_uses, turns)
     last = of_uses.tolist()
     for use, parent in zip(reversed(range(len(needs.parents))), reversed(needs.parents.tolist()), strict=True):
         if last[use] > last[parent]:

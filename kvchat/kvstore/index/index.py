@@ -159,7 +159,7 @@ class Index:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileExistsError):  # reopening and closing would drop this process's locks
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            self.fresh = True
+            self.is_fresh = True
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         try:
             if not reads:
@@ -194,7 +194,7 @@ class Index:
                 note_index_loss(self._writer)
             except (OSError, sqlite3.Error) as error:
                 raise IndexFailed(_("it is damaged and cannot be recreated: {error}", error=error)) from error
-            self.fresh = True
+            self.is_fresh = True
 
     def _close_idle_readers(self) -> None:
         """Close idle readers now and busy ones when done: the path is or becomes another file."""

@@ -26,7 +26,7 @@ class Totals(NamedTuple):
     logical: int  # of all slot files
     rows: int  # of row blocks
     disk: int  # disk bytes of all blocks
-    written: int
+    bytes_written: int
     written_today: int
 
 

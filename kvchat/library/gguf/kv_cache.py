@@ -42,7 +42,7 @@ _FIRST_SHARED = {"gemma3n": 20}  # layers from this one on use an earlier layer'
 class LayerKv:
     keys: int = 0  # in each token's K row
     values: int = 0  # in each token's V row
-    slides: bool = False  # sliding window: rows of the last tokens only
+    is_sliding: bool = False  # sliding window: rows of the last tokens only
     state: int = 0  # f32, independent of the context length
 
 
@@ -216,20 +216,20 @@ def kv_bytes(
 ) -> int:
     """Return the KV cache bytes for `n_ctx` tokens, which `slots` share. Raises ValueError for an unknown KV type."""
     if swa_full:
-        layout = replace(layout, layers=tuple(replace(layer, slides=False) for layer in layout.layers))
+        layout = replace(layout, layers=tuple(replace(layer, is_sliding=False) for layer in layout.layers))
     growing = math.ceil(kv_bytes_per_token(layout, kv_type_k, kv_type_v) * pad(n_ctx))
     return growing + kv_fixed_bytes(layout, n_ctx, kv_type_k, kv_type_v, slots)
 
 
 def kv_bytes_per_token(layout: KvLayout, kv_type_k: str = "f16", kv_type_v: str = "f16") -> float:
     """Return the KV cache bytes that each token of context adds. Raises ValueError for an unknown KV type."""
-    return sum(_row_bytes(layer, kv_type_k, kv_type_v) for layer in layout.layers if not layer.slides)
+    return sum(_row_bytes(layer, kv_type_k, kv_type_v) for layer in layout.layers if not layer.is_sliding)
 
 
 def kv_fixed_bytes(layout: KvLayout, n_ctx: int, kv_type_k: str, kv_type_v: str, slots: int = 1) -> int:
     """Return the bytes of sliding windows (llama_kv_cache_iswa, without --swa-full) and of recurrent state."""
     window = pad(min(n_ctx, slots * layout.window + BATCH_SIZE))
-    rows = sum(_row_bytes(layer, kv_type_k, kv_type_v) for layer in layout.layers if layer.slides)
+    rows = sum(_row_bytes(layer, kv_type_k, kv_type_v) for layer in layout.layers if layer.is_sliding)
     return math.ceil(rows * window) + STATE_BYTES * slots * sum(layer.state for layer in layout.layers)
 
 

@@ -94,9 +94,9 @@ class ContextChooser:
     def __init__(self, demand: Demand, memory: MemoryFacts) -> None:
         self._demand, self._memory, self._facts = demand, memory, demand.facts
         self._min_tokens = min(MIN_CONTEXT, self._facts.trained_context)
-        self._trained = max(self._min_tokens, round_down(self._facts.trained_context))
-        limit = demand.limit.tokens if demand.limit else self._trained
-        self._max_tokens = max(self._min_tokens, min(self._trained, limit))
+        self._trained_context = max(self._min_tokens, round_down(self._facts.trained_context))
+        limit = demand.limit.tokens if demand.limit else self._trained_context
+        self._max_tokens = max(self._min_tokens, min(self._trained_context, limit))
         self._no_gpu_layers = Placement(0, self._facts.block_count + 1)  # on the GPUs
         self._without_gpu = False  # GPU memory ran out
         self._fits: dict[tuple[int, bool], _Fit] = {}  # by context size, and if no GPU is used
@@ -118,7 +118,7 @@ class ContextChooser:
             )
             needed, usable = format_size(self._fit(tokens).needed), self._describe_usable(tokens)
             return self._choice(tokens, _(text, tokens=shown, needed=needed, sparable=usable))
-        if tokens >= self._trained:
+        if tokens >= self._trained_context:
             return self._choice(tokens, _("{tokens} tokens: the full context length of this model.", tokens=shown))
         ran_out = ""
         if limit and tokens >= most:
@@ -134,7 +134,7 @@ class ContextChooser:
         """
         steps, tokens = [], choice.tokens
         if self._fit(tokens).is_on_gpu:
-            floor = min(SUFFICIENT_GPU_CONTEXT, self._trained)
+            floor = min(SUFFICIENT_GPU_CONTEXT, self._trained_context)
             while tokens > floor:
                 tokens = max(floor, round_down(tokens // 2))
                 steps.append(self._reduced_choice(tokens, choice))
@@ -242,7 +242,7 @@ class ContextChooser:
     def _place(self, tokens: int) -> str:
         fit = self._fit(tokens)
         if not fit.is_on_gpu:
-            return _("allowed by the system") if self._memory.limited else _("free")
+            return _("allowed by the system") if self._memory.is_limited else _("free")
         if fit.is_whole_on_gpu:
             return _("free on {beside}", beside=self._memory.device_names)
         return _("free, including {beside}", beside=self._memory.device_names)

@@ -48,7 +48,7 @@ class MemoryFacts:
     """Memory available to a model before it is loaded, in bytes."""
 
     available: int  # of the computer, or the container's limit if lower
-    limited: bool = False  # a container's or service's limit applies
+    is_limited: bool = False  # a container's or service's limit applies
     devices: tuple[DeviceMemory, ...] = ()
     total: int = 0  # total of the computer or container
     staging_capacity: int = 0  # bytes for slot files in memory; 0: no place for them
@@ -78,7 +78,7 @@ class MemoryFacts:
 
     def with_staging(self, disposable: int, capacity: int) -> MemoryFacts:
         """Return the facts once `disposable` bytes of in-memory slot files are gone; `capacity`: room for new ones."""
-        total = self.total + (disposable if self.limited else 0)
+        total = self.total + (disposable if self.is_limited else 0)
         return replace(self, available=self.available + disposable, total=total, staging_capacity=capacity)
 
     def staging_beside(self, needed: int, margin: int) -> int:
@@ -244,7 +244,7 @@ class LoadLimits:
     def find(self, circumstances: Circumstances) -> LoadLimit | None:
         """Return the limit in force; None if there is none or a retry is due."""
         entry = self._entries().get(circumstances.key)
-        return entry if entry is not None and self._in_force(entry) else None
+        return entry if entry is not None and self._is_in_force(entry) else None
 
     def knows(self, size: int, build: str, device: str) -> bool:
         """True if a model of `size` bytes ran out of memory with this build and device type."""
@@ -259,10 +259,10 @@ class LoadLimits:
         entries = self._entries()
         before = entries.pop(circumstances.key, None)
         if not ran_out and (before is None or tokens <= before.tokens):
-            return before if before is not None and self._in_force(before) else None
+            return before if before is not None and self._is_in_force(before) else None
         limit = None
         if ran_out:
-            again = before is not None and not self._in_force(before)
+            again = before is not None and not self._is_in_force(before)
             times = (before.times if before is not None else 1) + again
             limit = entries[circumstances.key] = LoadLimit(tokens, times, self._clock())
         newest = dict(list(entries.items())[-MAX_ENTRIES:])
@@ -272,7 +272,7 @@ class LoadLimits:
                 new.write_text(json.dumps({key: asdict(entry) for key, entry in newest.items()}, indent=1), "utf-8")
         return limit
 
-    def _in_force(self, entry: LoadLimit) -> bool:
+    def _is_in_force(self, entry: LoadLimit) -> bool:
         return entry.at <= self._clock() < entry.until  # dates in the future are ignored
 
     def _entries(self) -> dict[str, LoadLimit]:

@@ -75,8 +75,8 @@ FULL_WINDOW = "--swa-full"
 @dataclass(frozen=True)
 class Proposal:
     title: str
-    gain: str  # a sentence
-    price: str  # a sentence
+    benefit: str  # a sentence
+    drawback: str  # a sentence
     tokens: int = 0  # context tokens gained
     bytes: int = 0  # memory freed at the current context; negative: used
     kv_type: str | None = None  # value for the setting `kv_type`; None: set `engine_argument` instead
@@ -94,16 +94,16 @@ class CurrentLoad:
     choice: ContextChoice
     demand: Demand
     memory: MemoryFacts
-    wanted: int | None  # the user's context size
-    extra: Sequence[str]  # the user's engine arguments
+    requested_tokens: int | None  # the user's context size
+    extra_arguments: Sequence[str]  # the user's engine arguments
     takes_arguments: bool  # the built-in engine takes none
 
     def choice_with(
         self, *, kv_type: str | None = None, swa_full: bool = False, wanted: int | None = None
     ) -> ContextChoice:
-        kv_type, swa_full = kv_type or self.demand.kv_type, swa_full or FULL_WINDOW in self.extra
+        kv_type, swa_full = kv_type or self.demand.kv_type, swa_full or FULL_WINDOW in self.extra_arguments
         demand = replace(self.demand, kv_type=kv_type, swa_full=swa_full, projector=0)
-        return ContextChooser(demand, self.memory).choose(wanted or self.wanted)
+        return ContextChooser(demand, self.memory).choose(wanted or self.requested_tokens)
 
 
 def proposals(load: CurrentLoad) -> tuple[Proposal, ...]:
@@ -140,7 +140,7 @@ def _smaller_kv(load: CurrentLoad) -> Proposal | None:
 def _full_window(load: CurrentLoad) -> Proposal | None:
     """Propose full-length sliding windows, which let a chat go back to any point, if they fit."""
     choice, facts = load.choice, load.demand.facts
-    if not facts.kv.window or facts.kv.is_recurrent or FULL_WINDOW in load.extra:
+    if not facts.kv.window or facts.kv.is_recurrent or FULL_WINDOW in load.extra_arguments:
         return None
     full = load.choice_with(swa_full=True)
     if not load.takes_arguments or not full.fits:

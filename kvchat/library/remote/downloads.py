@@ -33,7 +33,7 @@ class Download:
     order: Order
     path: Path  # future path of the first file; identifies the download
     state: DownloadState
-    done: int = 0
+    downloaded_bytes: int = 0
     rate: float = 0.0
     error: KvchatError | None = None
 
@@ -43,7 +43,7 @@ class Download:
 
     @property
     def seconds_left(self) -> float | None:
-        return (self.total - self.done) / self.rate if self.rate > 0 else None
+        return (self.total - self.downloaded_bytes) / self.rate if self.rate > 0 else None
 
 
 class Downloads:
@@ -55,8 +55,8 @@ class Downloads:
         self._downloader = Downloader("downloads")
         self._turn = asyncio.Lock()  # one download at a time
         self._running: dict[Path, asyncio.Task[None]] = {}
-        self._ending: dict[Path, asyncio.Task[None]] = {}  # stopping, perhaps with files still open
-        self._known: dict[Path, Download] = {}
+        self._stopping: dict[Path, asyncio.Task[None]] = {}  # stopping, perhaps with files still open
+        self._downloads: dict[Path, Download] = {}
 
     def subscribe(self, listener: Callable[[Download], object]) -> Callable[[], None]:
         """Call `listener` on the loop's thread for each change; return a function that unsubscribes it."""
@@ -64,7 +64,7 @@ class Downloads:
         return lambda: self._listeners.remove(listener)
 
     def all(self) -> tuple[Download, ...]:
-        return tuple(self._known.values())
+        return tuple(self._downloads.values())
 
     async def find_unfinished(self) -> None:
         def read() -> list[tuple[Order, int]]:
@@ -72,28 +72,28 @@ class Downloads:
 
         for order, done in await asyncio.to_thread(read):
             path = order.target(self._models)
-            if path not in self._known:
+            if path not in self._downloads:
                 self._set(Download(order, path, DownloadState.PAUSED, done))
 
     def begin(self, order: Order) -> Path:
         """Start or resume a download; return its path. Raises HubError for an invalid file name."""
         path = order.target(self._models)
-        known = self._known.get(path)
+        known = self._downloads.get(path)
         if known is not None and known.state in ACTIVE_STATES:
             return path
-        self._set(Download(order, path, DownloadState.WAITING, known.done if known else 0))
+        self._set(Download(order, path, DownloadState.WAITING, known.downloaded_bytes if known else 0))
         self._running[path] = asyncio.create_task(self._fetch(order, path), name="download")
         return path
 
     def pause(self, path: Path) -> None:
         if self._stop(path):
-            self._set(dataclasses.replace(self._known[path], state=DownloadState.PAUSED, rate=0.0))
+            self._set(dataclasses.replace(self._downloads[path], state=DownloadState.PAUSED, rate=0.0))
 
     async def remove(self, path: Path) -> None:
         """Forget a download and delete the files of an unfinished one. Raises OSError."""
-        known = self._known.pop(path, None)
+        known = self._downloads.pop(path, None)
         self._stop(path)
-        if ending := self._ending.get(path):
+        if ending := self._stopping.get(path):
             await asyncio.wait([ending])
         if known is not None and known.state is not DownloadState.DONE:
             await asyncio.to_thread(discard, known.order, self._models)
@@ -101,27 +101,27 @@ class Downloads:
     async def close(self) -> None:
         for path in tuple(self._running):
             self._stop(path)
-        if self._ending:
-            await asyncio.wait(self._ending.values())
+        if self._stopping:
+            await asyncio.wait(self._stopping.values())
         await self._downloader.close()
 
     def _stop(self, path: Path) -> bool:
         if (task := self._running.pop(path, None)) is None:
             return False
         task.cancel()
-        self._ending[path] = task
-        task.add_done_callback(lambda ended: self._ending.pop(path) if self._ending.get(path) is ended else None)
+        self._stopping[path] = task
+        task.add_done_callback(lambda ended: self._stopping.pop(path) if self._stopping.get(path) is ended else None)
         return True
 
     async def _fetch(self, order: Order, path: Path) -> None:
-        if ending := self._ending.get(path):
+        if ending := self._stopping.get(path):
             await asyncio.wait([ending])
         task = asyncio.current_task()
 
         def report(done: int, rate: float, checking: bool) -> None:
             if self._running.get(path) is task:
                 state = DownloadState.CHECKING if checking else DownloadState.FETCHING
-                self._set(dataclasses.replace(self._known[path], state=state, done=done, rate=rate))
+                self._set(dataclasses.replace(self._downloads[path], state=state, downloaded_bytes=done, rate=rate))
 
         error: Exception | None = None
         try:
@@ -131,9 +131,9 @@ class Downloads:
             error = failure
         if self._running.get(path) is task:  # not paused or removed meanwhile
             del self._running[path]
-            known = dataclasses.replace(self._known[path], rate=0.0)
+            known = dataclasses.replace(self._downloads[path], rate=0.0)
             if error is None:
-                self._set(dataclasses.replace(known, state=DownloadState.DONE, done=known.total))
+                self._set(dataclasses.replace(known, state=DownloadState.DONE, downloaded_bytes=known.total))
                 return
             shown = error if isinstance(error, KvchatError) else KvchatError(_("An unexpected error occurred"))
             self._set(dataclasses.replace(known, state=DownloadState.FAILED, error=shown))
@@ -141,7 +141,7 @@ class Downloads:
             raise error
 
     def _set(self, download: Download) -> None:
-        self._known[download.path] = download
+        self._downloads[download.path] = download
         for listener in tuple(self._listeners):
             listener(download)
 

@@ -93,7 +93,7 @@ class LivePage(ScrollPage):
 
     def handle_event(self, event: Event) -> None:
         match event:
-            case Prefilling(done=done, total=total):
+            case Prefilling(done_tokens=done, total=total):
                 done_text, total_text = format_number(done), format_number(total)
                 self._show("now", _("processing, {done} of {total} tokens", done=done_text, total=total_text))
             case FirstToken():

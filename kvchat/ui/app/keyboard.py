@@ -93,9 +93,11 @@ class KeyboardController(QObject):
             for id in sorted(titles, key=lambda id: id == current)
         ]
         actions = [
-            PaletteEntry(_(shortcut.title), shortcut.key_text, self._handlers[shortcut.action], _(shortcut.also))
+            PaletteEntry(
+                _(shortcut.title), shortcut.key_text, self._handlers[shortcut.action], _(shortcut.search_terms)
+            )
             for shortcut in SHORTCUTS
-            if shortcut.own and shortcut.in_palette and shortcut.action not in useless
+            if shortcut.is_installed and shortcut.in_palette and shortcut.action not in useless
         ]
         palette = Palette(self._window, chats, actions)
         palette.open_over(self._window)

@@ -60,12 +60,12 @@ class QuickWindow(Panel):
         self._initial_height = 0  # when shown, in pixels
         self.transcript, self.composer = transcript, composer = Transcript(look), Composer(look)
         self._presenter = ChatPresenter(
-            runtime, transcript, composer, self.current, lambda: chat.turn_of(self._chat or ""), has_cards=False
+            runtime, transcript, composer, self.current_chat, lambda: chat.turn_of(self._chat or ""), has_cards=False
         )
         composer.editor.setPlaceholderText(_("Ask something…"))
         composer.sent.connect(lambda text, attachments: self.run(self._send(text, attachments)))
         composer.stop_requested.connect(self._stop)
-        self._show_queued = chat.sending.connect_queue(composer, self.current, self._prepend)
+        self._show_queued = chat.send_controller.connect_queue(composer, self.current_chat, self._prepend)
         self.attachments = AttachmentLoader(runtime, composer, self, runner, self.notices, self)
         self.follow(runtime.events.subscribe, self.attachments.handle_event)
         handlers = {"attach": self.attachments.choose_files, "screenshot": self.attachments.take_screenshot}
@@ -91,7 +91,7 @@ class QuickWindow(Panel):
         self.bring_forward()
         self.composer.focus()
 
-    def current(self) -> str | None:
+    def current_chat(self) -> str | None:
         return self._chat
 
     def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]:

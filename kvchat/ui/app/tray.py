@@ -259,7 +259,7 @@ class QuitController(QObject):
             )
         if self._window.first_start.is_fetching:
             ends.append(_("The starter model is being downloaded."))
-        if runtime.engines.fetching is not None:
+        if runtime.engines.download is not None:
             ends.append(_("An engine is being downloaded. You can resume the download later."))
         if runtime.chat.library.reading:
             ends.append(_("Documents are being processed for the library. The progress so far is saved."))

@@ -59,7 +59,7 @@ class EngineCard(Card):
 
 
 def _calm_texts(status: EngineStatus, model: str | None) -> tuple[str, str]:
-    if status.checking:
+    if status.is_testing:
         once = _("This takes a few seconds, once per model and engine. You can start typing.")
         return _("Testing chat memory…"), once
     match status.state:

@@ -71,7 +71,7 @@ class Header(QWidget):
         look.changed.connect(self._fit_model)
 
     def show_conversation(self, title: str, *, exists: bool) -> None:
-        if title != self.title.whole or exists != self._exists:
+        if title != self.title.full_text or exists != self._exists:
             self._exists = exists
             self.title.set_text(title)
 
@@ -99,7 +99,7 @@ class Header(QWidget):
 
     def begin_rename(self) -> None:
         if self._exists:
-            self.field.setText(self.title.whole)
+            self.field.setText(self.title.full_text)
             self.title.hide()
             self.field.show()
             self.field.setFocus()
@@ -115,7 +115,7 @@ class Header(QWidget):
         title = self.field.text().strip()
         self.field.hide()
         self.title.show()
-        if self.field.isModified() and title and title != self.title.whole:
+        if self.field.isModified() and title and title != self.title.full_text:
             self.renamed.emit(title)
         self.rename_ended.emit()
 
@@ -227,7 +227,7 @@ class ChatPage(QWidget):
         notices.setGeometry(left, top, width, height)
         notices.raise_()
         covers = bool(notices.on_show) and left < page.center().x() + self._look.px(COLUMN_WIDTH) // 2
-        self._transcript.leave_room(height + below + _GAP if covers else 0)
+        self._transcript.reserve_space(height + below + _GAP if covers else 0)
 
     def show_messages(self, has_messages: bool) -> None:
         self._middle.setCurrentWidget(self._transcript if has_messages else self._welcome)

@@ -47,14 +47,14 @@ class MessageField(QPlainTextEdit):
             self.files_given.emit(files)
         elif source.hasImage() and not source.hasText():
             self.picture_given.emit(QImage(source.imageData()))
-        elif len(text := source.text()) > ATTACHED_FROM or not self.holds(text):
+        elif len(text := source.text()) > ATTACHED_FROM or not self.fits(text):
             self.too_long_pasted.emit(text)
         else:
             super().insertFromMimeData(source)
             if len(text) >= LONG_PASTE:
                 self.long_pasted.emit(text)
 
-    def holds(self, more: str) -> bool:
+    def fits(self, more: str) -> bool:
         line = self.textCursor().block().length()
         return self.document().characterCount() + len(more) <= MAX_TEXT and line + _longest_line(more) <= MAX_LINE
 
@@ -213,7 +213,7 @@ class Composer(QWidget):
 
     def insert_text(self, text: str) -> None:
         self.editor.setFocus()
-        if self.editor.holds(text):
+        if self.editor.fits(text):
             self.editor.insertPlainText(text)
         else:
             self._attach_text(text)
@@ -268,7 +268,7 @@ class Composer(QWidget):
         self.focus()
 
     def _attach_text(self, text: str) -> None:
-        self._pasted = text if self.editor.holds(text) else ""
+        self._pasted = text if self.editor.fits(text) else ""
         if self.isSignalConnected(QMetaMethod.fromSignal(self.text_given)):
             self.text_given.emit(text)
         else:
@@ -276,7 +276,7 @@ class Composer(QWidget):
 
     def _insert_paste(self) -> None:
         text, pasted = self._pasted, self._pasted_attachment()
-        if pasted is not None and self.editor.holds(text):
+        if pasted is not None and self.editor.fits(text):
             self.set_attachments([attachment for attachment in self.chips.attachments if attachment is not pasted])
             self.editor.insertPlainText(text)
         self.focus()
@@ -348,13 +348,13 @@ class StartupDrafts(QObject):
         super().__init__(parent)
         self.conversation_id = ""  # of the draft in the composer
         self.is_restored = False  # the last page and draft
-        self.sent: list[tuple[str, str]] = []  # conversation id and message that could not be sent yet
+        self.early_messages: list[tuple[str, str]] = []  # conversation id and message that could not be sent yet
         self._composer = composer
         self._drafts: dict[str, str] = {}
         self._saved: dict[str, str] = {}
         self._writer: DraftWriter | None = None
         # Clearing the composer writes what was sent, exactly once.
-        composer.sent_early.connect(lambda text: self.sent.append((self.conversation_id, text)))
+        composer.sent_early.connect(lambda text: self.early_messages.append((self.conversation_id, text)))
         composer.editor.textChanged.connect(self._save)
 
     def restore(self, conversation_id: str, drafts: Mapping[str, str], writer: DraftWriter | None = None) -> None:
@@ -362,7 +362,7 @@ class StartupDrafts(QObject):
         self.conversation_id, self.is_restored, self._writer = conversation_id, True, writer
         self._drafts = {id: text for id, text in drafts.items() if fits_field(text)}
         self._saved = dict(drafts)
-        self.sent = [(conversation_id, text) for _before, text in self.sent]
+        self.early_messages = [(conversation_id, text) for _before, text in self.early_messages]
         if draft := self._drafts.get(conversation_id):
             self._composer.set_draft(draft + self._composer.draft)
         self._save()
@@ -381,7 +381,7 @@ class StartupDrafts(QObject):
         return self._drafts | {self.conversation_id: self._composer.draft}
 
     def sent_from(self, conversation_id: str) -> list[str]:
-        return [text for id, text in self.sent if id == conversation_id]
+        return [text for id, text in self.early_messages if id == conversation_id]
 
     def _save(self) -> None:
         if self._writer is None:

@@ -76,7 +76,7 @@ class TurnStatus:
         if self._is_over and isinstance(event, _EARLY_EVENTS):
             self._reset()
         match event:
-            case session.MakingRoom(done=True):
+            case session.MakingRoom(is_finished=True):
                 self._remove("wait")
             case session.WaitingForEngine() | session.MakingRoom() | chat.WaitingForChat():
                 remark, pending = _WAITING[type(event)]
@@ -97,7 +97,7 @@ class TurnStatus:
                 self._restored, self._failed = None, None if hollow else reason
                 unused = f"{_(READ_AGAIN)}{punctuation(': ')}{_(UNUSED_MEMORY)}"
                 self._add("restore", unused if hollow else _("not loaded: {reason}", reason=reason.text), "warn")
-            case chat.Prefilling(done=done, total=total):
+            case chat.Prefilling(done_tokens=done, total=total):
                 self._remove("wait")
                 self.fraction = done / total if total else None
                 amount = {"share": format_percent(self.fraction or 0), "total": format_number(total)}
@@ -146,14 +146,16 @@ class TurnStatus:
                 self._add("save", _("not saved: {reason}", reason=reason.text), "warn")
 
     def _show_read_ahead(self, event: chat.ReadAheadProgress) -> None:
-        self.reading_ahead = event.done < event.total
-        self.fraction = event.done / event.total if self.reading_ahead else None
+        self.reading_ahead = event.done_tokens < event.total
+        self.fraction = event.done_tokens / event.total if self.reading_ahead else None
         if self.reading_ahead:
             what = _("your draft") if event.draft else _("this chat")
-            done, total = format_number(event.done), plural(event.total, "{count} token", "{count} tokens")
+            done, total = format_number(event.done_tokens), plural(event.total, "{count} token", "{count} tokens")
             self._add("ahead", _("processing {what}: {done} of {total}", what=what, done=done, total=total), "live")
-        elif event.done:
-            self._add("ahead", plural(event.done, "{count} token processed ahead", "{count} tokens processed ahead"))
+        elif event.done_tokens:
+            self._add(
+                "ahead", plural(event.done_tokens, "{count} token processed ahead", "{count} tokens processed ahead")
+            )
         else:
             self._remove("ahead")
 

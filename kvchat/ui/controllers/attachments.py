@@ -34,7 +34,7 @@ PASTED_PICTURE, SCREENSHOT = N_("Pasted image.png"), N_("Screenshot.png")
 class Drafts(Protocol):
     """Attachments of unsent messages, by conversation id; None for a chat not yet begun."""
 
-    def current(self) -> str | None: ...
+    def current_chat(self) -> str | None: ...
 
     def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]: ...
 
@@ -94,7 +94,7 @@ class AttachmentLoader(QObject):
                 self._load(name := _(SCREENSHOT), asyncio.to_thread(prepare_image, name, image))
             self._composer.focus()
 
-        conversation_id = self._drafts.current()
+        conversation_id = self._drafts.current_chat()
         self._runner.start(take(), self._notices.show_error)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
@@ -109,7 +109,7 @@ class AttachmentLoader(QObject):
 
     def _load(self, name: str, reading: Coroutine[Any, Any, Attachment]) -> None:
         """Attach the result of `reading` to the chat that is open now."""
-        id, drafts = self._drafts.current(), self._drafts
+        id, drafts = self._drafts.current_chat(), self._drafts
 
         async def load() -> None:
             try:
@@ -120,7 +120,7 @@ class AttachmentLoader(QObject):
                 if not any((other.name, other.hash) == (attachment.name, attachment.hash) for other in attached):
                     drafts.attach(id, (*attached, attachment))
             except BaseException:
-                if id == drafts.current():
+                if id == drafts.current_chat():
                     self._composer.cancel_delayed_send()
                 raise
             finally:
@@ -129,7 +129,7 @@ class AttachmentLoader(QObject):
 
         def show_error(error: KvchatError) -> None:
             self._errors.append((id, error))
-            if id == drafts.current():
+            if id == drafts.current_chat():
                 self._notices.show_error(error)
 
         self._reading.append((id, name))
@@ -140,14 +140,14 @@ class AttachmentLoader(QObject):
         for id, error in self._errors:
             if id == before:
                 self._notices.withdraw_error(error)
-            elif id == self._drafts.current():
+            elif id == self._drafts.current_chat():
                 self._notices.show_error(error)
         self._errors = [(id, error) for id, error in self._errors if id != before]
         self._composer.cancel_delayed_send()
         self._show_reading()
 
     def _show_reading(self) -> None:
-        self._composer.show_reading([name for id, name in self._reading if id == self._drafts.current()])
+        self._composer.show_reading([name for id, name in self._reading if id == self._drafts.current_chat()])
 
     def _count_tokens(self) -> None:
         async def count() -> None:

@@ -49,9 +49,9 @@ class ChatController(Controller):
         self._presenter = ChatPresenter(
             runtime, transcript, composer, lambda: self.current, self.turn_of, has_cards=True
         )
-        self.sending = SendController(runtime, views, self.drafts, lambda: self._page, self.run_turn, self)
-        self.sending.begun.connect(lambda: self.conversation_changed.emit(None))
-        self.sending.withdrawn.connect(self._show_all)
+        self.send_controller = SendController(runtime, views, self.drafts, lambda: self._page, self.run_turn, self)
+        self.send_controller.begun.connect(lambda: self.conversation_changed.emit(None))
+        self.send_controller.withdrawn.connect(self._show_all)
         self.conversations.shown.connect(self._show_header)
         views.sidebar.selected.connect(self.open)
         views.strip.stop_button.clicked.connect(lambda: runtime.chat.read_ahead.stop(self.current or NEW_CHAT_ID))
@@ -97,21 +97,21 @@ class ChatController(Controller):
         if answered is not None:
             text, *later = first.sent_from(answered)
             self.open(answered or None)
-            self.sending.queue(answered, SEPARATOR.join(later))
-            self.sending.send(text)
+            self.send_controller.queue(answered, SEPARATOR.join(later))
+            self.send_controller.send(text)
         if page != answered:
             self.open(page or None)
-        return bool(first.sent) or typed
+        return bool(first.early_messages) or typed
 
     def open(self, conversation_id: str | None) -> None:
         """Open a conversation; None: an empty page for a new one."""
         if conversation_id == self.current and self._views.transcript.messages:
             return
         before, self._page = self.current, Page(conversation_id)
-        self.turn_of().leave_past()
+        self.turn_of().clear_finished()
         self._loading = conversation_id is not None
         self.drafts.show()
-        self.sending.show_queued()
+        self.send_controller.show_queued()
         self._views.transcript.show_conversation([])
         self._views.sidebar.show_selected(conversation_id)
         if conversation_id is not None:
@@ -174,7 +174,7 @@ class ChatController(Controller):
         """Show the turn that runs in `task`."""
 
         def end(_: object) -> None:
-            self.sending.finish(conversation_id)
+            self.send_controller.finish(conversation_id)
             self.turn_of(conversation_id).end()
             self.conversations.reload_soon()  # no reply is coming, and a refusal sends no other event
             if conversation_id == self.current:

@@ -35,12 +35,12 @@ class DraftController(Controller):
 
     def __init__(self, runtime: Runtime, views: Views, current: Callable[[], str | None], parent: QObject) -> None:
         super().__init__(runtime, views, parent)
-        self._composer, self.current = views.composer, current
+        self._composer, self.current_chat = views.composer, current
         self._run = runtime.chat.turn_context.run
         self._drafts: dict[str, Draft] = {}
         self._unsaved: dict[str, Draft] = {}
         self._saved_attachments: dict[str, Attachments] = {}  # on disk, where known: they may be large
-        self._held: Counter[str] = Counter()
+        self._hold_counts: Counter[str] = Counter()
         self._all_released = asyncio.Event()
         self._all_released.set()
         self._error_shown = False
@@ -60,7 +60,7 @@ class DraftController(Controller):
             if not fits_field(draft.text):
                 document = await asyncio.to_thread(document_from_text, _(PASTED), draft.text)
                 self.set(draft.conversation_id, "", (*draft.attachments, document))
-        composer, current = self._composer, self.current
+        composer, current = self._composer, self.current_chat
         composer.editor.textChanged.connect(lambda: self.set(current(), composer.draft))
         composer.chips.changed.connect(lambda: self.set(current(), attachments=composer.chips.attachments))
 
@@ -95,7 +95,7 @@ class DraftController(Controller):
         self.set(source, "", ())
 
     def show(self) -> None:
-        draft = self.get(self.current())
+        draft = self.get(self.current_chat())
         if self._composer.draft != draft.text:
             self._composer.set_draft(draft.text)
         if self._composer.chips.attachments != draft.attachments:
@@ -103,14 +103,14 @@ class DraftController(Controller):
 
     def hold(self, *ids: str) -> list[str]:
         """Keep these drafts on disk until `release`, while their text is being added to the chat. Return the ids."""
-        self._held.update(ids)
+        self._hold_counts.update(ids)
         self._all_released.clear()
         return list(ids)
 
     def release(self, ids: list[str]) -> None:
         """Save these drafts again: their text is in the chat, or back in the composer."""
-        self._held.subtract(ids)
-        if not any(count > 0 for count in self._held.values()):
+        self._hold_counts.subtract(ids)
+        if not any(count > 0 for count in self._hold_counts.values()):
             self._all_released.set()
         for id in ids:
             self._saved_attachments.pop(id, None)
@@ -126,7 +126,7 @@ class DraftController(Controller):
     async def save(self) -> None:
         """Write unsaved changes to disk. Raises StorageFailed and tries again later."""
         self._pause.stop()
-        drafts = {id: draft for id, draft in self._unsaved.items() if self._held[id] <= 0}
+        drafts = {id: draft for id, draft in self._unsaved.items() if self._hold_counts[id] <= 0}
         if not drafts:
             return
         saved = self._saved_attachments
@@ -176,9 +176,9 @@ class SendController(Controller):
     ) -> None:
         super().__init__(runtime, views, parent)
         self._drafts, self._page, self._run_turn = drafts, page, run_turn
-        self._new: set[str] = set()  # ids of chats being saved with their first message
-        self._held: dict[str, list[str]] = {}  # by conversation id: drafts being sent there
-        self._beginning = asyncio.Lock()  # two messages sent at once from the empty page share one conversation
+        self._unsaved_chats: set[str] = set()  # ids of chats being saved with their first message
+        self._held_drafts: dict[str, list[str]] = {}  # by conversation id: drafts being sent there
+        self._new_chat_lock = asyncio.Lock()  # two messages sent at once from the empty page share one conversation
         views.composer.sent.connect(self.send)
 
         def edit(text: str, attachments: Attachments) -> None:
@@ -230,22 +230,22 @@ class SendController(Controller):
 
     def finish(self, conversation_id: str) -> None:
         """Note that the conversation's message is stored, or has returned to its draft."""
-        self._new.discard(conversation_id)
-        self._drafts.release(self._held.pop(conversation_id, []))
+        self._unsaved_chats.discard(conversation_id)
+        self._drafts.release(self._held_drafts.pop(conversation_id, []))
 
     async def _send(self, text: str, attachments: Attachments, page: Page, held: list[str]) -> None:
         """page: where Enter was pressed, whichever is open by now"""
         new = None
-        async with self._beginning:
+        async with self._new_chat_lock:
             if page.conversation_id is None:
                 try:
                     new = await self._runtime.chat.new_chat()
                 except KvchatError as error:
-                    self._give_back(NEW_CHAT_ID, text, attachments, error)
+                    self._return_to_draft(NEW_CHAT_ID, text, attachments, error)
                     self._drafts.release(held)
                     return
                 page.conversation_id = new.id
-                self._new.add(new.id)
+                self._unsaved_chats.add(new.id)
                 held += self._drafts.hold(new.id, QUEUED_PREFIX + new.id)
                 self._drafts.move(QUEUED_PREFIX + NEW_CHAT_ID, QUEUED_PREFIX + new.id)
                 if page is self._page():
@@ -253,19 +253,19 @@ class SendController(Controller):
                     self.begun.emit()
         if page is self._page():
             self._views.transcript.scroll_to_end()
-        self._deliver(page.conversation_id, text, attachments, held, new)
+        self._start_turn(page.conversation_id, text, attachments, held, new)
 
-    def _deliver(
+    def _start_turn(
         self, conversation_id: str, text: str, attachments: Attachments, held: list[str], new: NewChat | None = None
     ) -> None:
         """Start the turn, storing the rest of the held drafts in the message's transaction."""
-        self._held.setdefault(conversation_id, []).extend(held)
+        self._held_drafts.setdefault(conversation_id, []).extend(held)
         rest = tuple(map(self._drafts.get, held))
         send = self._runtime.chat.send
         self._run_turn(conversation_id, send(conversation_id, text, attachments=attachments, new=new, drafts=rest))
 
-    def _give_back(self, conversation_id: str, text: str, attachments: Attachments, error: KvchatError) -> None:
-        if conversation_id == NEW_CHAT_ID or conversation_id in self._new:  # chat also unsaved
+    def _return_to_draft(self, conversation_id: str, text: str, attachments: Attachments, error: KvchatError) -> None:
+        if conversation_id == NEW_CHAT_ID or conversation_id in self._unsaved_chats:  # chat also unsaved
             later, files = self._take(conversation_id)
             text, attachments = SEPARATOR.join(filter(None, (text, later))), (*attachments, *files)
             if conversation_id and (page := self._page()).conversation_id == conversation_id:
@@ -287,14 +287,14 @@ class SendController(Controller):
     def _send_queued(self, conversation_id: str | None) -> None:
         if conversation_id is not None and any(self.queued(conversation_id)):
             held = self._drafts.hold(QUEUED_PREFIX + conversation_id)
-            self._deliver(conversation_id, *self._take(conversation_id), held)
+            self._start_turn(conversation_id, *self._take(conversation_id), held)
 
     def _handle_event(self, event: Event) -> None:
         match event:
             case MessagesChanged(conversation_id=id):
                 self.finish(id)
             case QuestionNotStored(conversation_id=id, text=text, error=error, attachments=attachments):
-                self._give_back(id, text, attachments, error)
+                self._return_to_draft(id, text, attachments, error)
                 self.finish(id)
             case ReplyFinished(conversation_id=id, message_id=message_id) if any(self.queued(id)):
                 self._runner.start(self._send_after(id, message_id))

@@ -33,7 +33,7 @@ class TurnState:
     """State of a conversation's current or last turn. No Qt."""
 
     status: TurnStatus = field(default_factory=TurnStatus)
-    awaiting: bool = False  # sent, no token yet
+    awaits_output: bool = False  # sent, no token yet
     failure: KvchatError | None = None
     live_id: str = ""  # of the streaming reply; empty when none
     live_text: str = ""
@@ -42,19 +42,19 @@ class TurnState:
 
     @property
     def is_over(self) -> bool:
-        return not self.awaiting and not self.live_id
+        return not self.awaits_output and not self.live_id
 
-    def leave_past(self) -> None:
+    def clear_finished(self) -> None:
         if self.is_over:
             self.status = TurnStatus()
 
     def begin(self) -> None:
-        self.awaiting, self.failure = True, None
+        self.awaits_output, self.failure = True, None
         self.status.begin()
 
     def end(self) -> None:
         """End the turn, even without output: a reply can be stopped before its first word."""
-        self.awaiting = False
+        self.awaits_output = False
         self.status.end()
 
     def handle_event(self, event: TurnEvent) -> None:
@@ -63,7 +63,7 @@ class TurnState:
             case ReplyDelta(message_id=id):
                 if self.live_id != id:
                     self.live_id, self.live_text, self.live_thinking = id, "", ""
-                self.awaiting = False
+                self.awaits_output = False
                 self.live_text += event.text
                 self.live_thinking += event.thinking
                 self.live_thinking_ms = event.thinking_ms
@@ -95,19 +95,21 @@ class ChatPresenter:
     runtime: Runtime
     transcript: Transcript
     composer: Composer
-    current: Callable[[], str | None]  # id of the visible chat
+    current_chat: Callable[[], str | None]  # id of the visible chat
     turn: Callable[[], TurnState]
     has_cards: bool  # engine and context cards already report some failures
 
     @property
     def is_answering(self) -> bool:
-        chat = self.current()
+        chat = self.current_chat()
         return chat is not None and self.runtime.chat.is_answering(chat)
 
     def show_turn(self, waiting: str = "") -> None:
         turn, messages, running = self.turn(), self.transcript.messages, self.is_answering
         self.composer.set_busy(running)
-        self.transcript.show_pending((waiting or turn.status.pending) if turn.awaiting else "", waits=bool(waiting))
+        self.transcript.show_pending(
+            (waiting or turn.status.pending) if turn.awaits_output else "", waits=bool(waiting)
+        )
         too_long = self.has_cards and isinstance(turn.failure, PromptTooLong)
         reported = too_long or (self.has_cards and is_engine_failure(turn.failure, self.runtime.engine.status))
         self.transcript.show_failure(None if reported else turn.failure, self.runtime.model.name_for(None))
@@ -121,7 +123,7 @@ class ChatPresenter:
     async def reload(self, chat: str, *, fresh: bool = False) -> bool:
         """Load and show the messages, scrolled to the end if `fresh`. Return False if the chat is no longer open."""
         messages = await self.runtime.chat.messages(chat)
-        if chat != self.current():
+        if chat != self.current_chat():
             return False
         (self.transcript.show_conversation if fresh else self.transcript.update_messages)(messages)
         self.show_live()

@@ -85,11 +85,11 @@ class GlobalKey(QObject):
         super().__init__(parent)
         self._bus = bus
         self._release: Callable[[], object] | None = None
-        self._changing = asyncio.Lock()
+        self._change_lock = asyncio.Lock()
 
     async def set_enabled(self, is_enabled: bool) -> None:
         """Grab or release the key. Raises GlobalKeyUnavailable."""
-        async with self._changing:
+        async with self._change_lock:
             if is_enabled and self._release is None:
                 self._release = await self._register()
             elif not is_enabled:

@@ -94,7 +94,7 @@ class EngineOffer(QWidget):
                 self.title.setText(title)
                 self.explanation.setText(join_sentences(driver_advice(graphics), _(PROMISE)))
                 self.show_choices(graphics)
-            self.setVisible(graphics is not None or self._engines.fetching is not None)
+            self.setVisible(graphics is not None or self._engines.download is not None)
 
         self._start(show())
 
@@ -108,7 +108,7 @@ class EngineOffer(QWidget):
             self.backend_box.setCurrentIndex(max(0, self.backend_box.findData(chosen)))
 
     def _show_fetching(self) -> None:
-        download = self._engines.fetching
+        download = self._engines.download
         self._choice_page.setVisible(download is None)
         self._progress_page.setVisible(download is not None)
         if download is None:
@@ -117,7 +117,7 @@ class EngineOffer(QWidget):
         build = download.build if download.stage in (Stage.CHECKING, Stage.FETCHING) else None
         self.bar.setRange(0, 1000 if build is not None else 0)  # 0: indeterminate
         if build is not None:
-            self.bar.setValue(int(1000 * download.done / max(build.size, 1)))
+            self.bar.setValue(int(1000 * download.downloaded_bytes / max(build.size, 1)))
         self.progress_label.setText(_progress_text(download))
 
     def show_steps(self, steps: Sequence[TrialStep]) -> None:
@@ -150,9 +150,9 @@ def _progress_text(download: EngineDownload) -> str:
         return join_sentences(f"{build.name}: {stage}", f"{steps[-1].name}: {steps[-1].detail}")
     if download.stage is not Stage.FETCHING:
         return f"{build.name}: {stage}…"
-    done, size = format_size(download.done), format_size(build.size)
+    done, size = format_size(download.downloaded_bytes), format_size(build.size)
     parts = [_("{name}: {done} of {size}", name=build.name, done=done, size=size)]
     if download.rate > 0:
-        left = format_rough_duration((build.size - download.done) / download.rate)
+        left = format_rough_duration((build.size - download.downloaded_bytes) / download.rate)
         parts += [_("{size}/s", size=format_size(download.rate)), _("{time} left", time=left)]
     return join_parts(parts)

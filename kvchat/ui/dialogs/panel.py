@@ -186,7 +186,7 @@ class ReportDialog(FittingDialog):
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(title)
-        self.smallest = QSize(self.fontMetrics().averageCharWidth() * _LETTERS, 0)
+        self.min_size = QSize(self.fontMetrics().averageCharWidth() * _LETTERS, 0)
         self.resize(620, 420)
         self.text = plain_text(_("Report"), font, text)
         copy = QGuiApplication.clipboard().setText
@@ -242,7 +242,7 @@ class Panel(FittingDialog):
         self.setAccessibleName(title)
         self._runtime, self.runner = runtime, runner
         self.notices = Notices(look)
-        self._look, self._least = look, least
+        self._look, self._min_size = look, least
         self.resize(self._scaled(size))
         look.changed.connect(self._rescale)  # a non-method would keep a closed window alive
         self._rescale()
@@ -288,7 +288,7 @@ class Panel(FittingDialog):
             self.runner.on_error(error)
 
     def _rescale(self) -> None:
-        self.smallest = self._scaled(self._least)
+        self.min_size = self._scaled(self._min_size)
         self.update_minimum_size()
 
     def _scaled(self, size: tuple[int, int]) -> QSize:

@@ -46,13 +46,13 @@ class ManualPage(QTextBrowser):
         self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.anchorClicked.connect(self._follow)
-        self._place = 0  # block number at the top
+        self._top_block = 0  # block number at the top
         self.verticalScrollBar().valueChanged.connect(self._remember)
         self.document().documentLayout().documentSizeChanged.connect(lambda _: self._restore())
         self.show_text()
 
     def show_text(self) -> None:
-        look, place = self._look, self._place
+        look, place = self._look, self._top_block
         parser = markdown_parser(renderer_class(look.theme, links_within=True))
         parser.options["breaks"] = False
         document = self.document()
@@ -60,7 +60,7 @@ class ManualPage(QTextBrowser):
         css = prose_css(look.theme, look.fonts.mono, look.fonts.body - 1.25)
         document.setDefaultStyleSheet(css + "table { margin-bottom: 14px }")
         self.setHtml(parser.render(SOURCE))
-        self._place = place
+        self._top_block = place
         self._restore()
 
     def headings(self) -> list[QTextBlock]:
@@ -89,10 +89,10 @@ class ManualPage(QTextBrowser):
         super().resizeEvent(event)
 
     def _remember(self) -> None:
-        self._place = self.cursorForPosition(QPoint(0, _ABOVE)).blockNumber()
+        self._top_block = self.cursorForPosition(QPoint(0, _ABOVE)).blockNumber()
 
     def _restore(self) -> None:
-        self.scroll_to(self.document().findBlockByNumber(self._place))
+        self.scroll_to(self.document().findBlockByNumber(self._top_block))
 
     def _top(self, block: QTextBlock) -> int:
         return int(self.document().documentLayout().blockBoundingRect(block).y()) - _ABOVE

@@ -84,7 +84,7 @@ class ModelMenu(QObject):
         super().__init__(menu)
         self._current = current
         self._runtime, self._menu, self._runner = runtime, menu, runner
-        self._found: list[JudgedModel] = []
+        self._models: list[JudgedModel] = []
         self._is_searching = False
         menu.aboutToShow.connect(self._open)
         self._fill()
@@ -95,8 +95,8 @@ class ModelMenu(QObject):
                 found = await _find_local(self._runtime)
             finally:
                 self._is_searching = False
-            if found != self._found:
-                self._found = found
+            if found != self._models:
+                self._models = found
                 self._fill()
 
         self._fill()
@@ -111,7 +111,7 @@ class ModelMenu(QObject):
         def order(judged: JudgedModel) -> tuple[object, ...]:
             return str(judged.model.path) != used, _chip(judged.judgement)[1] is Tone.BAD, sort_key(judged)
 
-        usable = sorted((judged for judged in self._found if judged.judgement is not None), key=order)
+        usable = sorted((judged for judged in self._models if judged.judgement is not None), key=order)
         names = distinct_names([(judged.model.name, judged.model.path) for judged in usable[:_MAX]])
         for judged, name in zip(usable, names, strict=False):
             row = found_row(judged, Path(used) if used else None)
@@ -121,7 +121,7 @@ class ModelMenu(QObject):
             action.setChecked(str(judged.model.path) == used)
         if not usable:
             text = _("This server has one model") if self._runtime.settings.engine_url else _("Looking for models…")
-            menu.addAction(text if not self._found else _("No usable model found")).setEnabled(False)
+            menu.addAction(text if not self._models else _("No usable model found")).setEnabled(False)
         menu.addSeparator()
         menu.addAction(_("More models…"), self.more_requested.emit)
 

@@ -346,9 +346,9 @@ class DownloadView(QFrame):
         self.download = download
         name, state = download.order.file.name, download.state
         self.name.set_text(name)
-        self.bar.setValue(int(1000 * download.done / max(download.total, 1)))
+        self.bar.setValue(int(1000 * download.downloaded_bytes / max(download.total, 1)))
         self.bar.setVisible(state is not DownloadState.DONE)
-        self.bar.setAccessibleName(f"{name}: {100 * download.done // max(download.total, 1)} %")
+        self.bar.setAccessibleName(f"{name}: {100 * download.downloaded_bytes // max(download.total, 1)} %")
         self.progress.setText(describe_download(download))
         for choice, is_shown in (
             (self.pause_button, state in ACTIVE_STATES),
@@ -363,22 +363,22 @@ class DownloadView(QFrame):
 
     def _resume(self) -> None:
         order = self.download.order
-        what = join_list((order.file.name, format_size(self.download.total - self.download.done)))
+        what = join_list((order.file.name, format_size(self.download.total - self.download.downloaded_bytes)))
         ask_if_metered(self._window, self._window.run, what, lambda: self._downloads.begin(order))
 
     def _ask_remove(self) -> None:
         download, window, remove = self.download, self._window, self._owner.remove
-        if download.state is DownloadState.DONE or not download.done:
+        if download.state is DownloadState.DONE or not download.downloaded_bytes:
             window.run(remove(download.path))
             return
-        done, name = format_size(download.done), download.order.file.name
+        done, name = format_size(download.downloaded_bytes), download.order.file.name
         terms = _("The {done} of {name} downloaded so far will be deleted.", done=done, name=name)
         confirm(window, _("Remove this download?"), terms, _("Remove"), lambda: window.run(remove(download.path)))
 
 
 def describe_download(download: Download) -> str:
     """Return the progress: "1.2 GB of 4.9 GB · 12 MB/s · 5 min left"."""
-    amount = _("{done} of {total}", done=format_size(download.done), total=format_size(download.total))
+    amount = _("{done} of {total}", done=format_size(download.downloaded_bytes), total=format_size(download.total))
     match download.state:
         case DownloadState.DONE:
             return _("{total}, complete, hash verified.", total=format_size(download.total))

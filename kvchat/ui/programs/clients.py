@@ -26,7 +26,7 @@ class Access:
         return f"{self.url}/v1"
 
     @property
-    def some_key(self) -> str:
+    def key_or_placeholder(self) -> str:
         return self.key or NO_KEY
 
 
@@ -35,7 +35,7 @@ class Client:
     """Program to configure; `link` is its manual."""
 
     name: str
-    where: str
+    config_location: str
     link: str
     lines: Callable[[Access], str]
 
@@ -53,7 +53,7 @@ def _openai(access: Access) -> str:
         "from openai import OpenAI\n\n"
         "client = OpenAI(\n"
         f"    base_url={_quoted(access.v1)},\n"
-        f"    api_key={_quoted(access.some_key)},\n"
+        f"    api_key={_quoted(access.key_or_placeholder)},\n"
         ")\n"
         "answer = client.chat.completions.create(\n"
         f"    model={_quoted(access.model)},\n"
@@ -74,7 +74,7 @@ def _openai(access: Access) -> str:
 def _claude_code(access: Access) -> str:
     variables = {
         "ANTHROPIC_BASE_URL": access.url,
-        "ANTHROPIC_AUTH_TOKEN": access.some_key,
+        "ANTHROPIC_AUTH_TOKEN": access.key_or_placeholder,
         "ANTHROPIC_MODEL": access.model,
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": access.model,
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
@@ -106,7 +106,7 @@ def _opencode(access: Access) -> str:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "kvchat",
-        "options": {"baseURL": access.v1, "apiKey": access.some_key},
+        "options": {"baseURL": access.v1, "apiKey": access.key_or_placeholder},
         "models": {access.model: model},
     }
     name = f"kvchat/{access.model}"
@@ -119,13 +119,13 @@ def _opencode(access: Access) -> str:
 def _cline(access: Access) -> str:
     return (
         f"API Provider: OpenAI Compatible\nBase URL: {access.v1}\n"
-        f"OpenAI Compatible API Key: {access.some_key}\nModel ID: {access.model}"
+        f"OpenAI Compatible API Key: {access.key_or_placeholder}\nModel ID: {access.model}"
     )
 
 
 @_client("Aider", N_("In the terminal."), "https://aider.chat/docs/llms/openai-compat.html")
 def _aider(access: Access) -> str:
-    variables = {"OPENAI_API_BASE": access.v1, "OPENAI_API_KEY": access.some_key}
+    variables = {"OPENAI_API_BASE": access.v1, "OPENAI_API_KEY": access.key_or_placeholder}
     return _environment(access, variables, f"aider --model {shlex.quote(f'openai/{access.model}')}")
 
 
@@ -153,7 +153,7 @@ def _continue(access: Access) -> str:
         "    provider: openai\n"
         f"    model: {_quoted(access.model)}\n"
         f"    apiBase: {access.v1}\n"
-        f"    apiKey: {_quoted(access.some_key)}\n"
+        f"    apiKey: {_quoted(access.key_or_placeholder)}\n"
         "    roles: [chat, edit, apply]"
     )
 
@@ -164,7 +164,7 @@ def _continue(access: Access) -> str:
     "https://docs.openwebui.com/getting-started/quick-start/connect-a-provider/starting-with-openai-compatible",
 )
 def _open_webui(access: Access) -> str:
-    variables = {"OPENAI_API_BASE_URL": access.v1, "OPENAI_API_KEY": access.some_key}
+    variables = {"OPENAI_API_BASE_URL": access.v1, "OPENAI_API_KEY": access.key_or_placeholder}
     return _environment(access, variables, "open-webui serve")
 
 

@@ -127,12 +127,19 @@ class LastRequests(QWidget):
         super().__init__()
         self._look = look
         self._requests: dict[int, RequestRecord] = {}
-        self._shown: RequestRecord | None = None
+        self._shown_record: RequestRecord | None = None
         self.list = RowList(look, _("Recent requests"))
         self.list.current_changed.connect(self._show_current)
         self.receipt: ReceiptView | None = None
-        self._below = column(spacing=6)
-        column(label(_("Recent requests"), "strong"), self.list, self._below, on=self, spacing=6, margins=(0, 10, 0, 0))
+        self._details_column = column(spacing=6)
+        column(
+            label(_("Recent requests"), "strong"),
+            self.list,
+            self._details_column,
+            on=self,
+            spacing=6,
+            margins=(0, 10, 0, 0),
+        )
         look.changed.connect(self._restyle)
 
     def show_requests(self, requests: Sequence[RequestRecord]) -> None:
@@ -146,29 +153,33 @@ class LastRequests(QWidget):
     def _show_current(self) -> None:
         chosen = self.list.current
         record = self._requests.get(int(str(chosen.value))) if chosen else None
-        if record is self._shown:
+        if record is self._shown_record:
             return
-        self._shown = record
+        self._shown_record = record
         was_open = self.receipt is not None and self.receipt.is_open
         self.receipt = None
-        clear(self._below)
+        clear(self._details_column)
         if record is None:
             return
         if (receipt := receipt_of(record)) is not None:
             self.receipt = ReceiptView(receipt, self._look)
-            self._below.addWidget(self.receipt)
+            self._details_column.addWidget(self.receipt)
             if was_open:
                 self.receipt.toggle()
         if (divergence := record.costly_divergence) is not None:
             read = (record.prompt or 0) - (record.cached or 0)
             text = divergence.sentence(read, record.read_ms / 1000)
-            self._below.addWidget(label(text[:1].upper() + text[1:] + ".", wraps=True, selectable=True))
-            self._below.addWidget(self._comparison(_("Before"), divergence.before, _("Now"), divergence.after))
+            self._details_column.addWidget(label(text[:1].upper() + text[1:] + ".", wraps=True, selectable=True))
+            self._details_column.addWidget(
+                self._comparison(_("Before"), divergence.earlier_text, _("Now"), divergence.new_text)
+            )
         for change in record.changes:
-            title, where = _(RULES[change.rule].title), _(change.where)
+            title, where = _(RULES[change.rule].title), _(change.location)
             sent, passed = _("As sent by the app"), _("As passed to the model")
-            self._below.addWidget(label(_("{title}: {where} was changed.", title=title, where=where), wraps=True))
-            self._below.addWidget(self._comparison(sent, change.before, passed, change.after))
+            self._details_column.addWidget(
+                label(_("{title}: {where} was changed.", title=title, where=where), wraps=True)
+            )
+            self._details_column.addWidget(self._comparison(sent, change.original, passed, change.rewritten))
 
     def _comparison(self, left: str, before: str, right: str, after: str) -> QWidget:
         """Show two texts side by side from shortly before they differ, and mark the difference."""
@@ -188,7 +199,7 @@ class LastRequests(QWidget):
         return made
 
     def _restyle(self) -> None:
-        self._shown = None
+        self._shown_record = None
         self._show_current()
         self.list.limit_height(_ROWS)
 

@@ -104,7 +104,7 @@ class ProgramDetails(QWidget):
         self.causes.setHorizontalSpacing(14)
         self.causes.setVerticalSpacing(5)
         self.causes.setColumnStretch(0, 1)
-        self._shown: object = None
+        self._shown_values: object = None
         self.rules = {name: RuleSwitch(look, rule) for name, rule in RULES.items()}
         for name, switch in self.rules.items():
             switch.wanted.connect(lambda on, name=name: self.rule_toggled.emit(name, on))
@@ -119,8 +119,11 @@ class ProgramDetails(QWidget):
             for cost in (cost for cause, cost in total.misses.items() if RULE_BY_CAUSE.get(ReasonCode(cause)) == rule):
                 lost.add(cost)
             switch.show_rule(on=rule in on, spared=total.saved_by_rule.get(rule), lost=lost)
-        if self._shown != (name, total.misses):
-            self._shown = name, {cause: Cost(cost.times, cost.tokens, cost.ms) for cause, cost in total.misses.items()}
+        if self._shown_values != (name, total.misses):
+            self._shown_values = (
+                name,
+                {cause: Cost(cost.times, cost.tokens, cost.ms) for cause, cost in total.misses.items()},
+            )
             self._fill(total)
 
     def _fill(self, total: Total) -> None:

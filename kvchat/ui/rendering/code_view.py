@@ -144,14 +144,14 @@ class CodeText(QTextEdit):
         remove_chrome(self, _("Code"))
         self.setFont(style.code_font)
         self.setWordWrapMode(QTextOption.WrapMode.NoWrap)
-        self._whole = ""
-        self._shown = 0  # characters of it in the document as whole lines
+        self._full_text = ""
+        self._shown_length = 0  # characters of it in the document as whole lines
         self._is_ended = False
         self._highlighter = LineHighlighter(language, style.theme)
         self._formats: dict[str, QTextCharFormat] = {}  # by colour
         self._must_highlight = False  # finished code
         self._highlighting: Future[list[list[Span]]] | None = None
-        self._painted = 0  # lines painted so far
+        self._painted_lines = 0  # lines painted so far
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self._paint_next)
         lines = QTextBlockFormat()
@@ -160,17 +160,17 @@ class CodeText(QTextEdit):
 
     def show_text(self, text: str, *, ended: bool) -> None:
         """Show `text`; cheap if only appended to. `ended`: no more will come."""
-        if text == self._whole and ended == self._is_ended:
+        if text == self._full_text and ended == self._is_ended:
             return
         cursor = QTextCursor(self.document())
-        if not text.startswith(self._whole[: self._shown]):
+        if not text.startswith(self._full_text[: self._shown_length]):
             cursor.select(QTextCursor.SelectionType.Document)
             cursor.removeSelectedText()
-            self._shown = 0
-        self._whole, self._is_ended = text, ended
+            self._shown_length = 0
+        self._full_text, self._is_ended = text, ended
         changed = self._highlighter.extend(text) if not ended else range(0)
         cursor.movePosition(QTextCursor.MoveOperation.End)
-        lines = "\n".join(map(_shortened, text[self._shown :].split("\n")))
+        lines = "\n".join(map(_shortened, text[self._shown_length :].split("\n")))
         last_line = self.document().lastBlock().text()
         if not lines.startswith(last_line):
             cursor.movePosition(QTextCursor.MoveOperation.StartOfBlock, QTextCursor.MoveMode.KeepAnchor)
@@ -179,7 +179,7 @@ class CodeText(QTextEdit):
         cursor.insertText(lines[len(last_line) :])
         if anchor != head:  # a selection ending at the code's end would have grown
             select(self, anchor, head)
-        self._shown = text.rfind("\n") + 1
+        self._shown_length = text.rfind("\n") + 1
         self._paint(changed.start, changed.stop)
         self._highlighting, self._must_highlight = None, ended and len(text) <= _MAX_HIGHLIGHTED
         if self._must_highlight:
@@ -192,8 +192,8 @@ class CodeText(QTextEdit):
 
     def _paint_next(self) -> None:
         if self._must_highlight:
-            self._must_highlight, self._painted = False, 0
-            self._highlighting = highlighting = _thread.submit(self._highlighter.highlight, self._whole)
+            self._must_highlight, self._painted_lines = False, 0
+            self._highlighting = highlighting = _thread.submit(self._highlighter.highlight, self._full_text)
             self.destroyed.connect(lambda: highlighting.cancel())
         if self._highlighting is not None:
             if not self._highlighting.done():
@@ -201,13 +201,13 @@ class CodeText(QTextEdit):
                 return
             self._highlighter.spans, self._highlighting = self._highlighting.result(), None
         until = time.thread_time() + _PAINT_MS / 1000
-        while self._painted < len(self._highlighter.spans):
+        while self._painted_lines < len(self._highlighter.spans):
             if time.thread_time() > until:
                 self._timer.start(0)
                 return
-            line = min(self._painted + _LINES_PAINTED, len(self._highlighter.spans))
-            self._paint(self._painted, line)
-            self._painted = line
+            line = min(self._painted_lines + _LINES_PAINTED, len(self._highlighter.spans))
+            self._paint(self._painted_lines, line)
+            self._painted_lines = line
 
     def _paint(self, first: int, end: int) -> None:
         if first >= end:

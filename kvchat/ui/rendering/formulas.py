@@ -150,13 +150,13 @@ class FormulaLayer(QPyTextObject):
         self.clear()
 
     def clear(self) -> None:
-        self.awaited: set[Formula] = set()  # still shown as source
+        self.pending: set[Formula] = set()  # still shown as source
         self._formulas: list[tuple[Formula, Place]] = []
         self._images: dict[int, QImage] = {}  # of formulas shown
 
     def html(self, formula: Formula, tag: str) -> str:
         if not self._renderer.is_known(formula):
-            self.awaited.add(formula)
+            self.pending.add(formula)
             return formula_source(formula.source)
         place = self._renderer.place(formula, self._font, _HEADINGS.get(tag, 1.0))
         if place is None:

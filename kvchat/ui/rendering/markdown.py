@@ -215,8 +215,8 @@ def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRend
     class Renderer(SafeRenderer):
         """HTML renderer for QTextDocument, with formulas as `<!--math:i-->`."""
 
-        def leads(self, url: str) -> bool:
-            return super().leads(url) or (links_within and url.startswith("#"))
+        def allows_link(self, url: str) -> bool:
+            return super().allows_link(url) or (links_within and url.startswith("#"))
 
         def image(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
             return f'<span style="color:{theme.muted}">{super().image(tokens, i, options, env)}</span>'

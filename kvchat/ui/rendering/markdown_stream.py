@@ -51,10 +51,10 @@ class MarkdownStream:
     """Incremental Markdown parser. Call `feed`, then `step` until it returns False."""
 
     def __init__(self, markdown: Markdown) -> None:
-        self.settled: list[Block] = []
-        self.open: list[Block] = []  # provisional blocks at the end of the text
+        self.settled_blocks: list[Block] = []
+        self.open_blocks: list[Block] = []  # provisional blocks at the end of the text
         self._markdown = markdown
-        self._unread, self._at = "", 0
+        self._unread, self._position = "", 0
         self._tail = ""  # read, not settled
         self._ordinal: int | None = None  # of the tail's first item in a list that began earlier
         self._fence: _Fence | None = None
@@ -63,13 +63,13 @@ class MarkdownStream:
         self.finished = False  # set it when no more text is expected: the next steps settle the whole text
 
     def feed(self, text: str) -> None:
-        self._unread, self._at = self._unread[self._at :] + text, 0
+        self._unread, self._position = self._unread[self._position :] + text, 0
 
     def step(self) -> bool:
         """Parse the next slice; return False if nothing is left. Always quick, for any text."""
-        self._tail += self._unread[self._at : self._at + SLICE]
-        self._at += SLICE
-        more = self._at < len(self._unread)
+        self._tail += self._unread[self._position : self._position + SLICE]
+        self._position += SLICE
+        more = self._position < len(self._unread)
         last = self.finished and not more
         while self._read_fence(last) if self._fence else self._read_units(last):
             pass
@@ -85,7 +85,7 @@ class MarkdownStream:
         if closing is None and not last:
             self._tail = rest
             perhaps_closing = rest.strip() and set(rest.strip()) == {fence.delimiter[0]}
-            self.open = [fence.code("" if perhaps_closing else rest)]
+            self.open_blocks = [fence.code("" if perhaps_closing else rest)]
             return False
         if closing is None and rest and not fence.closed_by(rest):
             fence.add([rest])
@@ -106,7 +106,7 @@ class MarkdownStream:
         keep = len(units) if last else begun[-1] if begun else 0
         pairs = [(unit, _source(self._tail, starts, unit)) for unit in units]
         self._settle(block for unit, source in pairs[:keep] for block in self._final(unit, source, env))
-        self.open = [block for pair in pairs[keep:] for block in self._markdown.blocks(*pair, env)]
+        self.open_blocks = [block for pair in pairs[keep:] for block in self._markdown.blocks(*pair, env)]
         if last:
             self._define(env)
             self._tail, self._ordinal = "", None
@@ -132,7 +132,7 @@ class MarkdownStream:
             whole = head + "".join(piece.removeprefix(head) for piece in [*before, *pieces])
             columns = sum(token.type == "th_open" for token in unit.tokens)
             if (whole.count("\n") - 2) * columns <= JOINED_CELLS:
-                del self.settled[len(self.settled) - len(before) :]
+                del self.settled_blocks[len(self.settled_blocks) - len(before) :]
                 pieces = [whole]
             return [block for piece in pieces for block in self._read(piece, env)]
         if any(map(_is_open_formula, unit.tokens)):
@@ -169,23 +169,23 @@ class MarkdownStream:
         return True
 
     def _settle(self, blocks: Iterable[Block]) -> None:
-        self.settled += list(blocks)  # iterating may remove settled blocks
-        self.open = []
+        self.settled_blocks += list(blocks)  # iterating may remove settled blocks
+        self.open_blocks = []
 
     def _define(self, env: Env) -> None:
         fresh = _labels(env) - _labels(self._env)
         self._env = _copy(env)
-        for i, old in enumerate(self.settled):
+        for i, old in enumerate(self.settled_blocks):
             if isinstance(old, Code) or not any(label in old.source.upper() for label in fresh):
                 continue
             blocks = self._read(old.source, _copy(env))
             place = slice(i, i + len(blocks))
-            if [type(block) for block in blocks] != [type(block) for block in self.settled[place]]:
+            if [type(block) for block in blocks] != [type(block) for block in self.settled_blocks[place]]:
                 continue  # parses differently on its own: keep it as it is
             if isinstance(old, Prose) and blocks and isinstance(blocks[0], Prose):
                 blocks[0] = replace(blocks[0], list_tag=old.list_tag)
-            if self.settled[place] != blocks:
-                self.settled[place] = blocks
+            if self.settled_blocks[place] != blocks:
+                self.settled_blocks[place] = blocks
 
 
 def _table_pieces(unit: Unit, source: str) -> list[str]:

@@ -112,7 +112,7 @@ class TextPage(QTextBrowser):
             self._show()
 
     def show_formulas(self) -> bool:
-        has_new = any(map(self._style.formulas.is_known, self.formulas.awaited))
+        has_new = any(map(self._style.formulas.is_known, self.formulas.pending))
         if has_new:
             self._show()
         return has_new

@@ -195,7 +195,7 @@ class ApiServerPage(SettingsPage):
         """Show the chosen app's configuration, with the key only if it is revealed."""
         access, look, client = self.access, self.look, self._client
         lines = client.lines(access if self.is_key_shown or not access.key else replace(access, key=_HIDDEN))
-        self.config_location_label.setText(_(client.where))
+        self.config_location_label.setText(_(client.config_location))
         self.configuration.setFont(code_font(look.fonts.mono, look.fonts.small))
         if self.configuration.toPlainText() != lines:
             self.configuration.setPlainText(lines)

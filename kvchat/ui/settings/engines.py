@@ -85,7 +85,7 @@ class EnginePage(SettingsPage):
 
     def _handle_download_change(self) -> None:
         """List downloaded engines, also from the first-run page and if the test failed."""
-        if self.runtime.engines.fetching is None and self.isVisible():
+        if self.runtime.engines.download is None and self.isVisible():
             self._search()
 
     def _search_again(self) -> None:

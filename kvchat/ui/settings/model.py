@@ -86,7 +86,7 @@ class MemoryEntry(Entry):
 
     def _offer(self, proposal: Proposal) -> QWidget:
         title = label(proposal.title, wraps=True)
-        text = label(join_sentences(proposal.gain, proposal.price), "small", wraps=True)
+        text = label(join_sentences(proposal.benefit, proposal.drawback), "small", wraps=True)
         use = button(_("Use"), lambda: self.taken.emit(proposal), name=_("Use: {title}", title=proposal.title))
         use.setAutoDefault(False)
         use.setAccessibleDescription(text.text())

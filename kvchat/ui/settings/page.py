@@ -36,7 +36,7 @@ class SettingsPage(ScrollPage):
         self.runtime, self.look, self.panel = runtime, look, panel
         self.entries: list[Entry] = []
         self.settings: dict[str, Any] = {}  # setting entries by name
-        self._left = list(SETTING_PAGES.get(self.key, ()))
+        self._missing_settings = list(SETTING_PAGES.get(self.key, ()))
         self.setAccessibleName(_(self.name))
         parts = label(_(self.name), "title"), 6, STRETCH
         self._column = column(*parts, on=self.content, spacing=0, margins=(28, 22, 28, 22))
@@ -60,8 +60,8 @@ class SettingsPage(ScrollPage):
 
     def add_settings(self, through: str = "") -> None:
         """Add the page's next settings: all, or up to the one named `through`."""
-        while self._left:
-            name = self._left.pop(0)
+        while self._missing_settings:
+            name = self._missing_settings.pop(0)
             self.settings[name] = self.add(self._entry(name, SETTING_INFO[name]))
             if name == through:
                 return

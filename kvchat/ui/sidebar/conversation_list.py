@@ -167,14 +167,14 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
     def __init__(self) -> None:
         super().__init__(key=lambda chat: chat.id)
         self._row_of: Callable[[Conversation], Row] = lambda chat: Row(chat.id, chat.title)
-        self._places: dict[str, int] = {}
+        self._row_numbers: dict[str, int] = {}
 
     @property
     def chats(self) -> list[Conversation]:
         return [row for row in self.rows if not isinstance(row, Heading)]
 
     def show(self, chats: Sequence[Conversation | Heading], row_of: Callable[[Conversation], Row]) -> None:
-        self._row_of, self._places = row_of, {chat.id: place for place, chat in enumerate(chats)}
+        self._row_of, self._row_numbers = row_of, {chat.id: place for place, chat in enumerate(chats)}
         self.set_rows(chats)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
@@ -191,7 +191,7 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
         return "\n".join(filter(None, (row.title, folder, self._row_of(row).state)))
 
     def index_of(self, conversation_id: str | None) -> QModelIndex:
-        place = self._places.get(conversation_id or "")
+        place = self._row_numbers.get(conversation_id or "")
         return QModelIndex() if place is None else self.index(place)
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:

@@ -139,7 +139,7 @@ class LibraryWindow(Panel):
             left, folder = self._library.time_left(current.prepared), self._runtime.paths.save_points
             self.details.setText(describe(current, reading, left, folder))
         if reading is not None:
-            self.bar.setValue(1000 * reading.done // max(reading.total, 1))
+            self.bar.setValue(1000 * reading.done_tokens // max(reading.total, 1))
         self.bar.setVisible(reading is not None)
         self.stop_button.setVisible(reading is not None)
         for action in (self.reprocess_button, self.remove_button):
@@ -238,7 +238,7 @@ def row_of(status: PreparedStatus, reading: ReadingTask | None) -> Row:
         parts.append(Path(prepared.model).stem)
     chip, tone = _("ready"), Tone.GOOD
     if reading is not None:
-        share = f"{100 * reading.done // reading.total} %" if reading.total else "…"
+        share = f"{100 * reading.done_tokens // reading.total} %" if reading.total else "…"
         chip, tone = _("processing {share}", share=share), Tone.PLAIN
     elif status.reprocess_reason:
         chip, tone = _("needs processing") if prepared.is_read else _("not processed"), Tone.WARN
@@ -252,7 +252,7 @@ def describe(status: PreparedStatus, reading: ReadingTask | None, left: TimeRang
     prepared, reason = status.prepared, status.reprocess_reason
     lines = [left_to_right(join_list(prepared.paths))]
     if reading is not None:
-        done, total = format_number(reading.done), format_number(reading.total)
+        done, total = format_number(reading.done_tokens), format_number(reading.total)
         text = _("Waiting to be processed.")
         if reading.total and left:
             time = format_estimate(left)

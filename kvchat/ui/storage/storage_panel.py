@@ -137,7 +137,7 @@ class StoragePanel(Panel):
         self._titles: Mapping[str, str] = {}
         self._seconds_saved: Mapping[str, float] = {}  # last result
         self._planning = False
-        self._changing = 0  # changes in progress: a new plan would miss them
+        self._changes_in_progress = 0  # changes in progress: a new plan would miss them
         self.summary = UsageSummary(look)
         self.prune_card = PruneCard()
         self.list = UsageList(look)
@@ -239,14 +239,14 @@ class StoragePanel(Panel):
 
     def _do(self, run: Coroutine[Any, Any, object]) -> None:
         self.prune_card.drop_plan()
-        self.run(self._then_load(run))
+        self.run(self._run_and_load(run))
 
-    async def _then_load(self, run: Coroutine[Any, Any, object]) -> None:
-        self._changing += 1
+    async def _run_and_load(self, run: Coroutine[Any, Any, object]) -> None:
+        self._changes_in_progress += 1
         try:
             await run
         finally:
-            self._changing -= 1
+            self._changes_in_progress -= 1
             await self._load()
             self.changed.emit()
 
@@ -262,7 +262,7 @@ class StoragePanel(Panel):
             return
         self._planning = True
         try:
-            while self.prune_card.is_moved and self.prune_card.plan is None and not self._changing:
+            while self.prune_card.is_moved and self.prune_card.plan is None and not self._changes_in_progress:
                 version = self.prune_card.version
                 self.prune_card.show_plan(await self._runtime.save_points.plan_prune(self.prune_card.target), version)
         finally:
@@ -271,7 +271,7 @@ class StoragePanel(Panel):
 
     def _prune(self, plan: PrunePlan) -> None:
         self.prune_card.reset()
-        self.run(self._then_load(self._runtime.save_points.prune(plan)))
+        self.run(self._run_and_load(self._runtime.save_points.prune(plan)))
 
     def _delete(self, conversation_id: str | None) -> None:
         self._do(self._runtime.save_points.delete(conversation_id))

@@ -91,7 +91,7 @@ class FindBar(QFrame):
         self._page = page
         self._hits: list[str] = []  # message ids, top to bottom
         self._hit = 0  # index of the current one
-        self._mark, self._marks = 0, 0  # current mark in that message, and its mark count
+        self._mark, self._mark_count = 0, 0  # current mark in that message, and its mark count
         styled(self, "notice")
         self.setAccessibleName(_("Find in this chat"))
         self.field, self.position_label = line_edit(_("Find in this chat"), _("Find in this chat")), label(kind="small")
@@ -120,9 +120,9 @@ class FindBar(QFrame):
     def step(self, by: int) -> None:
         if not self._hits:
             return
-        self._marks = len(self._page.marks.in_message(self._hits[self._hit]))  # it may only now be complete
+        self._mark_count = len(self._page.marks.in_message(self._hits[self._hit]))  # it may only now be complete
         self._mark += by
-        if not 0 <= self._mark < self._marks:
+        if not 0 <= self._mark < self._mark_count:
             self._hit = (self._hit + by) % len(self._hits)
             self._mark = 0 if by > 0 else -1
         self._show_hit()
@@ -147,16 +147,16 @@ class FindBar(QFrame):
 
     def _show_hit(self) -> None:
         hits = len(self._hits)
-        self._marks = self._page.show_message(self._hits[self._hit], self._mark) if hits else 0
+        self._mark_count = self._page.show_message(self._hits[self._hit], self._mark) if hits else 0
         if self._mark < 0:
-            self._mark = max(self._marks - 1, 0)
+            self._mark = max(self._mark_count - 1, 0)
         place = _("Not found") if self.field.text().strip() else ""
         if hits:
             place = _("{at} of {found}", at=self._hit + 1, found=hits)
-        if self._marks > 1:
-            spot = _("{spot} of {spots}", spot=self._mark + 1, spots=self._marks)
+        if self._mark_count > 1:
+            spot = _("{spot} of {spots}", spot=self._mark + 1, spots=self._mark_count)
             place = _("{spot} in message {words}", spot=spot, words=place) if hits > 1 else spot
         self.position_label.setText(place)
         self.position_label.setToolTip(_("Messages that contain all these words") if hits else "")
         for button in (self.previous_button, self.next_button):
-            button.setEnabled(hits > 1 or self._marks > 1)
+            button.setEnabled(hits > 1 or self._mark_count > 1)

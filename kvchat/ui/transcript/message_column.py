@@ -99,7 +99,7 @@ class MessageColumn(QScrollArea):
         self.jump_button.setIcon(look.icon("arrow-down", "text"))
         self.jump_button.hide()
         self._filler = QTimer(self, singleShot=True)
-        self._filler.timeout.connect(self._fill_ahead)
+        self._filler.timeout.connect(self._create_nearby_widget)
         self._bar.valueChanged.connect(self._scrolled)
 
     def row_of(self, message_id: str) -> int | None:
@@ -109,7 +109,7 @@ class MessageColumn(QScrollArea):
         self._follow = True
         self._arrange()
 
-    def leave_room(self, pixels: int) -> None:
+    def reserve_space(self, pixels: int) -> None:
         if pixels != self._room_below:
             self._room_below = pixels
             self._arrange()
@@ -239,7 +239,7 @@ class MessageColumn(QScrollArea):
             self._rows.measured[row] = False
             self._arrange()
 
-    def _fill_ahead(self) -> None:
+    def _create_nearby_widget(self) -> None:
         """Create one missing widget near the viewport, or delete the farthest if there are too many."""
         if not self.messages:
             return

@@ -42,7 +42,7 @@ class MessageEditor(QFrame):
 
     def __init__(self, text: str, font: QFont, action: str, hint: str, *, enter: bool, parent: QWidget) -> None:
         super().__init__(parent)
-        self._enter = enter
+        self._sends_on_enter = enter
         styled(self, "composer").setProperty("focused", "true")
         self.field = QPlainTextEdit(text)
         self.field.setFont(font)
@@ -77,7 +77,7 @@ class MessageEditor(QFrame):
             self.canceled.emit()
         elif event.key() not in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             return False
-        elif event.modifiers() & ctrl or (self._enter and not event.modifiers() & shift):
+        elif event.modifiers() & ctrl or (self._sends_on_enter and not event.modifiers() & shift):
             self._finish()
         else:
             self.field.textCursor().insertBlock()
@@ -114,7 +114,7 @@ class MessageView(QWidget):
         self.action_row.add_time(message.created_at)
         self.chips: ChipRows | None = None  # attachments
         self.editor: MessageEditor | None = None  # while the message is edited
-        self._covered: list[QWidget] = []  # by the editor
+        self._hidden_widgets: list[QWidget] = []  # by the editor
         if siblings := message.siblings:
             position, count = siblings.index(message.id), len(siblings)
             self.action_row.add_pager(position, count, lambda to: self._request(Request.SWITCH, siblings[to]))
@@ -148,8 +148,8 @@ class MessageView(QWidget):
         self.editor.canceled.connect(self.end_edit)
         self.editor.changed.connect(self.changed)
         parts = self.findChildren(QWidget, options=Qt.FindChildOption.FindDirectChildrenOnly)
-        self._covered = [part for part in parts if part is not self.editor and not part.isHidden()]
-        for part in self._covered:
+        self._hidden_widgets = [part for part in parts if part is not self.editor and not part.isHidden()]
+        for part in self._hidden_widgets:
             part.hide()
         self.editor.show()
         self.changed.emit()
@@ -163,7 +163,7 @@ class MessageView(QWidget):
         self.editor.setParent(None)
         self.editor.deleteLater()
         self.editor = None
-        for part in self._covered:
+        for part in self._hidden_widgets:
             part.show()
         self.changed.emit()
 
@@ -199,19 +199,19 @@ class UserView(MessageView):
         add("trash", _("Delete this message and everything after it"), lambda: self._request(Request.DELETE))
         self._blocks = plain_blocks(message.content.strip("\n"))
         self._has_text = bool(message.content.strip()) or not message.attachments
-        self._built = 0  # blocks
+        self._built_blocks = 0  # blocks
         self._natural_width = 0
         self._is_long = False
 
     @property
     def complete(self) -> bool:
-        return self._built == len(self._blocks) or (self.folded and self._is_long)
+        return self._built_blocks == len(self._blocks) or (self.folded and self._is_long)
 
     def begin(self) -> None:
         until = time.thread_time() + BUILD_MS / 1000
         while not self.complete and time.thread_time() < until:
-            self._built += 1
-            self.column.show_blocks(self._blocks[: self._built])
+            self._built_blocks += 1
+            self.column.show_blocks(self._blocks[: self._built_blocks])
             # Folding is decided at the column's full width.
             max_width = int(self.page_style.look.px(COLUMN_WIDTH) * _BUBBLE_SHARE) - 2 * _BUBBLE_X
             self._is_long = self.column.heightForWidth(max_width) > self._long_height
@@ -226,9 +226,9 @@ class UserView(MessageView):
         self.fold_button.setAccessibleName(text)
         self.fold_button.setVisible(self._is_long)
         if not self.complete:
-            QTimer.singleShot(0, self, self._go_on)
+            QTimer.singleShot(0, self, self._continue_reply)
 
-    def _go_on(self) -> None:
+    def _continue_reply(self) -> None:
         self.begin()
         self.changed.emit()
 

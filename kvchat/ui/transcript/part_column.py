@@ -40,9 +40,9 @@ class PartColumn(QWidget):
         self._style, self._name = style, name
         self.parts: list[Part] = []
         self._groups: Sequence[Group] = ()
-        self._ended = 0  # groups before the first that may grow
+        self._final_groups = 0  # groups before the first that may grow
         self._width = 0
-        self._ends: list[int] = []  # end of each part at that width; parts beyond the last entry are unmeasured
+        self._bottoms: list[int] = []  # end of each part at that width; parts beyond the last entry are unmeasured
 
     @property
     def texts(self) -> list[QTextEdit]:
@@ -52,8 +52,8 @@ class PartColumn(QWidget):
         """Show blocks. `open_blocks` may still change while the reply streams."""
         before, self._groups = self._groups, _grouped((*settled, *open_blocks))
         same = takewhile(lambda pair: pair[0] == pair[1], zip(before, self._groups, strict=False))
-        first = min(sum(1 for _ in same), self._ended)
-        self._ended = max(len(self._groups) - len(open_blocks), 0)  # or fewer: at worst one is checked again
+        first = min(sum(1 for _ in same), self._final_groups)
+        self._final_groups = max(len(self._groups) - len(open_blocks), 0)  # or fewer: at worst one is checked again
         for surplus in self.parts[len(self._groups) :]:
             _remove(surplus)
         del self.parts[len(self._groups) :]
@@ -71,23 +71,23 @@ class PartColumn(QWidget):
         documents = [part.document() for part in self.parts if isinstance(part, TextPage)]
         for document in documents:
             document.setTextWidth(-1)
-        self._ends = []
+        self._bottoms = []
         return max((int(document.idealWidth()) + 1 for document in documents), default=0)
 
     def heightForWidth(self, width: int) -> int:
         if width != self._width:
-            self._width, self._ends = width, []
-        for i in range(len(self._ends), len(self.parts)):
-            above = self._ends[-1] if self._ends else 0
-            self._ends.append(above + self._gap(i) + self.parts[i].heightForWidth(width - self._indent(i)))
-        return self._ends[-1] if self._ends else 0
+            self._width, self._bottoms = width, []
+        for i in range(len(self._bottoms), len(self.parts)):
+            above = self._bottoms[-1] if self._bottoms else 0
+            self._bottoms.append(above + self._gap(i) + self.parts[i].heightForWidth(width - self._indent(i)))
+        return self._bottoms[-1] if self._bottoms else 0
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         if event.size().width() != event.oldSize().width():
             self._place(0)
 
     def _place_from(self, first: int) -> None:
-        del self._ends[first:]
+        del self._bottoms[first:]
         self.updateGeometry()
         self._place(first)
 
@@ -95,8 +95,8 @@ class PartColumn(QWidget):
         width = self.width()
         self.heightForWidth(width)
         for i in range(first, len(self.parts)):
-            indent, top = self._indent(i), (self._ends[i - 1] if i else 0) + self._gap(i)
-            self.parts[i].setGeometry(indent, top, width - indent, self._ends[i] - top)
+            indent, top = self._indent(i), (self._bottoms[i - 1] if i else 0) + self._gap(i)
+            self.parts[i].setGeometry(indent, top, width - indent, self._bottoms[i] - top)
 
     def _show_group(self, i: int, *, ended: bool) -> None:
         group = self._groups[i]
@@ -198,7 +198,7 @@ def message_text(markdown: Markdown, message: Message) -> str:
     while stream.step():
         pass
     pieces: list[str] = []
-    for kind, blocks in groupby(stream.settled, type):
+    for kind, blocks in groupby(stream.settled_blocks, type):
         if kind is Prose:
             pieces.append(_plain_text([block for block in blocks if not isinstance(block, Code)]))
         else:

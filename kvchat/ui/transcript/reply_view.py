@@ -101,7 +101,7 @@ class ReplyView(MessageView):
         self._thinking_view: ThinkingView | None = None
         self._thinking_ms: float | None = None  # before the receipt
         self._stream = MarkdownStream(style.markdown)
-        self._fed = ""  # text given to the stream
+        self._streamed_text = ""  # text given to the stream
         self._has_more = False  # to parse
         self._is_reparsing = False  # from the beginning; the old text stays until then
         self._timer = QTimer(self, singleShot=True)
@@ -192,18 +192,18 @@ class ReplyView(MessageView):
         self._timer.stop()
         if self.thinking:
             self._show_thinking()
-        was_replaced = not self.text.startswith(self._fed)
-        if was_replaced or (self._stream.finished and (self.streaming or self.text != self._fed)):
-            self._is_reparsing = bool(self._fed)
-            self._stream, self._fed = MarkdownStream(self.page_style.markdown), ""
-        self._stream.feed(self.text[len(self._fed) :])
-        self._fed = self.text
+        was_replaced = not self.text.startswith(self._streamed_text)
+        if was_replaced or (self._stream.finished and (self.streaming or self.text != self._streamed_text)):
+            self._is_reparsing = bool(self._streamed_text)
+            self._stream, self._streamed_text = MarkdownStream(self.page_style.markdown), ""
+        self._stream.feed(self.text[len(self._streamed_text) :])
+        self._streamed_text = self.text
         self._stream.finished = not self.streaming
         self._has_more = True
         while self._has_more and (time.thread_time() - started) * 1000 < BUILD_MS:
             self._has_more = self._stream.step()
             if not (self._is_reparsing and self._has_more):
-                self.column.show_blocks(self._stream.settled, self._stream.open)
+                self.column.show_blocks(self._stream.settled_blocks, self._stream.open_blocks)
         cost = (time.thread_time() - started) * 1000
         self._timer.setInterval(min(max(_RENDER_MS, int(cost * _RENDER_SHARE)), _MAX_RENDER_MS))
         self._is_reparsing &= self._has_more

@@ -62,9 +62,9 @@ class Transcript(MessageColumn):
         super().__init__(look)
         self.setObjectName("transcript")
         self.setAccessibleName(_("Chat"))
-        self._live: tuple[str, str, str, float | None] | None = None
+        self._live_reply: tuple[str, str, str, float | None] | None = None
         self._edits: dict[str, str] = {}  # unfinished, of messages without a widget
-        self._switched_to: tuple[str, bool] | None = None  # branch switched to by keyboard, and True if forwards
+        self._branch_switch: tuple[str, bool] | None = None  # branch switched to by keyboard, and True if forwards
         self.tail.retry_requested.connect(self.retry_requested)
         self.selection = Selection(self)
         self._pinned = self.selection.pinned
@@ -81,7 +81,7 @@ class Transcript(MessageColumn):
         self._drop(list(self.views))
         self._show_rows([])
         self._follow = True
-        self._live = None
+        self._live_reply = None
         self.update_messages(messages)
 
     def update_messages(self, messages: Sequence[Message]) -> None:
@@ -98,7 +98,7 @@ class Transcript(MessageColumn):
 
     def set_live(self, message_id: str, text: str, thinking: str, thinking_ms: float | None = None) -> None:
         """Show the running reply so far; `thinking_ms` once thinking is over."""
-        self._live = (message_id, text, thinking, thinking_ms)
+        self._live_reply = (message_id, text, thinking, thinking_ms)
         view = self.views.get(message_id)
         if isinstance(view, ReplyView):
             view.set_live(text, thinking, thinking_ms)
@@ -238,8 +238,13 @@ class Transcript(MessageColumn):
         view.installEventFilter(self.selection)  # menu outside the texts
         self.marks.mark_documents(view)
         view.begin()
-        if self._live is not None and self._live[0] == message.id and isinstance(view, ReplyView) and view.streaming:
-            view.set_live(*self._live[1:])
+        if (
+            self._live_reply is not None
+            and self._live_reply[0] == message.id
+            and isinstance(view, ReplyView)
+            and view.streaming
+        ):
+            view.set_live(*self._live_reply[1:])
             view.render_now()
         view.show()
         view.changed.connect(lambda: self._view_changed(message.id))
@@ -247,10 +252,10 @@ class Transcript(MessageColumn):
         if message.id in self._edits:
             view.edit(self._edits.pop(message.id))
         self._set_last(view)
-        if self._switched_to and message.id == self._switched_to[0]:
-            arrow, other = view.action_row.pager[:: -1 if self._switched_to[1] else 1]
+        if self._branch_switch and message.id == self._branch_switch[0]:
+            arrow, other = view.action_row.pager[:: -1 if self._branch_switch[1] else 1]
             (arrow if arrow.isEnabled() else other).setFocus()
-            self._switched_to = None
+            self._branch_switch = None
         return view
 
     def _watch(self, text: QTextEdit, view: View) -> None:
@@ -277,7 +282,7 @@ class Transcript(MessageColumn):
         """When branches are switched by keyboard, focus the same button of the next branch."""
         siblings, pager = request.message.siblings, self.views[request.message.id].action_row.pager
         if request.run is Request.SWITCH and any(button.hasFocus() for button in pager):
-            self._switched_to = request.text, siblings.index(request.text) > siblings.index(request.message.id)
+            self._branch_switch = request.text, siblings.index(request.text) > siblings.index(request.message.id)
         self.message_requested.emit(request)
 
     def _show_formulas(self) -> None:

@@ -30,8 +30,8 @@ class Notation:
     """Format of one kind of number. `read` raises ValueError with the reason, a sentence."""
 
     unit: str  # shown after the field
-    write: Callable[[int], str]
-    read: Callable[[str], int]
+    format: Callable[[int], str]
+    parse: Callable[[str], int]
 
 
 def _whole_number(unit: str, pattern: str, wanted: str) -> Notation:
@@ -78,7 +78,7 @@ class Entry(QWidget):
         self.refusal = label(kind="refusal", wraps=True)
         self.hairline: QWidget | None = None  # hairline above the entry
         self.refusal.hide()
-        self._wide, self._control = wide, control
+        self._is_wide, self._control = wide, control
         self._row = QBoxLayout(QBoxLayout.Direction.TopToBottom if wide else QBoxLayout.Direction.LeftToRight, self)
         self._row.setContentsMargins(0, 10, 0, 10)
         self._row.setSpacing(8 if wide else 24)
@@ -89,7 +89,7 @@ class Entry(QWidget):
         super().resizeEvent(event)
         below = self._control.sizeHint().width() > self.width() // 2
         direction = QBoxLayout.Direction.TopToBottom if below else QBoxLayout.Direction.LeftToRight
-        if not self._wide and direction is not self._row.direction():
+        if not self._is_wide and direction is not self._row.direction():
             self._row.setDirection(direction)
             self._row.setSpacing(8 if below else 24)
             self._row.setAlignment(self._control, Qt.AlignmentFlag.AlignLeft if below else Qt.AlignmentFlag.AlignTop)
@@ -204,7 +204,7 @@ class NumberEntry(FieldEntry):
         value = getattr(settings, self.name)
         self.reset_button.setVisible(value != self._default)
         if not (self.field.isModified() and self.field.hasFocus()):
-            self.field.setText("" if value is None else self._notation.write(value))
+            self.field.setText("" if value is None else self._notation.format(value))
             self.refuse("")
 
     def set_help(self, help: str) -> None:
@@ -216,7 +216,7 @@ class NumberEntry(FieldEntry):
             return
         text = self.field.text().strip()
         try:
-            value = self._notation.read(text) if text else self._default
+            value = self._notation.parse(text) if text else self._default
         except ValueError as error:
             self.refuse(str(error))
             return

@@ -32,13 +32,13 @@ class ElidedLabel(QLabel):
     def __init__(self, kind: str = "") -> None:
         super().__init__()
         styled(self, kind).setTextFormat(Qt.TextFormat.PlainText)
-        self.whole = ""  # text before eliding
+        self.full_text = ""  # text before eliding
         self.setAlignment(leading_alignment() | Qt.AlignmentFlag.AlignVCenter)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
 
     def set_text(self, text: str) -> None:
-        self.whole = one_line(text)
-        self.setAccessibleName(self.whole)
+        self.full_text = one_line(text)
+        self.setAccessibleName(self.full_text)
         self._elide()
         self.updateGeometry()
 
@@ -46,16 +46,16 @@ class ElidedLabel(QLabel):
         return QSize(24, super().minimumSizeHint().height())
 
     def sizeHint(self) -> QSize:
-        return QSize(self.fontMetrics().horizontalAdvance(self.whole) + 4, super().sizeHint().height())
+        return QSize(self.fontMetrics().horizontalAdvance(self.full_text) + 4, super().sizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._elide()
 
     def _elide(self) -> None:
-        shown = self.fontMetrics().elidedText(self.whole, Qt.TextElideMode.ElideRight, max(self.width(), 24))
+        shown = self.fontMetrics().elidedText(self.full_text, Qt.TextElideMode.ElideRight, max(self.width(), 24))
         self.setText(shown)
-        self.setToolTip(plain_tip(self.whole) if shown != self.whole else "")
+        self.setToolTip(plain_tip(self.full_text) if shown != self.full_text else "")
 
 
 class ElidedButton(QPushButton):
@@ -64,11 +64,11 @@ class ElidedButton(QPushButton):
         super().__init__()
         styled(self, kind)
         self._padding = padding
-        self._whole = self._tail = self._tip = ""
+        self._full_text = self._tail = self._tip = ""
         self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
 
     def set_text(self, text: str, tail: str, tip: str = "") -> None:
-        self._whole, self._tail, self._tip = text, tail, tip
+        self._full_text, self._tail, self._tip = text, tail, tip
         self._elide()
         self.updateGeometry()
 
@@ -76,7 +76,7 @@ class ElidedButton(QPushButton):
         return QSize(60, super().sizeHint().height())
 
     def sizeHint(self) -> QSize:
-        width = self.fontMetrics().horizontalAdvance(f"{self._whole} {self._tail}")
+        width = self.fontMetrics().horizontalAdvance(f"{self._full_text} {self._tail}")
         return QSize(width + 18, super().sizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -86,9 +86,9 @@ class ElidedButton(QPushButton):
     def _elide(self) -> None:
         metrics = self.fontMetrics()
         room = max(self.width() - self._padding - metrics.horizontalAdvance(f" {self._tail}"), 24)
-        shown = metrics.elidedText(self._whole, Qt.TextElideMode.ElideRight, room)
+        shown = metrics.elidedText(self._full_text, Qt.TextElideMode.ElideRight, room)
         self.setText(f"{shown} {self._tail}")
-        self.setToolTip(plain_tip(self._tip or (self._whole if shown != self._whole else "")))
+        self.setToolTip(plain_tip(self._tip or (self._full_text if shown != self._full_text else "")))
 
 
 class FlowLayout(QLayout):

@@ -81,7 +81,7 @@ def test_flipped_bytes_are_repaired_from_the_backup(paths: Paths) -> None:
         database.check()
     assert "kvchat repair" in caught.value.advice
     repaired = repair(paths)
-    assert (repaired.aside / "data" / "conversations.db").read_bytes()[4096:] == data[4096:]
+    assert (repaired.previous_data / "data" / "conversations.db").read_bytes()[4096:] == data[4096:]
     assert whole.items() <= message_counts(paths).items()
     assert repair(paths) is None
 
@@ -96,7 +96,7 @@ def test_rows_around_a_damaged_page_are_recovered(paths: Paths) -> None:
     left = message_counts(paths)
     assert 20 < left["Rivers"] < whole["Rivers"], "one page of messages is lost, not all that came after it"
     assert left | {"Rivers": whole["Rivers"]} == whole
-    ((title, lost),) = repaired.salvaged.lost
+    ((title, lost),) = repaired.salvaged.lost_messages
     assert (title, left["Rivers"]) == ("Rivers", 40 - lost)
     assert "“Rivers” (" in repaired.text
 

@@ -50,7 +50,7 @@ async def test_selected_chat_without_memory_is_read_and_saved(stage: Stage) -> N
     forget_all(stage)
     await stage.show(chat)
     progress = stage.of(ReadAheadProgress)
-    assert progress[0].done == 0 < progress[0].total == progress[-1].done
+    assert progress[0].done_tokens == 0 < progress[0].total == progress[-1].done_tokens
     assert not progress[-1].draft
     assert [point.conversation_id for point in stage.save_points()] == [chat]
     receipt = await stage.answered(chat, "Go on.")
@@ -124,7 +124,7 @@ async def test_reading_ahead_is_measured(stage: Stage) -> None:
     speed = stage.slots.restore_cost.speed
     speed.samples.clear()
     await set_draft(stage, chat, DRAFT * 4)
-    assert sum(sample.tokens for sample in speed.samples) == stage.of(ReadAheadProgress)[-1].done
+    assert sum(sample.tokens for sample in speed.samples) == stage.of(ReadAheadProgress)[-1].done_tokens
     assert speed.ms_per_token
 
 
@@ -147,10 +147,10 @@ async def test_message_in_another_chat_waits_for_one_step(stage: Stage) -> None:
     await stage.show(chat)
     stage.fake.set(FAKE_BATCH_DELAY=0.05)
     stage.service.prepare(chat, DRAFT * 3)
-    await stage.until(lambda: any(0 < event.done < event.total for event in stage.of(ReadAheadProgress)))
+    await stage.until(lambda: any(0 < event.done_tokens < event.total for event in stage.of(ReadAheadProgress)))
     steps = len(stage.of(ReadAheadProgress))
     assert await stage.service.send(other, "Hello?")
-    before = [event for event in stage.of(ReadAheadProgress)[: steps + 2] if event.done < event.total]
+    before = [event for event in stage.of(ReadAheadProgress)[: steps + 2] if event.done_tokens < event.total]
     assert len(before) <= steps + 1
     await stage.idle()
     assert stage.slots.owners() == [chat], "then the draft is read again"

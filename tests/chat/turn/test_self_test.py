@@ -48,7 +48,7 @@ def leftover_files(stage: Stage) -> Sequence[Path]:
 async def test_first_start_runs_the_self_test_and_leaves_nothing(stage: Stage) -> None:
     assert await start_engine(stage) == PLAIN
     statuses = [event.status for event in stage.of(EngineChanged)]
-    assert [status.state for status in statuses if status.checking] == [EngineState.LOADING]
+    assert [status.state for status in statuses if status.is_testing] == [EngineState.LOADING]
     assert statuses[-1].state is EngineState.READY
     assert stage.requests("/slots/0?action=restore")
     assert list(stage.requests("/slots/0?action=erase"))[-1:] == [{}]
@@ -150,7 +150,7 @@ async def test_stop_during_the_self_test(stage: Stage, stopped: str) -> None:
     stage.fake.set(FAKE_HOLD_DURING="prefill")
     chat = await stage.chat()
     waiting = stage.service.send(chat, QUESTION)
-    await stage.until(lambda: any(event.status.checking for event in stage.of(EngineChanged)))
+    await stage.until(lambda: any(event.status.is_testing for event in stage.of(EngineChanged)))
     if stopped == "engine":
         await stage.runtime.stop_engine()
     else:

@@ -51,13 +51,13 @@ async def test_two_alternating_chats_are_hot(two: Stage) -> None:
 
 async def test_state_saved_from_one_slot_is_restored_into_another(two: Stage) -> None:
     chats, slots = await start_chats(two, 3), two.slots
-    assert [slots.slot_of(chat) for chat in chats] == [None, slots.all[1], slots.all[0]]
+    assert [slots.slot_of(chat) for chat in chats] == [None, slots.all_slots[1], slots.all_slots[0]]
     forecasts = await two.service.forecasts.forecast_chats(dict.fromkeys(chats))
     assert [forecasts[chat].source is Source.HOT for chat in chats] == [False, True, True]
     await two.answered(chats[1], "Go on.")
     assert (await two.answered(chats[2], "Go on.")).source == Source.HOT
     receipt = await two.answered(chats[0], "Go on.")
-    assert slots.slot_of(chats[0]) is slots.all[1], "the least recently used slot"
+    assert slots.slot_of(chats[0]) is slots.all_slots[1], "the least recently used slot"
     assert receipt.source == Source.WARM
     assert receipt.cached_tokens > 100
 

@@ -52,7 +52,7 @@ async def test_rows_kept_by_the_engine_are_not_absorbed_again(stage: Stage, monk
     absorbed: list[tuple[int, int]] = []
 
     def spy(slot_file: Path, before: PreviousSave | None, *rest: Any, **more: Any) -> tuple[Recipe, int]:
-        absorbed.append((before.unchanged, before.shared) if before else (0, 0))
+        absorbed.append((before.unchanged_tokens, before.shared_tokens) if before else (0, 0))
         return split_slot_file(slot_file, before, *rest, **more)
 
     monkeypatch.setattr(saver, "split_slot_file", spy)

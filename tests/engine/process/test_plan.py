@@ -47,7 +47,9 @@ def test_arguments_of_both_engines() -> None:
     assert value_of("--cors-origins", arguments).endswith(".invalid")  # no web page may send requests
     assert fields["cors_origins"] == value_of("--cors-origins", arguments)
     old = KnownOptions((Option(("--metrics",), 0), Option(("--verbosity",), 1)))
-    arguments = llama_server_arguments(replace(PLAN, known=old, rpc_workers=("den:1", "attic:2"), extra=("-t", "4")))
+    arguments = llama_server_arguments(
+        replace(PLAN, known_options=old, rpc_workers=("den:1", "attic:2"), extra_arguments=("-t", "4"))
+    )
     assert "--metrics" in arguments
     assert not {"--cache-ram", "--jinja", "0"} & set(arguments)
     assert "--verbosity" not in arguments, "without the level trace it would log conversations"

@@ -147,11 +147,11 @@ def test_template_changes() -> None:
 def test_sentence_has_the_place_in_tokens() -> None:
     first, second = rendered(agents.opencode()), rendered(agents.opencode(date="Mon Nov 23 2026"))
     result = divergence(first, second)
-    assert 0 < result.at < result.of == len(second)
-    assert "Sun Nov 22 2026" in result.before
-    assert "Mon Nov 23 2026" in result.after
-    left = result.of - result.at
-    place = f"token {result.at:,} of {result.of:,}"
+    assert 0 < result.shared_tokens < result.prompt_tokens == len(second)
+    assert "Sun Nov 22 2026" in result.earlier_text
+    assert "Mon Nov 23 2026" in result.new_text
+    left = result.prompt_tokens - result.shared_tokens
+    place = f"token {result.shared_tokens:,} of {result.prompt_tokens:,}"
     sentence = f"the prompt changed at {place}: the date in the system prompt; {left:,} tokens reprocessed, 41 s"
     assert result.sentence(left, 41.0) == sentence
 

@@ -42,9 +42,9 @@ def test_billing_header_is_removed() -> None:
     first, (second, (change,)) = (rewrite(rewriter, agents.claude_code(cch=cch)) for cch in ("fa690", "0aaa9"))
     assert first[0] == second
     assert [block["text"][:15] for block in second["system"]] == ["You are Claude ", "Rule 0: do one "]
-    assert "cch=0aaa9" in change.before
-    assert not change.after
-    assert change.differs
+    assert "cch=0aaa9" in change.original
+    assert not change.rewritten
+    assert change.would_diverge
     header = "x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch=eb6c6;\n"
     for system, expected in (
         (header + "You are Claude Code.", "You are Claude Code."),
@@ -62,7 +62,7 @@ def test_first_date_is_held_for_a_day() -> None:
     second, (change,) = rewrite(rewriter, next_day, ["hold-clock"])
     assert second == first
     shown = "Today's date: Mon Nov 23 2026", "Today's date: Sun Nov 22 2026"
-    assert (change.before.strip(), change.after.strip(), change.differs) == (*shown, True)
+    assert (change.original.strip(), change.rewritten.strip(), change.would_diverge) == (*shown, True)
     clock.now += timedelta(hours=5)
     assert not rewrite(rewriter, next_day, ["hold-clock"])[1]
 
@@ -133,7 +133,7 @@ def test_long_line_of_dates_is_searched_once(monkeypatch: pytest.MonkeyPatch) ->
         rewrite(PromptRewriter(), body, ["hold-clock"])
         assert counting.searched <= 20 * len(line) * 500
     _, (change,) = rewrite(PromptRewriter(), agents.claude_code(cch="x" * 100_000), ["billing-header"])
-    assert len(change.before) <= 500, "no more is recorded than can be shown"
+    assert len(change.original) <= 500, "no more is recorded than can be shown"
 
 
 def test_dates_after_very_long_text_stay() -> None:

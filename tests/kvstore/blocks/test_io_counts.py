@@ -152,11 +152,11 @@ def test_a_spare_file_with_mapped_pages_is_always_ready(big: Bench) -> None:
     points = [big.save(f"chat {number}", token_range(LENGTH - number, 5000 * number + 1)) for number in range(3)]
     big.reopen()
     big.restorer.prepare().result()
-    assert big.store.staging._spare == [], "nothing is taken before it is known what a model needs"
+    assert big.store.staging._spare_files == [], "nothing is taken before it is known what a model needs"
     big.restorer.keep_in_memory(10**9)
     for point in points[::-1]:
         big.restorer.prepare().result()
-        (spare,) = big.store.staging._spare
+        (spare,) = big.store.staging._spare_files
         mapped = memory_files._mapped[spare]
         assert spare.stat().st_size == points[0].size
         staged = big.stage_point(point)
@@ -171,7 +171,7 @@ def test_a_spare_file_with_mapped_pages_is_always_ready(big: Bench) -> None:
 def test_a_truncated_file_in_memory_fails_that_restore_alone(big: Bench, counts: IoCounts) -> None:
     point = save_and_reopen(big)
     prepare_spare_file(big)
-    (spare,) = big.store.staging._spare
+    (spare,) = big.store.staging._spare_files
     polls: list[None] = []
 
     def truncate() -> bool:

@@ -56,7 +56,7 @@ def test_an_index_is_recreated_when_the_cache_is_emptied(tmp_path: Path) -> None
         db.execute(ADD_CHAT, ("after",))
     with index.read() as db:
         assert db.execute(CHATS).fetchall() == [("after",)]
-    assert index.fresh
+    assert index.is_fresh
     index.close()
 
 

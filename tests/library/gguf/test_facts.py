@@ -72,7 +72,7 @@ def test_missing_fields_and_per_layer_lists(tmp_path: Path) -> None:
 def test_memory_kinds_of_tiny_models(tiny_model: Callable[[str], Path]) -> None:
     gemma3 = read_facts(tiny_model("gemma3"))
     assert gemma3.kv.window == 32
-    assert [layer.slides for layer in gemma3.kv.layers] == [True, False]
+    assert [layer.is_sliding for layer in gemma3.kv.layers] == [True, False]
     qwen35 = read_facts(tiny_model("qwen35"))
     assert qwen35.kv.is_recurrent
     assert [layer.state > 0 for layer in qwen35.kv.layers] == [True, False]

@@ -80,7 +80,7 @@ def test_windows_of_known_architectures(tmp_path: Path) -> None:
     def window(architecture: str, blocks: int, **fields: object) -> tuple[int, list[bool]]:
         shape = LLAMA | {"block_count": blocks} | {f"attention.{key}": value for key, value in fields.items()}
         facts = read_facts(write_gguf(tmp_path / "m.gguf", shape, architecture=architecture))
-        return facts.kv.window, [layer.slides for layer in facts.kv.layers]
+        return facts.kv.window, [layer.is_sliding for layer in facts.kv.layers]
 
     assert window("gpt-oss", 2, sliding_window=128) == (128, [True, False])
     assert window("cohere2moe", 4, sliding_window=128) == (128, [False, True, True, True])

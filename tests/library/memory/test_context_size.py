@@ -60,7 +60,7 @@ def test_largest_context_that_fits(large: GgufFacts) -> None:
     assert choice.reason.startswith(f"{choice.tokens:,} tokens: the most that fits in memory; ")
     assert "supports 131,072" in choice.reason
     assert choose(large, MemoryFacts(10 * GB), "q8_0").tokens > 1.7 * choice.tokens
-    assert "allowed by the system" in choose(large, MemoryFacts(10 * GB, limited=True)).memory_note
+    assert "allowed by the system" in choose(large, MemoryFacts(10 * GB, is_limited=True)).memory_note
     sizes = [choose(large, MemoryFacts(n * GB // 4)).tokens for n in range(0, 120)]
     assert sizes == sorted(sizes), "more memory never means less context"
     assert (sizes[0], sizes[-1]) == (MIN_CONTEXT, 131_072)

@@ -28,7 +28,7 @@ def test_available_memory_without_limits(tmp_path: Path) -> None:
     devices = [DeviceMemory("CUDA0", 8 * MIB), DeviceMemory("CUDA1", 4 * MIB)]
     memory = available_memory(devices, root=tmp_path)
     assert memory.available == pytest.approx(psutil.virtual_memory().available, rel=0.2)
-    assert not memory.limited
+    assert not memory.is_limited
     assert memory.device_free == 12 * MIB
 
 
@@ -47,7 +47,7 @@ def test_cgroup_v2_counts_parents_but_not_page_cache(tmp_path: Path) -> None:
     fake_group(tmp_path, group, f"{V2}/outer", **limits)
     assert cgroup_room(tmp_path) == 50 * MIB
     memory = available_memory(root=tmp_path)
-    assert (memory.available, memory.limited) == (50 * MIB, True)
+    assert (memory.available, memory.is_limited) == (50 * MIB, True)
 
 
 @pytest.mark.parametrize(

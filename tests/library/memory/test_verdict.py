@@ -77,8 +77,8 @@ def test_smaller_kv_type_adds_context(large: GgufFacts) -> None:
     (proposal,) = proposals(current)
     assert proposal.tokens > 0.7 * current.choice.tokens
     assert proposal.bytes == pytest.approx(current.choice.kv_bytes * 15 / 32, rel=0.01)
-    assert proposal.gain == f"Adds {proposal.tokens:,} tokens of context without using more memory."
-    assert "reprocessed once" in proposal.price
+    assert proposal.benefit == f"Adds {proposal.tokens:,} tokens of context without using more memory."
+    assert "reprocessed once" in proposal.drawback
     assert proposal.apply_to(Settings(engine_arguments="-t 2")) == Settings(engine_arguments="-t 2", kv_type="q8_0")
 
 
@@ -86,12 +86,12 @@ def test_smaller_kv_type_makes_it_fit(large: GgufFacts) -> None:
     current = load(large, 10 * GB, wanted=40_960)
     assert not current.choice.fits
     (proposal,) = proposals(current)
-    assert (proposal.tokens, proposal.gain) == (0, "A context of 40,960 tokens then fits.")
+    assert (proposal.tokens, proposal.benefit) == (0, "A context of 40,960 tokens then fits.")
     current = load(large, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 8 * GB),)), wanted=32_768)
     assert current.choice.fits
     assert current.choice.offload_note
     (proposal,) = proposals(current)
-    assert proposal.gain == "The whole model then fits on the GPU, which is faster."
+    assert proposal.benefit == "The whole model then fits on the GPU, which is faster."
 
 
 def test_no_proposal_without_a_gain(large: GgufFacts, tmp_path: Path) -> None:
@@ -110,6 +110,6 @@ def test_full_windows_are_proposed_if_they_fit(sliding: GgufFacts) -> None:
     (proposal,) = full_window(current)
     row = 2 * 2 * 64 * 2
     assert (proposal.tokens, proposal.bytes) == (0, -4 * row * (65_536 - 1024))
-    assert proposal.price == "This uses 132 MB more memory at this context length."
-    assert not full_window(replace(current, extra=("--swa-full",)))
+    assert proposal.drawback == "This uses 132 MB more memory at this context length."
+    assert not full_window(replace(current, extra_arguments=("--swa-full",)))
     assert not full_window(replace(current, takes_arguments=False))

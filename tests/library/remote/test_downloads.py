@@ -48,7 +48,7 @@ async def begin_and_hold(watched: Watched, served: FakeHub) -> Path:
     """Begin a download that stops half-way."""
     served.hold_at = 1_000_000
     path = watched.downloads.begin(order())
-    await watched.until(path, lambda download: download.done > 0)
+    await watched.until(path, lambda download: download.downloaded_bytes > 0)
     return path
 
 
@@ -65,12 +65,12 @@ async def test_downloads_run_one_at_a_time_and_can_be_paused(watched: Watched, s
     await later.downloads.find_unfinished()
     found = {download.path: download for download in later.downloads.all()}
     assert (found[first].state, found[first].total) == (DownloadState.PAUSED, len(CONTENT))
-    assert found[first].done > 0
+    assert found[first].downloaded_bytes > 0
     assert len(served.requests) == requests, "the next start fetches nothing"
     later.downloads.begin(order())
     later.downloads.begin(order("b.gguf"))
     served.go_on.set()
-    assert (await later.until_state(first, DownloadState.DONE)).done == len(CONTENT)
+    assert (await later.until_state(first, DownloadState.DONE)).downloaded_bytes == len(CONTENT)
     await later.until_state(second, DownloadState.DONE)
     assert second.read_bytes() == first.read_bytes() == CONTENT
     assert any("range" in request.headers for request in served.downloads)

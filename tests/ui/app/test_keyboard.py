@@ -83,7 +83,7 @@ async def test_the_palette_switches_chats_and_does_things(
 ) -> None:
     qtbot.keyClick(window, Qt.Key.Key_K, Qt.KeyboardModifier.ControlModifier)
     palette = child(window, Palette)
-    assert shown_titles(palette)[0] != window.header.title.whole  # the open one comes last
+    assert shown_titles(palette)[0] != window.header.title.full_text  # the open one comes last
     qtbot.keyClicks(palette.field, "jeju")
     assert shown_titles(palette) == ["Trip to Jeju"]
     qtbot.keyClick(palette.field, Qt.Key.Key_Return)
@@ -99,7 +99,7 @@ async def test_the_palette_switches_chats_and_does_things(
     assert window.chat.current is None
     palette = window.keyboard.open_palette()
     qtbot.keyClicks(palette.field, "dark thx")
-    assert palette.nothing.isVisible()
+    assert palette.empty_label.isVisible()
     qtbot.keyClick(palette.field, Qt.Key.Key_Return)
     assert palette.isVisible()
     qtbot.keyClick(palette.field, Qt.Key.Key_Backspace)
@@ -205,7 +205,7 @@ async def test_the_palette_offers_only_what_does_something_now(furnished: FakeRu
     await until(lambda: len(window.transcript.views) == 2, "the messages")
     assert not {"Stop the reply", "Undo deletion", "System theme"} & offered()
     assert {"Regenerate reply", "Edit my last message", "Rename this chat"} <= offered()
-    window.chat.sending.send("And now?")
+    window.chat.send_controller.send("And now?")
     await until(lambda: furnished.chat.is_answering(chat))
     assert "Stop the reply" in offered()
     assert not {"Regenerate reply", "Edit my last message"} & offered()

@@ -90,7 +90,7 @@ async def test_shows_the_newest_conversation_and_tells_the_runtime(
 ) -> None:
     await settled(window, furnished)
     assert titles(window) == ["Thesis, chapter 3", "Trip to Jeju"]
-    assert window.header.title.whole == "Thesis, chapter 3"
+    assert window.header.title.full_text == "Thesis, chapter 3"
     assert ("select", "thesis") in furnished.chat.calls
     assert replies(window)[0].text == "All about Thesis, chapter 3."
     before = window.chat.current
@@ -158,18 +158,18 @@ async def test_first_message_begins_a_conversation(runtime: FakeRuntime, window:
     qtbot.mouseClick(composer.send_button, Qt.MouseButton.LeftButton)
     await until(lambda: titles(window) == ["Hello"])
     assert runtime.chat.calls[-1] == ("send", window.chat.current, "Hello")
-    assert window.header.title.whole == "Hello"
+    assert window.header.title.full_text == "Hello"
     qtbot.keyClick(composer.editor, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
     assert (window.chat.current, len(window.transcript.views)) == (None, 0)
     assert not entry(window.header.chat_menu, ALWAYS_KEEP).isEnabled()
     assert entry(window.header.chat_menu, "Chat settings…").isEnabled()
     qtbot.keyClick(composer.editor, Qt.Key.Key_Down, Qt.KeyboardModifier.ControlModifier)
-    await until(lambda: window.header.title.whole == "Hello")
+    await until(lambda: window.header.title.full_text == "Hello")
 
 
 async def test_two_messages_at_once_begin_one_conversation(runtime: FakeRuntime, window: MainWindow) -> None:
-    window.chat.sending.send("one")
-    window.chat.sending.send("two")
+    window.chat.send_controller.send("one")
+    window.chat.send_controller.send("two")
     await until(lambda: len([call for call in runtime.chat.calls if call[0] == "send"]) == 2)
     await until(lambda: runtime.chat.by_id)
     assert len(runtime.chat.by_id) == 1
@@ -195,7 +195,7 @@ async def test_a_message_goes_where_enter_was_pressed(
 
 
 async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    window.chat.sending.send("go on")
+    window.chat.send_controller.send("go on")
     await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
     assert window.composer.send_button.accessibleName() == "Stop"
     furnished.events.publish(Prefilling("thesis", 100, 400))
@@ -211,7 +211,7 @@ async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, q
 
 
 async def test_a_reply_goes_on_while_another_conversation_is_read(furnished: FakeRuntime, window: MainWindow) -> None:
-    window.chat.sending.send("go on")
+    window.chat.send_controller.send("go on")
     await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
     furnished.chat.say("first half, ")
     window.chat.open("jeju")
@@ -278,7 +278,7 @@ async def test_rename_in_place(furnished: FakeRuntime, window: MainWindow, qtbot
     qtbot.keyClicks(editor, "The lemma")
     qtbot.keyClick(editor, Qt.Key.Key_Return)
     await until(lambda: titles(window)[0] == "The lemma")
-    assert window.header.title.whole == "The lemma"
+    assert window.header.title.full_text == "The lemma"
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ async def test_the_model_s_name_is_shown_at_once_and_moves_nothing(furnished: Fa
     window.chat.open("jeju")
     entry(window.header.chat_menu, "Generate a title for this chat").trigger()
     await until(lambda: titles(window) == [before[0], "Named by the model"])
-    assert window.header.title.whole == "Named by the model"
+    assert window.header.title.full_text == "Named by the model"
 
 
 async def test_dots_say_where_a_conversation_is(furnished: FakeRuntime, window: MainWindow) -> None:
@@ -350,7 +350,7 @@ async def test_only_chats_in_sight_are_asked_how_long_they_would_take(
 
 
 async def test_a_failed_turn_offers_to_try_again(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    window.chat.sending.send("go on")
+    window.chat.send_controller.send("go on")
     await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
     furnished.events.publish(TurnFailed("thesis", KvchatError("Out of memory", "3.2 GB short.", "Close something.")))
     furnished.chat.finish()
@@ -581,7 +581,7 @@ async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, windo
     await settled(window, furnished)
     strip = window.strip
     assert strip.state.text() == "ready"
-    assert strip.model.whole == "SmolLM2-135M-Instruct"
+    assert strip.model.full_text == "SmolLM2-135M-Instruct"
     assert strip.context.text() == "context 32K"
     assert "trained for" in strip.context.toolTip()
     furnished.events.publish(Prefilling("thesis", 2959, 5918))
@@ -667,12 +667,12 @@ async def test_quitting_in_the_middle_of_something_asks(
     heard: list[bool] = []
     window.quit_requested.connect(lambda: heard.append(True))
     leave = window.close if way == "close" else window.keyboard.actions["quit"].trigger
-    window.chat.sending.send("go on")
+    window.chat.send_controller.send("go on")
     await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
     window.transfer.in_progress.append("Importing…")
     order = Order("a/b", "c", HubFile("m", "", (HubPart("m.gguf", 10, "0" * 64),)))
     waiting = Download(order, Path("m.gguf"), DownloadState.FETCHING)
-    furnished.models.downloads._known[waiting.path] = waiting
+    furnished.models.downloads._downloads[waiting.path] = waiting
     leave()
     leave()
     asked = question(window)
@@ -682,7 +682,7 @@ async def test_quitting_in_the_middle_of_something_asks(
     qtbot.keyClick(asked, Qt.Key.Key_Return)  # staying is the default
     assert heard == []
     window.transfer.in_progress.clear()
-    furnished.models.downloads._known.clear()
+    furnished.models.downloads._downloads.clear()
     leave()
     question(window).confirm_button.click()
     assert heard == [True]
@@ -696,7 +696,7 @@ async def test_escape_before_the_first_word_ends_what_the_strip_tells(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await settled(window, furnished)
-    window.chat.sending.send("What about chapter 4?")
+    window.chat.send_controller.send("What about chapter 4?")
     await until(lambda: furnished.chat.is_answering("thesis"), "the turn")
     furnished.events.publish(Prefilling("thesis", 0, 559))
     assert window.strip.progress.isVisible()
@@ -710,7 +710,7 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
     await settled(window, furnished)
     furnished.chat.send("jeju", "What is it?")
     await until(lambda: "jeju" in furnished.chat.answering_chats)
-    window.chat.sending.send("What about chapter 4?")
+    window.chat.send_controller.send("What about chapter 4?")
     pending, first = window.transcript.tail.pending_label, window.transcript.tail.prioritize_button
     await until(lambda: pending.text().startswith("Waiting for “Trip to Jeju”"))
     furnished.events.publish(Prefilling("jeju", 400, 1000))

@@ -67,12 +67,12 @@ async def test_the_only_chat_can_be_renamed_while_the_list_is_told_anew(
 
 async def test_a_double_click_on_the_title_renames(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     header = window.header
-    await until(lambda: header.title.whole == "Chat d")
+    await until(lambda: header.title.full_text == "Chat d")
     qtbot.mouseDClick(header.title, LEFT)
     qtbot.keyClicks(header.field, "Lemma")
     await window.chat.conversations.reload()
     qtbot.keyClick(header.field, Qt.Key.Key_Return)
-    await until(lambda: header.title.whole == "Lemma")
+    await until(lambda: header.title.full_text == "Lemma")
     assert header.title.isVisible()
     assert window.composer.editor.hasFocus()
     qtbot.mouseDClick(header.title, LEFT)
@@ -139,7 +139,7 @@ async def test_the_menus_part_this_chat_from_kvchat(furnished: FakeRuntime, wind
     assert not chat & app
 
 
-@pytest.mark.parametrize("name", ["chat", "more"])
+@pytest.mark.parametrize("name", ["chat_button", "menu_button"])
 async def test_a_menu_s_button_rests_when_the_menu_has_gone(
     furnished: FakeRuntime, window: MainWindow, name: str
 ) -> None:

@@ -98,7 +98,7 @@ async def test_closing_goes_to_the_tray_where_there_is_one(
 
 
 async def test_busy_while_a_reply_runs(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
-    window.chat.sending.send("Hello")
+    window.chat.send_controller.send("Hello")
     await until(lambda: runtime.chat.answering_chats)
     runtime.chat.say("Hi")
     assert tray.logo is LogoState.BUSY

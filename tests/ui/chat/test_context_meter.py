@@ -55,7 +55,7 @@ async def test_what_is_being_written_says_how_long_its_reply_would_take(
     assert meter.wait_label.isHidden(), "nothing is written"
     window.composer.editor.setPlainText("word " * 1000)
     await until(meter.wait_label.isVisible)
-    assert meter.wait_label.whole == "about 4 s: 2,100 tokens to process"
+    assert meter.wait_label.full_text == "about 4 s: 2,100 tokens to process"
     assert meter.accessibleName().endswith(
         "If sent now, the first token comes after about 4 s: 2,100 tokens to process"
     )
@@ -65,7 +65,7 @@ async def test_what_is_being_written_says_how_long_its_reply_would_take(
     forecast = Forecast(Source.DISK, 30, TimeRange(1.6, 1.6))
     window.composer.editor.setPlainText("word " * 1001)
     await until(meter.wait_label.isVisible)
-    assert meter.wait_label.whole == "about 2 s: loading the chat memory, 30 tokens to process"
+    assert meter.wait_label.full_text == "about 2 s: loading the chat memory, 30 tokens to process"
     window.composer.send_button.click()
     await until(meter.wait_label.isHidden)
 
@@ -136,7 +136,7 @@ async def test_a_question_that_did_not_fit_is_answered_after_dropping(runtime: F
 
 async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: FakeRuntime, window: MainWindow) -> None:
     furnish(runtime, window, 33_000)
-    window.chat.sending.send("One more?")
+    window.chat.send_controller.send("One more?")
     await until(lambda: runtime.chat.said(window.chat.current or "")[-1].role is Role.USER)
     await window.chat.conversations.reload()
     await until(lambda: not window.sidebar.model.index(1).data(ROW).busy)

@@ -160,7 +160,7 @@ def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:
     status = told(MakingRoom(20_000))
     assert words(status) == ["restarting the engine with a longer context"]
     assert status.pending == "Restarting the engine with a longer context…"
-    status.handle_event(MakingRoom(20_000, done=True))
+    status.handle_event(MakingRoom(20_000, is_finished=True))
     assert words(status) == []
 
 

@@ -359,8 +359,8 @@ async def test_the_quick_window_attaches_as_the_main_window_does(
     composer.editor.setPlainText("What is in them?")
     composer.send_button.click()
     await until(lambda: [call for call in runtime.chat.calls if call[0] == "send"])
-    await until(lambda: runtime.chat.said(quick.current() or ""))
-    question = runtime.chat.said(quick.current() or "")[0]
+    await until(lambda: runtime.chat.said(quick.current_chat() or ""))
+    question = runtime.chat.said(quick.current_chat() or "")[0]
     assert sorted(a.name for a in question.attachments) == ["Pasted text.txt", "notes.md"]
     assert not composer.chips.attachments
     error = KvchatError("Your chats could not be read or written", "The disk is full.")

@@ -76,7 +76,7 @@ async def test_a_missing_model_offers_others(runtime: FakeRuntime, window: MainW
     runtime.engine.gone = frozenset({GONE})
     here = write_gguf(tmp_path / "SmolLM2-135M-Instruct.gguf")
     runtime.settings = replace(runtime.settings, model_path=str(here))
-    window.chat.sending.send("Hello")
+    window.chat.send_controller.send("Hello")
     card = window.transcript.tail.failure_card
     await until(lambda: not card.isHidden())
     shown = [

@@ -46,12 +46,12 @@ async def test_enter_during_a_reply_queues_and_the_reply_s_end_sends(
     chat, waiting = await answering(window, furnished, qtbot), window.composer.queued_message
     enter(qtbot, window.composer, "second")
     assert window.composer.draft == ""
-    assert (waiting.isVisible(), waiting.summary.whole, waiting.send_button.isVisible()) == (True, "second", False)
+    assert (waiting.isVisible(), waiting.summary.full_text, waiting.send_button.isVisible()) == (True, "second", False)
     qtbot.mouseClick(waiting.edit_button, Qt.MouseButton.LeftButton)
     assert (window.composer.draft, waiting.isVisible()) == ("second", False)
     enter(qtbot, window.composer, " try")
     enter(qtbot, window.composer, "and more")
-    assert window.chat.sending.queued(chat)[0] == "second try\n\nand more"
+    assert window.chat.send_controller.queued(chat)[0] == "second try\n\nand more"
     window.chat.open("a")
     assert not waiting.isVisible(), "it waits in its own chat"
     furnished.chat.finish()
@@ -70,7 +70,7 @@ async def test_the_mouse_alone_queues(furnished: FakeRuntime, window: MainWindow
     assert not composer.send_after_reply_button.isVisible()
     composer.editor.insertPlainText("second")
     qtbot.mouseClick(button(composer, "Send after this reply"), Qt.MouseButton.LeftButton)
-    assert (composer.draft, composer.queued_message.summary.whole) == ("", "second")
+    assert (composer.draft, composer.queued_message.summary.full_text) == ("", "second")
     assert not composer.send_after_reply_button.isVisible()
     assert furnished.chat.is_answering(chat)
     furnished.chat.finish()
@@ -103,7 +103,7 @@ async def test_messages_of_the_first_picture_are_queued_in_their_chat(
     window.chat.open("d")
     waiting = window.composer.queued_message
     assert (window.composer.draft, waiting.isVisible()) == ("half a", True)
-    assert window.chat.sending.queued("d")[0] == "second\n\nthird"
+    assert window.chat.send_controller.queued("d")[0] == "second\n\nthird"
     await until(lambda: furnished.chat.is_answering("d"))
     furnished.chat.say("Well")
     furnished.chat.finish()
@@ -209,7 +209,7 @@ async def test_the_quick_window_queues_as_well(furnished: FakeRuntime, look: Loo
         furnished.chat.say("8,848 m")
         await until(lambda: quick.composer.send_button.accessibleName() == "Stop")
         enter(qtbot, quick.composer, "In feet?")
-        assert (quick.composer.queued_message.isVisible(), quick.composer.queued_message.summary.whole) == (
+        assert (quick.composer.queued_message.isVisible(), quick.composer.queued_message.summary.full_text) == (
             True,
             "In feet?",
         )

@@ -56,7 +56,7 @@ async def test_what_is_written_before_there_is_a_model_waits_for_one(
     runtime: FakeRuntime, window: MainWindow, tmp_path: Path
 ) -> None:
     window.first_start.back_button.click()
-    window.chat.sending.send("Hello")
+    window.chat.send_controller.send("Hello")
     await until(lambda: [call for call in runtime.chat.calls if call[0] == "send"])
     chat = next(call[1] for call in runtime.chat.calls if call[0] == "send")
     await until(window.transcript.tail.unanswered_row.isVisible)
@@ -141,7 +141,7 @@ async def test_the_starter_model_is_fetched_with_its_progress_cancelled_and_used
     await until(lambda: page.starter_button.text() == "Download the starter model (98 MB)")
     with monkeypatch.context() as patch:
         patch.setattr("kvchat.ui.dialogs.confirm.is_metered", metered)
-        for answer in ("keep", "yes"):
+        for answer in ("keep_button", "confirm_button"):
             qtbot.mouseClick(page.starter_button, Qt.MouseButton.LeftButton)
             await until(lambda: page.findChildren(ConfirmDialog))
             question = page.findChildren(ConfirmDialog)[-1]
@@ -226,7 +226,7 @@ async def test_a_picked_file_is_used(runtime: FakeRuntime, window: MainWindow, q
     dialog.close()
     await until(lambda: window.composer.isVisible())
     assert ("use_model", tmp_path / "m.gguf") in runtime.calls
-    assert window.strip.model.whole == "m"
+    assert window.strip.model.full_text == "m"
 
 
 async def test_a_file_that_is_no_model_is_refused_on_the_page(runtime: FakeRuntime, window: MainWindow) -> None:

@@ -182,7 +182,7 @@ async def test_searched_listed_downloaded_and_used(
     assert models.hub.list.current.title == "Thing-7B-Q4_K_M", "the usual one is chosen"
     served.hold_at = 1_000_000
     qtbot.mouseClick(models.hub.show_files_button, LEFT)
-    await until(lambda: models.downloads.views and only_download(models).download.done > 0)  # type: ignore[union-attr]
+    await until(lambda: models.downloads.views and only_download(models).download.downloaded_bytes > 0)  # type: ignore[union-attr]
     view = only_download(models)
     qtbot.mouseClick(view.pause_button, LEFT)
     await until(lambda: view.download.state is DownloadState.PAUSED)  # type: ignore[union-attr]

@@ -44,7 +44,7 @@ def parted() -> RequestRecord:
         before.replace("Sun Nov 22", "Mon Nov 23"),
     )  # fmt: skip
     header = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=0aaa9;"
-    change = Change("billing-header", "the system prompt", header, "", differs=True)
+    change = Change("billing-header", "the system prompt", header, "", would_diverge=True)
     return a_request(
         1, source="cold", cached=312, read_ms=41_000.0, first_ms=41_300.0, saved_ms=600.0, divergence=divergence,
         changes=(change,),

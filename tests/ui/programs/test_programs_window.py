@@ -30,7 +30,9 @@ def filled(furnished: FakeRuntime) -> FakeRuntime:
 
 
 def words(window: ProgramsWindow) -> str:
-    return "\n".join(getattr(one, "whole", "") or one.text() for one in window.findChildren(QLabel) if one.isVisible())
+    return "\n".join(
+        getattr(one, "full_text", "") or one.text() for one in window.findChildren(QLabel) if one.isVisible()
+    )
 
 
 async def test_nothing_was_asked_yet(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
@@ -56,8 +58,10 @@ async def test_programs_stand_with_what_was_found_the_last_one_first(filled: Fak
 
 async def test_what_goes_on_is_told_with_how_far_it_is(filled: FakeRuntime, window: MainWindow) -> None:
     programs = window.side_windows.open_programs()
-    await until(lambda: programs.now.rows[2].name.whole == "Chat c")
-    shown = [(row.name.whole, row.state.whole, row.bar.isVisible()) for row in programs.now.rows if row.isVisible()]
+    await until(lambda: programs.now.rows[2].name.full_text == "Chat c")
+    shown = [
+        (row.name.full_text, row.state.full_text, row.bar.isVisible()) for row in programs.now.rows if row.isVisible()
+    ]
     assert shown == [
         (CLAUDE, "processing, 8,192 of 16,872 tokens", True),
         (LONG_NAME, "waiting", False),

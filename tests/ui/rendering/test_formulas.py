@@ -52,11 +52,11 @@ def test_an_open_formula_shows_as_source_and_swallows_nothing() -> None:
     stream = MarkdownStream(MARKDOWN)
     stream.feed("Before\n\n$$\nx +\n+ y")
     stream.step()
-    source = stream.open[-1]
+    source = stream.open_blocks[-1]
     assert "<code>$$x +<br>+ y</code>" in getattr(source, "html", "")
     stream.feed("\n\nA new paragraph.\n\n.\n")
     stream.step()
-    assert "<p>A new paragraph.</p>" in [getattr(block, "html", "") for block in stream.settled]
+    assert "<p>A new paragraph.</p>" in [getattr(block, "html", "") for block in stream.settled_blocks]
 
 
 @pytest.mark.parametrize(

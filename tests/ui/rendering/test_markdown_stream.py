@@ -41,8 +41,8 @@ def test_grown_and_read_at_once_look_the_same(text: str, step: int) -> None:
     stream = grown(text, step)
     stream.finished = True
     stream.step()
-    assert not stream.open
-    assert look_of(stream.settled) == look_of(blocks(text))
+    assert not stream.open_blocks
+    assert look_of(stream.settled_blocks) == look_of(blocks(text))
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_grown_and_read_at_once_look_the_same(text: str, step: int) -> None:
 def test_only_the_last_block_is_read_again(text: str, longest: int) -> None:
     """Each step parses a bounded amount of text, or a long reply would block the window."""
     stream = grown(text, 20)
-    unsettled = len(text) - sum(len(block.source) for block in stream.settled)
-    assert sum(len(block.source) for block in stream.open) < longest
-    assert unsettled < longest + len(stream.settled) * 2
+    unsettled = len(text) - sum(len(block.source) for block in stream.settled_blocks)
+    assert sum(len(block.source) for block in stream.open_blocks) < longest
+    assert unsettled < longest + len(stream.settled_blocks) * 2
 
 
 @pytest.mark.parametrize("behind", ["", "\n# The end\n", "\n\n|x|y|\n|-|-|\n|1|2|\n"])
@@ -76,40 +76,44 @@ def test_a_long_table_grows_in_pieces_under_the_same_head_and_is_joined_unless_i
     stream.finished = True
     while stream.step():
         pass
-    assert look_of(stream.settled) == look_of(blocks(text + behind))
+    assert look_of(stream.settled_blocks) == look_of(blocks(text + behind))
     assert rows_of(stream) == ([60, 60, 60, 60, 10] if rows == 250 else [rows])
 
 
 def rows_of(stream: MarkdownStream) -> list[int]:
-    tables = [block for block in (*stream.settled, *stream.open) if isinstance(block, Wide) and "| a |" in block.source]
+    tables = [
+        block
+        for block in (*stream.settled_blocks, *stream.open_blocks)
+        if isinstance(block, Wide) and "| a |" in block.source
+    ]
     assert all(block.source.startswith("| a | b |\n|---|---|\n| r") for block in tables)
     return [block.html.count("word") for block in tables]
 
 
 def test_a_definition_that_comes_late_is_used() -> None:
     stream = grown("See [here][r] and this[^n].\n\nMore.\n\nAnd more.\n\n", 1)
-    first, second = stream.settled
+    first, second = stream.settled_blocks
     assert isinstance(first, Prose)
     assert "href" not in first.html
     for piece in ("[r]: https://exam", "ple.org\n[^n]: A note.\n\nThe end.\n\n."):
         stream.feed(piece)
         stream.step()
-    again = stream.settled[0]
+    again = stream.settled_blocks[0]
     assert isinstance(again, Prose)
     assert 'href="https://example.org"' in again.html, "and not a part of it"
     assert "<sup" in again.html
-    assert stream.settled[1] is second, "nothing else is made again"
+    assert stream.settled_blocks[1] is second, "nothing else is made again"
 
 
 def test_code_grows_line_by_line() -> None:
     stream = grown("```python\nx = 1\ny = ", 1)
-    (code,) = stream.open
+    (code,) = stream.open_blocks
     assert code == Code("python", "x = 1\ny =", code.source)
     stream.feed("2\n``")
     stream.step()
-    (code,) = stream.open
+    (code,) = stream.open_blocks
     assert isinstance(code, Code)
     assert code.text == "x = 1\ny = 2"  # two backticks may become the closing fence: they must not flash up as code
     stream.feed("`\nafter\n\n.\n")
     stream.step()
-    assert [type(block) for block in stream.settled] == [Code, Prose]
+    assert [type(block) for block in stream.settled_blocks] == [Code, Prose]

@@ -143,13 +143,13 @@ async def test_what_was_fetched_is_listed_at_once_also_while_the_engine_starts_a
 ) -> None:
     """Even if another page started the download: here the first-start page."""
     runtime.settings = replace(runtime.settings, model_path=str(fake_engine.plan.model))
-    started, use = asyncio.Event(), runtime.engines._use
+    started, use = asyncio.Event(), runtime.engines._use_engine
 
     async def use_slowly(path: str | None) -> None:
         await use(path)
         await started.wait()
 
-    runtime.engines._use = use_slowly
+    runtime.engines._use_engine = use_slowly
     page.panel.run(runtime.engines.get())
     program = str(runtime.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server")
     await until(lambda: program in listed(page) and page.downloaded.isVisible())
@@ -217,7 +217,7 @@ async def test_what_cannot_be_used_is_refused_in_place_and_kept_to_be_corrected(
     typed(qtbot, page.settings["engine_arguments"], "--threads 2")
     await until(lambda: runtime.settings.engine_arguments == "--threads 2")
     assert not page.settings["engine_arguments"].refusal.isVisible()
-    page.settings["engine_arguments"].clear.click()
+    page.settings["engine_arguments"].clear_button.click()
     await until(lambda: runtime.settings.engine_arguments == "")
 
 
@@ -234,7 +234,7 @@ async def test_a_server_and_its_key(page: EnginePage, runtime: FakeRuntime, qtbo
     assert "keyring" in page.key_entry.help.text()
     page.forget_key_button.click()
     await until(lambda: runtime.engines.kept is None)
-    page.settings["engine_url"].clear.click()
+    page.settings["engine_url"].clear_button.click()
     await until(lambda: runtime.settings.engine_url is None)
     runtime.settings = replace(runtime.settings)
     page.refresh()

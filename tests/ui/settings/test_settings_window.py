@@ -128,7 +128,7 @@ async def test_what_is_on_or_off_has_a_switch(
 async def test_the_theme_applies_at_once(
     runtime: FakeRuntime, settings: SettingsWindow, look: Look, qtbot: QtBot
 ) -> None:
-    box = settings.page(GeneralPage).settings["theme"].box
+    box = settings.page(GeneralPage).settings["theme"].choice_box
     box.setFocus()
     qtbot.keyClick(box, Qt.Key.Key_End)
     await until(lambda: runtime.settings.theme == "dark")
@@ -139,18 +139,18 @@ async def test_the_theme_applies_at_once(
 async def test_when_the_engine_runs_and_what_others_change(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
-    qtbot.keyClick(settings.page(GeneralPage).settings["engine_start"].box, Qt.Key.Key_Down)
+    qtbot.keyClick(settings.page(GeneralPage).settings["engine_start"].choice_box, Qt.Key.Key_Down)
     await until(lambda: runtime.settings.engine_start == "message")
     typed(qtbot, settings.page(GeneralPage).settings["idle_minutes"], "15")
     await until(lambda: runtime.settings.idle_minutes == 15)
-    qtbot.mouseClick(settings.page(GeneralPage).settings["idle_minutes"].reset, LEFT)
+    qtbot.mouseClick(settings.page(GeneralPage).settings["idle_minutes"].reset_button, LEFT)
     await until(lambda: runtime.settings.idle_minutes is None)
     assert not settings.pending.isVisible()
     runtime.settings = Settings(theme="light", quota_bytes=5 * GB, kv_type="q5_1")
     runtime.events.publish(SettingsChanged())
-    assert settings.page(GeneralPage).settings["theme"].box.currentData() == "light"
+    assert settings.page(GeneralPage).settings["theme"].choice_box.currentData() == "light"
     assert settings.page(StoragePage).settings["quota_bytes"].field.text() == "5"
-    assert settings.page(ModelPage).settings["kv_type"].box.currentText() == "q5_1"
+    assert settings.page(ModelPage).settings["kv_type"].choice_box.currentText() == "q5_1"
 
 
 async def test_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not_work(
@@ -181,7 +181,7 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
     assert not settings.page(ModelPage).retest_button.isVisible()
     assert runtime.engine.context_reason in entry.help.text()
     assert entry.field.placeholderText() == "Automatic"
-    assert not entry.reset.isVisible()
+    assert not entry.reset_button.isVisible()
     assert not settings.pending.isVisible()
     typed(qtbot, entry, "16K")
     await until(lambda: runtime.settings.context_size == 16_384)
@@ -278,7 +278,7 @@ async def test_what_is_being_typed_is_not_overwritten(
     assert field.text() == "3"
     qtbot.keyClick(field, Qt.Key.Key_Tab)
     await until(lambda: runtime.settings.free_floor_bytes == 3 * GB)
-    qtbot.mouseClick(settings.page(StoragePage).settings["free_floor_bytes"].reset, LEFT)
+    qtbot.mouseClick(settings.page(StoragePage).settings["free_floor_bytes"].reset_button, LEFT)
     await until(lambda: runtime.settings.free_floor_bytes == 2 * GB)
 
 
@@ -294,7 +294,7 @@ async def test_a_lower_quota_and_a_maximum_age_say_first_what_they_delete(
     assert not applied(runtime)
     qtbot.mouseClick(question(settings).confirm_button, LEFT)
     await until(lambda: runtime.settings.max_age_days == 30)
-    qtbot.mouseClick(settings.page(StoragePage).settings["max_age_days"].reset, LEFT)
+    qtbot.mouseClick(settings.page(StoragePage).settings["max_age_days"].reset_button, LEFT)
     await until(lambda: runtime.settings.max_age_days is None and not asking(settings))
     before = applied(runtime)
     typed(qtbot, settings.page(StoragePage).settings["quota_bytes"], "500 MB")

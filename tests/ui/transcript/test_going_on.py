@@ -35,7 +35,7 @@ async def seen(page: Transcript, id: str) -> list[object]:
     while not view.complete:
         view.render_now()
     pages = [part for part in view.column.parts if isinstance(part, TextPage)]
-    while any(part.formulas.awaited for part in pages):
+    while any(part.formulas.pending for part in pages):
         await asyncio.sleep(0.005)
         page._show_formulas()
     parts: list[object] = [view.text, view.thinking, [text.toPlainText() for text in view.texts]]

@@ -119,4 +119,4 @@ async def test_each_reply_says_which_model_wrote_it(furnished: FakeRuntime, wind
     await furnished.apply_settings(replace(furnished.settings, show_numbers=False))
     await until(lambda: replies(window) and not any(view.receipt for view in replies(window)))
     shown = [view.footer.findChild(ElidedLabel) for view in replies(window) if view.footer]
-    assert [label.whole if label else "" for label in shown] == names
+    assert [label.full_text if label else "" for label in shown] == names

@@ -24,8 +24,8 @@ from kvchat.ui.widgets.entries import DAYS, GIGABYTES, MINUTES, TOKENS, Notation
     ],
 )
 def test_reads_what_people_write(notation: Notation, text: str, value: int) -> None:
-    assert notation.read(text) == value
-    assert notation.read(notation.write(value)) == value
+    assert notation.parse(text) == value
+    assert notation.parse(notation.format(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ def test_reads_what_people_write(notation: Notation, text: str, value: int) -> N
 )
 def test_refuses_the_rest_with_an_example(notation: Notation, text: str) -> None:
     with pytest.raises(ValueError, match="such as"):
-        notation.read(text)
+        notation.parse(text)
 
 
 @pytest.mark.parametrize("chosen", LANGUAGES)
 def test_reads_the_units_that_stand_beside_the_fields_in_every_language(chosen: str, catalogues: None) -> None:
     assert set_language(chosen) == chosen
     for notation, value in ((TOKENS, 32_768), (DAYS, 90), (MINUTES, 1500), (GIGABYTES, 7_500_000_000)):
-        written = notation.write(value)
-        assert notation.read(written) == value
-        assert notation.read(f"{written} {_(notation.unit)}") == value
+        written = notation.format(value)
+        assert notation.parse(written) == value
+        assert notation.parse(f"{written} {_(notation.unit)}") == value
