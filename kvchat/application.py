@@ -99,7 +99,7 @@ class Application:
             message = _("The new language takes effect after a restart")
             settings = self._window.findChild(SettingsWindow)
             above = settings if settings is not None and settings.isVisible() else self._window
-            above.notices.notify_with_action(message, _("Restart kvchat"), self._restart, stays=True)
+            above.notices.notify_with_action(message, _("Restart kvchat"), self._restart, is_permanent=True)
 
     async def close(self) -> None:
         """Hide the window at once, then finish saving and stop the engine."""

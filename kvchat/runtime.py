@@ -106,7 +106,7 @@ class Runtime:
             paths=paths, store=store, settings=lambda: self.settings, speed=turn_context.prefill_speed
         )
         self.engines = EngineSetup(
-            paths=paths, settings=lambda: self.settings, use=self.use_engine, notify=self._notify
+            paths=paths, settings=lambda: self.settings, use_engine=self.use_engine, notify=self._notify
         )
         self.transfer = TransferService(
             paths=paths,

@@ -93,16 +93,16 @@ class SettingInfo:
     reset: str = ""  # label of the reset button; else built from the default
 
 
-def _setting(default: Any, rule: Rule, label: str = "", help: str = "", **more: Any) -> Any:
-    return field(default=default, metadata={"info": SettingInfo(rule, label, help, **more)})
+def _setting(default: Any, rule: Rule, label: str = "", help: str = "", **info: Any) -> Any:
+    return field(default=default, metadata={"info": SettingInfo(rule, label, help, **info)})
 
 
 def _toggle(default: bool, *texts: str) -> Any:
     return _setting(default, lambda value: "" if isinstance(value, bool) else _("This must be true or false."), *texts)
 
 
-def _number(default: Any, minimum: int, maximum: float, *texts: str, unit: str = "", **more: Any) -> Any:
-    return _setting(default, _integer_rule(minimum, maximum, unit), *texts, unit=unit, **more)
+def _number(default: Any, minimum: int, maximum: float, *texts: str, unit: str = "", **info: Any) -> Any:
+    return _setting(default, _integer_rule(minimum, maximum, unit), *texts, unit=unit, **info)
 
 
 def _choice(default: str, choices: Choices, *texts: str) -> Any:

@@ -105,9 +105,9 @@ class RecentlyDeleted:
         await self._hide(ids, time.time())
         self.add(ids)
 
-    async def _hide(self, ids: Sequence[str], at: float | None) -> None:
+    async def _hide(self, ids: Sequence[str], deleted_at: float | None) -> None:
         statement = "UPDATE conversations SET deleted_at = ?, deleted_s = 0, deleted_seen = NULL WHERE id = ?"
-        await self._turn_context.run(Database.write, statement, *((at, id) for id in ids))
+        await self._turn_context.run(Database.write, statement, *((deleted_at, id) for id in ids))
         self._turn_context.publish(ConversationsChanged())
 
     def add(self, ids: Sequence[str]) -> None:
@@ -300,6 +300,6 @@ def _times(deleted_at: object, seen_s: object, keep_s: float, now: float) -> tup
     """Return an entry's deletion and expiry times. An invalid or future time counts as now."""
     sane = isinstance(deleted_at, int | float) and _EARLIEST_TIMESTAMP <= deleted_at <= now + _ABANDONED_AFTER_S
     at = deleted_at if sane and isinstance(deleted_at, int | float) else now
-    seen = seen_s if isinstance(seen_s, int | float) and 0 <= seen_s < math.inf else 0.0
+    seen = first_seen_s if isinstance(first_seen_s, int | float) and 0 <= first_seen_s < math.inf else 0.0
     unseen = now - at - seen
     return as_datetime(at), as_datetime(at) + timedelta(seconds=keep_s + (max(unseen, 0.0) if sane else unseen))

@@ -96,8 +96,8 @@ class ChatService:
     async def use_model(self, conversation_id: str, model: str) -> None:
         await self._write("UPDATE conversations SET model = ? WHERE id = ?", (model, conversation_id))
 
-    async def relocate_model(self, old: str, new: str) -> None:
-        await self._write("UPDATE conversations SET model = ? WHERE model = ?", (new, old))
+    async def relocate_model(self, old_path: str, new_path: str) -> None:
+        await self._write("UPDATE conversations SET model = ? WHERE model = ?", (new_path, old_path))
 
     async def arrange(
         self, ids: Sequence[str], column: Literal["folder", "on_top", "archived"], value: str | bool | None
@@ -235,7 +235,7 @@ class ChatService:
     async def save_and_stop(self, stop: Callable[[], Awaitable[bool]]) -> None:
         """Save everything and stop the engine between turns. `stop` returns True if it did."""
         async with self.slots.exclusive():
-            await self.turn_context.absorb(patience_s=0.0)
+            await self.turn_context.absorb(timeout_s=0.0)
             if await stop():
                 self.slots.forget()
 

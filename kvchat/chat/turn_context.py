@@ -82,9 +82,9 @@ class TurnContext:
     def exchange(self, slot: Slot, conversation_id: str) -> Exchange:
         return Exchange(self.slots, slot, self.host, conversation_id, self.events.for_chat(conversation_id))
 
-    def merge_sampling(self, given: Sampling | None, options: ChatOptions) -> Sampling:
+    def merge_sampling(self, sampling: Sampling | None, options: ChatOptions) -> Sampling:
         """Merge sampling options: as given, the chat's, the settings', the model's (not at temperature 0)."""
-        chosen = (given or ENGINE_DEFAULTS).with_defaults(options.sampling).with_defaults(self.user_sampling())
+        chosen = (sampling or ENGINE_DEFAULTS).with_defaults(options.sampling).with_defaults(self.user_sampling())
         return chosen if chosen.temperature == 0 else chosen.with_defaults(self.model_sampling())
 
     async def branch(self, conversation_id: str) -> list[Message]:
@@ -109,9 +109,9 @@ class TurnContext:
         system = [new_message(NEW_CHAT_ID, Role.SYSTEM, preset.system)] if preset.system else []
         return AnswerSettings(preset.model or self.default_model(), preset.options), system
 
-    async def absorb(self, patience_s: float = ABSORB_TIMEOUT_S) -> None:
+    async def absorb(self, timeout_s: float = ABSORB_TIMEOUT_S) -> None:
         """Have the store process saved states when nothing more urgent runs, and publish the result."""
-        await self.slots.wait_until_quiet(Priority.ABSORB, patience_s)
+        await self.slots.wait_until_quiet(Priority.ABSORB, timeout_s)
         try:
             report = await self.slots.absorb()
         except StoreRefused as refusal:

@@ -66,12 +66,12 @@ class BenchHome:
         self.runtime = runtime
         runtime.events.subscribe(self._handle_event)
 
-    async def ask(self, chat_id: str, text: str | None, *, keep: bool = True) -> Reply:
+    async def ask(self, chat_id: str, text: str | None, *, save: bool = True) -> Reply:
         """Send a message, or regenerate the last reply. Raises KvchatError."""
         chat = self.runtime.chat
         if text is None:
-            return await self.reply(chat.retry(chat_id, self.greedy_sampling, save=keep))
-        return await self.reply(chat.send(chat_id, text, self.greedy_sampling, save=keep))
+            return await self.reply(chat.retry(chat_id, self.greedy_sampling, save=save))
+        return await self.reply(chat.send(chat_id, text, self.greedy_sampling, save=save))
 
     def check_saved(self, times: int) -> None:
         if len(self.saves) != times:
@@ -136,8 +136,8 @@ def ttft(replies: Sequence[Reply]) -> float:
     return median(reply.receipt.ttft_ms for reply in replies)
 
 
-def ttft_ratio(replies: Sequence[Reply], hot: Sequence[Reply]) -> float:
-    pairs = zip(replies, hot, strict=True)
+def ttft_ratio(replies: Sequence[Reply], baseline: Sequence[Reply]) -> float:
+    pairs = zip(replies, baseline, strict=True)
     return median(reply.receipt.ttft_ms / other.receipt.ttft_ms for reply, other in pairs)
 
 
@@ -168,9 +168,9 @@ async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
         print_err(
             f"Round {number + 1} of {len(QUESTIONS)}: hot, then after a restart of the engine, then of everything …"
         )
-        hot.append(await home.ask(chat_id, question, keep=False))
+        hot.append(await home.ask(chat_id, question, save=False))
         await home.restart_engine()
-        warm.append(await home.ask(chat_id, None, keep=False))
+        warm.append(await home.ask(chat_id, None, save=False))
         await home.restart()
         before = await home.runtime.save_points.usage()
         restored.append(await home.ask(chat_id, None))
@@ -181,7 +181,7 @@ async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
     print_err("Cold: after a restart, without save points …")
     await home.runtime.save_points.delete(chat_id)
     await home.restart_engine()
-    cold = await home.ask(chat_id, None, keep=False)
+    cold = await home.ask(chat_id, None, save=False)
     row = (await home.runtime.engine.ready()).kv_bytes_per_token
     stays_warm = all(reply.receipt.source is Source.WARM for reply in warm)
     new_rows = [int((after.tokens - before.tokens) * row) for before, after in pairwise(home.saves)]

@@ -108,20 +108,21 @@ window_command = partial(_command, CommandKind.WINDOW, target="")
 # Option fields, named like their attribute or `name`. `more` goes to argparse; options in one `group` are exclusive.
 
 
-def option(metavar: str | None, help: str, default: Any = None, *, name: str = "", **more: Any) -> Any:
+def option(metavar: str | None, help: str, default: Any = None, *, name: str = "", **metadata: Any) -> Any:
     return field(
-        default=default, metadata={"name": name, "metavar": metavar, "help": help, "type": decode_argument} | more
+        default=default, metadata={"name": name, "metavar": metavar, "help": help, "type": decode_argument} | metadata
     )
 
 
-def positional(metavar: str | None, help: str, default: Any = "", **more: Any) -> Any:
+def positional(metavar: str | None, help: str, default: Any = "", **metadata: Any) -> Any:
     return field(
-        default=default, metadata={"metavar": metavar, "help": help, "type": decode_argument, "default": None} | more
+        default=default,
+        metadata={"metavar": metavar, "help": help, "type": decode_argument, "default": None} | metadata,
     )
 
 
-def flag(help: str, *, name: str = "", **more: Any) -> Any:
-    return field(default=False, metadata={"name": name, "help": help, "action": "store_true"} | more)
+def flag(help: str, *, name: str = "", **metadata: Any) -> Any:
+    return field(default=False, metadata={"name": name, "help": help, "action": "store_true"} | metadata)
 
 
 # Value parsers. argparse turns their errors into usage messages.

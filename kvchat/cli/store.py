@@ -235,7 +235,7 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
     return lines
 
 
-def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) -> list[str]:
+def report_lines(report: VerifyReport, lost_points: Mapping[str, int], titles: Titles) -> list[str]:
     blocks = plural(report.blocks, "{count} block", "{count} blocks")
     checked = _("{blocks} checked ({bytes})", blocks=blocks, bytes=format_size(report.bytes))
     result = _("{count} damaged, deleted.", count=format_number(report.bad_blocks))
@@ -245,7 +245,7 @@ def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) 
         (
             _title(loss.conversation_id, titles),
             _("{save_points} lost", save_points=plural(loss.save_points, "{count} save point", "{count} save points")),
-            _format_left(left.get(loss.conversation_id, 0)),
+            _format_left(lost_points.get(loss.conversation_id, 0)),
             loss.reason.text,
         )
         for loss in report.losses

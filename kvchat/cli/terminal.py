@@ -170,10 +170,10 @@ class SignalReceived(KeyboardInterrupt):
         self.number, self.code = number, 128 + number
 
 
-def run_process(work: Callable[[], int]) -> NoReturn:
-    """Run `work` as the whole process and exit with the code it returns.
+def run_process(main: Callable[[], int]) -> NoReturn:
+    """Run `main` as the whole process and exit with the code it returns.
 
-    Hung threads are not waited for. Until `work` calls `install_signal_handlers`, a signal ends the process.
+    Hung threads are not waited for. Until `main` calls `install_signal_handlers`, a signal ends the process.
     """
     recorder = _prepare_streams()
     try:
@@ -186,7 +186,7 @@ def run_process(work: Callable[[], int]) -> NoReturn:
     with suppress(OSError, AttributeError, TypeError):  # glibc only
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
     try:
-        code = work()
+        code = main()
     except SystemExit as error:  # argparse
         code = error.code if isinstance(error.code, int) else FAILED
     except KeyboardInterrupt as error:

@@ -49,10 +49,10 @@ _PROJECTOR_OPTIONS = {"-mm", "--mmproj", "-mmu", "--mmproj-url"}  # user argumen
 
 
 class VisionUnsupported(KvchatError):
-    def __init__(self, model: str, why: str = "", advice: str = "") -> None:
+    def __init__(self, model: str, reason: str = "", advice: str = "") -> None:
         super().__init__(
             _("{model} does not support images", model=model),
-            why or _("The model’s vision file (“mmproj” in its name) is not in the model’s folder."),
+            reason or _("The model’s vision file (“mmproj” in its name) is not in the model’s folder."),
             advice
             or _("Choose a model that supports images. If this one does, download it again to get its vision file."),
         )

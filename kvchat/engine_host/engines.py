@@ -135,15 +135,15 @@ class ManagedEngine:
             self.choice = choice = replace(choice, context=context)
         self._limit_task = asyncio.create_task(self._update_limit(choice, ran_out), name="memory limits")
 
-    async def _update_limit(self, choice: EngineChoice, ran_out: EngineChoice | None) -> None:
+    async def _update_limit(self, choice: EngineChoice, failed_choice: EngineChoice | None) -> None:
         context = choice.context
         self.limit = limit = await asyncio.to_thread(
-            self.limits.learn, choice.circumstances, context.tokens, ran_out=ran_out is not None
+            self.limits.learn, choice.circumstances, context.tokens, out_of_memory=failed_choice is not None
         )
-        if ran_out is None:
+        if failed_choice is None:
             return
         retry = ""
-        if limit is not None and not ran_out.context.by_user:
+        if limit is not None and not failed_choice.context.by_user:
             retry = " " + _("kvchat will try a larger context again on {until}.", until=format_day(limit.until))
         self._notify(
             _("The model ran out of memory while loading"),

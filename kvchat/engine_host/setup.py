@@ -104,11 +104,11 @@ class EngineSetup:
         self,
         paths: Paths,
         settings: Callable[[], Settings],
-        use: Callable[[str | None], Awaitable[None]],
+        use_engine: Callable[[str | None], Awaitable[None]],
         notify: Callable[[str, str], object] = lambda title, detail: None,
     ) -> None:
-        """`use` selects the engine at a path; None lets kvchat choose. `notify` announces a new one."""
-        self._paths, self._settings, self._use_engine, self._notify = paths, settings, use, notify
+        """`use_engine` selects the engine at a path; None lets kvchat choose. `notify` announces a new one."""
+        self._paths, self._settings, self._use_engine, self._notify = paths, settings, use_engine, notify
         self.key = server_key(paths)
         self._engines, self._downloads = paths.engines, paths.engines / ".downloads"
         self._github, self._downloader = GitHub(), Downloader("engines")

@@ -78,7 +78,7 @@ class Forwarder:
             self.lease.note_contents(pending.prompt.ids[: loaded.expected_cached], loaded=loaded)
         if self._engine_picks_slot and not request.needs_several_slots:
             await self.lease.isolate_slot(pending.prompt.ids)
-        return await self._forward(stepped=stepped)
+        return await self._forward(in_steps=stepped)
 
     @property
     def _is_known(self) -> bool:
@@ -177,7 +177,7 @@ class Forwarder:
             raise MustRestart
         return True
 
-    async def _forward(self, *, stepped: bool) -> ResponseParser | None:
+    async def _forward(self, *, in_steps: bool) -> ResponseParser | None:
         pending, lease, engine, request = self.pending, self.lease, self.lease.engine.engine, self.pending.request
         rows, has_begun, parser = engine.rows.invalidate(), False, ResponseParser(request.form, request.stream)
         self.set_stage(pending.record, Stage.ANSWERING)
@@ -196,7 +196,7 @@ class Forwarder:
         finally:
             engine.rows.confirm(rows, parser.timings.cache_n if parser.timings else 0)
             self._note_contents(has_begun=has_begun)
-        await self._prove(parser.timings, stepped=stepped)
+        await self._prove(parser.timings, in_steps=in_steps)
         if request.stream:
             pending.response.write(f": kvchat {json.dumps(pending.record.receipt())}\n\n".encode())
         else:
@@ -245,14 +245,14 @@ class Forwarder:
         elif self._is_known or has_begun:
             lease.slot.forget()
 
-    async def _prove(self, timings: Timings | None, *, stepped: bool) -> None:
+    async def _prove(self, timings: Timings | None, *, in_steps: bool) -> None:
         """Check what was loaded against the engine's counts; learn the restore cost."""
         record, ids, lease = self.pending.record, self.pending.prompt.ids, self.lease
         if timings is None:
             return
         lease.slot.mark_proved()
         cost, prompt = lease.slots.restore_cost, timings.prompt_tokens
-        if not stepped:
+        if not in_steps:
             cost.speed.learn(timings.prompt_n, timings.prompt_ms, timings.cache_n)
         record.read_ms += timings.prompt_ms
         record.prompt, record.predicted = prompt, timings.predicted_n

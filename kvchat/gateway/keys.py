@@ -122,8 +122,8 @@ def program_from_user_agent(agent: str) -> str:
 def program_name(text: str) -> str:
     """Make a name safe to display: letters of any script and digits, nothing invisible."""
 
-    def is_plain(letter: str) -> bool:
-        return letter in "-._" or (unicodedata.category(letter)[0] in "LMN" and letter not in _INVISIBLE)
+    def is_plain(character: str) -> bool:
+        return character in "-._" or (unicodedata.category(character)[0] in "LMN" and character not in _INVISIBLE)
 
     plain = unicodedata.normalize("NFKC", text.strip()).lower()
     return "".join(c if is_plain(c) else "-" for c in plain)[:_MAX_NAME].strip("-._")

@@ -70,10 +70,10 @@ class Inventory:
         """Return the UTC day used to count written bytes."""
         return self.clock().date().isoformat()
 
-    def require_room(self, size: int, to_write: int, conversation_id: str = "") -> None:
+    def require_room(self, size: int, bytes_to_write: int, conversation_id: str = "") -> None:
         """Raise NotSaved if `size` bytes exceed the quota or leave less than the minimum free disk space.
 
-        `to_write`: bytes not yet on disk: all before the engine saves, none afterwards.
+        `bytes_to_write`: bytes not yet on disk: all before the engine saves, none afterwards.
         """
         if self.index.problem is not None:
             raise self.index.problem
@@ -81,7 +81,7 @@ class Inventory:
         if size > quota:
             places = {"size": format_size(size), "limit": format_size(quota)}
             raise NotSaved(Reason(ReasonCode.OVER_LIMIT, places), _("Raise the storage limit in Settings, Storage."))
-        if free - to_write < floor:
+        if free - bytes_to_write < floor:
             places = {"free": format_size(free), "floor": format_size(floor)}
             advice = _("Free up disk space, or lower the minimum free space in Settings, Storage.")
             raise NotSaved(Reason(ReasonCode.DISK_NEARLY_FULL, places), advice)
@@ -292,7 +292,7 @@ class Inventory:
             plan = eviction.plan_programs(candidates, needs, bounds.programs_quota, self.clock().timestamp())
             self.prune(plan, ReasonCode.PRUNED)
         if self.occupied() > bounds.quota:
-            self.staging.trim(disk_too=True)
+            self.staging.trim(include_disk=True)
         if self.occupied() > bounds.quota:
             self.prune(self.plan_prune(bounds.quota, protected), ReasonCode.PRUNED)
 

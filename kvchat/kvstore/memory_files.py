@@ -123,18 +123,18 @@ def private_folder_in(memory: Path, folder: Path) -> Path | None:
     return private
 
 
-def staging_capacity(folder: Path, held: int = 0) -> int:
-    """Return the capacity of an in-memory file system, including `held`: 0 if not writable."""
+def staging_capacity(folder: Path, held_bytes: int = 0) -> int:
+    """Return the capacity of an in-memory file system, including `held_bytes`: 0 if not writable."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return 0
-    return max(0, held + shutil.disk_usage(folder).free - SLACK)
+    return max(0, held_bytes + shutil.disk_usage(folder).free - SLACK)
 
 
-def describe_staging(folder: Path, allowed: int, held: int = 0) -> str:
-    """Describe where slot files are staged, and why, given an in-memory file system with `held` bytes in use."""
+def describe_staging(folder: Path, allowed: int, held_bytes: int = 0) -> str:
+    """Describe where slot files are staged, and why, given an in-memory file system with `held_bytes` bytes in use."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"on disk: no files can be made in {folder}"
-    capacity = staging_capacity(folder, held)  # a plan made for a small folder allows no more
+    capacity = staging_capacity(folder, held_bytes)  # a plan made for a small folder allows no more
     if min(allowed, capacity) < SLACK:
         return f"on disk: {f'{folder} is full' if capacity <= allowed else 'too little memory is free'}"
     why = f"{folder} has no more" if capacity <= allowed else "more is left for the engine and others"

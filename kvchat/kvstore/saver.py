@@ -60,7 +60,7 @@ class Saver:
             to_write += size  # the engine's file
         try:
             if self._inventory.free_bytes() - to_write < self._inventory.bounds.free_floor:
-                self._staging.trim(disk_too=True)
+                self._staging.trim(include_disk=True)
             self._inventory.require_room(size, to_write, conversation_id)
         except NotSaved:
             self._staging.discard_saved(path)
@@ -221,8 +221,8 @@ def _check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -
     return size
 
 
-def _new_bytes(size: int, n_tokens: int, before: PreviousSave | None) -> int:
-    return size * (n_tokens - before.shared_tokens) // n_tokens if before else size
+def _new_bytes(size: int, n_tokens: int, previous: PreviousSave | None) -> int:
+    return size * (n_tokens - previous.shared_tokens) // n_tokens if previous else size
 
 
 def _previous_save(db: sqlite3.Connection, point: SavePoint, predecessor: Predecessor | None) -> PreviousSave | None:

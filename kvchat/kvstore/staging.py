@@ -264,14 +264,14 @@ class Staging:
     def trim(self, *, disk_too: bool = False, max_bytes: int | None = None) -> None:
         """Delete files until the memory limit is met, least recently used first; keep unabsorbed ones.
 
-        On disk the last used stays, unless `disk_too`. `max_bytes`: the new memory limit.
+        On disk the last used stays, unless `include_disk`. `max_bytes`: the new memory limit.
         """
         with self._lock:
             if self._memory is not None:
                 self._max_bytes = self._max_bytes if max_bytes is None else max_bytes
                 self._make_room(0)
             on_disk = [(id, warm) for id, warm in self._warm_files.items() if warm.path.parent == self._folder]
-            for id, warm in on_disk if disk_too else on_disk[:-1]:
+            for id, warm in on_disk if include_disk else on_disk[:-1]:
                 if warm.is_absorbed:
                     memory_files.delete(self._warm_files.pop(id).path)
 

@@ -96,7 +96,7 @@ class Allocator:
         """
         turn, reported = Turn(owner, model), ""
         self._turns.append(turn)
-        self._preempt(owner, waits=any(request.owner == owner for request in self._pending))
+        self._preempt(owner, is_waiting=any(request.owner == owner for request in self._pending))
         try:
             while not self._may_begin(turn):
                 if (other := self.blocking_chat(owner)) is not None and other != reported:
@@ -144,7 +144,7 @@ class Allocator:
         request = SlotRequest(owner, prompt=prompt, from_window=window)
         self._pending = sorted([*self._pending, request], key=lambda pending: not pending.from_window)
         self._dispatch()
-        self._preempt(owner, request, waits=request in self._pending)
+        self._preempt(owner, request, is_waiting=request in self._pending)
         try:
             yield await request.slot_future
         finally:
@@ -181,11 +181,11 @@ class Allocator:
             self._release(request)
 
     @contextlib.contextmanager
-    def settling(self, slot: Slot, stop: StopCallback, hurry: StopCallback | None = None) -> Iterator[None]:
-        """Mark the slot's holder as settling, which nobody waits for; `stop` stops it, `hurry` for another owner."""
+    def settling(self, slot: Slot, stop: StopCallback, finish_early: StopCallback | None = None) -> Iterator[None]:
+        """Mark the holder as settling, which nobody waits for. `stop` stops it, `finish_early` for another owner."""
         request = self._request_in(slot)
         reprocess_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
-        request.state, request.stop, request.finish_early = RequestState.SETTLING, stop, hurry or stop
+        request.state, request.stop, request.finish_early = RequestState.SETTLING, stop, finish_early or stop
         request.reprocess_s = reprocess_ms / 1000
         try:
             if self._is_crowded or self._engine_changes:
@@ -252,10 +252,10 @@ class Allocator:
                 request.release_soon()
             await self.changed.wait()
 
-    async def wait_until_quiet(self, priority: Priority, patience_s: float) -> None:
-        """Wait at most `patience_s` until nobody needs a slot and nothing more urgent waits."""
+    async def wait_until_quiet(self, priority: Priority, timeout_s: float) -> None:
+        """Wait at most `timeout_s` until nobody needs a slot and nothing more urgent waits."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 while not self.is_idle or any(request.priority < priority for request in self._standby):
                     await self.changed.wait()
 
@@ -374,12 +374,12 @@ class Allocator:
         request.slot_future.set_result(slot)
         return True
 
-    def _choose(self, request: SlotRequest, free: Sequence[Slot], releasing: Sequence[Slot]) -> Slot | None:
+    def _choose(self, request: SlotRequest, free: Sequence[Slot], leaving: Sequence[Slot]) -> Slot | None:
         prompt = request.prompt
-        if request.from_window and not prompt and (own := self.slot_of(request.owner)) in (*free, *releasing):
+        if request.from_window and not prompt and (own := self.slot_of(request.owner)) in (*free, *leaving):
             return own
         served: dict[Slot, int] = {}
-        for slot in (*free, *releasing) if prompt else ():
+        for slot in (*free, *leaving) if prompt else ():
             if slot.is_readable_by(request.owner):
                 reusable = slot.reusable_tokens(prompt, self._can_cut)
                 least = max(MIN_GAIN, len(slot.contents.tokens) // 2 if slot.contents else 0)

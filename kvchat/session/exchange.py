@@ -108,8 +108,10 @@ class Exchange:
                 raise
             self.crowded_out = True
 
-    async def attempt(self, send: Callable[[], Awaitable[R]], begun: Callable[[], bool], *, resend: bool = True) -> R:
-        """Call `send`; retry if it fails before the answer has `begun` and a retry may help.
+    async def attempt(
+        self, send: Callable[[], Awaitable[R]], has_begun: Callable[[], bool], *, resend: bool = True
+    ) -> R:
+        """Call `send`; retry if it fails before the answer has `has_begun` and a retry may help.
 
         If a restored state may be the cause, the retry restores nothing; if the context was full, it reserves more.
         After any other loss it retries once, and only with `resend`: the request itself may have crashed the engine.
@@ -120,7 +122,7 @@ class Exchange:
             try:
                 return await send()
             except (EngineGone, EngineRefused) as loss:
-                if begun():
+                if has_begun():
                     raise
                 if isinstance(loss, EngineGone):
                     await self._explain_loss(loss)
@@ -190,7 +192,7 @@ class Exchange:
                 raise PromptTooLong(len(self.prompt), lease.engine.limit) from refusal
             raise
         finally:
-            self._note_contents(timings.prompt_tokens if timings else done, begun=timings is not None)
+            self._note_contents(timings.prompt_tokens if timings else done, has_begun=timings is not None)
             if timings and self.timings:
                 for measured in filter(None, (self._prefilled, timings)):
                     self._slots.restore_cost.speed.learn(measured.prompt_n, measured.prompt_ms, measured.cache_n)
@@ -302,14 +304,14 @@ class Exchange:
             self._slots.notify_change()
         return bool(on_chunk(chunk))
 
-    def _note_contents(self, done: int | None, *, begun: bool) -> None:
+    def _note_contents(self, done: int | None, *, has_begun: bool) -> None:
         """Note that the slot holds this much of the prompt, and more once the answer has begun.
 
         If the engine has reported nothing, it may be anywhere past what was loaded: a state that cannot be cut is then
         useless, any other is cut back to that point.
         """
         lease = self._leased
-        if done is not None and (begun or lease.engine.can_cut or done > self.loaded.expected_cached):
+        if done is not None and (has_begun or lease.engine.can_cut or done > self.loaded.expected_cached):
             lease.note_contents(self.prompt[:done])
         elif not lease.engine.can_cut:
             lease.slot.forget()

@@ -34,9 +34,9 @@ class ReadyEngine:
     def limit(self) -> int:
         return max(self.context_size, self.max_context)
 
-    def surely_exceeds_limit(self, letters: int) -> bool:
+    def surely_exceeds_limit(self, characters: int) -> bool:
         """True if the text certainly has too many tokens, without counting them."""
-        return letters > MAX_CHARS_PER_TOKEN * self.limit
+        return characters > MAX_CHARS_PER_TOKEN * self.limit
 
     def reserve(self, max_tokens: int | None) -> int:
         """Return how many tokens to keep free for a reply of up to `max_tokens`."""

@@ -274,10 +274,10 @@ class Lease:
 
     # Processing
 
-    def note_contents(self, tokens: Tokens, *, exact: bool = False, loaded: LoadedState | None = None) -> None:
+    def note_contents(self, tokens: Tokens, *, is_exact: bool = False, loaded: LoadedState | None = None) -> None:
         """Note that the slot holds at least these tokens; `loaded` if that is still unproved."""
         unproved = loaded.restore if loaded else None
-        self.slot.set_contents(SlotContents(self.engine.generation, self.owner, tokens, exact, unproved))
+        self.slot.set_contents(SlotContents(self.engine.generation, self.owner, tokens, is_exact, unproved))
 
     async def turn_boundary(self, history: Sequence[ChatMessage]) -> Tokens:
         """Return the turn boundary after `history`: the tokens that begin every possible next message."""
@@ -296,7 +296,7 @@ class Lease:
         if held:  # if cancelled now, this much remains
             self.note_contents(boundary[: common_prefix(held.tokens, boundary)])
         timings = await self.prefill(boundary, progress)
-        self.note_contents(boundary, exact=True)
+        self.note_contents(boundary, is_exact=True)
         return timings
 
     async def prefill(

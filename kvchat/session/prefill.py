@@ -51,16 +51,16 @@ class StepPacer:
     step_ms: float = TARGET_STEP_MS  # target per step
     _measured: set[bool] = field(default_factory=set)  # step kinds measured so far
 
-    def tokens(self, left: int) -> int:
+    def tokens(self, remaining: int) -> int:
         if not self.rates:
-            return min(FIRST_STEP if self.step_ms <= TARGET_STEP_MS else FULL_STEP, left)
+            return min(FIRST_STEP if self.step_ms <= TARGET_STEP_MS else FULL_STEP, remaining)
         whole = self.rates[True] if True in self.rates else self.rates[False] / 2
         small = self.rates.get(False, 2 * whole)
         as_whole = FULL_STEP * whole <= _MAX_OVERRUN * self.step_ms or small > _MAX_SMALL_STEP_COST * whole
-        if as_whole and left >= FULL_STEP:
-            step = min(max(int(self.step_ms / whole), FULL_STEP), MAX_STEP, left)
-            return max(step - (step - left) % BATCH_SIZE, 0) or step  # leaves a multiple of BATCH_SIZE
-        return min(max(int(self.step_ms / small), MIN_STEP), FULL_STEP - 1, left)
+        if as_whole and remaining >= FULL_STEP:
+            step = min(max(int(self.step_ms / whole), FULL_STEP), MAX_STEP, remaining)
+            return max(step - (step - remaining) % BATCH_SIZE, 0) or step  # leaves a multiple of BATCH_SIZE
+        return min(max(int(self.step_ms / small), MIN_STEP), FULL_STEP - 1, remaining)
 
     def learn(self, tokens: int, ms: float) -> None:
         """Learn from a step. The first of each size is trusted; later ones change the rate slowly."""

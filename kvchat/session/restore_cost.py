@@ -42,16 +42,16 @@ class PrefillSpeed:
         self.has_earlier_samples = False  # earlier runs are loaded
         self._steps: dict[bool, float] = {}  # ms per token of the last step; True: a whole step
 
-    def learn(self, tokens: int, ms: float, after: int) -> None:
-        """Note that `tokens` were processed in `ms`, with `after` tokens before them."""
+    def learn(self, tokens: int, ms: float, preceding: int) -> None:
+        """Note that `tokens` were processed in `ms`, with `preceding` tokens before them."""
         if not (tokens and ms):
             return
         if tokens >= MIN_LEARNED_TOKENS:
             self._steps[tokens >= MIN_MEASURED_TOKENS] = ms / tokens
         before = PrefillSample(0, 0.0)
-        if self.samples and self.samples[-1].end == after >= 0:
+        if self.samples and self.samples[-1].end == preceding >= 0:
             before = self.samples.pop()
-        self.samples.append(PrefillSample(before.tokens + tokens, before.ms + ms, after + tokens))
+        self.samples.append(PrefillSample(before.tokens + tokens, before.ms + ms, preceding + tokens))
 
     def add_earlier_samples(self, samples: Iterable[PrefillSample]) -> None:
         """Add the samples of earlier runs, oldest first; once."""
@@ -76,8 +76,8 @@ class PrefillSpeed:
         rate = statistics.median(rates) if rates else self.ms_per_token
         return rate and tokens * rate
 
-    def forecast(self, tokens: int, more_ms: float = 0.0) -> TimeRange | None:
-        """Estimate the time to process `tokens`, plus `more_ms`; None if too little is known.
+    def forecast(self, tokens: int, extra_ms: float = 0.0) -> TimeRange | None:
+        """Estimate the time to process `tokens`, plus `extra_ms`; None if too little is known.
 
         One figure if the last samples agree, a range if they differ, None if they are too far apart. Of five, the
         slowest and fastest are dropped as busy or idle moments.
@@ -89,7 +89,7 @@ class PrefillSpeed:
             return None
         if rates[-1] <= _STEADY_SPREAD * rates[0]:
             rates = [statistics.median(rates)]
-        least, most = ((more_ms + tokens * rate) / 1000 for rate in (rates[0], rates[-1]))
+        least, most = ((extra_ms + tokens * rate) / 1000 for rate in (rates[0], rates[-1]))
         return TimeRange(least, most)
 
     def _rates(self, tokens: int) -> list[float]:

@@ -120,14 +120,14 @@ class FindingStore:
     async def forget(self, subject: Subject) -> None:
         await asyncio.to_thread(_update, self._file, lambda row: not _matches(row, subject))
 
-    async def learn(self, subject: Subject, finding: Finding, before: Finding | None = None) -> None:
+    async def learn(self, subject: Subject, finding: Finding, previous: Finding | None = None) -> None:
         """Store a finding. Tell the user if restoring does not work, or less well than it seemed."""
         await asyncio.to_thread(store_finding, self._file, subject, finding, time.time())
         if not finding.strategy.saves:
             self._notify(_("Chat memory does not work with this engine"), finding.description)
-        elif finding.strategy is Strategy.LONG and before is None:
+        elif finding.strategy is Strategy.LONG and previous is None:
             self._notify(_("Chat memory does not work for short chats with this engine"), finding.description)
-        elif before is not None and before.strategy is not finding.strategy:
+        elif previous is not None and previous.strategy is not finding.strategy:
             self._notify(_("Chat memory did not work as expected"), finding.description)
 
 

@@ -85,20 +85,20 @@ class _Trial:
         if isinstance(event, SaveSkipped):
             self._skipped = event.reason
 
-    async def run(self, promised: Strategy) -> Finding:
+    async def run(self, promised_strategy: Strategy) -> Finding:
         """Try the promised strategy, then more careful ones; a sliding window first with a shorter chat."""
         window = self._host.window
         length = max(TEST_TOKENS, window + WINDOW_MARGIN) if window else TEST_TOKENS
         text = await self._test_text(length + 2 * FOLLOWING_TOKENS)
-        strategy, reason, proved = promised, None, True
-        has_window = promised is Strategy.COMPLETE and window >= TEST_TOKENS
-        if has_window and (fault := await self._find_fault(promised, text, TEST_TOKENS)):
+        strategy, reason, proved = promised_strategy, None, True
+        has_window = promised_strategy is Strategy.COMPLETE and window >= TEST_TOKENS
+        if has_window and (fault := await self._find_fault(promised_strategy, text, TEST_TOKENS)):
             strategy, reason = (Strategy.LONG if window < self._host.limit else Strategy.NONE), fault
         if strategy.saves and (obstacle := await self._find_obstacle(text, length)):
             proved, reason = False, reason or _untested(obstacle)
         while proved and strategy.saves and (fault := await self._find_fault(strategy, text, length)):
             strategy, reason = strategy.more_careful, fault
-        if promised is Strategy.COMPLETE and strategy in (Strategy.LONG, Strategy.NONE):
+        if promised_strategy is Strategy.COMPLETE and strategy in (Strategy.LONG, Strategy.NONE):
             reason = Reason(ReasonCode.NEEDS_SWA_FULL, {"reason": reason})
         return Finding(strategy, proved, reason)
 

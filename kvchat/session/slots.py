@@ -86,13 +86,13 @@ class SaveProgress:
         self.cancelled.set()
         self._cancelled.set()
 
-    async def wait_until_done(self, idle: Awaitable[None], patience_s: float) -> bool:
-        """Wait until all work ends or is cancelled; False if the engine was inactive for `patience_s`."""
+    async def wait_until_done(self, idle: Awaitable[None], timeout_s: float) -> bool:
+        """Wait until all work ends or is cancelled; False if the engine was inactive for `timeout_s`."""
         tasks = {asyncio.ensure_future(idle), asyncio.ensure_future(self._cancelled.wait())}
         try:
             while True:
                 before = self.progress()
-                done, _pending = await asyncio.wait(tasks, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                done, _pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if done:
                     return True
                 if self.progress() == before:
@@ -101,11 +101,11 @@ class SaveProgress:
             for task in tasks:
                 task.cancel()
 
-    async def finish_or_cancel(self, work: Coroutine[Any, Any, None], patience_s: float) -> None:
-        """Wait for work; once cancelled, at most `patience_s`, because a disk may hang."""
-        task, cancelled = asyncio.ensure_future(work), asyncio.ensure_future(self._cancelled.wait())
+    async def finish_or_cancel(self, coroutine: Coroutine[Any, Any, None], timeout_s: float) -> None:
+        """Wait for work; once cancelled, at most `timeout_s`, because a disk may hang."""
+        task, cancelled = asyncio.ensure_future(coroutine), asyncio.ensure_future(self._cancelled.wait())
         await asyncio.wait({task, cancelled}, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait({task}, timeout=patience_s)
+        await asyncio.wait({task}, timeout=timeout_s)
         cancelled.cancel()
 
     @contextlib.contextmanager

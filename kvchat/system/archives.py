@@ -35,9 +35,9 @@ class _Member:
     link: str = ""  # symlink target as stored
 
 
-def unpack(archive: Path, into: Path, stop: threading.Event) -> None:
+def unpack(archive: Path, target: Path, stop: threading.Event) -> None:
     """Unpack a .zip or .tar.gz, without its single top folder; ends at `stop`. Raises UnsafeArchive."""
-    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=into) as name:
+    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target) as name:
         work = Path(name)
         total = 0
         members = _read_zip(archive) if zipfile.is_zipfile(archive) else _read_tar(archive)
@@ -55,7 +55,7 @@ def unpack(archive: Path, into: Path, stop: threading.Event) -> None:
         if len(paths) == 1 and paths[0].is_dir() and not paths[0].is_symlink():
             paths = list(paths[0].iterdir())
         for path in paths if not stop.is_set() else ():
-            path.replace(into / path.name)
+            path.replace(target / path.name)
 
 
 def _write(member: _Member, target: Path, stop: threading.Event) -> None:

@@ -33,9 +33,9 @@ class Background:
     def idle_s(self) -> float:
         return 0.0 if self._tasks else time.monotonic() - self._used_at
 
-    def start(self, work: Coroutine[Any, Any, object]) -> None:
+    def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
         self._on_busy(True)
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._end)
 
@@ -56,8 +56,8 @@ class Background:
             task.get_loop().call_exception_handler(context)
 
 
-async def run_in_thread_if_large(much: bool, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    return await asyncio.to_thread(function, *args, **kwargs) if much else function(*args, **kwargs)
+async def run_in_thread_if_large(is_large: bool, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    return await asyncio.to_thread(function, *args, **kwargs) if is_large else function(*args, **kwargs)
 
 
 class Worker:
@@ -142,9 +142,9 @@ class InterruptibleTask:
 
     task: asyncio.Task[Any] | None = None
 
-    async def run(self, work: Coroutine[Any, Any, R]) -> R | None:
+    async def run(self, coroutine: Coroutine[Any, Any, R]) -> R | None:
         """Run the work; None if `interrupt` ended it. Cancelling the caller cancels it."""
-        self.task = task = asyncio.ensure_future(work)
+        self.task = task = asyncio.ensure_future(coroutine)
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
@@ -160,9 +160,9 @@ class InterruptibleTask:
         return self.task is not None and (self.task.cancelling() > 0 or self.task.cancel())
 
 
-async def shielded(work: Coroutine[Any, Any, R]) -> R:
+async def shielded(coroutine: Coroutine[Any, Any, R]) -> R:
     """Await work that continues if the caller is cancelled; re-raise the cancellation when it ends."""
-    task = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(coroutine)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

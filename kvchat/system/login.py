@@ -37,20 +37,20 @@ def starts_at_login() -> bool:
     return not any(line.replace(" ", "") in _OFF for line in text.splitlines())
 
 
-def start_at_login(on: bool) -> None:
+def start_at_login(enabled: bool) -> None:
     arguments = [*start_command(), "--hidden"]
     home = {"KVCHAT_HOME": os.environ["KVCHAT_HOME"]} if os.environ.get("KVCHAT_HOME") else {}
     try:
         if sys.platform == "win32":
             registry: Any = importlib.import_module("winreg")
             with registry.CreateKey(registry.HKEY_CURRENT_USER, _RUN_KEY) as key:
-                if on:
+                if enabled:
                     registry.SetValueEx(key, _NAME, 0, registry.REG_SZ, subprocess.list2cmdline(arguments))
                 elif _run_key_value():
                     registry.DeleteValue(key, _NAME)
             return
         entry = _entry()
-        if not on:
+        if not enabled:
             entry.unlink(missing_ok=True)
             return
         if sys.platform == "darwin":

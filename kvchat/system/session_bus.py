@@ -24,8 +24,8 @@ class Service(NamedTuple):
 class SessionBus:
     """A connection to the session or system bus. Belongs to one event loop."""
 
-    def __init__(self, which: str = "SESSION") -> None:
-        self._which = which
+    def __init__(self, bus: str = "SESSION") -> None:
+        self._which = bus
         self._connecting = asyncio.Lock()
         self._connection: Any = None
         self._router: Any = None

@@ -138,15 +138,15 @@ def format_day(when: date | float) -> str:
     return _("{day} {month}", day=day.day, month=_(_MONTHS[day.month - 1]))
 
 
-def format_short_day(when: date) -> str:
+def format_short_day(day: date) -> str:
     """Format a day in short: "22 Nov"."""
     text = pgettext("month in few letters", "{day} {month}")
-    return text.format(day=when.day, month=_(_SHORT_MONTHS[when.month - 1]))
+    return text.format(day=day.day, month=_(_SHORT_MONTHS[day.month - 1]))
 
 
-def format_date(when: date) -> str:
+def format_date(day: date) -> str:
     text = pgettext("month in few letters", "{day} {month} {year}")
-    return text.format(day=f"{when.day:02}", month=_(_SHORT_MONTHS[when.month - 1]), year=when.year)
+    return text.format(day=f"{day.day:02}", month=_(_SHORT_MONTHS[day.month - 1]), year=day.year)
 
 
 def format_datetime(at: datetime) -> str:

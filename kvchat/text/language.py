@@ -56,9 +56,9 @@ def current_language() -> str:
     return _Current.language
 
 
-def _(message: str, /, **named: object) -> str:
+def _(message: str, /, **values: object) -> str:
     text = _Current.catalogue.gettext(message) if message else ""
-    return text.format(**named) if named else text
+    return text.format(**values) if values else text
 
 
 def N_(message: str) -> str:
@@ -71,9 +71,9 @@ def pgettext(context: str, message: str) -> str:
     return _Current.catalogue.pgettext(context, message)
 
 
-def plural(number_of: int, singular: str, plural: str, /, **named: object) -> str:
-    """Translate text with a {count}: "1 chat", "1,204 chats". `named`: its other placeholders."""
-    return _Current.catalogue.ngettext(singular, plural, number_of).format(count=format_number(number_of), **named)
+def plural(count: int, singular: str, plural: str, /, **values: object) -> str:
+    """Translate text with a {count}: "1 chat", "1,204 chats". `values`: its other placeholders."""
+    return _Current.catalogue.ngettext(singular, plural, count).format(count=format_number(count), **values)
 
 
 def join_sentences(*parts: str) -> str:
@@ -88,9 +88,9 @@ def end_sentence(text: str) -> str:
     return text + ("。" if _Current.language in _WITHOUT_SPACES else ".")
 
 
-def join_list(things: Iterable[str]) -> str:
+def join_list(items: Iterable[str]) -> str:
     """Join list items with the language's separator; skip empty ones."""
-    return pgettext("between things", ", ").join(filter(None, things))
+    return pgettext("between things", ", ").join(filter(None, items))
 
 
 def join_parts(parts: Iterable[str]) -> str:

@@ -172,33 +172,33 @@ def _checked_message(message: Row, number: int) -> Row:
     return clean
 
 
-def _checked_attachment(attachment: Row, what: str) -> Row:
+def _checked_attachment(attachment: Row, description: str) -> Row:
     """Check a row; an image must be one that could be attached by hand."""
-    clean = _clean(attachment, _ATTACHMENT_TYPES, what)
+    clean = _clean(attachment, _ATTACHMENT_TYPES, description)
     if "data" in clean:
         try:
             picture = picture_attachment(clean["name"], base64.b64decode(clean["data"], validate=True))
         except (TypeError, ValueError, AttachmentError) as error:
-            raise BadConversation(_("{what} is not a valid image", what=what)) from error
+            raise BadConversation(_("{what} is not a valid image", what=description)) from error
         clean |= {"data": picture.data, "size": picture.size, "hash": picture.hash, "text": ""}
     return clean
 
 
-def _clean(values: Row, required: RequiredTypes, what: str) -> Row:
+def _clean(values: Row, required: RequiredTypes, description: str) -> Row:
     for name, types in required.items():
         if not isinstance(values.get(name), types) or isinstance(values[name], bool):
-            raise BadConversation(_("{what} has no valid “{name}”", what=what, name=name))
+            raise BadConversation(_("{what} has no valid “{name}”", what=description, name=name))
         if name.endswith("_at") and not 0 <= values[name] <= _LATEST:
-            raise BadConversation(_("{what} has an out-of-range time in “{name}”", what=what, name=name))
+            raise BadConversation(_("{what} has an out-of-range time in “{name}”", what=description, name=name))
     clean = {}
     for name, value in values.items():
         if name in _LOCAL_COLUMNS:
             continue
         if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) > _LARGEST):
-            raise BadConversation(_("{what} has an unexpected value in “{name}”", what=what, name=name))
+            raise BadConversation(_("{what} has an unexpected value in “{name}”", what=description, name=name))
         if isinstance(value, str) and len(value) > MAX_TEXT and name != "data":
             too_long = N_("{what} has more than {longest_text} characters in “{name}”")
-            raise BadConversation(_(too_long, what=what, longest_text=format_number(MAX_TEXT), name=name))
+            raise BadConversation(_(too_long, what=description, longest_text=format_number(MAX_TEXT), name=name))
         clean[name] = _without_surrogates(value) if isinstance(value, str) else value
     return clean
 

@@ -284,10 +284,10 @@ class Palette(QDialog):
         if event.type() == QEvent.Type.ActivationChange and self.isVisible() and not self.isActiveWindow():
             self.reject()
 
-    def _fill(self, typed: str) -> None:
-        count = _MAX_CHATS if typed.strip() else _CHATS_AT_FIRST
-        self.entries = [self._chats[i] for i in best_matches(typed, self._chat_texts, count)]
-        self.entries += [self.commands[i] for i in best_matches(typed, self._command_texts, _MAX_ACTIONS)]
+    def _fill(self, query: str) -> None:
+        count = _MAX_CHATS if query.strip() else _CHATS_AT_FIRST
+        self.entries = [self._chats[i] for i in best_matches(query, self._chat_texts, count)]
+        self.entries += [self.commands[i] for i in best_matches(query, self._command_texts, _MAX_ACTIONS)]
         self.list.clear()
         for entry in self.entries:
             item = QListWidgetItem(self.list)

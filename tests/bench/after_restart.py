@@ -24,7 +24,7 @@ async def measure(options: BenchOptions) -> dict[str, Any]:
         print_err(f"Building a chat of about {options.tokens:,} tokens …")
         for question in QUESTIONS[:2]:
             await home.ask(chat.id, question)
-        hot = await home.ask(chat.id, QUESTIONS[2], keep=False)
+        hot = await home.ask(chat.id, QUESTIONS[2], save=False)
         replies: dict[str, Reply] = {}
         for name in ("next turn", "regenerate", "edit", "branch"):
             print_err(f"After a restart: {name} …")

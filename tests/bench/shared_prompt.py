@@ -109,7 +109,7 @@ async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool = Fal
     if select:
         home.runtime.chat.select(chat.id)
         await home.runtime.chat.idle()
-    return await home.ask(chat.id, text, keep=keep)
+    return await home.ask(chat.id, text, save=keep)
 
 
 def _question(number: int) -> str:

@@ -84,7 +84,7 @@ async def _restored(home: BenchHome, tokens: int) -> dict[str, Any]:
     for number in range(ROUNDS):
         print_err(f"From disk after a restart, round {number + 1} of {ROUNDS} …")
         await home.restart()
-        receipt = (await home.ask(chat_id, QUESTION if not number else None, keep=False)).receipt
+        receipt = (await home.ask(chat_id, QUESTION if not number else None, save=False)).receipt
         if receipt.source is not Source.DISK:
             why = receipt.miss_reason.text if receipt.miss_reason else ""
             raise BenchFailed("The chat did not come from disk", why, "Try it once more.")

@@ -77,7 +77,7 @@ def library(folder: Path) -> Paths:
                 text, complete = f"{name} are {at}. " * 60, MessageState.COMPLETE
                 database.update_reply(replace(reply, content=text, thinking="Hm.", state=complete, receipt=receipt))
             if number == 1:
-                back_up(paths.database, repeat_today=True)
+                back_up(paths.database, replace_todays=True)
             tree.remove(database, database.append_question(chat, f"Gone from {name}"))
             with database.transaction() as db:
                 db.execute("INSERT INTO drafts VALUES (?, ?)", (chat, f"A draft about {name}"))

@@ -45,7 +45,7 @@ async def secret_chat(stage: Stage) -> str:
     document = Attachment("Quokka.txt", 9, "h", f"{SECRET} in a document, {QUESTION}")
     assert await stage.finish(stage.service.send(chat, f"What is a {SECRET}?", attachments=(document,)))
     assert (await stage.service.finder.find("quokka")).chats
-    assert back_up(stage.runtime.paths.database, repeat_today=True)
+    assert back_up(stage.runtime.paths.database, replace_todays=True)
     return chat
 
 
@@ -220,7 +220,7 @@ async def test_chat_deleted_during_a_backup_is_not_in_it(stage: Stage, monkeypat
         assert deleted.wait(240)
 
     monkeypatch.setattr(recovery, "_copy_chats", copy_and_wait)
-    backup = asyncio.create_task(asyncio.to_thread(back_up, file, repeat_today=True))
+    backup = asyncio.create_task(asyncio.to_thread(back_up, file, replace_todays=True))
     assert await asyncio.to_thread(copied.wait, 240)
     await stage.service.recently_deleted.purge_chat(chat)
     await stage.idle()

@@ -136,7 +136,7 @@ async def test_the_slot_contents_are_known_after_a_stop_before_the_answer(
     known = await engine.prompt_tokens([MESSAGE])
     await session.exchange.ready(Request([MESSAGE]))
     if strategy.saves:
-        session.exchange.lease.note_contents(known[:40], exact=True)
+        session.exchange.lease.note_contents(known[:40], is_exact=True)
     asking = asyncio.ensure_future(session.ask())
     await engine.hangs.wait()
     asking.cancel()

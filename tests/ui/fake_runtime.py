@@ -413,7 +413,7 @@ class FakeRuntime(Runtime):
         self.chat: FakeChat = FakeChat(self)
         self.save_points: FakeStore = FakeStore(self)
         self.engines = FakeEngines(
-            paths=paths, settings=lambda: self.settings, use=self.use_engine, notify=self._notify
+            paths=paths, settings=lambda: self.settings, use_engine=self.use_engine, notify=self._notify
         )
         self.api_server: FakeApiService = FakeApiService(self)
         spy(self, self.calls, "retest_restoring", "increase_context", "start_engine", "stop_engine", "apply_settings")

@@ -83,9 +83,9 @@ class FileChanges:
         return join_list([full[first], *(short[place] for place in others)])
 
 
-def read_documents(paths: Sequence[Path], before: Sequence[SourceFile] = ()) -> tuple[Document, ...]:
-    """Read all documents, those in `before` first and in that order, so that unchanged ones stay a prefix."""
-    places = {source.path: number for number, source in enumerate(before)}
+def read_documents(paths: Sequence[Path], previous_files: Sequence[SourceFile] = ()) -> tuple[Document, ...]:
+    """Read all documents, those in `previous_files` first and in that order, so that unchanged ones stay a prefix."""
+    places = {source.path: number for number, source in enumerate(previous_files)}
     files = sorted(_find_files(paths), key=lambda file: places.get(str(file[0]), len(places)))
     documents: list[Document] = []
     characters = 0
@@ -104,8 +104,8 @@ def read_documents(paths: Sequence[Path], before: Sequence[SourceFile] = ()) -> 
     return tuple(documents)
 
 
-def detect_changes(paths: Sequence[Path], before: Sequence[SourceFile]) -> FileChanges:
-    known = {source.path: source for source in before}
+def detect_changes(paths: Sequence[Path], previous_files: Sequence[SourceFile]) -> FileChanges:
+    known = {source.path: source for source in previous_files}
     try:
         files = {str(path): (path, name) for path, name, _ in _find_files(filter(Path.exists, paths))}
     except PreparationError:  # too many files now: rereading reports it

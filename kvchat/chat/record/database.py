@@ -276,10 +276,10 @@ class Database(DatabaseFile):
             raise ConversationGone
 
 
-def insert_message(db: sqlite3.Connection, new: Message, *, written_here: bool = True) -> Message:
-    """Store a message without its receipt and make it the leaf. `written_here`: not imported."""
+def insert_message(db: sqlite3.Connection, new: Message, *, is_new: bool = True) -> Message:
+    """Store a message without its receipt and make it the leaf. `is_new`: not imported."""
     stored = replace(new, id=uuid.uuid4().hex, created_at=datetime.now(UTC), receipt=None)
-    created, writer = stored.created_at.timestamp(), WRITTEN_HERE if written_here else None
+    created, writer = stored.created_at.timestamp(), WRITTEN_HERE if is_new else None
     values = stored.role.value, stored.content, stored.thinking, stored.state.value
     db.execute(
         "INSERT INTO messages (id, conversation_id, parent_id, role, content, thinking, state, created_at, writer)"

@@ -58,7 +58,7 @@ def _todays_backup(file: Path) -> Path:
     return file.with_name(BACKUP_FOLDER) / f"chats-{datetime.now(UTC):%Y-%m-%d}.db"
 
 
-def back_up(file: Path, *, repeat_today: bool) -> bool:
+def back_up(file: Path, *, replace_todays: bool) -> bool:
     """Make today's backup if something has changed; True if it was made. Raises StorageFailed and ChatsDamaged."""
     today = _todays_backup(file)
     try:
@@ -66,7 +66,7 @@ def back_up(file: Path, *, repeat_today: bool) -> bool:
         changed = [part.stat().st_mtime for part in (file, file.with_name(f"{file.name}-wal")) if part.exists()]
         if newest is not None and newest.stat().st_mtime >= max(changed, default=0.0):
             return False
-        if newest == today and not (repeat_today and file.stat().st_size < LARGE_FILE_BYTES):
+        if newest == today and not (replace_todays and file.stat().st_size < LARGE_FILE_BYTES):
             return False
         today.parent.mkdir(mode=0o700, exist_ok=True)
         new = temporary_path(today)
@@ -107,16 +107,16 @@ class DailyBackups:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        await self._back_up(repeat_today=self._task is not None)
+        await self._back_up(replace_todays=self._task is not None)
 
     async def _run(self) -> None:
         while True:
-            await self._back_up(repeat_today=False)
+            await self._back_up(replace_todays=False)
             await asyncio.sleep(CHECK_INTERVAL_S)
 
-    async def _back_up(self, *, repeat_today: bool) -> None:
+    async def _back_up(self, *, replace_todays: bool) -> None:
         try:
-            await asyncio.to_thread(back_up, self._file, repeat_today=repeat_today)
+            await asyncio.to_thread(back_up, self._file, replace_todays=replace_todays)
         except StorageFailed as error:
             self._report_error(error.title, error.explanation)
 
@@ -225,7 +225,7 @@ def is_intact(file: Path) -> bool:
 
 
 def _copy_readable(
-    db: sqlite3.Connection, source: Path, known: dict[str, str | None], *, with_deletions: bool = True
+    db: sqlite3.Connection, source: Path, known_messages: dict[str, str | None], *, with_deletions: bool = True
 ) -> None:
     """Copy readable rows; existing rows stay, except texts with lost characters."""
     if not source.exists() or not source.stat().st_size:
@@ -246,7 +246,7 @@ def _copy_readable(
                     for row in source_db.execute(f"SELECT * FROM {table} ORDER BY rowid {order}"):
                         _copy_row(db, table, types, dict(zip(row.keys(), tuple(row), strict=True)), deleted)
         with contextlib.suppress(*DAMAGE_ERRORS):
-            known |= _known_messages(source_db)
+            known_messages |= _known_messages(source_db)
 
 
 def _copy_row(db: sqlite3.Connection, table: str, types: dict[str, str], row: _Row, deleted: set[str]) -> None:

@@ -96,7 +96,7 @@ def copy_to_branch(database: Database, parent_id: str | None, messages: Sequence
             what, advice = _("No messages were dropped."), _("Try again if the context is still full.")
             raise KvchatError(_("The chat has changed in the meantime"), what, advice)
         for message in messages:
-            parent_id = insert_message(db, replace(message, parent_id=parent_id), written_here=False).id
+            parent_id = insert_message(db, replace(message, parent_id=parent_id), is_new=False).id
 
 
 def fork(database: Database, message: Message) -> str:
@@ -114,7 +114,7 @@ def fork(database: Database, message: Message) -> str:
         parent_id = None
         for original in path:
             copy = replace(original, conversation_id=fork_id, parent_id=parent_id)
-            parent_id = insert_message(db, copy, written_here=False).id
+            parent_id = insert_message(db, copy, is_new=False).id
     return fork_id
 
 

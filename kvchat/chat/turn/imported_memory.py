@@ -164,7 +164,7 @@ class MemoryVerifier:
             def may_continue() -> bool:
                 if restore_cost.prefill_ms(total - done) > max_ms:
                     raise VerificationError("")
-                return wanted() and conversation_id in self._in_progress
+                return should_continue() and conversation_id in self._in_progress
 
             async def keep(stop: Tokens) -> None:
                 nonlocal saved

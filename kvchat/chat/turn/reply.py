@@ -45,8 +45,8 @@ class EchoFilter:
         return chunk
 
 
-def _without_prefix(known: str, text: str) -> str:
-    for beginning in (known, known.rstrip(), known.strip()):
+def _without_prefix(prefix: str, text: str) -> str:
+    for beginning in (prefix, prefix.rstrip(), prefix.strip()):
         if beginning and text.startswith(beginning):
             return text[len(beginning) :]
     return text

@@ -63,9 +63,9 @@ class UnchangedRows:
         before, self.count = self.count, 0
         return before
 
-    def confirm(self, before: int, cached: int) -> None:
-        """Record how many tokens a request took from the cache; `before`: what `invalidate` returned."""
-        self.count = min(before, cached)
+    def confirm(self, expected: int, cached: int) -> None:
+        """Record how many tokens a request took from the cache; `expected`: what `invalidate` returned."""
+        self.count = min(expected, cached)
 
 
 class PromptTokenizer:

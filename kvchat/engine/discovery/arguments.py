@@ -123,17 +123,17 @@ def parse_arguments(text: str) -> tuple[str, ...]:
         raise BadArguments(_("A closing quotation mark is missing.")) from error
 
 
-def check_arguments(arguments: Sequence[str], known: KnownOptions | None) -> None:
-    """Reject options that kvchat sets itself or, if `known` is given, that the build lacks. Raises BadArguments."""
+def check_arguments(arguments: Sequence[str], known_options: KnownOptions | None) -> None:
+    """Reject options that kvchat sets itself or that are missing in `known_options`, if given. Raises BadArguments."""
     for name, values in _group_by_option(arguments):
         if not name.startswith("-"):
             raise BadArguments(_('"{name}" is not an option; options start with a dash.', name=name))
-        option = known.find(name) if known else None
+        option = known_options.find(name) if known_options else None
         spellings = {normalize_name(name.partition("=")[0]), *(option.names if option else ())}
         spellings |= {f"--{spelling[5:]}" for spelling in spellings if spelling.startswith("--no-")}
         if reason := next((_RESERVED_REASONS[spelling] for spelling in spellings & _RESERVED_REASONS.keys()), None):
             raise BadArguments(_("{name} cannot be set here: {reason}.", name=name, reason=_(reason)))
-        if known is None:
+        if known_options is None:
             continue
         if option is None:
             hint = _("Use a space instead of the equals sign.") if "=" in name else ""

@@ -120,15 +120,15 @@ class ExternalServer(EngineConnection):
             self._client = None
             await client.aclose()
 
-    async def _wait_until_ready(self, client: LlamaServerClient, lost: EngineFailure | None) -> EngineFailure | None:
-        self.publish(EngineStatus(EngineState.STARTING, lost))
+    async def _wait_until_ready(self, client: LlamaServerClient, failure: EngineFailure | None) -> EngineFailure | None:
+        self.publish(EngineStatus(EngineState.STARTING, failure))
         policy, now = self._policy, time.monotonic
-        deadline = now() + (policy.return_timeout_s if lost else policy.unreachable_after_s)
+        deadline = now() + (policy.return_timeout_s if failure else policy.unreachable_after_s)
         while True:
             try:
                 if await client.is_loaded(min(policy.response_timeout_s, max(policy.poll_s, deadline - now()))):
                     return await _find_incompatibility(client)
-                self.publish(EngineStatus(EngineState.LOADING, lost))
+                self.publish(EngineStatus(EngineState.LOADING, failure))
                 deadline = now() + policy.return_timeout_s
             except ForeignServer:
                 return _not_llama_server(client.base_url)

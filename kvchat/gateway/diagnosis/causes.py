@@ -62,13 +62,13 @@ def find_divergence(old: Prompt, new: Prompt) -> Divergence:
     return Divergence(old.shared_tokens(new), len(new), cause, old.text[start:end], new.text[start:end])
 
 
-def _find_place(before: Contents, new: Prompt, at: int) -> Place:
+def _find_place(old: Contents, new: Prompt, at: int) -> Place:
     """Find the part of the body that contains this character of the rendered prompt."""
     now, text = new.contents, new.text
     search_start, candidate = 0, -1  # candidate: message index
     for system in now.system if text else ():
         start = text.find(system.strip()[:_SNIPPET])
-        if 0 <= start <= at <= start + len(system) and before.system != now.system:
+        if 0 <= start <= at <= start + len(system) and old.system != now.system:
             return _SYSTEM
         if start <= at:
             search_start = max(search_start, start + len(system))
@@ -82,40 +82,40 @@ def _find_place(before: Contents, new: Prompt, at: int) -> Place:
             if at <= start + len(message.text):
                 candidate = number
                 break
-    return _first_difference(before, now, candidate)
+    return _first_difference(old, now, candidate)
 
 
-def _first_difference(before: Contents, now: Contents, number: int) -> Place:
+def _first_difference(old: Contents, new: Contents, number: int) -> Place:
     """Find the first difference in the bodies, from message `number` on; -1: before the first message."""
     changed = number
-    if before != UNKNOWN_CONTENTS:  # else only the text of a stored state is known
-        if number < 0 and before.tools != now.tools:
+    if old != UNKNOWN_CONTENTS:  # else only the text of a stored state is known
+        if number < 0 and old.tools != new.tools:
             return _TOOLS
-        if number <= 0 and before.system != now.system:
+        if number <= 0 and old.system != new.system:
             return _SYSTEM
-        pairs = list(zip(before.messages, now.messages, strict=False))
+        pairs = list(zip(old.messages, new.messages, strict=False))
         differing = (place for place in range(max(0, number), len(pairs)) if pairs[place][0] != pairs[place][1])
-        changed = next(differing, len(now.messages))
-        if changed == len(now.messages) and before.tools != now.tools:
+        changed = next(differing, len(new.messages))
+        if changed == len(new.messages) and old.tools != new.tools:
             return _TOOLS
     if changed < 0:
-        return _TOOLS if now.tools else _SYSTEM
-    if changed >= len(now.messages):
+        return _TOOLS if new.tools else _SYSTEM
+    if changed >= len(new.messages):
         return _TEMPLATE
-    return Place(MESSAGE if changed else FIRST, changed, now.messages[changed].role)
+    return Place(MESSAGE if changed else FIRST, changed, new.messages[changed].role)
 
 
-def _cause_in_line(before: str, after: str, place: Place) -> Reason | None:
-    if _BILLING in before or _BILLING in after:
+def _cause_in_line(old_line: str, new_line: str, place: Place) -> Reason | None:
+    if _BILLING in old_line or _BILLING in new_line:
         return Reason(ReasonCode.BILLING_HEADER)
-    if before == after:
+    if old_line == new_line:
         return None
-    if mask_timestamps(before) == mask_timestamps(after):
-        pairs = zip(TIMESTAMP.findall(before), TIMESTAMP.findall(after), strict=False)
+    if mask_timestamps(old_line) == mask_timestamps(new_line):
+        pairs = zip(TIMESTAMP.findall(old_line), TIMESTAMP.findall(new_line), strict=False)
         old = next((stamp for stamp, other in pairs if stamp != other), "")
         changed = "date" if has_date(old) else "time"
-    elif _PATH.sub("/", before) == _PATH.sub("/", after):
-        changed = "folder" if _FOLDER.search(before) else "path"
+    elif _PATH.sub("/", old_line) == _PATH.sub("/", new_line):
+        changed = "folder" if _FOLDER.search(old_line) else "path"
     else:
         return None
     code = ReasonCode(f"{changed}-in-{place.kind}")
@@ -139,10 +139,10 @@ def _cause_in_place(old: Prompt, new: Prompt, at: int, place: Place) -> Reason:
     return Reason(ReasonCode.TEMPLATE_REWORDS)
 
 
-def _cause_in_tools(before: tuple[tuple[str, str], ...], now: tuple[tuple[str, str], ...]) -> Reason:
-    if not before:
+def _cause_in_tools(old: tuple[tuple[str, str], ...], new: tuple[tuple[str, str], ...]) -> Reason:
+    if not old:
         return Reason(ReasonCode.TOOLS_CHANGED)
-    theirs, ours = dict(before), dict(now)
+    theirs, ours = dict(old), dict(new)
     added, removed = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
     redefined = [] if added or removed else [name for name in ours if ours[name] != theirs[name]]
     codes = ReasonCode.TOOLS_ADDED, ReasonCode.TOOLS_REMOVED, ReasonCode.TOOLS_REDESCRIBED
@@ -155,34 +155,34 @@ def _cause_in_tools(before: tuple[tuple[str, str], ...], now: tuple[tuple[str, s
             changes.append(Reason(code, {"tools": tuple(shown)}))
     if changes:
         return Reason(ReasonCode.TOOLS_CHANGED, {"changes": tuple(changes)})
-    reordered = [name for name, _ in before] != [name for name, _ in now]
+    reordered = [name for name, _ in old] != [name for name, _ in new]
     return Reason(ReasonCode.TOOLS_REORDERED if reordered else ReasonCode.TOOLS_CHANGED)
 
 
-def _cause_in_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: Place) -> Reason:
+def _cause_in_messages(old: tuple[Message, ...], new: tuple[Message, ...], place: Place) -> Reason:
     number = place.number
-    ours = now[number]
-    theirs = before[number] if number < len(before) else Message("", "")
+    ours = new[number]
+    theirs = old[number] if number < len(old) else Message("", "")
     is_summary = _SUMMARY.search(ours.text[:2_000]) is not None
     if theirs.text == ours.text and theirs.reasoning != ours.reasoning:
         return Reason(ReasonCode.PROGRAM_DROPS_REASONING)
-    if theirs.text.count(_REMINDER) != ours.text.count(_REMINDER) and number < len(before):
+    if theirs.text.count(_REMINDER) != ours.text.count(_REMINDER) and number < len(old):
         return Reason(ReasonCode.REMINDER_MOVES)
     if _CLEARED.search(ours.text) and not _CLEARED.search(theirs.text):
         return place.cause(ReasonCode.RESULTS_CLEARED)
-    if number == 0 and (len(now) == 1 or now[1:2] != before[1:2]) and not is_summary:
+    if number == 0 and (len(new) == 1 or new[1:2] != old[1:2]) and not is_summary:
         known = (code for pattern, code in _KNOWN_MESSAGES if pattern.search(ours.text))
         return Reason(next(known, ReasonCode.OTHER_CONVERSATION))
-    if len(now) < len(before) and ours in before[number + 1 :]:
-        return Reason(ReasonCode.LEFT_OUT, {"count": before.index(ours, number + 1) - number})
+    if len(new) < len(old) and ours in old[number + 1 :]:
+        return Reason(ReasonCode.LEFT_OUT, {"count": old.index(ours, number + 1) - number})
     if is_summary and not _SUMMARY.search(theirs.text[:2_000]):
         return Reason(ReasonCode.SUMMARISED)
     for pattern, code in _KNOWN_MESSAGES:
         if pattern.search(ours.text) or pattern.search(theirs.text):
             return Reason(code)
-    if theirs in now[number + 1 :]:
+    if theirs in new[number + 1 :]:
         return place.cause(ReasonCode.PUT_IN)
-    if number >= len(before) - 1:
+    if number >= len(old) - 1:
         return place.cause(ReasonCode.OTHER_WAY)
     return place.cause(ReasonCode.EDITED)
 

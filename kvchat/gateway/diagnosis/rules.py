@@ -200,12 +200,12 @@ def _fixed_texts(body: Body) -> Iterator[tuple[str, Path, str]]:
             yield from _texts(N_("the system prompt"), path, message["content"])
 
 
-def _texts(where: str, path: Path, content: Any) -> Iterator[tuple[str, Path, str]]:
+def _texts(location: str, path: Path, content: Any) -> Iterator[tuple[str, Path, str]]:
     if isinstance(content, str):
-        yield where, path, content
+        yield location, path, content
     for number, block in enumerate(content if isinstance(content, list) else ()):
         if isinstance(block, dict) and isinstance(block.get("text"), str):
-            yield where, (*path, number, "text"), block["text"]
+            yield location, (*path, number, "text"), block["text"]
 
 
 def _replaced(value: Any, path: Path, new: Any) -> Any:

@@ -54,7 +54,7 @@ class _RowSpan:
 
 def split_slot_file(
     slot_file: Path,
-    before: PreviousSave | None,
+    previous: PreviousSave | None,
     blocks: BlockFiles,
     cancelled: CancelCheck = never,
     *,
@@ -62,7 +62,7 @@ def split_slot_file(
 ) -> tuple[Recipe, int]:
     """Split the file into blocks, write the missing ones; return the recipe and the bytes written.
 
-    Blocks of `before` with identical bytes are not written again. Its `unchanged` tokens are those whose rows have
+    Blocks of `previous` with identical bytes are not written again. Its `unchanged` tokens are those whose rows have
     stayed in the engine's slot, not recomputed, since that save point was saved or restored: their bytes are
     identical, because an engine never changes a row. So only the last such block of each cache and one other are
     read, and all of them if these differ. The rows of a window that has slid are always read.
@@ -78,7 +78,7 @@ def split_slot_file(
     run = partial(positioned.run_parallel, cancelled=cancelled, low_priority=low_priority)
     with slot_file.open("rb", buffering=0) as file:
         splitter = _Splitter(file, row_map, residue, blocks, run)
-        spans = [span for number, cache in enumerate(row_map.caches) for span in _row_spans(number, cache, before)]
+        spans = [span for number, cache in enumerate(row_map.caches) for span in _row_spans(number, cache, previous)]
         uses, new_runs = splitter.reuse(spans)
         written = splitter.write(new_runs, list(residue_chunks(residue, row_map.breaks)))
         now = os.fstat(file.fileno())
@@ -220,16 +220,16 @@ class _Splitter:
                 yield piece
 
 
-def _row_spans(number: int, cache: CacheRows, before: PreviousSave | None) -> Iterator[_RowSpan]:
+def _row_spans(number: int, cache: CacheRows, previous: PreviousSave | None) -> Iterator[_RowSpan]:
     """Yield the rows of a cache, cut where the blocks of the previous save point begin and end."""
     known: list[BlockUse] = []
     shared = unchanged = 0
-    old = before.recipe.row_map.caches[number : number + 1] if before else ()
-    if before and old and [r.row_size for r in old[0].regions] == [r.row_size for r in cache.regions]:
-        known = [use for use in before.recipe.uses if use.cache == number and use.position < before.shared_tokens]
+    old = previous.recipe.row_map.caches[number : number + 1] if previous else ()
+    if previous and old and [r.row_size for r in old[0].regions] == [r.row_size for r in cache.regions]:
+        known = [use for use in previous.recipe.uses if use.cache == number and use.position < previous.shared_tokens]
         known.sort(key=lambda use: use.position)
-        shared = before.shared_tokens
-        unchanged = 0 if cache.is_window or old[0].is_window else before.unchanged_tokens
+        shared = previous.shared_tokens
+        unchanged = 0 if cache.is_window or old[0].is_window else previous.unchanged_tokens
     for run in cache.runs:
         done, end = run.position, run.position + run.rows
 

@@ -116,22 +116,22 @@ class BlockFiles:
             return 0
         try:
             if self._sync:
-                with written.temporary.open("rb+", buffering=0) as file:
+                with block.temporary.open("rb+", buffering=0) as file:
                     os.fsync(file.fileno())
-            path = self.path(written.block)
+            path = self.path(block.block)
             if not path.parent.is_dir():
                 disk.private_folder(path.parent)
-            written.temporary.replace(path)
-            self.new_block_sizes[written.block] = disk.disk_usage(path.stat())
+            block.temporary.replace(path)
+            self.new_block_sizes[block.block] = disk.disk_usage(path.stat())
         except BaseException:
-            self.discard(written)
+            self.discard(block)
             raise
-        return written.size
+        return block.size
 
-    def discard(self, written: WrittenBlock) -> None:
-        if written.temporary is not None:
+    def discard(self, block: WrittenBlock) -> None:
+        if block.temporary is not None:
             with contextlib.suppress(OSError):
-                written.temporary.unlink(missing_ok=True)
+                block.temporary.unlink(missing_ok=True)
 
     def find_fault(self, block: bytes, size: int) -> str | None:
         """Read the block; return what is wrong with it, or None."""
@@ -158,12 +158,12 @@ class BlockFiles:
         with contextlib.suppress(FileNotFoundError):
             self.path(block).unlink()
 
-    def unknown_blocks(self, known: Collection[bytes]) -> Iterator[bytes]:
-        """Yield the blocks not in `known`, except those just written."""
+    def unknown_blocks(self, known_blocks: Collection[bytes]) -> Iterator[bytes]:
+        """Yield the blocks not in `known_blocks`, except those just written."""
         for folder in disk.listing(self._folder):
             for path in disk.listing(folder):
                 name = bytes.fromhex(path.name) if _NAME.fullmatch(path.name) else None
-                if name is not None and name not in known and name not in self.new_block_sizes:
+                if name is not None and name not in known_blocks and name not in self.new_block_sizes:
                     yield name
 
     def remove_temporary(self) -> None:

@@ -91,11 +91,11 @@ class CacheRows:
         """True if a sliding window has dropped the oldest tokens' rows."""
         return self.first_position > 0
 
-    def runs_between(self, first: int, last: int) -> tuple[Run, ...]:
+    def runs_between(self, first: int, end: int) -> tuple[Run, ...]:
         """Return runs of the rows of tokens with first ≤ position < last, in position order."""
         cut = []
         for run in sorted(self.runs, key=lambda run: run.position):
-            start, stop = max(first, run.position), min(last, run.end[1])
+            start, stop = max(first, run.position), min(end, run.end[1])
             if start < stop:
                 cut.append(Run(run.row + start - run.position, start, stop - start))
         return tuple(cut)

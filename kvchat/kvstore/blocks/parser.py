@@ -85,13 +85,13 @@ def read_tokens(path: Path) -> RawTokens:
         return _open(file).read_header()[1]
 
 
-def matches_tokens(held: RawTokens, expected: Tokens) -> bool:
+def matches_tokens(tokens: RawTokens, expected: Tokens) -> bool:
     """True if a file's tokens match these; images (ids below PLACEHOLDER) are matched by position only."""
     wanted = np.asarray(expected, "<i4")
     pictures = wanted < PLACEHOLDER
-    if len(held) != len(wanted) or (PLACEHOLDER in held) != pictures.any():
+    if len(tokens) != len(wanted) or (PLACEHOLDER in tokens) != pictures.any():
         return False
-    return bool(((held == wanted) | pictures).all())
+    return bool(((tokens == wanted) | pictures).all())
 
 
 def parse_layout(path: Path) -> Layout:
@@ -122,16 +122,16 @@ class _SlotFile:
     def __init__(self, size: int, read: Read) -> None:
         self._size, self._read, self._attempts = size, read, 0
 
-    def _take(self, offset: int, size: int, what: str) -> bytes:
+    def _take(self, offset: int, size: int, description: str) -> bytes:
         if offset < 0 or size < 0 or offset + size > self._size:
-            raise SlotFileError(f"truncated within {what}")
+            raise SlotFileError(f"truncated within {description}")
         data = self._read(offset, size)
         if len(data) != size:
             raise SlotFileError("truncated while it was read")
         return data
 
-    def _unpack(self, offset: int, form: str, what: str) -> tuple[int, ...]:
-        return struct.unpack("<" + form, self._take(offset, struct.calcsize("<" + form), what))
+    def _unpack(self, offset: int, form: str, description: str) -> tuple[int, ...]:
+        return struct.unpack("<" + form, self._take(offset, struct.calcsize("<" + form), description))
 
     def read_header(self) -> tuple[Header, RawTokens]:
         if not self._size:
@@ -170,8 +170,8 @@ class _SlotFile:
             raise SlotFileError("it can be read in more than one way" if layouts else "its layout is unknown")
         return layouts[0]
 
-    def _possible_layouts(self, header: Header, offset: int, before: tuple[Cache, ...]) -> Iterator[Layout]:
-        """Yield all ways to read the file from `offset`, where the caches `before` end."""
+    def _possible_layouts(self, header: Header, offset: int, preceding: tuple[Cache, ...]) -> Iterator[Layout]:
+        """Yield all ways to read the file from `offset`, where the caches `preceding` end."""
         self._attempts += 1
         if self._attempts > _MAX_TRIES:
             raise SlotFileError("it can be read in too many ways")
@@ -179,12 +179,12 @@ class _SlotFile:
             checkpoints = self._checkpoints(offset) if self._caches_end(offset) else None
         except SlotFileError:
             return
-        if checkpoints is not None and before:
-            yield Layout(self._size, header, before, *checkpoints)
-        is_last = len(before) == MAX_CACHES or any(isinstance(cache, RecurrentState) for cache in before)
+        if checkpoints is not None and preceding:
+            yield Layout(self._size, header, preceding, *checkpoints)
+        is_last = len(preceding) == MAX_CACHES or any(isinstance(cache, RecurrentState) for cache in preceding)
         if checkpoints is None and not is_last:
             for cache in self._possible_caches(offset):
-                yield from self._possible_layouts(header, cache.end, (*before, cache))
+                yield from self._possible_layouts(header, cache.end, (*preceding, cache))
 
     def _caches_end(self, offset: int) -> bool:
         return offset == self._size or self._unpack(offset, "I", "the caches") == (CHECKPOINT_MAGIC,)

@@ -117,7 +117,7 @@ def threads() -> int:
 
 def run_parallel(
     jobs: Sequence[Job],
-    do: Callable[[Job, memoryview], Result],
+    function: Callable[[Job, memoryview], Result],
     cancelled: CancelCheck,
     *,
     low_priority: bool = False,
@@ -136,7 +136,7 @@ def run_parallel(
         if not hasattr(local, "buffer"):
             local.buffer = memoryview(mmap.mmap(-1, PIECE))  # malloc would keep one for every past thread
         try:
-            return do(job, local.buffer)
+            return function(job, local.buffer)
         except BaseException:
             failed.set()
             raise

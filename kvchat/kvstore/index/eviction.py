@@ -81,11 +81,11 @@ def plan_programs(candidates: Sequence[Candidate], needs: Needs, target: int, no
     return plan_prune(chats_protected, needs, used, target, now)
 
 
-def _spare_unneeded(order: list[int], needs: Needs, wanted: int) -> list[int]:
+def _spare_unneeded(order: list[int], needs: Needs, target: int) -> list[int]:
     """Keep what fits: once a chat's last turn is removed, older ones may be small enough to stay."""
     gone = _last_turns(order, needs) < len(order)
     sizes, blocks, parents = needs.sizes.tolist(), needs.blocks.tolist(), needs.parents.tolist()
-    excess = sum(_freed(order, needs)) - wanted
+    excess = sum(_freed(order, needs)) - target
     staying: set[int] = set()
     for place in reversed(order):
         path: set[int] = set()

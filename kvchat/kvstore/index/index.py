@@ -98,7 +98,7 @@ class Index:
         try:
             connection = self._idle_readers.pop()
         except IndexError:
-            connection = self._reconnect(reads=True)
+            connection = self._reconnect(read_only=True)
         try:
             with self._transaction(connection, "BEGIN", generation):
                 yield connection
@@ -147,13 +147,13 @@ class Index:
                 raise IndexFailed(error) from error
             raise
 
-    def _reconnect(self, *, reads: bool = False) -> sqlite3.Connection:
+    def _reconnect(self, *, read_only: bool = False) -> sqlite3.Connection:
         try:
-            return self._connect(reads=reads)
+            return self._connect(read_only=read_only)
         except (sqlite3.Error, OSError) as error:
             raise IndexFailed(error) from error
 
-    def _connect(self, *, reads: bool = False) -> sqlite3.Connection:
+    def _connect(self, *, read_only: bool = False) -> sqlite3.Connection:
         if self.problem is not None:
             raise self.problem
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -162,7 +162,7 @@ class Index:
             self.is_fresh = True
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         try:
-            if not reads:
+            if not read_only:
                 for pragma in (
                     f"page_size = {_PAGE_BYTES}",
                     "journal_mode = WAL",

@@ -204,19 +204,19 @@ def _existing_nodes(db: sqlite3.Connection, tree_id: int, segments: Sequence[_Se
     return known
 
 
-def _matching_children(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
-    """Yield the segments after a node that share a prefix with `rest`, longest first."""
-    # In byte order the best match is adjacent to `rest`: search outwards from there.
-    before = db.execute(f"{_CHILDREN} AND packed <= ? ORDER BY packed DESC", (*parent, rest))
-    behind = db.execute(f"{_CHILDREN} AND packed > ? ORDER BY packed", (*parent, rest))
+def _matching_children(db: sqlite3.Connection, parent: _Parent, remaining: bytes) -> Iterator[_Child]:
+    """Yield the segments after a node that share a prefix with `remaining`, longest first."""
+    # In byte order the best match is adjacent to `remaining`: search outwards from there.
+    before = db.execute(f"{_CHILDREN} AND packed <= ? ORDER BY packed DESC", (*parent, remaining))
+    behind = db.execute(f"{_CHILDREN} AND packed > ? ORDER BY packed", (*parent, remaining))
     sides = [
-        ((node, _shared_tokens(packed, rest), len(packed) // TOKEN_BYTES) for node, packed in side)
+        ((node, _shared_tokens(packed, remaining), len(packed) // TOKEN_BYTES) for node, packed in side)
         for side in (before, behind)
     ]
     for shared, children in groupby(merge(*sides, key=lambda child: -child[1]), lambda child: child[1]):
         if not shared:
             return
-        exact = db.execute(f"{_CHILDREN} AND packed = ?", (*parent, rest[: shared * TOKEN_BYTES])).fetchone()
+        exact = db.execute(f"{_CHILDREN} AND packed = ?", (*parent, remaining[: shared * TOKEN_BYTES])).fetchone()
         if exact:  # before longer ones
             yield exact[0], shared, shared
         yield from (child for child in children if child[2] > shared)
@@ -230,11 +230,11 @@ def _prefix_children(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> It
         if row is None:
             return
         node_id, packed = row
-        shared = _shared_tokens(packed, rest)
+        shared = _shared_tokens(packed, remaining)
         whole = shared * TOKEN_BYTES == len(packed)
         if whole:
             yield node_id, shared, shared
-        rest = rest[: (shared - whole) * TOKEN_BYTES]
+        remaining = remaining[: (shared - whole) * TOKEN_BYTES]
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:

@@ -116,13 +116,15 @@ def held_by_programs(db: sqlite3.Connection) -> int:
     return int(db.execute(query, (f"{PROGRAM}*",)).fetchone()[0])
 
 
-def count_written(db: sqlite3.Connection, day: str, written: int) -> None:
-    db.execute("INSERT INTO written VALUES (?1, ?2) ON CONFLICT (day) DO UPDATE SET bytes = bytes + ?2", (day, written))
+def count_written(db: sqlite3.Connection, day: str, byte_count: int) -> None:
+    db.execute(
+        "INSERT INTO written VALUES (?1, ?2) ON CONFLICT (day) DO UPDATE SET bytes = bytes + ?2", (day, byte_count)
+    )
 
 
-def _indices(known: Numbers, wanted: Numbers) -> Numbers:
-    places = np.searchsorted(known, wanted)
-    if (places == len(known)).any() or (known[places] != wanted).any():
+def _indices(known: Numbers, values: Numbers) -> Numbers:
+    places = np.searchsorted(known, values)
+    if (places == len(known)).any() or (known[places] != values).any():
         raise CorruptIndex
     return places
 

@@ -161,14 +161,14 @@ def _state_values(fields: GgufFields) -> int:
     return conv * (inner + 2 * fields.number("ssm.group_count") * states) + states * inner  # Mamba, Gated DeltaNet
 
 
-def _sliding_layers(fields: GgufFields, blocks: int, recurs: list[bool]) -> list[bool]:
+def _sliding_layers(fields: GgufFields, blocks: int, is_recurrent: list[bool]) -> list[bool]:
     """Return which layers have a sliding window; none if the file does not say, which is an upper bound."""
     architecture, key = fields.prefix, "attention.sliding_window_pattern"
     none = [False] * blocks
     if not _window_tokens(fields):
         return none
     if architecture in ("lfm2", "lfm2moe"):
-        return [not recurrent for recurrent in recurs]
+        return [not recurrent for recurrent in is_recurrent]
     listed = fields.numbers(key)
     if listed is not None:
         return [bool(slides) for slides in (listed + (0,) * blocks)[:blocks]]

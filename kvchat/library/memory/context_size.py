@@ -57,31 +57,31 @@ class ContextChoice:
         """Add the layers the engine placed on the GPUs. `placement` None: not in the log. `where`: "the GPU"."""
         if placement is None:
             return self
-        return replace(self, offload_note="" if placement.whole else _placement_sentence(placement, where))
+        return replace(self, offload_note="" if placement.whole else _placement_sentence(placement, device_names))
 
 
-def _describe_placement(placement: Placement, where: str) -> str:
+def _describe_placement(placement: Placement, device_names: str) -> str:
     layers, all_layers, experts = placement.gpu_layers, placement.all_layers, placement.cpu_experts
     if layers == 0:
-        return _("no part of the model fits on {where}", where=where)
+        return _("no part of the model fits on {where}", where=device_names)
     if layers < all_layers:
         text = N_("{gpu_layers} of {all_layers} layers fit on {where}")
-        return _(text, gpu_layers=layers, all_layers=all_layers, where=where)
-    return _("the experts of {cpu_experts} layers do not fit on {where}", cpu_experts=experts, where=where)
+        return _(text, gpu_layers=layers, all_layers=all_layers, where=device_names)
+    return _("the experts of {cpu_experts} layers do not fit on {where}", cpu_experts=experts, where=device_names)
 
 
-def _placement_sentence(placement: Placement, where: str) -> str:
-    text = end_sentence(_describe_placement(placement, where))
+def _placement_sentence(placement: Placement, device_names: str) -> str:
+    text = end_sentence(_describe_placement(placement, device_names))
     return text[:1].upper() + text[1:]
 
 
-def slots_for(demand: Demand, memory: MemoryFacts, wanted: int) -> int:
-    """Return how many chats, up to `wanted`, can run in parallel with nearly the same context size.
+def slots_for(demand: Demand, memory: MemoryFacts, requested: int) -> int:
+    """Return how many chats, up to `requested`, can run in parallel with nearly the same context size.
 
     Full attention needs no memory per slot; sliding windows and recurrent state need one more each.
     """
     alone = ContextChooser(demand, memory).choose().tokens
-    for slots in range(wanted, 1, -1):
+    for slots in range(requested, 1, -1):
         beside = ContextChooser(replace(demand, slots=slots), memory).choose()
         if beside.fits and beside.tokens >= alone - alone // MIN_GROWTH_DIVISOR:
             return slots
@@ -101,10 +101,10 @@ class ContextChooser:
         self._without_gpu = False  # GPU memory ran out
         self._fits: dict[tuple[int, bool], _Fit] = {}  # by context size, and if no GPU is used
 
-    def choose(self, wanted: int | None = None) -> ContextChoice:
-        """Choose the context size for launching the engine. `wanted` is honored, with a warning if unwise."""
-        if wanted is not None:
-            return self._user_choice(wanted)
+    def choose(self, requested: int | None = None) -> ContextChoice:
+        """Choose the context size for launching the engine. `requested` is honored, with a warning if unwise."""
+        if requested is not None:
+            return self._user_choice(requested)
         limit, most = self._demand.limit, self._max_tokens
         enough = min(most, SUFFICIENT_GPU_CONTEXT)
         tokens = self._largest(most, whole_on_gpu=bool(self._memory.devices))
@@ -146,8 +146,8 @@ class ContextChooser:
         self._without_gpu = False
         return tuple(steps)
 
-    def initial_choice(self, most: ContextChoice, needed: int) -> ContextChoice:
-        """Choose how much of the context in `most` to allocate at first for chats of `needed` tokens.
+    def initial_choice(self, maximum: ContextChoice, needed: int) -> ContextChoice:
+        """Choose how much of the context in `maximum` to allocate at first for chats of `needed` tokens.
 
         The engine zeroes its whole KV cache before it is ready: 8 GB took 17 s on two cores, 1 GB 1.2 s (measured).
         So it starts with 1.5 times what is needed, rounded up to a power of two. Everything is allocated at once on a
@@ -155,17 +155,17 @@ class ContextChooser:
         """
         size = max(MIN_INITIAL_CONTEXT, 1 << (3 * needed // 2 - 1).bit_length())
         original = self._facts.original_context
-        if original and most.tokens > original:
+        if original and maximum.tokens > original:
             size = max(size, original + STEP)  # start beyond it, since crossing it changes the keys
         if (
-            most.by_user
-            or self._fit(most.tokens).is_whole_on_gpu
-            or most.kv_bytes <= CHEAP_KV_BYTES
-            or size >= most.tokens
+            maximum.by_user
+            or self._fit(maximum.tokens).is_whole_on_gpu
+            or maximum.kv_bytes <= CHEAP_KV_BYTES
+            or size >= maximum.tokens
         ):
-            return most
+            return maximum
         starts = N_("{reason} Starts with {size} tokens and grows as needed.")
-        return self._choice(size, _(starts, reason=most.reason, size=format_number(size)))
+        return self._choice(size, _(starts, reason=maximum.reason, size=format_number(size)))
 
     def larger(self, tokens: int) -> ContextChoice | None:
         """Choose the size to offer when `tokens` are full: the largest that fits, at most twice as much.
@@ -186,8 +186,8 @@ class ContextChooser:
             return self._choice(larger, _(text, larger=shown, needed=needed, free=free, place=place, slower=slower))
         return None
 
-    def _user_choice(self, wanted: int) -> ContextChoice:
-        tokens = max(STEP, wanted)
+    def _user_choice(self, requested: int) -> ContextChoice:
+        tokens = max(STEP, requested)
         reason = _("{tokens} tokens: set by you.", tokens=format_number(tokens))
         warning = ""
         if not self._fit(tokens).fits:
@@ -201,26 +201,28 @@ class ContextChooser:
             warning = _(text, trained=format_number(self._facts.trained_context))
         return replace(self._choice(tokens, reason), warning=warning, by_user=True)
 
-    def _reduced_choice(self, tokens: int, before: ContextChoice) -> ContextChoice:
+    def _reduced_choice(self, tokens: int, previous: ContextChoice) -> ContextChoice:
         gpus = self._memory.device_names
         more = (
-            format_number(before.tokens) if tokens < before.tokens else _("more of the model on {beside}", beside=gpus)
+            format_number(previous.tokens)
+            if tokens < previous.tokens
+            else _("more of the model on {beside}", beside=gpus)
         )
         less = f"; {_describe_placement(self._no_gpu_layers, gpus)}" if self._without_gpu else ""
         text = N_("{tokens} tokens: not enough memory for {more}{less}.")
         reason = _(text, tokens=format_number(tokens), more=more, less=less)
         return replace(self._choice(tokens, reason), offload_note="")
 
-    def _largest(self, most: int, whole_on_gpu: bool = False) -> int:
-        """Return the largest context that fits, at least the minimum and at most `most`."""
+    def _largest(self, limit: int, whole_on_gpu: bool = False) -> int:
+        """Return the largest context that fits, at least the minimum and at most `limit`."""
 
         def fits(tokens: int) -> bool:
             fit = self._fit(tokens)
             return fit.is_whole_on_gpu if whole_on_gpu else fit.fits
 
-        if fits(most):
-            return most
-        steps = bisect_left(range(1, most // STEP + 1), True, key=lambda step: not fits(step * STEP))
+        if fits(limit):
+            return limit
+        steps = bisect_left(range(1, limit // STEP + 1), True, key=lambda step: not fits(step * STEP))
         return max(self._min_tokens, steps * STEP)
 
     def _fit(self, tokens: int) -> _Fit:

@@ -98,14 +98,14 @@ def available_memory(devices: Sequence[DeviceMemory] = (), root: Path = Path("/"
     return MemoryFacts(allowed, True, tuple(devices), allowed)
 
 
-def staging_room(held: int, root: Path = Path("/")) -> int:
-    """Return how many bytes of slot files may be in memory now, where `held` already are.
+def staging_room(held_bytes: int, root: Path = Path("/")) -> int:
+    """Return how many bytes of slot files may be in memory now, where `held_bytes` already are.
 
     While a model is loaded, the store also keeps to its plan (`MemoryFacts.staging_beside`): free memory does not
     include the pages of a model's file.
     """
     memory = available_memory(root=root)
-    return memory.with_staging(held, held + memory.available).staging_beside(0, 0)
+    return memory.with_staging(held_bytes, held_bytes + memory.available).staging_beside(0, 0)
 
 
 def cgroup_room(root: Path = Path("/")) -> int | None:
@@ -250,18 +250,18 @@ class LoadLimits:
         """True if a model of `size` bytes ran out of memory with this build and device type."""
         return any(key.endswith(_about(size, build, device)) for key in self._entries())
 
-    def learn(self, circumstances: Circumstances, tokens: int, *, ran_out: bool) -> LoadLimit | None:
-        """Record a load that succeeded with `tokens`; `ran_out`: after a larger one failed.
+    def learn(self, circumstances: Circumstances, tokens: int, *, out_of_memory: bool) -> LoadLimit | None:
+        """Record a load that succeeded with `tokens`; `out_of_memory`: after a larger one failed.
 
         A load above the limit removes it. Returns the limit now in force. If the file cannot be written, another
         load may run out of memory.
         """
         entries = self._entries()
         before = entries.pop(circumstances.key, None)
-        if not ran_out and (before is None or tokens <= before.tokens):
+        if not out_of_memory and (before is None or tokens <= before.tokens):
             return before if before is not None and self._is_in_force(before) else None
         limit = None
-        if ran_out:
+        if out_of_memory:
             again = before is not None and not self._is_in_force(before)
             times = (before.times if before is not None else 1) + again
             limit = entries[circumstances.key] = LoadLimit(tokens, times, self._clock())

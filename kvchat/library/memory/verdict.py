@@ -29,7 +29,7 @@ class Judgement:
     reason: str
 
 
-def judge(demand: Demand, memory: MemoryFacts, wanted: int | None = None) -> Judgement:
+def judge(demand: Demand, memory: MemoryFacts, requested: int | None = None) -> Judgement:
     """Judge a model with a known header by the context size kvchat would choose, or by the user's own.
 
     The projector in `demand` is loaded too when there are images.
@@ -43,7 +43,7 @@ def judge(demand: Demand, memory: MemoryFacts, wanted: int | None = None) -> Jud
         )
     if not choice.fits:
         return Judgement(Verdict.NO, choice.full_explanation)
-    if wanted is not None and not (own := chooser.choose(wanted)).fits:
+    if requested is not None and not (own := chooser.choose(requested)).fits:
         return Judgement(
             Verdict.TIGHT,
             _("{tokens} tokens: set by you. {warning}", tokens=format_number(own.tokens), warning=own.warning),
@@ -99,11 +99,11 @@ class CurrentLoad:
     takes_arguments: bool  # the built-in engine takes none
 
     def choice_with(
-        self, *, kv_type: str | None = None, swa_full: bool = False, wanted: int | None = None
+        self, *, kv_type: str | None = None, swa_full: bool = False, requested: int | None = None
     ) -> ContextChoice:
         kv_type, swa_full = kv_type or self.demand.kv_type, swa_full or FULL_WINDOW in self.extra_arguments
         demand = replace(self.demand, kv_type=kv_type, swa_full=swa_full, projector=0)
-        return ContextChooser(demand, self.memory).choose(wanted or self.requested_tokens)
+        return ContextChooser(demand, self.memory).choose(requested or self.requested_tokens)
 
 
 def proposals(load: CurrentLoad) -> tuple[Proposal, ...]:
@@ -132,7 +132,7 @@ def _smaller_kv(load: CurrentLoad) -> Proposal | None:
         gain,
         _("Replies may differ slightly, and saved chats are reprocessed once."),
         tokens,
-        choice.needed - load.choice_with(kv_type=SMALLER_KV, wanted=choice.tokens).needed,
+        choice.needed - load.choice_with(kv_type=SMALLER_KV, requested=choice.tokens).needed,
         kv_type=SMALLER_KV,
     )
 
@@ -145,7 +145,7 @@ def _full_window(load: CurrentLoad) -> Proposal | None:
     full = load.choice_with(swa_full=True)
     if not load.takes_arguments or not full.fits:
         return None
-    taken = load.choice_with(swa_full=True, wanted=choice.tokens).kv_bytes - choice.kv_bytes
+    taken = load.choice_with(swa_full=True, requested=choice.tokens).kv_bytes - choice.kv_bytes
     fewer = choice.tokens - full.tokens
     price = _("This uses {taken} more memory at this context length.", taken=format_size(taken))
     if fewer > 0:

@@ -320,7 +320,7 @@ class Downloader:
 
         async def until_it_ends() -> T:
             try:
-                return await work
+                return await coroutine
             finally:
                 ended.set()
 

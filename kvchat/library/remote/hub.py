@@ -205,10 +205,10 @@ class Hub:
         async with open_response(self.endpoint + path, headers, status_error, connection_error) as response:
             yield response
 
-    def _access_error(self, status: int, repository: str, had_token: bool) -> AccessNeeded:
+    def _access_error(self, status: int, repository: str, has_token: bool) -> AccessNeeded:
         page = self.page(repository)
         terms = _("You must accept the terms of {repository} to download it.", repository=repository)
-        if not had_token:
+        if not has_token:
             advice = _("Accept them at {page}, then save an access token for your account in kvchat.", page=page)
             return AccessNeeded(_("This model requires an access token"), terms, advice, page)
         if status == 401:

@@ -173,7 +173,7 @@ _REFRESH_MS = 1000
 
 class EngineWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(runtime, look, runner, _("Engine"), parent, size=(840, 560), least=(480, 360))
+        super().__init__(runtime, look, runner, _("Engine"), parent, size=(840, 560), min_size=(480, 360))
         self._is_loading = False
         self.live_page, self.log_page = LivePage(), LogPage(look)
         self.tabs = QTabWidget()

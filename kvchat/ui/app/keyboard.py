@@ -128,10 +128,10 @@ class KeyboardController(QObject):
         sheet.open()
         return sheet
 
-    def _zoom(self, by: int) -> None:
+    def _zoom(self, steps: int) -> None:
         sizes = sorted(ZOOMS)
-        position = (bisect_right if by > 0 else bisect_left)(sizes, self._runtime.settings.zoom)
-        index = position if by > 0 else position - 1
+        position = (bisect_right if steps > 0 else bisect_left)(sizes, self._runtime.settings.zoom)
+        index = position if steps > 0 else position - 1
         if 0 <= index < len(sizes):
             self._change("zoom", sizes[index])
 

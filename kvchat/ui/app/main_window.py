@@ -340,14 +340,14 @@ class MainWindow(QMainWindow):
         }
         return {action for action, is_useful in useful.items() if not is_useful}
 
-    def _in_sidebar(self, do: Callable[[], object]) -> None:
+    def _in_sidebar(self, action: Callable[[], object]) -> None:
         self.window_layout.show_sidebar()
-        do()
+        action()
 
     def _rename(self) -> None:
         if not self.sidebar.begin_rename():
             self.header.begin_rename()
 
-    def _with_open(self, do: Callable[[str], object]) -> None:
+    def _with_open(self, action: Callable[[str], object]) -> None:
         if self.chat.current is not None:
-            do(self.chat.current)
+            action(self.chat.current)

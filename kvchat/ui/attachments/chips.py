@@ -39,13 +39,13 @@ class AttachmentCard(QFrame):
     opened = Signal()
     removed = Signal()
 
-    def __init__(self, look: Look, attachment: Attachment, what: str, tip: str) -> None:
+    def __init__(self, look: Look, attachment: Attachment, kind: str, tip: str) -> None:
         super().__init__()
         self.attachment = attachment
         self._look, self._counted = look, False
         styled(self, "chip")
         tip = plain_tip(f"{attachment.name}\n{format_size(attachment.size)}\n{tip}")
-        self.name = button("", self.opened, name=f"{what} {attachment.name}", tip=tip)
+        self.name = button("", self.opened, name=f"{kind} {attachment.name}", tip=tip)
         self.count = label(format_size(attachment.size), "small")
 
     def remove_button(self) -> QToolButton:
@@ -203,8 +203,8 @@ class AttachmentView(QDialog):
         self.resize(720, 520)
         self.finished.connect(self.deleteLater)
 
-    def step(self, by: int) -> None:
-        self._hit = (self._hit + by) % max(len(self._hits), 1)
+    def step(self, offset: int) -> None:
+        self._hit = (self._hit + offset) % max(len(self._hits), 1)
         self.position_label.setText(_("{at} of {count}", at=self._hit + 1, count=len(self._hits)))
         cursor = QTextCursor(self._hits[self._hit])
         cursor.setPosition(cursor.selectionStart())  # no selection: it would hide the mark's colour

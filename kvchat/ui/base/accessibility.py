@@ -32,16 +32,16 @@ def set_ui_language(chosen: str) -> None:
 def report_accessible_roles() -> None:
     """From now on, report each widget class's `accessible_role` to assistive technology."""
 
-    def interface(kind: str, thing: QObject) -> QAccessibleInterface | None:
-        role = getattr(type(thing), "accessible_role", None)
-        return QAccessibleWidget(thing, role) if role is not None and isinstance(thing, QWidget) else None
+    def interface(kind: str, object: QObject) -> QAccessibleInterface | None:
+        role = getattr(type(object), "accessible_role", None)
+        return QAccessibleWidget(object, role) if role is not None and isinstance(object, QWidget) else None
 
     QAccessible.installFactory(interface)
 
 
-def announce(widget: QWidget, text: str, *, urgent: bool = False) -> None:
+def announce(widget: QWidget, text: str, *, is_urgent: bool = False) -> None:
     """Have a screen reader speak `text` regardless of focus; urgent text interrupts it."""
     if text:
         event, politeness = QAccessibleAnnouncementEvent(widget, text), QAccessible.AnnouncementPoliteness
-        event.setPoliteness(politeness.Assertive if urgent else politeness.Polite)
+        event.setPoliteness(politeness.Assertive if is_urgent else politeness.Polite)
         QAccessible.updateAccessibility(event)

@@ -124,12 +124,12 @@ def clear(layout: QLayout) -> None:
             widget.deleteLater()
 
 
-def _button(made: K, on_click: Any, kind: str, name: str, tip: str) -> K:
-    styled(made, kind).setAccessibleName(name)
-    made.setToolTip(tip)
+def _button(widget: K, on_click: Any, kind: str, name: str, tip: str) -> K:
+    styled(widget, kind).setAccessibleName(name)
+    widget.setToolTip(tip)
     if on_click is not None:
-        made.clicked.connect(on_click)
-    return made
+        widget.clicked.connect(on_click)
+    return widget
 
 
 def _filled(layout: L, parts: tuple[Part, ...], on: QWidget | None, spacing: int | None, margins: Margins | None) -> L:

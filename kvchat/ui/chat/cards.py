@@ -96,10 +96,10 @@ class ContextCard(Card):
         self.hide()
 
     def show_choice(
-        self, use: ContextUsage, larger: ContextChoice | None, *, can_shorten: bool, can_part: bool = False
+        self, use: ContextUsage, larger: ContextChoice | None, *, can_shorten: bool, can_attach_part: bool = False
     ) -> None:
-        """Offer remedies. `larger`: a context size that fits; `can_part`: part of a text could be attached."""
-        if can_shorten or can_part:
+        """Offer remedies. `larger`: a context size that fits; `can_attach_part`: part of a text could be attached."""
+        if can_shorten or can_attach_part:
             advice = _("kvchat does not remove anything unless you choose to.")
         elif larger is not None:
             advice = _("You can also send a shorter message.")
@@ -111,7 +111,7 @@ class ContextCard(Card):
             advice = f"{larger.reason} {advice}"
             self.increase_button.setText(_("Increase context to {tokens}", tokens=format_tokens(larger.tokens)))
         self.set_text(_(TOO_LONG) if use.is_over_limit else _("The context is nearly full"), _usage_text(use), advice)
-        remedies = [larger is not None and self.increase_button, can_part and self.attach_part_button]
+        remedies = [larger is not None and self.increase_button, can_attach_part and self.attach_part_button]
         remedies += [can_shorten and self.drop_button, can_shorten and self.summarize_button]
         self.show_buttons(*remedies, not any(remedies) and self.new_chat_button, self.dismiss_button)
         self.show()

@@ -54,9 +54,9 @@ class MessageField(QPlainTextEdit):
             if len(text) >= LONG_PASTE:
                 self.long_pasted.emit(text)
 
-    def fits(self, more: str) -> bool:
+    def fits(self, text: str) -> bool:
         line = self.textCursor().block().length()
-        return self.document().characterCount() + len(more) <= MAX_TEXT and line + _longest_line(more) <= MAX_LINE
+        return self.document().characterCount() + len(text) <= MAX_TEXT and line + _longest_line(text) <= MAX_LINE
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

@@ -116,7 +116,7 @@ class ChatController(Controller):
         self._views.sidebar.show_selected(conversation_id)
         if conversation_id is not None:
             self._runtime.chat.select(conversation_id)
-            self._opening = self._runner.start(self._reload_messages(conversation_id, fresh=True))
+            self._opening = self._runner.start(self._reload_messages(conversation_id, force=True))
         self._show_all()
         if before != conversation_id:
             self.conversation_changed.emit(before)
@@ -236,14 +236,14 @@ class ChatController(Controller):
         if (is_open or blocks) and not continues:
             self._show_turn()
 
-    async def _reload_messages(self, conversation_id: str, *, fresh: bool = False, finished: str = "") -> None:
+    async def _reload_messages(self, conversation_id: str, *, force: bool = False, finished: str = "") -> None:
         """finished: id of a reply that has just ended, to be announced"""
-        if not await self._presenter.reload(conversation_id, fresh=fresh):
+        if not await self._presenter.reload(conversation_id, force=force):
             return
         self._loading = False
         self._show_all()
         messages = self._views.transcript.messages
-        if fresh and messages and messages[-1].awaits_model and not self._presenter.is_answering:
+        if force and messages and messages[-1].awaits_model and not self._presenter.is_answering:
             self.retry()  # a model may exist now; else repeat what is missing
         if finished:
             self._views.transcript.announce_reply(finished)

@@ -102,7 +102,7 @@ class ContextController(Controller):
             turns = sum(message.role is Role.USER for message in self._views.transcript.messages)
             has_text = not all(attachment.data for attachment in self._composer.chips.attachments)
             is_long = has_text or len(self._composer.draft) >= LONG_PASTE
-            self._card.show_choice(usage, self._larger, can_shorten=turns > 1, can_part=is_long)
+            self._card.show_choice(usage, self._larger, can_shorten=turns > 1, can_attach_part=is_long)
             if not self._larger_requested:
                 self._larger_requested = True
 

@@ -108,7 +108,7 @@ class ChatPresenter:
         turn, messages, running = self.turn(), self.transcript.messages, self.is_answering
         self.composer.set_busy(running)
         self.transcript.show_pending(
-            (waiting or turn.status.pending) if turn.awaits_output else "", waits=bool(waiting)
+            (waiting or turn.status.pending) if turn.awaits_output else "", is_waiting=bool(waiting)
         )
         too_long = self.has_cards and isinstance(turn.failure, PromptTooLong)
         reported = too_long or (self.has_cards and is_engine_failure(turn.failure, self.runtime.engine.status))
@@ -120,12 +120,12 @@ class ChatPresenter:
         if (turn := self.turn()).live_id:
             self.transcript.set_live(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
 
-    async def reload(self, chat: str, *, fresh: bool = False) -> bool:
-        """Load and show the messages, scrolled to the end if `fresh`. Return False if the chat is no longer open."""
+    async def reload(self, chat: str, *, force: bool = False) -> bool:
+        """Load and show the messages, scrolled to the end if `force`. Return False if the chat is no longer open."""
         messages = await self.runtime.chat.messages(chat)
         if chat != self.current_chat():
             return False
-        (self.transcript.show_conversation if fresh else self.transcript.update_messages)(messages)
+        (self.transcript.show_conversation if force else self.transcript.update_messages)(messages)
         self.show_live()
         return True
 

@@ -70,10 +70,10 @@ _DESCRIPTION = N_("Ask a quick question")
 
 
 class GlobalKeyUnavailable(KvchatError):
-    def __init__(self, why: str) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(
             _("The quick question shortcut is not available"),
-            why,
+            reason,
             _("Assign the command “kvchat quick” to a shortcut in your desktop’s settings instead."),
         )
 

@@ -22,13 +22,13 @@ _LETTERS = 64  # a question's width
 _ARROWS = {"backButton": "chevron-left", "forwardButton": "chevron-right", "toParentButton": "arrow-up"}
 
 
-def fit_height(dialog: QDialog, letters: int) -> None:
+def fit_height(dialog: QDialog, line_length: int) -> None:
     """Set the width in letters and the height the text needs: Qt's guess cuts off wrapped text."""
     layout = dialog.layout()
     assert layout is not None
     for widget in dialog.findChildren(QWidget):
         widget.ensurePolished()
-    dialog.setFixedWidth(min(dialog.fontMetrics().averageCharWidth() * letters, room_on_screen().width()))
+    dialog.setFixedWidth(min(dialog.fontMetrics().averageCharWidth() * line_length, room_on_screen().width()))
     layout.activate()
     dialog.setFixedHeight(layout.totalHeightForWidth(dialog.width()))
 
@@ -144,9 +144,9 @@ class PassphraseDialog(Question):
         self.cancel_button.clicked.connect(self.reject)
         self.field.setFocus()
 
-    def _show_passphrase(self, on: bool) -> None:
+    def _show_passphrase(self, is_shown: bool) -> None:
         for field in (self.field, self.repeat_field):
-            field.setEchoMode(QLineEdit.EchoMode.Normal if on else QLineEdit.EchoMode.Password)
+            field.setEchoMode(QLineEdit.EchoMode.Normal if is_shown else QLineEdit.EchoMode.Password)
 
     def _check(self) -> None:
         first, again = self.field.text(), self.repeat_field.text()
@@ -156,10 +156,10 @@ class PassphraseDialog(Question):
 
 
 def ask_passphrase(
-    parent: QWidget, title: str, text: str, action: str, on_given: Callable[[str], object], *, optional: bool = False
+    parent: QWidget, title: str, text: str, action: str, on_accept: Callable[[str], object], *, optional: bool = False
 ) -> PassphraseDialog:
     dialog = PassphraseDialog(parent, title, text, action, optional=optional)
-    dialog.accepted.connect(lambda: on_given(dialog.field.text()))
+    dialog.accepted.connect(lambda: on_accept(dialog.field.text()))
     dialog.open()
     return dialog
 

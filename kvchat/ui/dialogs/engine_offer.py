@@ -36,14 +36,14 @@ class EngineOffer(QWidget):
 
     tried = Signal()  # an engine was added, chosen or not
 
-    def __init__(self, look: Look, engines: EngineSetup, start: Start, *, explains: bool = False) -> None:
-        """start: starts a task; explains: standalone, hidden until `look` finds an unused graphics card"""
+    def __init__(self, look: Look, engines: EngineSetup, start: Start, *, standalone: bool = False) -> None:
+        """start: starts a task; standalone: standalone, hidden until `look` finds an unused graphics card"""
         super().__init__()
         self._engines, self._start = engines, start
         self._unsubscribe: Callable[[], None] | None = None
         self.backend_box = ChoiceBox(look, _("Backend"))
         self.backend_box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
-        self.download_button = button(_("Download"), self._begin, "" if explains else "primary")
+        self.download_button = button(_("Download"), self._begin, "" if standalone else "primary")
         self.bar, self.progress_label = progress_bar(_("Downloading an engine")), label(kind="muted", wraps=True)
         self.cancel_button = button(_("Cancel"), engines.cancel_download, name=_("Cancel the engine download"))
         self.outcome = Card()
@@ -54,7 +54,7 @@ class EngineOffer(QWidget):
         self.title, self.explanation = label("", "strong", wraps=True), label(_(PROMISE), "small", wraps=True)
         parts = self.title, self.explanation, self._choice_page, self._progress_page, self.outcome
         column(*parts, on=self, spacing=8, margins=0)
-        for widget in (self.outcome, self._progress_page, *((self,) if explains else (self.title, self.explanation))):
+        for widget in (self.outcome, self._progress_page, *((self,) if standalone else (self.title, self.explanation))):
             widget.hide()
 
     def showEvent(self, event: QShowEvent) -> None:

@@ -85,16 +85,16 @@ class Notices(ShrinkingPage):
         self._add(title, detail)
 
     def notify_with_action(
-        self, title: str, action: str, on_click: Callable[[], object], detail: str = "", *, stays: bool = False
+        self, title: str, action: str, on_click: Callable[[], object], detail: str = "", *, is_permanent: bool = False
     ) -> None:
-        """Show a notice with a button; it disappears by itself unless it `stays`."""
+        """Show a notice with a button; it disappears by itself unless it `is_permanent`."""
         self._dismiss((title, detail))
-        if (notice := self._add(title, detail, stays=stays)) is not None:
+        if (notice := self._add(title, detail, is_permanent=is_permanent)) is not None:
             notice.add_button(action, on_click)
 
     def notify_new_version(self, number: str, page: str) -> None:
         title = _("kvchat {number} is available", number=number)
-        self.notify_with_action(title, _("Show"), lambda: QDesktopServices.openUrl(QUrl(page)), stays=True)
+        self.notify_with_action(title, _("Show"), lambda: QDesktopServices.openUrl(QUrl(page)), is_permanent=True)
 
     def notify_file_saved(self, done: str, target: Path) -> None:
         folder = QUrl.fromLocalFile(str(target.parent))
@@ -135,7 +135,7 @@ class Notices(ShrinkingPage):
         self.report.finished.connect(self._report_closed)
         self.report.open()
 
-    def _add(self, title: str, detail: str, tone: str = "", *, stays: bool = False) -> NoticeView | None:
+    def _add(self, title: str, detail: str, tone: str = "", *, is_permanent: bool = False) -> NoticeView | None:
         if any(notice.texts == (title, detail) for notice in self.on_show):
             return None
         for old in self.on_show[: max(0, len(self.on_show) - _MAX_NOTICES + 1)]:
@@ -143,9 +143,9 @@ class Notices(ShrinkingPage):
         notice = NoticeView(self._look, title, detail, tone)
         self._column.addWidget(notice)
         notice.show()
-        announce(notice, notice.accessibleName(), urgent=tone == "warn")
+        announce(notice, notice.accessibleName(), is_urgent=tone == "warn")
         notice.dismissed.connect(self.changed)
-        if not (tone or stays):  # errors stay until closed
+        if not (tone or is_permanent):  # errors stay until closed
             QTimer.singleShot(_INFO_MS, notice, notice.dismiss)
         self.changed.emit()
         return notice
@@ -207,12 +207,12 @@ class BugReportDialog(ReportDialog):
 
 
 class ImportReportDialog(ReportDialog):
-    def __init__(self, look: Look, title: str, known: str, problems: Sequence[str], parent: QWidget) -> None:
+    def __init__(self, look: Look, title: str, summary: str, problems: Sequence[str], parent: QWidget) -> None:
         failed = _("One item was not imported, or only in part:")
         if len(problems) > 1:
             failed = _("{count} items were not imported, or only in part:", count=format_number(len(problems)))
         font, text = page_font(look.fonts.family, look.fonts.base), "\n".join(problems)
-        super().__init__(_("Import"), join_sentences(known, failed), text, font, parent)
+        super().__init__(_("Import"), join_sentences(summary, failed), text, font, parent)
         self.setAccessibleName(title)
         self.column.insertWidget(0, label(title, "title"))
 
@@ -234,7 +234,7 @@ class Panel(FittingDialog):
         parent: QWidget | None = None,
         *,
         size: tuple[int, int] = (0, 0),
-        least: tuple[int, int] = (0, 0),
+        min_size: tuple[int, int] = (0, 0),
     ) -> None:
         """size, least: pixels at 100 % text, scaled with it as far as the screen allows"""
         super().__init__(parent)
@@ -242,7 +242,7 @@ class Panel(FittingDialog):
         self.setAccessibleName(title)
         self._runtime, self.runner = runtime, runner
         self.notices = Notices(look)
-        self._look, self._min_size = look, least
+        self._look, self._min_size = look, min_size
         self.resize(self._scaled(size))
         look.changed.connect(self._rescale)  # a non-method would keep a closed window alive
         self._rescale()

@@ -109,7 +109,7 @@ class ManualPage(QTextBrowser):
 
 class ManualWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(runtime, look, runner, _("Manual"), parent, size=(940, 680), least=(520, 360))
+        super().__init__(runtime, look, runner, _("Manual"), parent, size=(940, 680), min_size=(520, 360))
         self.page, self.list = ManualPage(look), QListWidget()
         self.text_search = TextSearch(look, _("Search the manual"), self.page)
         self.list.setObjectName("settingsPages")

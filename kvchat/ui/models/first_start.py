@@ -46,7 +46,7 @@ class FirstStart(QWidget):
         self._runtime, self._runner, self._use_model = runtime, runner, use
         self._download: asyncio.Task[None] | None = None
         self._has_starter = False
-        self.engine_offer = EngineOffer(look, runtime.engines, runner.start, explains=True)
+        self.engine_offer = EngineOffer(look, runtime.engines, runner.start, standalone=True)
         self.engine_offer.tried.connect(self._load)  # graphics memory fits more
         self.machine_label, self.storage_label = label(kind="small", wraps=True), label(kind="small", wraps=True)
         self.local_model_buttons: list[QPushButton] = []  # models already present
@@ -168,12 +168,12 @@ class FirstStart(QWidget):
             restyle(other, "kind", "")
         self._show_fetching(self.is_fetching)
 
-    def _model_button(self, judged: JudgedModel) -> QPushButton:
-        shown, use = found_row(judged, None), ElidedButton("", padding=52)
+    def _model_button(self, model: JudgedModel) -> QPushButton:
+        shown, use = found_row(model, None), ElidedButton("", padding=52)
         title = _("Use {model}", model=shown.title)
         use.set_text(title.replace("&", "&&"), f"· {shown.chip}", f"{shown.detail}\n{shown.tip}")
         use.setAccessibleName(join_parts((title, shown.chip)))
-        use.clicked.connect(lambda: self._runner.start(self._use_model(judged.model.path)))
+        use.clicked.connect(lambda: self._runner.start(self._use_model(model.model.path)))
         return _widen(use)
 
     def _show_fetching(self, fetching: bool) -> None:

@@ -108,8 +108,8 @@ class ModelMenu(QObject):
         menu, used = self._menu, self._current()
         menu.clear()
 
-        def order(judged: JudgedModel) -> tuple[object, ...]:
-            return str(judged.model.path) != used, _chip(judged.judgement)[1] is Tone.BAD, sort_key(judged)
+        def order(model: JudgedModel) -> tuple[object, ...]:
+            return str(model.model.path) != used, _chip(model.judgement)[1] is Tone.BAD, sort_key(model)
 
         usable = sorted((judged for judged in self._models if judged.judgement is not None), key=order)
         names = distinct_names([(judged.model.name, judged.model.path) for judged in usable[:_MAX]])
@@ -160,9 +160,9 @@ def distinct_names(models: Sequence[tuple[str, Path]]) -> list[str]:
     return [name if alike[name] == 1 else join_parts((name, place)) for name, place in zip(names, places, strict=True)]
 
 
-def sort_key(judged: JudgedModel) -> tuple[bool, str, int]:
+def sort_key(model: JudgedModel) -> tuple[bool, str, int]:
     """Sort key: usable models first, then by name and size."""
-    return judged.judgement is None, judged.model.name.lower(), judged.model.size
+    return model.judgement is None, model.model.name.lower(), model.model.size
 
 
 def suggestion_row(suggestion: Suggestion, memory: MemoryFacts) -> Row:

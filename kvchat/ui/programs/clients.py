@@ -43,8 +43,8 @@ class Client:
 CLIENTS: list[Client] = []
 
 
-def _client(name: str, where: str, link: str) -> Callable[[Callable[[Access], str]], object]:
-    return lambda lines: CLIENTS.append(Client(name, where, link, lines))
+def _client(name: str, config_location: str, link: str) -> Callable[[Callable[[Access], str]], object]:
+    return lambda lines: CLIENTS.append(Client(name, config_location, link, lines))
 
 
 @_client("OpenAI SDK", N_("In a Python program."), "https://github.com/openai/openai-python")

@@ -48,11 +48,11 @@ class LiveRows(QWidget):
         column(title, self._lines, self.overflow_label, on=self, spacing=6, margins=(0, 0, 0, 10))
 
     def show_now(
-        self, under_way: Sequence[RequestRecord], loaded_slots: Sequence[LoadedSlot], titles: Mapping[str, str]
+        self, requests: Sequence[RequestRecord], loaded_slots: Sequence[LoadedSlot], titles: Mapping[str, str]
     ) -> None:
-        busy = {record.slot for record in under_way if record.stage is not Stage.QUEUED}
+        busy = {record.slot for record in requests if record.stage is not Stage.QUEUED}
         rows: list[tuple[str, str, float | None]] = []
-        for record in under_way:
+        for record in requests:
             done = None
             if record.stage is Stage.READING and record.prompt:
                 done = min(1.0, ((record.found or 0) + record.read) / record.prompt)
@@ -113,12 +113,12 @@ class ProgramDetails(QWidget):
         look.changed.connect(self._fit)
         self._fit()
 
-    def show_program(self, name: str, total: Total, on: Collection[str]) -> None:
+    def show_program(self, name: str, total: Total, enabled_rules: Collection[str]) -> None:
         for rule, switch in self.rules.items():
             lost = Cost()
             for cost in (cost for cause, cost in total.misses.items() if RULE_BY_CAUSE.get(ReasonCode(cause)) == rule):
                 lost.add(cost)
-            switch.show_rule(on=rule in on, spared=total.saved_by_rule.get(rule), lost=lost)
+            switch.show_rule(is_on=rule in enabled_rules, saved=total.saved_by_rule.get(rule), lost=lost)
         if self._shown_values != (name, total.misses):
             self._shown_values = (
                 name,
@@ -159,14 +159,14 @@ class RuleSwitch(Entry):
     def on(self) -> bool:
         return self.switch.isChecked()
 
-    def show_rule(self, *, on: bool, spared: Cost | None, lost: Cost) -> None:
+    def show_rule(self, *, is_on: bool, saved: Cost | None, lost: Cost) -> None:
         """lost: tokens reprocessed without it"""
-        self.switch.setChecked(on)
+        self.switch.setChecked(is_on)
         sentences = [self._description]
-        if spared:
-            tokens, cost = format_number(spared.tokens), format_cost(spared)
+        if saved:
+            tokens, cost = format_number(saved.tokens), format_cost(saved)
             sentences.append(_("Avoided reprocessing {tokens} tokens ({came_to}).", tokens=tokens, came_to=cost))
-        if lost.times and not on:
+        if lost.times and not is_on:
             tokens, cost = format_number(lost.tokens), format_cost(lost)
             without = _("{tokens} tokens had to be reprocessed without it ({came_to}).", tokens=tokens, came_to=cost)
             sentences.append(without)
@@ -185,7 +185,7 @@ class ProgramsWindow(Panel):
     settings_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(runtime, look, runner, _("Connected apps"), parent, size=(760, 800), least=(440, 420))
+        super().__init__(runtime, look, runner, _("Connected apps"), parent, size=(760, 800), min_size=(440, 420))
         self._api_server = runtime.api_server
         self._totals: Mapping[str, Total] = {}
         self._titles: Mapping[str, str] = {}  # of chats in the engine
@@ -258,13 +258,13 @@ class ProgramsWindow(Panel):
         self.requests.show_requests([record for record in reversed(self._api_server.recent) if record.program == name])
         self.forget_button.setEnabled(total is not None)
 
-    def _switch(self, rule: str, on: bool) -> None:
+    def _switch(self, rule: str, is_on: bool) -> None:
         chosen = self.list.current
         if chosen is None:
             return
         entry, settings = f"{chosen.value} {rule}", self._runtime.settings
         others = tuple(other for other in settings.api_rules if other != entry)
-        self.run(self._runtime.apply_settings(replace(settings, api_rules=(*others, entry) if on else others)))
+        self.run(self._runtime.apply_settings(replace(settings, api_rules=(*others, entry) if is_on else others)))
 
     def _ask_forget(self) -> None:
         if (chosen := self.list.current) is None:

@@ -99,10 +99,12 @@ class LineHighlighter:
             at += safe
         return spans
 
-    def _read(self, lexer: Lexer, text: str, until: float, slow: float) -> tuple[list[list[Span]], int, int, float]:
+    def _read(
+        self, lexer: Lexer, text: str, deadline: float, slow_after: float
+    ) -> tuple[list[list[Span]], int, int, float]:
         """Return the spans of a text's lines, and position and line where lexing can last be resumed.
 
-        The last value is the rest of the `slow` seconds for slow tokens; negative if used up or after `until`.
+        The last value is the rest of the `slow_after` seconds for slow tokens; negative if used up or after `deadline`.
         """
         spans: list[list[Span]] = [[]]
         safe = safe_line = 0
@@ -123,11 +125,11 @@ class LineHighlighter:
             if end < len(text) and piece.endswith("\n") and kind[:2] != String and kind[:1] != Comment:
                 safe, safe_line = end, len(spans) - 1
             now = time.thread_time()
-            slow -= now - before if now - before > _SLOW_S else 0
-            if now > until or slow < 0:
+            slow_after -= now - before if now - before > _SLOW_S else 0
+            if now > deadline or slow_after < 0:
                 return spans, safe, safe_line, -1.0
             before = now
-        return spans, safe, safe_line, slow
+        return spans, safe, safe_line, slow_after
 
 
 def _lexer(language: str) -> Lexer | None:
@@ -158,17 +160,17 @@ class CodeText(QTextEdit):
         lines.setLineHeight(_LINE_HEIGHT, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
         QTextCursor(self.document()).setBlockFormat(lines)
 
-    def show_text(self, text: str, *, ended: bool) -> None:
-        """Show `text`; cheap if only appended to. `ended`: no more will come."""
-        if text == self._full_text and ended == self._is_ended:
+    def show_text(self, text: str, *, is_final: bool) -> None:
+        """Show `text`; cheap if only appended to. `is_final`: no more will come."""
+        if text == self._full_text and is_final == self._is_ended:
             return
         cursor = QTextCursor(self.document())
         if not text.startswith(self._full_text[: self._shown_length]):
             cursor.select(QTextCursor.SelectionType.Document)
             cursor.removeSelectedText()
             self._shown_length = 0
-        self._full_text, self._is_ended = text, ended
-        changed = self._highlighter.extend(text) if not ended else range(0)
+        self._full_text, self._is_ended = text, is_final
+        changed = self._highlighter.extend(text) if not is_final else range(0)
         cursor.movePosition(QTextCursor.MoveOperation.End)
         lines = "\n".join(map(_shortened, text[self._shown_length :].split("\n")))
         last_line = self.document().lastBlock().text()
@@ -181,7 +183,7 @@ class CodeText(QTextEdit):
             select(self, anchor, head)
         self._shown_length = text.rfind("\n") + 1
         self._paint(changed.start, changed.stop)
-        self._highlighting, self._must_highlight = None, ended and len(text) <= _MAX_HIGHLIGHTED
+        self._highlighting, self._must_highlight = None, is_final and len(text) <= _MAX_HIGHLIGHTED
         if self._must_highlight:
             self._timer.start(0)  # the thread would slow down the layout of the rest
         else:
@@ -248,9 +250,9 @@ class CodeView(QFrame):
         self._reset_timer.timeout.connect(lambda: self._show_copied(False))
         self._show_copied(False)
 
-    def show_code(self, text: str, *, ended: bool) -> None:
+    def show_code(self, text: str, *, is_final: bool) -> None:
         self.text = text
-        self.body.show_text(text, ended=ended)
+        self.body.show_text(text, is_final=is_final)
 
     def heightForWidth(self, width: int) -> int:
         document = self.body.document()  # its size is at least the widget's, which may not be laid out yet

@@ -75,14 +75,14 @@ class MarkdownStream:
             pass
         return more
 
-    def _read_fence(self, last: bool) -> bool:
+    def _read_fence(self, is_last: bool) -> bool:
         """Continue an open code block; return True if it ended with text after it."""
         fence = self._fence
         assert fence is not None
         *lines, rest = self._tail.split("\n")
         closing = next((i for i, line in enumerate(lines) if fence.closed_by(line)), None)
         fence.add(lines[:closing])
-        if closing is None and not last:
+        if closing is None and not is_last:
             self._tail = rest
             perhaps_closing = rest.strip() and set(rest.strip()) == {fence.delimiter[0]}
             self.open_blocks = [fence.code("" if perhaps_closing else rest)]
@@ -93,21 +93,21 @@ class MarkdownStream:
         self._fence, self._tail = None, "" if closing is None else "\n".join([*lines[closing + 1 :], rest])
         return closing is not None
 
-    def _read_units(self, last: bool) -> bool:
+    def _read_units(self, is_last: bool) -> bool:
         """Parse the tail; return True if it got shorter and must be parsed again."""
         env = _copy(self._env)
-        units = self._markdown.units(self._tail, env, streaming=not last)
+        units = self._markdown.units(self._tail, env, streaming=not is_last)
         if self._ordinal is not None and units and units[0].ordinal is not None:  # the list began earlier
             offset, ours = self._ordinal - units[0].ordinal, units[0].list_number
             units = [replace(u, ordinal=(u.ordinal or 0) + offset) if u.list_number == ours else u for u in units]
         starts = [0, *(newline.end() for newline in re.finditer("\n", self._tail))]  # of lines; the last may be empty
         whole = len(starts) - 1  # complete lines
         begun = [i for i, unit in enumerate(units) if unit.first_line < whole and not _is_open_formula(unit.tokens[0])]
-        keep = len(units) if last else begun[-1] if begun else 0
+        keep = len(units) if is_last else begun[-1] if begun else 0
         pairs = [(unit, _source(self._tail, starts, unit)) for unit in units]
         self._settle(block for unit, source in pairs[:keep] for block in self._final(unit, source, env))
         self.open_blocks = [block for pair in pairs[keep:] for block in self._markdown.blocks(*pair, env)]
-        if last:
+        if is_last:
             self._define(env)
             self._tail, self._ordinal = "", None
             return False

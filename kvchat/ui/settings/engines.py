@@ -52,7 +52,7 @@ class EnginePage(SettingsPage):
         self.test_button = button(_("Test"), lambda: self.run(self._test()), name=_("Test the engine"))
         self.test_entry = self.add(Entry(_("Engine test"), _(_TEST_HELP), self.test_button))
         self.engine_offer = EngineOffer(look, runtime.engines, self.run)
-        self.card = self.add(Entry(_("GPU acceleration"), _(PROMISE), self.engine_offer, wide=True))
+        self.card = self.add(Entry(_("GPU acceleration"), _(PROMISE), self.engine_offer, is_wide=True))
         self._downloads = column(spacing=4)
         help = _("Choose an engine above. You can remove unused ones.")
         self.downloaded = self.add_wide(_("Downloaded engines"), help, self._downloads)

@@ -66,7 +66,7 @@ class MemoryEntry(Entry):
         self._proposals: Sequence[Proposal] = ()
         control = QWidget()
         self._column = column(on=control, spacing=12, margins=0)
-        super().__init__(_("Memory use"), _("Memory for weights, KV cache and buffers."), control, wide=True)
+        super().__init__(_("Memory use"), _("Memory for weights, KV cache and buffers."), control, is_wide=True)
         look.changed.connect(self._fill)  # a lambda would outlive this widget
 
     def show_memory(self, bars: Sequence[MemoryBar], proposals: Sequence[Proposal]) -> None:
@@ -148,5 +148,5 @@ def _colours(look: Look) -> tuple[QColor, ...]:
     return (*(mix(theme.accent, theme.page, tone) for tone in _TONES), mix(theme.muted, theme.page, 0.5))
 
 
-def _legend_entry(colour: str, text: str, sign: str = "■") -> str:
-    return f'<span style="color:{colour}">{sign}</span>&nbsp;{text.replace(" ", "&nbsp;")}'
+def _legend_entry(colour: str, text: str, symbol: str = "■") -> str:
+    return f'<span style="color:{colour}">{symbol}</span>&nbsp;{text.replace(" ", "&nbsp;")}'

@@ -77,7 +77,7 @@ class OptionsForm(QWidget):
         self.format.currentIndexChanged.connect(self._show_format)
         self._show_format(0)
 
-    def set_options(self, options: tuple[TemplateOption, ...], defaults: Sampling, *, begun: bool) -> None:
+    def set_options(self, options: tuple[TemplateOption, ...], defaults: Sampling, *, has_begun: bool) -> None:
         chosen = self._chosen()
         for name, field in self.number_fields.items():
             value = getattr(defaults, name)
@@ -90,12 +90,12 @@ class OptionsForm(QWidget):
             box.addItem(_("Model default"), None)
             for value, text in option.choices:
                 box.addItem(_(text), value)
-            box.setEnabled(not begun)
+            box.setEnabled(not has_begun)
             self._template[option.name] = box
             self._template_grid.addWidget(label(_(option.label), wraps=True), row, 0)
             self._template_grid.addWidget(box, row, 1)
         self._template_holder.setVisible(bool(options))
-        self._fixed_label.setVisible(begun and bool(options))
+        self._fixed_label.setVisible(has_begun and bool(options))
         self._choose(chosen)
 
     def fill(self, values: FormValues) -> None:

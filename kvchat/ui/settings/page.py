@@ -56,7 +56,7 @@ class SettingsPage(ScrollPage):
         """Add an entry with these parts below each other, below its help."""
         control = QWidget()
         column(*parts, on=control, spacing=8, margins=0)
-        return self.add(Entry(title, help, control, wide=True))
+        return self.add(Entry(title, help, control, is_wide=True))
 
     def add_settings(self, through: str = "") -> None:
         """Add the page's next settings: all, or up to the one named `through`."""
@@ -116,7 +116,7 @@ class TextEntry(FieldEntry):
         field, control = line_edit(title, example), QWidget()
         self.clear_button = button(_("Clear"), lambda: self._clear(), "link", name=_("Clear {title}", title=title))
         row((field, 1), self.clear_button, on=control, spacing=10, margins=0)
-        super().__init__(name, title, help, field, control, wide=True)
+        super().__init__(name, title, help, field, control, is_wide=True)
         self._page, self._empty = page, empty
 
     def refresh(self, settings: Settings) -> None:

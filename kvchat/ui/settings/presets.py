@@ -40,9 +40,9 @@ class OptionsPanel(Panel):
         title: str,
         parent: QWidget | None,
         size: tuple[int, int],
-        least: tuple[int, int],
+        min_size: tuple[int, int],
     ) -> None:
-        super().__init__(runtime, look, runner, title, parent, size=size, least=least)
+        super().__init__(runtime, look, runner, title, parent, size=size, min_size=min_size)
         self.form = OptionsForm(look)
         self.save_button = button(_("Save"), lambda: self._save(), "primary")
         self.save_button.setDefault(True)  # Enter in a field saves
@@ -63,7 +63,7 @@ class OptionsPanel(Panel):
         options = await self._runtime.model.template_options(model)
         defaults = await self._runtime.model.default_sampling(model)
         if is_current():
-            self.form.set_options(options, defaults, begun=begun)
+            self.form.set_options(options, defaults, has_begun=has_begun)
         return is_current()
 
     def open_empty(self) -> None:
@@ -255,7 +255,7 @@ class ChatSettingsWindow(OptionsPanel):
             preset = Preset("", await options.system_prompt(chat.id), chat.model, settings.options)
             has_messages = await options.has_messages(chat.id)
         model = preset.model or runtime.settings.model_path
-        if not await self._load_options(model, lambda: chat == self._chat, begun=has_messages):
+        if not await self._load_options(model, lambda: chat == self._chat, has_begun=has_messages):
             return  # another conversation was opened meanwhile
         self._has_messages, self._saved_model = has_messages, model or ""
         self._saved = FormValues(preset.system, preset.options)
@@ -274,7 +274,7 @@ class ChatSettingsWindow(OptionsPanel):
 
     def _load_model_options(self) -> None:
         model = self.model.path
-        self.run(self._load_options(model, lambda: model == self.model.path, begun=self._has_messages))
+        self.run(self._load_options(model, lambda: model == self.model.path, has_begun=self._has_messages))
 
     def _apply_preset(self, index: int) -> None:
         if index < 1:

@@ -58,9 +58,9 @@ class LoginEntry(SwitchEntry):
 
         self._page.run(show())
 
-    async def _change(self, on: bool) -> None:
+    async def _change(self, enabled: bool) -> None:
         try:
-            await asyncio.to_thread(start_at_login, on)
+            await asyncio.to_thread(start_at_login, enabled)
         finally:
             self.refresh(self._page.runtime.settings)
 
@@ -70,7 +70,7 @@ class SettingsWindow(Panel):
     leads_to = Signal(str)  # see `SettingsPage`
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(runtime, look, runner, _("Settings"), parent, size=(780, 620), least=(560, 400))
+        super().__init__(runtime, look, runner, _("Settings"), parent, size=(780, 620), min_size=(560, 400))
         look.changed.connect(self._fit_list)
         self.list, self._stack = QListWidget(), QStackedWidget()
         self.list.setObjectName("settingsPages")

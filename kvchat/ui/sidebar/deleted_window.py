@@ -28,7 +28,7 @@ class DeletedWindow(Panel):
     storage_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(runtime, look, runner, _("Recently deleted"), parent, size=(600, 480), least=(400, 300))
+        super().__init__(runtime, look, runner, _("Recently deleted"), parent, size=(600, 480), min_size=(400, 300))
         self.retention_label, self.empty_label = (
             label(kind="muted", wraps=True),
             label(_("No recently deleted items."), "muted"),

@@ -38,7 +38,7 @@ class LibraryWindow(Panel):
     begun = Signal(str)  # chat id
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(runtime, look, runner, _("Library"), parent, size=(680, 520), least=(440, 360))
+        super().__init__(runtime, look, runner, _("Library"), parent, size=(680, 520), min_size=(440, 360))
         self._library = runtime.chat.library
         self._statuses: list[PreparedStatus] = []
         self._load_timer = QTimer(self, singleShot=True, interval=0)  # one load for several events
@@ -153,9 +153,9 @@ class LibraryWindow(Panel):
         id = self.list.current.value if self.list.current else None
         return next((status for status in self._statuses if status.prepared.id == id), None)
 
-    def _with_current(self, do: Callable[[PreparedSet], Coroutine[Any, Any, object]]) -> None:
+    def _with_current(self, action: Callable[[PreparedSet], Coroutine[Any, Any, object]]) -> None:
         if current := self._current:
-            self.run(do(current.prepared))
+            self.run(action(current.prepared))
 
     async def _begin(self, prepared: PreparedSet) -> None:
         if prepared.is_read:
@@ -206,13 +206,13 @@ class AddDialog(Question):
         self.field.selectAll()
 
 
-def name_for(paths: Sequence[Path], taken: Collection[str]) -> str:
+def name_for(paths: Sequence[Path], used_names: Collection[str]) -> str:
     """Return a free name for these files, based on the first."""
     name = paths[0].name if paths[0].is_dir() else paths[0].stem
     if len(paths) > 1:
         name = _("{name} and {count}", name=name, count=plural(len(paths) - 1, "{count} more", "{count} more"))
     names = itertools.chain([name], (f"{name} {number}" for number in itertools.count(2)))
-    return next(candidate for candidate in names if candidate not in taken)
+    return next(candidate for candidate in names if candidate not in used_names)
 
 
 def describe_estimate(estimate: Estimate) -> str:

@@ -194,10 +194,10 @@ class SearchPanel(QWidget):
         look.changed.connect(self._restyle)
         self._restyle()
 
-    def show_results(self, found: ChatSearchResult) -> None:
-        self.results.show_chats(found.chats)
-        unfinished = "" if found.complete else _("Older messages are still being indexed.")
-        self.status.setText(join_sentences("" if found.chats else _("No matches."), unfinished))
+    def show_results(self, result: ChatSearchResult) -> None:
+        self.results.show_chats(result.chats)
+        unfinished = "" if result.complete else _("Older messages are still being indexed.")
+        self.status.setText(join_sentences("" if result.chats else _("No matches."), unfinished))
         self.status.setVisible(bool(self.status.text()))
         self.pages.setCurrentIndex(1)
 
@@ -301,11 +301,11 @@ class Sidebar(QFrame):
                 self.list.scrollTo(index)
         self.list.viewport().update()
 
-    def step(self, by: int) -> None:
+    def step(self, offset: int) -> None:
         chats = [chat.id for chat in self.model.chats]
         here = self.list.currentIndex()
         position = chats.index(self.model.rows[here.row()].id) if here.isValid() else -1
-        target = 0 if position < 0 else min(max(position + by, 0), len(chats) - 1)
+        target = 0 if position < 0 else min(max(position + offset, 0), len(chats) - 1)
         if target != position and chats:
             self.list.selectionModel().setCurrentIndex(self.model.index_of(chats[target]), _ALONE)
 

@@ -142,7 +142,7 @@ EMPTY = N_("No replies yet. This page will show how much reprocessing time your 
 
 class SavedPanel(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(runtime, look, runner, _(TIME_SAVED), parent, size=(620, 620), least=(420, 380))
+        super().__init__(runtime, look, runner, _(TIME_SAVED), parent, size=(620, 620), min_size=(420, 380))
         self.statistics: ReplyStatistics | None = None
         self.total, self.estimate = label(kind="title", wraps=True), label(kind="muted", wraps=True)
 

@@ -132,7 +132,7 @@ class StoragePanel(Panel):
     limits_requested = Signal()  # open the quota, free space and age settings
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(runtime, look, runner, _(STORAGE), parent, size=(620, 720), least=(460, 560))
+        super().__init__(runtime, look, runner, _(STORAGE), parent, size=(620, 720), min_size=(460, 560))
         self._usage: StoreUsage | None = None
         self._titles: Mapping[str, str] = {}
         self._seconds_saved: Mapping[str, float] = {}  # last result

@@ -77,13 +77,16 @@ def describe_limits(usage: StoreUsage, max_age_days: int | None) -> str:
     return join_sentences(rule, programs, unused)
 
 
-def describe_break_even(pays: BreakEven | None) -> str:
+def describe_break_even(break_even: BreakEven | None) -> str:
     """Return the length from which restoring is faster than processing, and why; "" if not measured yet."""
-    if pays is None:
+    if break_even is None:
         return ""
-    reading, loading = format_rate(1000 / pays.prefill_ms_per_token), format_size(1000 / pays.restore_ms_per_byte)
+    reading, loading = (
+        format_rate(1000 / break_even.prefill_ms_per_token),
+        format_size(1000 / break_even.restore_ms_per_byte),
+    )
     rates = _("(processing {reading}, loading {loading}/s)", reading=reading, loading=loading)
-    if pays.tokens is None:
+    if break_even.tokens is None:
         return _("On this computer, loading is never faster than processing {rates}.", rates=rates)
     return _(
         "On this computer, loading a chat of about {tokens} tokens or more is faster than processing it {rates}.",
@@ -230,9 +233,9 @@ class UsageSummary(QWidget):
         )
         column(*parts, on=self, spacing=8, margins=(8, 0, 8, 0))
 
-    def show_usage(self, usage: StoreUsage, pays: BreakEven | None) -> None:
-        self.break_even_label.setText(describe_break_even(pays))
-        self.break_even_label.setVisible(pays is not None)
+    def show_usage(self, usage: StoreUsage, break_even: BreakEven | None) -> None:
+        self.break_even_label.setText(describe_break_even(break_even))
+        self.break_even_label.setVisible(break_even is not None)
         self.total_label.setText(_("{size} in use", size=format_size_of(usage.physical_bytes, usage.quota_bytes)))
         self.quota_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
         if usage.problem:

@@ -117,14 +117,14 @@ class FindBar(QFrame):
             self.field.setText(query)
         self._search(message_id)
 
-    def step(self, by: int) -> None:
+    def step(self, offset: int) -> None:
         if not self._hits:
             return
         self._mark_count = len(self._page.marks.in_message(self._hits[self._hit]))  # it may only now be complete
-        self._mark += by
+        self._mark += offset
         if not 0 <= self._mark < self._mark_count:
-            self._hit = (self._hit + by) % len(self._hits)
-            self._mark = 0 if by > 0 else -1
+            self._hit = (self._hit + offset) % len(self._hits)
+            self._mark = 0 if offset > 0 else -1
         self._show_hit()
 
     def close_bar(self) -> None:

@@ -82,15 +82,15 @@ class MessageActions(QWidget):
         time.installEventFilter(self)
         self._row.insertWidget(0, time)
 
-    def add_pager(self, position: int, count: int, go: Callable[[int], object]) -> None:
-        """Show the branch number, `position` counted from 0; `go` gets another's position."""
+    def add_pager(self, position: int, count: int, on_step: Callable[[int], object]) -> None:
+        """Show the branch number, `position` counted from 0; `on_step` gets another's position."""
         place = label(f"{position + 1} / {count}", "small")
         place.setAccessibleName(_("Branch {position} of {count}", position=position + 1, count=count))
         previous = "chevron-left", _("Previous branch"), position - 1
         for glyph, name, target in (previous, ("chevron-right", _("Next branch"), position + 1)):
             exists = 0 <= target < count
             picture = self._style.look.icon(glyph, "muted" if exists else "line")
-            arrow = tool_button(name, lambda _=False, target=target: go(target), "quiet", icon=picture)
+            arrow = tool_button(name, lambda _=False, target=target: on_step(target), "quiet", icon=picture)
             arrow.setEnabled(exists)
             self.pager.append(arrow)
         for widget in (self.pager[0], place, self.pager[1]):
@@ -189,7 +189,7 @@ class ReceiptView(QWidget):
 
 
 class ReplyFooter(QWidget):
-    def __init__(self, message: Message, actions: QWidget, look: Look, *, retry: Any, go_on: Any) -> None:
+    def __init__(self, message: Message, actions: QWidget, look: Look, *, retry: Any, on_continue: Any) -> None:
         """retry, go_on: callables or signals"""
         super().__init__()
         self.receipt: ReceiptView | None = None
@@ -201,7 +201,7 @@ class ReplyFooter(QWidget):
             if message.state is MessageState.INTERRUPTED:
                 ending.addWidget(button(_("Try again"), retry, "link", name=_("Try this reply again")))
             if message.state in UNFINISHED_STATES:
-                self._continue = button(_("Continue"), go_on, "link", name=_("Continue this reply"))
+                self._continue = button(_("Continue"), on_continue, "link", name=_("Continue this reply"))
                 self._continue.hide()
                 ending.addWidget(self._continue)
             self._lines.addLayout(ending)
@@ -217,9 +217,9 @@ class ReplyFooter(QWidget):
         self._row = row((self._lines, 1), (actions, 0, end), spacing=_BUTTON_GAP, margins=0)
         self._column.addLayout(self._row)
 
-    def show_continue(self, shown: bool) -> None:
+    def show_continue(self, visible: bool) -> None:
         if self._continue is not None:
-            self._continue.setVisible(shown)
+            self._continue.setVisible(visible)
 
     def heightForWidth(self, width: int) -> int:
         """Put the buttons below the lines if narrow. An open receipt wraps."""

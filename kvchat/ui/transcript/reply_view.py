@@ -53,11 +53,11 @@ class ThinkingView(QWidget):
     def texts(self) -> list[QTextEdit]:
         return self._column.texts if self.is_open else []
 
-    def show_thinking(self, text: str, *, still: bool, ms: float | None) -> None:
-        """still: thinking continues; ms: its duration, None if not measured"""
+    def show_thinking(self, text: str, *, is_streaming: bool, ms: float | None) -> None:
+        """is_streaming: thinking continues; ms: its duration, None if not measured"""
         self._text = text
         heading = _("Reasoning") if ms is None else _("Thought for {ms}", ms=format_rough_duration(ms / 1000))
-        self._heading = _("Thinking…") if still else heading
+        self._heading = _("Thinking…") if is_streaming else heading
         self._show()
 
     def heightForWidth(self, width: int) -> int:
@@ -219,7 +219,7 @@ class ReplyView(MessageView):
             self._thinking_view.show()
         receipt = self.message.receipt
         ms = receipt.thinking_ms if receipt is not None and receipt.thinking_ms is not None else self._thinking_ms
-        self._thinking_view.show_thinking(self.thinking, still=self.streaming and not self.text, ms=ms)
+        self._thinking_view.show_thinking(self.thinking, is_streaming=self.streaming and not self.text, ms=ms)
 
     def _show_footer(self) -> None:
         was_open = self.receipt is not None and self.receipt.is_open
@@ -232,7 +232,7 @@ class ReplyView(MessageView):
         if self.streaming:
             return
         look, retry, go_on = self.page_style.look, self.retry_requested, self._continue.click
-        self.footer = ReplyFooter(self.message, self.action_row, look, retry=retry, go_on=go_on)
+        self.footer = ReplyFooter(self.message, self.action_row, look, retry=retry, on_continue=go_on)
         self.footer.setParent(self)
         if self.receipt is not None:
             self.receipt.line.clicked.connect(self.toggled)

@@ -115,12 +115,12 @@ class Transcript(MessageColumn):
         if message_id in self.views:
             self.views[message_id].end_edit()
 
-    def show_pending(self, text: str, *, waits: bool = False) -> None:
-        """Show progress before the first token. `waits`: for another chat, which can be postponed."""
+    def show_pending(self, text: str, *, is_waiting: bool = False) -> None:
+        """Show progress before the first token. `is_waiting`: for another chat, which can be postponed."""
         self.tail.pending_label.setText(text)
         self.tail.pending_label.setAccessibleName(text)
         self.tail.pending_label.setVisible(bool(text))
-        self.tail.prioritize_button.setVisible(waits and bool(text))
+        self.tail.prioritize_button.setVisible(is_waiting and bool(text))
         self._fit_tail()
 
     def show_failure(self, error: KvchatError | None, model: str | None = None) -> None:

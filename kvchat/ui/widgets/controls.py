@@ -86,17 +86,17 @@ class RoundBar(QWidget):
         raise NotImplementedError
 
 
-def mix(a: str, b: str, share: float) -> QColor:
-    """Mix two colours, "#rrggbb": `share` of the first."""
+def mix(a: str, b: str, weight: float) -> QColor:
+    """Mix two colours, "#rrggbb": `weight` of the first."""
     first, second = QColor(a), QColor(b)
     channels = QColor.red, QColor.green, QColor.blue
-    return QColor(*(round(channel(first) * share + channel(second) * (1 - share)) for channel in channels))
+    return QColor(*(round(channel(first) * weight + channel(second) * (1 - weight)) for channel in channels))
 
 
 class CopyButton(QPushButton):
-    def __init__(self, what: str, text: Callable[[], str]) -> None:
+    def __init__(self, content_name: str, text: Callable[[], str]) -> None:
         super().__init__(_("Copy"))
-        self.setAccessibleName(_("Copy {what}", what=what))
+        self.setAccessibleName(_("Copy {what}", what=content_name))
         reset = QTimer(self, singleShot=True, interval=_COPIED_MS)
         reset.timeout.connect(lambda: self.setText(_("Copy")))
         self.clicked.connect(lambda: QGuiApplication.clipboard().setText(text()))
@@ -140,7 +140,7 @@ class Card(QFrame):
     def _announce(self) -> None:
         if self.isVisible() and self.accessibleName() != self._announced:
             self._announced = self.accessibleName()
-            announce(self, self._announced, urgent=self.property("tone") == "bad")
+            announce(self, self._announced, is_urgent=self.property("tone") == "bad")
 
     def show_buttons(self, *shown: QPushButton | Literal[False]) -> None:
         for child in self._button_row.findChildren(QPushButton):

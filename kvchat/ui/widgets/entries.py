@@ -34,14 +34,14 @@ class Notation:
     parse: Callable[[str], int]
 
 
-def _whole_number(unit: str, pattern: str, wanted: str) -> Notation:
+def _whole_number(unit: str, pattern: str, description: str) -> Notation:
     """Return the notation of a count, unit optional; `pattern` groups the number and any K (1,024)."""
 
     def read(text: str) -> int:
         digits = text.strip().removesuffix(_(unit)).replace(format_number(1000)[1:-3], "")
         match = re.fullmatch(pattern, _SEPARATORS.sub("", digits), re.IGNORECASE)
         if match is None:
-            raise ValueError(_("Enter {wanted}.", wanted=_(wanted)))
+            raise ValueError(_("Enter {wanted}.", wanted=_(description)))
         return int(match[1]) * (1024 if match[2] else 1)
 
     return Notation(unit, format_number, read)
@@ -70,20 +70,20 @@ NOTATIONS = {"tokens": TOKENS, "days": DAYS, "minutes": MINUTES, "bytes": GIGABY
 
 
 class Entry(QWidget):
-    """Line of a settings page, with the control right of the text, or below it if `wide`."""
+    """Line of a settings page, with the control right of the text, or below it if `is_wide`."""
 
-    def __init__(self, title: str, help: str, control: QWidget, *, wide: bool = False) -> None:
+    def __init__(self, title: str, help: str, control: QWidget, *, is_wide: bool = False) -> None:
         super().__init__()
         self.title, self.help = label(title, wraps=True), label(help, "small", wraps=True)
         self.refusal = label(kind="refusal", wraps=True)
         self.hairline: QWidget | None = None  # hairline above the entry
         self.refusal.hide()
-        self._is_wide, self._control = wide, control
-        self._row = QBoxLayout(QBoxLayout.Direction.TopToBottom if wide else QBoxLayout.Direction.LeftToRight, self)
+        self._is_wide, self._control = is_wide, control
+        self._row = QBoxLayout(QBoxLayout.Direction.TopToBottom if is_wide else QBoxLayout.Direction.LeftToRight, self)
         self._row.setContentsMargins(0, 10, 0, 10)
-        self._row.setSpacing(8 if wide else 24)
+        self._row.setSpacing(8 if is_wide else 24)
         self._row.addLayout(column(self.title, self.help, self.refusal, STRETCH, spacing=3), 1)
-        self._row.addWidget(control, 0, Qt.AlignmentFlag(0) if wide else Qt.AlignmentFlag.AlignTop)
+        self._row.addWidget(control, 0, Qt.AlignmentFlag(0) if is_wide else Qt.AlignmentFlag.AlignTop)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -145,9 +145,9 @@ class SwitchEntry(Entry):
 
 
 class FieldEntry(Entry):
-    def __init__(self, name: str, title: str, help: str, field: QLineEdit, control: QWidget, *, wide: bool) -> None:
+    def __init__(self, name: str, title: str, help: str, field: QLineEdit, control: QWidget, *, is_wide: bool) -> None:
         """name: the setting's; control: contains the field"""
-        super().__init__(title, help, control, wide=wide)
+        super().__init__(title, help, control, is_wide=is_wide)
         self.name, self.field = name, field
         field.setAccessibleDescription(help)
         self.title.setBuddy(field)
@@ -193,7 +193,7 @@ class NumberEntry(FieldEntry):
             unit.hide()
         parts = row(field, unit, spacing=8), (self.reset_button, 0, Qt.AlignmentFlag.AlignLeft)
         column(*parts, on=holder, spacing=2, margins=0)
-        super().__init__(name, title, help, field, holder, wide=False)
+        super().__init__(name, title, help, field, holder, is_wide=False)
         self._notation, self._change = notation, change
         self._default = getattr(Settings(), name)
         field.setPlaceholderText(default)

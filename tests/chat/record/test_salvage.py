@@ -68,7 +68,7 @@ def test_thirty_random_damages() -> None:
 
 
 def test_flipped_bytes_are_repaired_from_the_backup(paths: Paths) -> None:
-    back_up(paths.database, repeat_today=True)
+    back_up(paths.database, replace_todays=True)
     whole = message_counts(paths)
     random_bytes = random.Random(7)
 
@@ -191,14 +191,14 @@ def test_damaged_search_index_is_rebuilt(paths: Paths) -> None:
 
 
 def test_backups_are_private_few_and_only_made_after_changes(paths: Paths) -> None:
-    assert not back_up(paths.database, repeat_today=False)  # today has one
-    assert back_up(paths.database, repeat_today=True)
-    assert not back_up(paths.database, repeat_today=True)  # nothing has changed
+    assert not back_up(paths.database, replace_todays=False)  # today has one
+    assert back_up(paths.database, replace_todays=True)
+    assert not back_up(paths.database, replace_todays=True)  # nothing has changed
     (today,) = list_backups(paths.database)
     for day in range(1, 6):
         today.with_name(f"chats-2026-01-0{day}.db").write_bytes(today.read_bytes())
     add_chat(paths, "New")
-    assert back_up(paths.database, repeat_today=True)
+    assert back_up(paths.database, replace_todays=True)
     kept = list_backups(paths.database)
     assert [file.name for file in kept[1:]] == ["chats-2026-01-05.db", "chats-2026-01-04.db"]
     assert stat.S_IMODE(today.stat().st_mode) == 0o600
@@ -212,12 +212,12 @@ def test_backup_dated_in_the_future_does_not_stop_backups(paths: Paths) -> None:
     today.rename(ahead)
     os.utime(ahead, (later, later))
     add_chat(paths, "New")
-    assert back_up(paths.database, repeat_today=False)
+    assert back_up(paths.database, replace_todays=False)
     assert list_backups(paths.database) == [today, ahead]
     for day in range(1, 4):
         today.with_name(f"chats-2026-01-0{day}.db").write_bytes(today.read_bytes())
     add_chat(paths, "Newer")
-    assert back_up(paths.database, repeat_today=True)
+    assert back_up(paths.database, replace_todays=True)
     assert ahead not in list_backups(paths.database)
 
 
@@ -226,7 +226,7 @@ def test_damaged_file_does_not_replace_a_good_backup(paths: Paths) -> None:
     good = before.read_bytes()
     change_bytes(paths, lambda data: data.__setitem__(slice(8192, None), bytes(len(data) - 8192)))
     with pytest.raises(ChatsDamaged):
-        back_up(paths.database, repeat_today=True)
+        back_up(paths.database, replace_todays=True)
     assert [file.read_bytes() for file in list_backups(paths.database)] == [good]
 
 

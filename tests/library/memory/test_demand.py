@@ -132,7 +132,7 @@ def limits(tmp_path: Path, clock: Clock) -> LoadLimits:
 
 def test_limit_applies_to_the_same_circumstances(limits: LoadLimits, clock: Clock) -> None:
     assert limits.find(HERE) is None
-    assert limits.learn(HERE, 8192, ran_out=True) == limits.find(HERE) == LoadLimit(8192, 1, clock.now)
+    assert limits.learn(HERE, 8192, out_of_memory=True) == limits.find(HERE) == LoadLimit(8192, 1, clock.now)
     for other in ({"model": "other"}, {"build": "version: 2"}, {"device": "CPU"}):
         assert limits.find(dataclasses.replace(HERE, **other)) is None
     assert limits.knows(HERE.size, HERE.build, HERE.device)
@@ -142,10 +142,10 @@ def test_limit_applies_to_the_same_circumstances(limits: LoadLimits, clock: Cloc
 def test_retry_after_a_day_then_twice_as_long(limits: LoadLimits, clock: Clock) -> None:
     waits = []
     for _ in range(8):
-        limit = limits.learn(HERE, 8192, ran_out=True)
+        limit = limits.learn(HERE, 8192, out_of_memory=True)
         assert limit is not None
         waits.append((limit.until - clock.now) / DAY_S)
-        assert limits.learn(HERE, 8192, ran_out=True) == limit, "within that time it counts once"
+        assert limits.learn(HERE, 8192, out_of_memory=True) == limit, "within that time it counts once"
         clock.now = limit.until - 1
         assert limits.find(HERE) == limit
         clock.now = limit.until
@@ -154,11 +154,11 @@ def test_retry_after_a_day_then_twice_as_long(limits: LoadLimits, clock: Clock) 
 
 
 def test_larger_load_removes_the_limit(limits: LoadLimits, clock: Clock) -> None:
-    limits.learn(HERE, 8192, ran_out=True)
-    assert limits.learn(HERE, 8192, ran_out=False) == limits.find(HERE) is not None
-    assert limits.learn(HERE, 8448, ran_out=False) is None
+    limits.learn(HERE, 8192, out_of_memory=True)
+    assert limits.learn(HERE, 8192, out_of_memory=False) == limits.find(HERE) is not None
+    assert limits.learn(HERE, 8448, out_of_memory=False) is None
     assert limits.find(HERE) is None
-    limits.learn(HERE, 8192, ran_out=True)
+    limits.learn(HERE, 8192, out_of_memory=True)
     clock.now -= 60
     assert limits.find(HERE) is None, "a date to come is not believed"
 
@@ -170,5 +170,5 @@ def test_damaged_limit_file_is_ignored(limits: LoadLimits, tmp_path: Path, text:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "limits.json").write_text(text)
     assert limits.find(HERE) is None
-    limits.learn(HERE, 8192, ran_out=True)
+    limits.learn(HERE, 8192, out_of_memory=True)
     assert limits.find(HERE) is not None

@@ -43,8 +43,8 @@ def test_short_context_is_tight(large: GgufFacts) -> None:
 
 def test_users_context_and_projector_count(large: GgufFacts) -> None:
     memory = MemoryFacts(16 * GB)
-    assert judge(Demand(large), memory, wanted=16_384).verdict is Verdict.FITS
-    too_long = judge(Demand(large), memory, wanted=131_072)  # 17 GB of KV cache alone: it was said to fit
+    assert judge(Demand(large), memory, requested=16_384).verdict is Verdict.FITS
+    too_long = judge(Demand(large), memory, requested=131_072)  # 17 GB of KV cache alone: it was said to fit
     assert too_long.verdict is Verdict.TIGHT
     assert too_long.reason.startswith("131,072 tokens: set by you. This may not fit")
     seeing = judge(Demand(large, projector=2 * GB), MemoryFacts(7 * GB))

@@ -171,7 +171,7 @@ async def test_another_text_size_is_in_force_at_once(furnished: FakeRuntime, wid
     for zoom in (160, 100, 200, 150):
         look.follow(replace(furnished.settings, zoom=zoom))
         await until(fits, f"the room at {zoom} %")
-    wide.transcript.show_pending(f"Waiting for “{TITLE}”: writing its reply.", waits=True)
+    wide.transcript.show_pending(f"Waiting for “{TITLE}”: writing its reply.", is_waiting=True)
     await whole(wide, "the waiting line")
     for zoom in ZOOMS:
         look.follow(replace(furnished.settings, zoom=zoom))

@@ -43,7 +43,7 @@ def colours_on(view: CodeView) -> list[list[tuple[int, int, str]]]:
 
 def test_copy_puts_the_code_on_the_clipboard(view: CodeView, qtbot: QtBot) -> None:
     source = "🍅 = '🍅\u202e'  # 🍅" + "x" * 1_000_000
-    view.show_code(source, ended=True)
+    view.show_code(source, is_final=True)
     qtbot.mouseClick(view.copy_button, Qt.MouseButton.LeftButton)
     assert QGuiApplication.clipboard().text() == source
     assert "⟦RLO⟧" in view.body.toPlainText()
@@ -98,12 +98,12 @@ def test_code_grows_without_being_made_again_and_is_coloured_beside_the_window(
 
     monkeypatch.setattr(LineHighlighter, "highlight", watched)
     source = "".join(f"x_{i} = '🍅'  # 🍅\n" for i in range(100))
-    view.show_code(source[:1000], ended=False)
+    view.show_code(source[:1000], is_final=False)
     replaced: list[int] = []
     view.body.document().contentsChange.connect(lambda at, gone, come: replaced.append(gone) if at == 0 else None)
     for end in range(1000, len(source), 50):
-        view.show_code(source[:end], ended=False)
-    view.show_code(source, ended=True)
+        view.show_code(source[:end], is_final=False)
+    view.show_code(source, is_final=True)
     assert view.body.toPlainText() == source
     assert not replaced
     qtbot.waitUntil(lambda: all(colours_on(view)[:100]), timeout=LONG_MS)
