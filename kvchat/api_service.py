@@ -52,7 +52,7 @@ class ApiService:
     _gateway: Gateway | None = None
     _follows: bool = False  # set at the first follow()
     _closed: bool = False  # for good
-    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _change_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _changing_keys: asyncio.Lock = field(default_factory=asyncio.Lock)
     _background: Background = field(default_factory=Background)
     _saving: asyncio.TimerHandle | None = None  # pending save of the totals
@@ -155,7 +155,7 @@ class ApiService:
 
     async def open(self, host: str, port: int, keys: Mapping[str, str] | None = None) -> str:
         """Open the server with these keys, by default the user's; return its address. Raises KvchatError."""
-        async with self._changing:
+        async with self._change_lock:
             self.url = await self._open(host, port, keys if keys is not None else await self.keys())
             return self.url
 

@@ -296,7 +296,7 @@ def _max_interval_s(keep_s: float) -> float:
     return max(keep_s / 7, 2 * _CHECK_INTERVAL_S)
 
 
-def _times(deleted_at: object, seen_s: object, keep_s: float, now: float) -> tuple[datetime, datetime]:
+def _times(deleted_at: object, first_seen_s: object, keep_s: float, now: float) -> tuple[datetime, datetime]:
     """Return an entry's deletion and expiry times. An invalid or future time counts as now."""
     sane = isinstance(deleted_at, int | float) and _EARLIEST_TIMESTAMP <= deleted_at <= now + _ABANDONED_AFTER_S
     at = deleted_at if sane and isinstance(deleted_at, int | float) else now

@@ -57,7 +57,7 @@ class Prefilling(_ChatEvent):
 
 @dataclass(frozen=True)
 class ReadAheadProgress(_ChatEvent):
-    done: int  # processed tokens
+    done_tokens: int  # processed tokens
     total: int  # tokens to process; equal to `done`: finished, perhaps early
     draft: bool  # True: the draft; False: the chat
 

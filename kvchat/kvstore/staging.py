@@ -261,7 +261,7 @@ class Staging:
                 memory_files.delete(file)
             self._spare_files.clear()
 
-    def trim(self, *, disk_too: bool = False, max_bytes: int | None = None) -> None:
+    def trim(self, *, include_disk: bool = False, max_bytes: int | None = None) -> None:
         """Delete files until the memory limit is met, least recently used first; keep unabsorbed ones.
 
         On disk the last used stays, unless `include_disk`. `max_bytes`: the new memory limit.

@@ -307,9 +307,9 @@ class Allocator:
         coming = {turn.owner for turn in self._turns} - {request.owner for request in requests}
         return len(requests) + len(coming) > len(self.all_slots)
 
-    def _make_way(self, owner: str, request: SlotRequest | None = None, *, waits: bool) -> None:
-        """End work that blocks a turn or its `request`; `waits`: it has no slot yet."""
-        crowded, window = self._is_crowded or waits, request is None or request.window
+    def _preempt(self, owner: str, request: SlotRequest | None = None, *, is_waiting: bool) -> None:
+        """End work that blocks a turn or its `request`; `is_waiting`: it has no slot yet."""
+        crowded, window = self._is_crowded or is_waiting, request is None or request.from_window
         for other in tuple(self._active):
             if other.state is RequestState.SETTLING:
                 follows = request.continues(other) if request else other.owner == owner

@@ -139,7 +139,7 @@ class MemoryVerifier:
         turn_context.publish(ConversationsChanged())
         self._on_slot_changed()
 
-    async def _read(self, conversation_id: str, max_ms: float, slot: Slot, wanted: Callable[[], bool]) -> bool:
+    async def _read(self, conversation_id: str, max_ms: float, slot: Slot, should_continue: Callable[[], bool]) -> bool:
         """Process and save the chat from the end of its verified part on; False if interrupted."""
         turn_context = self._turn_context
         chosen, branch = await turn_context.settings_and_branch(conversation_id)

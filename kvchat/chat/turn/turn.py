@@ -57,8 +57,8 @@ class Turn:
         self.creates_chat = creates_chat
         self.start: TurnStart | None = None  # set before `run`
         self.on_start = on_start  # called at its start; None: the chat must be idle
-        self.answered = False  # the turn may still be saving
-        self.stopped = False  # by the user
+        self.is_answered = False  # the turn may still be saving
+        self.is_stopped = False  # by the user
         self.is_queued = False  # another reply comes first
         self._turn_context, self._saves = turn_context, save
         self._notify = turn_context.events.for_chat(conversation_id)

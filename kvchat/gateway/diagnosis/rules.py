@@ -93,10 +93,10 @@ class RuleState:
     timestamps: OrderedDict[int, tuple[datetime, list[str]]] = field(default_factory=OrderedDict)  # by masked text
     texts: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # hash of the last original text
 
-    def differs(self, rule: str, where: str, text: str) -> bool:
-        """Return True if the text differs from the last one at `where`, and remember it."""
-        last = self.texts.pop((rule, where), None)
-        self.texts[rule, where] = hash(text)
+    def has_changed(self, rule: str, location: str, text: str) -> bool:
+        """Return True if the text differs from the last one at `location`, and remember it."""
+        last = self.texts.pop((rule, location), None)
+        self.texts[rule, location] = hash(text)
         _trim(self.texts)
         return last is not None and last != hash(text)
 

@@ -110,9 +110,9 @@ class BlockFiles:
                 temporary.unlink(missing_ok=True)
             raise
 
-    def commit(self, written: WrittenBlock) -> int:
+    def commit(self, block: WrittenBlock) -> int:
         """Flush the content and rename it to its block name, replacing an existing block; return the bytes written."""
-        if written.temporary is None:
+        if block.temporary is None:
             return 0
         try:
             if self._sync:

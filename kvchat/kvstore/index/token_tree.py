@@ -222,11 +222,11 @@ def _matching_children(db: sqlite3.Connection, parent: _Parent, remaining: bytes
         yield from (child for child in children if child[2] > shared)
 
 
-def _prefix_children(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
-    """Yield the segments after a node that are prefixes of `rest`, longest first."""
+def _prefix_children(db: sqlite3.Connection, parent: _Parent, remaining: bytes) -> Iterator[_Child]:
+    """Yield the segments after a node that are prefixes of `remaining`, longest first."""
     # A prefix sorts before `rest`, and is no longer than what `rest` shares with the nearest segment before it.
-    while rest:
-        row = db.execute(f"{_CHILDREN} AND packed <= ? ORDER BY packed DESC LIMIT 1", (*parent, rest)).fetchone()
+    while remaining:
+        row = db.execute(f"{_CHILDREN} AND packed <= ? ORDER BY packed DESC LIMIT 1", (*parent, remaining)).fetchone()
         if row is None:
             return
         node_id, packed = row

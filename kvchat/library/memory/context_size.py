@@ -53,8 +53,8 @@ class ContextChoice:
     def full_explanation(self) -> str:
         return join_sentences(self.reason, self.offload_note, self.memory_note)
 
-    def with_placement(self, placement: Placement | None, where: str) -> ContextChoice:
-        """Add the layers the engine placed on the GPUs. `placement` None: not in the log. `where`: "the GPU"."""
+    def with_placement(self, placement: Placement | None, device_names: str) -> ContextChoice:
+        """Add the layers the engine placed on the GPUs. `placement` None: not in the log. `device_names`: "the GPU"."""
         if placement is None:
             return self
         return replace(self, offload_note="" if placement.whole else _placement_sentence(placement, device_names))

@@ -310,7 +310,7 @@ class Downloader:
 
         return await self.run(fetch_model(order, folder, origin, on_progress))
 
-    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on that thread. Cancelling cancels it and waits for its end."""
         if self._loop is None:
             self._loop = asyncio.SelectorEventLoop()

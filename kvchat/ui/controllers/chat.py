@@ -90,8 +90,8 @@ class ChatController(Controller):
             first.restore(NEW_CHAT_ID, {NEW_CHAT_ID: self.drafts.get(None).text})
         self._views.composer.set_starting(False)
         # Only one chat can be answered first.
-        page, answered = first.conversation_id, first.sent[0][0] if first.sent else None
-        for id in first.drafts.keys() | {id for id, _text in first.sent}:
+        page, answered = first.conversation_id, first.early_messages[0][0] if first.early_messages else None
+        for id in first.drafts.keys() | {id for id, _text in first.early_messages}:
             unanswered = first.sent_from(id) if id != answered else ()
             self.drafts.set(id, SEPARATOR.join(filter(None, (*unanswered, first.drafts.get(id, "")))))
         if answered is not None:

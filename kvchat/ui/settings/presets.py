@@ -58,7 +58,9 @@ class OptionsPanel(Panel):
     def _save(self) -> None:
         raise NotImplementedError
 
-    async def _load_options(self, model: str | None, is_current: Callable[[], bool], *, begun: bool = False) -> bool:
+    async def _load_options(
+        self, model: str | None, is_current: Callable[[], bool], *, has_begun: bool = False
+    ) -> bool:
         """Show a model's options if `is_current` still holds once they are loaded; return True if so."""
         options = await self._runtime.model.template_options(model)
         defaults = await self._runtime.model.default_sampling(model)

@@ -68,7 +68,10 @@ async def test_what_is_longer_than_the_context_is_said_before_it_is_read(
     assert name_for([Path("a.md"), Path("b.md")], {"a and 1 more"}) == "a and 1 more 2"
     panel = await opened(window, qtbot)
     assert panel.empty_label.isVisible()
-    assert not any(part.isVisible() for part in (panel.start_chat_button, panel.reprocess_button, panel.remove_button, panel.stop_button, panel.bar))
+    assert not any(
+        part.isVisible()
+        for part in (panel.start_chat_button, panel.reprocess_button, panel.remove_button, panel.stop_button, panel.bar)
+    )
     (tmp_path / "long.md").write_text("word " * 72_000)
     await panel.ask_to_add([tmp_path / "long.md"])
     await until(lambda: panel.findChild(AddDialog) is not None)
