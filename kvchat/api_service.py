@@ -131,7 +131,7 @@ class ApiService:
         for owner in (program, ALL_PROGRAMS):
             await asyncio.to_thread(self.slots.store.inventory.delete_conversation, program_owner(owner))
 
-    async def follow(self) -> None:
+    async def follow_settings(self) -> None:
         """Open or close the server according to the settings, now and whenever they change."""
         self._follows = True
         await asyncio.to_thread(lambda: self.totals)  # load off the window's thread
@@ -151,7 +151,7 @@ class ApiService:
 
     async def settings_changed(self, before: Settings, after: Settings) -> None:
         if self._follows and any_changed(before, after, _SETTINGS):
-            await self.follow()
+            await self.follow_settings()
 
     async def open(self, host: str, port: int, keys: Mapping[str, str] | None = None) -> str:
         """Open the server with these keys, by default the user's; return its address. Raises KvchatError."""
@@ -207,4 +207,4 @@ class ApiService:
         except OSError as error:
             raise SettingsNotSaved(self.paths.config, error) from error
         if self._follows:
-            await self.follow()
+            await self.follow_settings()

@@ -167,7 +167,7 @@ async def _run(
         settings = load_settings(paths.settings_file)  # the restored settings
         set_ui_language(settings.language)
     look = Look(qt, settings.theme)
-    look.follow(settings)
+    look.apply_settings(settings)
     window = MainWindow(look, paths.config)
     window.quit_requested.connect(quitting.set)
 
@@ -237,7 +237,7 @@ class _FirstDrafts:
             chats = await (run(database.newest, _FIRST_CHATS) if newest_first else run(database.conversations))
             window.show_first(chats, await run(database.draft_texts), self)
 
-    def keep(self, conversation_id: str, text: str) -> None:
+    def save_draft(self, conversation_id: str, text: str) -> None:
         self._unsaved[conversation_id] = text
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())

@@ -42,7 +42,7 @@ from kvchat.system.paths import Paths
 from kvchat.text.formatting import format_rate, format_size
 from kvchat.text.language import _
 from kvchat.text.reasons import Reason, ReasonCode
-from kvchat.text.safe_text import redact, this_person
+from kvchat.text.safe_text import current_user, redact
 from kvchat.transfer.service import TransferService
 
 _MAX_LOG_LINES = 200  # in a diagnostic report
@@ -189,7 +189,7 @@ class Runtime:
             ("Engine log, last lines", self._log.lines[-_MAX_LOG_LINES:]),
         ):
             parts.append("\n".join([heading, *(f"  {line}" for line in lines or ["(none)"])]))
-        return redact("\n\n".join(parts) + "\n", this_person(), self.engine.secrets)
+        return redact("\n\n".join(parts) + "\n", current_user(), self.engine.secrets)
 
     async def start(self) -> None:
         """Start the engine, titles, API server and backups per the settings, for a long-running app."""
@@ -204,7 +204,7 @@ class Runtime:
             self._switch_model(newest.model)
         if self.model.is_configured:
             await (self.start_engine() if self.settings.engine_start == "app" else self.engine.rest())
-        self._background.start(self.api_server.follow())
+        self._background.start(self.api_server.follow_settings())
         self._background.start(self._idle_stop.run())
         self.chat.title_generator.enable(lambda: self.settings.model_titles)
 

@@ -77,13 +77,13 @@ class ContextUsage:
 
 
 @dataclass(frozen=True)
-class Split:
+class BranchSplit:
     opening: tuple[Message, ...]
     middle: tuple[Message, ...]
     recent: tuple[Message, ...]
 
 
-def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -> Split:
+def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -> BranchSplit:
     """Keep the opening and as many of the last turns as fit in `budget` tokens, at least one.
 
     The opening is the system prompt and, if it brings documents, the first turn. `sizes`: tokens per message.
@@ -100,7 +100,7 @@ def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -
         cut = start
     if cut <= opening:
         raise NothingToDrop
-    return Split(tuple(branch[:opening]), tuple(branch[opening:cut]), tuple(branch[cut:]))
+    return BranchSplit(tuple(branch[:opening]), tuple(branch[opening:cut]), tuple(branch[cut:]))
 
 
 def _extra_tokens(message: Message) -> int:
@@ -155,7 +155,7 @@ class ContextService:
         waiting, exact = sum(tokens + TEMPLATE_TOKENS for tokens, _ in counts), all(exact for _, exact in counts)
         new = prompt_messages([*branch, new_message("", Role.USER, draft, attachments=attachments)])
         if counts and exact and used + waiting < engine.limit and not needs_vision(new):
-            ids, end = await engine.engine.growing_tokens(new)
+            ids, end = await engine.engine.stable_prefix_tokens(new)
             waiting = max(len(ids) + end - used, 0)
         reserve = engine.reserve(self._turn_context.merge_sampling(None, chosen.options).max_tokens)
         if engine.too_small(tokens := used + waiting + reserve):
@@ -240,7 +240,7 @@ class ContextService:
                 last = max(i for i, message in enumerate(split.middle) if message.role is Role.USER)
                 if not last:
                     raise NothingToDrop
-                split = Split(split.opening, split.middle[:last], split.middle[last:] + split.recent)
+                split = BranchSplit(split.opening, split.middle[:last], split.middle[last:] + split.recent)
             plain = replace(reduction.sampling, max_tokens=reduction.reserve, stop=None, json_schema=None, grammar=None)
             chunks: list[str] = []
             exchange = self._turn_context.exchange(slot, conversation_id)
@@ -307,7 +307,7 @@ class ContextService:
             self._branch_count = key, len(await engine.engine.prompt_tokens(messages)) + guess
         return self._branch_count[1]
 
-    async def _replace_middle(self, split: Split, summary: Sequence[Message]) -> int:
+    async def _replace_middle(self, split: BranchSplit, summary: Sequence[Message]) -> int:
         parent_id = split.opening[-1].id if split.opening else None
         copies = [*summary, *split.recent]
         await self._turn_context.run(copy_to_branch, parent_id, copies, split.recent[-1].id)

@@ -242,7 +242,7 @@ async def _select_chat(runtime: Runtime, options: AskOptions) -> str | NewChat:
     library = runtime.chat.library
     prepared = await library.find(options.on)
     usage = () if runtime.save_points.problem else (await runtime.save_points.usage()).conversations
-    (status,) = await library.statuses(await runtime.engine.states_now(), usage, only=prepared)
+    (status,) = await library.statuses(await runtime.engine.fingerprint_and_limit(), usage, only=prepared)
     if why := status.reprocess_reason:
         name = safe_prose(options.on)
         if status.time:
@@ -255,7 +255,7 @@ async def _select_chat(runtime: Runtime, options: AskOptions) -> str | NewChat:
 
 async def ask(options: AskOptions, commands: Commands) -> int:
     if not options.prompt:
-        return await _converse(options, commands)
+        return await _run_conversation(options, commands)
     async with _open_chat_session(options, commands) as session:
         error: KvchatError | None = None
         reply: Message | None = None
@@ -294,7 +294,7 @@ def _report_unfinished_save(runtime: Runtime) -> bool:
     return True
 
 
-async def _converse(options: AskOptions, commands: Commands) -> int:
+async def _run_conversation(options: AskOptions, commands: Commands) -> int:
     terminal = current_terminal.get()
     assert terminal is not None
     commands.is_long_running = commands.is_local or commands.is_long_running

@@ -27,7 +27,7 @@ from kvchat.kvstore.memory_files import MEMORY_FOLDER, StagingMemory, describe_s
 from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser
-from kvchat.library.memory.demand import Circumstances, Demand, LoadLimits, MemoryFacts, available_memory, staging_room
+from kvchat.library.memory.demand import Demand, LoadConditions, LoadLimits, MemoryFacts, available_memory, staging_room
 from kvchat.library.memory.verdict import FULL_WINDOW
 from kvchat.session.restore_support import forget_model, newest_finding
 from kvchat.settings import Settings, load_settings
@@ -45,7 +45,7 @@ _BUS = Service("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop
 _WATCHER = "org.kde.StatusNotifierWatcher"  # bus name owned by StatusNotifierItem trays
 
 
-class Presence(StrEnum):
+class Availability(StrEnum):
     AVAILABLE = "available"
     MISSING = "missing"
     UNKNOWN = "unknown"
@@ -55,7 +55,7 @@ class Presence(StrEnum):
 class ServiceReport:
     """A service of the desktop, such as the tray."""
 
-    presence: Presence
+    presence: Availability
     detail: str
 
     def __str__(self) -> str:
@@ -137,9 +137,9 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
     if identity and (newest := newest_finding(paths.restore_findings, identity)):
         finding, build = newest
         restoring = {"strategy": finding.strategy.value, "words": finding.description, "build": build}
-    display = ServiceReport(Presence.AVAILABLE, "a window can open")
+    display = ServiceReport(Availability.AVAILABLE, "a window can open")
     if problem := no_display.find_problem():
-        display = ServiceReport(Presence.MISSING, problem.detail)
+        display = ServiceReport(Availability.MISSING, problem.detail)
     folders = [(name, getattr(paths, name.replace(" ", "_"))) for name in FOLDERS]
     store = paths.save_points  # created at first start; until then use a parent folder's disk
     disk = next((folder for folder in (store, *store.parents) if is_folder(folder)), Path(store.anchor))
@@ -193,7 +193,7 @@ def _inspect_model(
         return ModelReport(None), None
     try:
         facts = read_facts(Path(settings.model_path))
-        limit = limits.find(Circumstances(model_identity(facts.path), facts.size, build, memory.device_kind))
+        limit = limits.find(LoadConditions(model_identity(facts.path), facts.size, build, memory.device_kind))
     except KvchatError as error:
         return ModelReport(settings.model_path, problem=str(error)), None
     demand = Demand(facts, settings.kv_type, FULL_WINDOW in settings.engine_arguments.split(), limit=limit)
@@ -205,14 +205,14 @@ def _inspect_model(
 
 def find_tray(environment: Mapping[str, str] = os.environ) -> ServiceReport:
     if sys.platform != "linux":
-        return ServiceReport(Presence.AVAILABLE, "part of the system")
-    report = ServiceReport(Presence.MISSING, "there is no session bus")
+        return ServiceReport(Availability.AVAILABLE, "part of the system")
+    report = ServiceReport(Availability.MISSING, "there is no session bus")
     if address := environment.get("DBUS_SESSION_BUS_ADDRESS"):
         report = asyncio.run(_find_bus_tray(address))
-    if report.presence is Presence.AVAILABLE or not (display := environment.get("DISPLAY")):
+    if report.presence is Availability.AVAILABLE or not (display := environment.get("DISPLAY")):
         return report
     x11 = _find_x11_tray(display)
-    return x11 if x11.presence is not Presence.UNKNOWN else report
+    return x11 if x11.presence is not Availability.UNKNOWN else report
 
 
 async def _find_bus_tray(address: str) -> ServiceReport:
@@ -220,12 +220,12 @@ async def _find_bus_tray(address: str) -> ServiceReport:
     try:
         (has_owner,) = await bus.call(_BUS, "NameHasOwner", "s", _WATCHER)
     except NoAnswer as error:
-        return ServiceReport(Presence.UNKNOWN, f"the session bus does not answer: {error}")
+        return ServiceReport(Availability.UNKNOWN, f"the session bus does not answer: {error}")
     finally:
         await bus.close()
     if has_owner:
-        return ServiceReport(Presence.AVAILABLE, "a StatusNotifier host is on the session bus")
-    return ServiceReport(Presence.MISSING, "no StatusNotifier host is on the session bus")
+        return ServiceReport(Availability.AVAILABLE, "a StatusNotifier host is on the session bus")
+    return ServiceReport(Availability.MISSING, "no StatusNotifier host is on the session bus")
 
 
 def _find_x11_tray(display: str) -> ServiceReport:
@@ -233,7 +233,7 @@ def _find_x11_tray(display: str) -> ServiceReport:
     try:
         x11 = ctypes.CDLL("libX11.so.6")
     except OSError:
-        return ServiceReport(Presence.UNKNOWN, "libX11 is not installed")
+        return ServiceReport(Availability.UNKNOWN, "libX11 is not installed")
     x11.XOpenDisplay.restype = ctypes.c_void_p
     x11.XInternAtom.restype = x11.XGetSelectionOwner.restype = ctypes.c_ulong
     x11.XGetSelectionOwner.argtypes = [ctypes.c_void_p, ctypes.c_ulong]
@@ -241,14 +241,14 @@ def _find_x11_tray(display: str) -> ServiceReport:
     x11.XCloseDisplay.argtypes = [ctypes.c_void_p]
     connection = x11.XOpenDisplay(display.encode())
     if not connection:
-        return ServiceReport(Presence.UNKNOWN, f"the X display {display} cannot be reached")
+        return ServiceReport(Availability.UNKNOWN, f"the X display {display} cannot be reached")
     try:
         owner = x11.XGetSelectionOwner(connection, x11.XInternAtom(connection, b"_NET_SYSTEM_TRAY_S0", 0))
     finally:
         x11.XCloseDisplay(connection)
     if owner:
-        return ServiceReport(Presence.AVAILABLE, f"the X display {display} has a system tray")
-    return ServiceReport(Presence.MISSING, f"neither the session bus nor the X display {display} has a tray")
+        return ServiceReport(Availability.AVAILABLE, f"the X display {display} has a system tray")
+    return ServiceReport(Availability.MISSING, f"neither the session bus nor the X display {display} has a tray")
 
 
 def find_keyring() -> ServiceReport:
@@ -258,10 +258,10 @@ def find_keyring() -> ServiceReport:
 
         backend = keyring.get_keyring()
     except Exception as error:  # third-party backends may raise anything
-        return ServiceReport(Presence.UNKNOWN, f"the keyring failed: {error or type(error).__name__}")
+        return ServiceReport(Availability.UNKNOWN, f"the keyring failed: {error or type(error).__name__}")
     if isinstance(backend, fail.Keyring | null.Keyring):
-        return ServiceReport(Presence.MISSING, "no keyring service is running")
-    return ServiceReport(Presence.AVAILABLE, backend.name)
+        return ServiceReport(Availability.MISSING, "no keyring service is running")
+    return ServiceReport(Availability.AVAILABLE, backend.name)
 
 
 def lines(report: DoctorReport) -> list[str]:

@@ -63,7 +63,7 @@ async def _find_or_add(runtime: Runtime, options: PrepareOptions) -> PreparedSet
     if not options.paths:
         title = _("“{name}” does not exist yet", name=options.name)
         raise PreparationError(title, "", _("Specify the files or folders to process."))
-    estimate = await library.estimate(options.paths, await runtime.engine.states_now())
+    estimate = await library.estimate(options.paths, await runtime.engine.fingerprint_and_limit())
     facts = (
         plural(estimate.files, "{count} file", "{count} files"),
         _("about {tokens} tokens", tokens=format_number(estimate.tokens)),
@@ -119,7 +119,7 @@ async def _runtime_for(commands: Commands, options: EngineOptions) -> Runtime:
 async def list_prepared(options: PreparedOptions, commands: Commands) -> int:
     runtime = await _runtime_for(commands, options)
     usage = await runtime.save_points.usage()
-    statuses = await runtime.chat.library.statuses(await runtime.engine.states_now(), usage.conversations)
+    statuses = await runtime.chat.library.statuses(await runtime.engine.fingerprint_and_limit(), usage.conversations)
     folder = commands.paths.save_points
     text = N_(
         "No prepared documents. Run `kvchat prepare PATH... --name NAME` to process documents in advance for new chats."

@@ -24,9 +24,9 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import FileStamps, GgufFacts, file_identity, file_stamps, model_identity, read_facts
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser, slots_for
 from kvchat.library.memory.demand import (
-    Circumstances,
     Demand,
     DeviceMemory,
+    LoadConditions,
     LoadLimit,
     LoadLimits,
     MemoryFacts,
@@ -94,7 +94,7 @@ class EngineChoice:
     model_stamp: FileStamps  # of the weights at fingerprinting
     build: str  # see `EngineProbe.identity`
     memory: MemoryFacts
-    circumstances: Circumstances
+    circumstances: LoadConditions
     projector: str = ""  # identity of the loaded one
 
     @property
@@ -117,10 +117,10 @@ class EngineChoice:
         options = f"{self.fingerprint.options} with a projector".strip()
         return Subject(replace(self.fingerprint, options=options), self.build)
 
-    def smaller(self) -> tuple[EngineChoice, ...]:
+    def smaller_choices(self) -> tuple[EngineChoice, ...]:
         """Return the choices to try, in order, if loading runs out of memory."""
         choices = []
-        for context in ContextChooser(self.demand, self.memory).smaller(self.context):
+        for context in ContextChooser(self.demand, self.memory).smaller_choices(self.context):
             fingerprint = replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens))
             plan = replace(
                 self.plan, context_size=context.tokens, fit_target=context.fit_target, without_gpu=context.without_gpu
@@ -128,9 +128,9 @@ class EngineChoice:
             choices.append(replace(self, plan=plan, context=context, max_context=context, fingerprint=fingerprint))
         return tuple(choices)
 
-    def larger(self, tokens: int, memory: MemoryFacts, limit: LoadLimit | None) -> ContextChoice | None:
+    def larger_context(self, tokens: int, memory: MemoryFacts, limit: LoadLimit | None) -> ContextChoice | None:
         """Return the next context size above `tokens` that fits `memory`. `limit`: learned since the launch."""
-        return ContextChooser(replace(self.demand, limit=limit), memory).larger(tokens)
+        return ContextChooser(replace(self.demand, limit=limit), memory).larger_choice(tokens)
 
     def proposals(self, user_context: int | None) -> tuple[Proposal, ...]:
         """Return changes that make the model fit better. `user_context`: tokens the user chose."""
@@ -165,7 +165,7 @@ def choose_engine(
     projector_bytes, projector_name = _size_and_identity(projector) if projector else (0, "")
     memory, identity = memory_for(engine.location, workers, staged), model_identity(model)
     loaded = f"{identity} with {projector_name}" if projector else identity  # its buffers are logged as the model's
-    circumstances = Circumstances(loaded, facts.size, engine.identity, memory.device_kind)
+    circumstances = LoadConditions(loaded, facts.size, engine.identity, memory.device_kind)
     limit = limits.find(circumstances) if limits else None
     swa_full = FULL_WINDOW in extra  # the user keeps sliding windows at full length
     demand = Demand(facts, settings.kv_type, swa_full, projector_bytes, limit=limit)
@@ -277,7 +277,7 @@ class ModelJudge:
         if self.limits.knows(facts.size, build, memory.device_kind):  # identifying the model takes far longer
             with contextlib.suppress(KvchatError):
                 identity = model_identity(facts.path)
-                limit = self.limits.find(Circumstances(identity, facts.size, build, memory.device_kind))
+                limit = self.limits.find(LoadConditions(identity, facts.size, build, memory.device_kind))
         swa_full = FULL_WINDOW in settings.engine_arguments.split()
         demand = Demand(facts, settings.kv_type, swa_full, file_size(projector) if projector else 0, limit=limit)
         return judge(demand, memory, settings.context_size)

@@ -101,7 +101,7 @@ class ManagedEngine:
 
         async def start() -> None:
             self.choice, self.limit, self.bars = choice, choice.demand.limit, choice.context.bars
-            self._smaller_choices, self._failed_choice = iter(choice.smaller()), None
+            self._smaller_choices, self._failed_choice = iter(choice.smaller_choices()), None
             await self.connection.start(choice.location, choice.plan, self._smaller_plan)
 
         return start

@@ -69,7 +69,7 @@ class SwitchingHost(EngineLifecycle):
             return self._settings().engine_url or ""
         return str(self.managed.choice.location) if self.managed.choice else ""
 
-    async def states_now(self, model: str | None = None) -> tuple[Fingerprint, int] | None:
+    async def fingerprint_and_limit(self, model: str | None = None) -> tuple[Fingerprint, int] | None:
         """Return the fingerprint and maximum context (tokens) of the current or next engine, or for `model` (path)."""
         known = self.known
         if known is not None and not self.runs_other_model(model):
@@ -122,7 +122,7 @@ class SwitchingHost(EngineLifecycle):
         choice = self.choice
         if choice is not None and choice.context.tokens < choice.max_context.tokens:
             return choice.max_context.tokens
-        return self._usable.context_size if self._usable else None
+        return self._usable_engine.context_size if self._usable_engine else None
 
     @property
     def context_reason(self) -> str:
@@ -154,7 +154,7 @@ class SwitchingHost(EngineLifecycle):
         choice, now = self.choice, self.context_size
         if choice is None or now is None:
             return None
-        return choice.larger(now, (await self.capacity()).memory, self.managed.limit)
+        return choice.larger_context(now, (await self.capacity()).memory, self.managed.limit)
 
 
 @dataclass

@@ -85,15 +85,15 @@ class EngineLifecycle:
         return ready if ready and ready.generation == self.current.connection.generation else None
 
     @property
-    def _usable(self) -> ReadyEngine | None:
+    def _usable_engine(self) -> ReadyEngine | None:
         return self.known if self.status.state is EngineState.READY else None
 
     @property
     def finding(self) -> Finding | None:
-        return self._usable.finding if self._usable else None
+        return self._usable_engine.finding if self._usable_engine else None
 
     def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool:
-        engine = self._usable
+        engine = self._usable_engine
         return engine is not None and (engine.vision or not vision) and not self.runs_other_model(model)
 
     def can_recover(self) -> bool:

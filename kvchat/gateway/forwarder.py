@@ -98,7 +98,7 @@ class Forwarder:
         if record.found is not None:  # a retry: tokens it processed itself were not found
             return
         record.prompt, record.found = len(ids), loaded.expected_cached
-        unrestored = Source.COLD if _is_little(loaded.expected_cached, len(ids)) else Source.HOT
+        unrestored = Source.COLD if _is_small_match(loaded.expected_cached, len(ids)) else Source.HOT
         record.source = (SOURCES[loaded.restore.tier] if loaded.restore else unrestored).value
         if loaded.restore:
             point = loaded.restore.save_point
@@ -266,7 +266,7 @@ class Forwarder:
             return
         timings = replace(timings, cache_n=record.cached, prompt_n=prompt - record.cached, prompt_ms=0.0)
         verdict = (await self.exchange.prove(timings)).verdict
-        is_cold = _is_little(record.cached, prompt)
+        is_cold = _is_small_match(record.cached, prompt)
         record.source = (Source.COLD if is_cold else verdict.source).value
         record.miss = verdict.miss_reason or (record.miss if is_cold else None)
         record.saved_ms = max(0.0, cost.prefill_ms(record.cached) - record.restore_ms)
@@ -278,6 +278,6 @@ class Forwarder:
         return headers | headers_of({name: value for name, value in receipt.items() if name not in PROVED})
 
 
-def _is_little(found: int, prompt: int) -> bool:
+def _is_small_match(found: int, prompt: int) -> bool:
     """True if `found` is no more than unrelated prompts have in common."""
     return found < MIN_GAIN <= prompt - found

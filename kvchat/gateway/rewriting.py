@@ -16,7 +16,7 @@ from kvchat.gateway.diagnosis.rules import RULES, Change, RuleState
 from kvchat.gateway.dialects.request import Form, ParsedRequest
 from kvchat.gateway.pending_request import PendingRequest, RenderedPrompt
 from kvchat.gateway.records import RequestRecord
-from kvchat.kvstore.savepoint import Miss, StoreRefused, common_prefix
+from kvchat.kvstore.savepoint import RestoreMiss, StoreRefused, common_prefix
 from kvchat.session.lease import Lease
 from kvchat.system.concurrency import run_in_thread_if_large
 from kvchat.text.reasons import Reason, ReasonCode
@@ -130,7 +130,7 @@ async def _closest_stored_prompt(lease: Lease, rendered: RenderedPrompt) -> Prom
     plan = await asyncio.to_thread(
         store.restorer.find, lease.engine.fingerprint, ids, can_cut=True, conversation_id=lease.owner
     )
-    if isinstance(plan, Miss) or plan.save_point.conversation_id != lease.owner:
+    if isinstance(plan, RestoreMiss) or plan.save_point.conversation_id != lease.owner:
         return None
     stored = plan.save_point.tokens
     at = common_prefix(stored, ids)

@@ -16,10 +16,10 @@ from kvchat.kvstore.index.index import Index, IndexFailed, disk_errors
 from kvchat.kvstore.index.schema import fingerprint_of
 from kvchat.kvstore.savepoint import (
     Bounds,
-    Loss,
     NotSaved,
     PrunePlan,
     SavePoint,
+    SavePointLoss,
     SavePointSummary,
     StoreUsage,
     Tier,
@@ -63,7 +63,7 @@ class Inventory:
             usage.discard(db, lost, Reason(ReasonCode.NOT_FINISHED), self.clock(), notify=False)
         self.blocks.remove_temporary()
         disk.remove(self.folder / "set-aside")  # bad blocks of earlier versions
-        self.sweep()
+        self.delete_orphans()
         self.index.is_fresh = False
 
     def today(self) -> str:
@@ -99,7 +99,7 @@ class Inventory:
                 db.executemany("UPDATE save_points SET last_used_at = ? WHERE id = ?", rows)
         if self.index.is_fresh:
             self.index.is_fresh = False
-            self.sweep()
+            self.delete_orphans()
 
     @disk_errors()
     def collect(self) -> int:
@@ -119,7 +119,7 @@ class Inventory:
             if len(unused) < _DELETE_BATCH:
                 return freed
 
-    def sweep(self) -> int:
+    def delete_orphans(self) -> int:
         """Delete block files missing from the index, left by a killed process; return their bytes."""
         with self.index.read() as db:
             known = {name for (name,) in db.execute("SELECT name FROM blocks")}
@@ -153,7 +153,7 @@ class Inventory:
                 self.blocks.remove(block)
         self.collect()
 
-    def set_aside(self, save_point: SavePoint, reason: Reason) -> None:
+    def quarantine(self, save_point: SavePoint, reason: Reason) -> None:
         """Delete a save point the engine refused, or whose restore proved hollow."""
         self.delete_unusable(save_point.id, reason, notify=False)
 
@@ -207,7 +207,7 @@ class Inventory:
             summaries[name] = (*summaries.get(name, ()), summary)
         return summaries
 
-    def losses(self) -> tuple[Loss, ...]:
+    def losses(self) -> tuple[SavePointLoss, ...]:
         """Return the losses since the last call, so that the user is told of each once."""
         with self.index.write() as db:
             return usage.take_unreported_losses(db) + usage.take_unreported_index_loss(db)
@@ -245,7 +245,7 @@ class Inventory:
             ids = points.points_of(db, None)
             points.delete(db, ids)
             points.forget(db, None)
-        return self._free(ids) + self.sweep()
+        return self._free(ids) + self.delete_orphans()
 
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
         """Delete the save points of these messages and those without one; hand over those that others extend."""
@@ -286,7 +286,7 @@ class Inventory:
         if bounds.max_age_days is not None:
             self._expire(bounds.max_age_days, protected, programs=False)
         with self.index.read() as db:
-            too_much = usage.held_by_programs(db) > bounds.programs_quota
+            too_much = usage.program_bytes(db) > bounds.programs_quota
             candidates, needs = usage.candidates(db, protected) if too_much else ([], None)
         if needs is not None:
             plan = eviction.plan_programs(candidates, needs, bounds.programs_quota, self.clock().timestamp())
@@ -344,7 +344,7 @@ class Inventory:
             usage.recount(db, measured)
         for bad_id, reason in bad_recipes.items():
             self.delete_unusable(bad_id, reason, notify=True)
-        self.sweep()
+        self.delete_orphans()
         with self.index.write() as db:
             lost = usage.take_unreported_losses(db)
         return VerifyReport(len(blocks), total, len(bad_blocks) + len(bad_recipes), lost)

@@ -56,7 +56,7 @@ def delete(file: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-class Mapped:
+class MappedFile:
     """A private file, open and memory-mapped for as long as it is in use."""
 
     def __init__(self, file: FileIO, size: int) -> None:
@@ -82,10 +82,10 @@ class Mapped:
         _libc().madvise(place, ctypes.c_size_t(offset + length - first), _POPULATE_READ)
 
 
-_mapped: dict[Path, Mapped] = {}  # files last or next overwritten in this process
+_mapped: dict[Path, MappedFile] = {}  # files last or next overwritten in this process
 
 
-def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> Mapped:
+def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> MappedFile:
     """Map the open file, extended to `size`. `ready`: allocate its pages now; lack of room raises OSError."""
     status = os.fstat(file.fileno())
     if ready and disk.disk_usage(status) < size:
@@ -94,7 +94,7 @@ def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> Mapped
         file.truncate(size)
     mapping = _mapped.pop(path, None)
     if mapping is None or len(mapping.bytes) < size or not os.fstat(mapping.file.fileno()).st_nlink:  # 0: deleted
-        mapping = Mapped(file, size)
+        mapping = MappedFile(file, size)
     _mapped[path] = mapping
     for other in list(_mapped)[:-_MAX_MAPPED]:
         _mapped.pop(other, None)

@@ -22,7 +22,7 @@ from kvchat.kvstore.savepoint import (
     CancelCheck,
     Cancelled,
     Fingerprint,
-    Miss,
+    RestoreMiss,
     RestorePlan,
     SavePoint,
     StagedFile,
@@ -59,7 +59,7 @@ class Restorer:
 
     def find(
         self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
-    ) -> RestorePlan | Miss:
+    ) -> RestorePlan | RestoreMiss:
         """Return the plan that leaves the least of the prompt to prefill, or why there is none.
 
         Covers all save points `conversation_id` may reuse; without `can_cut` only those whose tokens all begin the
@@ -71,15 +71,15 @@ class Restorer:
                 trees = points.trees(db, kind, readable_audiences(conversation_id))
                 if plan := self._find_best(db, trees, prompt, can_cut=can_cut):
                     return plan
-                return Miss(_miss_reason(db, conversation_id, fingerprint, kind, trees, prompt))
+                return RestoreMiss(_miss_reason(db, conversation_id, fingerprint, kind, trees, prompt))
         except (IndexLost, IndexFailed) as error:
-            return Miss(_unreadable(error))
+            return RestoreMiss(_unreadable(error))
         except StoreRefused:
-            return Miss(Reason(ReasonCode.NO_STORE))
+            return RestoreMiss(Reason(ReasonCode.NO_STORE))
 
     def stage(
         self, plan: RestorePlan, slot_path: Path, *, window: int = 0, cancelled: CancelCheck = never
-    ) -> StagedFile | Miss:
+    ) -> StagedFile | RestoreMiss:
         """Put the plan's verified slot file into the engine's slot folder.
 
         A partial plan is composed to exactly that length if the layout allows, else the whole file is given for the
@@ -103,9 +103,9 @@ class Restorer:
             raise RecipeError("it holds something else")
         except (_PointDeleted, RebuildFailed, RecipeError, IndexLost, IndexFailed, OSError) as error:
             self._staging.unstage(target, engine_done=True)
-            return Miss(self._failure_reason(point.id, error))
+            return RestoreMiss(self._failure_reason(point.id, error))
         except StoreRefused as refused:
-            return Miss(Reason(ReasonCode.NOT_READABLE, {"error": refused.detail}))
+            return RestoreMiss(Reason(ReasonCode.NOT_READABLE, {"error": refused.detail}))
 
     def unstage(self, staged: StagedFile, *, engine_done: bool = True) -> None:
         """Remove the staged file. `engine_done` False: the engine may still be reading it."""

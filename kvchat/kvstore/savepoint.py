@@ -156,7 +156,7 @@ class StagedFile:
 
 
 @dataclass(frozen=True)
-class Miss:
+class RestoreMiss:
     reason: Reason
 
 
@@ -217,12 +217,12 @@ class PrunePlan:
     bytes_left: int
 
     @property
-    def cold(self) -> list[PrunedConversation]:
+    def fully_removed(self) -> list[PrunedConversation]:
         return [c for c in self.conversations if not c.save_points_left and not program_of(c.conversation_id)]
 
     @property
     def reprocessing(self) -> TimeRange | None:
-        return sum_times(pruned.reprocessing for pruned in self.cold)
+        return sum_times(pruned.reprocessing for pruned in self.fully_removed)
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class AbsorbReport:
 
 
 @dataclass(frozen=True)
-class Loss:
+class SavePointLoss:
     conversation_id: str
     save_points: int
     reason: Reason
@@ -249,7 +249,7 @@ class VerifyReport:
     blocks: int
     bytes: int
     bad_blocks: int
-    losses: tuple[Loss, ...]  # lost with them, by conversation
+    losses: tuple[SavePointLoss, ...]  # lost with them, by conversation
 
     @property
     def is_clean(self) -> bool:

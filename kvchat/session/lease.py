@@ -17,9 +17,9 @@ from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import (
     NO_AUDIENCE,
     Cancelled,
-    Miss,
     NotSaved,
     Predecessor,
+    RestoreMiss,
     RestorePlan,
     SavePoint,
     StagedFile,
@@ -163,7 +163,7 @@ class Lease:
             await self.take_over(reader)
             return plan.without_restore
         outcome = await self._restore(plan.restore)
-        if isinstance(outcome, Miss):
+        if isinstance(outcome, RestoreMiss):
             await self.take_over()
             self._notify(RestoreFailed(outcome.reason))
             return LoadedState(0, None, miss_reason=outcome.reason)
@@ -198,16 +198,16 @@ class Lease:
                 while pending() - held >= MIN_GAIN:
                     await slots.changed.wait()
 
-    async def _restore(self, plan: RestorePlan) -> RestoreRecord | Miss:
+    async def _restore(self, plan: RestorePlan) -> RestoreRecord | RestoreMiss:
         """Stage and restore; a failure leaves the slot empty. Raises EngineGone if it kills the engine."""
         engine, slot, point = self.engine.engine, self.slot, plan.save_point
         self._notify(Restoring(plan.bytes, plan.tokens_used))
         started = time.perf_counter()
         async with self._stage_file(plan) as staged:
-            if isinstance(staged, Miss):
+            if isinstance(staged, RestoreMiss):
                 return staged
             if staged.n_tokens > self.engine.context_size:  # the engine would refuse a good state
-                return Miss(Reason(ReasonCode.TOO_LARGE_NOW))
+                return RestoreMiss(Reason(ReasonCode.TOO_LARGE_NOW))
             if staged.n_tokens > slot.claimed_tokens:
                 await self.slots.reserve_room(slot, self.engine, staged.n_tokens)
             slot.forget()
@@ -220,13 +220,13 @@ class Lease:
                 slot.mark_empty()
                 if not refusal.restore_fault:
                     await self._set_aside(point, reason)
-                return Miss(reason)
+                return RestoreMiss(reason)
         if answer.tokens != staged.n_tokens:
             reason = Reason(ReasonCode.LOADED_LESS, {"loaded": answer.tokens, "tokens": staged.n_tokens})
             await self._set_aside(point, reason)
             await engine.erase_slot()
             slot.mark_empty()
-            return Miss(reason)
+            return RestoreMiss(reason)
         finished = time.perf_counter()
         slot.save_point = point.id
         engine.rows.mark_saved(staged.n_tokens)
@@ -234,7 +234,7 @@ class Lease:
         return RestoreRecord(point, staged.n_tokens, staged.tier, answer.bytes, 1000 * (finished - started), finished)
 
     @contextlib.asynccontextmanager
-    async def _stage_file(self, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
+    async def _stage_file(self, plan: RestorePlan) -> AsyncIterator[StagedFile | RestoreMiss]:
         """Put the save point's file into the slot folder and remove it afterwards. Ends soon if cancelled."""
         engine, restorer, cancelled, engine_done = self.engine, self._store.restorer, threading.Event(), False
         stage = partial(restorer.stage, window=engine.window_to_complete, cancelled=cancelled.is_set)
@@ -243,7 +243,7 @@ class Lease:
         async def unstage() -> None:
             with contextlib.suppress(Cancelled):  # nothing was staged
                 staged = await staging
-                if not isinstance(staged, Miss):
+                if not isinstance(staged, RestoreMiss):
                     await asyncio.to_thread(restorer.unstage, staged, engine_done=engine_done)
 
         try:
@@ -270,7 +270,7 @@ class Lease:
     async def _set_aside(self, point: SavePoint, reason: Reason) -> None:
         """Take a save point out of use. If the store fails, the reply continues and the save point stays."""
         with contextlib.suppress(StoreRefused):
-            await self.slots.write(self._store.inventory.set_aside, point, reason)
+            await self.slots.write(self._store.inventory.quarantine, point, reason)
 
     # Processing
 
@@ -316,13 +316,13 @@ class Lease:
     async def restore_ms(self, boundary: Tokens) -> float | None:
         """Estimate the ms to restore a boundary; None without a save point."""
         best = await find_save_point(self._store, self.engine, self.owner, (*boundary, _NEXT_TOKEN))
-        if isinstance(best, Miss) or best.tokens_used < len(boundary):
+        if isinstance(best, RestoreMiss) or best.tokens_used < len(boundary):
             return None
         return best.bytes * (self.slots.restore_cost.restore_ms_per_byte or 0.0)
 
     async def _saved_tokens(self, prompt: Tokens) -> int:
         best = await find_save_point(self._store, self.engine, self.owner, prompt)
-        return 0 if isinstance(best, Miss) else best.tokens_used
+        return 0 if isinstance(best, RestoreMiss) else best.tokens_used
 
     async def save(
         self, boundary: Tokens, *, label: str | None = None, notify: bool = True, audience: str | None = None

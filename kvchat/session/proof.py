@@ -54,7 +54,7 @@ class PrefilledAhead:
     tokens: int = 0
     ms: float = 0.0
 
-    def within(self, tokens: int, held_tokens: int) -> PrefilledAhead:
+    def limited_to(self, tokens: int, held_tokens: int) -> PrefilledAhead:
         """Return the part within the first `held_tokens` of the slot's `tokens`."""
         left = max(0, self.tokens - (tokens - held_tokens))
         return PrefilledAhead(left, self.ms * left / self.tokens) if left else NOTHING_AHEAD

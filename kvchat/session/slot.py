@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvchat.engine.api.pictures import FIRST_PICTURE_ID
-from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, Tokens, common_prefix, readable_audiences
+from kvchat.kvstore.savepoint import RestoreMiss, RestorePlan, SavePoint, Tokens, common_prefix, readable_audiences
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import NOTHING_AHEAD, NOTHING_LOADED, LoadedState, PrefilledAhead, RestoreRecord
@@ -147,7 +147,7 @@ async def plan_load(
         miss = Reason(ReasonCode.TOO_SHORT)
     else:
         best = await find_save_point(store, engine, owner, prompt)
-        if isinstance(best, Miss):
+        if isinstance(best, RestoreMiss):
             miss = best.reason
         elif not is_worth(best.tokens_used - held, best.bytes):
             miss = Reason(ReasonCode.NOT_WORTH_IT)
@@ -164,11 +164,13 @@ def load_unchanged(engine: ReadyEngine, contents: SlotContents | None, prompt: T
     if not contents or not held:
         return NOTHING_LOADED
     return LoadedState(
-        held, contents.unproved_restore, None, contents.prefilled_ahead.within(len(contents.tokens), held)
+        held, contents.unproved_restore, None, contents.prefilled_ahead.limited_to(len(contents.tokens), held)
     )
 
 
-async def find_save_point(store: BlockStore, engine: ReadyEngine, owner: str, prompt: Tokens) -> RestorePlan | Miss:
+async def find_save_point(
+    store: BlockStore, engine: ReadyEngine, owner: str, prompt: Tokens
+) -> RestorePlan | RestoreMiss:
     """Return the save point with the most of a prompt, or why there is none."""
     return await asyncio.to_thread(
         store.restorer.find, engine.fingerprint, prompt, can_cut=engine.can_cut, conversation_id=owner

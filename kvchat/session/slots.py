@@ -57,12 +57,12 @@ class _FileWrite:
     began_at: float
 
     @property
-    def written(self) -> int:
+    def bytes_written(self) -> int:
         return file_size(self.path) if self.path else 0
 
-    def left_s(self, rate: float) -> float:
+    def seconds_left(self, rate: float) -> float:
         """Estimate the seconds left, from `rate` (seconds per byte) or its own speed so far."""
-        taken, written = time.monotonic() - self.began_at, self.written
+        taken, written = time.monotonic() - self.began_at, self.bytes_written
         if written:
             return taken * max(0, self.size - written) / written
         return max(0.0, self.size * rate - taken)
@@ -148,7 +148,9 @@ class SaveProgress:
         waiting = self._waiting + planned + sum(write.size for write in writes if write.path)
         if not writes and not waiting:
             return None
-        seconds = sum(write.left_s(rates[bool(write.path)]) for write in writes) if writes else planned * rates[True]
+        seconds = (
+            sum(write.seconds_left(rates[bool(write.path)]) for write in writes) if writes else planned * rates[True]
+        )
         absorbed = sum(write.size for write in writes if not write.path)
         return PendingSave(max(waiting, absorbed), seconds + waiting * rates[False])
 
@@ -156,7 +158,7 @@ class SaveProgress:
         """Return a value that equals an earlier one only if the engine was inactive in between."""
         if any(write.path is None for write in self._writes):  # kvchat's own work always finishes
             return object()
-        return [(write, write.written) for write in self._writes] or self._last_progress
+        return [(write, write.bytes_written) for write in self._writes] or self._last_progress
 
 
 class Slots(Allocator):

@@ -189,7 +189,7 @@ def atomic_write(target: Path, *, private: bool = False) -> Iterator[Path]:
     NotAFile if the target is not a regular file.
     """
 
-    def old_mode() -> int | None:
+    def existing_mode() -> int | None:
         try:
             mode = target.stat().st_mode
         except FileNotFoundError:
@@ -197,7 +197,7 @@ def atomic_write(target: Path, *, private: bool = False) -> Iterator[Path]:
         check_is_regular_file(target, mode)
         return stat.S_IMODE(mode)
 
-    old, destination = run_with_timeout(lambda: (old_mode(), target.resolve()))
+    old, destination = run_with_timeout(lambda: (existing_mode(), target.resolve()))
     temporary = run_with_timeout(lambda: temporary_path(destination))
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))

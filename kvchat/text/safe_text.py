@@ -110,22 +110,22 @@ _SHORTEST_NAME = 3  # shorter names would match in other words
 
 
 @dataclass(frozen=True)
-class Person:
+class Identity:
     home: str
     user: str
     host: str
 
 
-def this_person() -> Person:
+def current_user() -> Identity:
     """Return the user of this process; an unknown user name is empty."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):
         user = ""
-    return Person(str(Path.home()), user, socket.gethostname())
+    return Identity(str(Path.home()), user, socket.gethostname())
 
 
-def redact(text: str, person: Person, secrets: Iterable[str] = ()) -> str:
+def redact(text: str, person: Identity, secrets: Iterable[str] = ()) -> str:
     """Remove secrets and personal names. `secrets`: additional known ones, such as the engine's key."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, _REMOVED)

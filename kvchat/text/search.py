@@ -28,7 +28,7 @@ _STEP, _OVERLAP = 4096, 256  # characters per step; a hit cut off by a step is c
 _KEPT_MARKS = (0, 8, 9)  # mark classes that make another letter: vowel signs, kana voicing, viramas
 
 
-class _Folded(dict[int, str]):
+class _Folding(dict[int, str]):
     """Cached `str.translate` table that removes case, diacritics and compatibility forms."""
 
     def __missing__(self, code: int) -> str:
@@ -37,8 +37,8 @@ class _Folded(dict[int, str]):
         return self[code]
 
 
-class _Spread(dict[int, str]):
-    """`str.translate` table: as `_Folded`, with spaces around one-character words and for punctuation."""
+class _SpacedFolding(dict[int, str]):
+    """`str.translate` table: as `_Folding`, with spaces around one-character words and for punctuation."""
 
     def __missing__(self, code: int) -> str:
         self[code] = ""
@@ -48,7 +48,7 @@ class _Spread(dict[int, str]):
         return self[code]
 
 
-_FOLDED, _SPREAD = _Folded(), _Spread()
+_FOLDED, _SPREAD = _Folding(), _SpacedFolding()
 
 
 @dataclass(frozen=True)

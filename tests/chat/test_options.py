@@ -206,7 +206,7 @@ async def test_model_for_new_chats_does_not_restart_the_engine(stage: Stage, oth
     assert not stage.engine.restart_pending
     assert (await stage.answered(first, "And then?")).source is Source.HOT, "nothing was loaded or read again"
     assert models_launched(stage) == [str(stage.settings.model_path)]
-    fingerprint, _ = await stage.engine.states_now(str(other_model))
+    fingerprint, _ = await stage.engine.fingerprint_and_limit(str(other_model))
     assert fingerprint.model == model_identity(other_model), "the library shows the state for new chats"
 
 

@@ -12,7 +12,7 @@ from jeepney import message_bus
 from jeepney.io.blocking import Proxy, open_dbus_connection
 from keyring.backends import chainer, fail
 
-from kvchat.cli.doctor import Presence, find_keyring, find_tray
+from kvchat.cli.doctor import Availability, find_keyring, find_tray
 from tests.desktop_bus import display, session_bus
 
 WATCHER = "org.kde.StatusNotifierWatcher"
@@ -26,29 +26,29 @@ def bus(tmp_path: Path) -> Iterator[str]:
 
 def test_a_status_notifier_host_is_found(bus):
     environment = {"DBUS_SESSION_BUS_ADDRESS": bus}
-    assert find_tray(environment).presence is Presence.MISSING
+    assert find_tray(environment).presence is Availability.MISSING
     connection = open_dbus_connection(bus=bus)
     try:
         Proxy(message_bus, connection).RequestName(WATCHER)
-        assert find_tray(environment).presence is Presence.AVAILABLE
+        assert find_tray(environment).presence is Availability.AVAILABLE
     finally:
         connection.close()
-    assert find_tray(environment).presence is Presence.MISSING
+    assert find_tray(environment).presence is Availability.MISSING
 
 
 @pytest.mark.parametrize("address", ["unix:path=/nowhere/at/all", "nonsense"])
 def test_a_bus_or_display_that_does_not_answer_is_unknown(address):
-    assert find_tray({}).presence is Presence.MISSING
+    assert find_tray({}).presence is Availability.MISSING
     finding = find_tray({"DISPLAY": ":4711"})
-    assert finding.presence is Presence.MISSING
+    assert finding.presence is Availability.MISSING
     assert "session bus" in finding.detail
-    assert find_tray({"DBUS_SESSION_BUS_ADDRESS": address}).presence is Presence.UNKNOWN
+    assert find_tray({"DBUS_SESSION_BUS_ADDRESS": address}).presence is Availability.UNKNOWN
 
 
 def test_an_x11_tray_is_found():
     with display() as (name, _):
         environment = {"DISPLAY": name}
-        assert find_tray(environment).presence is Presence.MISSING
+        assert find_tray(environment).presence is Availability.MISSING
         x11 = ctypes.CDLL("libX11.so.6")
         x11.XOpenDisplay.restype = ctypes.c_void_p
         x11.XInternAtom.restype = x11.XDefaultRootWindow.restype = x11.XCreateSimpleWindow.restype = ctypes.c_ulong
@@ -59,7 +59,7 @@ def test_an_x11_tray_is_found():
         x11.XSetSelectionOwner(connection, selection, window, ctypes.c_ulong(0))
         x11.XSync(connection, 0)
         try:
-            assert find_tray(environment).presence is Presence.AVAILABLE
+            assert find_tray(environment).presence is Availability.AVAILABLE
         finally:
             x11.XCloseDisplay(connection)
 
@@ -71,9 +71,9 @@ def _broken() -> None:
 @pytest.mark.parametrize(
     ("backend", "presence", "detail"),
     [
-        (fail.Keyring, Presence.MISSING, ""),
-        (chainer.ChainerBackend, Presence.AVAILABLE, ""),
-        (_broken, Presence.UNKNOWN, "no such plugin"),
+        (fail.Keyring, Availability.MISSING, ""),
+        (chainer.ChainerBackend, Availability.AVAILABLE, ""),
+        (_broken, Availability.UNKNOWN, "no such plugin"),
     ],
 )
 def test_the_keyring_is_available_missing_or_broken(monkeypatch, backend, presence, detail):

@@ -18,7 +18,7 @@ from kvchat.engine.api.wire import Sampling
 from kvchat.engine.process.supervisor import RestartPolicy
 from kvchat.kvstore.blocks.parser import WRAPPED_VERSION
 from kvchat.kvstore.restorer import Restorer
-from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile
+from kvchat.kvstore.savepoint import RestoreMiss, RestorePlan, StagedFile
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import RestoreCost
@@ -206,10 +206,10 @@ async def test_a_program_is_answered(tmp_path, poisoner, engine):
 async def test_a_flipped_byte_of_a_block_never_reaches_the_engine(tmp_path, monkeypatch, kind, way):
     """However a state is restored, the prompt is processed instead."""
     monkeypatch.setattr(RestoreCost, "is_worth_trying", lambda *_: True)
-    staged: list[StagedFile | Miss] = []
+    staged: list[StagedFile | RestoreMiss] = []
     stage = Restorer.stage
 
-    def record_stage(store: Restorer, plan: RestorePlan, *where: Any, **how: Any) -> StagedFile | Miss:
+    def record_stage(store: Restorer, plan: RestorePlan, *where: Any, **how: Any) -> StagedFile | RestoreMiss:
         outcome = stage(store, plan, *where, **how)
         if plan.tokens_used > TEST_TOKENS:
             staged.append(outcome)
@@ -257,4 +257,4 @@ async def test_a_flipped_byte_of_a_block_never_reaches_the_engine(tmp_path, monk
             assert receipt.source is Source.COLD or way == "viewed"
             assert (receipt.restored_bytes, receipt.cached_tokens < few) == (0, way != "viewed")
     assert staged
-    assert all(isinstance(outcome, Miss) and is_damage(outcome.reason) for outcome in staged), staged
+    assert all(isinstance(outcome, RestoreMiss) and is_damage(outcome.reason) for outcome in staged), staged

@@ -62,7 +62,7 @@ def test_initial_context(tmp_path: Path, fake_engine: FakeEngine, large: Path, n
     assert choice.max_context.kv_bytes > CHEAP_KV_BYTES
     assert choice.context.tokens == choice.plan.context_size == tokens
     assert (f"Starts with {tokens:,} tokens" in choice.context.reason) == (tokens < LONGEST)
-    assert all(smaller.context.tokens < tokens for smaller in choice.smaller())
+    assert all(smaller.context.tokens < tokens for smaller in choice.smaller_choices())
 
 
 def test_cheap_or_chosen_context_is_allocated_whole(tmp_path: Path, fake_engine: FakeEngine, large: Path) -> None:

@@ -106,7 +106,7 @@ def test_projector_takes_memory_but_keeps_the_fingerprint(tmp_path: Path, fake_e
     limits.learn(seeing.circumstances, 2048, out_of_memory=True)  # with the projector
     assert choose_engine(stage.settings, tmp_path, limits).demand.limit is None
     assert choose_engine(stage.settings, tmp_path, limits, vision=True).demand.limit is not None
-    larger = [choice.larger(2048, choice.memory, None) for choice in (seeing, blind)]
+    larger = [choice.larger_context(2048, choice.memory, None) for choice in (seeing, blind)]
     assert larger[0]
     assert larger[1]
     assert larger[0].needed - larger[1].needed == 5_000_000

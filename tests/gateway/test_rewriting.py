@@ -178,7 +178,7 @@ def test_divergence_is_the_reason_only_if_there_is_no_other(
 async def test_key_works_and_is_revoked_at_once(tmp_path: Path, settings: Settings) -> None:
     async with running_gateway(tmp_path / "home", replace(settings, api_port=free_port("127.0.0.1"))) as server:
         service = server.runtime.api_server
-        await service.follow()
+        await service.follow_settings()
         await service.make_key()
         await service.make_key("zed")
         keys = await service.keys()

@@ -17,7 +17,7 @@ from kvchat.kvstore.blocks.layout import CacheRows, Region, RowMap, Run
 from kvchat.kvstore.blocks.recipe import BlockUse, Recipe
 from kvchat.kvstore.index import points
 from kvchat.kvstore.index.token_tree import pack_tokens
-from kvchat.kvstore.savepoint import CHATS_AUDIENCE, Miss, SavePoint, Tokens
+from kvchat.kvstore.savepoint import CHATS_AUDIENCE, RestoreMiss, SavePoint, Tokens
 from tests.kvstore.store_bench import FINGERPRINT, Bench, token_range
 
 CHATS, TURNS = 10_000, 3
@@ -80,7 +80,7 @@ def measure(chats: int = CHATS) -> dict[str, tuple[float, float]]:
             for can_cut in (True, False):
                 find = partial(bench.find, prompt, can_cut=can_cut, conversation="chat 77")
                 plan = find()
-                result = "nothing" if isinstance(plan, Miss) else f"{plan.tokens_used} tokens"
+                result = "nothing" if isinstance(plan, RestoreMiss) else f"{plan.tokens_used} tokens"
                 figures[f"find: {name}, {'to be cut' if can_cut else 'whole'}: {result}"] = worst_ms(find)
         figures["sums for the panel's line"] = worst_ms(bench.inventory.occupied)
         figures["collect, nothing unused"] = worst_ms(bench.inventory.collect)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvchat.kvstore.savepoint import Miss, RestorePlan, StoreRefused, Tokens
+from kvchat.kvstore.savepoint import RestoreMiss, RestorePlan, StoreRefused, Tokens
 from kvchat.system.migrations import DatabaseTooNew
 from tests.kvstore.store_bench import Bench, Model, token_range
 
@@ -62,13 +62,13 @@ def damage(dice: random.Random, path: Path) -> str:
     return kind
 
 
-def restore(bench: Bench, prompt: Tokens, **kwargs: object) -> Miss | None:
+def restore(bench: Bench, prompt: Tokens, **kwargs: object) -> RestoreMiss | None:
     """Restore the best save point for the prompt; return why there is none. Raises WrongBytes."""
     plan = bench.find(prompt, **kwargs)  # type: ignore[arg-type]
     staged = bench.restorer.stage(plan, bench.slots) if isinstance(plan, RestorePlan) else plan
-    if isinstance(plan, Miss) or isinstance(staged, Miss):
+    if isinstance(plan, RestoreMiss) or isinstance(staged, RestoreMiss):
         assert list(bench.slots.iterdir()) == []
-        return staged if isinstance(staged, Miss) else None
+        return staged if isinstance(staged, RestoreMiss) else None
     held = plan.save_point.tokens[: staged.n_tokens]
     data = bench.read(staged)
     if data != bench.model.slot_file(held) or held[: plan.tokens_used] != prompt[: plan.tokens_used]:

@@ -23,8 +23,8 @@ from kvchat.kvstore.memory_files import MemoryRoom
 from kvchat.kvstore.savepoint import (
     Bounds,
     Fingerprint,
-    Miss,
     Predecessor,
+    RestoreMiss,
     RestorePlan,
     SavePoint,
     StagedFile,
@@ -190,7 +190,7 @@ class Bench:
         assert not report.refused, report
         return point
 
-    def find(self, prompt: Tokens, *, can_cut: bool = True, conversation: str = "thesis") -> RestorePlan | Miss:
+    def find(self, prompt: Tokens, *, can_cut: bool = True, conversation: str = "thesis") -> RestorePlan | RestoreMiss:
         return self.store.restorer.find(FINGERPRINT, prompt, can_cut=can_cut, conversation_id=conversation)
 
     def plan(self, prompt: Tokens, **kwargs: Any) -> RestorePlan:
@@ -208,12 +208,12 @@ class Bench:
 
     def restore(
         self, prompt: Tokens, *, can_cut: bool = True, window: int = 0, conversation: str = "thesis"
-    ) -> bytes | Miss:
+    ) -> bytes | RestoreMiss:
         plan = self.find(prompt, can_cut=can_cut, conversation=conversation)
-        if isinstance(plan, Miss):
+        if isinstance(plan, RestoreMiss):
             return plan
         staged = self.store.restorer.stage(plan, self.slots, window=window)
-        return staged if isinstance(staged, Miss) else self.read(staged)
+        return staged if isinstance(staged, RestoreMiss) else self.read(staged)
 
     def read(self, staged: StagedFile) -> bytes:
         data = staged.path.read_bytes()

@@ -19,9 +19,9 @@ from kvchat.kvstore.index.index import check_store
 from kvchat.kvstore.savepoint import (
     GB,
     Bounds,
-    Miss,
     NotSaved,
     Predecessor,
+    RestoreMiss,
     RestorePlan,
     StoreRefused,
     Tier,
@@ -118,7 +118,7 @@ def test_without_cutting_the_longest_whole_save_point_is_restored(tmp_path: Path
     assert bench.plan(token_range(499), can_cut=False).tokens_used == 300
     assert bench.plan(token_range(300), can_cut=False).tokens_used == 100  # a token must be left to evaluate
     assert bench.restore(token_range(400), can_cut=False) == HYBRID.slot_file(token_range(300))
-    assert bench.find(token_range(90) + (7,) * 50, can_cut=False) == Miss(Reason(ReasonCode.CANNOT_GO_BACK))
+    assert bench.find(token_range(90) + (7,) * 50, can_cut=False) == RestoreMiss(Reason(ReasonCode.CANNOT_GO_BACK))
 
 
 @pytest.mark.parametrize("length", [33, 255, 256, 257, 400])
@@ -180,7 +180,7 @@ def test_every_miss_has_a_reason(bench: Bench) -> None:
     def reason(prompt: Tokens, **changes: str) -> Reason:
         fingerprint = replace(FINGERPRINT, **changes) if changes else FINGERPRINT
         result = bench.restorer.find(fingerprint, prompt, can_cut=True, conversation_id="thesis")
-        assert isinstance(result, Miss)
+        assert isinstance(result, RestoreMiss)
         return result.reason
 
     tokens = token_range(100)
@@ -192,7 +192,7 @@ def test_every_miss_has_a_reason(bench: Bench) -> None:
     other = token_range(5) + token_range(95, start=500)
     assert reason(other) == Reason(ReasonCode.BEGINS_DIFFERENTLY, {"shared": 5})
     hollow = Reason(ReasonCode.HOLLOW, {"accepted": 100, "reused": 0})
-    bench.inventory.set_aside(point, hollow)
+    bench.inventory.quarantine(point, hollow)
     assert reason(tokens) == Reason(ReasonCode.SET_ASIDE, {"reason": hollow})
     assert bench.block_files() == []
 
@@ -236,7 +236,7 @@ def test_the_quota_spares_the_newest(tmp_path: Path) -> None:
     for number in range(5):
         bench.save(f"chat {number}", token_range(300, start=1000 * (number + 1)))
     assert list(bench.save_points()) == ["chat 3", "chat 4"]
-    assert bench.find(token_range(300), conversation="a") == Miss(Reason(ReasonCode.PRUNED))
+    assert bench.find(token_range(300), conversation="a") == RestoreMiss(Reason(ReasonCode.PRUNED))
 
 
 def test_old_save_points_expire_with_the_next_save(bench: Bench) -> None:
@@ -251,7 +251,7 @@ def test_old_save_points_expire_with_the_next_save(bench: Bench) -> None:
     bench.clock.now += timedelta(days=2)
     bench.save("newer", token_range(300, start=4000))
     assert bench.save_points().keys() == {"used again", "pinned", "new", "newer"}
-    assert bench.find(token_range(310), conversation="old") == Miss(Reason(ReasonCode.EXPIRED))
+    assert bench.find(token_range(310), conversation="old") == RestoreMiss(Reason(ReasonCode.EXPIRED))
 
 
 @pytest.mark.parametrize("length", [180, 256, 700])
@@ -284,7 +284,7 @@ def test_deleting_a_message_deletes_its_save_points(bench: Bench) -> None:
         "letter": frozenset(("copied",)),
     }
     bench.inventory.delete_messages("thesis", ["second"])
-    assert isinstance(bench.find(token_range(300, start=9000)), Miss)
+    assert isinstance(bench.find(token_range(300, start=9000)), RestoreMiss)
     restored = bench.restore(token_range(200) + (7,) * 50, can_cut=False)
     assert restored == bench.model.slot_file(token_range(200)), "another chat extends it"
     assert bench.inventory.unchecked("").messages["letter"] == frozenset(("copied",))

@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.chat.deletion import purge_orphans
 from kvchat.chat.record.database import Database
-from kvchat.kvstore.savepoint import Bounds, Miss, StoreRefused, imported_audience
+from kvchat.kvstore.savepoint import Bounds, RestoreMiss, StoreRefused, imported_audience
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.kvstore.store_bench import FULL, HYBRID, Bench, Model, token_range
 
@@ -35,7 +35,7 @@ def test_programs_get_half_of_the_quota(big: Bench) -> None:
         big.save(AGENT, token_range(300, 1000 * (number + 1)))
     assert big.save_points() == {"chat": 1, AGENT: 2}
     assert big.inventory.usage().programs_quota_bytes == big.inventory.usage().quota_bytes // 2
-    assert big.find(token_range(300, 1000), conversation=AGENT) == Miss(Reason(ReasonCode.PRUNED))
+    assert big.find(token_range(300, 1000), conversation=AGENT) == RestoreMiss(Reason(ReasonCode.PRUNED))
 
 
 def test_rows_shared_with_a_chat_do_not_count_for_programs(big: Bench) -> None:
@@ -78,7 +78,7 @@ def test_unused_save_points_of_programs_expire_after_two_weeks(bench: Bench) -> 
     bench.clock.now += timedelta(days=5)
     bench.save("new", token_range(300, 3000))
     assert bench.save_points() == {"chat": 1, EDITOR: 1, "new": 1}
-    assert bench.find(token_range(310, 1000), conversation=AGENT) == Miss(Reason(ReasonCode.EXPIRED))
+    assert bench.find(token_range(310, 1000), conversation=AGENT) == RestoreMiss(Reason(ReasonCode.EXPIRED))
 
 
 def test_a_prompt_too_large_for_programs_is_not_kept(bench: Bench) -> None:
@@ -106,7 +106,7 @@ def test_deleting_a_program_leaves_the_others(bench: Bench) -> None:
 
 def reused_tokens(bench: Bench, owner: str) -> int:
     plan = bench.find(token_range(310), conversation=owner)
-    return 0 if isinstance(plan, Miss) else plan.tokens_used
+    return 0 if isinstance(plan, RestoreMiss) else plan.tokens_used
 
 
 @pytest.mark.parametrize(

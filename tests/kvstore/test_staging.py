@@ -15,7 +15,7 @@ import pytest
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.savepoint import Bounds, Miss, RestorePlan, StagedFile, StoreRefused, Tier, program_of
+from kvchat.kvstore.savepoint import Bounds, RestoreMiss, RestorePlan, StagedFile, StoreRefused, Tier, program_of
 from kvchat.kvstore.store import BlockStore
 from tests.kvstore.store_bench import FINGERPRINT, FULL, Bench, Model, token_range
 from tests.store_contents import flip_a_byte
@@ -71,9 +71,9 @@ def test_a_damaged_block_is_noticed_when_a_file_is_overwritten(tmp_path: Path) -
     bench.restorer.unstage(stage(bench, 1001))
     assert bench.files_in_memory()
     flip_a_byte(max(blocks, key=lambda path: path.stat().st_size))
-    assert isinstance(bench.restorer.stage(bench.plan(token_range(310)), bench.slots), Miss)
+    assert isinstance(bench.restorer.stage(bench.plan(token_range(310)), bench.slots), RestoreMiss)
     assert not list(bench.slots.iterdir())
-    assert isinstance(bench.find(token_range(310)), Miss), "it is not tried again"
+    assert isinstance(bench.find(token_range(310)), RestoreMiss), "it is not tried again"
 
 
 def test_a_file_an_engine_may_be_reading_does_not_make_room(tight: Bench) -> None:

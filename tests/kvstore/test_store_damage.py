@@ -26,7 +26,7 @@ from kvchat.kvstore import disk
 from kvchat.kvstore.blocks import absorb, positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles, WrittenBlock
 from kvchat.kvstore.index.index import IndexFailed
-from kvchat.kvstore.savepoint import AbsorbReport, Miss, NotSaved, StoreRefused
+from kvchat.kvstore.savepoint import AbsorbReport, NotSaved, RestoreMiss, StoreRefused
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.kvstore import mutating
 from tests.kvstore.store_bench import FULL, HYBRID, Bench, Model, is_damage, token_range
@@ -135,7 +135,7 @@ def test_every_damaged_block_is_reported_once(tmp_path: Path) -> None:
         mutating.damage(dice, dice.choice(bench.block_files()))
         bench.use(bench.open())
         for tokens in (*turns, token_range(33)):
-            misses += isinstance(mutating.restore(bench, (*tokens, 99)), Miss)
+            misses += isinstance(mutating.restore(bench, (*tokens, 99)), RestoreMiss)
         lost = bench.inventory.losses()
         assert bench.inventory.losses() == ()
         report = bench.inventory.verify()  # finds what no restore has read, such as a byte too many

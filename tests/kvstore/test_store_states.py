@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvchat.kvstore import disk
-from kvchat.kvstore.savepoint import Miss, Tier
+from kvchat.kvstore.savepoint import RestoreMiss, Tier
 from tests.kvstore.store_bench import FULL, HYBRID, WINDOW, Bench, Model, token_range
 
 pytestmark = pytest.mark.slow
@@ -91,7 +91,7 @@ class StoreMachine(RuleBasedStateMachine):
             prompt = (*tokens, 4242)
             for can_cut in (False, True):
                 plan = self.bench.find(prompt, can_cut=can_cut)
-                for tier in (plan.tier, Tier.DISK) if not isinstance(plan, Miss) else ():
+                for tier in (plan.tier, Tier.DISK) if not isinstance(plan, RestoreMiss) else ():
                     staged = self.bench.stage(plan, tier)
                     held = plan.save_point.tokens[: staged.n_tokens]
                     reordered = model is WINDOW and staged.n_tokens < plan.save_point.n_tokens  # no longer a ring

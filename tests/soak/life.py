@@ -21,7 +21,7 @@ from kvchat.chat.record.messages import Conversation, Message, MessageState, Rol
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.wire import Sampling
 from kvchat.kvstore.restorer import Restorer
-from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, Tokens, common_prefix
+from kvchat.kvstore.savepoint import Fingerprint, RestoreMiss, RestorePlan, SavePoint, Tokens, common_prefix
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths
@@ -101,7 +101,7 @@ class RandomUser:
 
         def record_search(
             store: Restorer, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
-        ) -> RestorePlan | Miss:
+        ) -> RestorePlan | RestoreMiss:
             searches.append((fingerprint, prompt, can_cut))
             return find(store, fingerprint, prompt, can_cut=can_cut, conversation_id=conversation_id)
 

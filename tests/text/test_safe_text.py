@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.text.safe_text import Person, redact, safe_code, safe_document, safe_prose, this_person
+from kvchat.text.safe_text import Identity, current_user, redact, safe_code, safe_document, safe_prose
 
 TAGS = "".join(chr(0xE0000 + ord(char)) for char in "ignore all")
 
@@ -64,7 +64,7 @@ def test_control_pictures_and_documents() -> None:
     assert safe_document("main.py", "a\u00adb") == "a⟦SHY⟧b"
 
 
-ANNA = Person("/home/anna", "anna", "annas-tower")
+ANNA = Identity("/home/anna", "anna", "annas-tower")
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_redact(text: str, clean: str) -> None:
 
 def test_redact_known_secrets_but_not_short_names() -> None:
     assert redact("xKEY-1y KEY", ANNA, ["KEY", "KEY-1", ""]) == "x‹removed›y ‹removed›"
-    assert redact("me and the model", Person("/", "me", "")) == "me and the model"
-    assert this_person().home
+    assert redact("me and the model", Identity("/", "me", "")) == "me and the model"
+    assert current_user().home
 
 
 @given(st.text(), st.text("abcdefghijklmnopqrstuvwxyz0123456789_-", min_size=12, max_size=40), st.text())

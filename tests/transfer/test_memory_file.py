@@ -15,7 +15,7 @@ import pytest
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation
 from kvchat.chat.turn.imported_memory import MemoryTest
-from kvchat.kvstore.savepoint import Bounds, Miss, RestorePlan, StoreRefused
+from kvchat.kvstore.savepoint import Bounds, RestoreMiss, RestorePlan, StoreRefused
 from kvchat.system.concurrency import Stopped
 from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.transfer.importing import ImportReport, import_paths
@@ -103,7 +103,7 @@ def test_memory_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Mode
     for length in (300, 700):
         again = there.bench.restore((*TOKENS[:length], 9999), can_cut=False, conversation=chat.id)
         assert again == model.slot_file(TOKENS[:length])
-    assert isinstance(there.bench.find(TOKENS, conversation="another"), Miss), "only its chat may use it"
+    assert isinstance(there.bench.find(TOKENS, conversation="another"), RestoreMiss), "only its chat may use it"
     assert [one.imported for one in there.bench.inventory.usage().conversations] == [True]
     assert there.bench.inventory.verify().is_clean
     [memory] = report.memories

@@ -167,7 +167,7 @@ class FakeEngine(SwitchingHost):
     def context_size(self) -> int | None:
         return CONTEXT if self.status.state is EngineState.READY else None
 
-    async def states_now(self, model: str | None = None) -> tuple[Fingerprint, int] | None:
+    async def fingerprint_and_limit(self, model: str | None = None) -> tuple[Fingerprint, int] | None:
         return (self.fingerprint, CONTEXT) if model else None
 
     async def vitals(self) -> Vitals | None:

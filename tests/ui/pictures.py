@@ -473,7 +473,7 @@ def main() -> None:
             set_ui_language(asked.language)
         look, runtime = Look(app, asked.theme), prepared(home / "home")
         runtime.settings = replace(runtime.settings, zoom=asked.text, theme=asked.theme)
-        look.follow(runtime.settings)
+        look.apply_settings(runtime.settings)
         if asked.folder is None:
             sys.exit("\n".join(qasync.run(check(look, runtime, asked.only))) or 0)
         asked.folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.ui.base.theme import LIGHT
-from kvchat.ui.rendering.markdown import Block, Markdown, Prose, Wide
+from kvchat.ui.rendering.markdown import Block, Markdown, Prose, WideBlock
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 
 MARKDOWN = Markdown(LIGHT)
@@ -25,8 +25,8 @@ def blocks(text: str) -> list[Block]:
 def prose(text: str) -> str:
     """Return the HTML of a text without code."""
     read = blocks(text)
-    assert all(isinstance(block, Prose | Wide) for block in read)
-    return "".join(block.html for block in read if isinstance(block, Prose | Wide))
+    assert all(isinstance(block, Prose | WideBlock) for block in read)
+    return "".join(block.html for block in read if isinstance(block, Prose | WideBlock))
 
 
 def a_message(id: str, role: Role, content: str, state: MessageState = MessageState.COMPLETE) -> Message:

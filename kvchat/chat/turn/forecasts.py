@@ -138,7 +138,7 @@ class Forecasts:
             if ready is None or needs_vision(messages):
                 return None
             engine = ready.with_template(chosen.options.template)
-            prompt, end = await engine.engine.growing_tokens(messages)
+            prompt, end = await engine.engine.stable_prefix_tokens(messages)
             contents, _ = turn_context.slots.best_contents(owner, prompt, engine)
             best = await plan_load(
                 turn_context.slots.store, engine, owner, contents, prompt, turn_context.slots.restore_cost.is_worth

@@ -242,7 +242,7 @@ async def _stable_prefix(target: _Target, lease: Lease, boundary: Tokens, messag
         return ()
     if engine.surely_exceeds_limit(len(target.draft) + sum(len(item.text) for item in target.attachments)):
         return ()
-    tokens, _end = await engine.engine.growing_tokens(messages)
+    tokens, _end = await engine.engine.stable_prefix_tokens(messages)
     stable = tokens[: max(len(boundary), len(tokens) - UNSTABLE_TOKENS)]
     if common_prefix(stable, boundary) < len(boundary) or len(stable) >= engine.context_size:
         return ()

@@ -211,7 +211,7 @@ class LlamaServerClient:
         body = wire.prompt_body(with_placeholder_pictures(messages), self._template)
         return (await self.request_tokens(body, pictures))[1]
 
-    async def growing_tokens(self, messages: Sequence[ChatMessage]) -> tuple[TokenIds, int]:
+    async def stable_prefix_tokens(self, messages: Sequence[ChatMessage]) -> tuple[TokenIds, int]:
         """Return the ids up to the end of the last message, which may grow, and the number of tokens after it.
 
         Without pictures.

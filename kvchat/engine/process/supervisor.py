@@ -57,7 +57,7 @@ class EngineMonitor:
     def report(self, error: EngineError) -> None:
         """Report a failed request. Ignores lost connections: a dead process is noticed without this."""
         if self._reported is None and isinstance(error, EngineSilent | EngineBroken):
-            self._reported = error.failure if isinstance(error, EngineBroken) else _hang()
+            self._reported = error.failure if isinstance(error, EngineBroken) else _hang_failure()
             self._wake.set()
 
     def check_now(self) -> None:
@@ -92,7 +92,7 @@ class EngineMonitor:
                 except EngineError as error:  # any other error is a response
                     misses = misses + 1 if isinstance(error, EngineGone) else 0
                 self._alerted = self._alerted and misses > 0
-            return _hang()
+            return _hang_failure()
         finally:
             stuck.cancel()
             await asyncio.wait({stuck})
@@ -113,7 +113,7 @@ class EngineMonitor:
             await asyncio.sleep(self._policy.check_interval_s)
 
 
-def _hang() -> EngineFailure:
+def _hang_failure() -> EngineFailure:
     return EngineFailure(
         FailureKind.HANGS,
         _("The engine stopped responding"),
@@ -152,7 +152,7 @@ class RestartPolicy:
 
 
 @dataclass(frozen=True)
-class _Death:
+class _ProcessEnd:
     failure: EngineFailure
     was_ready: bool
 
@@ -274,13 +274,13 @@ class EngineSupervisor(EngineConnection):
             self.publish(status)
             await self._sleep(self._policy.delay_s(count))
 
-    async def _run_process(self, invocation: Invocation, status: EngineStatus) -> _Death:
+    async def _run_process(self, invocation: Invocation, status: EngineStatus) -> _ProcessEnd:
         """Run one process until its death. If cancelled, stop it first."""
         try:
             process = await EngineProcess.spawn(invocation.command, invocation.environment, self.log)
         except OSError as error:
             title, advice = _("The engine could not be started"), _("Close some programs and try again.")
-            return _Death(EngineFailure(FailureKind.EXITED, title, str(error), advice), was_ready=False)
+            return _ProcessEnd(EngineFailure(FailureKind.EXITED, title, str(error), advice), was_ready=False)
         self.generation = next(self._generations)
         self._process = process
         monitor = EngineMonitor(self._monitor_policy, self.log)
@@ -299,9 +299,9 @@ class EngineSupervisor(EngineConnection):
                 advice = _("The file may have been moved. Choose the model again.")
                 reason = EngineFailure(FailureKind.MODEL_MISSING, title, str(model), advice)
             if reason is not None:
-                return _Death(reason, was_ready=False)
+                return _ProcessEnd(reason, was_ready=False)
             self._set_ready(client, EngineStatus(EngineState.READY, restart_attempt=status.restart_attempt))
-            return _Death(await self._monitor(process, client, monitor), was_ready=True)
+            return _ProcessEnd(await self._monitor(process, client, monitor), was_ready=True)
         finally:
             self._client = None
             try:

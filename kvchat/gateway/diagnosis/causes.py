@@ -42,7 +42,7 @@ SYSTEM, TOOLS, FIRST, MESSAGE, TEMPLATE = "system", "tools", "first", "message",
 
 
 @dataclass(frozen=True)
-class Place:
+class PromptPart:
     kind: str
     number: int = 0  # message index from 0
     role: str = ""
@@ -51,7 +51,7 @@ class Place:
         return Reason(code, {"number": self.number + 1, "role": self.role[:_MAX_NAME]})
 
 
-_TEMPLATE, _SYSTEM, _TOOLS = Place(TEMPLATE), Place(SYSTEM), Place(TOOLS)
+_TEMPLATE, _SYSTEM, _TOOLS = PromptPart(TEMPLATE), PromptPart(SYSTEM), PromptPart(TOOLS)
 
 
 def find_divergence(old: Prompt, new: Prompt) -> Divergence:
@@ -62,7 +62,7 @@ def find_divergence(old: Prompt, new: Prompt) -> Divergence:
     return Divergence(old.shared_tokens(new), len(new), cause, old.text[start:end], new.text[start:end])
 
 
-def _find_place(old: Contents, new: Prompt, at: int) -> Place:
+def _find_place(old: Contents, new: Prompt, at: int) -> PromptPart:
     """Find the part of the body that contains this character of the rendered prompt."""
     now, text = new.contents, new.text
     search_start, candidate = 0, -1  # candidate: message index
@@ -85,7 +85,7 @@ def _find_place(old: Contents, new: Prompt, at: int) -> Place:
     return _first_difference(old, now, candidate)
 
 
-def _first_difference(old: Contents, new: Contents, number: int) -> Place:
+def _first_difference(old: Contents, new: Contents, number: int) -> PromptPart:
     """Find the first difference in the bodies, from message `number` on; -1: before the first message."""
     changed = number
     if old != UNKNOWN_CONTENTS:  # else only the text of a stored state is known
@@ -102,10 +102,10 @@ def _first_difference(old: Contents, new: Contents, number: int) -> Place:
         return _TOOLS if new.tools else _SYSTEM
     if changed >= len(new.messages):
         return _TEMPLATE
-    return Place(MESSAGE if changed else FIRST, changed, new.messages[changed].role)
+    return PromptPart(MESSAGE if changed else FIRST, changed, new.messages[changed].role)
 
 
-def _cause_in_line(old_line: str, new_line: str, place: Place) -> Reason | None:
+def _cause_in_line(old_line: str, new_line: str, place: PromptPart) -> Reason | None:
     if _BILLING in old_line or _BILLING in new_line:
         return Reason(ReasonCode.BILLING_HEADER)
     if old_line == new_line:
@@ -122,7 +122,7 @@ def _cause_in_line(old_line: str, new_line: str, place: Place) -> Reason | None:
     return place.cause(code) if place.kind == MESSAGE else Reason(code)
 
 
-def _cause_in_place(old: Prompt, new: Prompt, at: int, place: Place) -> Reason:
+def _cause_in_place(old: Prompt, new: Prompt, at: int, place: PromptPart) -> Reason:
     before, now = old.contents, new.contents
     if place.kind == TOOLS:
         return _cause_in_tools(before.tools, now.tools)
@@ -159,7 +159,7 @@ def _cause_in_tools(old: tuple[tuple[str, str], ...], new: tuple[tuple[str, str]
     return Reason(ReasonCode.TOOLS_REORDERED if reordered else ReasonCode.TOOLS_CHANGED)
 
 
-def _cause_in_messages(old: tuple[Message, ...], new: tuple[Message, ...], place: Place) -> Reason:
+def _cause_in_messages(old: tuple[Message, ...], new: tuple[Message, ...], place: PromptPart) -> Reason:
     number = place.number
     ours = new[number]
     theirs = old[number] if number < len(old) else Message("", "")

@@ -129,7 +129,7 @@ class Prompt:
         return self.ids.nbytes + getsizeof(self.text) + self.contents.bytes + 4_000
 
     @cached_property
-    def sketch(self) -> npt.NDArray[np.uint32]:
+    def minhash(self) -> npt.NDArray[np.uint32]:
         """The smallest hashes of its 8-token runs, sorted; similar prompts share many (MinHash)."""
         grams, width = self.ids.astype(np.uint32), 1
         while width < _GRAM and len(grams) > width:
@@ -198,8 +198,8 @@ class RecentPrompts:
         if most >= _CLEAR_SIMILARITY:
             return best
         for earlier in own:
-            smaller = min(len(earlier.sketch), len(prompt.sketch))
-            share = len(np.intersect1d(earlier.sketch, prompt.sketch, assume_unique=True)) / max(1, smaller)
+            smaller = min(len(earlier.minhash), len(prompt.minhash))
+            share = len(np.intersect1d(earlier.minhash, prompt.minhash, assume_unique=True)) / max(1, smaller)
             if share > most:  # the share of the shorter prompt that the other contains
                 best, most = earlier, share
         return best

@@ -122,7 +122,7 @@ class _SlotFile:
     def __init__(self, size: int, read: Read) -> None:
         self._size, self._read, self._attempts = size, read, 0
 
-    def _take(self, offset: int, size: int, description: str) -> bytes:
+    def _read_bytes(self, offset: int, size: int, description: str) -> bytes:
         if offset < 0 or size < 0 or offset + size > self._size:
             raise SlotFileError(f"truncated within {description}")
         data = self._read(offset, size)
@@ -131,7 +131,7 @@ class _SlotFile:
         return data
 
     def _unpack(self, offset: int, form: str, description: str) -> tuple[int, ...]:
-        return struct.unpack("<" + form, self._take(offset, struct.calcsize("<" + form), description))
+        return struct.unpack("<" + form, self._read_bytes(offset, struct.calcsize("<" + form), description))
 
     def read_header(self) -> tuple[Header, RawTokens]:
         if not self._size:
@@ -140,7 +140,7 @@ class _SlotFile:
         if magic != MAGIC or version not in _PLAUSIBLE_VERSIONS:
             raise SlotFileError("not a slot file")
         span = Span(0, 12 + 4 * count)
-        words = np.frombuffer(self._take(12, 4 * count, "the token list"), dtype="<i4")
+        words = np.frombuffer(self._read_bytes(12, 4 * count, "the token list"), dtype="<i4")
         if span.end == self._size:
             raise SlotFileError("truncated: no state after the token list")
         if not count or words[0] != WRAPPED:
@@ -225,7 +225,7 @@ class _SlotFile:
 
     def _cell_runs(self, cells: Span, cell_size: int) -> tuple[Run, ...]:
         """Check every cell and return their token runs; a window cache is a ring buffer."""
-        data = self._take(cells.offset, cells.size, "the cells")
+        data = self._read_bytes(cells.offset, cells.size, "the cells")
         words = np.frombuffer(data, dtype="<i4").reshape(-1, cell_size // 4)
         positions = words[:, 0]
         if (words[:, 1] != 1).any() or (words[:, -1] != words[0, -1]).any():  # any slot number, but the same one

@@ -58,7 +58,7 @@ class Recipe:
         """Size of each block, by name."""
         return {use.block: use.size for use in self.uses}
 
-    def seal(self) -> bytes:
+    def digest(self) -> bytes:
         """Hash the whole recipe, so that a damaged index cannot misplace rows."""
         uses = [[use.block.hex(), use.size, use.cache, use.row, use.rows, use.skip, use.position] for use in self.uses]
         return blake3(pack_row_map(self.row_map) + json.dumps([self.file_size, uses]).encode()).digest(length=16)

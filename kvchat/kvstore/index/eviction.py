@@ -43,7 +43,7 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Needs:
+class BlockNeeds:
     """The blocks each save point needs: those on the path to its end in a tree of uses."""
 
     last_uses: Numbers  # last use of each candidate
@@ -52,7 +52,7 @@ class Needs:
     sizes: Numbers  # disk bytes of each block
 
 
-def plan_prune(candidates: Sequence[Candidate], needs: Needs, used: int, target: int, now: float) -> PrunePlan:
+def plan_prune(candidates: Sequence[Candidate], needs: BlockNeeds, used: int, target: int, now: float) -> PrunePlan:
     """Plan the removals that reduce `used` bytes to `target`: the least valuable first, no more than needed.
 
     Protected save points and those that are no candidates stay, even if the target is missed.
@@ -74,14 +74,14 @@ def plan_prune(candidates: Sequence[Candidate], needs: Needs, used: int, target:
     return PrunePlan(tuple(str(candidates[place].id) for place in order), total, tuple(pruned), used - total)
 
 
-def plan_programs(candidates: Sequence[Candidate], needs: Needs, target: int, now: float) -> PrunePlan:
+def plan_programs(candidates: Sequence[Candidate], needs: BlockNeeds, target: int, now: float) -> PrunePlan:
     """Plan removals so that programs keep at most `target` bytes that no chat also keeps."""
     used = int(sum(_freed([place for place, point in enumerate(candidates) if point.is_program], needs)))
     chats_protected = [point if point.is_program else point._replace(is_protected=True) for point in candidates]
     return plan_prune(chats_protected, needs, used, target, now)
 
 
-def _spare_unneeded(order: list[int], needs: Needs, target: int) -> list[int]:
+def _spare_unneeded(order: list[int], needs: BlockNeeds, target: int) -> list[int]:
     """Keep what fits: once a chat's last turn is removed, older ones may be small enough to stay."""
     gone = _last_turns(order, needs) < len(order)
     sizes, blocks, parents = needs.sizes.tolist(), needs.blocks.tolist(), needs.parents.tolist()
@@ -103,7 +103,7 @@ def _spare_unneeded(order: list[int], needs: Needs, target: int) -> list[int]:
     return [place for place in order if place not in staying]
 
 
-def _removal_order(candidates: Sequence[Candidate], needs: Needs, now: float) -> list[int]:
+def _removal_order(candidates: Sequence[Candidate], needs: BlockNeeds, now: float) -> list[int]:
     """Return the removable save points' indices, first to remove first; a last turn follows its older turns.
 
     Ranked by prefill time saved per byte held, decayed by age. The lost and the freed part are the same share,
@@ -139,12 +139,12 @@ def _removal_order(candidates: Sequence[Candidate], needs: Needs, now: float) ->
     return [place for *_, place in sorted(keyed)]
 
 
-def _freed(order: Sequence[int], needs: Needs) -> list[float]:
+def _freed(order: Sequence[int], needs: BlockNeeds) -> list[float]:
     freed: list[float] = np.bincount(_last_turns(order, needs), needs.sizes, len(order) + 1).tolist()
     return freed[: len(order)]
 
 
-def _last_turns(order: Sequence[int], needs: Needs) -> Numbers:
+def _last_turns(order: Sequence[int], needs: BlockNeeds) -> Numbers:
     """Return the index in `order` of each block's last user; `len(order)` if a remaining one needs it."""
     stays = len(order)
     turns = np.full(len(needs.last_uses), stays, np.int64)

@@ -218,7 +218,7 @@ def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk:
     hold_recipe(db, link_id, conversation)
     db.execute(
         "UPDATE save_points SET file_size = ?, row_map = ?, seal = ?, link_id = ? WHERE id = ?",
-        (recipe.file_size, pack_row_map(recipe.row_map), recipe.seal(), link_id, point_id),
+        (recipe.file_size, pack_row_map(recipe.row_map), recipe.digest(), link_id, point_id),
     )
     same = "SELECT id FROM save_points WHERE node_id = ? AND conversation_id = ? AND id < ? AND link_id IS NOT NULL"
     delete(db, _numbers(db, same, node_id, conversation, point_id))
@@ -241,7 +241,7 @@ def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     """
     uses = tuple(BlockUse(*use) for use in db.execute(path, (link_id,)))
     recipe = Recipe(file_size, unpack_row_map(row_map), uses)
-    if recipe.seal() != seal:
+    if recipe.digest() != seal:
         raise RecipeError("its recipe was changed")
     return recipe
 
@@ -272,7 +272,7 @@ def _add_path(db: sqlite3.Connection, recipe: Recipe) -> int:
     """Add the links of a recipe that are missing; return the last. Rows shared with the next turn come first."""
     is_window = [cache.is_window for cache in recipe.row_map.caches]
 
-    def stable_first(use: BlockUse) -> tuple[int, int, int, int]:
+    def sort_key(use: BlockUse) -> tuple[int, int, int, int]:
         if use.cache != RESIDUE and not is_window[use.cache]:
             return 0, use.position, use.cache, use.row
         return 1, use.cache % (len(is_window) + 1), use.row, 0
@@ -280,7 +280,7 @@ def _add_path(db: sqlite3.Connection, recipe: Recipe) -> int:
     names = {use.block for use in recipe.uses}
     ids = {name: db.execute("SELECT id FROM blocks WHERE name = ?", (name,)).fetchone()[0] for name in names}
     link_id, is_new = _START, False
-    for use in sorted(recipe.uses, key=stable_first):
+    for use in sorted(recipe.uses, key=sort_key):
         link = (link_id, ids[use.block], use.cache, use.row, use.rows, use.skip, use.position)
         row = None if is_new else db.execute(_FIND_LINK, link).fetchone()
         if row is None:

@@ -30,7 +30,7 @@ _Parent = tuple[int, int]  # node and tree
 _Child = tuple[int, int, int]  # node, tokens shared, tokens
 
 
-class Place(NamedTuple):
+class NodeMatch(NamedTuple):
     node_id: int
     shared: int
     whole: bool  # the prompt has all the node's tokens
@@ -105,7 +105,7 @@ def drop_unused(db: sqlite3.Connection, node_id: int) -> None:
 
 def places(
     db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int], *, whole: bool = False
-) -> Iterator[Place]:
+) -> Iterator[NodeMatch]:
     """Lazily yield the nodes that share leading tokens with the prompt, longest match first.
 
     `whole`: only those whose whole token list begins the prompt.
@@ -114,7 +114,7 @@ def places(
     return merge(*(_places(db, tree, packed, whole) for tree in trees), key=lambda place: -place.shared)
 
 
-def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, whole: bool) -> Iterator[Place]:
+def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, whole: bool) -> Iterator[NodeMatch]:
     find_children = _prefix_children if whole else _matching_children
     segments = [segment for segment in _chain(packed) if len(segment.packed) == SEGMENT * TOKEN_BYTES]
     known = _existing_nodes(db, tree_id, segments)
@@ -128,9 +128,9 @@ def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, whole: bool) ->
         rest = packed[end * TOKEN_BYTES : (end + SEGMENT) * TOKEN_BYTES]
         for node_id, shared, length in find_children(db, (parent_id, tree_id), rest):
             if node_id not in on_path:
-                yield Place(node_id, end + shared, shared == length, end + length)
+                yield NodeMatch(node_id, end + shared, shared == length, end + length)
         if parent_id != _ROOT:
-            yield Place(parent_id, end, True, end)
+            yield NodeMatch(parent_id, end, True, end)
 
 
 def at(db: sqlite3.Connection, node_id: int) -> list[int]:

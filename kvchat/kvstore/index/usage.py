@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kvchat.kvstore.index import points, token_tree
-from kvchat.kvstore.index.eviction import Candidate, Needs, Numbers
+from kvchat.kvstore.index.eviction import BlockNeeds, Candidate, Numbers
 from kvchat.kvstore.index.schema import RECOUNT, CorruptIndex, moment
-from kvchat.kvstore.savepoint import IMPORTED_PREFIX, PROGRAM, ConversationUsage, Loss, UncheckedPoints
+from kvchat.kvstore.savepoint import IMPORTED_PREFIX, PROGRAM, ConversationUsage, SavePointLoss, UncheckedPoints
 from kvchat.system.migrations import split_statements
 from kvchat.text.reasons import Reason, ReasonCode, reason_of
 
@@ -88,7 +88,7 @@ def list_points(db: sqlite3.Connection, conversations: Sequence[str]) -> list[sq
     return db.execute(query, (json.dumps(list(conversations)),)).fetchall()
 
 
-def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Candidate], Needs]:
+def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Candidate], BlockNeeds]:
     rows = db.execute(
         "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?, message_id,"
         " link_id, CASE WHEN name GLOB ? THEN node_id END"
@@ -98,7 +98,7 @@ def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Cand
     links, parents, blocks = _columns(db, "SELECT id, parent_id, block_id FROM links ORDER BY 1", 3)
     known, sizes = _columns(db, "SELECT id, disk_bytes FROM blocks ORDER BY 1", 2)
     is_first = parents == 0
-    needs = Needs(
+    needs = BlockNeeds(
         _indices(links, np.array([row[8] for row in rows], np.int64)),
         np.where(is_first, -1, _indices(links, np.where(is_first, links, parents))),
         _indices(known, blocks),
@@ -110,7 +110,7 @@ def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Cand
     return [Candidate(*row[:8])._replace(continuation_count=counts.get(row[9])) for row in rows], needs
 
 
-def held_by_programs(db: sqlite3.Connection) -> int:
+def program_bytes(db: sqlite3.Connection) -> int:
     """Return an upper bound of the bytes other programs keep: shared blocks count for each holder."""
     query = "SELECT coalesce(sum(held_bytes), 0) FROM conversations WHERE name GLOB ?"
     return int(db.execute(query, (f"{PROGRAM}*",)).fetchone()[0])
@@ -161,12 +161,12 @@ def newest_loss_reason(db: sqlite3.Connection, conversation_id: str, kind: int |
     return _parse_reason(row[0]) if row else None
 
 
-def take_unreported_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
+def take_unreported_losses(db: sqlite3.Connection) -> tuple[SavePointLoss, ...]:
     """Return the losses the user has not been told about; mark them as told."""
     query = "SELECT conversation, count(*), max(reason) FROM losses WHERE NOT told GROUP BY conversation, reason"
     rows = db.execute(query).fetchall()
     db.execute("UPDATE losses SET told = 1 WHERE NOT told")
-    return tuple(Loss(name, points, _parse_reason(reason)) for name, points, reason in rows)
+    return tuple(SavePointLoss(name, points, _parse_reason(reason)) for name, points, reason in rows)
 
 
 def _parse_reason(stored: str) -> Reason:
@@ -185,11 +185,11 @@ def index_lost_at(db: sqlite3.Connection) -> datetime | None:
     return moment(float(at)) if at is not None else None
 
 
-def take_unreported_index_loss(db: sqlite3.Connection) -> tuple[Loss, ...]:
+def take_unreported_index_loss(db: sqlite3.Connection) -> tuple[SavePointLoss, ...]:
     if index_lost_at(db) is None or _read_marker(db, "told") is not None:
         return ()
     _write_marker(db, "told", "")
-    return (Loss("", 0, Reason(ReasonCode.INDEX_LOST)),)
+    return (SavePointLoss("", 0, Reason(ReasonCode.INDEX_LOST)),)
 
 
 def unchecked(db: sqlite3.Connection, checker: str) -> UncheckedPoints:

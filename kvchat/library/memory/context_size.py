@@ -10,7 +10,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from kvchat.engine.process.log import Placement
-from kvchat.library.memory.demand import Demand, MemoryBar, MemoryFacts, margin, spendable
+from kvchat.library.memory.demand import Demand, MemoryBar, MemoryFacts, margin, usable_bytes
 from kvchat.text.formatting import format_day, format_size
 from kvchat.text.language import N_, _, end_sentence, format_number, join_sentences
 
@@ -127,7 +127,7 @@ class ContextChooser:
         text = N_("{tokens} tokens: the most that fits in memory; the model supports {trained}.{ran_out}")
         return self._choice(tokens, _(text, tokens=shown, trained=trained, ran_out=ran_out))
 
-    def smaller(self, choice: ContextChoice) -> tuple[ContextChoice, ...]:
+    def smaller_choices(self, choice: ContextChoice) -> tuple[ContextChoice, ...]:
         """Return the choices to try after `choice` ran out of memory, halving the context each time.
 
         With a GPU, the model moves off it at SUFFICIENT_GPU_CONTEXT.
@@ -167,7 +167,7 @@ class ContextChooser:
         starts = N_("{reason} Starts with {size} tokens and grows as needed.")
         return self._choice(size, _(starts, reason=maximum.reason, size=format_number(size)))
 
-    def larger(self, tokens: int) -> ContextChoice | None:
+    def larger_choice(self, tokens: int) -> ContextChoice | None:
         """Choose the size to offer when `tokens` are full: the largest that fits, at most twice as much.
 
         Moves part of the model off the GPU only if nothing larger fits otherwise. None if nothing is worth a restart.
@@ -231,7 +231,7 @@ class ContextChooser:
         bars = self._demand.bars(tokens, self._memory, on_gpu=not self._without_gpu)
         fits = all(bar.fits for bar in bars)
         if len(bars) > 1 and self._memory.is_shared:
-            fits = sum(bar.needed for bar in bars) <= spendable(min(bar.free for bar in bars))
+            fits = sum(bar.needed for bar in bars) <= usable_bytes(min(bar.free for bar in bars))
         *gpus, computer = bars
         is_on_gpu = any(bar.needed for bar in gpus)
         has_part_beside = computer.kv or computer.weights > self._facts.weights.embedding
@@ -260,7 +260,7 @@ class ContextChooser:
     def _describe_usable(self, tokens: int) -> str:
         free, place = self._fit(tokens).free, self._place(tokens)
         usable = N_("only {spare} of the {free} {place} can be used")
-        return _(usable, spare=format_size(spendable(free)), free=format_size(free), place=place)
+        return _(usable, spare=format_size(usable_bytes(free)), free=format_size(free), place=place)
 
     def _choice(self, tokens: int, reason: str) -> ContextChoice:
         fit = self._fit(tokens)

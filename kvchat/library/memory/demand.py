@@ -150,7 +150,7 @@ def margin(free: int) -> int:
     return min(free, round(max(MIN_MARGIN_BYTES, MARGIN_SHARE * free)))
 
 
-def spendable(free: int) -> int:
+def usable_bytes(free: int) -> int:
     return free - margin(free)
 
 
@@ -223,7 +223,7 @@ class LoadLimit:
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class LoadConditions:
     model: str  # identity
     size: int  # bytes of its files
     build: str  # identifies the engine build
@@ -241,7 +241,7 @@ class LoadLimits:
         """`clock`: seconds since 1970."""
         self._file, self._clock = file, clock
 
-    def find(self, circumstances: Circumstances) -> LoadLimit | None:
+    def find(self, circumstances: LoadConditions) -> LoadLimit | None:
         """Return the limit in force; None if there is none or a retry is due."""
         entry = self._entries().get(circumstances.key)
         return entry if entry is not None and self._is_in_force(entry) else None
@@ -250,7 +250,7 @@ class LoadLimits:
         """True if a model of `size` bytes ran out of memory with this build and device type."""
         return any(key.endswith(_about(size, build, device)) for key in self._entries())
 
-    def learn(self, circumstances: Circumstances, tokens: int, *, out_of_memory: bool) -> LoadLimit | None:
+    def learn(self, circumstances: LoadConditions, tokens: int, *, out_of_memory: bool) -> LoadLimit | None:
         """Record a load that succeeded with `tokens`; `out_of_memory`: after a larger one failed.
 
         A load above the limit removes it. Returns the limit now in force. If the file cannot be written, another
@@ -316,7 +316,7 @@ class Demand:
             other += fixed * CONTEXT_CHECKPOINTS * self.slots
         layers = weights.layers + weights.output
         movable = layers + (weights.embedding if weights.output_is_embedding else 0) + kv
-        room = sum(spendable(device.free) - compute for device in memory.devices) - self.projector
+        room = sum(usable_bytes(device.free) - compute for device in memory.devices) - self.projector
         if memory.is_shared:
             room = movable
         if not memory.devices or not on_gpu or room <= 0:

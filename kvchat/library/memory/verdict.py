@@ -8,7 +8,7 @@ from enum import Enum
 
 from kvchat.library.gguf.kv_cache import KV_TYPES
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser, partial_offload_note
-from kvchat.library.memory.demand import ENGINE_BYTES, Demand, MemoryFacts, spendable
+from kvchat.library.memory.demand import ENGINE_BYTES, Demand, MemoryFacts, usable_bytes
 from kvchat.settings import Settings
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, format_number, join_sentences
@@ -59,11 +59,11 @@ def judge_size(size: int, memory: MemoryFacts) -> Judgement:
     free = memory.device_free if memory.devices else memory.available
     where = _("free on {beside}", beside=memory.device_names) if memory.devices else _("free")
     guess = _("Estimated from the file size; {free} is {where}.", free=format_size(free), where=where)
-    if needed <= spendable(free):
+    if needed <= usable_bytes(free):
         return Judgement(Verdict.FITS, guess)
-    if memory.devices and needed <= spendable(free + memory.available):
+    if memory.devices and needed <= usable_bytes(free + memory.available):
         return Judgement(Verdict.TIGHT, join_sentences(guess, partial_offload_note(memory)))
-    if not memory.devices and size + ENGINE_BYTES <= spendable(free):
+    if not memory.devices and size + ENGINE_BYTES <= usable_bytes(free):
         return Judgement(Verdict.TIGHT, _("{guess} Little memory is left for the context.", guess=guess))
     return Judgement(Verdict.NO, guess)
 

@@ -136,7 +136,7 @@ class LogPage(QWidget):
         self.text.verticalScrollBar().valueChanged.connect(self._scrolled)
         self.text_search.reached.connect(lambda: self.follow_box.setChecked(False))
         self.level_box.activated.connect(lambda _: self._show())
-        self.follow_box.toggled.connect(self._follow)
+        self.follow_box.toggled.connect(self._set_following)
 
     def show_lines(self, lines: list[str]) -> None:
         if lines != self._lines:
@@ -163,7 +163,7 @@ class LogPage(QWidget):
         if not self._is_updating:  # scrolled by the user
             self.follow_box.setChecked(value >= self.text.verticalScrollBar().maximum() - 1)
 
-    def _follow(self, is_on: bool) -> None:
+    def _set_following(self, is_on: bool) -> None:
         if is_on:
             self.text.verticalScrollBar().setValue(self.text.verticalScrollBar().maximum())
 

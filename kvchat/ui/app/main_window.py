@@ -18,7 +18,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.chat_page import ChatPage, DocumentsLine, Header
 from kvchat.ui.chat.composer import Composer, DraftWriter, StartupDrafts
 from kvchat.ui.chat.status_strip import ContextMeter, StatusStrip
-from kvchat.ui.desktop.activation import let_to_front
+from kvchat.ui.desktop.activation import set_activation_token
 from kvchat.ui.sidebar.conversation_list import Row, arranged, folders_of
 from kvchat.ui.sidebar.sidebar import Sidebar
 
@@ -150,7 +150,7 @@ class MainWindow(QMainWindow):
         self.window_layout.remember()
         from kvchat.ui.controllers.views import Controller
 
-        await self.chat.drafts.released()
+        await self.chat.drafts.wait_until_released()
         for controller in self.findChildren(Controller):
             controller.close()
         self._unsubscribe()
@@ -161,7 +161,7 @@ class MainWindow(QMainWindow):
             await asyncio.to_thread(self.window_state.wait_until_written)
 
     def raise_window(self, token: str = "") -> None:
-        let_to_front(token)
+        set_activation_token(token)
         if self.isMinimized():
             self.showNormal()
         self.show()

@@ -34,7 +34,7 @@ from kvchat.ui.commands import SHORTCUTS, install_shortcuts
 from kvchat.ui.controllers.attachments import AttachmentLoader
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.views import ChatPresenter, Controller
-from kvchat.ui.desktop.activation import let_to_front, on_wayland
+from kvchat.ui.desktop.activation import on_wayland, set_activation_token
 from kvchat.ui.desktop.global_key import GlobalKey
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.transcript.transcript import Transcript
@@ -67,7 +67,7 @@ class QuickWindow(Panel):
         composer.stop_requested.connect(self._stop)
         self._show_queued = chat.send_controller.connect_queue(composer, self.current_chat, self._prepend)
         self.attachments = AttachmentLoader(runtime, composer, self, runner, self.notices, self)
-        self.follow(runtime.events.subscribe, self.attachments.handle_event)
+        self.subscribe_while_open(runtime.events.subscribe, self.attachments.handle_event)
         handlers = {"attach": self.attachments.choose_files, "screenshot": self.attachments.take_screenshot}
         install_shortcuts(self, handlers, [shortcut for shortcut in SHORTCUTS if shortcut.action in handlers])
         transcript.retry_requested.connect(self._retry)
@@ -87,7 +87,7 @@ class QuickWindow(Panel):
             self._chat = self._new = None
             self.transcript.show_conversation([])
         self._fit()
-        let_to_front(token)
+        set_activation_token(token)
         self.bring_forward()
         self.composer.focus()
 
@@ -231,7 +231,7 @@ class StartRequestHandler(Controller):
         """Open a link, or a file by absolute path."""
         window, path = self._window, QUrl(target).toLocalFile() if target.startswith("file:") else target
         is_link = target.startswith("kvchat:")
-        if not (self._follow(target) if is_link else "\0" not in path and len(path) <= _MAX_PATH):
+        if not (self._open_link(target) if is_link else "\0" not in path and len(path) <= _MAX_PATH):
             window.notices.notify(_("The link target was not found"), target[:_MAX_SHOWN])
             return
         if is_link:
@@ -246,7 +246,7 @@ class StartRequestHandler(Controller):
                 window.new_conversation()
                 window.attachments.load_files([Path(path)])
 
-    def _follow(self, link: str) -> bool:
+    def _open_link(self, link: str) -> bool:
         """Show the target of a kvchat:// link. Return False if there is none."""
         try:
             parts = urlsplit(link)

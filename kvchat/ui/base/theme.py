@@ -118,7 +118,7 @@ class Look(QObject):
         """Scale pixels given for 100 % text size to the chosen text size."""
         return round(pixels * self._zoom / 100)
 
-    def follow(self, settings: Settings) -> None:
+    def apply_settings(self, settings: Settings) -> None:
         wanted = settings.theme, settings.zoom, settings.show_numbers
         if wanted != (self._choice, self._zoom, self.numbers):
             self._choice, self._zoom, self.numbers = wanted

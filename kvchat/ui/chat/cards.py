@@ -43,7 +43,7 @@ class EngineCard(Card):
                     detail = _("{detail} Trying again…", detail=failure.detail)
             self.set_text(failure.title, detail, failure.advice)
         else:
-            self.set_text(*_calm_texts(status, model), "")
+            self.set_text(*_status_texts(status, model), "")
         self.model_button.setText(_("Choose another model") if model is not None else _("Choose a model"))
         self.show_buttons(
             stopped and model is not None and self.start_button,
@@ -58,7 +58,7 @@ class EngineCard(Card):
         self.show()
 
 
-def _calm_texts(status: EngineStatus, model: str | None) -> tuple[str, str]:
+def _status_texts(status: EngineStatus, model: str | None) -> tuple[str, str]:
     if status.is_testing:
         once = _("This takes a few seconds, once per model and engine. You can start typing.")
         return _("Testing chat memory…"), once

@@ -334,7 +334,7 @@ class Composer(QWidget):
 class DraftWriter(Protocol):
     """Draft storage before a runtime exists."""
 
-    def keep(self, conversation_id: str, text: str) -> None:
+    def save_draft(self, conversation_id: str, text: str) -> None:
         """Start saving this draft to disk."""
 
     async def close(self) -> None:
@@ -391,4 +391,4 @@ class StartupDrafts(QObject):
         before = self._saved.get(id, "")
         if text != before and fits_field(before):  # else it becomes an attachment
             self._saved[id] = text
-            self._writer.keep(id, text)
+            self._writer.save_draft(id, text)

@@ -130,7 +130,7 @@ class ChatController(Controller):
             await self._runtime.chat.switch(conversation_id, message_id)
             await self._reload_messages(conversation_id)
 
-    def leave(self, ids: Sequence[str]) -> None:
+    def leave_chats(self, ids: Sequence[str]) -> None:
         """Open another listed conversation if one of these is open."""
         if self.current in ids:
             shown = self.conversations.ids
@@ -200,7 +200,7 @@ class ChatController(Controller):
                 self._show_turn()
                 self.conversations.reload_soon()
             case events.SettingsChanged():
-                self._views.look.follow(self._runtime.settings)
+                self._views.look.apply_settings(self._runtime.settings)
             case events.MessagesChanged(conversation_id=id):
                 if id == self.current:
                     self._runner.start(self._reload_messages(id))

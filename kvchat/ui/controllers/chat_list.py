@@ -144,7 +144,7 @@ class ChatListController(Controller):
                 self._chat.open(here)
 
         if leave:
-            self._chat.leave(ids)
+            self._chat.leave_chats(ids)
         await change()
         self._views.notices.offer_undo(_(done, what=what), lambda: self._runner.start(undo_all()))
 

@@ -213,7 +213,10 @@ class ChatDocumentsController(Controller):
         documents = await runtime.chat.library.chat_documents(id) if id else None
         status = None
         if documents and documents.prepared:
-            usage, now = await runtime.save_points.usage(), await runtime.engine.states_now(runtime.settings.model_path)
+            usage, now = (
+                await runtime.save_points.usage(),
+                await runtime.engine.fingerprint_and_limit(runtime.settings.model_path),
+            )
             [status] = await runtime.chat.library.statuses(now, usage.conversations, documents.prepared)
         if id != self._chat.current:
             return

@@ -203,8 +203,8 @@ class SendController(Controller):
 
         waiting = composer.queued_message
         composer.queued.connect(queue)
-        waiting.edit_button.clicked.connect(lambda: edit(*self._take(current())))
-        waiting.remove_button.clicked.connect(lambda: self._take(current()))
+        waiting.edit_button.clicked.connect(lambda: edit(*self._pop_queued(current())))
+        waiting.remove_button.clicked.connect(lambda: self._pop_queued(current()))
         waiting.send_button.clicked.connect(lambda: self._send_queued(current()))
         waiting.source = lambda: self.queued(current())
         self.changed.connect(waiting.refresh)  # bound method: disconnected with the widget
@@ -266,7 +266,7 @@ class SendController(Controller):
 
     def _return_to_draft(self, conversation_id: str, text: str, attachments: Attachments, error: KvchatError) -> None:
         if conversation_id == NEW_CHAT_ID or conversation_id in self._unsaved_chats:  # chat also unsaved
-            later, files = self._take(conversation_id)
+            later, files = self._pop_queued(conversation_id)
             text, attachments = SEPARATOR.join(filter(None, (text, later))), (*attachments, *files)
             if conversation_id and (page := self._page()).conversation_id == conversation_id:
                 page.conversation_id = None
@@ -276,7 +276,7 @@ class SendController(Controller):
         self._drafts.prepend(conversation_id, text, attachments)
         self._views.notices.show_error(error)
 
-    def _take(self, conversation_id: str | None) -> tuple[str, Attachments]:
+    def _pop_queued(self, conversation_id: str | None) -> tuple[str, Attachments]:
         """Return the queued message and remove it from the queue."""
         queued = self.queued(conversation_id)
         if conversation_id is not None:
@@ -287,7 +287,7 @@ class SendController(Controller):
     def _send_queued(self, conversation_id: str | None) -> None:
         if conversation_id is not None and any(self.queued(conversation_id)):
             held = self._drafts.hold(QUEUED_PREFIX + conversation_id)
-            self._start_turn(conversation_id, *self._take(conversation_id), held)
+            self._start_turn(conversation_id, *self._pop_queued(conversation_id), held)
 
     def _handle_event(self, event: Event) -> None:
         match event:

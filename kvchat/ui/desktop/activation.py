@@ -7,7 +7,7 @@ import os
 from PySide6.QtGui import QGuiApplication
 
 
-def let_to_front(token: str) -> None:
+def set_activation_token(token: str) -> None:
     """Let the next window that asks come to the front, with the desktop's activation token.
 
     Without one, Wayland only marks the window. Qt takes it from the environment and removes it.

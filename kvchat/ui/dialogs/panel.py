@@ -18,12 +18,12 @@ from kvchat.chat.events import Event
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.text.language import N_, _, format_number, join_sentences
-from kvchat.text.safe_text import redact, this_person
+from kvchat.text.safe_text import current_user, redact
 from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
 from kvchat.ui.base.theme import Look, page_font
-from kvchat.ui.widgets.layouts import ShrinkingPage, breakable, room_on_screen
+from kvchat.ui.widgets.layouts import ShrinkingPage, allow_line_breaks, room_on_screen
 
 _MAX_NOTICES = 3
 _INFO_MS = 12_000
@@ -46,7 +46,7 @@ class NoticeView(QFrame):
         picture = label()
         glyph = look.icon("warning", "warn") if tone == "warn" else look.icon("info", "accent")
         picture.setPixmap(glyph.pixmap(QSize(1, 1) * look.px(18)))
-        kinds = (title, "strong" if tone else ""), (breakable(detail), "muted")
+        kinds = (title, "strong" if tone else ""), (allow_line_breaks(detail), "muted")
         lines = [label(text, kind, wraps=True, selectable=True) for text, kind in kinds if text]
         self.close_button = tool_button(_("Close this notice"), self.dismiss, icon=look.icon("close"))
         parts = picture, (column(*lines, spacing=2), 1), self.close_button
@@ -127,7 +127,7 @@ class Notices(ShrinkingPage):
         self._dismiss((error.title, error.explanation))
 
     def show_bug(self, error: BaseException) -> None:
-        text = redact("".join(traceback.format_exception(error)), this_person())
+        text = redact("".join(traceback.format_exception(error)), current_user())
         if self.report is not None:
             self.report.text.appendPlainText(f"\n{text}")
             return
@@ -249,7 +249,7 @@ class Panel(FittingDialog):
         self._position: QPoint | None = None  # of the frame when it was closed
         self._subscriptions: list[Callable[[], Callable[[], None]]] = []
         self._unsubscribe: list[Callable[[], None]] = []
-        self.follow(runtime.events.subscribe, self._handle_event)
+        self.subscribe_while_open(runtime.events.subscribe, self._handle_event)
 
     def _handle_event(self, event: Event) -> None:
         """Handle an event of the runtime while the window is open."""
@@ -259,7 +259,7 @@ class Panel(FittingDialog):
         self.raise_()
         self.activateWindow()
 
-    def follow(self, subscribe: Callable[[_T], Callable[[], None]], handler: _T) -> None:
+    def subscribe_while_open(self, subscribe: Callable[[_T], Callable[[], None]], handler: _T) -> None:
         """Call `handler` while the window is open. subscribe: returns its unsubscribe function"""
         self._subscriptions.append(lambda: subscribe(handler))
         if self._unsubscribe:  # it is open

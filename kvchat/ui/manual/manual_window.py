@@ -45,7 +45,7 @@ class ManualPage(QTextBrowser):
         self.setOpenLinks(False)
         self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.anchorClicked.connect(self._follow)
+        self.anchorClicked.connect(self._open_link)
         self._top_block = 0  # block number at the top
         self.verticalScrollBar().valueChanged.connect(self._remember)
         self.document().documentLayout().documentSizeChanged.connect(lambda _: self._restore())
@@ -97,7 +97,7 @@ class ManualPage(QTextBrowser):
     def _top(self, block: QTextBlock) -> int:
         return int(self.document().documentLayout().blockBoundingRect(block).y()) - _ABOVE
 
-    def _follow(self, url: QUrl) -> None:
+    def _open_link(self, url: QUrl) -> None:
         if not url.toString().startswith("#"):
             QDesktopServices.openUrl(url)
             return

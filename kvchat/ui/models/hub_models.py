@@ -56,7 +56,7 @@ class HubModels(QWidget):
         self.back_button = button(_("‹ Back"), self._go_back, "link", name=_("Back to the list"))
         self.heading = label(kind="strong", wraps=True)
         self.list = RowList(look, _("Models on Hugging Face"))
-        self.list.row_activated.connect(self._take)
+        self.list.row_activated.connect(self._show_files)
         self.list.current_changed.connect(self._show_current)
         self.access_card = Card()  # for a gated repository
         self.access_page = ""
@@ -64,7 +64,7 @@ class HubModels(QWidget):
         self.token_button = self.access_card.add_button(_("Access token…"), "primary")
         self.access_card.hide()
         self.reason, privacy = label(kind="small", wraps=True), label(_(_PRIVACY), "small", wraps=True)
-        self.show_files_button = button(_("Show files"), lambda: self._take(self.list.current), "primary")
+        self.show_files_button = button(_("Show files"), lambda: self._show_files(self.list.current), "primary")
         search_row, above = (
             row((self.field, 1), self.search_button, spacing=8),
             row(self.back_button, (self.heading, 1), spacing=10),
@@ -159,7 +159,7 @@ class HubModels(QWidget):
         self.reason.setText(row.tip if row else "")
         self.reason.setVisible(bool(row and row.tip))
 
-    def _take(self, row: Row | None) -> None:
+    def _show_files(self, row: Row | None) -> None:
         """Download a file, or list the files of a repository."""
         match row.value if row else None:
             case HubFile() as file if (repository := self._repository) is not None:

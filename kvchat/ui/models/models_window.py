@@ -209,7 +209,7 @@ class ModelsWindow(Panel):
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Models"), parent, size=(760, 640), min_size=(480, 440))
-        self.follow(runtime.models.downloads.subscribe, self._download_changed)
+        self.subscribe_while_open(runtime.models.downloads.subscribe, self._download_changed)
         self._token = TokenDialog(runtime, look, runner, self)
         self.local, self.hub = LocalModels(runtime, look, self), HubModels(runtime, look, self)
         self.downloads = DownloadsView(self, runtime)

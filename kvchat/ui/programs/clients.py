@@ -14,7 +14,7 @@ NO_KEY = "none"  # for programs that require some key
 
 
 @dataclass(frozen=True)
-class Access:
+class ServerAccess:
     url: str  # without a path
     key: str  # empty: not required
     model: str  # its name
@@ -37,18 +37,18 @@ class Client:
     name: str
     config_location: str
     link: str
-    lines: Callable[[Access], str]
+    lines: Callable[[ServerAccess], str]
 
 
 CLIENTS: list[Client] = []
 
 
-def _client(name: str, config_location: str, link: str) -> Callable[[Callable[[Access], str]], object]:
+def _client(name: str, config_location: str, link: str) -> Callable[[Callable[[ServerAccess], str]], object]:
     return lambda lines: CLIENTS.append(Client(name, config_location, link, lines))
 
 
 @_client("OpenAI SDK", N_("In a Python program."), "https://github.com/openai/openai-python")
-def _openai(access: Access) -> str:
+def _openai(access: ServerAccess) -> str:
     return (
         "from openai import OpenAI\n\n"
         "client = OpenAI(\n"
@@ -71,7 +71,7 @@ def _openai(access: Access) -> str:
     ),
     "https://code.claude.com/docs/en/llm-gateway",
 )
-def _claude_code(access: Access) -> str:
+def _claude_code(access: ServerAccess) -> str:
     variables = {
         "ANTHROPIC_BASE_URL": access.url,
         "ANTHROPIC_AUTH_TOKEN": access.key_or_placeholder,
@@ -85,7 +85,7 @@ def _claude_code(access: Access) -> str:
 @_client(
     "Codex", N_("At the beginning of ~/.codex/config.toml."), "https://developers.openai.com/codex/config-advanced"
 )
-def _codex(access: Access) -> str:
+def _codex(access: ServerAccess) -> str:
     key = f"# {_environment(access, {'KVCHAT_API_KEY': access.key})}\n" if access.key else ""
     named = '\nenv_key = "KVCHAT_API_KEY"' if access.key else ""
     return (
@@ -99,7 +99,7 @@ def _codex(access: Access) -> str:
 
 
 @_client("OpenCode", N_("In opencode.json."), "https://opencode.ai/docs/providers/")
-def _opencode(access: Access) -> str:
+def _opencode(access: ServerAccess) -> str:
     model: dict[str, Any] = {"name": access.model}
     if access.context:
         model["limit"] = {"context": access.context, "output": access.context // 4}
@@ -116,7 +116,7 @@ def _opencode(access: Access) -> str:
 
 
 @_client("Cline", N_("In Cline’s settings (gear icon)."), "https://docs.cline.bot/provider-config/openai-compatible")
-def _cline(access: Access) -> str:
+def _cline(access: ServerAccess) -> str:
     return (
         f"API Provider: OpenAI Compatible\nBase URL: {access.v1}\n"
         f"OpenAI Compatible API Key: {access.key_or_placeholder}\nModel ID: {access.model}"
@@ -124,7 +124,7 @@ def _cline(access: Access) -> str:
 
 
 @_client("Aider", N_("In the terminal."), "https://aider.chat/docs/llms/openai-compat.html")
-def _aider(access: Access) -> str:
+def _aider(access: ServerAccess) -> str:
     variables = {"OPENAI_API_BASE": access.v1, "OPENAI_API_KEY": access.key_or_placeholder}
     return _environment(access, variables, f"aider --model {shlex.quote(f'openai/{access.model}')}")
 
@@ -134,7 +134,7 @@ def _aider(access: Access) -> str:
     N_("In settings.json. Enter the API key in Zed’s agent settings under LLM Providers, or set KVCHAT_API_KEY."),
     "https://zed.dev/docs/ai/use-api-access",
 )
-def _zed(access: Access) -> str:
+def _zed(access: ServerAccess) -> str:
     model = {
         "name": access.model,
         "display_name": access.model,
@@ -146,7 +146,7 @@ def _zed(access: Access) -> str:
 
 
 @_client("Continue", "In ~/.continue/config.yaml.", "https://docs.continue.dev/reference")
-def _continue(access: Access) -> str:
+def _continue(access: ServerAccess) -> str:
     return (
         "name: kvchat\nversion: 0.0.1\nschema: v1\nmodels:\n"
         f"  - name: {_quoted(access.model)}\n"
@@ -163,12 +163,12 @@ def _continue(access: Access) -> str:
     N_("In the terminal. If Open WebUI is already running: Admin Settings, Connections."),
     "https://docs.openwebui.com/getting-started/quick-start/connect-a-provider/starting-with-openai-compatible",
 )
-def _open_webui(access: Access) -> str:
+def _open_webui(access: ServerAccess) -> str:
     variables = {"OPENAI_API_BASE_URL": access.v1, "OPENAI_API_KEY": access.key_or_placeholder}
     return _environment(access, variables, "open-webui serve")
 
 
-def _environment(access: Access, variables: dict[str, str], command: str = "") -> str:
+def _environment(access: ServerAccess, variables: dict[str, str], command: str = "") -> str:
     if access.windows:
         lines = [f"$env:{name} = '{value.replace(chr(39), 2 * chr(39))}'" for name, value in variables.items()]
     else:

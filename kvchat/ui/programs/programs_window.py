@@ -191,7 +191,7 @@ class ProgramsWindow(Panel):
         self._titles: Mapping[str, str] = {}  # of chats in the engine
         self._update_timer = QTimer(self, singleShot=True, interval=_UPDATE_MS)
         self._update_timer.timeout.connect(self.refresh)
-        self.follow(self._api_server.subscribe, self._update_timer.start)
+        self.subscribe_while_open(self._api_server.subscribe, self._update_timer.start)
         self.total = label(kind="muted", wraps=True)
         self.settings_button = button(_("Settings…"), self.settings_requested, "link", name=_("API server settings"))
         self.now = LiveRows(look)

@@ -48,7 +48,7 @@ class Outline:
 
 
 @dataclass(frozen=True)
-class Place:
+class FormulaBox:
     """Extent of an inline formula in device-independent pixels, from the baseline."""
 
     outline: Outline
@@ -91,7 +91,7 @@ class Formulas(QObject):
             self._thread.submit(self._render, key)
         return False
 
-    def place(self, formula: Formula, font: QFont, scale: float = 1.0) -> Place | None:
+    def place(self, formula: Formula, font: QFont, scale: float = 1.0) -> FormulaBox | None:
         """Return the formula's extent beside text in `font`, enlarged by `scale`; None: show its source.
 
         QTextDocument lowers a "middle" image below the baseline by (height - x-height / 2) / 2, where the x-height is
@@ -105,7 +105,7 @@ class Formulas(QObject):
         ascent, descent = math.ceil(outline.ascent * em), max(math.ceil(outline.descent * em), 0)
         x_share = metrics.xHeight() / QFontInfo(font).pixelSize()
         font_size = max(round(2 * max(ascent - descent, 0) / x_share), 1)
-        return Place(outline, em, math.ceil(outline.width * em), ascent, descent, font_size)
+        return FormulaBox(outline, em, math.ceil(outline.width * em), ascent, descent, font_size)
 
     def _render(self, key: tuple[str, bool]) -> None:
         """Render in the thread. Dict assignment is atomic."""
@@ -151,7 +151,7 @@ class FormulaLayer(QPyTextObject):
 
     def clear(self) -> None:
         self.pending: set[Formula] = set()  # still shown as source
-        self._formulas: list[tuple[Formula, Place]] = []
+        self._formulas: list[tuple[Formula, FormulaBox]] = []
         self._images: dict[int, QImage] = {}  # of formulas shown
 
     def html(self, formula: Formula, tag: str) -> str:

@@ -58,7 +58,7 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Wide:
+class WideBlock:
     """Table or displayed formula, possibly wider than the page, as HTML like Prose."""
 
     html: str
@@ -67,7 +67,7 @@ class Wide:
     columns: int = 0  # of a table
 
 
-Block = Prose | Code | Wide
+Block = Prose | Code | WideBlock
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class Markdown:
             return [_code(first, source)]
         if first.type == "table_open":
             columns = sum(token.type == "th_open" for token in unit.tokens)
-            return [Wide(*self._render(unit.tokens, source, env), columns)]
+            return [WideBlock(*self._render(unit.tokens, source, env), columns)]
         if first.type == "math_block" and first.meta["closed"]:
-            return [Wide(*self._render(unit.tokens, source, env))]
+            return [WideBlock(*self._render(unit.tokens, source, env))]
         if unit.kind == ITEM:
             return self._item(unit, source, env)
         return [Prose(*self._render(unit.tokens, source, env), heading=first.type == "heading_open")]

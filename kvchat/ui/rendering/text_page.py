@@ -22,7 +22,7 @@ from kvchat.ui.base.building import label
 from kvchat.ui.base.theme import Look, code_font, page_font
 from kvchat.ui.dialogs.confirm import Question
 from kvchat.ui.rendering.formulas import FormulaLayer, Formulas
-from kvchat.ui.rendering.markdown import Markdown, Prose, Wide, prose_css
+from kvchat.ui.rendering.markdown import Markdown, Prose, WideBlock, prose_css
 from kvchat.ui.widgets.text_search import between, select
 
 _COLUMN_LETTERS = 16  # minimum letters per table column before the table scrolls sideways
@@ -49,7 +49,7 @@ class PageStyle:
         self.letter_width = metrics.averageCharWidth()
         self.column_width = round(self.letter_width * _COLUMN_LETTERS)
 
-    def muted(self) -> PageStyle:
+    def with_muted_text(self) -> PageStyle:
         other = copy.copy(self)
         other.font = page_font(self.look.fonts.family, self.look.fonts.base)
         other.css = f"{self.css} p {{ color: {self.theme.muted} }}"
@@ -73,7 +73,7 @@ class TextPage(QTextBrowser):
         document.setDefaultFont(style.font)
         document.setDefaultStyleSheet(style.css)
         document.setIndentWidth(24)
-        self.blocks: tuple[Prose | Wide, ...] = ()
+        self.blocks: tuple[Prose | WideBlock, ...] = ()
         self._style = style
         self.formulas = FormulaLayer(self, style.formulas, style.font, style.theme.text)
 
@@ -106,7 +106,7 @@ class TextPage(QTextBrowser):
             bottom = max(bottom, letters_end)
         return math.ceil(bottom) + _BOTTOM
 
-    def show_blocks(self, blocks: Sequence[Prose | Wide]) -> None:
+    def show_blocks(self, blocks: Sequence[Prose | WideBlock]) -> None:
         if self.blocks != tuple(blocks):
             self.blocks = tuple(blocks)
             self._show()
@@ -168,7 +168,7 @@ class WidePage(TextPage):
             if self._natural_width is None:
                 document.setTextWidth(-1)
                 self._natural_width = math.ceil(document.idealWidth())
-            columns = sum(block.columns for block in self.blocks if isinstance(block, Wide))
+            columns = sum(block.columns for block in self.blocks if isinstance(block, WideBlock))
             max_width = columns * self._style.column_width if columns else self._natural_width
             needed = max(width, min(self._natural_width, max_width))
         if needed != self.lineWrapColumnOrWidth():
@@ -206,7 +206,7 @@ def scroll_sideways(page: QTextEdit, event: QWheelEvent) -> None:
         event.ignore()
 
 
-def as_lists(blocks: Sequence[Prose | Wide], htmls: Iterable[str]) -> str:
+def as_lists(blocks: Sequence[Prose | WideBlock], htmls: Iterable[str]) -> str:
     parts: list[str] = []
     before = ""
     for block, html in zip(blocks, htmls, strict=True):
@@ -220,7 +220,7 @@ def as_lists(blocks: Sequence[Prose | Wide], htmls: Iterable[str]) -> str:
     return "".join([*parts, before and f"</{before[1:3]}>"])
 
 
-def shown_host(url: str) -> str:
+def display_host(url: str) -> str:
     """Return a link's host as the network knows it (punycode, no user name), or the email address."""
     parsed = QUrl(url)
     if urlsplit(url).scheme.lower() == "mailto":
@@ -236,7 +236,7 @@ class LinkDialog(Question):
         shown = address if len(address) <= _MAX_ADDRESS else f"{address[:_MAX_ADDRESS]}…"
         is_email = url.startswith("mailto:")
         question = _("Send an email to this address?") if is_email else _("Open this link in your browser?")
-        texts = (question, "muted"), (shown_host(url), "title"), (shown, "small")
+        texts = (question, "muted"), (display_host(url), "title"), (shown, "small")
         # Labels wrap only at words: zero-width spaces let a long address wrap anywhere.
         breaking = (("\u200b".join(text) if len(text) > 60 and " " not in text else text, kind) for text, kind in texts)
         lines = [label(text, kind, wraps=True) for text, kind in breaking]

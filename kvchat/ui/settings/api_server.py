@@ -18,7 +18,7 @@ from kvchat.ui.base.building import button, clear, column, label, line_edit, pla
 from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.programs.clients import CLIENTS, Access, Client
+from kvchat.ui.programs.clients import CLIENTS, Client, ServerAccess
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.controls import CopyButton
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
@@ -100,10 +100,10 @@ class ApiServerPage(SettingsPage):
         return client
 
     @property
-    def access(self) -> Access:
+    def access(self) -> ServerAccess:
         url = self.runtime.api_server.url or f"http://127.0.0.1:{self.runtime.settings.api_port}"
         model, context = self.runtime.model.name or "default", self.runtime.engine.context_size
-        return Access(url, self._common_key, model, context, sys.platform == "win32")
+        return ServerAccess(url, self._common_key, model, context, sys.platform == "win32")
 
     def change(self, name: str, value: Any) -> None:
         """Apply a setting; create a key when the API server is first switched on."""

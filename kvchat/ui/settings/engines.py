@@ -56,7 +56,7 @@ class EnginePage(SettingsPage):
         self._downloads = column(spacing=4)
         help = _("Choose an engine above. You can remove unused ones.")
         self.downloaded = self.add_wide(_("Downloaded engines"), help, self._downloads)
-        panel.follow(runtime.engines.subscribe, self._handle_download_change)
+        panel.subscribe_while_open(runtime.engines.subscribe, self._handle_download_change)
         self.add_settings(through="engine_url")
         self.api_key_field = line_edit(_("Server API key"), _("the value of the server’s --api-key"))
         self.api_key_field.setEchoMode(QLineEdit.EchoMode.Password)

@@ -20,7 +20,7 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.controls import HEIGHT, RoundBar, mix
 from kvchat.ui.widgets.entries import Entry
-from kvchat.ui.widgets.layouts import breakable
+from kvchat.ui.widgets.layouts import allow_line_breaks
 
 _MIN_WIDTH = 3.0  # pixels; keeps small parts visible
 _NAMES = (N_("the model"), N_("context"), N_("compute buffers"), CHATS_READY)  # weights, KV cache, buffers, staging
@@ -46,7 +46,7 @@ class ModelPage(SettingsPage):
         super().refresh()
         runtime = self.runtime
         engine = runtime.engine
-        self.model.set_help(breakable(runtime.model.name or _("No model chosen yet.")))
+        self.model.set_help(allow_line_breaks(runtime.model.name or _("No model chosen yet.")))
         self.restoring.set_help(engine.restoring)
         self.restoring.setVisible(bool(engine.restoring))
         self.retest_button.setVisible(engine.may_retest)

@@ -125,7 +125,7 @@ class TextEntry(FieldEntry):
             self.refuse("")
         self.clear_button.setVisible(bool(self.field.text()))
 
-    def _take(self) -> None:
+    def _apply_input(self) -> None:
         if self.field.isModified():
             self._page.run(self._validate(self.field.text().strip()))
 

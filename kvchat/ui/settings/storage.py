@@ -24,7 +24,7 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.storage.usage_summary import describe_expiry, describe_plan
 from kvchat.ui.widgets.entries import Entry
-from kvchat.ui.widgets.layouts import breakable
+from kvchat.ui.widgets.layouts import allow_line_breaks
 
 
 class StoragePage(SettingsPage):
@@ -46,7 +46,7 @@ class StoragePage(SettingsPage):
         ):
             name = _("Open the folder: {title}", title=title)
             show = button(_("Open folder"), lambda _, folder=folder: self._open(folder), name=name)
-            place = left_to_right(breakable(str(folder)))
+            place = left_to_right(allow_line_breaks(str(folder)))
             self.add(Entry(title, f"{place}\n{text}".rstrip(), show))
 
     def refresh(self) -> None:

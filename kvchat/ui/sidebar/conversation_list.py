@@ -216,7 +216,7 @@ class ConversationDelegate(ItemDelegate):
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         row: Row | Heading = index.data(ROW)
         if isinstance(row, Heading):
-            painter.setFont(self.small(option.font))
+            painter.setFont(self.small_font(option.font))
             painter.setPen(QColor(self.look.theme.muted))
             box = QRect(0, 0, option.rect.width() - self.look.px(9) - 8, painter.fontMetrics().height())
             box.moveBottomLeft(option.rect.bottomLeft() + QPoint(self.look.px(9), -self.look.px(4)))

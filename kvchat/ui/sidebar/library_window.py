@@ -86,7 +86,7 @@ class LibraryWindow(Panel):
         dialog.open()
 
     async def ask_to_add(self, paths: Sequence[Path]) -> None:
-        now = await self._runtime.engine.states_now(self._runtime.settings.model_path)
+        now = await self._runtime.engine.fingerprint_and_limit(self._runtime.settings.model_path)
         estimate = await self._library.estimate(paths, now)
         taken = set((await self._library.names_by_owner()).values())
 
@@ -115,7 +115,7 @@ class LibraryWindow(Panel):
 
     async def _load(self) -> None:
         usage = await self._runtime.save_points.usage()
-        now = await self._runtime.engine.states_now(self._runtime.settings.model_path)
+        now = await self._runtime.engine.fingerprint_and_limit(self._runtime.settings.model_path)
         self._statuses = await self._library.statuses(now, usage.conversations)
         self._show()
 

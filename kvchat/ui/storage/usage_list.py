@@ -58,7 +58,7 @@ class UsageDelegate(ItemDelegate):
     shows_selection = False
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
-        small = QFontMetrics(self.small(option.font)).height()
+        small = QFontMetrics(self.small_font(option.font)).height()
         return QSize(120, 2 * _PAD + option.fontMetrics.height() + small + 2 * _GAP + _BAR)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
@@ -71,7 +71,7 @@ class UsageDelegate(ItemDelegate):
         self._paint_title(painter, option, QRect(box.left(), box.top(), box.width(), height), row)
         self._paint_bar(painter, option, QRectF(box.left(), box.top() + height + _GAP, box.width(), _BAR), row)
         box.setTop(box.top() + height + 2 * _GAP + _BAR)
-        painter.setFont(self.small(option.font))
+        painter.setFont(self.small_font(option.font))
         split = describe_split(row.usage)
         room = box.width() - painter.fontMetrics().horizontalAdvance(split) - 16
         if room > 80:

@@ -148,8 +148,8 @@ def describe_plan(plan: PrunePlan, target_bytes: int) -> str:
     if thinned:
         turns = plural(sum(entry.save_points for entry in thinned), "{count} old turn", "{count} old turns")
         parts.append(_("{turns} of {count}", turns=turns, count=plural(len(thinned), "{count} chat", "{count} chats")))
-    if plan.cold:
-        parts.append(_must_be_reprocessed(len(plan.cold)))
+    if plan.fully_removed:
+        parts.append(_must_be_reprocessed(len(plan.fully_removed)))
     if plan.reprocessing:
         parts.append(_("reprocessing everything would take {time}", time=format_estimate(plan.reprocessing)))
     frees = _("Frees {size}: {what}.", size=format_size(plan.bytes_freed), what=punctuation("; ").join(parts))

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QTextEdit, QWidget
 from kvchat.chat.record.messages import Message, Role
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.formulas import FORMULA
-from kvchat.ui.rendering.markdown import Block, Code, Markdown, Prose, Wide
+from kvchat.ui.rendering.markdown import Block, Code, Markdown, Prose, WideBlock
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.text_page import FORMULA_PLACE, PageStyle, TextPage, WidePage, as_lists, fragments
 from kvchat.ui.widgets.text_search import between
@@ -79,7 +79,7 @@ class PartColumn(QWidget):
             self._width, self._bottoms = width, []
         for i in range(len(self._bottoms), len(self.parts)):
             above = self._bottoms[-1] if self._bottoms else 0
-            self._bottoms.append(above + self._gap(i) + self.parts[i].heightForWidth(width - self._indent(i)))
+            self._bottoms.append(above + self._gap_above(i) + self.parts[i].heightForWidth(width - self._indent(i)))
         return self._bottoms[-1] if self._bottoms else 0
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -95,7 +95,7 @@ class PartColumn(QWidget):
         width = self.width()
         self.heightForWidth(width)
         for i in range(first, len(self.parts)):
-            indent, top = self._indent(i), (self._bottoms[i - 1] if i else 0) + self._gap(i)
+            indent, top = self._indent(i), (self._bottoms[i - 1] if i else 0) + self._gap_above(i)
             self.parts[i].setGeometry(indent, top, width - indent, self._bottoms[i] - top)
 
     def _show_group(self, i: int, *, is_final: bool) -> None:
@@ -104,7 +104,7 @@ class PartColumn(QWidget):
         if i == len(self.parts):
             self.parts.append(self._new_part(first))
         part = self.parts[i]
-        fits = isinstance(part, WidePage) is isinstance(first, Wide)
+        fits = isinstance(part, WidePage) is isinstance(first, WideBlock)
         if isinstance(part, CodeView) or isinstance(first, Code):
             fits = isinstance(part, CodeView) and isinstance(first, Code) and part.language == first.language
         if not fits:
@@ -120,13 +120,13 @@ class PartColumn(QWidget):
         if isinstance(first, Code):
             part = CodeView(self._style, first.language, self)
         else:
-            part = page = (WidePage if isinstance(first, Wide) else TextPage)(self._style, self._name, self)
+            part = page = (WidePage if isinstance(first, WideBlock) else TextPage)(self._style, self._name, self)
             page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))
         self.text_added.emit(_text_of(part))
         part.show()
         return part
 
-    def _gap(self, i: int) -> int:
+    def _gap_above(self, i: int) -> int:
         if i == 0:
             return 0
         above, below = self._groups[i - 1][-1], self._groups[i][0]
@@ -206,8 +206,8 @@ def message_text(markdown: Markdown, message: Message) -> str:
     return "\n\n".join(pieces)
 
 
-def _plain_text(blocks: Sequence[Prose | Wide]) -> str:
-    def with_sources(block: Prose | Wide) -> str:
+def _plain_text(blocks: Sequence[Prose | WideBlock]) -> str:
+    def with_sources(block: Prose | WideBlock) -> str:
         return FORMULA_PLACE.sub(lambda match: escape(block.formulas[int(match[1])].source, quote=False), block.html)
 
     document = QTextDocument()

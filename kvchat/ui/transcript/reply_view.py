@@ -41,7 +41,7 @@ class ThinkingView(QWidget):
         self.toggle_button.setCursor(Qt.CursorShape.PointingHandCursor)
         self._frame = styled(QFrame(self), "quote")
         self._frame.hide()
-        self._column = PartColumn(style.muted(), _("Thinking"), self._frame)
+        self._column = PartColumn(style.with_muted_text(), _("Thinking"), self._frame)
         self._column.text_added.connect(self.text_added)
         self._show()
 

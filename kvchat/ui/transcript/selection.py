@@ -21,7 +21,7 @@ _COPY_MARKDOWN = QKeySequence("Ctrl+Shift+C")
 
 
 @dataclass(frozen=True)
-class Spot:
+class TextPosition:
     message_id: str
     text: QTextEdit
     position: int
@@ -31,8 +31,8 @@ class Selection(QObject):
     def __init__(self, page: MessageColumn) -> None:
         super().__init__(page)
         self._page = page
-        self._anchor: Spot | None = None
-        self._head: Spot | None = None  # in a different text than the anchor; None if within one text
+        self._anchor: TextPosition | None = None
+        self._head: TextPosition | None = None  # in a different text than the anchor; None if within one text
         self._mouse = QPoint()
         self._scroller = QTimer(self, interval=_SCROLL_MS)
         self._scroller.timeout.connect(self._scroll)
@@ -83,7 +83,7 @@ class Selection(QObject):
     def _handle_mouse(self, text: QTextEdit, view: MessageView, event: QMouseEvent) -> bool:
         is_left = event.button() is Qt.MouseButton.LeftButton
         if event.type() == QEvent.Type.MouseButtonPress and is_left:
-            spot = Spot(view.message.id, text, text.cursorForPosition(event.position().toPoint()).position())
+            spot = TextPosition(view.message.id, text, text.cursorForPosition(event.position().toPoint()).position())
             shift = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
             if shift and self._anchor is not None and self._anchor.text is not text:
                 self._extend(spot)
@@ -106,7 +106,7 @@ class Selection(QObject):
             self._scroller.stop()
         elif not self._scroller.isActive():
             self._scroller.start()
-        spot = self._spot_at(mouse)
+        spot = self._position_at(mouse)
         if spot is None or self._anchor is None:
             return False
         if spot.text is self._anchor.text:
@@ -123,7 +123,7 @@ class Selection(QObject):
         self._page.scroll_by((y if y < 0 else y - page.height()) // 2)
         self._drag(self._mouse)
 
-    def _extend(self, head: Spot) -> None:
+    def _extend(self, head: TextPosition) -> None:
         anchor, texts = self._anchor, self._texts()
         if anchor is None:
             return
@@ -146,7 +146,7 @@ class Selection(QObject):
         views = sorted(self._page.views.values(), key=lambda view: self._page.row_of(view.message.id) or 0)
         return [text for view in views for text in view.texts]
 
-    def _spot_at(self, mouse: QPoint) -> Spot | None:
+    def _position_at(self, mouse: QPoint) -> TextPosition | None:
         """Return the place in the nearest visible text."""
         nearest: tuple[int, QTextEdit, str] | None = None
         for view in self._page.views.values():
@@ -158,7 +158,7 @@ class Selection(QObject):
         if nearest is None:
             return None
         _distance, text, message_id = nearest
-        return Spot(message_id, text, text.cursorForPosition(text.viewport().mapFromGlobal(mouse)).position())
+        return TextPosition(message_id, text, text.cursorForPosition(text.viewport().mapFromGlobal(mouse)).position())
 
     def _clear_others(self, text: QTextEdit) -> None:
         for other in self._texts():
@@ -199,16 +199,16 @@ class Selection(QObject):
         texts = view.texts
         self._clear_others(texts[0])
         last = texts[-1].document().characterCount() - 1
-        self._anchor = Spot(view.message.id, texts[0], 0)
+        self._anchor = TextPosition(view.message.id, texts[0], 0)
         if len(texts) > 1:
-            self._extend(Spot(view.message.id, texts[-1], last))
+            self._extend(TextPosition(view.message.id, texts[-1], last))
         else:
             self._head = None
             select(texts[0], 0, last)
 
     def _adopt_native_selection(self, text: QTextEdit, view: MessageView) -> None:
         if not self.pinned() or (self._head is None and self._anchor and self._anchor.text is not text):
-            self._anchor = Spot(view.message.id, text, text.textCursor().anchor())
+            self._anchor = TextPosition(view.message.id, text, text.textCursor().anchor())
 
     def _open_menu(self, text: QTextEdit | None, view: MessageView, event: QContextMenuEvent) -> None:
         menu = QMenu(text or view)

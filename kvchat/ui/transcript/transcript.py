@@ -164,7 +164,7 @@ class Transcript(MessageColumn):
             stop = self._visible_stop(forwards=True) if next else None
         elif focus is not None and self.isVisible() and self.isAncestorOf(focus):
             # Qt moves the focus away from hidden widgets, maybe while messages are placed.
-            stop = self if not _is_tab_stop(focus) else self._stop_beside(focus, next) or (None if next else self)
+            stop = self if not _is_tab_stop(focus) else self._next_tab_stop(focus, next) or (None if next else self)
         return self._focus(stop, next) if stop is not None else self.focus_next_in_window(next)
 
     def focus_next_in_window(self, forwards: bool) -> bool:
@@ -183,7 +183,7 @@ class Transcript(MessageColumn):
             self._show_inside(stop, stop.rect())
         return True
 
-    def _stops(self, places: Iterable[int], forwards: bool) -> Iterator[QWidget]:
+    def _tab_stops_in(self, places: Iterable[int], forwards: bool) -> Iterator[QWidget]:
         """Yield the Tab stops in these rows, then tail and jump button; creates the messages' widgets on the way."""
         for place in places:
             area: QWidget = self.tail if place == len(self.messages) else self.jump_button
@@ -193,20 +193,20 @@ class Transcript(MessageColumn):
                     self._arrange()
             yield from _tab_stops(area)[:: 1 if forwards else -1]
 
-    def _stop_beside(self, focus: QWidget, forwards: bool) -> QWidget | None:
+    def _next_tab_stop(self, focus: QWidget, forwards: bool) -> QWidget | None:
         end = len(self.messages)
         areas = {self._row_by_id[id]: view for id, view in self.views.items()} | {
             end: self.tail,
             end + 1: self.jump_button,
         }
         begin = next(place for place, area in areas.items() if area.isAncestorOf(focus))
-        stops = self._stops(range(begin, end + 2) if forwards else range(begin, -1, -1), forwards)
+        stops = self._tab_stops_in(range(begin, end + 2) if forwards else range(begin, -1, -1), forwards)
         return next((stop for stop in dropwhile(lambda stop: stop is not focus, stops) if stop is not focus), None)
 
     def _visible_stop(self, forwards: bool) -> QWidget | None:
         top, view, end = self._bar.value(), self.viewport().rect(), len(self.messages)
         places = [*self._rows_between(top, top + view.height()), end, end + 1]
-        stops = self._stops(places if forwards else reversed(places), forwards)
+        stops = self._tab_stops_in(places if forwards else reversed(places), forwards)
         return next((stop for stop in stops if view.intersects(QRect(stop.mapTo(self, QPoint()), stop.size()))), None)
 
     def _show_inside(self, widget: QWidget, box: QRect) -> None:

@@ -151,7 +151,7 @@ class FieldEntry(Entry):
         self.name, self.field = name, field
         field.setAccessibleDescription(help)
         self.title.setBuddy(field)
-        field.editingFinished.connect(self._take)
+        field.editingFinished.connect(self._apply_input)
 
     def refuse(self, reason: str) -> None:
         super().refuse(reason)
@@ -162,7 +162,7 @@ class FieldEntry(Entry):
         self.field.setModified(False)
         self.refresh(settings)
 
-    def _take(self) -> None:
+    def _apply_input(self) -> None:
         raise NotImplementedError
 
 
@@ -211,7 +211,7 @@ class NumberEntry(FieldEntry):
         super().set_help(help)
         self.field.setAccessibleDescription(help)
 
-    def _take(self) -> None:
+    def _apply_input(self) -> None:
         if not self.field.isModified():
             return
         text = self.field.text().strip()

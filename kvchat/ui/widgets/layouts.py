@@ -23,7 +23,7 @@ def plain_tip(text: str) -> str:
     return f"<qt>{html.escape(text).replace(chr(10), '<br>')}</qt>" if text else ""
 
 
-def breakable(text: str) -> str:
+def allow_line_breaks(text: str) -> str:
     """Add zero-width spaces where a label may wrap a path or file name."""
     return _LONG_RUN.sub("\\g<0>\u200b", _SEPARATORS.sub("\\g<0>\u200b", text))
 

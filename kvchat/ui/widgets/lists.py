@@ -30,12 +30,12 @@ _PAD, _GAP = 9, 4  # pixels around and between a Row's two lines
 Box = TypeVar("Box", QRect, QRectF)
 
 
-class Titled(Protocol):
+class HasTitle(Protocol):
     @property
     def title(self) -> str: ...
 
 
-R = TypeVar("R", bound=Titled)
+R = TypeVar("R", bound=HasTitle)
 
 
 class ItemModel(QAbstractListModel, Generic[R]):
@@ -127,7 +127,7 @@ class ItemDelegate(QStyledItemDelegate):
             return True
         return super().helpEvent(event, view, option, index)
 
-    def small(self, font: QFont) -> QFont:
+    def small_font(self, font: QFont) -> QFont:
         small = QFont(font)
         small.setPointSizeF(self.look.fonts.small)
         return small
@@ -146,7 +146,7 @@ class ItemDelegate(QStyledItemDelegate):
     def paint_chip(
         self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, text: str, background: str, colour: str
     ) -> int:
-        painter.setFont(self.small(option.font))
+        painter.setFont(self.small_font(option.font))
         metrics = painter.fontMetrics()
         width, height = metrics.horizontalAdvance(text) + 18, metrics.height() + 4
         chip = QRectF(box.right() - width, box.center().y() - height / 2, width, height)
@@ -251,7 +251,7 @@ class RowList(ItemList):
 
 class RowDelegate(ItemDelegate):
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
-        small = QFontMetrics(self.small(option.font)).height()
+        small = QFontMetrics(self.small_font(option.font)).height()
         return QSize(120, 2 * _PAD + option.fontMetrics.height() + _GAP + small)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
@@ -276,7 +276,7 @@ class RowDelegate(ItemDelegate):
         painter.setPen(QColor(theme.muted if row.tone is Tone.BAD else theme.text))
         title = option.fontMetrics.elidedText(one_line(row.title), Qt.TextElideMode.ElideMiddle, room)
         draw_text(painter, option, QRect(box.left(), box.top(), room, height), title)
-        painter.setFont(self.small(option.font))
+        painter.setFont(self.small_font(option.font))
         painter.setPen(QColor(theme.muted))
         below = QRect(box.left(), box.top() + height + _GAP, room, painter.fontMetrics().height())
         draw_text(painter, option, below, one_line(row.detail))

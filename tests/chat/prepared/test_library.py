@@ -130,7 +130,7 @@ async def test_documents_longer_than_the_context_are_refused(stage: Stage, folde
     assert "of its 10 files fit" in refused.value.detail
     assert not stage.save_points()
     assert not await library.all(), "a set that cannot be read is not listed"
-    estimate = await library.estimate([folder], await stage.engine.states_now())
+    estimate = await library.estimate([folder], await stage.engine.fingerprint_and_limit())
     assert estimate.counted
     assert estimate.is_too_long
 
@@ -182,7 +182,7 @@ async def test_prepared_set_survives_a_restart(stage: Stage, folder: Path) -> No
     await stage.restart()
     library = stage.service.library
     assert await library.find("Manual") == prepared
-    now = await stage.engine.states_now()
+    now = await stage.engine.fingerprint_and_limit()
     usage = {entry.conversation_id: entry for entry in (await stage.runtime.save_points.usage()).conversations}
     own = usage[prepared.owner]
     assert own.pinned
@@ -203,7 +203,7 @@ async def test_estimate_of_many_small_files_includes_separators(stage: Stage, tm
         (folder / f"{number}.md").write_text("é")
     if ready:
         await stage.engine.ready()
-    estimate = await stage.service.library.estimate([folder], await stage.engine.states_now())
+    estimate = await stage.service.library.estimate([folder], await stage.engine.fingerprint_and_limit())
     read = await prepare(stage, folder, "Small")
     assert estimate.counted is ready
     tokens = estimate.tokens if ready else estimate.tokens * CHARACTERS_PER_TOKEN  # this engine's tokens are bytes

@@ -19,7 +19,7 @@ from kvchat.text.reasons import Reason, ReasonCode, reason_of
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
 
-FIRST, THIRD = causes.Place(causes.FIRST, 0, "user"), causes.Place(causes.MESSAGE, 2, "user")
+FIRST, THIRD = causes.PromptPart(causes.FIRST, 0, "user"), causes.PromptPart(causes.MESSAGE, 2, "user")
 LONG = "x = 1  # " + "and so on " * 400
 
 
@@ -98,7 +98,7 @@ def tools(*changes: tuple[ReasonCode, *tuple[str, ...]]) -> Reason:
 @pytest.mark.parametrize(
     ("before", "after"), [("2026-11-22", "2026-11-23"), ("9:14:02", "9:14:03"), ("/a/b", "/c"), ("cwd /a/b", "cwd /c")]
 )
-def test_timestamps_and_paths_in_every_place(place: causes.Place, before: str, after: str) -> None:
+def test_timestamps_and_paths_in_every_place(place: causes.PromptPart, before: str, after: str) -> None:
     result = causes._cause_in_line(before, after, place)
     assert result.code.endswith(place.kind)
 

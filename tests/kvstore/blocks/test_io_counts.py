@@ -13,7 +13,7 @@ import pytest
 
 from kvchat.kvstore import memory_files
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.savepoint import Cancelled, Miss, Predecessor, RestorePlan, SavePoint, Tier, Tokens
+from kvchat.kvstore.savepoint import Cancelled, Predecessor, RestoreMiss, RestorePlan, SavePoint, Tier, Tokens
 from tests.kvstore.store_bench import Bench, Model, token_range
 
 BIG = Model(layers=8, row_size=512)
@@ -181,7 +181,7 @@ def test_a_truncated_file_in_memory_fails_that_restore_alone(big: Bench, counts:
         return False
 
     plan = RestorePlan(point, LENGTH, Tier.DISK, point.size)
-    assert isinstance(big.restorer.stage(plan, big.slots, cancelled=truncate), Miss)
+    assert isinstance(big.restorer.stage(plan, big.slots, cancelled=truncate), RestoreMiss)
     assert big.read(big.stage_point(point)) == BIG_FILE
     assert big.inventory.losses() == ()
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvchat.kvstore.index import eviction
-from kvchat.kvstore.index.eviction import Candidate, Needs
+from kvchat.kvstore.index.eviction import BlockNeeds, Candidate
 from kvchat.kvstore.savepoint import PrunePlan
 
 DAY = 86_400.0
@@ -37,7 +37,7 @@ def plan_prune(points: Sequence[Point], used: int, target: int) -> PrunePlan:
     parents = [place - 1 if place and uses[place - 1][0] == number else -1 for place, (number, _) in enumerate(uses)]
     ends = [max(place for place, use in enumerate(uses) if use[0] == number) for number in range(len(points))]
     blocks, sizes = [block for _, block in uses], list(SIZES.values())
-    needs = Needs(*(np.array(numbers, np.int64) for numbers in (ends, parents, blocks, sizes)))
+    needs = BlockNeeds(*(np.array(numbers, np.int64) for numbers in (ends, parents, blocks, sizes)))
     candidates = [
         Candidate(p.id, p.conversation_id, 1, p.prefill_ms, p.created_at, NOW - p.days * DAY, p.is_protected)
         for p in points

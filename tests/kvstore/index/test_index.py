@@ -14,7 +14,7 @@ import pytest
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.index.index import Index, IndexLost
-from kvchat.kvstore.savepoint import Miss, StoreRefused
+from kvchat.kvstore.savepoint import RestoreMiss, StoreRefused
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.kvstore.store_bench import Bench, Model, token_range
 
@@ -94,7 +94,7 @@ def test_damage_found_by_a_restore_is_deleted_and_reported(bench: Bench, damage:
         with bench.inventory.index.write() as db:
             db.execute("UPDATE links SET skip = skip + 1")
     miss = bench.restorer.stage(bench.plan(token_range(319)), bench.slots)
-    assert isinstance(miss, Miss)
+    assert isinstance(miss, RestoreMiss)
     assert miss.reason.code is ReasonCode.SET_ASIDE
     assert list(bench.slots.iterdir()) == []
     assert [loss.conversation_id for loss in bench.inventory.losses()] == [point.conversation_id]
@@ -104,7 +104,9 @@ def test_damage_found_by_a_restore_is_deleted_and_reported(bench: Bench, damage:
 
 @pytest.mark.parametrize("seed", [None, *range(6)])
 def test_a_deleted_or_damaged_index_is_replaced_and_reported_once(bench: Bench, seed: int | None) -> None:
-    assert bench.find(token_range(299)) == Miss(Reason(ReasonCode.NOTHING_SAVED)), "a new folder has lost nothing"
+    assert bench.find(token_range(299)) == RestoreMiss(Reason(ReasonCode.NOTHING_SAVED)), (
+        "a new folder has lost nothing"
+    )
     for length in (99, 299, 699, 899):
         bench.save("thesis", token_range(length))
     bench.store.close()
@@ -121,7 +123,7 @@ def test_a_deleted_or_damaged_index_is_replaced_and_reported_once(bench: Bench, 
         with suppress(StoreRefused):
             query()
     miss = bench.find(token_range(999))
-    assert isinstance(miss, Miss)
+    assert isinstance(miss, RestoreMiss)
     assert miss.reason.code is ReasonCode.INDEX_LOST_ON
     assert len([loss for loss in bench.inventory.losses() if not loss.conversation_id]) == 1
     bench.reopen()
@@ -132,10 +134,10 @@ def test_a_deleted_or_damaged_index_is_replaced_and_reported_once(bench: Bench, 
 
 @pytest.mark.parametrize("stored", ["its memory was set aside: a block was damaged", '{"code": "newer", "places": {}}'])
 def test_a_loss_recorded_by_another_version_has_a_general_reason(bench: Bench, stored: str) -> None:
-    bench.inventory.set_aside(bench.save("thesis", token_range(399)), Reason(ReasonCode.FAILED_OVER_USE))
+    bench.inventory.quarantine(bench.save("thesis", token_range(399)), Reason(ReasonCode.FAILED_OVER_USE))
     with bench.inventory.index.write() as db:
         db.execute("UPDATE losses SET reason = ?", (stored,))
-    assert bench.find(token_range(499)) == Miss(Reason(ReasonCode.SET_ASIDE))
+    assert bench.find(token_range(499)) == RestoreMiss(Reason(ReasonCode.SET_ASIDE))
 
 
 @pytest.mark.slow
@@ -175,7 +177,7 @@ def test_no_query_for_a_turn_scans_a_whole_table(bench: Bench) -> None:
     bench.inventory.mark_checked("it", bench.inventory.unchecked("it"))
     bench.inventory.unchecked("it")
     hollow = Reason(ReasonCode.HOLLOW, {"accepted": 799, "reused": 0})
-    bench.inventory.set_aside(bench.save("thesis", token_range(799), message="4"), hollow)
+    bench.inventory.quarantine(bench.save("thesis", token_range(799), message="4"), hollow)
     bench.inventory.delete_messages("thesis", ["2"])
     bench.inventory.delete_conversation("letter")
     with index.read() as db:

@@ -162,14 +162,14 @@ def test_load_limit_bounds_the_choice_but_not_the_users_own(large: GgufFacts) ->
     assert chooser.choose().tokens == 20_480
     assert "try it again on" in chooser.choose().reason
     assert chooser.choose(40_960).tokens == 40_960
-    assert chooser.larger(16_384).tokens == 20_480  # type: ignore[union-attr]
-    assert chooser.larger(20_480) is None
+    assert chooser.larger_choice(16_384).tokens == 20_480  # type: ignore[union-attr]
+    assert chooser.larger_choice(20_480) is None
 
 
 def test_smaller_choices_halve_the_context(large: GgufFacts) -> None:
     chooser = ContextChooser(Demand(large), MemoryFacts(10 * GB))
     choice = chooser.choose()
-    steps = chooser.smaller(choice)
+    steps = chooser.smaller_choices(choice)
     assert [step.tokens for step in steps][:2] == [choice.tokens // 2 // STEP * STEP, choice.tokens // 4 // STEP * STEP]
     assert steps[-1].tokens == MIN_CONTEXT
     needed = [choice.needed, *(step.needed for step in steps)]
@@ -182,7 +182,7 @@ def test_smaller_choices_leave_the_gpu_before_the_context_gets_short(large: Gguf
     chooser = ContextChooser(Demand(large), with_gpus(64, 12))
     choice = chooser.choose()
     assert not choice.offload_note
-    steps = chooser.smaller(choice)
+    steps = chooser.smaller_choices(choice)
     first = next(index for index, step in enumerate(steps) if step.without_gpu)
     assert steps[first - 1].tokens == SUFFICIENT_GPU_CONTEXT
     assert [step.tokens for step in steps[first:]] == [16_384, 8192, 4096, 2048]
@@ -193,7 +193,7 @@ def test_smaller_choices_leave_the_gpu_before_the_context_gets_short(large: Gguf
 
 def test_larger_context_is_offered_if_it_fits(large: GgufFacts) -> None:
     def larger(memory: MemoryFacts, tokens: int = 16_384) -> ContextChoice | None:
-        return ContextChooser(Demand(large), memory).larger(tokens)
+        return ContextChooser(Demand(large), memory).larger_choice(tokens)
 
     roomy, tight = larger(MemoryFacts(64 * GB)), larger(MemoryFacts(10 * GB))
     assert roomy is not None

@@ -8,8 +8,8 @@ import pytest
 
 from kvchat.library.memory.demand import (
     DAY_S,
-    Circumstances,
     DeviceMemory,
+    LoadConditions,
     LoadLimit,
     LoadLimits,
     MemoryFacts,
@@ -113,7 +113,7 @@ def test_on_battery_without_sys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not on_battery()
 
 
-HERE = Circumstances("model", 5_000_000_000, "version: 1", "CUDA")
+HERE = LoadConditions("model", 5_000_000_000, "version: 1", "CUDA")
 
 
 class Clock:

@@ -55,7 +55,7 @@ def furnished(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 
 @pytest_asyncio.fixture
 async def wide(furnished: FakeRuntime, look: Look) -> AsyncIterator[MainWindow]:
-    look.follow(furnished.settings)
+    look.apply_settings(furnished.settings)
     furnished.chat.say("Because.")
     furnished.chat.finish()
     await furnished.chat.send("b", "And why is that?")
@@ -169,12 +169,12 @@ async def test_another_text_size_is_in_force_at_once(furnished: FakeRuntime, wid
 
     wide.resize(900, 700)
     for zoom in (160, 100, 200, 150):
-        look.follow(replace(furnished.settings, zoom=zoom))
+        look.apply_settings(replace(furnished.settings, zoom=zoom))
         await until(fits, f"the room at {zoom} %")
     wide.transcript.show_pending(f"Waiting for “{TITLE}”: writing its reply.", is_waiting=True)
     await whole(wide, "the waiting line")
     for zoom in ZOOMS:
-        look.follow(replace(furnished.settings, zoom=zoom))
+        look.apply_settings(replace(furnished.settings, zoom=zoom))
         await until(is_round, f"a round button at {zoom} %")
 
 

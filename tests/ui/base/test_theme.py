@@ -73,7 +73,7 @@ def test_a_choice_overrides_the_system(qapp: QApplication) -> None:
     look = Look(qapp, "dark")
     assert look.theme is DARK
     assert qapp.palette().window().color().name() == DARK.page
-    look.follow(Settings(theme="light"))
+    look.apply_settings(Settings(theme="light"))
     assert look.theme is LIGHT
     look.deleteLater()
 
@@ -95,7 +95,7 @@ def test_who_asked_for_contrast_has_it(qapp: QApplication) -> None:
     asked = hints.accessibility()
     asked.contrastPreferenceChanged.emit(Qt.ContrastPreference.HighContrast)
     assert look.theme is LIGHT_STRONG
-    look.follow(Settings(theme="dark"))
+    look.apply_settings(Settings(theme="dark"))
     assert look.theme is DARK_STRONG
     assert contrast(look.theme.line, look.theme.page) >= 3
     asked.contrastPreferenceChanged.emit(Qt.ContrastPreference.NoPreference)
@@ -152,7 +152,7 @@ def test_no_widget_is_collected_while_all_are_styled(look: Look, qtbot: QtBot) -
     witness = Witness()
     qtbot.addWidget(witness)
     witness.show()
-    look.follow(Settings(zoom=150))
+    look.apply_settings(Settings(zoom=150))
     assert witness.collects is False
     assert gc.isenabled()
 

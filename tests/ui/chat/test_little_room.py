@@ -29,7 +29,7 @@ from tests.ui.windows import engine_hangs, on_show
 async def small(furnished: FakeRuntime, look: Look, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MainWindow]:
     monkeypatch.setattr(window_state, "room_on_screen", lambda: QSize(784, 400))
     furnished.settings = replace(furnished.settings, zoom=200)
-    look.follow(furnished.settings)
+    look.apply_settings(furnished.settings)
     async with on_show(furnished, look) as window:
         window.resize(720, 400)
         furnished.set_engine(EngineState.FAILED, failure=engine_hangs())

@@ -9,23 +9,23 @@ import tomllib
 
 import pytest
 
-from kvchat.ui.programs.clients import CLIENTS, Access, Client
+from kvchat.ui.programs.clients import CLIENTS, Client, ServerAccess
 
-NASTY = Access("http://127.0.0.1:8737", "kv-a'b c", '模型 "Q4"', 32_768)
+NASTY = ServerAccess("http://127.0.0.1:8737", "kv-a'b c", '模型 "Q4"', 32_768)
 
 
-def lines(name: str, access: Access = NASTY) -> str:
+def lines(name: str, access: ServerAccess = NASTY) -> str:
     return next(one for one in CLIENTS if one.name == name).lines(access)
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda one: one.name)
 def test_address_and_a_key_are_in_all_of_them(client: Client) -> None:
-    plain = Access("http://127.0.0.1:8737", "kv-secret", "llama-3.2-3b")
+    plain = ServerAccess("http://127.0.0.1:8737", "kv-secret", "llama-3.2-3b")
     assert plain.url in client.lines(plain)
     assert ("kv-secret" in client.lines(plain)) == (client.name != "Zed")
     assert ("llama-3.2-3b" in client.lines(plain)) == (client.name != "Open WebUI")
     assert client.link.startswith("https://")
-    without = client.lines(Access(plain.url, "", plain.model))
+    without = client.lines(ServerAccess(plain.url, "", plain.model))
     assert plain.url in without
     assert "''" not in without
     assert '""' not in without
@@ -50,5 +50,5 @@ def test_what_is_to_be_typed_in_a_shell_is_taken_whole() -> None:
     assert exports["ANTHROPIC_AUTH_TOKEN"] == NASTY.key
     assert exports["ANTHROPIC_MODEL"] == NASTY.model
     assert shlex.split(lines("Aider"))[-1] == f"openai/{NASTY.model}"
-    windows = lines("Aider", Access(NASTY.url, NASTY.key, "m", windows=True))
+    windows = lines("Aider", ServerAccess(NASTY.url, NASTY.key, "m", windows=True))
     assert windows.splitlines()[1] == "$env:OPENAI_API_KEY = 'kv-a''b c'"

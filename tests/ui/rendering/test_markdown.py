@@ -13,7 +13,7 @@ from kvchat.text.markdown import is_web_link
 from kvchat.text.safe_text import safe_code, safe_prose
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.formulas import Formulas
-from kvchat.ui.rendering.markdown import Code, Prose, Wide
+from kvchat.ui.rendering.markdown import Code, Prose, WideBlock
 from kvchat.ui.rendering.text_page import PageStyle, TextPage
 from tests.ui.reading import blocks, prose
 
@@ -43,7 +43,7 @@ def test_code_in_an_item_is_code_and_the_text_behind_it_has_no_second_bullet() -
 
 def test_tables_quotes_tasks_and_notes() -> None:
     table = blocks("|a|b|\n|-|-:|\n|1|2|")[0]
-    assert isinstance(table, Wide)
+    assert isinstance(table, WideBlock)
     assert table.columns == 2
     assert "text-align:right" in table.html
     assert "border-left" in prose("> a")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.ui.rendering.markdown import Block, Code, Prose, Wide
+from kvchat.ui.rendering.markdown import Block, Code, Prose, WideBlock
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from tests.ui.reading import MARKDOWN, blocks
 
@@ -84,7 +84,7 @@ def rows_of(stream: MarkdownStream) -> list[int]:
     tables = [
         block
         for block in (*stream.settled_blocks, *stream.open_blocks)
-        if isinstance(block, Wide) and "| a |" in block.source
+        if isinstance(block, WideBlock) and "| a |" in block.source
     ]
     assert all(block.source.startswith("| a | b |\n|---|---|\n| r") for block in tables)
     return [block.html.count("word") for block in tables]

@@ -18,7 +18,7 @@ from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.settings import Settings
 from kvchat.ui.base import theme
 from kvchat.ui.base.theme import Look
-from kvchat.ui.rendering.text_page import LinkDialog, TextPage, shown_host
+from kvchat.ui.rendering.text_page import LinkDialog, TextPage, display_host
 from kvchat.ui.transcript.message_view import MessageView
 from kvchat.ui.transcript.reply_view import ReplyView, ThinkingView
 from kvchat.ui.transcript.transcript import Transcript
@@ -303,7 +303,7 @@ def test_a_link_says_where_it_leads_and_asks(page: Transcript, qtbot: QtBot, mon
         ("http://example.org:8080/", "example.org:8080"),
         ("mailto:a@example.org", "a@example.org"),
     ):
-        assert shown_host(url) == place
+        assert display_host(url) == place
 
 
 def test_long_messages_are_shown_in_pieces(page: Transcript, qtbot: QtBot) -> None:
@@ -348,6 +348,6 @@ def test_few_widgets_are_styled_anew_when_the_text_size_changes(
         return whole()
 
     monkeypatch.setattr(theme, "_garbage_collector_disabled", counted)
-    look.follow(Settings(zoom=125))
+    look.apply_settings(Settings(zoom=125))
     assert styled == [0]
     assert page.views
