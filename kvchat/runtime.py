@@ -154,8 +154,10 @@ class Runtime:
         if vitals is None or vitals.slot is None or engine is None:
             return vitals
         contents = [slot.known_contents(engine) for slot in self.chat.slots.all_slots]
-        held = sum(len(content.tokens) for content in contents if content)
-        return dataclasses.replace(vitals, slot=dataclasses.replace(vitals.slot, tokens=max(vitals.slot.tokens, held)))
+        held_tokens = sum(len(content.tokens) for content in contents if content)
+        return dataclasses.replace(
+            vitals, slot=dataclasses.replace(vitals.slot, tokens=max(vitals.slot.tokens, held_tokens))
+        )
 
     async def diagnostics(self) -> str:
         """Return the state of this kvchat as one text without personal data."""

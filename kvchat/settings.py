@@ -53,8 +53,8 @@ def _integer_rule(minimum: int, maximum: float = math.inf, unit: str = "") -> Ru
 
 
 def _choice_rule(choices: Iterable[str]) -> Rule:
-    known = sorted(choices)
-    return lambda value: "" if value in known else _("This must be one of {choices}.", choices=known)
+    options = sorted(choices)
+    return lambda value: "" if value in options else _("This must be one of {choices}.", choices=options)
 
 
 def _path_error(value: Any) -> str:

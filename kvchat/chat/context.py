@@ -284,16 +284,16 @@ class ContextService:
         if attachment.data and not engine.vision:
             return ESTIMATED_PICTURE_TOKENS, True
         key = (engine.fingerprint.model, attachment.hash)
-        known = self._document_counts.get(key)
-        if known is None or (not known[1] and known[0] <= engine.limit):
+        token_count = self._document_counts.get(key)
+        if token_count is None or (not token_count[1] and token_count[0] <= engine.limit):
             if attachment.data:  # tokens the picture adds
                 count, picture = engine.engine.prompt_tokens, Picture(attachment.data)
-                shown = len(await count([ChatMessage("user", "?", pictures=(picture,))]))
-                known = shown - len(await count([ChatMessage("user", "?")])), True
+                with_picture = len(await count([ChatMessage("user", "?", pictures=(picture,))]))
+                token_count = with_picture - len(await count([ChatMessage("user", "?")])), True
             else:
-                known = await engine.engine.count_tokens_up_to(attachment.text, engine.limit)
-            self._document_counts[key] = known
-        return known
+                token_count = await engine.engine.count_tokens_up_to(attachment.text, engine.limit)
+            self._document_counts[key] = token_count
+        return token_count
 
     async def _count_branch(self, engine: ReadyEngine, branch: Sequence[Message]) -> int:
         messages = prompt_messages(branch)

@@ -203,9 +203,9 @@ class RecentlyDeleted:
         with contextlib.suppress(KvchatError):
             entries = await self._turn_context.run(_check_entries, self._keep_s)
             now = as_datetime(time.time())
-            due = [entry for entry in entries if (entry.expires_at <= now if ids is None else entry.id in ids)]
-            if due:
-                await self.delete_now(due)
+            expired = [entry for entry in entries if (entry.expires_at <= now if ids is None else entry.id in ids)]
+            if expired:
+                await self.delete_now(expired)
             later = [entry.expires_at for entry in entries if entry.expires_at > now]
             if later and ids is None:
                 self.schedule_purge((min(later) - now).total_seconds())
@@ -221,17 +221,19 @@ class RecentlyDeleted:
 
 def entries(database: Database, keep_s: float) -> list[DeletedEntry]:
     now = time.time()
-    seen = now, _max_interval_s(keep_s)
+    check_time = now, _max_interval_s(keep_s)
     chats = f"""
         SELECT id, title, deleted_at, {_ELAPSED_SQL.format("deleted_at")}, (
             SELECT count(*) FROM messages WHERE conversation_id = conversations.id AND role <> 'system'
         ) FROM conversations WHERE deleted_at IS NOT NULL
     """
     deleted = []
-    for id, title, deleted_at, seen_s, messages in database.rows(chats, seen):
+    for id, title, deleted_at, seen_s, messages in database.rows(chats, check_time):
         times = _times(deleted_at, seen_s, keep_s, now)
         deleted.append(DeletedEntry(as_text(id), as_text(id), safe_prose(as_text(title)), messages, "", *times))
-    elapsed = dict(map(tuple, database.rows(f"SELECT id, {_ELAPSED_SQL.format('removed_at')} FROM removed", seen)))
+    elapsed = dict(
+        map(tuple, database.rows(f"SELECT id, {_ELAPSED_SQL.format('removed_at')} FROM removed", check_time))
+    )
     for removed in tree.removed_messages(database):
         times = _times(removed.removed_at, elapsed.get(removed.id), keep_s, now)
         text, count = leading_excerpt(removed.text).text or "…", len(removed.rows)
@@ -265,12 +267,12 @@ def purge_orphans(store: BlockStore, database: Database) -> None:
             missing = messages - {row["id"] for row in database.rows(query, (json.dumps(sorted(messages)),))}
         if missing:
             deleted.setdefault(conversation_id, set()).update(missing)
-    kept = {row["id"] for removed in tree.removed_messages(database) for row in removed.rows} if deleted else set()
+    kept_ids = {row["id"] for removed in tree.removed_messages(database) for row in removed.rows} if deleted else set()
     for conversation_id, ids in deleted.items():
         if conversation_id in ids:
             store.inventory.delete_conversation(conversation_id)
-        elif ids - kept:
-            store.inventory.delete_messages(conversation_id, ids - kept)
+        elif ids - kept_ids:
+            store.inventory.delete_messages(conversation_id, ids - kept_ids)
     store.inventory.mark_checked(by, new)
 
 
@@ -300,6 +302,6 @@ def _times(deleted_at: object, first_seen_s: object, keep_s: float, now: float) 
     """Return an entry's deletion and expiry times. An invalid or future time counts as now."""
     sane = isinstance(deleted_at, int | float) and _EARLIEST_TIMESTAMP <= deleted_at <= now + _ABANDONED_AFTER_S
     at = deleted_at if sane and isinstance(deleted_at, int | float) else now
-    seen = first_seen_s if isinstance(first_seen_s, int | float) and 0 <= first_seen_s < math.inf else 0.0
-    unseen = now - at - seen
+    seen_s = first_seen_s if isinstance(first_seen_s, int | float) and 0 <= first_seen_s < math.inf else 0.0
+    unseen = now - at - seen_s
     return as_datetime(at), as_datetime(at) + timedelta(seconds=keep_s + (max(unseen, 0.0) if sane else unseen))

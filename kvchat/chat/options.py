@@ -206,7 +206,7 @@ def chat_from_preset(preset: Preset) -> NewChat:
 def store_chat(database: Database, new: NewChat) -> Conversation:
     """Store the chat. Raises StorageFailed."""
     with database.transaction():
-        made = database.create_conversation(new.title, new.system, new.documents, id=new.id)
+        conversation = database.create_conversation(new.title, new.system, new.documents, id=new.id)
         statement = "UPDATE conversations SET model = ?, options = ?, prepared = ? WHERE id = ?"
         database.write(statement, (new.model, options_to_json(new.options), new.prepared, new.id))
-    return made
+    return conversation

@@ -333,10 +333,10 @@ class ShellOptions(Options):
 
 
 def parse(arguments: Sequence[str]) -> tuple[Command, Any]:
-    given = vars(build_parser().parse_args(arguments))
-    command = COMMANDS[given["command"]]
-    known = [field.name for field in fields(command.options) if given.get(field.name) is not None]
-    values = {name: tuple(given[name]) if isinstance(given[name], list) else given[name] for name in known}
+    parsed = vars(build_parser().parse_args(arguments))
+    command = COMMANDS[parsed["command"]]
+    known = [field.name for field in fields(command.options) if parsed.get(field.name) is not None]
+    values = {name: tuple(parsed[name]) if isinstance(parsed[name], list) else parsed[name] for name in known}
     return command, command.options(**values)
 
 

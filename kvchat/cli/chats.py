@@ -87,15 +87,15 @@ async def rename(options: arguments.RenameOptions, commands: Commands) -> int:
 
 async def delete(options: arguments.ChatsOptions, commands: Commands) -> int:
     runtime = await commands.runtime()
-    known = await runtime.chat.conversations()
-    chats = [find_chat(known, id) for id in options.chats]
+    conversations = await runtime.chat.conversations()
+    chats = [find_chat(conversations, id) for id in options.chats]
     await runtime.chat.recently_deleted.delete([chat.id for chat in chats])
-    kept = _("not kept in Recently deleted")
+    retention = _("not kept in Recently deleted")
     if runtime.settings.keep_deleted_days:
         days = plural(runtime.settings.keep_deleted_days, "{count} day", "{count} days")
-        kept = _("kept in Recently deleted for {keep_deleted_days}", keep_deleted_days=days)
+        retention = _("kept in Recently deleted for {keep_deleted_days}", keep_deleted_days=days)
     count = plural(len(chats), "{count} chat", "{count} chats")
-    return print_result(options.as_json, {"chats": chats}, [_("{count} deleted; {kept}.", count=count, kept=kept)])
+    return print_result(options.as_json, {"chats": chats}, [_("{count} deleted; {kept}.", count=count, kept=retention)])
 
 
 def search(options: arguments.SearchOptions) -> int:

@@ -198,9 +198,9 @@ def _inspect_model(
         return ModelReport(settings.model_path, problem=str(error)), None
     demand = Demand(facts, settings.kv_type, FULL_WINDOW in settings.engine_arguments.split(), limit=limit)
     context = ContextChooser(demand, memory).choose(settings.context_size)
-    shown = facts.name, facts.architecture, facts.quantisation, facts.size, facts.trained_context
+    values = facts.name, facts.architecture, facts.quantisation, facts.size, facts.trained_context
     row_bytes = kv_bytes_per_token(facts.kv, settings.kv_type, settings.kv_type)
-    return ModelReport(str(facts.path), True, *shown, row_bytes), context
+    return ModelReport(str(facts.path), True, *values, row_bytes), context
 
 
 def find_tray(environment: Mapping[str, str] = os.environ) -> ServiceReport:
@@ -306,8 +306,8 @@ def lines(report: DoctorReport) -> list[str]:
         ("staging", report.staging),
     ]
     for folder in report.directories:
-        made = folder["exists"] or folder["problem"]
-        rows.append((folder["name"], folder["path"] + ("" if made else " (not made yet)")))
+        is_created = folder["exists"] or folder["problem"]
+        rows.append((folder["name"], folder["path"] + ("" if is_created else " (not made yet)")))
         if folder["problem"]:
             rows.append(("", folder["problem"]))
     return [f"{label:<{_LABEL_WIDTH}}{text}" for label, text in rows]

@@ -179,9 +179,9 @@ async def _find_model(library: ModelLibrary, name: str) -> Path:
     title = _("No model on this machine matches “{name}”", name=name)
     if paths:
         title = _("Several models match “{name}”", name=name)
-    there = join_list(sorted({names[path] for path in paths or names})) or _("none")
+    available = join_list(sorted({names[path] for path in paths or names})) or _("none")
     advice = _("Specify one of them, or the path of a GGUF file.")
-    raise ModelNotFound(title, _("Available: {there}.", there=there), advice)
+    raise ModelNotFound(title, _("Available: {there}.", there=available), advice)
 
 
 def select_file(repository: HubRepository, quantisation: str) -> HubFile:
@@ -195,9 +195,9 @@ def select_file(repository: HubRepository, quantisation: str) -> HubFile:
         title = _("No file was specified")
     if len(matches) == 1:
         return matches[0]
-    there = join_list(file.quantisation or file.name for file in files) or _("no compatible models")
+    available = join_list(file.quantisation or file.name for file in files) or _("no compatible models")
     advice = _("Specify one, for example `kvchat models get {repository}:Q8_0`.", repository=repository.repository)
-    raise ModelNotFound(title, _("Available: {there}.", there=there), advice)
+    raise ModelNotFound(title, _("Available: {there}.", there=available), advice)
 
 
 def _parse_repository(text: str) -> tuple[str, str]:

@@ -101,8 +101,8 @@ def _unreachable(environment: Mapping[str, str]) -> DisplayProblem | None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             if probe.connect_ex(str(path)) == 0:
                 return None
-    shown = _(" and ").join(f"{name}={environment[name]}" for name in names)
-    return DisplayProblem(_("Cannot connect to the display at {shown}.", shown=shown), _(_ELSEWHERE))
+    variables = _(" and ").join(f"{name}={environment[name]}" for name in names)
+    return DisplayProblem(_("Cannot connect to the display at {shown}.", shown=variables), _(_ELSEWHERE))
 
 
 def _x_server_answers(display: str) -> bool:

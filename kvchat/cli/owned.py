@@ -238,7 +238,7 @@ def run_client(connection: Connection, name: str, options: object, *, is_owner: 
         connection.close()
 
     threading.Thread(target=receive, name="messages", daemon=True).start()
-    begun = converses = reads = False
+    has_begun = converses = reads = False
     code: int | None = None
     failed: KvchatError | None = None
 
@@ -259,7 +259,7 @@ def run_client(connection: Connection, name: str, options: object, *, is_owner: 
             continue
         match message:
             case ("begun",):
-                begun = True
+                has_begun = True
             case ("out", text):
                 print(text, end="", flush=True)
             case ("err", text):
@@ -293,7 +293,7 @@ def run_client(connection: Connection, name: str, options: object, *, is_owner: 
         connection.send(("bye",))
     if failed:
         raise failed
-    if code is not None or not begun:
+    if code is not None or not has_begun:
         return code
     raise KvchatError(
         _("kvchat ended unexpectedly while running this command"),

@@ -150,8 +150,8 @@ def forget(options: ProgramOptions, context: _StoreContext) -> int:
     programs = sorted(filter(None, map(program_of, owners)))
     if options.program not in programs:
         title = _("There are no save points of an app named “{program}”", program=options.program)
-        there = join_list(programs) or _("No app has saved chat memory")
-        raise KvchatError(title, f"{there}.", "")
+        known_programs = join_list(programs) or _("No app has saved chat memory")
+        raise KvchatError(title, f"{known_programs}.", "")
     freed = context.store.inventory.delete_conversation(program_owner(options.program))
     fields = {"program": options.program, "bytes_freed": freed}
     return print_result(options.as_json, fields, [_("Freed {freed}.", freed=format_size(freed))])

@@ -182,10 +182,10 @@ class IdleStop:
         self._ended.set()
 
     async def _stop(self) -> bool:
-        due = self._is_due()  # a message may have arrived
-        if due:
+        is_due = self._is_due()  # a message may have arrived
+        if is_due:
             await self.host.rest()
-        return due
+        return is_due
 
     def _is_due(self) -> bool:
         minutes, idle_s = self.minutes(), min(self.chat.idle_s, self.others_idle_s())

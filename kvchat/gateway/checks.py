@@ -141,7 +141,7 @@ def check_bounds(body: Json, size: int = 0) -> None:
             raise RequestRefused(400, f"“{name[:40]}” may have at most {MAX_ENTRIES:,} entries.")
         if name in _ALTERNATIVES and isinstance(value, int | float) and value > MAX_ALTERNATIVES:
             raise RequestRefused(400, f"“{name}” may be at most {MAX_ALTERNATIVES}.")
-    seen = 0
+    depth = 0
     places: list[tuple[Any, int, bool]] = [(body, 1, False)]
     while places:
         value, level, in_grammar = places.pop()
@@ -169,14 +169,14 @@ def check_bounds(body: Json, size: int = 0) -> None:
                     if name == "multimodal_data":  # beside a completion prompt
                         files = [file for file in item if isinstance(file, str)]
                 size -= sum(map(len, files))
-                seen += sum(map(_pixels, files))
+                depth += sum(map(_pixels, files))
     lists = (body.get(name) for name in ("messages", "input", "system"))
     urls = (url for parts in lists if isinstance(parts, list) for url in _picture_urls(parts))
     if not all(url.startswith("data:") for url in urls):
         raise RequestRefused(
             400, "Send the picture itself, as a “data:” URL or in base64: kvchat fetches none by its address."
         )
-    if seen > MAX_TOTAL_PIXELS:
+    if depth > MAX_TOTAL_PIXELS:
         raise RequestRefused(400, f"The pictures of a request may have at most {MAX_TOTAL_PIXELS:,} pixels together.")
     if size > MAX_TEXT:
         raise RequestRefused(400, f"A request may have at most {MAX_TEXT:,} bytes beside its pictures.")

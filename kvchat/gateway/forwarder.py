@@ -237,11 +237,11 @@ class Forwarder:
     def _note_contents(self, *, has_begun: bool) -> None:
         """Record the slot's contents: the whole prompt once the answer has begun, else what is certain."""
         lease, contents, ids = self.lease, self.lease.slot.contents, self.pending.prompt.ids
-        held = common_prefix(contents.tokens, ids) if contents else 0
+        held_tokens = common_prefix(contents.tokens, ids) if contents else 0
         if self._is_known and has_begun:
             lease.note_contents(ids)
-        elif self._is_known and contents and (lease.engine.can_cut or held == len(contents.tokens)):
-            lease.note_contents(ids[:held])  # at least; more may have been processed
+        elif self._is_known and contents and (lease.engine.can_cut or held_tokens == len(contents.tokens)):
+            lease.note_contents(ids[:held_tokens])  # at least; more may have been processed
         elif self._is_known or has_begun:
             lease.slot.forget()
 

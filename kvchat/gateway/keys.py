@@ -44,8 +44,8 @@ class Keys:
 
     def program_of(self, key: str) -> str | None:
         """Return the key's program or `ANY_PROGRAM`; None if it is invalid. Compares every key in constant time."""
-        given = key.encode("utf-8", "replace")
-        names = [name for name, known in self._keys.items() if hmac.compare_digest(known, given)]
+        key_bytes = key.encode("utf-8", "replace")
+        names = [name for name, known in self._keys.items() if hmac.compare_digest(known, key_bytes)]
         return names[-1] if names else None
 
 

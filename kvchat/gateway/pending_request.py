@@ -44,14 +44,14 @@ def pictures_in(request: ParsedRequest) -> tuple[Picture, ...]:
 async def prompt_of(engine: ReadyEngine, request: ParsedRequest) -> RenderedPrompt:
     """Return a request's prompt; UNKNOWN if kvchat cannot render it or the engine refuses. Raises EngineGone."""
     try:
-        given = request.body.get("prompt") if request.form is Form.COMPLETION else None
+        prompt = request.body.get("prompt") if request.form is Form.COMPLETION else None
         if request.form is not Form.COMPLETION:
             chat, pictures = await run_in_thread_if_large(request.is_large, lambda: request.chat_and_pictures)
             text, ids = await engine.engine.request_tokens(chat, pictures)
-        elif isinstance(given, str):
-            text, ids = given, await engine.engine.text_tokens(given)
-        elif isinstance(given, list) and len(given) < engine.limit and all(type(token) is int for token in given):
-            text, ids = "", tuple(given)
+        elif isinstance(prompt, str):
+            text, ids = prompt, await engine.engine.text_tokens(prompt)
+        elif isinstance(prompt, list) and len(prompt) < engine.limit and all(type(token) is int for token in prompt):
+            text, ids = "", tuple(prompt)
         else:
             return UNKNOWN
     except (Unconvertible, EngineRefused):

@@ -122,8 +122,8 @@ class Inventory:
     def delete_orphans(self) -> int:
         """Delete block files missing from the index, left by a killed process; return their bytes."""
         with self.index.read() as db:
-            known = {name for (name,) in db.execute("SELECT name FROM blocks")}
-        return self.delete_unknown(list(self.blocks.unknown_blocks(known)))
+            indexed_names = {name for (name,) in db.execute("SELECT name FROM blocks")}
+        return self.delete_unknown(list(self.blocks.unknown_blocks(indexed_names)))
 
     @disk_errors()
     def delete_unknown(self, names: Sequence[bytes]) -> int:

@@ -284,8 +284,8 @@ def default_quota(disk_bytes: int, chat_bytes: int = 0, kept_bytes: int = 0) -> 
     limit, so that switching to a smaller model deletes no memory of a larger one.
     """
     share = 0.1 + 0.025 * math.log2(max(disk_bytes, 1) / _USUAL_DISK)
-    wanted = max(DEFAULT_QUOTA, DEFAULT_CHATS * chat_bytes, kept_bytes)
-    return min(wanted, round(min(0.25, max(0.05, share)) * disk_bytes))
+    default_bytes = max(DEFAULT_QUOTA, DEFAULT_CHATS * chat_bytes, kept_bytes)
+    return min(default_bytes, round(min(0.25, max(0.05, share)) * disk_bytes))
 
 
 CancelCheck = Callable[[], bool]  # polled from any thread by slow work, which ends early once true

@@ -287,21 +287,23 @@ class Staging:
     def bytes_in_memory(self) -> int:
         """Return the bytes in memory, with files that an engine is writing at their final size."""
         with self._lock:
-            held = 0
+            held_bytes = 0
             for path in disk.listing(self._memory) if self._memory else ():
                 with contextlib.suppress(OSError):
-                    held += max(path.stat().st_size, self._final_sizes.get(path, 0))
-            return held
+                    held_bytes += max(path.stat().st_size, self._final_sizes.get(path, 0))
+            return held_bytes
 
     def describe(self) -> str:
-        held = self.bytes_in_memory()
-        return memory_files.describe_staging(self._memory_root, min(self._max_bytes, self._planned_room(held)), held)
+        held_bytes = self.bytes_in_memory()
+        return memory_files.describe_staging(
+            self._memory_root, min(self._max_bytes, self._planned_room(held_bytes)), held_bytes
+        )
 
     def _fits(self, size: int) -> bool:
         assert self._memory is not None
-        held = self.bytes_in_memory()
-        room = min(self._max_bytes, self._planned_room(held))
-        return held + size <= room and size + SLACK <= disk.free_bytes(self._memory)
+        held_bytes = self.bytes_in_memory()
+        room = min(self._max_bytes, self._planned_room(held_bytes))
+        return held_bytes + size <= room and size + SLACK <= disk.free_bytes(self._memory)
 
     def _take_spare(self, memory: Path) -> Path:
         """Return the largest spare file, or a new path."""

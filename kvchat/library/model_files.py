@@ -210,14 +210,14 @@ def _models_below(top: ModelFolder, on_unreadable: OnUnreadable, stop: Event) ->
     except OSError as error:
         report_error(error)
         return
-    seen: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()
     for folder, folders, files in os.walk(top.path, onerror=report_error, followlinks=True):
         current = Path(folder)
         identity = inode_of(current)
-        if identity is None or identity in seen or stop.is_set():
+        if identity is None or identity in visited or stop.is_set():
             folders.clear()
             continue
-        seen.add(identity)
+        visited.add(identity)
         main_snapshot = ""  # the Hugging Face snapshot that `main` points to goes first
         if current.name == "snapshots":
             with suppress(OSError, UnicodeDecodeError):

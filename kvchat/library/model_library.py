@@ -121,14 +121,14 @@ def find_models(
     def add_unreadable(path: Path, error: OSError) -> None:
         unreadable.append(UnreadableFolder(path, error.strerror or str(error)))
 
-    seen = set[tuple[int, int] | None]()
+    visited = set[tuple[int, int] | None]()
     for file in (file for folder in folders for file in model_files(folder, add_unreadable, stop)):
         if stop.is_set():
             return
         identity = inode_of(file.path)
-        if identity is not None and identity in seen:  # missing files are all reported
+        if identity is not None and identity in visited:  # missing files are all reported
             continue
-        seen.add(identity)
+        visited.add(identity)
         facts, problem = None, None
         try:
             facts = read_facts(file.path)

@@ -287,12 +287,12 @@ class Allocator:
     def is_window_blocked(self) -> bool:
         """True if the window waits for a slot that only a program can free, or to change the engine, for all slots."""
         owners = {request.owner for request in self._active}
-        wanted = sum(request.from_window and request.owner not in owners for request in self._pending)
+        needed = sum(request.from_window and request.owner not in owners for request in self._pending)
         releasing = sum(
             request.state is not RequestState.ACTIVE or (request.slot is not None and request.slot.is_leaving)
             for request in self._active
         )
-        return wanted > releasing or any(own is not None and own.from_window for own, _ in self._engine_changes)
+        return needed > releasing or any(own is not None and own.from_window for own, _ in self._engine_changes)
 
     # Scheduling
 

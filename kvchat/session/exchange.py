@@ -160,12 +160,12 @@ class Exchange:
         if lease.engine.surely_exceeds_limit(length):  # counting 60 MB took 4 GB and minutes
             raise PromptTooLong(length // CHARS_PER_TOKEN, lease.engine.limit)
         self.prompt = await lease.engine.engine.prompt_tokens(request.messages)
-        wanted = len(self.prompt) + lease.engine.reserve(request.sampling().max_tokens)
-        if lease.engine.too_small(wanted):
-            lease = await self.with_room(request, wanted)
+        needed = len(self.prompt) + lease.engine.reserve(request.sampling().max_tokens)
+        if lease.engine.too_small(needed):
+            lease = await self.with_room(request, needed)
         if len(self.prompt) >= lease.engine.context_size:
             raise PromptTooLong(len(self.prompt), lease.engine.limit)
-        await self.load(self.prompt, wanted - len(self.prompt))
+        await self.load(self.prompt, needed - len(self.prompt))
         if not (self._skip_reason or any(message.role == "assistant" for message in request.messages)):
             self.loaded = replace(self.loaded, miss_reason=Reason(ReasonCode.FIRST_REPLY))
         return lease
@@ -249,9 +249,11 @@ class Exchange:
         """Save the messages that a full context holds, so that a larger one need not reprocess them."""
         lease = self._leased
         if lease.saving_enabled and lease.engine.can_cut and not self.crowded_out:
-            known = (await lease.engine.engine.prompt_tokens(messages))[: lease.engine.context_size - _UNSAVED_TAIL]
-            await lease.settle(known)
-            await lease.save(known, label=label, notify=False)
+            known_tokens = (await lease.engine.engine.prompt_tokens(messages))[
+                : lease.engine.context_size - _UNSAVED_TAIL
+            ]
+            await lease.settle(known_tokens)
+            await lease.save(known_tokens, label=label, notify=False)
 
     @contextlib.asynccontextmanager
     async def explaining_losses(self) -> AsyncIterator[None]:

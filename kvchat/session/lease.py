@@ -188,14 +188,14 @@ class Lease:
         Waits at most half the time that processing those tokens would take.
         """
         slots, contents = self.slots, self.slot.readable_contents(self.engine, self.owner)
-        held = load_unchanged(self.engine, contents, prompt).expected_cached
+        held_tokens = load_unchanged(self.engine, contents, prompt).expected_cached
         pending = partial(slots.pending_save_tokens, self.owner, prompt)
-        if not self.saving_enabled or pending() - held < MIN_GAIN:
+        if not self.saving_enabled or pending() - held_tokens < MIN_GAIN:
             return
-        held = max(held, await self._saved_tokens(prompt))
+        held_tokens = max(held_tokens, await self._saved_tokens(prompt))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(slots.restore_cost.prefill_ms(pending() - held) / 2000):
-                while pending() - held >= MIN_GAIN:
+            async with asyncio.timeout(slots.restore_cost.prefill_ms(pending() - held_tokens) / 2000):
+                while pending() - held_tokens >= MIN_GAIN:
                     await slots.changed.wait()
 
     async def _restore(self, plan: RestorePlan) -> RestoreRecord | RestoreMiss:
@@ -290,11 +290,11 @@ class Lease:
         self, boundary: Tokens, progress: Callable[[PromptProgress], None] = lambda progress: None
     ) -> Timings:
         """Make the slot hold exactly these tokens, up to a turn boundary. May be cancelled at any point."""
-        held = self.slot.known_contents(self.engine)
-        if held and held.is_exact and held.tokens == boundary:
+        contents = self.slot.known_contents(self.engine)
+        if contents and contents.is_exact and contents.tokens == boundary:
             return Timings(cache_n=len(boundary), prompt_n=0, prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
-        if held:  # if cancelled now, this much remains
-            self.note_contents(boundary[: common_prefix(held.tokens, boundary)])
+        if contents:  # if cancelled now, this much remains
+            self.note_contents(boundary[: common_prefix(contents.tokens, boundary)])
         timings = await self.prefill(boundary, progress)
         self.note_contents(boundary, is_exact=True)
         return timings

@@ -136,10 +136,10 @@ async def plan_load(
 ) -> LoadPlan:
     """Plan how to leave the least of the prompt to process; `is_worth`: see RestoreCost."""
     without_restore = load_unchanged(engine, contents, prompt)
-    held = without_restore.expected_cached
-    if contents and contents.is_exact and contents.owner == owner and held == len(contents.tokens):
+    held_tokens = without_restore.expected_cached
+    if contents and contents.is_exact and contents.owner == owner and held_tokens == len(contents.tokens):
         return LoadPlan(without_restore)  # at or past its own turn boundary: nothing leaves less
-    if held and held > len(prompt) - MIN_GAIN:  # no restore can pay off: skip the search
+    if held_tokens and held_tokens > len(prompt) - MIN_GAIN:  # no restore can pay off: skip the search
         return LoadPlan(without_restore)
     if not engine.saves:
         miss = Reason(ReasonCode.NO_RESTORING)
@@ -149,22 +149,25 @@ async def plan_load(
         best = await find_save_point(store, engine, owner, prompt)
         if isinstance(best, RestoreMiss):
             miss = best.reason
-        elif not is_worth(best.tokens_used - held, best.bytes):
+        elif not is_worth(best.tokens_used - held_tokens, best.bytes):
             miss = Reason(ReasonCode.NOT_WORTH_IT)
         elif not engine.vision and min(best.save_point.tokens) <= FIRST_PICTURE_ID:  # the engine would reject it
             miss = Reason(ReasonCode.NEEDS_PROJECTOR)
         else:
             return LoadPlan(without_restore, best)
-    return LoadPlan(without_restore if held else replace(without_restore, miss_reason=miss))
+    return LoadPlan(without_restore if held_tokens else replace(without_restore, miss_reason=miss))
 
 
 def load_unchanged(engine: ReadyEngine, contents: SlotContents | None, prompt: Tokens) -> LoadedState:
     """Return the state for a prompt if the slot is used as it is, without a restore."""
-    held = contents.reusable_tokens(prompt, engine.can_cut) if contents else 0
-    if not contents or not held:
+    held_tokens = contents.reusable_tokens(prompt, engine.can_cut) if contents else 0
+    if not contents or not held_tokens:
         return NOTHING_LOADED
     return LoadedState(
-        held, contents.unproved_restore, None, contents.prefilled_ahead.limited_to(len(contents.tokens), held)
+        held_tokens,
+        contents.unproved_restore,
+        None,
+        contents.prefilled_ahead.limited_to(len(contents.tokens), held_tokens),
     )
 
 

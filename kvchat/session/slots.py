@@ -237,9 +237,9 @@ class Slots(Allocator):
         room = engine.context_size - ROOM_MARGIN - sum(other.claimed_tokens for other in {*self.all_slots, slot})
         idle = [other for other in self.all_slots if other is not slot and not other.claimed_tokens]
         for other in sorted(idle, key=lambda other: -other.used_at):
-            held = other.max_tokens_held(engine.generation)
-            room -= held
-            if held and room < 0:
+            held_tokens = other.max_tokens_held(engine.generation)
+            room -= held_tokens
+            if held_tokens and room < 0:
                 other.mark_empty()
                 task = asyncio.ensure_future(erase(other))
                 self._erasing.add(task)

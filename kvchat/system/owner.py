@@ -114,11 +114,11 @@ class Ownership:
     def _make_listener(self) -> Listener | None:
         if os.name == "nt":
             return Listener(rf"\\.\pipe\kvchat-{secrets.token_hex(16)}", "AF_PIPE")
-        here = self._folder.absolute() / "owner.socket"
+        socket_path = self._folder.absolute() / "owner.socket"
         with contextlib.suppress(OSError):
-            here.unlink(missing_ok=True)  # left by a killed process
-            if len(os.fsencode(here)) <= _MAX_PATH_BYTES:
-                return Listener(str(here), "AF_UNIX", backlog=32)
+            socket_path.unlink(missing_ok=True)  # left by a killed process
+            if len(os.fsencode(socket_path)) <= _MAX_PATH_BYTES:
+                return Listener(str(socket_path), "AF_UNIX", backlog=32)
         with contextlib.suppress(OSError):
             self._private = tempfile.mkdtemp(prefix="kvchat-")
             return Listener(str(Path(self._private) / "owner.socket"), "AF_UNIX", backlog=32)

@@ -46,8 +46,8 @@ def set_language(chosen: str, system: Iterable[str] = ()) -> str:
 
     `system`: the desktop's choices, best first, if the environment sets none.
     """
-    wanted = [chosen] if chosen in LANGUAGES else _from_environment() or list(system)
-    _Current.language = next(filter(None, map(_language_of, wanted)), "en")
+    languages = [chosen] if chosen in LANGUAGES else _from_environment() or list(system)
+    _Current.language = next(filter(None, map(_language_of, languages)), "en")
     _Current.catalogue = gettext.translation(_DOMAIN, CATALOGUES, [_Current.language], fallback=True)
     return _Current.language
 
@@ -95,10 +95,10 @@ def join_list(items: Iterable[str]) -> str:
 
 def join_parts(parts: Iterable[str]) -> str:
     """Join the parts of one line: "8B · 4.9 GB"; skip empty ones. Right-to-left text keeps their order."""
-    shown = filter(None, parts)
+    parts_shown = filter(None, parts)
     if _Current.language in _FROM_THE_RIGHT:
-        return "\u200f" + " · ".join(f"\u2068{part}\u2069" for part in shown)
-    return " · ".join(shown)
+        return "\u200f" + " · ".join(f"\u2068{part}\u2069" for part in parts_shown)
+    return " · ".join(parts_shown)
 
 
 def punctuation(between: str) -> str:

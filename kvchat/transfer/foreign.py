@@ -67,11 +67,11 @@ def parse_chatgpt(entry: Mapping[str, Any], name: str) -> Row:
 def parse_claude(entry: Mapping[str, Any], name: str) -> Row:
     """Parse an entry of Claude's conversations.json: ordered `chat_messages`, newer ones with parent."""
     messages: list[_Message] = []
-    known: set[str] = set()
+    known_ids: set[str] = set()
     for number, message in enumerate(map(_dict, entry["chat_messages"])):
         key = _key(message.get("uuid")) or str(number)
         parent = _key(message.get("parent_message_uuid"))
-        if parent not in known:
+        if parent not in known_ids:
             parent = messages[-1].key if messages and "parent_message_uuid" not in message else None
         blocks = [_dict(block) for block in _list(message.get("content"))]
         text = _blocks(blocks, "text") or _text(message.get("text"))
@@ -83,7 +83,7 @@ def parse_claude(entry: Mapping[str, Any], name: str) -> Row:
         role, at = _ROLES.get(_text(message.get("sender"))), _seconds(message.get("created_at"))
         whole = "\n\n".join(filter(None, (*files, text)))
         messages.append(_Message(key, parent, role, whole, _blocks(blocks, "thinking"), at))
-        known.add(key)
+        known_ids.add(key)
     times = (_seconds(entry.get("created_at")), _seconds(entry.get("updated_at")))
     leaf = messages[-1].key if messages else None
     return _rows("claude", _text(entry.get("uuid")) or name, _text(entry.get("name")), times, messages, leaf)

@@ -105,13 +105,13 @@ def read_documents(paths: Sequence[Path], previous_files: Sequence[SourceFile] =
 
 
 def detect_changes(paths: Sequence[Path], previous_files: Sequence[SourceFile]) -> FileChanges:
-    known = {source.path: source for source in previous_files}
+    previous = {source.path: source for source in previous_files}
     try:
         files = {str(path): (path, name) for path, name, _ in _find_files(filter(Path.exists, paths))}
     except PreparationError:  # too many files now: rereading reports it
         return FileChanges(added=1)
     changed = 0
-    for source in (known[path] for path in files.keys() & known.keys()):
+    for source in (previous[path] for path in files.keys() & previous.keys()):
         try:
             path = Path(source.path)
             now = path.stat()
@@ -119,8 +119,8 @@ def detect_changes(paths: Sequence[Path], previous_files: Sequence[SourceFile]) 
                 changed += now.st_size != source.size or blake3(read_bytes(path)).hexdigest() != source.hash
         except (OSError, AttachmentError):
             changed += 1
-    new = sum(_read_document(*files[path], explicit=False) is not None for path in files.keys() - known.keys())
-    return FileChanges(changed, new, len(known.keys() - files.keys()))
+    new = sum(_read_document(*files[path], explicit=False) is not None for path in files.keys() - previous.keys())
+    return FileChanges(changed, new, len(previous.keys() - files.keys()))
 
 
 def _read_document(path: Path, name: str, *, explicit: bool) -> Document | None:
@@ -144,19 +144,19 @@ def _read_document(path: Path, name: str, *, explicit: bool) -> Document | None:
 
 
 def _find_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:
-    seen: set[Path] = set()
+    visited: set[Path] = set()
     for path in map(Path.absolute, paths):
         inside = iter((path,))
         if path.is_dir():
             above = [path, *path.parents]
             root = next((number for number, parent in enumerate(above) if (parent / ".git").exists()), 0)
             inside = _walk_folder(path, [rules for parent in above[root:0:-1] for rules in read_rules(parent)])
-        for file in itertools.islice(inside, MAX_FILES + 1 - len(seen)):
+        for file in itertools.islice(inside, MAX_FILES + 1 - len(visited)):
             name = str(file.relative_to(path.parent).as_posix())
-            if file not in seen:
-                seen.add(file)
+            if file not in visited:
+                visited.add(file)
                 yield file, os.fsencode(name).decode("utf-8", "replace"), file == path
-            if len(seen) > MAX_FILES:
+            if len(visited) > MAX_FILES:
                 detail = _("It contains more than {most_files} files.", most_files=format_number(MAX_FILES))
                 advice = _("Choose only the relevant subfolder.")
                 raise PreparationError(_("This is too much to prepare"), detail, advice)

@@ -191,9 +191,9 @@ class Library:
         if not documents:
             return None
         names, hashes = zip(*documents, strict=True)
-        known = await self.all()
-        same = [prepared for prepared in known if tuple(source.hash for source in prepared.sources) == hashes]
-        prepared = next(iter([*(prepared for prepared in known if prepared.id == set_id), *same]), None)
+        prepared_sets = await self.all()
+        same = [prepared for prepared in prepared_sets if tuple(source.hash for source in prepared.sources) == hashes]
+        prepared = next(iter([*(prepared for prepared in prepared_sets if prepared.id == set_id), *same]), None)
         return ChatDocuments(names, prepared, prepared in same)
 
     async def statuses(

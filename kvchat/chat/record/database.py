@@ -59,8 +59,8 @@ class Database(DatabaseFile):
         return [conversation_from_row(row) for row in rows]
 
     def conversation(self, conversation_id: str) -> Conversation | None:
-        found = self.rows("SELECT * FROM conversations WHERE id = ? AND deleted_at IS NULL", (conversation_id,))
-        return conversation_from_row(found[0]) if found else None
+        rows = self.rows("SELECT * FROM conversations WHERE id = ? AND deleted_at IS NULL", (conversation_id,))
+        return conversation_from_row(rows[0]) if rows else None
 
     def create_conversation(
         self, title: str, system: str | None = None, attachments: Sequence[Attachment] = (), *, id: str = ""
@@ -180,9 +180,9 @@ class Database(DatabaseFile):
             if not path:
                 return False
             before = [message.id for message in path[:-1] if message.id not in waiting]
-            shown = [message.id for message in self.branch(path[-1].conversation_id) if message.id not in waiting]
-            if question_id not in shown and before and before[-1] in shown:
-                before = shown
+            visible_ids = [message.id for message in self.branch(path[-1].conversation_id) if message.id not in waiting]
+            if question_id not in visible_ids and before and before[-1] in visible_ids:
+                before = visible_ids
             behind = before[-1] if before else None
             if behind == path[-1].parent_id:
                 return False
@@ -266,9 +266,11 @@ class Database(DatabaseFile):
                 )
 
     def _leaf_of(self, conversation_id: str) -> str | None:
-        here = "SELECT leaf_id FROM conversations JOIN messages ON messages.id = leaf_id WHERE conversations.id = ?"
+        current_leaf = (
+            "SELECT leaf_id FROM conversations JOIN messages ON messages.id = leaf_id WHERE conversations.id = ?"
+        )
         newest = "SELECT id FROM messages WHERE conversation_id = ? ORDER BY place DESC LIMIT 1"
-        rows = self.rows(here, (conversation_id,)) or self.rows(newest, (conversation_id,))
+        rows = self.rows(current_leaf, (conversation_id,)) or self.rows(newest, (conversation_id,))
         return rows[0][0] if rows else None
 
     def _check_exists(self, conversation_id: str) -> None:

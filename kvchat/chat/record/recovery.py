@@ -178,20 +178,20 @@ class SalvageReport:
 def salvage(damaged: Path, backup: Path | None, target: Path) -> SalvageReport:
     """Build `target` from everything readable and not deleted. SQLite may write to `damaged`: pass a copy."""
     create_empty(target)
-    known: dict[str, str | None] = {}  # messages known to have existed, and their chats
+    known_messages: dict[str, str | None] = {}  # messages known to have existed, and their chats
     with closing(sqlite3.connect(target, isolation_level=None)) as db:
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute("BEGIN")
-        _copy_readable(db, damaged, known)
+        _copy_readable(db, damaged, known_messages)
         unreadable = not _count(db, "conversations") and not _count(db, "messages")
         before = _count(db, "messages")
         if backup is not None:
             _copy_readable(db, backup, {}, with_deletions=False)
         from_backup = _count(db, "messages") - before
         _repair_references(db)
-        kept = {row[0] for row in db.execute("SELECT id FROM messages")}
+        recovered_ids = {row[0] for row in db.execute("SELECT id FROM messages")}
         titles = dict(db.execute("SELECT id, title FROM conversations").fetchall())
-        missing = Counter(chat for id, chat in known.items() if id not in kept)
+        missing = Counter(chat for id, chat in known_messages.items() if id not in recovered_ids)
         lost = tuple((titles.get(chat or "", RECOVERED_TITLE), number) for chat, number in missing.most_common())
         db.execute("COMMIT")
         return SalvageReport(_count(db, "conversations"), _count(db, "messages"), from_backup, lost, unreadable)

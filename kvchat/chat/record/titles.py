@@ -50,8 +50,8 @@ def is_title_complete(answer: str) -> bool:
 def parse_title(answer: str, chat_text: str) -> str | None:
     """Return the title in a model's answer, or None. It must be short and share a word with the chat."""
     line = next(iter(_lines(answer)), "")
-    shown = (c if c in _JOINERS or unicodedata.category(c)[0] != "C" else " " * (c == "\t") for c in line)
-    title = _strip_decoration(" ".join("".join(shown).split()))
+    printable = (c if c in _JOINERS or unicodedata.category(c)[0] != "C" else " " * (c == "\t") for c in line)
+    title = _strip_decoration(" ".join("".join(printable).split()))
     if not _is_short(title):
         title = _SUBTITLE.split(title, maxsplit=1)[0]
     if (

@@ -118,8 +118,8 @@ class Forecasts:
             ]
             slot = turn_context.slots.slot_of(chat)
             contents = slot.known_contents(engine) if slot and engine else None
-            held = len(contents.tokens) if contents else None
-            forecast = _forecast_chat(branch, points, held, speed, await self._restore_rate())
+            held_tokens = len(contents.tokens) if contents else None
+            forecast = _forecast_chat(branch, points, held_tokens, speed, await self._restore_rate())
             if len(branch) == 1 and branch[0].tokens_through is None:  # no receipt yet: other chats' memory may serve
                 forecast = await self.forecast_message(chat, "") or forecast
             forecasts[chat] = forecast

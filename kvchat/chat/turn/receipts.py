@@ -159,8 +159,8 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     written, prompt = _format_tokens(receipt.predicted_tokens), _format_tokens(receipt.prompt_tokens)
     if receipt.tokens_per_second:
         written = _("{tokens} at {speed}", tokens=written, speed=format_rate(receipt.tokens_per_second))
-    kept = format_number(cached)
-    prompt = _("{tokens}: {read} processed, {kept} remembered", tokens=prompt, read=format_number(read), kept=kept)
+    reused = format_number(cached)
+    prompt = _("{tokens}: {read} processed, {kept} remembered", tokens=prompt, read=format_number(read), kept=reused)
     ahead = _(
         "{tokens} in {time}",
         tokens=_format_tokens(receipt.read_ahead_tokens),
@@ -190,10 +190,10 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
         )
     if receipt.settle_ms is not None:
         settled = format_duration(receipt.settle_ms)
-        words = _("finalized in {time}, not saved", time=settled)
+        text = _("finalized in {time}, not saved", time=settled)
         if receipt.save_ms is not None:
-            words = _("finalized in {time}, saved in {saved}", time=settled, saved=format_duration(receipt.save_ms))
-        lines.append((_("After the reply"), words))
+            text = _("finalized in {time}, saved in {saved}", time=settled, saved=format_duration(receipt.save_ms))
+        lines.append((_("After the reply"), text))
     if receipt.queue_wait_ms >= _MIN_WAIT_MS:
         lines.append((_("Waited for another reply (not counted)"), format_duration(receipt.queue_wait_ms)))
     if receipt.engine_wait_ms >= _MIN_WAIT_MS:

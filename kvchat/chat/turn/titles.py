@@ -107,8 +107,8 @@ class TitleGenerator:
             )
         texts = (text for m in branch for text in (m.content, *(a.text for a in m.attachments)))
         attempt.title = parse_title(attempt.answer or "", " ".join(text[:_READ_CHARACTERS] for text in texts))
-        due = attempt.answer is not None or give_up
-        if due and await turn_context.run(store_title, conversation_id, attempt.title, end.id if end else None):
+        is_due = attempt.answer is not None or give_up
+        if is_due and await turn_context.run(store_title, conversation_id, attempt.title, end.id if end else None):
             turn_context.publish(ConversationsChanged())
         return attempt
 

@@ -155,8 +155,8 @@ def prompt_body(messages: Sequence[ChatMessage], template: Mapping[str, bool | s
 def chat_body(prompt: Body, sampling: Sampling, slot: int = 0) -> Body:
     """Build a streamed chat request, pinned to the slot that we save; unpinned, it may land in another."""
     options = vars(sampling) | {"json_schema": json.loads(sampling.json_schema) if sampling.json_schema else None}
-    given = {name: value for name, value in options.items() if value is not None}
-    return prompt | _cached_stream(slot) | {"timings_per_token": True} | given
+    set_options = {name: value for name, value in options.items() if value is not None}
+    return prompt | _cached_stream(slot) | {"timings_per_token": True} | set_options
 
 
 def prefill_body(prompt: Sequence[int] | Body, slot: int = 0) -> Body:

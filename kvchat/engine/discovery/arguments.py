@@ -54,8 +54,8 @@ def parse_help(text: str) -> KnownOptions | None:
         if names:
             value_count = 2 if re.fullmatch(r"[A-Z]+ [A-Z]+", head) else int(head != "")
             options.append(Option(tuple(names), value_count))
-    known = KnownOptions(tuple(options), has_trace_level="4: trace" in text)
-    return None if known.missing(("--model", "--port")) else known
+    known_options = KnownOptions(tuple(options), has_trace_level="4: trace" in text)
+    return None if known_options.missing(("--model", "--port")) else known_options
 
 
 _ADVICE = N_("Correct the extra arguments in the settings, or clear them.")
@@ -152,18 +152,18 @@ def state_arguments(arguments: Sequence[str], *, external: bool = False) -> str:
     if external:
         unrelated = (_LOCAL, _CHOSEN_IN_WINDOW, _CHATS_ONLY, _FOR_MONITORING)
         excluded |= {"--slot-save-path", *(name for name, reason in _RESERVED_REASONS.items() if reason in unrelated)}
-    words: list[str] = []
+    tokens: list[str] = []
     for name, values in _group_by_option(arguments):
         normalized = normalize_name(name)
         if normalized.partition("=")[0] not in excluded:
-            words += [normalized, *values]
-    return shlex.join(words)
+            tokens += [normalized, *values]
+    return shlex.join(tokens)
 
 
 def named_files(state_arguments: str) -> tuple[str, ...]:
     """Return possible file names in it: a LoRA adapter is `path`, `path,path` or `path:scale`."""
-    words = [part for word in shlex.split(state_arguments) for part in {word, *word.split(",")}]
-    return tuple(sorted({name for word in words for name in (word, word.rpartition(":")[0]) if name}))
+    tokens = [part for word in shlex.split(state_arguments) for part in {word, *word.split(",")}]
+    return tuple(sorted({name for word in tokens for name in (word, word.rpartition(":")[0]) if name}))
 
 
 def parse_workers(text: str) -> tuple[str, ...]:

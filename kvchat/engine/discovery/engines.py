@@ -85,8 +85,8 @@ def installed_engines() -> list[EngineLocation]:
         program = folder / program_name()
         if _is_executable(program):
             programs.setdefault(program.resolve(), program.absolute())
-    found = [EngineLocation(program) for program in programs.values()]
-    return [*found, EngineLocation()] if importlib.util.find_spec("xllamacpp") else found
+    locations = [EngineLocation(program) for program in programs.values()]
+    return [*locations, EngineLocation()] if importlib.util.find_spec("xllamacpp") else locations
 
 
 def search_folders() -> list[Path]:
@@ -291,13 +291,13 @@ class EngineEntry:
 
 def list_engines(settings_path: str | None, downloaded: Iterable[EngineLocation] = ()) -> tuple[EngineEntry, ...]:
     """List every engine found, the configured one first; `downloaded` ones are not searched for. Raises nothing."""
-    found, chosen = [*downloaded, *installed_engines()], None
+    locations, chosen = [*downloaded, *installed_engines()], None
     with contextlib.suppress(KvchatError):  # reported when it starts
-        found = [find_engine(settings_path), *found] if settings_path else found
+        locations = [find_engine(settings_path), *locations] if settings_path else locations
     with contextlib.suppress(KvchatError):
         chosen = usable_engine(settings_path).location
     programs: dict[Path | None, EngineLocation] = {}  # by resolved path, since one may have two names
-    for location in found:
+    for location in locations:
         programs.setdefault(location.path and location.path.resolve(), location)
     entries = []
     for location in programs.values():

@@ -64,11 +64,11 @@ def detect_graphics() -> Graphics:
         return Graphics(sys.platform, (GpuVendor.APPLE,) if platform.machine() == "arm64" else ())
     if sys.platform == "win32":
         folder = Path("C:/Windows/System32")
-        found = {GpuVendor(vendor) for library, vendor in _WINDOWS_LIBRARIES.items() if (folder / library).exists()}
+        vendors = {GpuVendor(vendor) for library, vendor in _WINDOWS_LIBRARIES.items() if (folder / library).exists()}
     else:
-        found = linux_gpu_vendors(_PCI_DEVICES)
+        vendors = linux_gpu_vendors(_PCI_DEVICES)
     has_driver = sys.platform == "win32" or _NVIDIA_DRIVER.exists()
-    return Graphics(sys.platform, tuple(vendor for vendor in GpuVendor if vendor in found), has_driver)
+    return Graphics(sys.platform, tuple(vendor for vendor in GpuVendor if vendor in vendors), has_driver)
 
 
 def linux_gpu_vendors(devices: Path) -> set[GpuVendor]:

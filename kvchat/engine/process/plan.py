@@ -56,7 +56,7 @@ class LaunchPlan:
 
 def llama_server_arguments(plan: LaunchPlan) -> list[str]:
     """Convert the plan to llama-server's arguments, as spelled by current builds and those of the year before."""
-    known = plan.known_options
+    known_options = plan.known_options
     # kvchat can do without these: a build that lacks one has no such feature to turn off.
     optional = [
         ["--kv-unified"],  # one KV stream: slot files stay valid for any --parallel
@@ -69,7 +69,9 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         ["--fit", "off" if plan.fit_target is None else "on"],
         ["--ctx-checkpoints", str(CONTEXT_CHECKPOINTS)],
     ]
-    if known is None or known.has_trace_level:  # in builds of the year before, level 4 logs whole conversations
+    if (
+        known_options is None or known_options.has_trace_level
+    ):  # in builds of the year before, level 4 logs whole conversations
         optional.append(["--verbosity", str(TRACE_VERBOSITY)])
     if plan.fit_target is not None:
         optional.append(["--fit-target", str(plan.fit_target // MIB)])
@@ -85,7 +87,7 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         *("-ctv", plan.kv_type),
     ]
     for option in optional:
-        if known is None or known.find(option[0]):
+        if known_options is None or known_options.find(option[0]):
             arguments += option
     if plan.without_gpu:
         arguments += ["--n-gpu-layers", "0"]

@@ -148,11 +148,11 @@ def _cause_in_tools(old: tuple[tuple[str, str], ...], new: tuple[tuple[str, str]
     codes = ReasonCode.TOOLS_ADDED, ReasonCode.TOOLS_REMOVED, ReasonCode.TOOLS_REDESCRIBED
     changes = []
     for code, names in zip(codes, (added, removed, redefined), strict=True):
-        shown: list[object] = [name[:_MAX_NAME] for name in names[:_MAX_NAMES]]
+        shown_names: list[object] = [name[:_MAX_NAME] for name in names[:_MAX_NAMES]]
         if len(names) > _MAX_NAMES:
-            shown.append(Reason(ReasonCode.MORE, {"count": len(names) - _MAX_NAMES}))
+            shown_names.append(Reason(ReasonCode.MORE, {"count": len(names) - _MAX_NAMES}))
         if names:
-            changes.append(Reason(code, {"tools": tuple(shown)}))
+            changes.append(Reason(code, {"tools": tuple(shown_names)}))
     if changes:
         return Reason(ReasonCode.TOOLS_CHANGED, {"changes": tuple(changes)})
     reordered = [name for name, _ in old] != [name for name, _ in new]
@@ -171,8 +171,8 @@ def _cause_in_messages(old: tuple[Message, ...], new: tuple[Message, ...], place
     if _CLEARED.search(ours.text) and not _CLEARED.search(theirs.text):
         return place.cause(ReasonCode.RESULTS_CLEARED)
     if number == 0 and (len(new) == 1 or new[1:2] != old[1:2]) and not is_summary:
-        known = (code for pattern, code in _KNOWN_MESSAGES if pattern.search(ours.text))
-        return Reason(next(known, ReasonCode.OTHER_CONVERSATION))
+        known_codes = (code for pattern, code in _KNOWN_MESSAGES if pattern.search(ours.text))
+        return Reason(next(known_codes, ReasonCode.OTHER_CONVERSATION))
     if len(new) < len(old) and ours in old[number + 1 :]:
         return Reason(ReasonCode.LEFT_OUT, {"count": old.index(ours, number + 1) - number})
     if is_summary and not _SUMMARY.search(theirs.text[:2_000]):

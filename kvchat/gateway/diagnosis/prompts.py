@@ -57,10 +57,10 @@ UNKNOWN_CONTENTS = Contents()
 
 def parse_contents(chat: Mapping[str, Any]) -> Contents:
     """Parse a chat completion, or a text completion, ignoring whatever has an unknown shape."""
-    given = chat.get("messages", chat.get("prompt"))
+    source = chat.get("messages", chat.get("prompt"))
     system: list[str] = []
     messages: list[Message] = []
-    for turn in [{"role": "user", "content": given}] if isinstance(given, str) else _list(given):
+    for turn in [{"role": "user", "content": source}] if isinstance(source, str) else _list(source):
         if not isinstance(turn, dict):
             continue
         text = "\n".join([*_texts(turn.get("content")), *map(_as_json, _list(turn.get("tool_calls")))])

@@ -125,11 +125,11 @@ def from_responses(body: Mapping[str, Any]) -> Json:
     messages: list[Json] = []
     if "instructions" in body:
         messages.append({"role": "system", "content": body["instructions"] or ""})
-    given = body.get("input")
-    if isinstance(given, str):
-        messages.append({"role": "user", "content": given})
+    input_items = body.get("input")
+    if isinstance(input_items, str):
+        messages.append({"role": "user", "content": input_items})
     else:
-        for item in _list(given):
+        for item in _list(input_items):
             _append_item(messages, dict(_dict(item)))
     chat["messages"] = messages
     tools = []

@@ -171,12 +171,12 @@ class ResponseParser:
     def _add_message(self, message: Json) -> None:
         _append_texts(self._message, message, ("content", "reasoning_content", "text"))
         for number, call in enumerate(message.get("tool_calls") or ()):
-            known = self._blocks.setdefault(
+            block = self._blocks.setdefault(
                 call.get("index", number), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
             )
-            known["id"] += call.get("id") or ""
+            block["id"] += call.get("id") or ""
             for name in ("name", "arguments"):
-                known["function"][name] += (call.get("function") or {}).get(name) or ""
+                block["function"][name] += (call.get("function") or {}).get(name) or ""
 
     def _read_counts(self, event: Json) -> None:
         inner = event.get("message") or event.get("response")

@@ -98,8 +98,8 @@ class _Splitter:
 
     def reuse(self, spans: Sequence[_RowSpan]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
         """Return the uses of spans found in known blocks, and the remaining runs, merged where possible."""
-        known = [span for span in spans if span.known_block]
-        trusted = [span for span in known if span.is_unchanged]
+        known_spans = [span for span in spans if span.known_block]
+        trusted = [span for span in known_spans if span.is_unchanged]
         samples = _sample_spans(trusted)
         if len(self._matching(samples)) == len(samples):
             reused = [
@@ -107,9 +107,9 @@ class _Splitter:
                 for s in trusted
                 if s.known_block and self.blocks.find(s.known_block.block, s.known_block.size) is not None
             ]
-            reused += self._matching([span for span in known if not span.is_unchanged])
+            reused += self._matching([span for span in known_spans if not span.is_unchanged])
         else:
-            reused = self._matching(known)
+            reused = self._matching(known_spans)
         uses = []
         for span in reused:
             assert span.known_block is not None
@@ -222,12 +222,14 @@ class _Splitter:
 
 def _row_spans(number: int, cache: CacheRows, previous: PreviousSave | None) -> Iterator[_RowSpan]:
     """Yield the rows of a cache, cut where the blocks of the previous save point begin and end."""
-    known: list[BlockUse] = []
+    known_uses: list[BlockUse] = []
     shared = unchanged = 0
     old = previous.recipe.row_map.caches[number : number + 1] if previous else ()
     if previous and old and [r.row_size for r in old[0].regions] == [r.row_size for r in cache.regions]:
-        known = [use for use in previous.recipe.uses if use.cache == number and use.position < previous.shared_tokens]
-        known.sort(key=lambda use: use.position)
+        known_uses = [
+            use for use in previous.recipe.uses if use.cache == number and use.position < previous.shared_tokens
+        ]
+        known_uses.sort(key=lambda use: use.position)
         shared = previous.shared_tokens
         unchanged = 0 if cache.is_window or old[0].is_window else previous.unchanged_tokens
     for run in cache.runs:
@@ -236,7 +238,7 @@ def _row_spans(number: int, cache: CacheRows, previous: PreviousSave | None) -> 
         def part(first: int, last: int, use: BlockUse | None, run: Run = run) -> _RowSpan:
             return _RowSpan(number, Run(run.row + first - run.position, first, last - first), use, last <= unchanged)
 
-        for use in known:
+        for use in known_uses:
             first, last = max(done, use.position), min(end, use.position + use.rows, shared)
             if first < last:
                 if first > done:

@@ -78,10 +78,10 @@ class BlockFiles:
         """Return the bytes on disk of all these blocks, or None if one is missing."""
         on_disk: dict[bytes, int] = {}
         for block, size in sizes.items():
-            found = self.find(block, size)
-            if found is None:
+            is_found = self.find(block, size)
+            if is_found is None:
                 return None
-            on_disk[block] = found
+            on_disk[block] = is_found
         return on_disk
 
     def forget_new(self, blocks: Iterable[bytes]) -> None:

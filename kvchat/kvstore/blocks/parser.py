@@ -87,11 +87,11 @@ def read_tokens(path: Path) -> RawTokens:
 
 def matches_tokens(tokens: RawTokens, expected: Tokens) -> bool:
     """True if a file's tokens match these; images (ids below PLACEHOLDER) are matched by position only."""
-    wanted = np.asarray(expected, "<i4")
-    pictures = wanted < PLACEHOLDER
-    if len(tokens) != len(wanted) or (PLACEHOLDER in tokens) != pictures.any():
+    expected_tokens = np.asarray(expected, "<i4")
+    pictures = expected_tokens < PLACEHOLDER
+    if len(tokens) != len(expected_tokens) or (PLACEHOLDER in tokens) != pictures.any():
         return False
-    return bool(((tokens == wanted) | pictures).all())
+    return bool(((tokens == expected_tokens) | pictures).all())
 
 
 def parse_layout(path: Path) -> Layout:

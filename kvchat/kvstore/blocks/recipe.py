@@ -83,16 +83,16 @@ def residue_spans(row_map: RowMap, file_size: int) -> tuple[Span, ...]:
 def check_whole(recipe: Recipe) -> None:
     """Raise RecipeError unless the uses cover every cache row and every residue byte exactly once."""
     caches = recipe.row_map.caches
-    wanted = {number: cache.rows for number, cache in enumerate(caches)}
-    wanted[RESIDUE] = sum(span.size for span in residue_spans(recipe.row_map, recipe.file_size))
-    given = dict.fromkeys(wanted, 0)
+    expected_rows = {number: cache.rows for number, cache in enumerate(caches)}
+    expected_rows[RESIDUE] = sum(span.size for span in residue_spans(recipe.row_map, recipe.file_size))
+    row_counts = dict.fromkeys(expected_rows, 0)
     for use in recipe.uses:
-        if given.get(use.cache) != use.row or use.rows <= 0 or use.skip < 0:
+        if row_counts.get(use.cache) != use.row or use.rows <= 0 or use.skip < 0:
             raise RecipeError("its recipe leaves a hole")
         if use.cache != RESIDUE and (use.skip + use.rows) * caches[use.cache].row_bytes > use.size:
             raise RecipeError("a block is too small")
-        given[use.cache] += use.rows
-    if given != wanted:
+        row_counts[use.cache] += use.rows
+    if row_counts != expected_rows:
         raise RecipeError("its recipe leaves a hole")
 
 

@@ -109,11 +109,11 @@ def _removal_order(candidates: Sequence[Candidate], needs: BlockNeeds, now: floa
     Ranked by prefill time saved per byte held, decayed by age. The lost and the freed part are the same share,
     so the ratio is that of the whole save point.
     """
-    held: list[float] = []  # bytes on the path to each use
+    path_bytes: list[float] = []  # bytes on the path to each use
     for parent, size in zip(needs.parents.tolist(), needs.sizes[needs.blocks].tolist(), strict=True):
-        held.append(size + (held[parent] if parent >= 0 else 0))
+        path_bytes.append(size + (path_bytes[parent] if parent >= 0 else 0))
     values = [
-        point.prefill_ms / max(held[end], 1.0) * 0.5 ** (max(0.0, now - point.last_used_at) / HALF_LIFE_S)
+        point.prefill_ms / max(path_bytes[end], 1.0) * 0.5 ** (max(0.0, now - point.last_used_at) / HALF_LIFE_S)
         for point, end in zip(candidates, needs.last_uses.tolist(), strict=False)
     ]
     newest: dict[tuple[str, int], int] = {}

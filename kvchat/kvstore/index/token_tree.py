@@ -57,11 +57,11 @@ def _chain(packed: bytes) -> list[_Segment]:
 
 def add_tokens(db: sqlite3.Connection, tree_id: int, tokens: Sequence[int]) -> int:
     segments = _chain(pack_tokens(tokens))
-    known = _existing_nodes(db, tree_id, segments)
+    existing = _existing_nodes(db, tree_id, segments)
     node_id = _ROOT
     for segment in segments:
-        if segment.name in known:
-            node_id = known[segment.name]
+        if segment.name in existing:
+            node_id = existing[segment.name]
         else:
             query = "INSERT INTO nodes (tree_id, parent_id, name, n_tokens, packed) VALUES (?, ?, ?, ?, ?) RETURNING id"
             row = (tree_id, node_id, segment.name, segment.end, segment.packed)
@@ -117,12 +117,12 @@ def places(
 def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, whole: bool) -> Iterator[NodeMatch]:
     find_children = _prefix_children if whole else _matching_children
     segments = [segment for segment in _chain(packed) if len(segment.packed) == SEGMENT * TOKEN_BYTES]
-    known = _existing_nodes(db, tree_id, segments)
+    existing = _existing_nodes(db, tree_id, segments)
     path = [(_ROOT, 0)]  # nodes of whole segments along the prompt, with their ends
     for segment in segments:
-        if segment.name not in known:
+        if segment.name not in existing:
             break
-        path.append((known[segment.name], segment.end))
+        path.append((existing[segment.name], segment.end))
     on_path = {node_id for node_id, _ in path}
     for parent_id, end in reversed(path):
         rest = packed[end * TOKEN_BYTES : (end + SEGMENT) * TOKEN_BYTES]
@@ -196,12 +196,14 @@ def count_continuations(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[in
 
 def _existing_nodes(db: sqlite3.Connection, tree_id: int, segments: Sequence[_Segment]) -> dict[bytes, int]:
     """Return the ids of the segments' nodes, by name."""
-    known: dict[bytes, int] = {}
+    existing: dict[bytes, int] = {}
     for start in range(0, len(segments), _MAX_PARAMETERS):
         names = [segment.name for segment in segments[start : start + _MAX_PARAMETERS]]
-        wanted = ",".join("?" * len(names))
-        known |= db.execute(f"SELECT name, id FROM nodes WHERE tree_id = ? AND name IN ({wanted})", (tree_id, *names))
-    return known
+        placeholders = ",".join("?" * len(names))
+        existing |= db.execute(
+            f"SELECT name, id FROM nodes WHERE tree_id = ? AND name IN ({placeholders})", (tree_id, *names)
+        )
+    return existing
 
 
 def _matching_children(db: sqlite3.Connection, parent: _Parent, remaining: bytes) -> Iterator[_Child]:

@@ -138,8 +138,8 @@ async def fetch_model(order: Order, models: Path, origin: Origin, on_progress: P
             order_file.unlink(missing_ok=True)  # left by a kill between the last two steps
             return target
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        begun = _read_order(order_file)
-        if begun is not None and begun.file != order.file:  # another version's parts would fail the check
+        stored_order = _read_order(order_file)
+        if stored_order is not None and stored_order.file != order.file:  # another version's parts would fail the check
             for part in order.file.parts:
                 order.partial(models, part).unlink(missing_ok=True)
         _check_room(order, models)

@@ -78,10 +78,10 @@ class Downloads:
     def begin(self, order: Order) -> Path:
         """Start or resume a download; return its path. Raises HubError for an invalid file name."""
         path = order.target(self._models)
-        known = self._downloads.get(path)
-        if known is not None and known.state in ACTIVE_STATES:
+        download = self._downloads.get(path)
+        if download is not None and download.state in ACTIVE_STATES:
             return path
-        self._set(Download(order, path, DownloadState.WAITING, known.downloaded_bytes if known else 0))
+        self._set(Download(order, path, DownloadState.WAITING, download.downloaded_bytes if download else 0))
         self._running[path] = asyncio.create_task(self._fetch(order, path), name="download")
         return path
 
@@ -91,12 +91,12 @@ class Downloads:
 
     async def remove(self, path: Path) -> None:
         """Forget a download and delete the files of an unfinished one. Raises OSError."""
-        known = self._downloads.pop(path, None)
+        download = self._downloads.pop(path, None)
         self._stop(path)
         if ending := self._stopping.get(path):
             await asyncio.wait([ending])
-        if known is not None and known.state is not DownloadState.DONE:
-            await asyncio.to_thread(discard, known.order, self._models)
+        if download is not None and download.state is not DownloadState.DONE:
+            await asyncio.to_thread(discard, download.order, self._models)
 
     async def close(self) -> None:
         for path in tuple(self._running):
@@ -131,12 +131,12 @@ class Downloads:
             error = failure
         if self._running.get(path) is task:  # not paused or removed meanwhile
             del self._running[path]
-            known = dataclasses.replace(self._downloads[path], rate=0.0)
+            download = dataclasses.replace(self._downloads[path], rate=0.0)
             if error is None:
-                self._set(dataclasses.replace(known, state=DownloadState.DONE, downloaded_bytes=known.total))
+                self._set(dataclasses.replace(download, state=DownloadState.DONE, downloaded_bytes=download.total))
                 return
-            shown = error if isinstance(error, KvchatError) else KvchatError(_("An unexpected error occurred"))
-            self._set(dataclasses.replace(known, state=DownloadState.FAILED, error=shown))
+            shown_error = error if isinstance(error, KvchatError) else KvchatError(_("An unexpected error occurred"))
+            self._set(dataclasses.replace(download, state=DownloadState.FAILED, error=shown_error))
         if error is not None and not isinstance(error, KvchatError):
             raise error
 

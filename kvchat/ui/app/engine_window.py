@@ -113,7 +113,7 @@ class LogPage(QWidget):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._lines: list[str] = []
-        self._shown: list[str] = []
+        self._shown_lines: list[str] = []
         self._is_updating = False
         self.level_box = ChoiceBox(look)
         self.level_box.setAccessibleName(_("Log level"))
@@ -123,7 +123,9 @@ class LogPage(QWidget):
         self.follow_box.setChecked(True)
         self.follow_box.setAccessibleDescription(_("Scroll to new lines automatically"))
         clipboard = QGuiApplication.clipboard()
-        self.copy_button = button(_("Copy"), lambda: clipboard.setText("\n".join(self._shown)), name=_("Copy the log"))
+        self.copy_button = button(
+            _("Copy"), lambda: clipboard.setText("\n".join(self._shown_lines)), name=_("Copy the log")
+        )
         self.text = plain_text(_("Engine log"), page_font(look.fonts.mono, look.fonts.small))
         self.text.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
@@ -149,12 +151,12 @@ class LogPage(QWidget):
         bar = self.text.verticalScrollBar()
         position = bar.value()
         self._is_updating = True
-        if self._shown and lines[: len(self._shown)] == self._shown:
-            if added := lines[len(self._shown) :]:
+        if self._shown_lines and lines[: len(self._shown_lines)] == self._shown_lines:
+            if added := lines[len(self._shown_lines) :]:
                 self.text.appendPlainText("\n".join(added))
         else:
             self.text.setPlainText("\n".join(lines))
-        self._shown = lines
+        self._shown_lines = lines
         self.text_search.mark_all()
         bar.setValue(bar.maximum() if self.follow_box.isChecked() else position)
         self._is_updating = False

@@ -65,10 +65,10 @@ class MainWindow(QMainWindow):
         self, chats: Sequence[Conversation], drafts: Mapping[str, str], writer: DraftWriter | None = None
     ) -> None:
         """Show chats and drafts as read from disk; `writer` stores what is typed until `start`."""
-        shown = arranged(chats, self.sidebar.arrangement)
-        newest = shown[0].id if shown else None
-        self.sidebar.show_chats(shown, lambda chat: Row(chat.id, chat.title), newest, folders_of(chats))
-        for chat in shown[:1]:
+        arranged_chats = arranged(chats, self.sidebar.arrangement)
+        newest = arranged_chats[0].id if arranged_chats else None
+        self.sidebar.show_chats(arranged_chats, lambda chat: Row(chat.id, chat.title), newest, folders_of(chats))
+        for chat in arranged_chats[:1]:
             self.header.show_conversation(chat.title, exists=False)
         self.startup_drafts.restore(newest or "", drafts, writer)
 
@@ -233,8 +233,8 @@ class MainWindow(QMainWindow):
         header.renamed.connect(lambda title: self.runner.start(runtime.chat.rename(chat.current or "", title)))
 
         def fill_chat_menu() -> None:
-            shown = chat.conversations.row(chat.current)
-            self.chat_list.fill_menu(header.chat_menu, shown, [shown.id], header.begin_rename)
+            row = chat.conversations.row(chat.current)
+            self.chat_list.fill_menu(header.chat_menu, row, [row.id], header.begin_rename)
 
         header.chat_menu.aboutToShow.connect(fill_chat_menu)
         self.chat_list.settings_requested.connect(self.open_chat_settings)
@@ -243,7 +243,7 @@ class MainWindow(QMainWindow):
         self.engine_card.start_button.clicked.connect(lambda: self.runner.start(runtime.start_engine()))
         self.engine_card.restart_button.clicked.connect(lambda: self.runner.start(runtime.restart_engine()))
         self.engine_card.log_button.clicked.connect(lambda: self.side_windows.open_engine(log=True))
-        self.side_windows.begun.connect(chat.open)
+        self.side_windows.chat_started.connect(chat.open)
         chat.forked.connect(self.show_chat)  # also from the quick window
         self.side_windows.model_used.connect(self.models.apply_default)
         self.side_windows.starter_requested.connect(self.show_first_start)

@@ -32,7 +32,7 @@ P = TypeVar("P", bound=Panel)
 class SideWindows(QObject):
     starter_requested = Signal()
     model_used = Signal()  # a model was chosen in the models window
-    begun = Signal(str)  # conversation id: started with settings or documents
+    chat_started = Signal(str)  # conversation id: started with settings or documents
 
     def __init__(
         self, runtime: Runtime, look: Look, runner: TaskRunner, conversations: SidebarController, parent: QWidget
@@ -75,7 +75,7 @@ class SideWindows(QObject):
         def open_presets() -> None:
             self.open_settings(PresetsPage.name)
 
-        window = self._open(ChatSettingsWindow, begun=self.begun, presets_requested=open_presets)
+        window = self._open(ChatSettingsWindow, chat_started=self.chat_started, presets_requested=open_presets)
         window.show_chat(chat)
         return window
 
@@ -95,7 +95,7 @@ class SideWindows(QObject):
         return window
 
     def open_library(self, prepared_id: str = "") -> LibraryWindow:
-        window = self._open(LibraryWindow, begun=self.begun)
+        window = self._open(LibraryWindow, chat_started=self.chat_started)
         if prepared_id:
             window.choose(prepared_id)
         return window

@@ -55,7 +55,7 @@ class Tray(Controller):
     def __init__(self, runtime: Runtime, window: MainWindow) -> None:
         super().__init__(runtime, window, window)
         self._window = window
-        self._shown: tuple[LogoState, str] | None = None
+        self._shown_icon: tuple[LogoState, str] | None = None
         self.icon = QSystemTrayIcon(self)
         self.menu = menu = QMenu()
         self.open_action = menu.addAction(_("Open kvchat"), window.raise_window)
@@ -77,12 +77,14 @@ class Tray(Controller):
         window.quit_controller.keep_in_tray = True
         window.shown_changed.connect(self.refresh)
         window.quit_controller.hidden_first_time.connect(self._notify_in_tray)
-        window.chat.conversations.shown.connect(self._show_recent)
+        window.chat.conversations.content_changed.connect(self._show_recent)
         self.refresh()
 
     def close(self) -> None:
         if not self._closed:
-            self._window.chat.conversations.shown.disconnect(self._show_recent)  # shutdown may still emit chats
+            self._window.chat.conversations.content_changed.disconnect(
+                self._show_recent
+            )  # shutdown may still emit chats
             self._window.shown_changed.disconnect(self.refresh)
             self.icon.hide()
             self.menu.deleteLater()
@@ -95,8 +97,8 @@ class Tray(Controller):
     def refresh(self) -> None:
         state, logo = self._runtime.engine.status.state, self.logo
         tooltip = join_parts(("kvchat", _(state.value), self._runtime.model.name or ""))
-        if (logo, tooltip) != self._shown:
-            self._shown = (logo, tooltip)
+        if (logo, tooltip) != self._shown_icon:
+            self._shown_icon = (logo, tooltip)
             self.icon.setIcon(tray_icon(logo))
             self.icon.setToolTip(tooltip)
         self.hide_action.setVisible(self._window.isVisible())
@@ -120,7 +122,7 @@ class Tray(Controller):
             action.triggered.connect(partial(self._window.show_chat, id, ""))
 
     def _handle_event(self, event: Event) -> None:
-        if isinstance(event, EngineChanged) or self._shown is None or self._shown[0] is not self.logo:
+        if isinstance(event, EngineChanged) or self._shown_icon is None or self._shown_icon[0] is not self.logo:
             self.refresh()
 
     def _activated(self, reason: QSystemTrayIcon.ActivationReason) -> None:

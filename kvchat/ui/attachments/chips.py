@@ -50,9 +50,9 @@ class AttachmentCard(QFrame):
 
     def remove_button(self) -> QToolButton:
         name = _("Remove {name}", name=self.attachment.name)
-        made = tool_button(name, self.removed, tip=_("Remove"), icon=self._look.icon("close"))
-        made.setIconSize(QSize(1, 1) * self._look.px(12))
-        return made
+        remove_button = tool_button(name, self.removed, tip=_("Remove"), icon=self._look.icon("close"))
+        remove_button.setIconSize(QSize(1, 1) * self._look.px(12))
+        return remove_button
 
     def show_match(self, matches: bool) -> None:
         restyle(self, "found", "true" if matches else "false")

@@ -57,13 +57,13 @@ def left_to_right(text: str) -> str:
 
 def label(text: str = "", kind: str = "", *, wraps: bool = False, selectable: bool = False) -> QLabel:
     """Make a label. Its text is never HTML."""
-    made = styled(QLabel(text), kind)
-    made.setTextFormat(Qt.TextFormat.PlainText)
-    made.setAlignment(leading_alignment() | Qt.AlignmentFlag.AlignVCenter)
-    made.setWordWrap(wraps)
+    result = styled(QLabel(text), kind)
+    result.setTextFormat(Qt.TextFormat.PlainText)
+    result.setAlignment(leading_alignment() | Qt.AlignmentFlag.AlignVCenter)
+    result.setWordWrap(wraps)
     if selectable:
-        made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    return made
+        result.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    return result
 
 
 def button(text: str, on_click: Any = None, kind: str = "", *, name: str = "", tip: str = "") -> QPushButton:
@@ -75,33 +75,33 @@ def tool_button(
     name: str, on_click: Any = None, kind: str = "", *, tip: str = "", icon: QIcon | None = None
 ) -> QToolButton:
     """Make an icon button. name: for screen readers, and the tooltip unless `tip` is given"""
-    made = _button(QToolButton(), on_click, kind, name, tip or name)
+    result = _button(QToolButton(), on_click, kind, name, tip or name)
     if icon is not None:
-        made.setIcon(icon)
-    return made
+        result.setIcon(icon)
+    return result
 
 
 def line_edit(name: str, placeholder: str = "") -> QLineEdit:
     """Make a field. name: for screen readers. The placeholder is also the tooltip."""
-    made = QLineEdit(placeholderText=placeholder)
-    made.setToolTip(placeholder)
-    made.setAccessibleName(name)
-    return made
+    result = QLineEdit(placeholderText=placeholder)
+    result.setToolTip(placeholder)
+    result.setAccessibleName(name)
+    return result
 
 
 def plain_text(name: str, font: QFont, text: str = "") -> QPlainTextEdit:
     """Make a read-only text box. name: for screen readers"""
-    made = styled(QPlainTextEdit(text, readOnly=True), "log")
-    made.setFont(font)
-    made.setAccessibleName(name)
-    return made
+    result = styled(QPlainTextEdit(text, readOnly=True), "log")
+    result.setFont(font)
+    result.setAccessibleName(name)
+    return result
 
 
 def progress_bar(name: str) -> QProgressBar:
     """Make a 1000-step bar without text. name: for screen readers"""
-    made = QProgressBar(textVisible=False, maximum=1000)
-    made.setAccessibleName(name)
-    return made
+    result = QProgressBar(textVisible=False, maximum=1000)
+    result.setAccessibleName(name)
+    return result
 
 
 def row(

@@ -119,9 +119,9 @@ class Look(QObject):
         return round(pixels * self._zoom / 100)
 
     def apply_settings(self, settings: Settings) -> None:
-        wanted = settings.theme, settings.zoom, settings.show_numbers
-        if wanted != (self._choice, self._zoom, self.numbers):
-            self._choice, self._zoom, self.numbers = wanted
+        values = settings.theme, settings.zoom, settings.show_numbers
+        if values != (self._choice, self._zoom, self.numbers):
+            self._choice, self._zoom, self.numbers = values
             self.fonts = self._unscaled_fonts.scaled(self._zoom)
             self._apply()
 

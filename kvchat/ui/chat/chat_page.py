@@ -146,17 +146,17 @@ class Header(QWidget):
 
 def _menu_button(name: str, icon: QIcon, menu: QMenu) -> QPushButton:
     """Make a button whose menu a screen reader can open, unlike a QToolButton's."""
-    made = button("", kind="menu", name=name, tip=name)
-    made.setIcon(icon)
-    made.setMenu(menu)
+    result = button("", kind="menu", name=name, tip=name)
+    result.setIcon(icon)
+    result.setMenu(menu)
 
     def leave() -> None:
         # If a window opens over the button, Qt does not report that the pointer left it.
-        made.setAttribute(Qt.WidgetAttribute.WA_UnderMouse, False)
-        made.update()
+        result.setAttribute(Qt.WidgetAttribute.WA_UnderMouse, False)
+        result.update()
 
     menu.aboutToHide.connect(leave)
-    return made
+    return result
 
 
 class DocumentsLine(ElidedButton):

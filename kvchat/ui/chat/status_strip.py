@@ -230,8 +230,8 @@ class StatusStrip(QFrame):
         self.state.setAccessibleName(_("Engine {word}", word=text))
 
     def _show_remarks(self) -> None:
-        shown = (remark for remark in self._remarks if self._look.numbers or remark.tone in ("warn", "bad"))
-        self.remarks.show_remarks(tuple(shown))
+        remarks = (remark for remark in self._remarks if self._look.numbers or remark.tone in ("warn", "bad"))
+        self.remarks.show_remarks(tuple(remarks))
         self._hide_overflow()
 
     def _hide_overflow(self) -> None:

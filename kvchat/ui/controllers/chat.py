@@ -50,9 +50,9 @@ class ChatController(Controller):
             runtime, transcript, composer, lambda: self.current, self.turn_of, has_cards=True
         )
         self.send_controller = SendController(runtime, views, self.drafts, lambda: self._page, self.run_turn, self)
-        self.send_controller.begun.connect(lambda: self.conversation_changed.emit(None))
+        self.send_controller.chat_started.connect(lambda: self.conversation_changed.emit(None))
         self.send_controller.withdrawn.connect(self._show_all)
-        self.conversations.shown.connect(self._show_header)
+        self.conversations.content_changed.connect(self._show_header)
         views.sidebar.selected.connect(self.open)
         views.strip.stop_button.clicked.connect(lambda: runtime.chat.read_ahead.stop(self.current or NEW_CHAT_ID))
         composer.stop_requested.connect(self.stop)
@@ -133,9 +133,9 @@ class ChatController(Controller):
     def leave_chats(self, ids: Sequence[str]) -> None:
         """Open another listed conversation if one of these is open."""
         if self.current in ids:
-            shown = self.conversations.ids
-            position = shown.index(self.current) if self.current in shown else 0
-            others = (id for id in shown[position:] + shown[:position][::-1] if id not in ids)
+            ids_shown = self.conversations.ids
+            position = ids_shown.index(self.current) if self.current in ids_shown else 0
+            others = (id for id in ids_shown[position:] + ids_shown[:position][::-1] if id not in ids)
             self.open(next(others, None))
 
     def retry(self) -> None:
@@ -147,15 +147,15 @@ class ChatController(Controller):
             self._runtime.chat.stop(self.current)
 
     def _ask_to_prioritize(self) -> None:
-        here = self.current
-        if here is not None and (other := self._runtime.chat.slots.blocking_chat(here)):
+        current = self.current
+        if current is not None and (other := self._runtime.chat.slots.blocking_chat(current)):
             title = self.conversations.title(other)
             confirm(
                 self._views.transcript,
                 _("Prioritize this chat?"),
                 _("This stops the reply in “{title}”. You can continue it later.", title=title),
                 _("Prioritize this chat"),
-                lambda: self._runtime.chat.turns.prioritize(here),
+                lambda: self._runtime.chat.turns.prioritize(current),
                 keep=_("Wait"),
             )
 
@@ -218,11 +218,11 @@ class ChatController(Controller):
     def _handle_turn_event(self, event: events.TurnEvent) -> None:
         id = event.conversation_id
         turn, is_open = self.turn_of(id), id == (self.current or NEW_CHAT_ID)
-        known = turn.live_id
+        live_id = turn.live_id
         turn.handle_event(event)
         match event:
             case events.ReplyDelta(message_id=message_id) if is_open:
-                if message_id != known and self._views.transcript.row_of(message_id) is None:
+                if message_id != live_id and self._views.transcript.row_of(message_id) is None:
                     self._runner.start(self._reload_messages(id))
                 self._presenter.show_live()
             case events.ReplyFinished(message_id=message_id):
@@ -231,7 +231,7 @@ class ChatController(Controller):
                     self._runner.start(self._reload_messages(id, finished=message_id))
             case Restored() | Saved():
                 self.conversations.reload_soon()
-        continues = isinstance(event, events.ReplyDelta) and event.message_id == known  # hundreds a second
+        continues = isinstance(event, events.ReplyDelta) and event.message_id == live_id  # hundreds a second
         blocks = self.current is not None and self._runtime.chat.slots.blocking_chat(self.current) == id
         if (is_open or blocks) and not continues:
             self._show_turn()

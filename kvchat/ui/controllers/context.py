@@ -40,7 +40,7 @@ class ContextController(Controller):
         self._usage: ContextUsage | None = None
         self._forecast: Forecast | None = None  # for the reply to the current draft
         self._larger: ContextChoice | None = None  # larger context that could be chosen
-        self._started = self._shown = 0  # counts overlap: an earlier one's late result is stale
+        self._last_started = self._last_shown = 0  # counts overlap: an earlier one's late result is stale
         self._larger_requested = False  # since the card appeared
         self._dismissed: set[str | None] = set()  # conversations whose card the user dismissed
         self._summaries: dict[str, asyncio.Task[Any]] = {}  # in progress, by conversation id
@@ -70,15 +70,15 @@ class ContextController(Controller):
     async def _count(self) -> None:
         id, draft, attachments = self._chat.current, self._composer.draft, self._composer.chips.attachments
         chat = self._runtime.chat
-        self._started = number = self._started + 1
+        self._last_started = number = self._last_started + 1
         usage = await chat.context.usage(id, draft, attachments)
-        if id != self._chat.current or number < self._shown:
+        if id != self._chat.current or number < self._last_shown:
             return
-        self._shown = number
+        self._last_shown = number
         self._show(usage, self._forecast)
         fits = bool(draft.strip() or attachments) and not (usage and usage.is_over_limit)
         forecast = await chat.forecasts.forecast_message(id, draft, attachments) if fits else None
-        if id == self._chat.current and number == self._shown:
+        if id == self._chat.current and number == self._last_shown:
             self._show(self._usage, forecast)
 
     def _show(self, usage: ContextUsage | None, forecast: Forecast | None) -> None:

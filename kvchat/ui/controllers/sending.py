@@ -162,7 +162,7 @@ class SendController(Controller):
     A chat has at most one queued message: later text is appended to it.
     """
 
-    begun, withdrawn = Signal(), Signal()  # open page's conversation: started; could not be stored
+    chat_started, withdrawn = Signal(), Signal()  # open page's conversation: started; could not be stored
     changed = Signal()  # the queued messages
 
     def __init__(
@@ -225,8 +225,8 @@ class SendController(Controller):
     def send(self, text: str, attachments: Attachments = ()) -> None:
         page = self._page()
         written_on = page.conversation_id or NEW_CHAT_ID
-        held = self._drafts.hold(written_on, QUEUED_PREFIX + written_on)
-        self._runner.start(self._send(text, attachments, page, held))
+        held_ids = self._drafts.hold(written_on, QUEUED_PREFIX + written_on)
+        self._runner.start(self._send(text, attachments, page, held_ids))
 
     def finish(self, conversation_id: str) -> None:
         """Note that the conversation's message is stored, or has returned to its draft."""
@@ -250,7 +250,7 @@ class SendController(Controller):
                 self._drafts.move(QUEUED_PREFIX + NEW_CHAT_ID, QUEUED_PREFIX + new.id)
                 if page is self._page():
                     self._drafts.move(NEW_CHAT_ID, new.id)
-                    self.begun.emit()
+                    self.chat_started.emit()
         if page is self._page():
             self._views.transcript.scroll_to_end()
         self._start_turn(page.conversation_id, text, attachments, held, new)
@@ -286,8 +286,8 @@ class SendController(Controller):
 
     def _send_queued(self, conversation_id: str | None) -> None:
         if conversation_id is not None and any(self.queued(conversation_id)):
-            held = self._drafts.hold(QUEUED_PREFIX + conversation_id)
-            self._start_turn(conversation_id, *self._pop_queued(conversation_id), held)
+            held_ids = self._drafts.hold(QUEUED_PREFIX + conversation_id)
+            self._start_turn(conversation_id, *self._pop_queued(conversation_id), held_ids)
 
     def _handle_event(self, event: Event) -> None:
         match event:

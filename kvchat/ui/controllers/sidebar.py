@@ -22,7 +22,7 @@ NEW_TITLE = N_("New chat")
 
 
 class SidebarController(Controller):
-    shown = Signal()  # titles, warmth or usage may have changed
+    content_changed = Signal()  # titles, warmth or usage may have changed
     usage_changed = Signal()  # the store has answered
 
     def __init__(self, runtime: Runtime, views: Views, current: Callable[[], str | None], parent: QObject) -> None:
@@ -92,7 +92,7 @@ class SidebarController(Controller):
         row_of = partial(self._row, busy=self._runtime.chat.answering_chats)
         chats = list(self._conversations.values())
         self._sidebar.show_chats(arranged(chats, self._sidebar.arrangement), row_of, self._current(), folders_of(chats))
-        self.shown.emit()
+        self.content_changed.emit()
 
     def _row(self, chat: Conversation, busy: Collection[str]) -> Row:
         usage = self.usage_of(chat.id)

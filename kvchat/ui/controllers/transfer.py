@@ -141,18 +141,18 @@ class TransferController(Controller):
         if report.imported or restored:
             self.imported.emit([*report.imported, *restored])
         title = plural(len(report.imported), "Imported {count} chat", "Imported {count} chats")
-        known = ""
+        summary = ""
         if count := len(report.existing):
-            known = plural(count, "{count} chat already exists.", "{count} chats already exist.")
+            summary = plural(count, "{count} chat already exists.", "{count} chats already exist.")
         if restored:
             each = _("Restored from Recently deleted: {count}.", count=format_number(len(restored)))
             only = _("It was restored from Recently deleted.")
-            known = join_sentences(known, only if count == 1 else each)
-        known = join_sentences(known, *report.notes)
+            summary = join_sentences(summary, only if count == 1 else each)
+        summary = join_sentences(summary, *report.notes)
         if report.problems:
-            ImportReportDialog(self._views.look, title, known, report.problems, self._window).open()
+            ImportReportDialog(self._views.look, title, summary, report.problems, self._window).open()
         else:
-            self._views.notices.notify(title, known)
+            self._views.notices.notify(title, summary)
 
     async def _ask_to_restore(self, sources: list[Path]) -> None:
         [source] = sources

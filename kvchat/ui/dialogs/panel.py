@@ -54,9 +54,9 @@ class NoticeView(QFrame):
 
     def add_button(self, text: str, on_click: Callable[[], object]) -> None:
         self.on_click = on_click
-        made = button(text, lambda: on_click(), "link")
-        made.clicked.connect(self.dismiss)
-        self._row.insertWidget(self._row.count() - 1, made)
+        result = button(text, lambda: on_click(), "link")
+        result.clicked.connect(self.dismiss)
+        self._row.insertWidget(self._row.count() - 1, result)
 
     def dismiss(self) -> None:
         self.hide()

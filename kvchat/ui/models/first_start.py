@@ -79,8 +79,8 @@ class FirstStart(QWidget):
         self._show_fetching(True)
         self.bar.setRange(0, 1000 if total else 0)
         self.bar.setValue(int(1000 * done / total) if total else 0)
-        known = _("{done} of {total}", done=format_size(done), total=format_size(total))
-        self.progress_label.setText(known if total else _("{done} so far", done=format_size(done)))
+        progress = _("{done} of {total}", done=format_size(done), total=format_size(total))
+        self.progress_label.setText(progress if total else _("{done} so far", done=format_size(done)))
 
     @property
     def is_fetching(self) -> bool:
@@ -148,12 +148,12 @@ class FirstStart(QWidget):
         self.login_box.setChecked(bool(at_login))
 
     async def _load_models(self) -> None:
-        found: list[JudgedModel] = []
-        await self._runtime.models.find(await self._runtime.engine.model_judge(), found.append, None)
+        models: list[JudgedModel] = []
+        await self._runtime.models.find(await self._runtime.engine.model_judge(), models.append, None)
         starter = starter_path(self._runtime.paths.models)  # has its own button
         usable = [
             (judgement.verdict is not Verdict.FITS, -judged.model.size, judged)
-            for judged in found
+            for judged in models
             if (judgement := judged.judgement) and judgement.verdict is not Verdict.NO and judged.model.path != starter
         ]
         for old in self.local_model_buttons:

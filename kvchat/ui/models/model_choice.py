@@ -68,9 +68,9 @@ class ModelBox(ChoiceBox):
                 self.addItem(judged.model.name, path)
                 self.setItemData(self.count() - 1, plain_tip(f"{row.detail}\n{row.tip}"), Qt.ItemDataRole.ToolTipRole)
                 chips[path] = "" if row.tone is Tone.GOOD else f" ({row.chip})"
-        shown = [(self.itemText(place), self.itemData(place) or "") for place in range(self.count())]
-        for place, name in enumerate(distinct_names([(name, Path(path)) for name, path in shown])):
-            self.setItemText(place, name + chips.get(shown[place][1], ""))
+        items = [(self.itemText(place), self.itemData(place) or "") for place in range(self.count())]
+        for place, name in enumerate(distinct_names([(name, Path(path)) for name, path in items])):
+            self.setItemText(place, name + chips.get(items[place][1], ""))
 
 
 class ModelMenu(QObject):
@@ -92,11 +92,11 @@ class ModelMenu(QObject):
     def _open(self) -> None:
         async def search() -> None:
             try:
-                found = await _find_local(self._runtime)
+                models = await _find_local(self._runtime)
             finally:
                 self._is_searching = False
-            if found != self._models:
-                self._models = found
+            if models != self._models:
+                self._models = models
                 self._fill()
 
         self._fill()
@@ -127,10 +127,10 @@ class ModelMenu(QObject):
 
 
 async def _find_local(runtime: Runtime) -> list[JudgedModel]:
-    found: list[JudgedModel] = []
+    models: list[JudgedModel] = []
     judge = await runtime.engine.model_judge()
-    await runtime.models.find(judge, found.append, runtime.settings.model_path)
-    return found
+    await runtime.models.find(judge, models.append, runtime.settings.model_path)
+    return models
 
 
 _TONES = {Verdict.FITS: Tone.GOOD, Verdict.TIGHT: Tone.WARN, Verdict.NO: Tone.BAD}

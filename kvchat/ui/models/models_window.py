@@ -78,12 +78,12 @@ class LocalModels(QWidget):
             self._panel.run(self._search())
 
     async def _search(self) -> None:
-        found: list[JudgedModel] = []
+        models: list[JudgedModel] = []
 
         def add(model: JudgedModel) -> None:
-            found.append(model)
-            if len(found) % _SHOW_EVERY == 0 and len(found) > len(self._models):
-                self._models = list(found)
+            models.append(model)
+            if len(models) % _SHOW_EVERY == 0 and len(models) > len(self._models):
+                self._models = list(models)
                 self.refresh()
 
         try:
@@ -94,7 +94,7 @@ class LocalModels(QWidget):
             unreadable = await self._runtime.models.find(judge, add, self._runtime.settings.model_path)
         finally:
             self._is_searching = False
-        self._models = found
+        self._models = models
         self.refresh()
         self._show_status(unreadable)
 

@@ -189,11 +189,11 @@ class LastRequests(QWidget):
         begin = max(line, at - _CONTEXT)
         sides = []
         for name, text in ((left, before), (right, after)):
-            shown = ("…" if begin else "") + text[begin:]
-            hidden = len(text) - len(shown)
-            box = plain_text(name, code_font(self._look.fonts.mono, self._look.fonts.small), shown or _("(nothing)"))
+            excerpt = ("…" if begin else "") + text[begin:]
+            hidden = len(text) - len(excerpt)
+            box = plain_text(name, code_font(self._look.fonts.mono, self._look.fonts.small), excerpt or _("(nothing)"))
             box.setFixedHeight(box.fontMetrics().lineSpacing() * _LINES + self._look.px(22))
-            mark(box, cursors_at(box, shown, [(at - hidden, len(shown) - same_end)]), self._look.theme)
+            mark(box, cursors_at(box, excerpt, [(at - hidden, len(excerpt) - same_end)]), self._look.theme)
             sides.append(column(label(name, "small"), box, spacing=3))
         row((sides[0], 1), (sides[1], 1), on=made, spacing=10, margins=0)
         return made

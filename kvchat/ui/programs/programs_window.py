@@ -107,7 +107,7 @@ class ProgramDetails(QWidget):
         self._shown_values: object = None
         self.rules = {name: RuleSwitch(look, rule) for name, rule in RULES.items()}
         for name, switch in self.rules.items():
-            switch.wanted.connect(lambda on, name=name: self.rule_toggled.emit(name, on))
+            switch.rule_toggled.connect(lambda on, name=name: self.rule_toggled.emit(name, on))
         why, mend = label(_("Reasons for reprocessing"), "strong"), label(_("Prompt rewriting"), "strong")
         column(why, self.causes, 6, mend, *self.rules.values(), on=self, spacing=6, margins=(0, 10, 0, 0))
         look.changed.connect(self._fit)
@@ -147,13 +147,13 @@ class ProgramDetails(QWidget):
 
 
 class RuleSwitch(Entry):
-    wanted = Signal(bool)
+    rule_toggled = Signal(bool)
 
     def __init__(self, look: Look, rule: Rule) -> None:
         self._description = _(rule.description)
         self.switch = Switch(look, _(rule.title), self._description)
         super().__init__(_(rule.title), self._description, self.switch)
-        self.switch.clicked.connect(self.wanted)
+        self.switch.clicked.connect(self.rule_toggled)
 
     @property
     def on(self) -> bool:

@@ -102,8 +102,10 @@ class MarkdownStream:
             units = [replace(u, ordinal=(u.ordinal or 0) + offset) if u.list_number == ours else u for u in units]
         starts = [0, *(newline.end() for newline in re.finditer("\n", self._tail))]  # of lines; the last may be empty
         whole = len(starts) - 1  # complete lines
-        begun = [i for i, unit in enumerate(units) if unit.first_line < whole and not _is_open_formula(unit.tokens[0])]
-        keep = len(units) if is_last else begun[-1] if begun else 0
+        started_units = [
+            i for i, unit in enumerate(units) if unit.first_line < whole and not _is_open_formula(unit.tokens[0])
+        ]
+        keep = len(units) if is_last else started_units[-1] if started_units else 0
         pairs = [(unit, _source(self._tail, starts, unit)) for unit in units]
         self._settle(block for unit, source in pairs[:keep] for block in self._final(unit, source, env))
         self.open_blocks = [block for pair in pairs[keep:] for block in self._markdown.blocks(*pair, env)]

@@ -233,10 +233,10 @@ class LinkDialog(Question):
     def __init__(self, parent: QWidget, url: str) -> None:
         self.url = url
         address = QUrl(url).toString(QUrl.ComponentFormattingOption.FullyEncoded)
-        shown = address if len(address) <= _MAX_ADDRESS else f"{address[:_MAX_ADDRESS]}…"
+        shown_address = address if len(address) <= _MAX_ADDRESS else f"{address[:_MAX_ADDRESS]}…"
         is_email = url.startswith("mailto:")
         question = _("Send an email to this address?") if is_email else _("Open this link in your browser?")
-        texts = (question, "muted"), (display_host(url), "title"), (shown, "small")
+        texts = (question, "muted"), (display_host(url), "title"), (shown_address, "small")
         # Labels wrap only at words: zero-width spaces let a long address wrap anywhere.
         breaking = (("\u200b".join(text) if len(text) > 60 and " " not in text else text, kind) for text, kind in texts)
         lines = [label(text, kind, wraps=True) for text, kind in breaking]

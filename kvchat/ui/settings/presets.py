@@ -222,7 +222,7 @@ class EditedChat:
 
 
 class ChatSettingsWindow(OptionsPanel):
-    begun = Signal(str)  # conversation created here
+    chat_started = Signal(str)  # conversation created here
     presets_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
@@ -322,7 +322,7 @@ class ChatSettingsWindow(OptionsPanel):
         await chat.options.validate(values.options)
         if id is None:
             preset = Preset("", values.system, self._own_model, values.options)
-            self.begun.emit((await chat.create(chat_from_preset(preset))).id)
+            self.chat_started.emit((await chat.create(chat_from_preset(preset))).id)
         else:
             await chat.options.change(id, values.options)
             await chat.options.change_system_prompt(id, values.system)

@@ -69,10 +69,10 @@ _SORT_KEYS: dict[Order, Callable[[Conversation], Any]] = {
 
 def arranged(chats: Sequence[Conversation], arrangement: Arrangement) -> list[Conversation]:
     """Return the visible chats in order. chats: last used first"""
-    shown = [
+    visible_chats = [
         chat for chat in chats if chat.archived == arrangement.archive and arrangement.folder in (None, chat.folder)
     ]
-    return sorted(sorted(shown, key=_SORT_KEYS[arrangement.order]), key=lambda chat: not chat.on_top)
+    return sorted(sorted(visible_chats, key=_SORT_KEYS[arrangement.order]), key=lambda chat: not chat.on_top)
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,9 @@ class DeletedWindow(Panel):
     async def _load(self) -> None:
         self._entries = entries = await self._runtime.chat.recently_deleted.entries()
         days = self._runtime.settings.keep_deleted_days
-        kept = _("for {days}", days=plural(days, "{count} day", "{count} days")) if days else _("for 30 seconds")
+        retention = _("for {days}", days=plural(days, "{count} day", "{count} days")) if days else _("for 30 seconds")
         about = _("Deleted items stay here {kept}. Then kvchat permanently deletes them {for_good}.")
-        self.retention_label.setText(about.format(kept=kept, for_good=_(_FOR_GOOD)))
+        self.retention_label.setText(about.format(kept=retention, for_good=_(_FOR_GOOD)))
         self.list.show_rows(list(map(row_of, entries)))
         self.list.setVisible(bool(entries))
         self.empty_label.setVisible(not entries)

@@ -35,7 +35,7 @@ _EMPTY = N_(
 
 
 class LibraryWindow(Panel):
-    begun = Signal(str)  # chat id
+    chat_started = Signal(str)  # chat id
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Library"), parent, size=(680, 520), min_size=(440, 360))
@@ -161,7 +161,7 @@ class LibraryWindow(Panel):
         if prepared.is_read:
             chat = await self._runtime.chat.create(await self._library.new_chat(prepared))
             self.close()
-            self.begun.emit(chat.id)
+            self.chat_started.emit(chat.id)
 
     def _ask_to_remove(self) -> None:
         if (current := self._current) is None:
@@ -221,7 +221,7 @@ def describe_estimate(estimate: Estimate) -> str:
         error = PreparationTooLong(estimate)
         return join_sentences(files, error.title, error.detail, error.advice)
     tokens = format_number(round(estimate.tokens, -3 if estimate.tokens >= 10_000 else -2))
-    words = _("{files}, about {tokens} tokens.", files=files, tokens=tokens)
+    text = _("{files}, about {tokens} tokens.", files=files, tokens=tokens)
     if estimate.time:
         time = format_estimate(estimate.time)
         words = _("{files}, about {tokens} tokens; processing takes {time}.", files=files, tokens=tokens, time=time)

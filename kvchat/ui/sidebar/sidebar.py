@@ -185,11 +185,11 @@ class SearchPanel(QWidget):
             empty.setAccessibleName(_("Clear the search field"))
         self.status = label(kind="small", wraps=True)
         self.status.setContentsMargins(10, 2, 10, 0)
-        found = QWidget()
-        column(self.status, (self.results, 1), on=found, margins=0)
+        results_area = QWidget()
+        column(self.status, (self.results, 1), on=results_area, margins=0)
         self.pages = QStackedWidget()
         self.pages.addWidget(below)
-        self.pages.addWidget(found)
+        self.pages.addWidget(results_area)
         column(self.field, (self.pages, 1), on=self, spacing=6, margins=0)
         look.changed.connect(self._restyle)
         self._restyle()
@@ -303,8 +303,8 @@ class Sidebar(QFrame):
 
     def step(self, offset: int) -> None:
         chats = [chat.id for chat in self.model.chats]
-        here = self.list.currentIndex()
-        position = chats.index(self.model.rows[here.row()].id) if here.isValid() else -1
+        current = self.list.currentIndex()
+        position = chats.index(self.model.rows[current.row()].id) if current.isValid() else -1
         target = 0 if position < 0 else min(max(position + offset, 0), len(chats) - 1)
         if target != position and chats:
             self.list.selectionModel().setCurrentIndex(self.model.index_of(chats[target]), _ALONE)

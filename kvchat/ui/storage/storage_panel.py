@@ -162,8 +162,8 @@ class StoragePanel(Panel):
         self.losses_filter_button.hide()
         self._heading = QWidget()
         row(label(_("Chats"), "strong"), STRETCH, self._legend, self.losses_filter_button, on=self._heading)
-        shown = self.summary, self._heading, (self.list, 1), (self.empty_label, 1), self.prune_card, limits
-        column(*shown, on=page.content, spacing=12, margins=0)
+        parts = self.summary, self._heading, (self.list, 1), (self.empty_label, 1), self.prune_card, limits
+        column(*parts, on=page.content, spacing=12, margins=0)
         name = _("Delete all chat memory")
         self.delete_all_button = button(_("Delete all…"), self._ask_delete_all, "danger", name=name)
         self.close_button = button(_("Close"), self.close, "primary", name=_("Close storage"))

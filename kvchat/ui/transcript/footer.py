@@ -66,12 +66,12 @@ class MessageActions(QWidget):
         self._row = row(on=self, spacing=2, margins=0)
 
     def add(self, glyph: str, name: str, action: Callable[[], object]) -> QToolButton:
-        made = tool_button(name, lambda: action(), "quiet", icon=self._style.look.icon(glyph))
-        made.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would focus the page
-        made.installEventFilter(self)
-        self.buttons.append(made)
-        self._row.addWidget(made)
-        return made
+        result = tool_button(name, lambda: action(), "quiet", icon=self._style.look.icon(glyph))
+        result.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would focus the page
+        result.installEventFilter(self)
+        self.buttons.append(result)
+        self._row.addWidget(result)
+        return result
 
     def add_time(self, at: datetime) -> None:
         local, now = at.astimezone(), datetime.now().astimezone()

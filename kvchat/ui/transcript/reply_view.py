@@ -35,7 +35,7 @@ class ThinkingView(QWidget):
     def __init__(self, style: PageStyle, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._heading = _("Thinking")
-        self._text = self._shown = ""
+        self._text = self._shown_text = ""
         self.toggle_button = button("", self._toggle, "quiet")
         self.toggle_button.setParent(self)
         self.toggle_button.setCursor(Qt.CursorShape.PointingHandCursor)
@@ -85,8 +85,8 @@ class ThinkingView(QWidget):
             )
             self.toggle_button.setAccessibleName(name)
             self.resizeEvent(None)
-        if self.is_open and self._shown != self._text:
-            self._shown = self._text
+        if self.is_open and self._shown_text != self._text:
+            self._shown_text = self._text
             *settled, last = plain_blocks(self._text.strip("\n"))
             self._column.show_blocks(settled, [last])
 

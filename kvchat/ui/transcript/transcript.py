@@ -85,12 +85,12 @@ class Transcript(MessageColumn):
         self.update_messages(messages)
 
     def update_messages(self, messages: Sequence[Message]) -> None:
-        shown = [message for message in messages if message.role is not Role.SYSTEM]
-        self._show_rows(shown)
+        visible_messages = [message for message in messages if message.role is not Role.SYSTEM]
+        self._show_rows(visible_messages)
         for id, view in list(self.views.items()):  # growing rows may reveal others
             if id not in self.views:
                 continue
-            message = shown[self._row_by_id[id]]
+            message = visible_messages[self._row_by_id[id]]
             if isinstance(view, ReplyView) and view.message != message:
                 view.show_message(message)
             self._set_last(view)

@@ -148,7 +148,7 @@ class Card(QFrame):
         self._button_row.setVisible(any(shown))
 
     def add_button(self, text: str, kind: str = "", on_click: Any = None) -> QPushButton:
-        made = button(text, on_click, kind)
-        self._buttons.addWidget(made)
+        result = button(text, on_click, kind)
+        self._buttons.addWidget(result)
         self._button_row.show()
-        return made
+        return result

@@ -53,9 +53,9 @@ class ElidedLabel(QLabel):
         self._elide()
 
     def _elide(self) -> None:
-        shown = self.fontMetrics().elidedText(self.full_text, Qt.TextElideMode.ElideRight, max(self.width(), 24))
-        self.setText(shown)
-        self.setToolTip(plain_tip(self.full_text) if shown != self.full_text else "")
+        elided = self.fontMetrics().elidedText(self.full_text, Qt.TextElideMode.ElideRight, max(self.width(), 24))
+        self.setText(elided)
+        self.setToolTip(plain_tip(self.full_text) if elided != self.full_text else "")
 
 
 class ElidedButton(QPushButton):
@@ -86,9 +86,9 @@ class ElidedButton(QPushButton):
     def _elide(self) -> None:
         metrics = self.fontMetrics()
         room = max(self.width() - self._padding - metrics.horizontalAdvance(f" {self._tail}"), 24)
-        shown = metrics.elidedText(self._full_text, Qt.TextElideMode.ElideRight, room)
-        self.setText(f"{shown} {self._tail}")
-        self.setToolTip(plain_tip(self._tip or (self._full_text if shown != self._full_text else "")))
+        elided = metrics.elidedText(self._full_text, Qt.TextElideMode.ElideRight, room)
+        self.setText(f"{elided} {self._tail}")
+        self.setToolTip(plain_tip(self._tip or (self._full_text if elided != self._full_text else "")))
 
 
 class FlowLayout(QLayout):
@@ -164,10 +164,10 @@ class FlowLayout(QLayout):
 
 
 def flow(*widgets: QWidget, at_end: bool = False) -> FlowLayout:
-    made = FlowLayout(at_end=at_end)
+    layout = FlowLayout(at_end=at_end)
     for widget in widgets:
-        made.addWidget(widget)
-    return made
+        layout.addWidget(widget)
+    return layout
 
 
 def height_for_width(layout: QLayout, width: int) -> int:

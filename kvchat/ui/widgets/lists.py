@@ -107,10 +107,10 @@ def draw_text(painter: QPainter, option: QStyleOptionViewItem, box: QRect, text:
     """Draw a line of a row in its script's direction, elided if too long. box: for left-to-right; mirrored if needed"""
     mirrored = option.direction is Qt.LayoutDirection.RightToLeft
     side = Qt.AlignmentFlag.AlignRight if at_end is not mirrored else Qt.AlignmentFlag.AlignLeft
-    shown = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, box.width())
+    elided = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, box.width())
     painter.setLayoutDirection(Qt.LayoutDirection.LayoutDirectionAuto)
     flags = side | Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignAbsolute
-    painter.drawText(mirrored_box(option, box), int(flags), shown)
+    painter.drawText(mirrored_box(option, box), int(flags), elided)
 
 
 class ItemDelegate(QStyledItemDelegate):

@@ -28,10 +28,10 @@ def position(text: str, index: int) -> int:
 
 
 def format_range(text: str, start: int, end: int, format: QTextCharFormat) -> QTextLayout.FormatRange:
-    made = QTextLayout.FormatRange()
-    made.start, made.format = position(text, start), format
-    made.length = position(text, end) - made.start
-    return made
+    result = QTextLayout.FormatRange()
+    result.start, result.format = position(text, start), format
+    result.length = position(text, end) - result.start
+    return result
 
 
 def select(text: QTextEdit, anchor: int, position: int) -> None:

@@ -127,6 +127,6 @@ async def test_once_closed_it_hears_of_no_chats(runtime: FakeRuntime, window: Ma
     tray.close()
     QApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
     with qtbot.captureExceptions() as raised:
-        window.chat.conversations.shown.emit()
+        window.chat.conversations.content_changed.emit()
         window.shown_changed.emit()
     assert not raised
