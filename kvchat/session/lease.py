@@ -78,7 +78,7 @@ class Lease:
 
     async def erase_all(self) -> None:
         """Erase every slot, for a request that may use any of them. Its states are never reused."""
-        for slot in self.slots.all:
+        for slot in self.slots.all_slots:
             await self._erase(slot)
 
     async def isolate_slot(self, prompt: Tokens) -> None:

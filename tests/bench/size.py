@@ -91,8 +91,8 @@ async def _restored(home: BenchHome, tokens: int) -> dict[str, Any]:
         times.append(receipt.restore_ms)
         own.append(await _engine_alone(home))
     return {
-        "tokens": home.saved[0].tokens,
-        "file_bytes": home.saved[0].bytes,
+        "tokens": home.saves[0].tokens,
+        "file_bytes": home.saves[0].bytes,
         "restore_ms": median(times),  # lookup, rebuild, and the engine's restore
         "engine_restore_ms": median(own),
         "restore_ratio": median(map(truediv, times, own)),

@@ -183,8 +183,8 @@ class EngineWindow(Panel):
         self.tabs.setAccessibleName(_("Engine"))
         self.tabs.setDocumentMode(True)
         self.tabs.tabBar().setDrawBase(False)
-        self.tabs.addTab(self.live, _("Status"))
-        self.tabs.addTab(self.log, _("Log"))
+        self.tabs.addTab(self.live_page, _("Status"))
+        self.tabs.addTab(self.log_page, _("Log"))
         tip = _("Versions, settings and the log for a bug report, without keys and names")
         self.diagnostics_button = button(_("Copy diagnostics"), lambda: self.run(self._copy_diagnostics()), tip=tip)
         buttons = row(

@@ -117,7 +117,7 @@ class DraftController(Controller):
             self._unsaved[id] = self.get(id)
             self._pause.start()
 
-    async def released(self) -> None:
+    async def wait_until_released(self) -> None:
         """Wait until no draft is held, for a limited time: on a hung disk the messages are never stored."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_HELD_S):

@@ -62,10 +62,10 @@ class ApiServerPage(SettingsPage):
         new_key = row((self.app_name, 1), make, spacing=8)
         self.add_wide(_("API keys for individual apps"), _(_APP_KEYS_HELP), self.app_keys, new_key)
         self.add_settings()
-        self._inside = self.entries[1:]  # shown while access is on
-        self.show_programs = button(_("Show…"), lambda: self.leads_to.emit("programs"), name=_("Show connected apps"))
+        self._server_entries = self.entries[1:]  # shown while access is on
+        self.programs_button = button(_("Show…"), lambda: self.leads_to.emit("programs"), name=_("Show connected apps"))
         help = _("Requests from each app, how much of them was remembered, and why the rest was reprocessed.")
-        self.programs = self.add(Entry(_("Connected apps"), help, self.show_programs))
+        self.programs = self.add(Entry(_("Connected apps"), help, self.programs_button))
 
     def _add_configuration(self) -> None:
         fonts = self.look.fonts

@@ -42,12 +42,14 @@ class EnginePage(SettingsPage):
         self.engines: tuple[EngineEntry, ...] = ()
         self._graphics: Graphics | None = None  # this computer's, once detected
         self._searched_with: tuple[str | None, ...] = ()  # engine setting at the last search; empty: search again
-        self.box = ChoiceBox(look, _("Engine"))
-        self.box.setAccessibleDescription(_("The engine that kvchat starts. The list below describes each engine."))
-        self.box.activated.connect(lambda index: self.change("engine_path", self.box.itemData(index)))
-        self.browse = button(_("Choose a file…"), self.open_file_dialog, name=_("Choose a llama-server"))
-        self.again = button(_("Scan again"), self._search_again, name=_("Scan for engines again"))
-        choice = flow(self.box, self.browse, self.again)
+        self.engine_box = ChoiceBox(look, _("Engine"))
+        self.engine_box.setAccessibleDescription(
+            _("The engine that kvchat starts. The list below describes each engine.")
+        )
+        self.engine_box.activated.connect(lambda index: self.change("engine_path", self.engine_box.itemData(index)))
+        self.choose_file_button = button(_("Choose a file…"), self.open_file_dialog, name=_("Choose a llama-server"))
+        self.search_again_button = button(_("Scan again"), self._search_again, name=_("Scan for engines again"))
+        choice = flow(self.engine_box, self.choose_file_button, self.search_again_button)
         self.engine = self.add_wide(_("Engine"), _(_ENGINE_HELP), choice)
         self.test_button = button(_("Test"), lambda: self.run(self._test()), name=_("Test the engine"))
         self.test_entry = self.add(Entry(_("Engine test"), _(_TEST_HELP), self.test_button))

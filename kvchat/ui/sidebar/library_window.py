@@ -224,8 +224,8 @@ def describe_estimate(estimate: Estimate) -> str:
     text = _("{files}, about {tokens} tokens.", files=files, tokens=tokens)
     if estimate.time:
         time = format_estimate(estimate.time)
-        words = _("{files}, about {tokens} tokens; processing takes {time}.", files=files, tokens=tokens, time=time)
-    return join_sentences(words, _("You can keep chatting: your messages take priority."))
+        text = _("{files}, about {tokens} tokens; processing takes {time}.", files=files, tokens=tokens, time=time)
+    return join_sentences(text, _("You can keep chatting: your messages take priority."))
 
 
 def row_of(status: PreparedStatus, reading: ReadingTask | None) -> Row:

@@ -214,8 +214,8 @@ class SavedPanel(Panel):
 
     def _point(self, day: int) -> None:
         text = _("Hover over a day or use the arrow keys.")
-        if self.shown is not None and 0 <= day < len(self.shown.days):
-            count, saved = self.shown.day_totals(self.shown.days[day])
+        if self.statistics is not None and 0 <= day < len(self.statistics.days):
+            count, saved = self.statistics.day_totals(self.statistics.days[day])
             parts = [plural(count, "{count} reply", "{count} replies") if count else _("no replies")]
             parts += [_("{time} saved", time=format_estimate(saved))] if saved else []
             text = f"{format_day(self.statistics.days[day])}{punctuation(': ')}{punctuation('; ').join(parts)}"

@@ -90,7 +90,7 @@ def describe_break_even(break_even: BreakEven | None) -> str:
         return _("On this computer, loading is never faster than processing {rates}.", rates=rates)
     return _(
         "On this computer, loading a chat of about {tokens} tokens or more is faster than processing it {rates}.",
-        tokens=format_number(pays.tokens),
+        tokens=format_number(break_even.tokens),
         rates=rates,
     )
 

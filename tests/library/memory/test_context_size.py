@@ -175,7 +175,7 @@ def test_smaller_choices_halve_the_context(large: GgufFacts) -> None:
     needed = [choice.needed, *(step.needed for step in steps)]
     assert needed == sorted(needed, reverse=True)
     assert steps[0].reason.startswith(f"{steps[0].tokens:,} tokens: not enough memory for {choice.tokens:,}.")
-    assert chooser.smaller(steps[-1]) == ()
+    assert chooser.smaller_choices(steps[-1]) == ()
 
 
 def test_smaller_choices_leave_the_gpu_before_the_context_gets_short(large: GgufFacts) -> None:

@@ -512,7 +512,7 @@ async def test_engine_coming_back_says_what_happened(furnished: FakeRuntime, win
     assert window.engine_card.title.text() == "Loading SmolLM2-135M-Instruct…"
     furnished.set_engine(EngineState.LOADING, checking=True)
     assert window.engine_card.title.text() == "Testing chat memory…"
-    assert not window.engine_card.restart.isVisible()
+    assert not window.engine_card.restart_button.isVisible()
 
 
 async def test_errors_notices_and_bugs_are_shown_in_one_place(furnished: FakeRuntime, window: MainWindow) -> None:

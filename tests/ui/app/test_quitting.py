@@ -74,7 +74,7 @@ async def test_an_engine_that_takes_a_while_to_stop_needs_no_box(
 
 def said(window: MainWindow) -> str:
     """Return the text of the open question; empty if there is none."""
-    question = window.quitting.question
+    question = window.quit_controller.question
     return " ".join(label.text() for label in question.findChildren(QLabel)) if question else ""
 
 

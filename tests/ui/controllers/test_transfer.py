@@ -149,15 +149,17 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
         assert "The memory of this chat takes 40 KB" in question.findChildren(QLabel)[1].text()
         qtbot.keyClicks(question.field, "correct horse")
         assert question.field.displayText() != "correct horse"
-        assert question.cancel.x() < question.go.x()  # the intended action comes last, as in every dialog
-        assert not question.go.isEnabled(), "typed once only"
-        qtbot.keyClicks(question.again, "correct hose")
-        assert not question.go.isEnabled()
-        assert question.differs.text() == "The passphrases do not match."
-        question.again.clear()
-        qtbot.keyClicks(question.again, "correct horse")
-        assert (question.again.echoMode(), question.differs.text()) == (QLineEdit.EchoMode.Password, "")
-        qtbot.keyClick(question.again, Qt.Key.Key_Return)
+        assert (
+            question.cancel_button.x() < question.confirm_button.x()
+        )  # the intended action comes last, as in every dialog
+        assert not question.confirm_button.isEnabled(), "typed once only"
+        qtbot.keyClicks(question.repeat_field, "correct hose")
+        assert not question.confirm_button.isEnabled()
+        assert question.mismatch_label.text() == "The passphrases do not match."
+        question.repeat_field.clear()
+        qtbot.keyClicks(question.repeat_field, "correct horse")
+        assert (question.repeat_field.echoMode(), question.mismatch_label.text()) == (QLineEdit.EchoMode.Password, "")
+        qtbot.keyClick(question.repeat_field, Qt.Key.Key_Return)
         await until(lambda: any(d.isVisible() for d in window.findChildren(QFileDialog)), "the file dialog")
         pick(window, tmp_path / "chat.kvchat")
         await until(lambda: any("encrypted with your passphrase" in words for words in notices(window)))

@@ -83,7 +83,7 @@ def test_a_page_shows_the_source_until_the_formula_is_set(look: Look, qtbot: QtB
 
 def drawn(page: TextPage) -> QImage:
     """Return a picture of the page once its formulas are rendered."""
-    while page.formulas.awaited:
+    while page.formulas.pending:
         QTest.qWait(5)
         page.show_formulas()
     page.resize(600, page.heightForWidth(600))

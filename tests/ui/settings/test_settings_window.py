@@ -190,7 +190,7 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
     qtbot.mouseClick(settings.restart_button, LEFT)
     await until(lambda: not settings.pending.isVisible())
     assert ("restart_engine",) in runtime.calls
-    qtbot.mouseClick(entry.reset, LEFT)
+    qtbot.mouseClick(entry.reset_button, LEFT)
     await until(lambda: runtime.settings.context_size is None)
     assert entry.field.text() == ""
     assert settings.pending.isVisible()

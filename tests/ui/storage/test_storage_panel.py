@@ -65,7 +65,7 @@ async def chosen(panel: StoragePanel, qtbot: QtBot, conversation_id: str, words:
 
 async def slid(panel: StoragePanel, qtbot: QtBot, share: float) -> PrunePlan:
     """Click the slider left of its handle until it is at `share` or below; return the plan."""
-    slider = panel.prune.slider
+    slider = panel.prune_card.slider
     while slider.value() > share * slider.maximum():
         qtbot.mouseClick(slider, LEFT, pos=QPoint(12, slider.height() // 2))
     await until(lambda: panel.prune_card.plan is not None, "a plan")
