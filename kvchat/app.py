@@ -57,7 +57,7 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _SHOW_WINDOW) ->
     `starter`: fetch the starter model without asking if there is no model. `hidden`: start in the tray.
     """
     paths = resolve_paths()
-    qt = _Qt(sys.argv[:1])
+    qt = _KvchatApplication(sys.argv[:1])
     qt.setApplicationName("kvchat")
     qt.setApplicationVersion(__version__)
     qt.setDesktopFileName("kvchat")
@@ -101,7 +101,7 @@ def _claim(ownership: Ownership, paths: Paths, request: StartRequest) -> bool:
     return True
 
 
-class _Qt(QApplication):
+class _KvchatApplication(QApplication):
     """QApplication that handles file-open events from the macOS Finder."""
 
     open_requested = Signal(StartRequest)
@@ -140,7 +140,7 @@ class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
 
 
 async def _run(
-    qt: _Qt,
+    qt: _KvchatApplication,
     ownership: Ownership,
     paths: Paths,
     settings: Settings,

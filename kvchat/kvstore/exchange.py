@@ -152,8 +152,8 @@ def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> M
     return ManifestPoint(tokens, message_id, float(prefill_ms), recipe)
 
 
-def _number(value: Any, least: int = 0, limit: int = _MAX_NUMBER) -> int:
-    if type(value) is not int or not least <= value < limit:
+def _number(value: Any, minimum: int = 0, limit: int = _MAX_NUMBER) -> int:
+    if type(value) is not int or not minimum <= value < limit:
         raise BadMemory(_("a number in its manifest is out of range"))
     return value
 

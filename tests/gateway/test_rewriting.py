@@ -65,8 +65,8 @@ async def test_divergence_is_in_the_receipt_and_the_totals(tmp_path: Path, serve
     assert divergence
     assert receipt["miss-code"] == ReasonCode.DATE_IN_SYSTEM
     assert RULE_BY_CAUSE[divergence.cause.code] == "hold-clock"
-    assert TODAY in divergence.before
-    assert TOMORROW in divergence.after
+    assert TODAY in divergence.earlier_text
+    assert TOMORROW in divergence.new_text
     entry = (await server.client.get("/kvchat/requests", headers={"user-agent": "opencode/1"})).json()["last"][0]
     assert (entry["miss"], entry["miss-code"]) == (receipt["miss"], receipt["miss-code"])
     assert TOMORROW not in json.dumps(entry)
@@ -81,7 +81,7 @@ async def test_divergence_is_in_the_receipt_and_the_totals(tmp_path: Path, serve
     await ask(server, agents.opencode(date=YESTERDAY))
     divergence, record = server.last.divergence, server.last
     assert divergence.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
-    assert (record.found or 0) < divergence.at - TOLERANCE
+    assert (record.found or 0) < divergence.shared_tokens - TOLERANCE
     assert (record.costly_divergence, record.miss_reason) == (None, Reason(ReasonCode.NOTHING_ALIKE))
     total = server.runtime.api_server.totals.by_program()["opencode"]
     assert total.misses[ReasonCode.DATE_IN_SYSTEM].times == before

@@ -306,8 +306,8 @@ class LlamaServerClient:
             raise pictures_unusable(_("no vision file (mmproj) is loaded"))
         return self._pictures
 
-    async def _tokenize_text(self, text: str, special: bool) -> TokenIds:
-        body = {"content": text, "add_special": special, "parse_special": True}
+    async def _tokenize_text(self, text: str, parse_special: bool) -> TokenIds:
+        body = {"content": text, "add_special": parse_special, "parse_special": True}
         answer = await self._http.request("POST", "/tokenize", body)
         tokens = await run_in_thread_if_large(len(answer) > THREAD_PARSE_BYTES, wire.parse_tokens, answer)
         if tokens is None:

@@ -58,7 +58,7 @@ class TurnStatus:
         return tuple(self._remarks.values())
 
     @property
-    def silent(self) -> bool:
+    def is_silent(self) -> bool:
         return "silence" in self._remarks
 
     def begin(self) -> None:

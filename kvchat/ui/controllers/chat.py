@@ -41,7 +41,7 @@ class ChatController(Controller):
         self.conversations = SidebarController(runtime, views, lambda: self.current, self)
         self.drafts = DraftController(runtime, views, lambda: self.current, self)
         self._loading = False  # messages are loading: do not flash the empty page
-        self._opening: asyncio.Task[Any] | None = None  # loads the last opened conversation's messages
+        self._load_task: asyncio.Task[Any] | None = None  # loads the last opened conversation's messages
         self._turns: dict[str, TurnState] = {}
         self._model = runtime.model.path
         self._regenerated: Message | None = None  # reply to regenerate with another model
@@ -116,7 +116,7 @@ class ChatController(Controller):
         self._views.sidebar.show_selected(conversation_id)
         if conversation_id is not None:
             self._runtime.chat.select(conversation_id)
-            self._opening = self._runner.start(self._reload_messages(conversation_id, force=True))
+            self._load_task = self._runner.start(self._reload_messages(conversation_id, force=True))
         self._show_all()
         if before != conversation_id:
             self.conversation_changed.emit(before)
@@ -124,8 +124,8 @@ class ChatController(Controller):
     async def open_at(self, conversation_id: str, message_id: str) -> None:
         """Open a conversation at this message, switching branch if needed. Raises ReplyInProgress."""
         self.open(conversation_id)
-        if self._opening is not None:
-            await asyncio.wait([self._opening])
+        if self._load_task is not None:
+            await asyncio.wait([self._load_task])
         if self._views.transcript.row_of(message_id) is None:
             await self._runtime.chat.switch(conversation_id, message_id)
             await self._reload_messages(conversation_id)
@@ -253,9 +253,9 @@ class ChatController(Controller):
         self._show_turn()
 
     def _show_header(self) -> None:
-        here, known = self.current, self.conversations
-        self._views.header.show_model(self._runtime.model.name_for(known.conversation(here)))
-        self._views.header.show_conversation(known.title(here), exists=here is not None)
+        current, conversations = self.current, self.conversations
+        self._views.header.show_model(self._runtime.model.name_for(conversations.conversation(current)))
+        self._views.header.show_conversation(conversations.title(current), exists=current is not None)
 
     def _show_turn(self) -> None:
         runtime, here, waiting = self._runtime, self.turn_of(), ""
@@ -264,7 +264,7 @@ class ChatController(Controller):
             waiting = waiting_text(self.conversations.title(other), turn.status, turn.live_text)
         no_model = not runtime.model.is_configured and is_engine_failure(here.failure, runtime.engine.status)
         status, remarks = here.status, () if no_model else here.status.remarks
-        self._views.strip.show_turn(remarks, status.fraction, silent=status.silent, ahead=status.reading_ahead)
+        self._views.strip.show_turn(remarks, status.fraction, silent=status.is_silent, ahead=status.reading_ahead)
         self._presenter.show_turn(waiting)
         messages = self._views.transcript.messages
         self.content_changed.emit(bool(messages) or self._presenter.is_answering or self._loading)

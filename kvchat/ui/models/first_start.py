@@ -114,7 +114,7 @@ class FirstStart(QWidget):
             self._download.cancel()
 
     def _load(self) -> None:
-        for run in (self._load_starter(), self._load_machine(), self._load_models()):
+        for run in (self._load_starter(), self._load_hardware(), self._load_models()):
             self._runner.start(run)
 
     async def _load_starter(self) -> None:
@@ -122,7 +122,7 @@ class FirstStart(QWidget):
         self.starter_button.setText(starter_title(is_downloaded=self._has_starter))
         self.starter_button.setAccessibleName(self.starter_button.text())
 
-    async def _load_machine(self) -> None:
+    async def _load_hardware(self) -> None:
         runtime = self._runtime
         try:
             location = await asyncio.to_thread(find_engine, runtime.settings.engine_path)

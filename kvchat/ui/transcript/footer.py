@@ -154,8 +154,8 @@ class Timeline(QWidget):
 
 
 class ReceiptView(QWidget):
-    def __init__(self, receipt: Receipt, look: Look, below: QBoxLayout | None = None) -> None:
-        """below: layout for the details, if it has more room than this widget"""
+    def __init__(self, receipt: Receipt, look: Look, details_layout: QBoxLayout | None = None) -> None:
+        """details_layout: layout for the details, if it has more room than this widget"""
         super().__init__()
         self.receipt, self._look = receipt, look
         self.text = ("⚠ " if receipt.hollow else "") + receipts.receipt_line(receipt)
@@ -165,7 +165,7 @@ class ReceiptView(QWidget):
         self.line.clicked.connect(self.toggle)
         self.details: QFrame | None = None
         layout = column(self.line, on=self, spacing=4, margins=0)
-        self._below = below or layout
+        self._details_layout = details_layout or layout
         self._show_arrow()
 
     @property
@@ -175,7 +175,7 @@ class ReceiptView(QWidget):
     def toggle(self) -> None:
         if self.details is None:
             self.details = _details(self.receipt, self._look)
-            self._below.addWidget(self.details)
+            self._details_layout.addWidget(self.details)
             self.details.show()
         else:
             self.details.setVisible(self.details.isHidden())

@@ -48,9 +48,9 @@ class PartColumn(QWidget):
     def texts(self) -> list[QTextEdit]:
         return list(map(_text_of, self.parts))
 
-    def show_blocks(self, settled: Sequence[Block], open_blocks: Sequence[Block] = ()) -> None:
+    def show_blocks(self, settled_blocks: Sequence[Block], open_blocks: Sequence[Block] = ()) -> None:
         """Show blocks. `open_blocks` may still change while the reply streams."""
-        before, self._groups = self._groups, _grouped((*settled, *open_blocks))
+        before, self._groups = self._groups, _grouped((*settled_blocks, *open_blocks))
         same = takewhile(lambda pair: pair[0] == pair[1], zip(before, self._groups, strict=False))
         first = min(sum(1 for _ in same), self._final_groups)
         self._final_groups = max(len(self._groups) - len(open_blocks), 0)  # or fewer: at worst one is checked again

@@ -253,8 +253,8 @@ async def test_without_a_model_the_main_window_comes(runtime: FakeRuntime, windo
 FINDER = """
 from PySide6.QtCore import QCoreApplication, QUrl
 from PySide6.QtGui import QFileOpenEvent
-from kvchat.app import _Qt
-qt = _Qt([])
+from kvchat.app import _KvchatApplication
+qt = _KvchatApplication([])
 qt.open_requested.connect(lambda request: print(*request.open))
 QCoreApplication.sendEvent(qt, QFileOpenEvent(QUrl("kvchat://chat/a")))
 QCoreApplication.sendEvent(qt, QFileOpenEvent(QUrl.fromLocalFile("/a b/c.kvchat")))

@@ -167,8 +167,8 @@ def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:
 def test_silence_is_told_as_long_as_it_lasts() -> None:
     status = told(FirstToken("c", 300, 0, 100), Speed("c", 41.3, 100), EngineSilent("c", 12.4))
     assert Remark("no output for 12 s", "warn") in status.remarks
-    assert status.silent
+    assert status.is_silent
     assert "41 tokens/s" not in words(status), "nothing comes so fast now"
     status.handle_event(EngineSilent("c", 0))
-    assert not status.silent
+    assert not status.is_silent
     assert "no output for 12 s" not in words(status)

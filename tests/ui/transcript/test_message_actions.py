@@ -39,8 +39,8 @@ async def talked(runtime: FakeRuntime, window: MainWindow) -> None:
         runtime.chat.write("d", role, words)
     window.chat.open(None)
     window.chat.open("d")
-    assert window.chat._opening is not None
-    await window.chat._opening  # or messages still loading would be shown again
+    assert window.chat._load_task is not None
+    await window.chat._load_task  # or messages still loading would be shown again
     await until(lambda: len(window.transcript.messages) == 4 and len(window.transcript.views) == 4)
 
 
