@@ -118,7 +118,7 @@ class FakeEngine(SwitchingHost):
     def __init__(self, **needed: Any) -> None:
         super().__init__(**needed)
         self.calls: list[tuple[object, ...]] = []
-        self._started_with = self._settings()
+        self._start_settings = self._settings()
         self.folder = needed["store"].staging.slot_folder()
         self.server = PlayedServer(self.folder)
         self.client = LlamaServerClient(NOWHERE, "")
@@ -143,7 +143,7 @@ class FakeEngine(SwitchingHost):
 
     async def start(self) -> None:
         self.calls.append(("start",))
-        self._started_with = self._settings()
+        self._start_settings = self._settings()
         self.set(EngineState.READY)
 
     async def stop(self) -> None:
