@@ -62,7 +62,7 @@ class Index:
         `problem`: do not open it; each transaction raises this.
         """
         self.path, self.problem = path, problem
-        self.fresh = False  # the file was created or replaced since the block files were last checked
+        self.is_fresh = False  # the file was created or replaced since the block files were last checked
         self._on_loss = on_loss
         self._writing = threading.RLock()
         self._idle_readers: list[sqlite3.Connection] = []
