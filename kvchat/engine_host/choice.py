@@ -94,7 +94,7 @@ class EngineChoice:
     model_stamp: FileStamps  # of the weights at fingerprinting
     build: str  # see `EngineProbe.identity`
     memory: MemoryFacts
-    circumstances: LoadConditions
+    load_conditions: LoadConditions
     projector: str = ""  # identity of the loaded one
 
     @property

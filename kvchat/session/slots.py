@@ -75,7 +75,7 @@ class SaveProgress:
         self.cancelled = threading.Event()  # no caller is waiting
         self._cancelled = asyncio.Event()  # the same, for the event loop
         self._writes: list[_FileWrite] = []  # run in parallel
-        self._waiting = 0  # bytes saved but not yet absorbed
+        self._unabsorbed_bytes = 0  # bytes saved but not yet absorbed
         self._after_prefill: list[int] = []  # bytes to save once what is being processed is done
         self._last_progress: object = None  # reported by the engine
         # Seconds per byte: engine saves (True), absorbing (False).
@@ -125,11 +125,11 @@ class SaveProgress:
     def track_save(self, size: int, path: Path) -> Iterator[None]:
         with self._track(_FileWrite(size, path, time.monotonic())):
             yield
-        self._waiting += size
+        self._unabsorbed_bytes += size
 
     @contextlib.contextmanager
     def track_absorb(self) -> Iterator[None]:
-        size, self._waiting = self._waiting, 0
+        size, self._unabsorbed_bytes = self._unabsorbed_bytes, 0
         with self._track(_FileWrite(size, None, time.monotonic())):
             yield
 
@@ -145,7 +145,7 @@ class SaveProgress:
 
     def pending_save(self) -> PendingSave | None:
         writes, rates, planned = self._writes, self._rates, sum(self._after_prefill)
-        waiting = self._waiting + planned + sum(write.size for write in writes if write.path)
+        waiting = self._unabsorbed_bytes + planned + sum(write.size for write in writes if write.path)
         if not writes and not waiting:
             return None
         seconds = (

@@ -119,7 +119,7 @@ class _JsonText:
         self._file = file
         self._buffer = ""
         self.position = 0
-        self._ended = False
+        self._is_ended = False
         self._read = self._line = self._column = 0  # characters read; buffer start position
         self._numbers = 0
         self._decode = json.JSONDecoder(
@@ -132,7 +132,7 @@ class _JsonText:
             space = _SPACE.match(self._buffer, self.position)
             assert space is not None
             self.position = space.end()
-            if self.position < len(self._buffer) or self._ended:
+            if self.position < len(self._buffer) or self._is_ended:
                 return self._buffer[self.position : self.position + 1]
             self._fill(_STEP)
 
@@ -148,12 +148,12 @@ class _JsonText:
         while True:
             try:
                 value, end = self._decode(self._buffer, self.position)
-                if end < len(self._buffer) or self._ended:
+                if end < len(self._buffer) or self._is_ended:
                     self.position = end
                     return value
             except json.JSONDecodeError as error:
                 whole = error.pos < len(self._buffer) - _NEAR_THE_END and not error.msg.startswith("Unterminated")
-                if whole or self._ended:
+                if whole or self._is_ended:
                     raise self.fault(error.msg, error.pos) from None
             if len(self._buffer) - self.position > MAX_PIECE:
                 raise ValueError(
@@ -181,7 +181,7 @@ class _JsonText:
         self._read += len(more)
         if self._read > MAX_FILE:
             raise ValueError(_("it is larger than {largest_file}", largest_file=format_size(MAX_FILE)))
-        self._buffer, self.position, self._ended = self._buffer[self.position :] + more, 0, not more
+        self._buffer, self.position, self._is_ended = self._buffer[self.position :] + more, 0, not more
 
     def _counted(self, parse: type[int] | type[float], digits: str) -> float:
         self._numbers += 1

@@ -68,7 +68,7 @@ class ResponseParser:
     is_complete: bool = False  # end markers may follow
     events: int = 0  # stream events, about a token each
     _size: int = 0
-    _rest: bytearray = field(default_factory=bytearray)
+    _partial_line: bytearray = field(default_factory=bytearray)
     _message: Json = field(default_factory=dict)
     _blocks: dict[int, Json] = field(default_factory=dict)
     _output: list[Any] | None = None
@@ -76,26 +76,26 @@ class ResponseParser:
     def feed(self, data: bytes) -> bytes:
         """Add bytes; return the complete lines of a stream, nothing for a non-streamed response."""
         self._size += len(data)
-        self._rest += data
+        self._partial_line += data
         if not self.stream:
             return b""
-        end = self._rest.rfind(b"\n") + 1
-        lines = bytes(self._rest[:end])
-        del self._rest[:end]
+        end = self._partial_line.rfind(b"\n") + 1
+        lines = bytes(self._partial_line[:end])
+        del self._partial_line[:end]
         return b"".join(map(self._parse_line, lines.splitlines(keepends=True)))
 
     def finish(self) -> bytes:
-        rest = bytes(self._rest)
-        self._rest.clear()
+        rest = bytes(self._partial_line)
+        self._partial_line.clear()
         return self._parse_line(rest) if self.stream else self._parse(rest)
 
     @property
     def is_large(self) -> bool:
-        return len(self._rest) > THREAD_BYTES
+        return len(self._partial_line) > THREAD_BYTES
 
     @property
     def is_too_large(self) -> bool:
-        return len(self._rest) > MAX_PARSED
+        return len(self._partial_line) > MAX_PARSED
 
     @property
     def reply(self) -> Json | None:

@@ -99,7 +99,7 @@ class ContextChooser:
         self._max_tokens = max(self._min_tokens, min(self._trained_context, limit))
         self._no_gpu_layers = Placement(0, self._facts.block_count + 1)  # on the GPUs
         self._without_gpu = False  # GPU memory ran out
-        self._fits: dict[tuple[int, bool], _Fit] = {}  # by context size, and if no GPU is used
+        self._fit_cache: dict[tuple[int, bool], _Fit] = {}  # by context size, and if no GPU is used
 
     def choose(self, requested: int | None = None) -> ContextChoice:
         """Choose the context size for launching the engine. `requested` is honored, with a warning if unwise."""
@@ -226,8 +226,8 @@ class ContextChooser:
         return max(self._min_tokens, steps * STEP)
 
     def _fit(self, tokens: int) -> _Fit:
-        if (tokens, self._without_gpu) in self._fits:
-            return self._fits[tokens, self._without_gpu]
+        if (tokens, self._without_gpu) in self._fit_cache:
+            return self._fit_cache[tokens, self._without_gpu]
         bars = self._demand.bars(tokens, self._memory, on_gpu=not self._without_gpu)
         fits = all(bar.fits for bar in bars)
         if len(bars) > 1 and self._memory.is_shared:
@@ -238,7 +238,7 @@ class ContextChooser:
         is_whole = is_on_gpu and fits and not has_part_beside
         deciding = gpus if is_whole else bars
         needed, free = sum(bar.needed for bar in deciding), sum(bar.free for bar in deciding)
-        fit = self._fits[tokens, self._without_gpu] = _Fit(bars, fits, is_on_gpu, is_whole, needed, free)
+        fit = self._fit_cache[tokens, self._without_gpu] = _Fit(bars, fits, is_on_gpu, is_whole, needed, free)
         return fit
 
     def _place(self, tokens: int) -> str:

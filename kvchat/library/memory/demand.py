@@ -250,21 +250,21 @@ class LoadLimits:
         """True if a model of `size` bytes ran out of memory with this build and device type."""
         return any(key.endswith(_about(size, build, device)) for key in self._entries())
 
-    def learn(self, circumstances: LoadConditions, tokens: int, *, out_of_memory: bool) -> LoadLimit | None:
+    def learn(self, conditions: LoadConditions, tokens: int, *, out_of_memory: bool) -> LoadLimit | None:
         """Record a load that succeeded with `tokens`; `out_of_memory`: after a larger one failed.
 
         A load above the limit removes it. Returns the limit now in force. If the file cannot be written, another
         load may run out of memory.
         """
         entries = self._entries()
-        before = entries.pop(circumstances.key, None)
+        before = entries.pop(conditions.key, None)
         if not out_of_memory and (before is None or tokens <= before.tokens):
             return before if before is not None and self._is_in_force(before) else None
         limit = None
         if out_of_memory:
             again = before is not None and not self._is_in_force(before)
             times = (before.times if before is not None else 1) + again
-            limit = entries[circumstances.key] = LoadLimit(tokens, times, self._clock())
+            limit = entries[conditions.key] = LoadLimit(tokens, times, self._clock())
         newest = dict(list(entries.items())[-MAX_ENTRIES:])
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -148,10 +148,10 @@ class ReplyNotifier(Controller):
         super().__init__(runtime, window, window)
         self._window, self._tray, self._bus = window, tray, bus
         self._chats: dict[int, str] = {}  # by the desktop's notification id
-        self._last = ""  # chat in the last notification
+        self._last_chat = ""  # chat in the last notification
         self._token = ""  # activation token to raise the window, received just before the click
         self._listens = False
-        tray.icon.messageClicked.connect(lambda: self._open(self._last))
+        tray.icon.messageClicked.connect(lambda: self._open(self._last_chat))
 
     def close(self) -> None:
         super().close()
@@ -182,7 +182,7 @@ class ReplyNotifier(Controller):
             (number,) = await self._bus.call(_DESKTOP, "Notify", "susssasa{sv}i", *notification)
             self._chats[number] = chat
         except NoAnswer:
-            self._last = chat
+            self._last_chat = chat
             self._tray.icon.showMessage(title, text, tray_icon(LogoState.READY))
 
     def _take_token(self, number: int, token: str) -> None:

@@ -122,7 +122,7 @@ class Composer(QWidget):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
-        self._busy = False
+        self._is_busy = False
         self._block_reason = ""  # of sending
         self.editor = MessageField(placeholderText=_("Message…"), tabChangesFocus=True)
         self.editor.setAccessibleName(_("Message"))
@@ -132,7 +132,7 @@ class Composer(QWidget):
         self.editor.document().documentLayout().documentSizeChanged.connect(self._fit)
         self.editor.rewrapped.connect(self._fit)
         self.editor.installEventFilter(self)
-        self.send_button = button("", lambda: self.stop_requested.emit() if self._busy else self._send(), "send")
+        self.send_button = button("", lambda: self.stop_requested.emit() if self._is_busy else self._send(), "send")
         tip = _("Send after this reply (Enter)")
         self.send_after_reply_button = button("", self._send, "send", name=_("Send after this reply"), tip=tip)
         self.send_after_reply_button.setIcon(look.icon("arrow-up", "on_accent"))
@@ -202,7 +202,7 @@ class Composer(QWidget):
         self._show_notice()
 
     def set_busy(self, busy: bool) -> None:
-        self._busy = busy
+        self._is_busy = busy
         self.queued_message.set_waiting(busy)
         self._show_button()
 
@@ -246,7 +246,7 @@ class Composer(QWidget):
         else:
             self.editor.clear()
             self.set_attachments(())
-            (self.queued if self._busy else self.sent).emit(text, attachments)
+            (self.queued if self._is_busy else self.sent).emit(text, attachments)
 
     def _show_notice(self) -> None:
         text = _("Your message will be sent once kvchat has started.") if self._has_sent_early else ""
@@ -298,14 +298,14 @@ class Composer(QWidget):
 
     def _show_button(self) -> None:
         has_content = bool(self.draft.strip() or self.chips.attachments)
-        can_press = self._busy or (has_content and not self._block_reason)
-        self.send_after_reply_button.setVisible(self._busy and has_content)
+        can_press = self._is_busy or (has_content and not self._block_reason)
+        self.send_after_reply_button.setVisible(self._is_busy and has_content)
         self.send_button.setEnabled(can_press)
-        glyph, colour = "stop" if self._busy else "arrow-up", "on_accent" if can_press else "muted"
+        glyph, colour = "stop" if self._is_busy else "arrow-up", "on_accent" if can_press else "muted"
         self.send_button.setIcon(self._look.icon(glyph, colour))
-        self.send_button.setAccessibleName(_("Stop") if self._busy else _("Send"))
+        self.send_button.setAccessibleName(_("Stop") if self._is_busy else _("Send"))
         self.send_button.setToolTip(
-            _("Stop the reply (Esc)") if self._busy else self._block_reason or _("Send (Enter)")
+            _("Stop the reply (Esc)") if self._is_busy else self._block_reason or _("Send (Enter)")
         )
 
     def _restyle(self) -> None:

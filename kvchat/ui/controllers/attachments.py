@@ -136,13 +136,13 @@ class AttachmentLoader(QObject):
         self._show_reading()
         self._runner.start(load(), show_error)
 
-    def switch_chat(self, before: str | None) -> None:
+    def switch_chat(self, previous: str | None) -> None:
         for id, error in self._errors:
-            if id == before:
+            if id == previous:
                 self._notices.withdraw_error(error)
             elif id == self._drafts.current_chat():
                 self._notices.show_error(error)
-        self._errors = [(id, error) for id, error in self._errors if id != before]
+        self._errors = [(id, error) for id, error in self._errors if id != previous]
         self._composer.cancel_delayed_send()
         self._show_reading()
 

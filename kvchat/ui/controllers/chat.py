@@ -54,7 +54,9 @@ class ChatController(Controller):
         self.send_controller.withdrawn.connect(self._show_all)
         self.conversations.content_changed.connect(self._show_header)
         views.sidebar.selected.connect(self.open)
-        views.strip.stop_button.clicked.connect(lambda: runtime.chat.read_ahead.stop(self.current or NEW_CHAT_ID))
+        views.status_strip.stop_button.clicked.connect(
+            lambda: runtime.chat.read_ahead.stop(self.current or NEW_CHAT_ID)
+        )
         composer.stop_requested.connect(self.stop)
         composer.editor.up_from_empty.connect(self.edit_last)
         for changed in (composer.editor.textChanged, composer.chips.changed):
@@ -163,9 +165,9 @@ class ChatController(Controller):
         engine, model, views = self._runtime.engine, self._runtime.model, self._views
         fetchable = model.repository is not None
         views.engine_card.show_status(engine.status, model.name, missing=model.is_missing, fetchable=fetchable)
-        views.strip.show_engine(engine.status.state, model.name)
+        views.status_strip.show_engine(engine.status.state, model.name)
         views.header.show_model(model.name_for(self.conversations.conversation(self.current)))
-        views.strip.show_context(engine.context_size, engine.context_reason)
+        views.status_strip.show_context(engine.context_size, engine.context_reason)
         if self._model != model.path:
             self._model = model.path
             self.model_changed.emit()
@@ -264,7 +266,9 @@ class ChatController(Controller):
             waiting = waiting_text(self.conversations.title(other), turn.status, turn.live_text)
         no_model = not runtime.model.is_configured and is_engine_failure(here.failure, runtime.engine.status)
         status, remarks = here.status, () if no_model else here.status.remarks
-        self._views.strip.show_turn(remarks, status.fraction, silent=status.is_silent, ahead=status.reading_ahead)
+        self._views.status_strip.show_turn(
+            remarks, status.fraction, silent=status.is_silent, ahead=status.reading_ahead
+        )
         self._presenter.show_turn(waiting)
         messages = self._views.transcript.messages
         self.content_changed.emit(bool(messages) or self._presenter.is_answering or self._loading)

@@ -86,7 +86,7 @@ class Views(Protocol):
     context_card: ContextCard
     composer: Composer
     context_meter: ContextMeter
-    strip: StatusStrip
+    status_strip: StatusStrip
     first_start: FirstStart
 
 

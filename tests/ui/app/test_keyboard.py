@@ -182,15 +182,15 @@ async def test_the_numbers_go_and_come_back(furnished: FakeRuntime, window: Main
         view = window.transcript.views[reply]
         return view.receipt if isinstance(view, ReplyView) else None
 
-    window.strip.show_turn((Remark("first token 0.3 s"), Remark("not saved: no room", "warn")), None)
+    window.status_strip.show_turn((Remark("first token 0.3 s"), Remark("not saved: no room", "warn")), None)
     assert receipt() is not None
     window.keyboard.actions["numbers"].trigger()
     await until(lambda: receipt() is None, "a reply without its receipt")
-    assert window.strip.remarks.text == "not saved: no room"  # what went wrong is no number
-    assert window.strip.context.isHidden()
+    assert window.status_strip.remarks.text == "not saved: no room"  # what went wrong is no number
+    assert window.status_strip.context.isHidden()
     window.keyboard.actions["numbers"].trigger()
     await until(lambda: receipt() is not None, "the receipt")
-    assert window.strip.remarks.text.startswith("first token")
+    assert window.status_strip.remarks.text.startswith("first token")
 
 
 async def test_the_palette_offers_only_what_does_something_now(furnished: FakeRuntime, window: MainWindow) -> None:

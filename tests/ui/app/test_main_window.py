@@ -105,19 +105,19 @@ async def test_what_is_written_is_told_as_it_is_written_and_reading_it_can_be_st
     await settled(window, furnished)
     qtbot.keyClicks(window.composer.editor, "one")
     assert furnished.chat.drafted == ("thesis", "one", ())
-    high = window.strip.sizeHint().height()
+    high = window.status_strip.sizeHint().height()
     furnished.events.publish(ReadAheadProgress("thesis", 300, 2100, draft=True))
-    assert "processing your draft: 300 of 2,100 tokens" in window.strip.remarks.text
-    assert window.strip.progress.value() == 142
-    assert (window.strip.stop_button.isVisible(), window.strip.sizeHint().height()) == (
+    assert "processing your draft: 300 of 2,100 tokens" in window.status_strip.remarks.text
+    assert window.status_strip.progress.value() == 142
+    assert (window.status_strip.stop_button.isVisible(), window.status_strip.sizeHint().height()) == (
         True,
         high,
     )  # the page stays in place
-    qtbot.mouseClick(window.strip.stop_button, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(window.status_strip.stop_button, Qt.MouseButton.LeftButton)
     assert furnished.chat.calls[-1] == ("stop_reading_ahead", "thesis")
     furnished.events.publish(ReadAheadProgress("thesis", 2100, 2100, draft=True))
-    assert "2,100 tokens processed ahead" in window.strip.remarks.text
-    assert window.strip.stop_button.isHidden()
+    assert "2,100 tokens processed ahead" in window.status_strip.remarks.text
+    assert window.status_strip.stop_button.isHidden()
 
 
 async def test_enter_sends_and_shift_enter_makes_a_line(
@@ -579,7 +579,7 @@ async def test_receipt_opens_on_click(furnished: FakeRuntime, window: MainWindow
 
 async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, window: MainWindow) -> None:
     await settled(window, furnished)
-    strip = window.strip
+    strip = window.status_strip
     assert strip.state.text() == "ready"
     assert strip.model.full_text == "SmolLM2-135M-Instruct"
     assert strip.context.text() == "context 32K"
@@ -613,17 +613,17 @@ async def test_the_strip_forgets_what_it_told_of_a_chat_when_another_is_opened(
     await settled(window, furnished)
     furnished.events.publish(Restoring(61_000_000, 687, conversation_id="thesis"))
     furnished.events.publish(Restored(61_000_000, 687, 47.0, conversation_id="thesis"))
-    assert window.strip.remarks.text == "loaded 61 MB in 47 ms"
+    assert window.status_strip.remarks.text == "loaded 61 MB in 47 ms"
     window.chat.open("jeju")
-    assert window.strip.remarks.text == ""
+    assert window.status_strip.remarks.text == ""
     window.chat.open("thesis")
     furnished.events.publish(ReadAheadProgress("thesis", 687, 2645, draft=False))
-    assert window.strip.remarks.text == "processing this chat: 687 of 2,645 tokens"
+    assert window.status_strip.remarks.text == "processing this chat: 687 of 2,645 tokens"
     window.chat.open("jeju")
     furnished.events.publish(ReplyDelta("thesis", "m", "words", ""))
     furnished.events.publish(Speed("thesis", 41.3, 6000))
     window.chat.open("thesis")
-    assert "41 tokens/s" in window.strip.remarks.text, "a reply that goes on stays told"
+    assert "41 tokens/s" in window.status_strip.remarks.text, "a reply that goes on stays told"
 
 
 async def test_long_conversations_open_at_their_end(furnished: FakeRuntime, window: MainWindow) -> None:
@@ -699,11 +699,11 @@ async def test_escape_before_the_first_word_ends_what_the_strip_tells(
     window.chat.send_controller.send("What about chapter 4?")
     await until(lambda: furnished.chat.is_answering("thesis"), "the turn")
     furnished.events.publish(Prefilling("thesis", 0, 559))
-    assert window.strip.progress.isVisible()
+    assert window.status_strip.progress.isVisible()
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Escape)
-    await until(lambda: not window.strip.progress.isVisible(), "the end of the reading")
+    await until(lambda: not window.status_strip.progress.isVisible(), "the end of the reading")
     assert not furnished.chat.answering_chats
-    assert "processing" not in window.strip.remarks.text
+    assert "processing" not in window.status_strip.remarks.text
 
 
 async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: FakeRuntime, window: MainWindow) -> None:
@@ -740,7 +740,7 @@ async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime,
     window.show_first(await furnished.chat.conversations(), drafts)
     assert window.sidebar.chosen == [newest]
     assert window.composer.draft == "Of another day, and more"
-    assert (window.header.model_button.isVisible(), window.strip.state.text()) == (
+    assert (window.header.model_button.isVisible(), window.status_strip.state.text()) == (
         False,
         "",
     )  # not "No model", "stopped"

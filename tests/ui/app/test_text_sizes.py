@@ -83,7 +83,7 @@ async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow, look: L
     assert wide.sidebar.new_button.iconSize().width() == 18 * furnished.settings.zoom // 100
     assert wide.header.menu_button.iconSize().width() == 16 * furnished.settings.zoom // 100
     assert wide.composer.send_button.iconSize().width() == 20 * furnished.settings.zoom // 100
-    assert wide.strip.dot.width() == round(9 * furnished.settings.zoom / 100)
+    assert wide.status_strip.dot.width() == round(9 * furnished.settings.zoom / 100)
     field = wide.sidebar.search_panel.field
     assert field.textMargins().left() == 20 * furnished.settings.zoom // 100
     picture = field.grab(QRect(look.px(7), 2, look.px(18), field.height() - 4)).toImage()

@@ -68,7 +68,7 @@ async def test_what_is_written_before_there_is_a_model_waits_for_one(
         False,
     )
     assert not window.transcript.tail.failure_card.isVisible()
-    assert window.strip.remarks.text == ""
+    assert window.status_strip.remarks.text == ""
     await window.models.use(write_gguf(tmp_path / "starter.gguf"))
     await until(lambda: ("retry", chat) in runtime.chat.calls)
 
@@ -226,7 +226,7 @@ async def test_a_picked_file_is_used(runtime: FakeRuntime, window: MainWindow, q
     dialog.close()
     await until(lambda: window.composer.isVisible())
     assert ("use_model", tmp_path / "m.gguf") in runtime.calls
-    assert window.strip.model.full_text == "m"
+    assert window.status_strip.model.full_text == "m"
 
 
 async def test_a_file_that_is_no_model_is_refused_on_the_page(runtime: FakeRuntime, window: MainWindow) -> None:
