@@ -113,7 +113,7 @@ async def test_prompt_round_trip(pictures_of: PicturePrompts) -> None:
 
 async def test_irreversible_prompts_are_refused(pictures_of: PicturePrompts) -> None:
     tokens = await pictures_of.tokens("<m>", [RED])
-    with pytest.raises(EngineRefused, match="end of a word"):
+    with pytest.raises(EngineRefused, match="middle of a word"):
         await pictures_of.prompt((*tokens, ord("t"), ord("h")))  # the engine would merge them into one token
     with pytest.raises(EngineRefused, match="does not support images"):
         await pictures_of.tokens("no place for it", [RED])
