@@ -106,7 +106,7 @@ def literals(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and isinstance(node.body[0], ast.Expr)
     }
-    typed = (node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "also")
+    typed = (node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "search_terms")
     documentation |= {
         id(part) for value in typed for part in ast.walk(value)
     }  # search terms, which users may type in any words
