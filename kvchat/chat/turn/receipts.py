@@ -228,7 +228,7 @@ _KIND_LABELS = {
     Source.AHEAD.value: READ_AHEAD,
     Source.WARM.value: REMEMBERED,
     Source.DISK.value: N_("remembered from disk"),
-    _PARTIAL: N_("partly reprocessed"),
+    _PARTIAL: N_("partly read again"),
     "": FIRST_REPLY,
     Source.COLD.value: READ_AGAIN,
 }

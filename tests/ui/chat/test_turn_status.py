@@ -77,7 +77,7 @@ def test_each_event_in_words(event: TurnEvent, expected: Remark | None) -> None:
         (FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4), Remark("remembered: 136 MB in 21 ms", "good", 2)),
         (FirstToken("c", 9000, 5906, 15918, FROM_DISK, 21.4), Remark("partly remembered: 136 MB in 21 ms", "", 2)),
         (FirstToken("c", 100, 2990, 3000, FROM_DISK), Remark("remembered: 136 MB", "good", 2)),
-        (FirstToken("c", 34_600, 12, 5918, HOLLOW), Remark("reprocessed: the loaded memory was not used", "warn")),
+        (FirstToken("c", 34_600, 12, 5918, HOLLOW), Remark("read again: the loaded memory was not used", "warn")),
     ],
 )
 def test_the_first_token_proves_what_of_the_restore_was_used(first: FirstToken, expected: Remark) -> None:
@@ -91,7 +91,7 @@ def test_the_first_token_proves_what_of_the_restore_was_used(first: FirstToken, 
 def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
     hollow = RestoreFailed(Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}), hollow=True)
     status = told(*A_RESTORE, hollow)
-    assert status.remarks[0] == Remark("reprocessed: the loaded memory was not used", "warn")
+    assert status.remarks[0] == Remark("read again: the loaded memory was not used", "warn")
     status.handle_event(ReplyFinished("c", "m", a_receipt(Source.COLD, hollow=True, cached_tokens=12)))
     assert status.remarks[0].tone == "warn"
 
