@@ -17,7 +17,7 @@ from qasync import QEventLoop, _SimpleTimer
 from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.windows import on_show
 
 _app: list[QApplication] = []  # keeps a reference: otherwise Python deletes the QApplication
@@ -63,12 +63,12 @@ def look(qapp: QApplication) -> Iterator[Look]:
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> FakeRuntime:
-    return FakeRuntime(tmp_path)
+def runtime(tmp_path: Path) -> StagedRuntime:
+    return StagedRuntime(tmp_path)
 
 
 @pytest.fixture
-def furnished(runtime: FakeRuntime) -> FakeRuntime:
+def furnished(runtime: StagedRuntime) -> StagedRuntime:
     """Add chats a to d; d is the newest, and open."""
     for id in "abcd":
         runtime.chat.add(f"Chat {id}", id=id)
@@ -77,7 +77,7 @@ def furnished(runtime: FakeRuntime) -> FakeRuntime:
 
 
 @pytest_asyncio.fixture
-async def window(runtime: FakeRuntime, look: Look) -> AsyncIterator[MainWindow]:
+async def window(runtime: StagedRuntime, look: Look) -> AsyncIterator[MainWindow]:
     """Yield the window over a runtime that earlier fixtures have filled (fixtures run in argument order)."""
     async with on_show(runtime, look) as window:
         yield window

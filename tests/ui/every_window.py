@@ -18,12 +18,12 @@ from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.settings.model import ModelPage
 from kvchat.ui.settings.presets import ChatSettingsWindow, PresetsPage
-from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
 from tests.ui.programs.made_up import fill as programs_made_up
+from tests.ui.staged_runtime import StagedRuntime, a_receipt, counted
 from tests.ui.waiting import until
 
 
-def furnish(runtime: FakeRuntime) -> None:
+def furnish(runtime: StagedRuntime) -> None:
     """Add chats in every state, replies from every source, and figures about them."""
     for id, title, points in (
         ("thesis", "Thesis, chapter 3", 4),
@@ -47,7 +47,7 @@ def furnish(runtime: FakeRuntime) -> None:
     runtime.chat.keep(Preset("Terse", "Be brief."))
 
 
-async def open_all(runtime: FakeRuntime, window: MainWindow) -> list[QWidget]:
+async def open_all(runtime: StagedRuntime, window: MainWindow) -> list[QWidget]:
     """Open and fill all windows and show each settings page; return the windows. The caller closes them."""
     side = window.side_windows
     settings, storage, saved = side.open_settings(), side.open_storage(), side.open_saved()

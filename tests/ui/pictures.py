@@ -55,9 +55,9 @@ from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.ui.widgets.layouts import ScrollPage, room_on_screen
 from tests.ui.cut_off import cut_off
 from tests.ui.every_window import furnish
-from tests.ui.fake_runtime import NOW, FakeRuntime, a_model, a_receipt
 from tests.ui.programs.made_up import fill as programs_made_up
 from tests.ui.pseudo import speak_pseudo
+from tests.ui.staged_runtime import NOW, StagedRuntime, a_model, a_receipt
 from tests.ui.waiting import until
 from tests.ui.windows import engine_hangs, on_show
 
@@ -96,9 +96,9 @@ if True:
 """
 
 
-def prepared(folder: Path) -> FakeRuntime:
+def prepared(folder: Path) -> StagedRuntime:
     """Return a runtime with data for every window."""
-    runtime = FakeRuntime(folder, model="Qwen3-Coder-30B-A3B-Instruct-1M-UD-Q4_K_XL")
+    runtime = StagedRuntime(folder, model="Qwen3-Coder-30B-A3B-Instruct-1M-UD-Q4_K_XL")
     furnish(runtime)
     chat = runtime.chat
     for id, title in (("long", TITLE), ("he", HEBREW), ("ja", "晩ご飯のレシピ 🍅")):
@@ -126,7 +126,9 @@ def prepared(folder: Path) -> FakeRuntime:
 PARTS = "first", "main", "beside", "dialogs", "empty"
 
 
-async def scenes(runtime: FakeRuntime, look: Look, parts: Sequence[str] = PARTS) -> AsyncIterator[tuple[str, QWidget]]:
+async def scenes(
+    runtime: StagedRuntime, look: Look, parts: Sequence[str] = PARTS
+) -> AsyncIterator[tuple[str, QWidget]]:
     """Yield every window in each of its states, with a name; each is closed before the next."""
     if "first" in parts:
         async for name, shown in _first(runtime, look):
@@ -140,7 +142,7 @@ async def scenes(runtime: FakeRuntime, look: Look, parts: Sequence[str] = PARTS)
                     if shown is not window:
                         shown.close()
     if "empty" in parts:
-        nothing = FakeRuntime(runtime.paths.data.parent / "nothing", model=None)
+        nothing = StagedRuntime(runtime.paths.data.parent / "nothing", model=None)
         async with on_show(nothing, look) as window:
             window.resize(QSize(look.px(1000), look.px(720)).boundedTo(room_on_screen()))
             async for name, shown in _empty(nothing, window):
@@ -149,14 +151,14 @@ async def scenes(runtime: FakeRuntime, look: Look, parts: Sequence[str] = PARTS)
                     shown.close()
 
 
-async def _first(runtime: FakeRuntime, look: Look) -> AsyncIterator[tuple[str, QWidget]]:
+async def _first(runtime: StagedRuntime, look: Look) -> AsyncIterator[tuple[str, QWidget]]:
     first = MainWindow(look, runtime.paths.config / "first")
     first.show_first([Conversation("a", TITLE, False, NOW, NOW, None)], {})
     yield "first picture", first
     first.deleteLater()
 
 
-async def _empty(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
+async def _empty(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
     side = window.side_windows
     window.new_conversation()
     yield "no chat", window
@@ -171,7 +173,7 @@ async def _empty(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tupl
         yield name, shown
 
 
-async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
+async def _main(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
     for id in ("long", "he", "thesis"):
         window.chat.open(id)
         await until(lambda: window.transcript.views and all(v.complete for v in window.transcript.views.values()))
@@ -230,7 +232,7 @@ async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple
         menu.close()
 
 
-async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
+async def _beside(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
     side = window.side_windows
     settings = side.open_settings(ApiServerPage.name)
     settings.page(ApiServerPage).change("api_server", True)
@@ -327,7 +329,7 @@ def _opened(dialog: QDialog) -> QDialog:
     return dialog
 
 
-async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
+async def _dialogs(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
     import kvchat.ui.controllers.transfer as transfer
     import kvchat.ui.dialogs.confirm as metered
     from kvchat.text.formatting import format_size
@@ -369,7 +371,7 @@ async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tu
     yield "finishing", box
 
 
-async def _first_run(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
+async def _first_run(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
     import kvchat.engine_host.setup as setup
     from kvchat.engine.discovery.engines import EngineLocation
 
@@ -396,7 +398,7 @@ async def settle(times: int = 40) -> None:
         await asyncio.sleep(0.005)
 
 
-async def take(folder: Path, look: Look, runtime: FakeRuntime, parts: Sequence[str], least: bool) -> None:
+async def take(folder: Path, look: Look, runtime: StagedRuntime, parts: Sequence[str], least: bool) -> None:
     """Save a screenshot of every window; `least`: at its minimum size."""
     number = 0
     async for name, shown in scenes(runtime, look, parts):
@@ -412,7 +414,7 @@ async def take(folder: Path, look: Look, runtime: FakeRuntime, parts: Sequence[s
         shown.resize(before)
 
 
-async def check(look: Look, runtime: FakeRuntime, parts: Sequence[str]) -> list[str]:
+async def check(look: Look, runtime: StagedRuntime, parts: Sequence[str]) -> list[str]:
     """Return the cut-off texts by window, at default and minimum size."""
     found = []
     async for name, shown in scenes(runtime, look, parts):

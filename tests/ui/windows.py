@@ -18,7 +18,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.transcript.reply_view import ReplyView
 from tests.running import opened
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 
 W = TypeVar("W", bound=QWidget)
@@ -46,7 +46,7 @@ def question(within: QWidget) -> ConfirmDialog:
     return next(dialog for dialog in within.findChildren(ConfirmDialog) if dialog.isVisible())
 
 
-def joined(runtime: FakeRuntime | Runtime, look: Look) -> MainWindow:
+def joined(runtime: StagedRuntime | Runtime, look: Look) -> MainWindow:
     """Return the complete window, not shown and not started."""
     window = MainWindow(look, runtime.paths.config)
     window.join(runtime)
@@ -54,7 +54,7 @@ def joined(runtime: FakeRuntime | Runtime, look: Look) -> MainWindow:
 
 
 @asynccontextmanager
-async def on_show(runtime: FakeRuntime | Runtime, look: Look) -> AsyncIterator[MainWindow]:
+async def on_show(runtime: StagedRuntime | Runtime, look: Look) -> AsyncIterator[MainWindow]:
     """Yield the started window over this runtime."""
     QApplication.setQuitOnLastWindowClosed(False)  # as in the app: shutdown continues after the window is closed
     window = joined(runtime, look)

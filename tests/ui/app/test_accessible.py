@@ -17,7 +17,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.accessibility import report_accessible_roles
 from kvchat.ui.transcript.footer import ReceiptView
 from tests.ui.every_window import furnish, open_all
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 
 _MEANINGLESS = {QAccessible.Role.Client, QAccessible.Role.Border, QAccessible.Role.NoRole}
@@ -25,7 +25,7 @@ report_accessible_roles()
 
 
 @pytest.fixture
-def furnished(runtime: FakeRuntime) -> FakeRuntime:
+def furnished(runtime: StagedRuntime) -> StagedRuntime:
     furnish(runtime)
     return runtime
 
@@ -44,7 +44,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 
 
 @pytest.mark.slow
-async def test_whatever_can_be_used_says_what_it_is_and_does(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_whatever_can_be_used_says_what_it_is_and_does(furnished: StagedRuntime, window: MainWindow) -> None:
     window.chat.open("thesis")
     await until(lambda: len(window.findChildren(ReceiptView)) == len(Source))
     windows = await open_all(furnished, window)
@@ -76,7 +76,7 @@ class Strays(QObject):
 
 
 async def test_no_part_of_a_window_is_shown_as_a_window_of_its_own(
-    furnished: FakeRuntime, window: MainWindow, qapp: QApplication
+    furnished: StagedRuntime, window: MainWindow, qapp: QApplication
 ) -> None:
     """A widget shown before it has a parent flashes, and takes as long as a window."""
     strays = Strays()
@@ -90,7 +90,7 @@ async def test_no_part_of_a_window_is_shown_as_a_window_of_its_own(
 
 @pytest.mark.slow
 async def test_every_window_fits_a_small_screen_and_a_large_one_at_three_hundred_percent(
-    furnished: FakeRuntime, window: MainWindow
+    furnished: StagedRuntime, window: MainWindow
 ) -> None:
     windows = await open_all(furnished, window)
     least = {top.windowTitle(): top.minimumSizeHint().expandedTo(top.minimumSize()) for top in windows}
@@ -100,7 +100,7 @@ async def test_every_window_fits_a_small_screen_and_a_large_one_at_three_hundred
     assert {title: size for title, size in least.items() if size.boundedTo(room) != size} == {}
 
 
-async def test_a_reply_is_one_thing_with_a_name(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_a_reply_is_one_thing_with_a_name(furnished: StagedRuntime, window: MainWindow) -> None:
     furnished.chat.write("tax", Role.USER, "What is due?")
     furnished.chat.write("tax", Role.ASSISTANT, "**Forty** euros.\n\n```python\nprint(40)\n```\n\nOn Friday.")
     window.chat.open("tax")
@@ -109,7 +109,7 @@ async def test_a_reply_is_one_thing_with_a_name(furnished: FakeRuntime, window: 
     assert sorted(grouped) == ["Reply: **Forty** euros. ```python print(40) ``` On Friday.", "You: What is due?"]
 
 
-async def test_what_happens_is_said(furnished: FakeRuntime, window: MainWindow, said: list[tuple[str, bool]]) -> None:
+async def test_what_happens_is_said(furnished: StagedRuntime, window: MainWindow, said: list[tuple[str, bool]]) -> None:
     window.chat.open("tax")
     furnished.chat.write("tax", Role.USER, "What is due?")
     reply = furnished.chat.write("tax", Role.ASSISTANT, "**Forty** euros.", state=MessageState.COMPLETE)

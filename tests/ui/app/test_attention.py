@@ -16,7 +16,7 @@ from kvchat.system.session_bus import SessionBus
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.tray import ReplyNotifier, Tray
 from tests.desktop_bus import Bus, session_bus
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 
 NAME, PATH = "org.freedesktop.Notifications", "/org/freedesktop/Notifications"
@@ -41,7 +41,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("away")
 async def test_a_click_on_what_the_desktop_told_opens_the_chat(
-    furnished: FakeRuntime, window: MainWindow, bus: Bus, monkeypatch: pytest.MonkeyPatch
+    furnished: StagedRuntime, window: MainWindow, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desktop = bus.play(NAME, PATH, NAME, lambda method, _: ("u", (7,)) if method == "Notify" else None)
     tray, connection = Tray(furnished, window), SessionBus()
@@ -77,7 +77,7 @@ async def test_a_click_on_what_the_desktop_told_opens_the_chat(
 
 @pytest.mark.usefixtures("away")
 async def test_without_a_bus_the_tray_tells(
-    furnished: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+    furnished: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", "unix:path=/nowhere")
     said: list[tuple[str, str]] = []
@@ -95,7 +95,7 @@ async def test_without_a_bus_the_tray_tells(
 
 
 async def test_who_looks_is_told_nothing(
-    furnished: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+    furnished: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(QApplication, "activeWindow", staticmethod(lambda: window))
     said: list[str] = []

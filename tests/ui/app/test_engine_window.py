@@ -1,4 +1,4 @@
-"""The engine window with the fake runtime: figures, and a log that can be followed, searched and copied."""
+"""The engine window with the staged runtime: figures, and a log that can be followed, searched and copied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvchat.engine.api.errors import EngineFailure, FailureKind
 from kvchat.engine.api.vitals import SlotState, Vitals
 from kvchat.ui.app.engine_window import EngineWindow
 from kvchat.ui.app.main_window import MainWindow
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 
 LOG = [f"0.00.000.{number:03} I line {number}" for number in range(200)]
@@ -22,7 +22,7 @@ TROUBLE = ["0.00.300.000 W a warning", "0.00.300.001 E an error", "and more of i
 
 
 @pytest_asyncio.fixture
-async def engine(runtime: FakeRuntime, window: MainWindow) -> EngineWindow:
+async def engine(runtime: StagedRuntime, window: MainWindow) -> EngineWindow:
     runtime.engine.log_lines = [*LOG, *TROUBLE]
     runtime.engine.seen = Vitals(4711, 2_000_000_000, None, SlotState(False, 512, 2048), vitals.Speed(800.0, 41.4))
     return window.side_windows.open_engine()
@@ -39,7 +39,9 @@ async def test_numbers_that_are_looked_up(engine: EngineWindow) -> None:
     assert engine.live_page.value("now") == "idle"
 
 
-async def test_what_happens_is_followed_while_the_window_is_on_show(engine: EngineWindow, runtime: FakeRuntime) -> None:
+async def test_what_happens_is_followed_while_the_window_is_on_show(
+    engine: EngineWindow, runtime: StagedRuntime
+) -> None:
     await until(lambda: engine.live_page.value("now") == "idle")
     runtime.events.publish(Prefilling("a", 1000, 2000))
     assert engine.live_page.value("now") == "processing, 1,000 of 2,000 tokens"
@@ -50,7 +52,7 @@ async def test_what_happens_is_followed_while_the_window_is_on_show(engine: Engi
     assert engine.live_page.value("now") == "generating, 40 tokens/s"
 
 
-async def test_a_failure_is_told_in_words(engine: EngineWindow, runtime: FakeRuntime) -> None:
+async def test_a_failure_is_told_in_words(engine: EngineWindow, runtime: StagedRuntime) -> None:
     failure = EngineFailure(FailureKind.HANGS, "The engine stopped responding", "It did not answer.", "")
     runtime.engine.seen = None
     runtime.set_engine(EngineState.STARTING, failure=failure, restart_attempt=2)
@@ -71,7 +73,7 @@ async def test_the_log_by_level(engine: EngineWindow, qtbot: QtBot) -> None:
 
 
 async def test_the_log_is_followed_until_the_reader_scrolls_up(
-    engine: EngineWindow, runtime: FakeRuntime, qtbot: QtBot
+    engine: EngineWindow, runtime: StagedRuntime, qtbot: QtBot
 ) -> None:
     engine.tabs.setCurrentWidget(engine.log_page)
     log, bar = engine.log_page, engine.log_page.text.verticalScrollBar()

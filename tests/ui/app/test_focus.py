@@ -12,7 +12,7 @@ from kvchat.chat.record.messages import MessageState, Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
-from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.waiting import until
 from tests.ui.windows import button, child
 
@@ -20,7 +20,7 @@ LEFT = Qt.MouseButton.LeftButton
 
 
 @pytest.fixture
-def furnished(runtime: FakeRuntime) -> FakeRuntime:
+def furnished(runtime: StagedRuntime) -> StagedRuntime:
     """Add a question and a reply with text and code."""
     runtime.chat.add("Lakes", id="lakes")
     runtime.chat.write("lakes", Role.USER, "Which lake is deepest?")
@@ -46,7 +46,7 @@ async def at_home(window: MainWindow, qtbot: QtBot) -> None:
     window.composer.set_draft(before)
 
 
-async def test_after_every_button_of_a_message(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_after_every_button_of_a_message(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await opened(window)
     reply = window.transcript.views[furnished.chat.said("lakes")[1].id]
     code = child(reply, CodeView)
@@ -57,7 +57,7 @@ async def test_after_every_button_of_a_message(furnished: FakeRuntime, window: M
 
 
 async def test_after_an_edit_given_up_and_after_one_sent(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await opened(window)
     question = window.transcript.views[furnished.chat.said("lakes")[0].id]
@@ -71,7 +71,7 @@ async def test_after_an_edit_given_up_and_after_one_sent(
         await at_home(window, qtbot)
 
 
-async def test_after_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_after_stop(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await opened(window)
     window.composer.insert_text("Continue")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
@@ -92,7 +92,7 @@ async def test_after_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtB
     await at_home(window, qtbot)
 
 
-async def test_after_attaching(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_after_attaching(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await opened(window)
     qtbot.mouseClick(window.composer.attach_button, LEFT)
     dialog = child(window, QFileDialog)
@@ -101,7 +101,7 @@ async def test_after_attaching(furnished: FakeRuntime, window: MainWindow, qtbot
     await at_home(window, qtbot)
 
 
-async def test_after_a_dialog_from_a_menu(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_after_a_dialog_from_a_menu(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await opened(window)
     window.header.menu_button.setFocus()
     sheet = window.keyboard.open_sheet()
@@ -112,7 +112,7 @@ async def test_after_a_dialog_from_a_menu(furnished: FakeRuntime, window: MainWi
 
 
 async def test_what_is_typed_elsewhere_goes_into_the_message(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await opened(window)
     page = window.transcript
@@ -135,7 +135,7 @@ async def test_what_is_typed_elsewhere_goes_into_the_message(
 
 
 async def test_what_an_input_method_writes_goes_into_the_message(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await opened(window)
     text = child(window.transcript, TextPage)
@@ -157,7 +157,7 @@ async def test_what_an_input_method_writes_goes_into_the_message(
     assert window.composer.draft == "你你"
 
 
-async def test_fields_keep_what_is_typed_in_them(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_fields_keep_what_is_typed_in_them(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await opened(window)
     window.find_bar.begin()
     qtbot.keyClicks(focused(), "lake")
@@ -168,7 +168,7 @@ async def test_fields_keep_what_is_typed_in_them(furnished: FakeRuntime, window:
 
 
 async def test_space_still_presses_what_tab_has_reached(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await opened(window)
     view = child(window.transcript, CodeView)
@@ -179,7 +179,7 @@ async def test_space_still_presses_what_tab_has_reached(
 
 
 async def test_nothing_goes_into_a_message_that_is_not_to_be_seen(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await opened(window)
     window.show_first_start()

@@ -1,4 +1,4 @@
-"""Shortcuts, palette, shortcut sheet, zoom and the switch for figures, with the fake runtime."""
+"""Shortcuts, palette, shortcut sheet, zoom and the switch for figures, with the staged runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.chat.turn_status import Remark
 from kvchat.ui.commands import SHORTCUTS, Palette, ShortcutSheet, best_matches
 from kvchat.ui.transcript.reply_view import ReplyView
-from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.waiting import until
 from tests.ui.windows import child
 
@@ -30,7 +30,7 @@ def shown_titles(palette: Palette) -> list[str]:
 
 
 @pytest.fixture
-def furnished(runtime: FakeRuntime) -> FakeRuntime:
+def furnished(runtime: StagedRuntime) -> StagedRuntime:
     for number, title in enumerate(TITLES):
         runtime.chat.add(title, id=f"c{number}")
         runtime.chat.write(f"c{number}", Role.USER, "Why?")
@@ -66,7 +66,7 @@ def test_what_fits_nothing_finds_nothing() -> None:
     assert best_matches("  ", [fold(title) for title in TITLES], 3) == [0, 1, 2]
 
 
-async def test_the_library_s_documents_are_no_chats(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_the_library_s_documents_are_no_chats(runtime: StagedRuntime, window: MainWindow) -> None:
     runtime.chat.put("Manual", tokens=5)
     runtime.chat.add("Thesis", id="thesis")
     conversations = window.chat.conversations
@@ -79,7 +79,7 @@ async def test_the_library_s_documents_are_no_chats(runtime: FakeRuntime, window
 
 
 async def test_the_palette_switches_chats_and_does_things(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     qtbot.keyClick(window, Qt.Key.Key_K, Qt.KeyboardModifier.ControlModifier)
     palette = child(window, Palette)
@@ -127,7 +127,7 @@ PALETTE = (
 )
 
 
-async def test_the_palette_finds_what_people_type(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_the_palette_finds_what_people_type(furnished: StagedRuntime, window: MainWindow) -> None:
     palette = window.keyboard.open_palette()
     for typed, among in PALETTE:
         palette.field.setText(typed)
@@ -139,7 +139,7 @@ async def test_the_palette_finds_what_people_type(furnished: FakeRuntime, window
     palette.close()
 
 
-async def test_the_sheet_names_every_key(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_the_sheet_names_every_key(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     qtbot.keyClick(window, Qt.Key.Key_Slash, Qt.KeyboardModifier.ControlModifier)
     sheet = child(window, ShortcutSheet)
     words = {label.text() for label in sheet.findChildren(QLabel)}
@@ -148,7 +148,7 @@ async def test_the_sheet_names_every_key(runtime: FakeRuntime, window: MainWindo
 
 
 async def test_up_in_an_empty_field_edits_the_last_question(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await until(lambda: len(window.transcript.views) == 2, "the messages")
     question = window.transcript.messages[0].id
@@ -160,7 +160,7 @@ async def test_up_in_an_empty_field_edits_the_last_question(
     assert window.transcript.views[question].editor is not None
 
 
-async def test_zoom_scales_the_type_and_is_kept(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_zoom_scales_the_type_and_is_kept(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     keyboard: KeyboardController = window.keyboard
     before = window.composer.editor.font().pointSizeF()
     keyboard.actions["larger"].trigger()
@@ -174,7 +174,7 @@ async def test_zoom_scales_the_type_and_is_kept(furnished: FakeRuntime, window: 
     await until(lambda: window.composer.editor.font().pointSizeF() == before, "the size it had")
 
 
-async def test_the_numbers_go_and_come_back(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_the_numbers_go_and_come_back(furnished: StagedRuntime, window: MainWindow) -> None:
     await until(lambda: len(window.transcript.views) == 2, "the messages")
     reply = window.transcript.messages[1].id
 
@@ -193,7 +193,7 @@ async def test_the_numbers_go_and_come_back(furnished: FakeRuntime, window: Main
     assert window.status_strip.remarks.text.startswith("first token")
 
 
-async def test_the_palette_offers_only_what_does_something_now(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_the_palette_offers_only_what_does_something_now(furnished: StagedRuntime, window: MainWindow) -> None:
     def offered() -> set[str]:
         palette = window.keyboard.open_palette()
         try:
@@ -218,7 +218,7 @@ async def test_the_palette_offers_only_what_does_something_now(furnished: FakeRu
 
 
 async def test_the_palette_shows_more_rows_than_before_and_no_more_than_the_window_has_room_for(
-    furnished: FakeRuntime, window: MainWindow
+    furnished: StagedRuntime, window: MainWindow
 ) -> None:
     window.resize(900, 1000)
     palette = window.keyboard.open_palette()
@@ -235,7 +235,7 @@ async def test_the_palette_shows_more_rows_than_before_and_no_more_than_the_wind
     palette.close()
 
 
-async def test_a_slash_begins_a_chat_with_a_preset(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_a_slash_begins_a_chat_with_a_preset(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     editor = window.composer.editor
 
     def palette() -> Palette | None:

@@ -14,12 +14,12 @@ from kvchat.text.language import current_language
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.settings.settings_window import GeneralPage
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 
 
 @asynccontextmanager
-async def the_app(runtime: FakeRuntime | Runtime, look: Look) -> AsyncIterator[Application]:
+async def the_app(runtime: StagedRuntime | Runtime, look: Look) -> AsyncIterator[Application]:
     """Yield the joined application without startup and shutdown: the tests own the runtime."""
     QApplication.setQuitOnLastWindowClosed(False)  # as in the app: the one before it is closed
     window = MainWindow(look, runtime.paths.config)
@@ -37,7 +37,7 @@ async def the_app(runtime: FakeRuntime | Runtime, look: Look) -> AsyncIterator[A
             one.close()
 
 
-async def test_another_language_comes_with_the_next_start(furnished: FakeRuntime, look: Look) -> None:
+async def test_another_language_comes_with_the_next_start(furnished: StagedRuntime, look: Look) -> None:
     async with the_app(furnished, look) as app:
         window = app._window
         settings = window.side_windows.open_settings("General")

@@ -1,4 +1,4 @@
-"""The main window, used by keys, buttons and lists, with the fake runtime."""
+"""The main window, used by keys, buttons and lists, with the staged runtime."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.transcript.footer import Timeline
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.widgets.lists import ROW
-from tests.ui.fake_runtime import FakeRuntime, a_receipt, spy
+from tests.ui.staged_runtime import StagedRuntime, a_receipt, spy
 from tests.ui.waiting import LONG_MS, until
 from tests.ui.windows import child, joined, question
 
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def furnished(runtime: FakeRuntime) -> FakeRuntime:
+def furnished(runtime: StagedRuntime) -> StagedRuntime:
     """Add two conversations; `thesis` is the newer one."""
     for id, title in (("jeju", "Trip to Jeju"), ("thesis", "Thesis, chapter 3")):
         runtime.chat.add(title, id=id)
@@ -79,14 +79,14 @@ def entry(menu: QMenu, words: str, *, fill: bool = True) -> QAction:
     return next(action for action in menu.actions() if action.text() == words)
 
 
-async def settled(window: MainWindow, runtime: FakeRuntime) -> None:
+async def settled(window: MainWindow, runtime: StagedRuntime) -> None:
     """Wait until the open conversation is on the page."""
     wanted = len(runtime.chat.said(window.chat.current or ""))
     await until(lambda: len(window.transcript.views) == wanted, "the messages")
 
 
 async def test_shows_the_newest_conversation_and_tells_the_runtime(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await settled(window, furnished)
     assert titles(window) == ["Thesis, chapter 3", "Trip to Jeju"]
@@ -100,7 +100,7 @@ async def test_shows_the_newest_conversation_and_tells_the_runtime(
 
 
 async def test_what_is_written_is_told_as_it_is_written_and_reading_it_can_be_stopped(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await settled(window, furnished)
     qtbot.keyClicks(window.composer.editor, "one")
@@ -121,7 +121,7 @@ async def test_what_is_written_is_told_as_it_is_written_and_reading_it_can_be_st
 
 
 async def test_enter_sends_and_shift_enter_makes_a_line(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     editor = window.composer.editor
     qtbot.keyClicks(editor, "one")
@@ -148,7 +148,7 @@ async def test_composer_is_as_high_as_its_words_need_in_another_width(window: Ma
     await until(lambda: editor.document().size().height() == lines and editor.height() == wide)
 
 
-async def test_first_message_begins_a_conversation(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_first_message_begins_a_conversation(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     composer = window.composer
     assert not composer.send_button.isEnabled()
     qtbot.keyClicks(composer.editor, "   ")
@@ -167,7 +167,7 @@ async def test_first_message_begins_a_conversation(runtime: FakeRuntime, window:
     await until(lambda: window.header.title.full_text == "Hello")
 
 
-async def test_two_messages_at_once_begin_one_conversation(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_two_messages_at_once_begin_one_conversation(runtime: StagedRuntime, window: MainWindow) -> None:
     window.chat.send_controller.send("one")
     window.chat.send_controller.send("two")
     await until(lambda: len([call for call in runtime.chat.calls if call[0] == "send"]) == 2)
@@ -177,7 +177,7 @@ async def test_two_messages_at_once_begin_one_conversation(runtime: FakeRuntime,
 
 @pytest.mark.parametrize("begun", [True, False])
 async def test_a_message_goes_where_enter_was_pressed(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, begun: bool
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot, begun: bool
 ) -> None:
     """On a busy machine, later keys are handled before the message is sent."""
     if not begun:
@@ -194,7 +194,7 @@ async def test_a_message_goes_where_enter_was_pressed(
     assert window.composer.draft == ""
 
 
-async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_streaming_then_stop(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     window.chat.send_controller.send("go on")
     await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
     assert window.composer.send_button.accessibleName() == "Stop"
@@ -210,7 +210,7 @@ async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, q
     assert window.composer.send_button.accessibleName() == "Send"
 
 
-async def test_a_reply_goes_on_while_another_conversation_is_read(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_a_reply_goes_on_while_another_conversation_is_read(furnished: StagedRuntime, window: MainWindow) -> None:
     window.chat.send_controller.send("go on")
     await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
     furnished.chat.say("first half, ")
@@ -224,7 +224,7 @@ async def test_a_reply_goes_on_while_another_conversation_is_read(furnished: Fak
 
 
 async def test_click_switches_and_each_conversation_keeps_its_draft(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await settled(window, furnished)
     qtbot.keyClicks(window.composer.editor, "half a thought")
@@ -242,7 +242,7 @@ async def test_click_switches_and_each_conversation_keeps_its_draft(
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["still there", "gone on to another"])
 async def test_words_for_a_conversation_that_could_not_begin_come_back(
-    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, elsewhere: bool
+    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot, elsewhere: bool
 ) -> None:
     runtime.chat.add("Other", id="other")
     runtime.chat.refuse = KvchatError("Your chats could not be read or written", "The disk is full.")
@@ -260,7 +260,7 @@ async def test_words_for_a_conversation_that_could_not_begin_come_back(
     assert not [call for call in runtime.chat.calls if call[0] == "send"]
 
 
-async def test_a_title_that_looks_like_html_is_shown_as_it_is(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_a_title_that_looks_like_html_is_shown_as_it_is(runtime: StagedRuntime, window: MainWindow) -> None:
     title = "<b>bold</b> & <img src='file:///etc/passwd'> " * 4
     runtime.chat.add(title, id="html")
     await until(lambda: titles(window) == [title])
@@ -270,7 +270,7 @@ async def test_a_title_that_looks_like_html_is_shown_as_it_is(runtime: FakeRunti
     assert window.header.title.text().startswith("<b>bold")
 
 
-async def test_rename_in_place(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_rename_in_place(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await settled(window, furnished)
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_F2)
     editor = child(window.sidebar.list, QLineEdit)
@@ -282,7 +282,7 @@ async def test_rename_in_place(furnished: FakeRuntime, window: MainWindow, qtbot
 
 
 @pytest.fixture
-def named_by_the_model(furnished: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def named_by_the_model(furnished: StagedRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     async def generate(chat: str) -> None:
         furnished.chat.change(chat, title="Named by the model")
 
@@ -290,7 +290,9 @@ def named_by_the_model(furnished: FakeRuntime, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("named_by_the_model")
-async def test_the_model_s_name_is_shown_at_once_and_moves_nothing(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_the_model_s_name_is_shown_at_once_and_moves_nothing(
+    furnished: StagedRuntime, window: MainWindow
+) -> None:
     await settled(window, furnished)
     before = titles(window)
     window.chat.open("jeju")
@@ -299,7 +301,7 @@ async def test_the_model_s_name_is_shown_at_once_and_moves_nothing(furnished: Fa
     assert window.header.title.full_text == "Named by the model"
 
 
-async def test_dots_say_where_a_conversation_is(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_dots_say_where_a_conversation_is(furnished: StagedRuntime, window: MainWindow) -> None:
     await until(lambda: sources(window) == [Source.COLD, Source.COLD])
     for chat in ("jeju", "thesis"):
         furnished.chat.say("A long answer. " * 30)
@@ -314,7 +316,7 @@ async def test_dots_say_where_a_conversation_is(furnished: FakeRuntime, window: 
 
 
 async def test_each_chat_says_how_long_it_would_take(
-    furnished: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+    furnished: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hot, cold = (Forecast(Source.HOT, 0, TimeRange(0.3, 0.3)), Forecast(Source.COLD, 0, TimeRange(41.3, 41.3)))
 
@@ -335,7 +337,7 @@ async def test_each_chat_says_how_long_it_would_take(
 
 
 async def test_only_chats_in_sight_are_asked_how_long_they_would_take(
-    furnished: FakeRuntime, window: MainWindow
+    furnished: StagedRuntime, window: MainWindow
 ) -> None:
     for number in range(1000):
         furnished.chat.add(f"Chat {number}")
@@ -349,7 +351,7 @@ async def test_only_chats_in_sight_are_asked_how_long_they_would_take(
     await until(lambda: any("jeju" in chats for _, chats in asked))
 
 
-async def test_a_failed_turn_offers_to_try_again(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_a_failed_turn_offers_to_try_again(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     window.chat.send_controller.send("go on")
     await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
     furnished.events.publish(TurnFailed("thesis", KvchatError("Out of memory", "3.2 GB short.", "Close something.")))
@@ -366,7 +368,7 @@ async def test_a_failed_turn_offers_to_try_again(furnished: FakeRuntime, window:
     assert card.isHidden()
 
 
-async def test_an_interrupted_reply_offers_to_try_again(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_an_interrupted_reply_offers_to_try_again(furnished: StagedRuntime, window: MainWindow) -> None:
     furnished.chat.write("thesis", Role.USER, "And?")
     furnished.chat.write("thesis", Role.ASSISTANT, "Half an ans", state=MessageState.INTERRUPTED)
     await settled(window, furnished)
@@ -375,7 +377,7 @@ async def test_an_interrupted_reply_offers_to_try_again(furnished: FakeRuntime, 
     assert ("retry", "thesis") in furnished.chat.calls
 
 
-async def test_a_message_without_reply_offers_to_answer_it(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_a_message_without_reply_offers_to_answer_it(furnished: StagedRuntime, window: MainWindow) -> None:
     furnished.chat.write("thesis", Role.USER, "And?")
     await until(lambda: window.transcript.tail.unanswered_row.isVisible())
     window.transcript.tail.answer_button.click()
@@ -384,7 +386,7 @@ async def test_a_message_without_reply_offers_to_answer_it(furnished: FakeRuntim
 
 
 async def test_one_card_where_engine_and_turn_fail_alike(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await settled(window, furnished)
     furnished.chat.write("thesis", Role.USER, "And then?")
@@ -400,7 +402,7 @@ async def test_one_card_where_engine_and_turn_fail_alike(
 
 
 async def test_imported_memory_is_verified_from_the_menu_of_its_chat(
-    furnished: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+    furnished: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
 
@@ -429,7 +431,7 @@ async def test_imported_memory_is_verified_from_the_menu_of_its_chat(
 
 
 async def test_pin_and_never_save_from_the_conversation_s_own_menus(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await settled(window, furnished)
     furnished.kept["thesis"] = 1000
@@ -458,7 +460,7 @@ async def test_pin_and_never_save_from_the_conversation_s_own_menus(
 
 @pytest.mark.usefixtures("named_by_the_model")
 async def test_both_menus_of_a_chat_have_the_same_entries(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await settled(window, furnished)
 
@@ -480,7 +482,7 @@ async def test_both_menus_of_a_chat_have_the_same_entries(
     await until(lambda: furnished.chat.by_id["jeju"].title == "Named by the model")
 
 
-async def test_engine_failure_card_and_its_buttons(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_engine_failure_card_and_its_buttons(furnished: StagedRuntime, window: MainWindow) -> None:
     failure = EngineFailure(FailureKind.BAD_MODEL, "Not a model", "It is truncated.", "Fetch it again.")
     furnished.set_engine(EngineState.FAILED, failure=failure)
     card = window.engine_card
@@ -503,7 +505,7 @@ async def test_engine_failure_card_and_its_buttons(furnished: FakeRuntime, windo
     assert card.isHidden()
 
 
-async def test_engine_coming_back_says_what_happened(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_engine_coming_back_says_what_happened(furnished: StagedRuntime, window: MainWindow) -> None:
     failure = EngineFailure(FailureKind.OUT_OF_MEMORY, "Out of memory", "Killed.", "Close something.")
     furnished.set_engine(EngineState.STARTING, failure=failure, restart_attempt=2)
     assert window.engine_card.title.text() == "Out of memory"
@@ -515,7 +517,7 @@ async def test_engine_coming_back_says_what_happened(furnished: FakeRuntime, win
     assert not window.engine_card.restart_button.isVisible()
 
 
-async def test_errors_notices_and_bugs_are_shown_in_one_place(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_errors_notices_and_bugs_are_shown_in_one_place(furnished: StagedRuntime, window: MainWindow) -> None:
     furnished.refuse = KvchatError("Cannot restart", "No model.", "Choose one.")
     window.header.requested.emit("restart-engine")
     await until(lambda: len(window.notices.on_show) == 1)
@@ -535,7 +537,7 @@ async def test_errors_notices_and_bugs_are_shown_in_one_place(furnished: FakeRun
 
 
 async def test_an_open_receipt_stays_open_when_it_learns_what_came_after_the_reply(
-    furnished: FakeRuntime, window: MainWindow
+    furnished: StagedRuntime, window: MainWindow
 ) -> None:
     await settled(window, furnished)
     receipt = replies(window)[0].receipt
@@ -555,7 +557,7 @@ async def test_an_open_receipt_stays_open_when_it_learns_what_came_after_the_rep
     assert timeline.accessibleName() == f"Timeline: {told}"
 
 
-async def test_receipt_opens_on_click(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_receipt_opens_on_click(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await settled(window, furnished)
     receipt = replies(window)[0].receipt
     assert receipt is not None
@@ -577,7 +579,7 @@ async def test_receipt_opens_on_click(furnished: FakeRuntime, window: MainWindow
     assert receipt.line.property("tone") == "warn"
 
 
-async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_strip_shows_engine_context_and_turn(furnished: StagedRuntime, window: MainWindow) -> None:
     await settled(window, furnished)
     strip = window.status_strip
     assert strip.state.text() == "ready"
@@ -608,7 +610,7 @@ async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, windo
 
 
 async def test_the_strip_forgets_what_it_told_of_a_chat_when_another_is_opened(
-    furnished: FakeRuntime, window: MainWindow
+    furnished: StagedRuntime, window: MainWindow
 ) -> None:
     await settled(window, furnished)
     furnished.events.publish(Restoring(61_000_000, 687, conversation_id="thesis"))
@@ -626,7 +628,7 @@ async def test_the_strip_forgets_what_it_told_of_a_chat_when_another_is_opened(
     assert "41 tokens/s" in window.status_strip.remarks.text, "a reply that goes on stays told"
 
 
-async def test_long_conversations_open_at_their_end(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_long_conversations_open_at_their_end(furnished: StagedRuntime, window: MainWindow) -> None:
     for i in range(100):
         furnished.chat.write("jeju", Role.USER, f"Question {i}")
     window.chat.open("jeju")
@@ -636,7 +638,7 @@ async def test_long_conversations_open_at_their_end(furnished: FakeRuntime, wind
     assert furnished.chat.said("jeju")[-1].id in window.transcript.views
 
 
-async def test_the_reader_is_not_pulled_away_while_a_reply_comes(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_the_reader_is_not_pulled_away_while_a_reply_comes(furnished: StagedRuntime, window: MainWindow) -> None:
     for i in range(30):
         furnished.chat.write("thesis", Role.USER, f"Question {i}")
     bar = window.transcript.verticalScrollBar()
@@ -650,7 +652,7 @@ async def test_the_reader_is_not_pulled_away_while_a_reply_comes(furnished: Fake
     assert bar.value() == 0
 
 
-async def test_the_window_remembers_its_place(furnished: FakeRuntime, window: MainWindow, look: Look) -> None:
+async def test_the_window_remembers_its_place(furnished: StagedRuntime, window: MainWindow, look: Look) -> None:
     window.resize(700, 500)
     window.close()
     window.window_state.wait_until_written()
@@ -662,7 +664,7 @@ async def test_the_window_remembers_its_place(furnished: FakeRuntime, window: Ma
 
 @pytest.mark.parametrize("way", ["close", "quit"])
 async def test_quitting_in_the_middle_of_something_asks(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, way: str
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot, way: str
 ) -> None:
     heard: list[bool] = []
     window.quit_requested.connect(lambda: heard.append(True))
@@ -693,7 +695,7 @@ async def test_quitting_in_the_middle_of_something_asks(
 
 
 async def test_escape_before_the_first_word_ends_what_the_strip_tells(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await settled(window, furnished)
     window.chat.send_controller.send("What about chapter 4?")
@@ -706,7 +708,7 @@ async def test_escape_before_the_first_word_ends_what_the_strip_tells(
     assert "processing" not in window.status_strip.remarks.text
 
 
-async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: StagedRuntime, window: MainWindow) -> None:
     await settled(window, furnished)
     furnished.chat.send("jeju", "What is it?")
     await until(lambda: "jeju" in furnished.chat.answering_chats)
@@ -726,7 +728,7 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
     assert furnished.chat.said("jeju")[-1].state is MessageState.STOPPED
 
 
-async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
+async def test_what_is_done_in_the_first_picture_is_kept(furnished: StagedRuntime, look: Look, qtbot: QtBot) -> None:
     newest, other = (chat.id for chat in (await furnished.chat.conversations())[:2])
     drafts = {other: "Before: ", newest: "Of another day"}
     await furnished.chat.turn_context.run(Database.store_drafts, drafts)
@@ -760,7 +762,7 @@ async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime,
 
 @pytest.mark.parametrize("room", ["at once", "never"])
 async def test_what_cannot_be_kept_is_told_and_stays_to_be_kept(
-    runtime: FakeRuntime, look: Look, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, room: str
+    runtime: StagedRuntime, look: Look, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, room: str
 ) -> None:
     window = joined(runtime, look)
     window.show()
@@ -784,7 +786,7 @@ async def test_what_cannot_be_kept_is_told_and_stays_to_be_kept(
     window.deleteLater()
 
 
-async def test_a_first_picture_that_is_closed_ends_the_app(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
+async def test_a_first_picture_that_is_closed_ends_the_app(furnished: StagedRuntime, look: Look, qtbot: QtBot) -> None:
     window = MainWindow(look, furnished.paths.config)
     qtbot.addWidget(window)
     with qtbot.waitSignal(window.quit_requested, timeout=LONG_MS):

@@ -15,7 +15,7 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs import panel
 from kvchat.ui.dialogs.panel import Notices, Panel
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import LONG_MS
 
 
@@ -37,7 +37,7 @@ def test_a_newer_version_stays_on_show_and_leads_to_its_page(
     assert not shown.on_show
 
 
-async def test_a_window_that_is_gone_hears_of_no_other_text_size(runtime: FakeRuntime, look: Look) -> None:
+async def test_a_window_that_is_gone_hears_of_no_other_text_size(runtime: StagedRuntime, look: Look) -> None:
     panel = Panel(runtime, look, TaskRunner(lambda error: None, lambda bug: None), "A window")
     kept = weakref.ref(panel)
     shiboken6.delete(panel)

@@ -13,10 +13,10 @@ from kvchat.session.slots import PendingSave
 from kvchat.ui.app import tray
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.tray import ShutdownDialog, Tray, close_with_progress
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 
 
-class Slow(FakeRuntime):
+class Slow(StagedRuntime):
     """Runtime whose shutdown ends only when told not to wait."""
 
     left: PendingSave | None = PendingSave(2_100_000_000, 12.3)
@@ -79,7 +79,7 @@ def said(window: MainWindow) -> str:
 
 
 async def test_what_other_programs_and_the_library_lose_is_asked_about(
-    runtime: FakeRuntime, window: MainWindow
+    runtime: StagedRuntime, window: MainWindow
 ) -> None:
     heard: list[bool] = []
     window.quit_requested.connect(lambda: heard.append(True))
@@ -98,7 +98,9 @@ async def test_what_other_programs_and_the_library_lose_is_asked_about(
     assert heard
 
 
-async def test_where_there_is_no_tray_closing_says_once_that_it_quits(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_where_there_is_no_tray_closing_says_once_that_it_quits(
+    runtime: StagedRuntime, window: MainWindow
+) -> None:
     tray, heard = Tray(runtime, window), []
     window.quit_requested.connect(lambda: heard.append(True))
     window.close()

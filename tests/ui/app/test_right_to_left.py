@@ -26,7 +26,7 @@ from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
 from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.widgets.lists import mirrored_box
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import engine_hangs, on_show
 
@@ -41,7 +41,7 @@ def mirrored(qapp: QApplication) -> Iterator[None]:
 
 
 async def test_what_begins_a_line_begins_at_the_right(
-    mirrored: None, furnished: FakeRuntime, look: Look, qtbot: QtBot
+    mirrored: None, furnished: StagedRuntime, look: Look, qtbot: QtBot
 ) -> None:
     furnished.chat.write("d", Role.ASSISTANT, f"{QUOTE}\n\n{CODE}")
     async with on_show(furnished, look) as window:
@@ -58,7 +58,7 @@ async def test_what_begins_a_line_begins_at_the_right(
 
 
 async def test_what_kvchat_draws_itself_begins_at_the_right_too(
-    mirrored: None, furnished: FakeRuntime, look: Look
+    mirrored: None, furnished: StagedRuntime, look: Look
 ) -> None:
     furnished.kept["d"] = 1_000_000
     async with on_show(furnished, look) as window:
@@ -107,7 +107,7 @@ def drawn(picture: QImage, y: int, colour: str) -> list[int]:
     return [x for x in range(picture.width()) if picture.pixelColor(x, y) == QColor(colour)]
 
 
-async def test_and_else_at_the_left(furnished: FakeRuntime, window: MainWindow, look: Look) -> None:
+async def test_and_else_at_the_left(furnished: StagedRuntime, window: MainWindow, look: Look) -> None:
     furnished.chat.write("d", Role.ASSISTANT, f"> Somebody said this\n\n{CODE}")
     window.chat.open("a")
     window.chat.open("d")
@@ -125,7 +125,7 @@ def test_a_row_is_turned_round() -> None:
     assert mirrored_box(option, QRectF(110, 4, 9, 9)) == QRectF(281, 4, 9, 9)
 
 
-async def test_tab_goes_the_same_way(furnished: FakeRuntime, look: Look, qapp: QApplication, qtbot: QtBot) -> None:
+async def test_tab_goes_the_same_way(furnished: StagedRuntime, look: Look, qapp: QApplication, qtbot: QtBot) -> None:
     ways = []
     for direction in (Qt.LayoutDirection.LeftToRight, Qt.LayoutDirection.RightToLeft):
         qapp.setLayoutDirection(direction)

@@ -14,7 +14,7 @@ from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.settings.presets import ChatSettingsWindow, PresetDialog
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child, joined
 
@@ -28,7 +28,7 @@ def listed(window: MainWindow) -> list[str]:
 
 @pytest.mark.parametrize("change", ["more", "fewer", "order", "same"])
 async def test_a_list_that_changes_leaves_a_title_to_be_typed(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, change: str
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot, change: str
 ) -> None:
     view = window.sidebar.list
     where = view.visualRect(window.sidebar.model.index_of("d")).center()
@@ -53,7 +53,7 @@ async def test_a_list_that_changes_leaves_a_title_to_be_typed(
 
 
 async def test_the_only_chat_can_be_renamed_while_the_list_is_told_anew(
-    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
+    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     runtime.chat.add("Only", id="only")
     await until(lambda: listed(window) == ["Only"])
@@ -65,7 +65,7 @@ async def test_the_only_chat_can_be_renamed_while_the_list_is_told_anew(
     assert editor.text() == "Other"
 
 
-async def test_a_double_click_on_the_title_renames(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_a_double_click_on_the_title_renames(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     header = window.header
     await until(lambda: header.title.full_text == "Chat d")
     qtbot.mouseDClick(header.title, LEFT)
@@ -83,7 +83,7 @@ async def test_a_double_click_on_the_title_renames(furnished: FakeRuntime, windo
 
 
 async def test_the_sidebar_can_be_hidden_and_is_so_next_time(
-    furnished: FakeRuntime, window: MainWindow, look: Look, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, look: Look, qtbot: QtBot
 ) -> None:
     qtbot.mouseClick(window.sidebar.hide_button, LEFT)
     assert window.sidebar.isHidden()
@@ -105,7 +105,7 @@ async def test_the_sidebar_can_be_hidden_and_is_so_next_time(
 
 
 async def test_a_narrow_window_shows_the_sidebar_or_the_page(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     window.resize(400, 600)
     assert window.width() == 400
@@ -121,14 +121,16 @@ async def test_a_narrow_window_shows_the_sidebar_or_the_page(
     assert window.sidebar.isVisible()
 
 
-async def test_f11_fills_the_screen_and_gives_it_back(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_f11_fills_the_screen_and_gives_it_back(
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_F11)
     assert window.isFullScreen()
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_F11)
     assert not window.isFullScreen()
 
 
-async def test_the_menus_part_this_chat_from_kvchat(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_the_menus_part_this_chat_from_kvchat(furnished: StagedRuntime, window: MainWindow) -> None:
     def words(menu: QMenu) -> set[str]:
         return {action.text().partition("\t")[0] for action in menu.actions() if action.text()}
 
@@ -141,7 +143,7 @@ async def test_the_menus_part_this_chat_from_kvchat(furnished: FakeRuntime, wind
 
 @pytest.mark.parametrize("name", ["chat_button", "menu_button"])
 async def test_a_menu_s_button_rests_when_the_menu_has_gone(
-    furnished: FakeRuntime, window: MainWindow, name: str
+    furnished: StagedRuntime, window: MainWindow, name: str
 ) -> None:
     button = getattr(window.header, name)
     QTest.mouseMove(window, QPoint(1, 1))
@@ -151,7 +153,7 @@ async def test_a_menu_s_button_rests_when_the_menu_has_gone(
     assert not button.underMouse()
 
 
-async def test_notices_move_nothing_and_stand_at_the_end(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_notices_move_nothing_and_stand_at_the_end(furnished: StagedRuntime, window: MainWindow) -> None:
     await until(lambda: window.transcript.isVisible() and window.transcript.height() > 0)
     before = window.transcript.geometry()
     for number in range(5):
@@ -176,7 +178,7 @@ async def test_notices_move_nothing_and_stand_at_the_end(furnished: FakeRuntime,
     assert window.notices.x() > jump.geometry().right()
 
 
-async def test_the_end_of_a_long_chat_is_not_covered_by_notices(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_the_end_of_a_long_chat_is_not_covered_by_notices(furnished: StagedRuntime, window: MainWindow) -> None:
     furnished.chat.write("d", Role.ASSISTANT, "A line of it.\n\n" * 60)
     furnished.events.publish(MessagesChanged("d"))
     bar = window.transcript.verticalScrollBar()
@@ -194,7 +196,7 @@ async def test_the_end_of_a_long_chat_is_not_covered_by_notices(furnished: FakeR
 
 
 async def test_the_preset_window_holds_what_is_behind_it_and_enter_saves(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     window.open_chat_settings()
     settings = child(window, ChatSettingsWindow)

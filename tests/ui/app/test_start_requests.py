@@ -1,4 +1,4 @@
-"""Links and files that kvchat is asked to open, and the quick window, with the fake runtime."""
+"""Links and files that kvchat is asked to open, and the quick window, with the staged runtime."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.ui.transcript.reply_view import ReplyView
 from tests.library.gguf_files import write_gguf
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child
 
@@ -34,14 +34,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def start_requests(furnished: FakeRuntime, window: MainWindow, look: Look) -> Iterator[StartRequestHandler]:
+def start_requests(furnished: StagedRuntime, window: MainWindow, look: Look) -> Iterator[StartRequestHandler]:
     start_requests = StartRequestHandler(furnished, window, look, SessionBus())
     yield start_requests
     start_requests.close()
 
 
 async def test_a_link_shows_a_chat_and_writes_without_sending(
-    furnished: FakeRuntime, window: MainWindow, start_requests: StartRequestHandler
+    furnished: StagedRuntime, window: MainWindow, start_requests: StartRequestHandler
 ) -> None:
     window.hide()
     start_requests.handle(StartRequest(("kvchat://chat/b",)))
@@ -54,7 +54,7 @@ async def test_a_link_shows_a_chat_and_writes_without_sending(
 
 
 async def test_a_link_that_leads_nowhere_is_told(
-    furnished: FakeRuntime, window: MainWindow, start_requests: StartRequestHandler
+    furnished: StagedRuntime, window: MainWindow, start_requests: StartRequestHandler
 ) -> None:
     for link in ("kvchat://chat/gone", "kvchat://delete/b", "kvchat:"):
         start_requests.open(link)
@@ -80,7 +80,7 @@ async def test_a_link_that_leads_nowhere_is_told(
     ids=lambda link: ascii(link)[:30],
 )
 async def test_a_hostile_link_does_no_harm(
-    furnished: FakeRuntime,
+    furnished: StagedRuntime,
     window: MainWindow,
     start_requests: StartRequestHandler,
     monkeypatch: pytest.MonkeyPatch,
@@ -107,7 +107,7 @@ async def test_a_link_to_a_model_asks_nothing_of_the_network(
 
 
 async def test_a_document_is_attached_to_a_new_chat(
-    furnished: FakeRuntime, window: MainWindow, start_requests: StartRequestHandler, tmp_path: Path
+    furnished: StagedRuntime, window: MainWindow, start_requests: StartRequestHandler, tmp_path: Path
 ) -> None:
     (tmp_path / "notes.txt").write_text("The heron stands.")
     start_requests.handle(StartRequest((str(tmp_path / "notes.txt"),)))
@@ -117,7 +117,7 @@ async def test_a_document_is_attached_to_a_new_chat(
 
 
 async def test_a_model_answers_from_now_on(
-    furnished: FakeRuntime, window: MainWindow, start_requests: StartRequestHandler, tmp_path: Path
+    furnished: StagedRuntime, window: MainWindow, start_requests: StartRequestHandler, tmp_path: Path
 ) -> None:
     model = write_gguf(tmp_path / "other.gguf")
     start_requests.open(model.as_uri())
@@ -126,7 +126,7 @@ async def test_a_model_answers_from_now_on(
 
 
 async def test_a_chat_that_travels_is_taken_in(
-    furnished: FakeRuntime, window: MainWindow, start_requests: StartRequestHandler, monkeypatch: pytest.MonkeyPatch
+    furnished: StagedRuntime, window: MainWindow, start_requests: StartRequestHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[list[Path]] = []
     monkeypatch.setattr(window.transfer, "import_files", taken.append)
@@ -152,7 +152,7 @@ def quick(start_requests: StartRequestHandler) -> QuickWindow:
 
 
 async def test_a_quick_question_is_answered_in_its_window(
-    furnished: FakeRuntime, window: MainWindow, quick: QuickWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, quick: QuickWindow, qtbot: QtBot
 ) -> None:
     assert quick.isVisible()
     assert quick.transcript.isHidden()
@@ -179,7 +179,7 @@ async def test_a_quick_question_is_answered_in_its_window(
 
 
 async def test_on_wayland_it_grows_no_further_than_the_screen(
-    furnished: FakeRuntime, quick: QuickWindow, monkeypatch: pytest.MonkeyPatch
+    furnished: StagedRuntime, quick: QuickWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It cannot move itself up; desktops center small windows."""
     monkeypatch.setattr(QGuiApplication, "platformName", staticmethod(lambda: "wayland"))
@@ -194,7 +194,7 @@ async def test_on_wayland_it_grows_no_further_than_the_screen(
 
 
 async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
-    furnished: FakeRuntime, quick: QuickWindow, qtbot: QtBot
+    furnished: StagedRuntime, quick: QuickWindow, qtbot: QtBot
 ) -> None:
     quick.composer.set_draft("How high?")
     quick.composer.send_button.click()
@@ -212,7 +212,7 @@ async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
 
 
 async def test_a_failure_that_came_while_it_was_away_is_told_when_it_comes_back(
-    furnished: FakeRuntime, quick: QuickWindow
+    furnished: StagedRuntime, quick: QuickWindow
 ) -> None:
     quick.composer.set_draft("How high?")
     quick.composer.send_button.click()
@@ -227,7 +227,7 @@ async def test_a_failure_that_came_while_it_was_away_is_told_when_it_comes_back(
 
 @pytest.mark.parametrize("stored", ["no chat", "no message"])
 async def test_quick_words_that_were_not_stored_come_back_before_what_was_written_since(
-    furnished: FakeRuntime, quick: QuickWindow, qtbot: QtBot, stored: str
+    furnished: StagedRuntime, quick: QuickWindow, qtbot: QtBot, stored: str
 ) -> None:
     error = KvchatError("Your chats could not be read or written", "The disk is full.")
     furnished.chat.refuse = error if stored == "no chat" else None
@@ -240,7 +240,7 @@ async def test_quick_words_that_were_not_stored_come_back_before_what_was_writte
     await until(lambda: quick.composer.draft == "How high?\nAnd how wide?")
 
 
-async def test_without_a_model_the_main_window_comes(runtime: FakeRuntime, window: MainWindow, look: Look) -> None:
+async def test_without_a_model_the_main_window_comes(runtime: StagedRuntime, window: MainWindow, look: Look) -> None:
     runtime.settings = type(runtime.settings)()
     start_requests = StartRequestHandler(runtime, window, look, SessionBus())
     window.hide()

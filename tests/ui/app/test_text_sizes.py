@@ -29,7 +29,7 @@ from kvchat.ui.settings.model import ModelPage
 from kvchat.ui.settings.storage import StoragePage
 from tests.ui.cut_off import cut_off
 from tests.ui.every_window import furnish
-from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
+from tests.ui.staged_runtime import StagedRuntime, a_receipt, counted
 from tests.ui.waiting import until
 from tests.ui.windows import on_show
 
@@ -38,10 +38,10 @@ TITLE = "A very long title about 量子力学入门 and 🍜 ramen, which does n
 
 
 @pytest.fixture(params=[100, 150, 200])
-def furnished(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+def furnished(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StagedRuntime:
     for module in (panel, window_state):
         monkeypatch.setattr(module, "room_on_screen", lambda: QSize(1900, 1300))
-    runtime = FakeRuntime(tmp_path, model="Qwen3-Coder-30B-A3B-Instruct-1M-UD-Q4_K_XL")
+    runtime = StagedRuntime(tmp_path, model="Qwen3-Coder-30B-A3B-Instruct-1M-UD-Q4_K_XL")
     runtime.settings = replace(runtime.settings, zoom=request.param)
     for id in ("a", "b"):
         runtime.chat.add(f"{TITLE} {id}", id=id)
@@ -54,7 +54,7 @@ def furnished(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest_asyncio.fixture
-async def wide(furnished: FakeRuntime, look: Look) -> AsyncIterator[MainWindow]:
+async def wide(furnished: StagedRuntime, look: Look) -> AsyncIterator[MainWindow]:
     look.apply_settings(furnished.settings)
     furnished.chat.say("Because.")
     furnished.chat.finish()
@@ -72,7 +72,7 @@ async def whole(window: QWidget, name: str) -> None:
         pytest.fail(f"{name}: " + "\n".join(cut_off(window)))
 
 
-async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow, look: Look) -> None:
+async def test_the_main_window(furnished: StagedRuntime, wide: MainWindow, look: Look) -> None:
     wide.notices.show_error(KvchatError("Cannot restart", "Many words. " * 20, "Some advice."))
     wide.notices.notify_with_action(
         "Exported 2 chats", "Open folder", lambda: None, "/home/somebody/a folder/Chats.json"
@@ -108,7 +108,7 @@ async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow, look: L
 
 @pytest.mark.usefixtures("catalogues")
 @pytest.mark.parametrize("language", ["de", "fr"])
-async def test_small_windows_cut_no_long_words_off(language: str, runtime: FakeRuntime, look: Look) -> None:
+async def test_small_windows_cut_no_long_words_off(language: str, runtime: StagedRuntime, look: Look) -> None:
     furnish(runtime)
     set_language(language)
     async with on_show(runtime, look) as window:
@@ -155,7 +155,7 @@ def test_long_languages_and_those_from_the_right_are_nowhere_cut_off(
 
 
 @pytest.mark.parametrize("furnished", [150], indirect=True)
-async def test_another_text_size_is_in_force_at_once(furnished: FakeRuntime, wide: MainWindow, look: Look) -> None:
+async def test_another_text_size_is_in_force_at_once(furnished: StagedRuntime, wide: MainWindow, look: Look) -> None:
     words, model, composer = wide.context_meter.text, wide.header.model_button, wide.composer
 
     def fits() -> bool:
@@ -178,7 +178,7 @@ async def test_another_text_size_is_in_force_at_once(furnished: FakeRuntime, wid
         await until(is_round, f"a round button at {zoom} %")
 
 
-async def test_the_settings(furnished: FakeRuntime, wide: MainWindow) -> None:
+async def test_the_settings(furnished: StagedRuntime, wide: MainWindow) -> None:
     settings = wide.side_windows.open_settings()
     for page in settings.pages:
         settings.show_page(page.name)

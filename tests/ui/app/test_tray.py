@@ -13,12 +13,12 @@ from kvchat.engine.api.connection import EngineState
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.tray import Tray, logo_state
 from kvchat.ui.base.icons import LogoState
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 
 
 @pytest.fixture
-def tray(runtime: FakeRuntime, window: MainWindow) -> Iterator[Tray]:
+def tray(runtime: StagedRuntime, window: MainWindow) -> Iterator[Tray]:
     tray = Tray(runtime, window)
     yield tray
     tray.close()
@@ -40,7 +40,7 @@ def test_marks(state: EngineState, busy: bool, mark: LogoState) -> None:
     assert logo_state(state, busy) is mark
 
 
-async def test_tooltip_and_menu_follow_the_engine(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
+async def test_tooltip_and_menu_follow_the_engine(runtime: StagedRuntime, window: MainWindow, tray: Tray) -> None:
     assert tray.icon.toolTip() == "kvchat · ready · SmolLM2-135M-Instruct"
     assert [a.isEnabled() for a in (tray.start_action, tray.stop_action, tray.restart_action)] == [False, True, True]
     runtime.set_engine(EngineState.STOPPED)
@@ -50,7 +50,7 @@ async def test_tooltip_and_menu_follow_the_engine(runtime: FakeRuntime, window: 
     assert [a.isEnabled() for a in (tray.start_action, tray.stop_action, tray.restart_action)] == [True, False, True]
 
 
-async def test_menu_entries_are_wishes(runtime: FakeRuntime, window: MainWindow, tray: Tray, qtbot: QtBot) -> None:
+async def test_menu_entries_are_wishes(runtime: StagedRuntime, window: MainWindow, tray: Tray, qtbot: QtBot) -> None:
     tray.restart_action.trigger()
     await until(lambda: ("restart_engine",) in runtime.calls)
     tray.stop_action.trigger()
@@ -62,7 +62,7 @@ async def test_menu_entries_are_wishes(runtime: FakeRuntime, window: MainWindow,
         quick.trigger()
 
 
-async def test_toggle_hides_and_shows(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
+async def test_toggle_hides_and_shows(runtime: StagedRuntime, window: MainWindow, tray: Tray) -> None:
     assert tray.menu.actions()[0].text() == "Open kvchat"
     assert tray.hide_action.isVisible()
     tray.icon.activated.emit(QSystemTrayIcon.ActivationReason.Trigger)
@@ -78,7 +78,7 @@ async def test_toggle_hides_and_shows(runtime: FakeRuntime, window: MainWindow, 
 
 
 async def test_closing_goes_to_the_tray_where_there_is_one(
-    runtime: FakeRuntime, window: MainWindow, tray: Tray, monkeypatch: pytest.MonkeyPatch
+    runtime: StagedRuntime, window: MainWindow, tray: Tray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(QSystemTrayIcon, "isSystemTrayAvailable", staticmethod(lambda: True))
     heard: list[str] = []
@@ -97,7 +97,7 @@ async def test_closing_goes_to_the_tray_where_there_is_one(
     assert heard == ["told", "quit"]
 
 
-async def test_busy_while_a_reply_runs(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
+async def test_busy_while_a_reply_runs(runtime: StagedRuntime, window: MainWindow, tray: Tray) -> None:
     window.chat.send_controller.send("Hello")
     await until(lambda: runtime.chat.answering_chats)
     runtime.chat.say("Hi")
@@ -106,7 +106,7 @@ async def test_busy_while_a_reply_runs(runtime: FakeRuntime, window: MainWindow,
     await until(lambda: tray.logo is LogoState.READY)
 
 
-async def test_new_and_recent_chats_from_the_menu(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
+async def test_new_and_recent_chats_from_the_menu(runtime: StagedRuntime, window: MainWindow, tray: Tray) -> None:
     for number in range(7):
         runtime.chat.add(f"R&D, chapter {number} " + "and more " * 9, id=f"c{number}")
     await until(lambda: [action.data() for action in tray.recent] == ["c6", "c5", "c4", "c3", "c2"])
@@ -120,7 +120,7 @@ async def test_new_and_recent_chats_from_the_menu(runtime: FakeRuntime, window: 
     assert (window.isVisible(), window.chat.current) == (True, None)
 
 
-async def test_once_closed_it_hears_of_no_chats(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_once_closed_it_hears_of_no_chats(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     tray = Tray(runtime, window)
     runtime.chat.add("Lakes", id="lakes")
     await until(lambda: len(tray.recent) == 1)

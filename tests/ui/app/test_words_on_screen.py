@@ -32,7 +32,7 @@ from kvchat.ui.manual.manual_window import ManualWindow
 from kvchat.ui.transcript.footer import ReceiptView
 from tests.text.test_catalogues import template
 from tests.ui.every_window import furnish, open_all
-from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.waiting import until
 from tests.ui.windows import on_show
 
@@ -132,7 +132,7 @@ def test_nor_into_what_the_window_is_told() -> None:
 
 
 @pytest.fixture
-def furnished(runtime: FakeRuntime) -> FakeRuntime:
+def furnished(runtime: StagedRuntime) -> StagedRuntime:
     furnish(runtime)
     return runtime
 
@@ -152,7 +152,7 @@ class Bracketed(gettext.NullTranslations):
 
 @pytest.mark.slow
 async def test_what_is_marked_is_shown_in_the_language_in_force(
-    furnished: FakeRuntime, look: Look, monkeypatch: pytest.MonkeyPatch
+    furnished: StagedRuntime, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts in tables are translated when they are shown."""
     marked = {str(one.id[0] if isinstance(one.id, tuple) else one.id) for one in template() if one.id}
@@ -177,7 +177,7 @@ def outside_brackets(text: str) -> str:
 
 
 @pytest.mark.slow
-async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_no_term_is_shown_by_the_window(furnished: StagedRuntime, window: MainWindow) -> None:
     window.chat.open("thesis")
     await until(lambda: len(window.findChildren(ReceiptView)) == len(Source))
     told: list[str] = []

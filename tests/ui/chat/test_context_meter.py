@@ -18,11 +18,11 @@ from kvchat.session.proof import Source
 from kvchat.text.formatting import TimeRange
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.widgets.lists import ROW
-from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.waiting import until
 
 
-def furnish(runtime: FakeRuntime, window: MainWindow, used: int, *, turns: int = 3) -> str:
+def furnish(runtime: StagedRuntime, window: MainWindow, used: int, *, turns: int = 3) -> str:
     """Open a chat that uses `used` of 32K tokens; return its id."""
     chat = runtime.chat.add("Thesis")
     for turn in range(turns):
@@ -32,7 +32,7 @@ def furnish(runtime: FakeRuntime, window: MainWindow, used: int, *, turns: int =
     return chat.id
 
 
-async def test_the_meter_says_what_is_used_kept_and_left(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_the_meter_says_what_is_used_kept_and_left(runtime: StagedRuntime, window: MainWindow) -> None:
     furnish(runtime, window, 5906)
     await until(lambda: "5.9K of 32K tokens used" in window.context_meter.text.text())
     assert "2K reserved for the reply" in window.context_meter.text.text()
@@ -42,7 +42,7 @@ async def test_the_meter_says_what_is_used_kept_and_left(runtime: FakeRuntime, w
 
 
 async def test_what_is_being_written_says_how_long_its_reply_would_take(
-    runtime: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+    runtime: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forecast = Forecast(Source.HOT, 2100, TimeRange(4.2, 4.2))
 
@@ -70,7 +70,7 @@ async def test_what_is_being_written_says_how_long_its_reply_would_take(
     await until(meter.wait_label.isHidden)
 
 
-async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_a_nearly_full_context_offers_three_ways_out(runtime: StagedRuntime, window: MainWindow) -> None:
     furnish(runtime, window, 31_500)
     card = window.context_card
     await until(card.increase_button.isVisible)
@@ -93,7 +93,7 @@ async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime,
     await until(card.isHidden)
 
 
-async def test_a_chat_that_nothing_here_can_hold_says_what_could(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_a_chat_that_nothing_here_can_hold_says_what_could(runtime: StagedRuntime, window: MainWindow) -> None:
     runtime.engine.larger, card = None, window.context_card
     runtime.chat.write(furnish(runtime, window, 0, turns=0), Role.USER, "?" * 160_000)
     await until(card.isVisible)
@@ -105,7 +105,7 @@ async def test_a_chat_that_nothing_here_can_hold_says_what_could(runtime: FakeRu
     assert window.chat.current is None
 
 
-async def test_a_notice_about_another_chat_names_it(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_a_notice_about_another_chat_names_it(runtime: StagedRuntime, window: MainWindow) -> None:
     about, other = runtime.chat.add("Tides"), runtime.chat.add("Bread")
     await window.chat.conversations.reload()
     window.chat.open(other.id)
@@ -117,7 +117,7 @@ async def test_a_notice_about_another_chat_names_it(runtime: FakeRuntime, window
     assert window.notices.on_show[1].texts[1] == "All 512 tokens of it are taken."
 
 
-async def test_a_summary_can_be_stopped(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_a_summary_can_be_stopped(runtime: StagedRuntime, window: MainWindow) -> None:
     furnish(runtime, window, 31_500)
     await until(window.context_card.isVisible)
     window.context_card.summarize_button.click()
@@ -126,7 +126,9 @@ async def test_a_summary_can_be_stopped(runtime: FakeRuntime, window: MainWindow
     assert not window.notices.on_show
 
 
-async def test_a_question_that_did_not_fit_is_answered_after_dropping(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_a_question_that_did_not_fit_is_answered_after_dropping(
+    runtime: StagedRuntime, window: MainWindow
+) -> None:
     chat = furnish(runtime, window, 33_000)
     runtime.chat.write(chat, Role.USER, "And now?")
     await until(window.context_card.isVisible)
@@ -134,7 +136,7 @@ async def test_a_question_that_did_not_fit_is_answered_after_dropping(runtime: F
     await until(lambda: ("retry", chat) in runtime.chat.calls)
 
 
-async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: StagedRuntime, window: MainWindow) -> None:
     furnish(runtime, window, 33_000)
     window.chat.send_controller.send("One more?")
     await until(lambda: runtime.chat.said(window.chat.current or "")[-1].role is Role.USER)
@@ -155,7 +157,7 @@ async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: FakeRunti
 
 
 async def test_what_cannot_fit_is_not_sent_and_part_of_it_can_be(
-    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
+    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     chat = furnish(runtime, window, 5_000)
     window.composer.set_attachments([document_from_text("long.txt", "A line of words.\n" * 10_000)])
@@ -182,7 +184,7 @@ async def test_what_cannot_fit_is_not_sent_and_part_of_it_can_be(
 
 
 async def test_a_late_count_of_what_was_removed_is_dropped(
-    runtime: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+    runtime: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits, late = asyncio.Event(), []
 
@@ -208,7 +210,7 @@ async def test_a_late_count_of_what_was_removed_is_dropped(
     assert not window.context_card.isVisible()
 
 
-async def test_what_cannot_fit_is_said_with_an_estimate(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_what_cannot_fit_is_said_with_an_estimate(runtime: StagedRuntime, window: MainWindow) -> None:
     window.composer.set_attachments([document_from_text("words.txt", "words " * 400_000)])
     await until(window.context_card.isVisible)
     assert "It has about 600K tokens; the context length is 32,768." in window.context_card.detail.text()

@@ -20,13 +20,13 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.commands import SHORTCUTS
 from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.ui.widgets.layouts import ScrollPage
-from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.waiting import until
 from tests.ui.windows import engine_hangs, on_show
 
 
 @pytest_asyncio.fixture
-async def small(furnished: FakeRuntime, look: Look, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MainWindow]:
+async def small(furnished: StagedRuntime, look: Look, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MainWindow]:
     monkeypatch.setattr(window_state, "room_on_screen", lambda: QSize(784, 400))
     furnished.settings = replace(furnished.settings, zoom=200)
     look.apply_settings(furnished.settings)

@@ -29,7 +29,7 @@ from kvchat.session.events import (
 from kvchat.session.proof import Source, Verdict
 from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.ui.chat.turn_status import Remark, TurnStatus
-from tests.ui.fake_runtime import a_receipt
+from tests.ui.staged_runtime import a_receipt
 
 FROM_DISK = Verdict(Source.DISK, hollow=False, miss_reason=None)
 HOLLOW = Verdict(Source.COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}))

@@ -32,7 +32,7 @@ from kvchat.ui.transcript.message_view import UserView
 from tests.desktop_bus import session_bus
 from tests.pictures import png
 from tests.ui.app.test_language import the_app
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child
 
@@ -44,7 +44,7 @@ def names(window: MainWindow) -> list[str]:
 
 
 async def test_files_are_attached_counted_sent_and_shown(
-    runtime: FakeRuntime, window: MainWindow, tmp_path: Path
+    runtime: StagedRuntime, window: MainWindow, tmp_path: Path
 ) -> None:
     file = tmp_path / "notes.md"
     file.write_text("word " * 400)
@@ -70,7 +70,7 @@ async def test_files_are_attached_counted_sent_and_shown(
 
 
 async def test_a_guess_takes_no_counts_place_while_the_engine_starts_anew(
-    runtime: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+    runtime: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attaching a long text restarts the engine; the count went from 16K tokens to "about 4K"."""
     window.composer.set_attachments([document_from_text("numbers.txt", "1 2 3 4 " * 500)])
@@ -124,7 +124,7 @@ async def test_pictures_are_shown_small_sent_and_shown_large(window: MainWindow,
 
 
 async def test_a_model_without_sight_refuses_pictures(
-    runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: StagedRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: object) -> None:
         raise VisionUnsupported("Llama")
@@ -202,7 +202,7 @@ async def test_many_pastes_make_no_endless_line(window: MainWindow) -> None:
     await until(lambda: names(window) == ["Pasted text.txt"])
 
 
-async def test_a_long_paste_before_all_is_imported_is_attached_then(runtime: FakeRuntime, look: Look) -> None:
+async def test_a_long_paste_before_all_is_imported_is_attached_then(runtime: StagedRuntime, look: Look) -> None:
     window = MainWindow(look, runtime.paths.config)
     window.composer.insert_text("x" * 50_000)
     assert not window.composer.draft
@@ -213,7 +213,7 @@ async def test_a_long_paste_before_all_is_imported_is_attached_then(runtime: Fak
     window.deleteLater()
 
 
-async def test_a_draft_too_long_to_lay_out_is_an_attachment_after_a_start(runtime: FakeRuntime, look: Look) -> None:
+async def test_a_draft_too_long_to_lay_out_is_an_attachment_after_a_start(runtime: StagedRuntime, look: Look) -> None:
     chat = runtime.chat.add("One").id
     runtime.chat._do(Database.store_drafts, {chat: "x" * 1_000_000, "": "a usual one"})
     window = MainWindow(look, runtime.paths.config)
@@ -230,7 +230,7 @@ async def test_a_draft_too_long_to_lay_out_is_an_attachment_after_a_start(runtim
 
 
 async def test_attachments_wait_with_the_draft_and_come_back_with_a_refusal(
-    runtime: FakeRuntime, window: MainWindow
+    runtime: StagedRuntime, window: MainWindow
 ) -> None:
     document = document_from_text("notes.md", "words")
     first, second = runtime.chat.add("One").id, runtime.chat.add("Two").id
@@ -248,7 +248,7 @@ async def test_attachments_wait_with_the_draft_and_come_back_with_a_refusal(
 
 
 async def test_a_file_belongs_to_the_chat_it_was_attached_in_and_send_waits_for_it(
-    runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qtbot: QtBot
+    runtime: StagedRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qtbot: QtBot
 ) -> None:
     first, second = runtime.chat.add("One").id, runtime.chat.add("Two").id
     disk = slow_disk(monkeypatch)
@@ -279,7 +279,7 @@ async def test_a_file_belongs_to_the_chat_it_was_attached_in_and_send_waits_for_
 
 
 async def test_what_could_not_be_read_is_not_sent_without_it(
-    runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qtbot: QtBot
+    runtime: StagedRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qtbot: QtBot
 ) -> None:
     first, second = runtime.chat.add("One").id, runtime.chat.add("Two").id
     disk = slow_disk(monkeypatch)
@@ -337,7 +337,7 @@ def test_a_long_name_keeps_its_ending() -> None:
 
 
 @pytest.fixture
-async def quick(runtime: FakeRuntime, look: Look) -> AsyncIterator[QuickWindow]:
+async def quick(runtime: StagedRuntime, look: Look) -> AsyncIterator[QuickWindow]:
     """Yield the quick window of a running application."""
     async with the_app(runtime, look) as app:
         app.start_requests.quick_window.toggle()
@@ -345,7 +345,7 @@ async def quick(runtime: FakeRuntime, look: Look) -> AsyncIterator[QuickWindow]:
 
 
 async def test_the_quick_window_attaches_as_the_main_window_does(
-    runtime: FakeRuntime, quick: QuickWindow, tmp_path: Path
+    runtime: StagedRuntime, quick: QuickWindow, tmp_path: Path
 ) -> None:
     (tmp_path / "notes.md").write_text("word " * 400)
     composer = quick.composer
@@ -393,7 +393,7 @@ async def picking(window: QWidget) -> RegionPicker:
 
 
 @pytest.mark.parametrize("which", ["main", "quick"])
-async def test_a_region_of_the_screen_is_attached(runtime: FakeRuntime, look: Look, qtbot: QtBot, which: str) -> None:
+async def test_a_region_of_the_screen_is_attached(runtime: StagedRuntime, look: Look, qtbot: QtBot, which: str) -> None:
     """Selected by mouse, by keys, the whole screen, or cancelled."""
     async with the_app(runtime, look) as app:
         app.start_requests.quick_window.toggle()

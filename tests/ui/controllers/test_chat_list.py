@@ -13,7 +13,7 @@ from kvchat.chat.record.messages import Conversation
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.sidebar.conversation_list import Arrangement, Order, Row, arranged
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child, on_show
 
@@ -57,7 +57,7 @@ def undo(window: MainWindow, qtbot: QtBot) -> None:
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
 
 
-async def test_delete_is_undone(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_delete_is_undone(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
     await until(lambda: listed(window) == "cba", "the deletion")
     assert window.chat.current == "c"
@@ -67,7 +67,7 @@ async def test_delete_is_undone(furnished: FakeRuntime, window: MainWindow, qtbo
 
 
 async def test_what_was_deleted_is_named_and_its_return_opens_it_only_where_it_was_open(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     choose(window, "b", "Delete")
     await until(lambda: window.notices.on_show, "the offer to undo")
@@ -77,7 +77,7 @@ async def test_what_was_deleted_is_named_and_its_return_opens_it_only_where_it_w
     assert window.chat.current == "d"
 
 
-async def test_several_are_deleted_at_once(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_several_are_deleted_at_once(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     click(window, qtbot, "c", CTRL)
     click(window, qtbot, "a", CTRL)
     assert window.sidebar.chosen == ["d", "c", "a"]
@@ -90,7 +90,7 @@ async def test_several_are_deleted_at_once(furnished: FakeRuntime, window: MainW
 
 
 async def test_a_right_click_opens_nothing_and_its_menu_is_about_that_row(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     view = window.sidebar.list
     place = view.visualRect(window.sidebar.model.index_of("b")).center()
@@ -106,7 +106,7 @@ async def test_a_right_click_opens_nothing_and_its_menu_is_about_that_row(
     assert window.chat.current == "d"
 
 
-async def test_archive_and_back(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_archive_and_back(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     choose(window, "d", "Archive")
     await until(lambda: listed(window) == "cba", "the archiving")
     window.sidebar.arrange(Arrangement(archive=True))
@@ -119,7 +119,7 @@ async def test_archive_and_back(furnished: FakeRuntime, window: MainWindow, qtbo
     assert listed(window) == "dcba"
 
 
-async def test_folders_come_and_go(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_folders_come_and_go(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     choose(window, "d", "Move to folder", "New folder…")
     (dialog,) = window.findChildren(QInputDialog)
     dialog.setTextValue("R&D 旅行")
@@ -133,7 +133,7 @@ async def test_folders_come_and_go(furnished: FakeRuntime, window: MainWindow, q
     await until(lambda: listed(window) == "", "the way out")
 
 
-async def test_kept_on_top(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_kept_on_top(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     click(window, qtbot, "a", Qt.KeyboardModifier.NoModifier)
     choose(window, "a", "Pin")
     await until(lambda: listed(window) == "adcb", "the top")
@@ -151,7 +151,7 @@ async def test_kept_on_top(furnished: FakeRuntime, window: MainWindow, qtbot: Qt
     ],
 )
 async def test_the_next_window_shows_what_this_one_showed_last(
-    furnished: FakeRuntime, window: MainWindow, look: Look, last: Arrangement, now: Arrangement, shown: str
+    furnished: StagedRuntime, window: MainWindow, look: Look, last: Arrangement, now: Arrangement, shown: str
 ) -> None:
     furnished.chat.change("b", folder="R&D, “旅行”")
     if last.archive:
@@ -181,7 +181,7 @@ def test_orders() -> None:
 
 
 async def test_of_thousands_only_what_is_in_sight_is_made(
-    furnished: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+    furnished: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(2000):
         furnished.chat.add(f"Chat {number}", id=f"n{number}")
@@ -200,7 +200,7 @@ async def test_of_thousands_only_what_is_in_sight_is_made(
 
 
 @pytest.mark.slow
-async def test_all_of_thousands_stay_chosen_in_another_order(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_all_of_thousands_stay_chosen_in_another_order(furnished: StagedRuntime, window: MainWindow) -> None:
     for number in range(2000):
         furnished.chat.add(f"Chat {number}", id=f"n{number}")
     await until(lambda: window.sidebar.model.rowCount() == 2005)

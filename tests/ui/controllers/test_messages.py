@@ -1,4 +1,4 @@
-"""Message actions by real clicks and keys, with the fake runtime."""
+"""Message actions by real clicks and keys, with the staged runtime."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.controllers.chat import MAX_TURNS
 from kvchat.ui.transcript.message_view import MessageView
 from tests.library.gguf_files import write_gguf
-from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.waiting import until
 from tests.ui.windows import button, joined
 
@@ -29,7 +29,7 @@ LEFT = Qt.MouseButton.LeftButton
 
 
 @pytest.fixture
-def furnished(runtime: FakeRuntime) -> FakeRuntime:
+def furnished(runtime: StagedRuntime) -> StagedRuntime:
     """Add two turns; the last reply was stopped and is the second of three branches."""
     chat = runtime.chat
     chat.add("Lakes", id="lakes")
@@ -55,12 +55,12 @@ async def views(window: MainWindow, count: int = 4) -> list[MessageView]:
     return [page.views[message.id] for message in page.messages]
 
 
-def said(runtime: FakeRuntime) -> list[Message]:
+def said(runtime: StagedRuntime) -> list[Message]:
     return runtime.chat.said("lakes")
 
 
 async def test_a_question_is_written_anew_in_its_place(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     question = (await views(window))[0]
     qtbot.mouseClick(button(question, "Edit this message"), LEFT)
@@ -77,7 +77,7 @@ async def test_a_question_is_written_anew_in_its_place(
 
 
 async def test_escape_gives_an_edit_up_and_stops_nothing(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await views(window)
     qtbot.keyClick(window, Qt.Key.Key_E, Qt.KeyboardModifier.ControlModifier)
@@ -92,7 +92,9 @@ async def test_escape_gives_an_edit_up_and_stops_nothing(
     assert ("stop", "lakes") not in furnished.chat.calls
 
 
-async def test_an_edit_that_was_begun_is_there_again(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_an_edit_that_was_begun_is_there_again(
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
     question = (await views(window))[0]
     qtbot.mouseClick(button(question, "Edit this message"), LEFT)
     assert question.editor is not None
@@ -110,7 +112,7 @@ async def test_an_edit_that_was_begun_is_there_again(furnished: FakeRuntime, win
     assert (await views(window))[0].editor is None, "it was given up"
 
 
-async def test_a_reply_is_written_anew(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_a_reply_is_written_anew(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     reply = (await views(window))[1]
     qtbot.mouseClick(button(reply, "Edit the reply"), LEFT)
     assert reply.editor is not None
@@ -125,7 +127,7 @@ async def test_a_reply_is_written_anew(furnished: FakeRuntime, window: MainWindo
     assert not [one for one in edited.findChildren(QPushButton) if one.text() == "Continue"], "it is whole"
 
 
-async def test_regenerate_and_continue(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_regenerate_and_continue(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     first, last = (await views(window))[1::2]
     assert not [one for one in first.findChildren(QPushButton) if one.text() == "Continue" and one.isVisible()]
     qtbot.mouseClick(button(last, "Continue this reply"), LEFT)
@@ -139,7 +141,7 @@ async def test_regenerate_and_continue(furnished: FakeRuntime, window: MainWindo
     assert furnished.chat.calls[-1] == ("regenerate", last.message.id)
 
 
-async def test_branches_are_gone_through_by_key(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_branches_are_gone_through_by_key(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     reply = (await views(window))[3]
     assert [one.isEnabled() for one in reply.action_row.pager] == [True, True]
     qtbot.mouseClick(button(reply, "Next branch"), LEFT)
@@ -158,7 +160,7 @@ async def test_branches_are_gone_through_by_key(furnished: FakeRuntime, window: 
     assert (await views(window))[3].action_row.pager[1].hasFocus(), "there is nothing before it"
 
 
-async def test_delete_can_be_undone(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_delete_can_be_undone(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     before = list(said(furnished))
     qtbot.mouseClick(button((await views(window))[1], "Delete the reply and everything after it"), LEFT)
     await views(window, 1)
@@ -172,7 +174,7 @@ async def test_delete_can_be_undone(furnished: FakeRuntime, window: MainWindow, 
 
 
 async def test_a_draft_stays_on_disk_until_its_words_are_in_the_chat(
-    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
+    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     """Otherwise a power cut between the two would lose the text."""
     kept = runtime.chat.draft
@@ -188,7 +190,7 @@ async def test_a_draft_stays_on_disk_until_its_words_are_in_the_chat(
 
 
 async def test_what_a_window_remembers_of_turns_does_not_grow_with_the_chats(
-    runtime: FakeRuntime, window: MainWindow
+    runtime: StagedRuntime, window: MainWindow
 ) -> None:
     for number in range(3 * MAX_TURNS):
         id = runtime.chat.add(f"Chat {number}").id
@@ -200,7 +202,7 @@ async def test_what_a_window_remembers_of_turns_does_not_grow_with_the_chats(
     assert [turn.live_text for turn in turns.values() if turn.live_text] == ["many words"]
 
 
-async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
+async def test_drafts_are_there_again_in_the_next_window(furnished: StagedRuntime, look: Look, qtbot: QtBot) -> None:
     window = joined(furnished, look)
     await window.start()
     qtbot.keyClicks(window.composer.editor, "Unsent words")
@@ -229,7 +231,7 @@ async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime,
     again.deleteLater()
 
 
-async def test_a_reply_is_forked_into_a_new_chat(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_a_reply_is_forked_into_a_new_chat(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     reply = (await views(window))[1]
     qtbot.mouseClick(button(reply, "Fork into a new chat"), LEFT)
     await until(lambda: window.chat.current not in (None, "lakes"))
@@ -239,7 +241,7 @@ async def test_a_reply_is_forked_into_a_new_chat(furnished: FakeRuntime, window:
 
 
 async def test_a_reply_is_made_again_by_another_model(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
     facts = read_facts(write_gguf(tmp_path / "any.gguf"))
     furnished.models.there = [FoundModel(Path("/models/Other-7B.gguf"), "Other-7B", Source.CHOSEN, 9, facts)]

@@ -18,7 +18,7 @@ from kvchat.library.model_library import FoundModel
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.models.models_window import ModelsWindow
 from tests.library.gguf_files import write_gguf
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child
 
@@ -26,14 +26,14 @@ GONE = "/models/Lost & Found-7B.gguf"
 
 
 @pytest.fixture
-def runtime(runtime: FakeRuntime) -> FakeRuntime:
+def runtime(runtime: StagedRuntime) -> StagedRuntime:
     for title, model in (("One", "/models/Other-1B.gguf"), ("Two", GONE)):
         conversation = runtime.chat.add(title)
         runtime.chat.change(conversation.id, model=model)
     return runtime
 
 
-async def test_the_header_names_the_open_conversation_s_model(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_the_header_names_the_open_conversation_s_model(runtime: StagedRuntime, window: MainWindow) -> None:
     assert window.header.model_button.toolTip() == "Lost & Found-7B"
     window.chat.open("c1")
     assert window.header.model_button.toolTip() == "Other-1B"
@@ -42,7 +42,7 @@ async def test_the_header_names_the_open_conversation_s_model(runtime: FakeRunti
 
 
 async def test_choosing_a_model_is_for_the_open_conversation(
-    runtime: FakeRuntime, window: MainWindow, tmp_path: Path
+    runtime: StagedRuntime, window: MainWindow, tmp_path: Path
 ) -> None:
     window.chat.open("c1")
     path = write_gguf(tmp_path / "Third-3B.gguf")
@@ -52,7 +52,7 @@ async def test_choosing_a_model_is_for_the_open_conversation(
 
 
 async def test_a_model_chosen_for_new_chats_leaves_the_open_chat_alone(
-    runtime: FakeRuntime, window: MainWindow, tmp_path: Path
+    runtime: StagedRuntime, window: MainWindow, tmp_path: Path
 ) -> None:
     chat = runtime.chat.add("Rivers")
     runtime.chat.write(chat.id, Role.USER, "Where?")
@@ -72,7 +72,7 @@ async def test_a_model_chosen_for_new_chats_leaves_the_open_chat_alone(
     assert window.header.model_button.toolTip() == "Fifth-5B"
 
 
-async def test_a_missing_model_offers_others(runtime: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
+async def test_a_missing_model_offers_others(runtime: StagedRuntime, window: MainWindow, tmp_path: Path) -> None:
     runtime.engine.gone = frozenset({GONE})
     here = write_gguf(tmp_path / "SmolLM2-135M-Instruct.gguf")
     runtime.settings = replace(runtime.settings, model_path=str(here))
@@ -100,7 +100,7 @@ async def test_a_missing_model_offers_others(runtime: FakeRuntime, window: MainW
     assert card.isHidden()
 
 
-async def test_another_model_is_one_click_away(runtime: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
+async def test_another_model_is_one_click_away(runtime: StagedRuntime, window: MainWindow, tmp_path: Path) -> None:
     other = write_gguf(tmp_path / "R&D-7B.gguf")
     facts = read_facts(other)
     runtime.models.there = [
@@ -130,7 +130,7 @@ async def test_another_model_is_one_click_away(runtime: FakeRuntime, window: Mai
     models.close()
 
 
-async def test_another_model_is_offered_where_the_engine_finds_none(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_another_model_is_offered_where_the_engine_finds_none(runtime: StagedRuntime, window: MainWindow) -> None:
     window.chat.open("c2")
     failure = EngineFailure(FailureKind.MODEL_MISSING, "The model file is missing", GONE, "Choose it again.")
     runtime.events.publish(TurnFailed("c2", EngineFailed(failure)))

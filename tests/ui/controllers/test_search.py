@@ -11,7 +11,7 @@ from kvchat.chat.attachments import document_from_text
 from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.attachments.chips import AttachmentView
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child
 
@@ -19,7 +19,7 @@ CTRL, SHIFT = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModi
 
 
 @pytest.fixture
-def furnished(runtime: FakeRuntime) -> FakeRuntime:
+def furnished(runtime: StagedRuntime) -> StagedRuntime:
     """Add three chats; the oldest mentions marmots far above its end, the newest is open."""
     for id in ("alps", "食べ物", "other"):
         runtime.chat.add(f"About {id}", id=id)
@@ -66,7 +66,7 @@ def found(window: MainWindow) -> list[str]:
 
 
 async def test_what_is_found_opens_at_the_hit_and_marks_it(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await search(window, qtbot, "MARM")
     assert found(window) == ["食べ物", "alps"]
@@ -89,7 +89,7 @@ async def test_what_is_found_opens_at_the_hit_and_marks_it(
 
 
 async def test_enter_opens_the_first_and_escape_shows_the_chats_again(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await search(window, qtbot, "烤鸭")
     field = window.sidebar.search_panel.field
@@ -103,7 +103,7 @@ async def test_enter_opens_the_first_and_escape_shows_the_chats_again(
 
 
 async def test_nothing_found_and_an_unfinished_index_are_said(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvchat.chat.search.index_batch", lambda database: True)
     monkeypatch.setattr(furnished.chat.finder, "start_indexing", lambda: None)
@@ -113,7 +113,7 @@ async def test_nothing_found_and_an_unfinished_index_are_said(
     await until(lambda: window.sidebar.search_panel.status.text() == "No matches.", "the rest of the index")
 
 
-async def test_a_hit_on_another_branch_goes_there(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_a_hit_on_another_branch_goes_there(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     shown = furnished.chat.said("other")[-1]
     hidden = furnished.chat.write("other", Role.USER, "A hidden gnu", below=shown.parent_id)
     await furnished.chat.switch("other", shown.id)
@@ -124,7 +124,7 @@ async def test_a_hit_on_another_branch_goes_there(furnished: FakeRuntime, window
     assert ("switch", "other", hidden.id) in furnished.chat.calls
 
 
-async def test_find_in_the_open_chat(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_find_in_the_open_chat(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     window.chat.open("alps")
     await until(lambda: len(window.transcript.messages) == 40, "the messages")
     window.activateWindow()
@@ -138,7 +138,7 @@ async def test_find_in_the_open_chat(furnished: FakeRuntime, window: MainWindow,
     assert window.find_bar.position_label.text() == "Not found"
 
 
-async def test_f3_goes_from_hit_to_hit(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_f3_goes_from_hit_to_hit(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     words = "A heron. " + "Words in between. " * 300
     first = furnished.chat.write("other", Role.USER, words + "A heron.")
     last = furnished.chat.write("other", Role.ASSISTANT, f"{words}\n\nA heron.\n\n```\nheron\n```")
@@ -177,7 +177,7 @@ def led_to(window: MainWindow) -> tuple[str, int]:
     raise AssertionError("nothing stands out")
 
 
-async def test_a_hit_in_a_document_shows_it_there(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_a_hit_in_a_document_shows_it_there(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     document = document_from_text("notes.txt", "😀 line\n" * 300 + "The platypus.\n" + "line\n" * 300 + "platypuses")
     furnished.chat.write("other", Role.USER, "What is in it?", attachments=(document,))
     await search(window, qtbot, "platypus")

@@ -1,4 +1,4 @@
-"""Messages written during a reply, in the real window with the fake runtime."""
+"""Messages written during a reply, in the real window with the staged runtime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer
 from tests.ui.app.test_language import the_app
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import button, on_show
 
@@ -27,11 +27,11 @@ def enter(qtbot: QtBot, composer: Composer, words: str) -> None:
     qtbot.keyClick(composer.editor, Qt.Key.Key_Return)
 
 
-def sent(runtime: FakeRuntime) -> list[str]:
+def sent(runtime: StagedRuntime) -> list[str]:
     return [call[2] for call in runtime.chat.calls if call[0] == "send"]
 
 
-async def answering(window: MainWindow, runtime: FakeRuntime, qtbot: QtBot) -> str:
+async def answering(window: MainWindow, runtime: StagedRuntime, qtbot: QtBot) -> str:
     """Send a message in chat d and wait until the reply has begun."""
     await until(lambda: window.chat.current == "d" and window.transcript.messages)
     enter(qtbot, window.composer, "first")
@@ -41,7 +41,7 @@ async def answering(window: MainWindow, runtime: FakeRuntime, qtbot: QtBot) -> s
 
 
 async def test_enter_during_a_reply_queues_and_the_reply_s_end_sends(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     chat, waiting = await answering(window, furnished, qtbot), window.composer.queued_message
     enter(qtbot, window.composer, "second")
@@ -63,7 +63,7 @@ async def test_enter_during_a_reply_queues_and_the_reply_s_end_sends(
     assert len(sent(furnished)) == 2
 
 
-async def test_the_mouse_alone_queues(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_the_mouse_alone_queues(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     """The button appears beside Stop, only if there is something to send."""
     chat, composer = await answering(window, furnished, qtbot), window.composer
     assert button(composer, "Stop").isVisible()
@@ -78,7 +78,7 @@ async def test_the_mouse_alone_queues(furnished: FakeRuntime, window: MainWindow
 
 
 async def test_messages_of_the_first_picture_are_queued_in_their_chat(
-    furnished: FakeRuntime, look: Look, qtbot: QtBot
+    furnished: StagedRuntime, look: Look, qtbot: QtBot
 ) -> None:
     """Later messages are sent after the reply; unsent text stays in the composer."""
     window = MainWindow(look, furnished.paths.config)
@@ -116,7 +116,7 @@ async def test_messages_of_the_first_picture_are_queued_in_their_chat(
 
 
 async def test_what_is_removed_is_not_sent_and_stop_asks_first(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     chat, waiting = await answering(window, furnished, qtbot), window.composer.queued_message
     enter(qtbot, window.composer, "never")
@@ -132,7 +132,7 @@ async def test_what_is_removed_is_not_sent_and_stop_asks_first(
     assert not waiting.isVisible()
 
 
-async def test_it_outlives_the_window_and_is_sent_once(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
+async def test_it_outlives_the_window_and_is_sent_once(furnished: StagedRuntime, look: Look, qtbot: QtBot) -> None:
     async with on_show(furnished, look) as window:
         chat = await answering(window, furnished, qtbot)
         enter(qtbot, window.composer, "later")
@@ -156,7 +156,7 @@ async def test_it_outlives_the_window_and_is_sent_once(furnished: FakeRuntime, l
 
 
 async def test_it_comes_back_with_the_first_message_of_a_chat_that_could_not_begin(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window.new_conversation()
     storing = threading.Event()
@@ -199,7 +199,7 @@ def test_a_queued_message_is_on_disk_as_long_as_its_chat(tmp_path: Path, gone: b
         )
 
 
-async def test_the_quick_window_queues_as_well(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
+async def test_the_quick_window_queues_as_well(furnished: StagedRuntime, look: Look, qtbot: QtBot) -> None:
     async with the_app(furnished, look) as app:
         await until(lambda: app._window.chat.current)
         quick = app.start_requests.quick_window

@@ -31,7 +31,7 @@ from kvchat.ui.dialogs.panel import ImportReportDialog
 from kvchat.ui.sidebar.conversation_list import Arrangement
 from tests.kvstore.store_bench import Bench
 from tests.transfer.library import quick_keys
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child
 
@@ -39,7 +39,7 @@ CLAUDE = {"uuid": "m", "sender": "human", "text": "Hello", "created_at": "2025-0
 
 
 @pytest.fixture
-def kept(runtime: FakeRuntime) -> FakeRuntime:
+def kept(runtime: StagedRuntime) -> StagedRuntime:
     for title in ("Trip to Jeju", "Thesis: chapter 3/4"):
         runtime.chat.add(title, id=uuid4().hex)
     context = runtime.chat.turn_context
@@ -73,7 +73,7 @@ def dialogs(window: MainWindow) -> list[QProgressDialog]:
 
 
 async def test_one_chat_is_exported_in_the_form_its_name_asks_for(
-    kept: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: StagedRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choose(window, "Export…")
     dialog = next(d for d in window.findChildren(QFileDialog) if d.isVisible())
@@ -87,7 +87,7 @@ async def test_one_chat_is_exported_in_the_form_its_name_asks_for(
     assert "Thesis: chapter 3/4" in (tmp_path / "one.md").read_text("utf-8")
 
 
-async def test_all_chats_go_out_and_come_in_again(kept: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
+async def test_all_chats_go_out_and_come_in_again(kept: StagedRuntime, window: MainWindow, tmp_path: Path) -> None:
     choose(window, "Export all chats…")
     pick(window, tmp_path / "all.json")
     await until(lambda: notices(window) == ["Exported 2 chats"])
@@ -98,7 +98,7 @@ async def test_all_chats_go_out_and_come_in_again(kept: FakeRuntime, window: Mai
 
 
 async def test_imported_chats_are_shown_whatever_was_looked_at(
-    kept: FakeRuntime, window: MainWindow, tmp_path: Path
+    kept: StagedRuntime, window: MainWindow, tmp_path: Path
 ) -> None:
     theirs = [{"uuid": str(n), "name": f"Chat {n}", "chat_messages": [CLAUDE]} for n in range(3)]
     (tmp_path / "theirs.json").write_text(json.dumps(theirs), "utf-8")
@@ -129,7 +129,7 @@ def asked(window: MainWindow) -> list[PassphraseDialog]:
 
 
 async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
-    kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    kept: StagedRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick_keys(monkeypatch)
     bench = Bench(tmp_path / "store")
@@ -187,7 +187,7 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
 
 
 async def test_a_double_click_imports_no_memory_unasked(
-    kept: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: StagedRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[Path] = []
 
@@ -211,7 +211,7 @@ async def test_a_double_click_imports_no_memory_unasked(
 
 
 async def test_a_chat_that_was_deleted_is_back_where_it_is_imported_again(
-    kept: FakeRuntime, window: MainWindow, tmp_path: Path
+    kept: StagedRuntime, window: MainWindow, tmp_path: Path
 ) -> None:
     (tmp_path / "theirs.json").write_text(
         json.dumps([{"uuid": "1", "name": "One", "chat_messages": [CLAUDE]}]), "utf-8"
@@ -227,7 +227,7 @@ async def test_a_chat_that_was_deleted_is_back_where_it_is_imported_again(
 
 
 async def test_what_cannot_be_imported_is_told_line_by_line(
-    kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot
+    kept: StagedRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot
 ) -> None:
     (tmp_path / "a.json").write_text("{", "utf-8")
     (tmp_path / "b.json").write_text(json.dumps([{"no": "chat"}]), "utf-8")
@@ -242,7 +242,7 @@ async def test_what_cannot_be_imported_is_told_line_by_line(
 
 
 async def test_a_backup_is_made_checked_and_laid_ready(
-    kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot
+    kept: StagedRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot
 ) -> None:
     restarts: list[bool] = []
     window.transfer.restart_requested.connect(lambda: restarts.append(True))
@@ -267,7 +267,7 @@ async def test_a_backup_is_made_checked_and_laid_ready(
 
 @pytest.mark.parametrize("confirmed", [False, True])
 async def test_the_engine_that_a_backup_names_is_taken_only_if_confirmed(
-    kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot, confirmed: bool
+    kept: StagedRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot, confirmed: bool
 ) -> None:
     save_settings(kept.paths.settings_file, Settings(engine_path="/tmp/theirs", engine_arguments="-lv 5"))
     make_backup(kept.paths, tmp_path / "backup.zip")
@@ -293,7 +293,7 @@ async def test_the_engine_that_a_backup_names_is_taken_only_if_confirmed(
 
 
 async def test_cancel_ends_an_import_and_leaves_nothing_of_it(
-    kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    kept: StagedRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer_module, "_PATIENCE_MS", 0)
     theirs = [{"uuid": str(n), "name": f"Chat {n}", "chat_messages": [CLAUDE]} for n in range(3)]
@@ -319,7 +319,7 @@ async def test_cancel_ends_an_import_and_leaves_nothing_of_it(
     assert not dialogs(window)
 
 
-async def test_it_says_how_far_it_is(kept: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_says_how_far_it_is(kept: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer_module, "_PATIENCE_MS", 0)
     monkeypatch.setattr(transfer_module, "_PAUSE_S", 0)
     end = asyncio.Event()
@@ -342,7 +342,7 @@ async def test_it_says_how_far_it_is(kept: FakeRuntime, window: MainWindow, monk
 
 
 async def test_what_cannot_be_restored_or_exported_is_told(
-    kept: FakeRuntime, window: MainWindow, tmp_path: Path
+    kept: StagedRuntime, window: MainWindow, tmp_path: Path
 ) -> None:
     (tmp_path / "no.zip").write_text("no", "utf-8")
     choose(window, "Restore from a backup…")

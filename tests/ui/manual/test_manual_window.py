@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.manual.manual_window import SOURCE, ManualWindow
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.windows import child
 
 
@@ -62,7 +62,7 @@ async def test_words_are_found(manual: ManualWindow, qtbot: QtBot) -> None:
 
 
 async def test_the_text_follows_the_theme_and_stays_where_it_was(
-    runtime: FakeRuntime, manual: ManualWindow, window: MainWindow
+    runtime: StagedRuntime, manual: ManualWindow, window: MainWindow
 ) -> None:
     manual.list.setCurrentRow(8)
     before, light = manual.list.currentRow(), manual.page.toHtml()

@@ -27,17 +27,17 @@ from kvchat.ui.settings.engines import EnginePage
 from tests.engine_fixtures import FakeEngine
 from tests.library.fake_hub import FakeHub
 from tests.library.gguf_files import write_gguf
-from tests.ui.fake_runtime import FakeRuntime, a_model
+from tests.ui.staged_runtime import StagedRuntime, a_model
 from tests.ui.waiting import until
 from tests.ui.windows import begun, child
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> FakeRuntime:
-    return FakeRuntime(tmp_path, model=None)
+def runtime(tmp_path: Path) -> StagedRuntime:
+    return StagedRuntime(tmp_path, model=None)
 
 
-async def test_without_a_model_the_page_is_shown(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_without_a_model_the_page_is_shown(runtime: StagedRuntime, window: MainWindow) -> None:
     assert window.first_start.isVisible()
     assert not window.composer.isVisible()
     page = window.first_start
@@ -53,7 +53,7 @@ async def test_without_a_model_the_page_is_shown(runtime: FakeRuntime, window: M
 
 
 async def test_what_is_written_before_there_is_a_model_waits_for_one(
-    runtime: FakeRuntime, window: MainWindow, tmp_path: Path
+    runtime: StagedRuntime, window: MainWindow, tmp_path: Path
 ) -> None:
     window.first_start.back_button.click()
     window.chat.send_controller.send("Hello")
@@ -74,7 +74,7 @@ async def test_what_is_written_before_there_is_a_model_waits_for_one(
 
 
 async def test_models_that_are_here_come_first_and_the_starter_is_what_it_is(
-    runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: StagedRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = window.first_start
     monkeypatch.setattr("kvchat.library.remote.starter.installed_starter", lambda: None)
@@ -95,7 +95,7 @@ async def test_models_that_are_here_come_first_and_the_starter_is_what_it_is(
 
 
 async def test_it_can_start_at_login_from_the_first_run_on(
-    runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: StagedRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     window.show_first_start()
@@ -132,7 +132,7 @@ def starter(monkeypatch: pytest.MonkeyPatch) -> Starter:
 
 
 async def test_the_starter_model_is_fetched_with_its_progress_cancelled_and_used(
-    runtime: FakeRuntime, starter: Starter, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    runtime: StagedRuntime, starter: Starter, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def metered() -> bool:
         return True
@@ -167,7 +167,7 @@ async def test_the_starter_model_is_fetched_with_its_progress_cancelled_and_used
 
 
 @pytest.fixture
-def with_card(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+def with_card(runtime: StagedRuntime, monkeypatch: pytest.MonkeyPatch) -> StagedRuntime:
     """Simulate a computer with a graphics card and only the embedded engine."""
     for module in ("kvchat.engine_host.setup", "kvchat.ui.settings.engines"):
         monkeypatch.setattr(f"{module}.detect_graphics", lambda: Graphics("linux", (GpuVendor.AMD,)))
@@ -176,7 +176,7 @@ def with_card(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> FakeRunt
 
 
 async def test_a_card_that_would_go_unused_is_offered_an_engine(
-    with_card: FakeRuntime, window: MainWindow, github: FakeHub, monkeypatch: pytest.MonkeyPatch
+    with_card: StagedRuntime, window: MainWindow, github: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer = window.first_start.engine_offer
     await until(offer.isVisible)
@@ -203,7 +203,7 @@ async def test_a_card_that_would_go_unused_is_offered_an_engine(
 
 
 async def test_an_engine_that_is_there_or_a_driver_that_is_not_changes_the_offer(
-    with_card: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    with_card: StagedRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page, program = window.first_start, tmp_path / "llama-server"
     nouveau = Graphics("linux", (GpuVendor.NVIDIA,), nvidia_driver=False)
@@ -219,7 +219,7 @@ async def test_an_engine_that_is_there_or_a_driver_that_is_not_changes_the_offer
     await until(page.engine_offer.isHidden)
 
 
-async def test_a_picked_file_is_used(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path) -> None:
+async def test_a_picked_file_is_used(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path) -> None:
     qtbot.mouseClick(window.first_start.choose_file_button, Qt.MouseButton.LeftButton)
     dialog = child(window.first_start, QFileDialog)
     dialog.fileSelected.emit(str(write_gguf(tmp_path / "m.gguf")))
@@ -229,7 +229,7 @@ async def test_a_picked_file_is_used(runtime: FakeRuntime, window: MainWindow, q
     assert window.status_strip.model.full_text == "m"
 
 
-async def test_a_file_that_is_no_model_is_refused_on_the_page(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_a_file_that_is_no_model_is_refused_on_the_page(runtime: StagedRuntime, window: MainWindow) -> None:
     runtime.refuse = KvchatError("Not a GGUF file", "It is text.", "Pick another.")
     window.runner.start(window.models.use(Path("/x.txt")))
     await until(lambda: window.first_start.error_card.title.isVisible())

@@ -31,7 +31,7 @@ from kvchat.ui.models.models_window import DownloadView, ModelsWindow
 from tests.library import fake_hub
 from tests.library.fake_hub import TOKEN, FakeHub
 from tests.library.gguf_files import write_gguf
-from tests.ui.fake_runtime import FakeRuntime, a_model
+from tests.ui.staged_runtime import StagedRuntime, a_model
 from tests.ui.waiting import until
 from tests.ui.windows import button, child, question
 
@@ -56,8 +56,8 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> FakeRuntime:
-    runtime = FakeRuntime(tmp_path / "kvchat")
+def runtime(tmp_path: Path) -> StagedRuntime:
+    runtime = StagedRuntime(tmp_path / "kvchat")
     runtime.models.there = [
         a_model(tmp_path, "Zebra-70B", 40 * GB),
         a_model(tmp_path, "Apple-8B", 5 * GB),
@@ -86,7 +86,7 @@ def only_download(models: ModelsWindow) -> DownloadView:
 
 @pytest.mark.usefixtures("catalogues")
 async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_filter(
-    runtime: FakeRuntime, models: ModelsWindow, qtbot: QtBot
+    runtime: StagedRuntime, models: ModelsWindow, qtbot: QtBot
 ) -> None:
     await until(lambda: len(models.local.list.rows) == 3)
     assert titles(models) == ["Apple-8B-Q4_K_M", "Zebra-70B-Q4_K_M", "Half"]
@@ -113,7 +113,7 @@ async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_
 
 
 async def test_a_model_is_used_by_enter_and_the_window_closes(
-    runtime: FakeRuntime, models: ModelsWindow, qtbot: QtBot, tmp_path: Path
+    runtime: StagedRuntime, models: ModelsWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
     await until(lambda: models.local.list.rows)
     assert not models.local.use_button.isEnabled()
@@ -132,7 +132,7 @@ async def test_a_model_is_used_by_enter_and_the_window_closes(
     await until(lambda: "in use" in chips(models))
 
 
-async def test_folders_are_added_and_dropped(runtime: FakeRuntime, models: ModelsWindow, tmp_path: Path) -> None:
+async def test_folders_are_added_and_dropped(runtime: StagedRuntime, models: ModelsWindow, tmp_path: Path) -> None:
     await until(lambda: models.local.list.rows)
     runtime.models.there = []
     runtime.models.locked = (UnreadableFolder(Path("/locked"), "Permission denied"),)
@@ -150,7 +150,7 @@ async def test_folders_are_added_and_dropped(runtime: FakeRuntime, models: Model
 
 
 async def test_suggestions_suit_the_memory_and_ask_nobody_and_no_network_is_told(
-    runtime: FakeRuntime, served: FakeHub, models: ModelsWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    runtime: StagedRuntime, served: FakeHub, models: ModelsWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     qtbot.mouseClick(models.tabs.button(1), LEFT)
     await until(lambda: models.hub.list.rows)
@@ -167,7 +167,7 @@ async def test_suggestions_suit_the_memory_and_ask_nobody_and_no_network_is_told
 
 
 async def test_searched_listed_downloaded_and_used(
-    runtime: FakeRuntime, served: FakeHub, models: ModelsWindow, qtbot: QtBot
+    runtime: StagedRuntime, served: FakeHub, models: ModelsWindow, qtbot: QtBot
 ) -> None:
     qtbot.mouseClick(models.tabs.button(1), LEFT)
     qtbot.keyClicks(models.hub.field, "thing")
@@ -202,7 +202,7 @@ async def test_searched_listed_downloaded_and_used(
 
 
 async def test_a_gated_model_can_be_removed_or_asks_for_a_token_and_comes_with_it(
-    runtime: FakeRuntime, served: FakeHub, models: ModelsWindow, qtbot: QtBot
+    runtime: StagedRuntime, served: FakeHub, models: ModelsWindow, qtbot: QtBot
 ) -> None:
     served.gated.add(REPOSITORY)
     models.open_repository(REPOSITORY)
@@ -235,7 +235,7 @@ async def test_a_gated_model_can_be_removed_or_asks_for_a_token_and_comes_with_i
 
 
 async def test_a_missing_model_offers_choices(
-    runtime: FakeRuntime, window: MainWindow, served: FakeHub, qtbot: QtBot
+    runtime: StagedRuntime, window: MainWindow, served: FakeHub, qtbot: QtBot
 ) -> None:
     gone = runtime.paths.models / REPOSITORY / "Thing-7B-Q4_K_M.gguf"
     runtime.settings = replace(runtime.settings, model_path=str(gone))
@@ -260,7 +260,7 @@ async def test_a_missing_model_offers_choices(
 
 
 async def test_a_page_without_models_says_what_to_do(
-    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Path] = []
 
@@ -288,7 +288,7 @@ async def test_a_page_without_models_says_what_to_do(
 
 
 async def test_a_model_is_deleted_with_all_its_files_once_its_size_was_said(
-    runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: StagedRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = runtime.models.there[0].facts
     tmp_path = tmp_path / "own"

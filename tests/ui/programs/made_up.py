@@ -10,7 +10,7 @@ from kvchat.gateway.diagnosis.prompts import Divergence
 from kvchat.gateway.diagnosis.rules import Change
 from kvchat.gateway.records import Cost, RequestRecord, Stage, Total
 from kvchat.text.reasons import Reason, ReasonCode
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 
 CLAUDE, LONG_NAME = "claude-cli", "an-editor-of-a-name-that-is-much-longer-than-any-window-is-wide-编辑器"
 
@@ -51,7 +51,7 @@ def parted() -> RequestRecord:
     )  # fmt: skip
 
 
-def fill(runtime: FakeRuntime) -> None:
+def fill(runtime: StagedRuntime) -> None:
     """Add three programs, requests in progress, and slot contents."""
     server, now = runtime.api_server, datetime.now().timestamp()
     misses = {

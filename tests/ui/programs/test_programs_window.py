@@ -1,4 +1,4 @@
-"""The programs window with the fake runtime."""
+"""The programs window with the staged runtime."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.programs.last_requests import describe_request, receipt_of
 from kvchat.ui.programs.programs_window import ProgramsWindow
 from kvchat.ui.settings.api_server import ApiServerPage
-from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.programs.made_up import CLAUDE, LONG_NAME, a_request, fill
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import button, question
 
@@ -23,7 +23,7 @@ LEFT = Qt.MouseButton.LeftButton
 
 
 @pytest.fixture
-def filled(furnished: FakeRuntime) -> FakeRuntime:
+def filled(furnished: StagedRuntime) -> StagedRuntime:
     furnished.settings = replace(furnished.settings, api_server=True)
     fill(furnished)
     return furnished
@@ -35,14 +35,14 @@ def words(window: ProgramsWindow) -> str:
     )
 
 
-async def test_nothing_was_asked_yet(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_nothing_was_asked_yet(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     programs = window.side_windows.open_programs()
     assert programs.empty_page.isVisible()
     qtbot.mouseClick(button(programs, "Connect an app"), LEFT)
     await until(lambda: window.side_windows.open_settings().page(ApiServerPage).isVisible())
 
 
-async def test_programs_stand_with_what_was_found_the_last_one_first(filled: FakeRuntime, window: MainWindow) -> None:
+async def test_programs_stand_with_what_was_found_the_last_one_first(filled: StagedRuntime, window: MainWindow) -> None:
     assert Settings().api_rules == ()
     assert not Settings().api_server
     programs = window.side_windows.open_programs()
@@ -56,7 +56,7 @@ async def test_programs_stand_with_what_was_found_the_last_one_first(filled: Fak
     assert "API server is off" in words(programs)
 
 
-async def test_what_goes_on_is_told_with_how_far_it_is(filled: FakeRuntime, window: MainWindow) -> None:
+async def test_what_goes_on_is_told_with_how_far_it_is(filled: StagedRuntime, window: MainWindow) -> None:
     programs = window.side_windows.open_programs()
     await until(lambda: programs.now.rows[2].name.full_text == "Chat c")
     shown = [
@@ -70,7 +70,7 @@ async def test_what_goes_on_is_told_with_how_far_it_is(filled: FakeRuntime, wind
     ]
 
 
-async def test_why_it_was_read_again_and_what_mends_it(filled: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_why_it_was_read_again_and_what_mends_it(filled: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     programs = window.side_windows.open_programs()
     await until(lambda: "The date in the system prompt" in words(programs))
     said = words(programs)
@@ -90,7 +90,7 @@ async def test_why_it_was_read_again_and_what_mends_it(filled: FakeRuntime, wind
     await until(lambda: filled.settings.api_rules == ())
 
 
-async def test_a_request_has_the_receipt_of_a_reply_and_both_texts(filled: FakeRuntime, window: MainWindow) -> None:
+async def test_a_request_has_the_receipt_of_a_reply_and_both_texts(filled: StagedRuntime, window: MainWindow) -> None:
     programs = window.side_windows.open_programs()
     requests = programs.requests
     assert [row.chip for row in requests.list.rows] == ["read again", "", "still loaded", "remembered"]
@@ -128,7 +128,7 @@ def test_an_answer_in_one_piece_was_written_after_its_first_word() -> None:
 
 
 async def test_it_follows_what_comes_and_a_program_can_be_forgotten(
-    filled: FakeRuntime, window: MainWindow, qtbot: QtBot
+    filled: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     programs = window.side_windows.open_programs()
     programs.requests.list.select(9)

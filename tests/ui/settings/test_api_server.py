@@ -1,4 +1,4 @@
-"""Settings, API server, with the fake runtime."""
+"""Settings, API server, with the staged runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.gateway.keys import ANY_PROGRAM
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.settings.api_server import ApiServerPage
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import button, question
 
@@ -25,21 +25,21 @@ def page_of(window: MainWindow) -> ApiServerPage:
     return window.side_windows.open_settings(ApiServerPage.name).page(ApiServerPage)
 
 
-async def switched_on(window: MainWindow, runtime: FakeRuntime) -> ApiServerPage:
+async def switched_on(window: MainWindow, runtime: StagedRuntime) -> ApiServerPage:
     page = page_of(window)
     page.change("api_server", True)
     await until(lambda: page.key_field.text())
     return page
 
 
-async def test_off_there_is_only_the_switch(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_off_there_is_only_the_switch(runtime: StagedRuntime, window: MainWindow) -> None:
     page = page_of(window)
     assert not runtime.settings.api_server
     shown = [entry for entry in page.entries if entry.isVisible()]
     assert shown == [page.settings["api_server"], page.programs]
 
 
-async def test_switched_on_there_is_an_address_and_a_key(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_switched_on_there_is_an_address_and_a_key(runtime: StagedRuntime, window: MainWindow) -> None:
     page = await switched_on(window, runtime)
     assert runtime.settings.api_server
     assert page.address.text() == "http://127.0.0.1:8737"
@@ -53,7 +53,7 @@ async def test_switched_on_there_is_an_address_and_a_key(runtime: FakeRuntime, w
     assert await runtime.api_server.keys() == keys, "the key stays as it was"
 
 
-async def test_the_key_is_shown_only_when_asked_for(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_the_key_is_shown_only_when_asked_for(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = await switched_on(window, runtime)
     key = (await runtime.api_server.keys())[ANY_PROGRAM]
     assert page.key_field.echoMode() is QLineEdit.EchoMode.Password
@@ -69,7 +69,7 @@ async def test_the_key_is_shown_only_when_asked_for(runtime: FakeRuntime, window
     assert page.key_field.echoMode() is QLineEdit.EchoMode.Password
 
 
-async def test_the_key_is_renewed_after_a_question(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_the_key_is_renewed_after_a_question(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = await switched_on(window, runtime)
     before = page.key_field.text()
     qtbot.mouseClick(page.replace_key_button, LEFT)
@@ -79,7 +79,7 @@ async def test_the_key_is_renewed_after_a_question(runtime: FakeRuntime, window:
 
 
 async def test_the_lines_of_each_program_are_copied_with_the_key(
-    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = await switched_on(window, runtime)
     names = [page.client_box.itemText(number) for number in range(page.client_box.count())]
@@ -100,7 +100,7 @@ async def test_the_lines_of_each_program_are_copied_with_the_key(
 
 
 async def test_a_program_gets_a_key_of_its_own_that_can_be_taken_back(
-    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
+    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     page = await switched_on(window, runtime)
     qtbot.keyClicks(page.app_name, "My Zed ")
@@ -114,7 +114,7 @@ async def test_a_program_gets_a_key_of_its_own_that_can_be_taken_back(
 
 
 async def test_keys_of_an_earlier_load_do_not_replace_newer_ones(
-    runtime: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+    runtime: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = await switched_on(window, runtime)
     load_keys, has_read, may_end = runtime.api_server.keys, asyncio.Event(), asyncio.Event()
@@ -135,7 +135,7 @@ async def test_keys_of_an_earlier_load_do_not_replace_newer_ones(
     assert "my-zed" in page.keys
 
 
-async def test_a_port_is_a_number(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_a_port_is_a_number(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = await switched_on(window, runtime)
     for text, refused in (("eighty", True), ("0", True), ("8740", False)):
         page.settings["api_port"].field.selectAll()
@@ -145,7 +145,7 @@ async def test_a_port_is_a_number(runtime: FakeRuntime, window: MainWindow, qtbo
     await until(lambda: page.address.text().endswith(":8740"))
 
 
-async def test_what_is_open_to_others_is_said(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_what_is_open_to_others_is_said(runtime: StagedRuntime, window: MainWindow) -> None:
     page = await switched_on(window, runtime)
     page.show_url("http://192.168.1.7:8737")
     assert page.address_entry.help.text() == "Other computers on the network can also connect."
@@ -154,7 +154,7 @@ async def test_what_is_open_to_others_is_said(runtime: FakeRuntime, window: Main
     assert not page.copy_address_button.isEnabled()
 
 
-async def test_the_programs_are_a_click_away(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_the_programs_are_a_click_away(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = page_of(window)
     qtbot.mouseClick(page.programs_button, LEFT)
     await until(lambda: window.side_windows.open_programs().isVisible())

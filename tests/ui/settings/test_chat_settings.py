@@ -19,7 +19,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.settings.presets import ChatSettingsWindow, EditedChat, PresetDialog, PresetsPage
 from tests.library.gguf_files import write_gguf
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 
 POET = Preset("Poet", "Speak in rhymes.", None, ChatOptions(Sampling(temperature=1.2)))
@@ -32,19 +32,19 @@ def asked() -> list[str | None]:
 
 
 @pytest.fixture
-def runtime(tmp_path: Path, asked: list[str | None], monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+def runtime(tmp_path: Path, asked: list[str | None], monkeypatch: pytest.MonkeyPatch) -> StagedRuntime:
     async def template_options(model: str | None) -> tuple[TemplateOption, ...]:
         asked.append(model)
         return known_options([TemplateVariable("enable_thinking"), TemplateVariable("reasoning_effort")])
 
-    runtime = FakeRuntime(tmp_path)
+    runtime = StagedRuntime(tmp_path)
     monkeypatch.setattr(runtime.model, "template_options", template_options)
     runtime.chat.add("Rivers")
     return runtime
 
 
 @pytest.fixture
-async def panel(runtime: FakeRuntime, look: Look, window: MainWindow) -> ChatSettingsWindow:
+async def panel(runtime: StagedRuntime, look: Look, window: MainWindow) -> ChatSettingsWindow:
     return ChatSettingsWindow(runtime, look, window.runner, window)
 
 
@@ -53,7 +53,7 @@ async def opened(panel: ChatSettingsWindow, conversation_id: str | None = "c1") 
     await until(panel.save_button.isEnabled)
 
 
-async def test_what_is_entered_is_the_conversation_s_own(runtime: FakeRuntime, panel: ChatSettingsWindow) -> None:
+async def test_what_is_entered_is_the_conversation_s_own(runtime: StagedRuntime, panel: ChatSettingsWindow) -> None:
     await opened(panel)
     form = panel.form
     assert form.number_fields["temperature"].placeholderText() == "0.8"
@@ -95,7 +95,7 @@ async def test_nonsense_is_refused_in_place(panel: ChatSettingsWindow, field: st
 
 
 async def test_template_options_are_fixed_in_a_chat_that_has_begun(
-    runtime: FakeRuntime, panel: ChatSettingsWindow
+    runtime: StagedRuntime, panel: ChatSettingsWindow
 ) -> None:
     runtime.chat.write("c1", Role.USER, "Hello")
     await opened(panel)
@@ -104,7 +104,7 @@ async def test_template_options_are_fixed_in_a_chat_that_has_begun(
 
 
 async def test_another_system_prompt_asks_where_something_was_said(
-    runtime: FakeRuntime, panel: ChatSettingsWindow
+    runtime: StagedRuntime, panel: ChatSettingsWindow
 ) -> None:
     runtime.chat.write("c1", Role.USER, "Hello")
     await opened(panel)
@@ -116,7 +116,7 @@ async def test_another_system_prompt_asks_where_something_was_said(
     await until(lambda: runtime.chat.system("c1") == "Be brief.")
 
 
-async def test_a_preset_fills_the_fields(runtime: FakeRuntime, panel: ChatSettingsWindow) -> None:
+async def test_a_preset_fills_the_fields(runtime: StagedRuntime, panel: ChatSettingsWindow) -> None:
     await runtime.chat.options.store_preset(POET)
     await opened(panel)
     panel.preset.setCurrentIndex(1)
@@ -126,7 +126,7 @@ async def test_a_preset_fills_the_fields(runtime: FakeRuntime, panel: ChatSettin
     assert (await runtime.chat.turn_context.answer_settings("c1")).options == ChatOptions()  # not before Save
 
 
-async def test_a_chat_begins_with_its_settings(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_a_chat_begins_with_its_settings(runtime: StagedRuntime, window: MainWindow) -> None:
     window.new_conversation()
     window.header.requested.emit("chat-settings")
     (panel,) = window.findChildren(ChatSettingsWindow)
@@ -138,7 +138,7 @@ async def test_a_chat_begins_with_its_settings(runtime: FakeRuntime, window: Mai
 
 
 @pytest.fixture
-def models(runtime: FakeRuntime, tmp_path: Path) -> FakeRuntime:
+def models(runtime: StagedRuntime, tmp_path: Path) -> StagedRuntime:
     """Add two usable models and an unusable one."""
     facts = read_facts(write_gguf(tmp_path / "any.gguf"))
     runtime.models.there = [
@@ -150,7 +150,7 @@ def models(runtime: FakeRuntime, tmp_path: Path) -> FakeRuntime:
 
 
 async def test_a_chat_is_given_another_model(
-    models: FakeRuntime, panel: ChatSettingsWindow, asked: list[str | None]
+    models: StagedRuntime, panel: ChatSettingsWindow, asked: list[str | None]
 ) -> None:
     await opened(panel)
     await until(lambda: panel.model.count() == 2)
@@ -171,7 +171,7 @@ async def test_a_chat_is_given_another_model(
     assert models.chat.by_id["c1"].model == "/models/qwen.gguf"
 
 
-async def test_models_that_are_called_alike_can_be_told_apart(models: FakeRuntime, panel: ChatSettingsWindow) -> None:
+async def test_models_that_are_called_alike_can_be_told_apart(models: StagedRuntime, panel: ChatSettingsWindow) -> None:
     facts = models.models.there[0].facts  # type: ignore[attr-defined]
     for path in ("/other/qwen.gguf", "/models/copy/SmolLM2-135M-Instruct.gguf", "/models/copy/2.gguf"):
         name = "Qwen" if "qwen" in path else "SmolLM2-135M-Instruct"
@@ -187,14 +187,14 @@ async def test_models_that_are_called_alike_can_be_told_apart(models: FakeRuntim
     ]
 
 
-async def test_the_users_own_server_has_one_model(models: FakeRuntime, panel: ChatSettingsWindow) -> None:
+async def test_the_users_own_server_has_one_model(models: StagedRuntime, panel: ChatSettingsWindow) -> None:
     models.settings = replace(models.settings, engine_url="http://127.0.0.1:8080")
     await opened(panel)
     assert not panel.model.isEnabled()
     assert panel.model.path is None
 
 
-async def test_what_stands_there_becomes_a_preset(runtime: FakeRuntime, panel: ChatSettingsWindow) -> None:
+async def test_what_stands_there_becomes_a_preset(runtime: StagedRuntime, panel: ChatSettingsWindow) -> None:
     await opened(panel)
     panel.form.number_fields["top_k"].setText("x")
     panel.save_as_preset_button.click()
@@ -216,7 +216,7 @@ async def test_what_stands_there_becomes_a_preset(runtime: FakeRuntime, panel: C
     assert kept.options == ChatOptions(Sampling(top_k=7))
 
 
-async def test_presets_are_made_changed_and_deleted(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_presets_are_made_changed_and_deleted(runtime: StagedRuntime, window: MainWindow) -> None:
     settings = window.side_windows.open_settings(PresetsPage.name)
     page, presets = settings.page(PresetsPage), runtime.chat.options
     dialog = page.open(Preset("Poet"))

@@ -1,4 +1,4 @@
-"""The engine page of the settings window, with the fake runtime."""
+"""The engine page of the settings window, with the staged runtime."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kvchat.ui.settings.page import TextEntry
 from tests.engine_fixtures import FakeEngine
 from tests.library.engine_archives import tarred
 from tests.library.fake_hub import FakeHub
-from tests.ui.fake_runtime import FakeEngines, FakeRuntime
+from tests.ui.staged_runtime import StagedEngines, StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child
 
 
 @pytest_asyncio.fixture
-async def page(window: MainWindow, runtime: FakeRuntime) -> EnginePage:
+async def page(window: MainWindow, runtime: StagedRuntime) -> EnginePage:
     page = window.side_windows.open_settings(EnginePage.name).page(EnginePage)
     await until(lambda: bool(page.engines))
     return page
@@ -48,7 +48,7 @@ async def test_every_engine_is_told_with_what_is_wrong_with_it(page: EnginePage)
     assert page.engine_box.itemText(0) == "Automatic"
 
 
-async def test_choosing_an_engine(page: EnginePage, runtime: FakeRuntime) -> None:
+async def test_choosing_an_engine(page: EnginePage, runtime: StagedRuntime) -> None:
     row = page.engine_box.findData("embedded")
     page.engine_box.activated.emit(row)
     await until(lambda: runtime.settings.engine_path == "embedded")
@@ -58,7 +58,7 @@ async def test_choosing_an_engine(page: EnginePage, runtime: FakeRuntime) -> Non
     await until(lambda: runtime.settings.engine_path is None)
 
 
-async def test_a_file_from_anywhere_can_be_chosen(page: EnginePage, runtime: FakeRuntime) -> None:
+async def test_a_file_from_anywhere_can_be_chosen(page: EnginePage, runtime: StagedRuntime) -> None:
     page.open_file_dialog()
     child(page, QFileDialog).fileSelected.emit("/opt/晚餐/llama-server")
     await until(lambda: runtime.settings.engine_path == "/opt/晚餐/llama-server")
@@ -103,7 +103,7 @@ def released(github: FakeHub, fake_engine: FakeEngine, monkeypatch: pytest.Monke
 
 
 async def test_one_click_gets_an_engine_and_it_can_be_removed(
-    released: FakeHub, page: EnginePage, runtime: FakeRuntime, fake_engine: FakeEngine, qtbot: QtBot
+    released: FakeHub, page: EnginePage, runtime: StagedRuntime, fake_engine: FakeEngine, qtbot: QtBot
 ) -> None:
     runtime.settings = replace(runtime.settings, model_path=str(fake_engine.plan.model))
     released.hold_at = 200_000
@@ -139,7 +139,7 @@ def listed(page: EnginePage) -> list[str]:
 
 
 async def test_what_was_fetched_is_listed_at_once_also_while_the_engine_starts_anew_with_it(
-    released: FakeHub, page: EnginePage, runtime: FakeRuntime, fake_engine: FakeEngine
+    released: FakeHub, page: EnginePage, runtime: StagedRuntime, fake_engine: FakeEngine
 ) -> None:
     """Even if another page started the download: here the first-start page."""
     runtime.settings = replace(runtime.settings, model_path=str(fake_engine.plan.model))
@@ -158,7 +158,7 @@ async def test_what_was_fetched_is_listed_at_once_also_while_the_engine_starts_a
 
 
 async def test_what_failed_its_trial_is_listed_as_well_and_what_came_while_nobody_looked(
-    released: FakeHub, page: EnginePage, runtime: FakeRuntime, fake_engine: FakeEngine
+    released: FakeHub, page: EnginePage, runtime: StagedRuntime, fake_engine: FakeEngine
 ) -> None:
     runtime.settings = replace(runtime.settings, model_path=str(fake_engine.plan.model))
     fake_engine.set(FAKE_NO_GPU=1)
@@ -172,7 +172,7 @@ async def test_what_failed_its_trial_is_listed_as_well_and_what_came_while_nobod
 
 
 async def test_what_goes_wrong_is_told_beside_the_button_and_it_can_be_tried_again(
-    released: FakeHub, page: EnginePage, runtime: FakeRuntime, fake_engine: FakeEngine, qtbot: QtBot
+    released: FakeHub, page: EnginePage, runtime: StagedRuntime, fake_engine: FakeEngine, qtbot: QtBot
 ) -> None:
     released.status = 503
     page.engine_offer.download_button.click()
@@ -191,7 +191,7 @@ async def test_what_goes_wrong_is_told_beside_the_button_and_it_can_be_tried_aga
     await until(lambda: page.engine_offer.download_button.isVisible() and page.engine_offer.outcome.isVisible())
 
 
-async def test_it_can_be_cancelled(released: FakeHub, page: EnginePage, runtime: FakeRuntime, qtbot: QtBot) -> None:
+async def test_it_can_be_cancelled(released: FakeHub, page: EnginePage, runtime: StagedRuntime, qtbot: QtBot) -> None:
     released.hold_at = 100_000
     page.engine_offer.download_button.click()
     await until(released.held.is_set)
@@ -204,16 +204,16 @@ async def test_it_can_be_cancelled(released: FakeHub, page: EnginePage, runtime:
 
 
 async def test_what_cannot_be_used_is_refused_in_place_and_kept_to_be_corrected(
-    page: EnginePage, runtime: FakeRuntime, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    page: EnginePage, runtime: StagedRuntime, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FakeEngines, "refuse", "--port is not for you to set here.")
+    monkeypatch.setattr(StagedEngines, "refuse", "--port is not for you to set here.")
     typed(qtbot, page.settings["engine_arguments"], "--port 1")
     await until(page.settings["engine_arguments"].refusal.isVisible)
     assert page.settings["engine_arguments"].refusal.text() == "--port is not for you to set here."
     assert runtime.settings.engine_arguments == ""
     page.refresh()
     assert page.settings["engine_arguments"].field.text() == "--port 1"
-    monkeypatch.setattr(FakeEngines, "refuse", "")
+    monkeypatch.setattr(StagedEngines, "refuse", "")
     typed(qtbot, page.settings["engine_arguments"], "--threads 2")
     await until(lambda: runtime.settings.engine_arguments == "--threads 2")
     assert not page.settings["engine_arguments"].refusal.isVisible()
@@ -221,7 +221,7 @@ async def test_what_cannot_be_used_is_refused_in_place_and_kept_to_be_corrected(
     await until(lambda: runtime.settings.engine_arguments == "")
 
 
-async def test_a_server_and_its_key(page: EnginePage, runtime: FakeRuntime, qtbot: QtBot) -> None:
+async def test_a_server_and_its_key(page: EnginePage, runtime: StagedRuntime, qtbot: QtBot) -> None:
     assert not page.key_entry.isVisible()
     typed(qtbot, page.settings["engine_url"], "http://127.0.0.1:8080")
     await until(lambda: runtime.settings.engine_url == "http://127.0.0.1:8080")

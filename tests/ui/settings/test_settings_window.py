@@ -1,4 +1,4 @@
-"""The settings window, used by fields, lists and buttons, with the fake runtime."""
+"""The settings window, used by fields, lists and buttons, with the staged runtime."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kvchat.ui.settings.settings_window import GeneralPage, SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.storage.storage_panel import StoragePanel
 from kvchat.ui.widgets.entries import NumberEntry
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import button, child, question
 
@@ -55,7 +55,7 @@ def asking(settings: SettingsWindow) -> list[ConfirmDialog]:
     return [dialog for dialog in settings.findChildren(ConfirmDialog) if dialog.isVisible()]
 
 
-def applied(runtime: FakeRuntime) -> list[Settings]:
+def applied(runtime: StagedRuntime) -> list[Settings]:
     return [call[1] for call in runtime.calls if call[0] == "apply_settings" and isinstance(call[1], Settings)]
 
 
@@ -106,7 +106,7 @@ async def test_starting_at_login_is_the_desktop_s_to_know(
 
 
 async def test_what_is_on_or_off_has_a_switch(
-    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: StagedRuntime, settings: SettingsWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for page in settings.pages:
         for box in settings.page(page).findChildren(QComboBox):
@@ -126,7 +126,7 @@ async def test_what_is_on_or_off_has_a_switch(
 
 
 async def test_the_theme_applies_at_once(
-    runtime: FakeRuntime, settings: SettingsWindow, look: Look, qtbot: QtBot
+    runtime: StagedRuntime, settings: SettingsWindow, look: Look, qtbot: QtBot
 ) -> None:
     box = settings.page(GeneralPage).settings["theme"].choice_box
     box.setFocus()
@@ -137,7 +137,7 @@ async def test_the_theme_applies_at_once(
 
 
 async def test_when_the_engine_runs_and_what_others_change(
-    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+    runtime: StagedRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     qtbot.keyClick(settings.page(GeneralPage).settings["engine_start"].choice_box, Qt.Key.Key_Down)
     await until(lambda: runtime.settings.engine_start == "message")
@@ -154,7 +154,7 @@ async def test_when_the_engine_runs_and_what_others_change(
 
 
 async def test_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not_work(
-    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+    runtime: StagedRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     runtime.engine.finding = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
     settings.show_page(ModelPage.name)
@@ -173,7 +173,7 @@ async def test_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not
 
 
 async def test_a_context_size_of_one_s_own_waits_for_the_engine(
-    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+    runtime: StagedRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     settings.show_page(ModelPage.name)
     entry = settings.page(ModelPage).settings["context_size"]
@@ -197,7 +197,7 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
 
 
 async def test_shows_the_memory_and_takes_a_proposal(
-    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+    runtime: StagedRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     settings.show_page(ModelPage.name)
     assert not settings.page(ModelPage).memory.isVisible()
@@ -237,7 +237,7 @@ async def test_the_bar_is_as_long_as_what_is_taken(look: Look, qtbot: QtBot) -> 
 
 
 async def test_nonsense_is_refused_in_place_and_gone_when_the_window_opens_again(
-    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+    runtime: StagedRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     settings.show_page(ModelPage.name)
     entry = settings.page(ModelPage).settings["context_size"]
@@ -265,7 +265,7 @@ async def test_nonsense_is_refused_in_place_and_gone_when_the_window_opens_again
 
 
 async def test_what_is_being_typed_is_not_overwritten(
-    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+    runtime: StagedRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     settings.show_page(StoragePage.name)
     field = settings.page(StoragePage).settings["free_floor_bytes"].field
@@ -283,7 +283,7 @@ async def test_what_is_being_typed_is_not_overwritten(
 
 
 async def test_a_lower_quota_and_a_maximum_age_say_first_what_they_delete(
-    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+    runtime: StagedRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     for id, days in (("old", 40), ("new", 1)):
         used = datetime.now(UTC) - timedelta(days=days)
@@ -312,7 +312,7 @@ async def test_a_lower_quota_and_a_maximum_age_say_first_what_they_delete(
 
 
 async def test_opens_the_folders_and_leads_to_the_model_and_to_what_is_saved(
-    runtime: FakeRuntime, window: MainWindow, settings: SettingsWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    runtime: StagedRuntime, window: MainWindow, settings: SettingsWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
 
@@ -341,7 +341,7 @@ async def test_opens_the_folders_and_leads_to_the_model_and_to_what_is_saved(
 
 
 async def test_what_fails_is_told_here_and_not_behind(
-    runtime: FakeRuntime, window: MainWindow, settings: SettingsWindow, qtbot: QtBot
+    runtime: StagedRuntime, window: MainWindow, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     runtime.refuse = KvchatError("The engine could not be stopped")
     settings.show_page(ModelPage.name)

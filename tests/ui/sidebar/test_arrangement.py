@@ -10,7 +10,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.record.messages import Conversation
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.sidebar.conversation_list import Arrangement, Heading, Order, arranged, with_headings
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 
 NOW = datetime(2026, 11, 22, 14, 5).astimezone()
@@ -50,7 +50,7 @@ def test_times_of_a_wrong_clock_go_with_their_neighbors() -> None:
     assert shown([ahead, now, old], Order.CREATED) == ["[Today]", "ahead", "now", "[Earlier]", "old"]
 
 
-async def test_a_heading_is_no_chat(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_a_heading_is_no_chat(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     """Keys, clicks and hovering ignore it."""
     old = datetime(2020, 1, 1, tzinfo=UTC)
     for id in "ab":

@@ -14,7 +14,7 @@ from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.sidebar.deleted_window import row_of
 from kvchat.ui.transcript.footer import MessageRequest, Request
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child, question
 
@@ -26,7 +26,7 @@ def undo(window: MainWindow, qtbot: QtBot) -> None:
 
 
 async def test_ctrl_z_has_back_what_was_deleted_last_long_after_the_notice(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
     await until(lambda: window.notices.can_undo)
@@ -73,7 +73,7 @@ def test_what_was_deleted_is_told_in_whole_sentences_of_the_language(catalogues:
 
 
 async def test_the_window_gives_back_and_lets_go_for_good(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     for chat in "abc":
         await furnished.chat.recently_deleted.delete([chat])

@@ -14,7 +14,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.sidebar.library_window import AddDialog, LibraryWindow, name_for
 from tests.ui.fake_engine import FINGERPRINT
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child
 
@@ -29,7 +29,7 @@ async def opened(window: MainWindow, qtbot: QtBot) -> LibraryWindow:
 
 
 async def test_what_is_added_is_read_with_a_bar_and_a_chat_begins_on_it(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
     furnished.chat.put("another", tokens=5_000)
     may_read = furnished.engine.server.may_read
@@ -63,7 +63,7 @@ async def test_what_is_added_is_read_with_a_bar_and_a_chat_begins_on_it(
 
 
 async def test_what_is_longer_than_the_context_is_said_before_it_is_read(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
     assert name_for([Path("a.md"), Path("b.md")], {"a and 1 more"}) == "a and 1 more 2"
     panel = await opened(window, qtbot)
@@ -91,7 +91,7 @@ def change_files(one: PreparedSet, *, added: int = 0) -> None:
 
 
 async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     changed = furnished.chat.put("a changed one", tokens=5_000)
     change_files(changed, added=1)
@@ -125,7 +125,7 @@ async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
 
 
 async def test_a_chat_says_what_it_stands_on_and_leads_there(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     library, line = furnished.chat.library, window.documents
     furnished.chat.put("another", tokens=5_000)

@@ -14,7 +14,7 @@ from kvchat.chat.events import ReplyFinished
 from kvchat.chat.turn.receipts import MAX_DAYS, REPLY_KINDS
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.storage.saved_panel import SavedPanel
-from tests.ui.fake_runtime import TODAY, FakeRuntime, a_receipt, counted
+from tests.ui.staged_runtime import TODAY, StagedRuntime, a_receipt, counted
 from tests.ui.waiting import until
 from tests.ui.windows import button
 
@@ -22,7 +22,7 @@ LEFT, NONE = Qt.MouseButton.LeftButton, Qt.MouseButton.NoButton
 
 
 @pytest.fixture
-def furnished(runtime: FakeRuntime) -> FakeRuntime:
+def furnished(runtime: StagedRuntime) -> StagedRuntime:
     runtime.chat.counted = counted()
     return runtime
 
@@ -33,7 +33,7 @@ async def opened(window: MainWindow) -> SavedPanel:
     return panel
 
 
-async def test_storage_and_the_palette_lead_to_it(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_storage_and_the_palette_lead_to_it(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     storage = window.side_windows.open_storage()
     qtbot.mouseClick(button(storage, "Time saved…"), LEFT)
     panel = next(one for one in window.findChildren(SavedPanel))
@@ -46,7 +46,7 @@ async def test_storage_and_the_palette_lead_to_it(furnished: FakeRuntime, window
     await until(panel.isVisible)
 
 
-async def test_the_sums_and_where_they_come_from(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_the_sums_and_where_they_come_from(runtime: StagedRuntime, window: MainWindow) -> None:
     panel = await opened(window)
     assert panel.empty_label.isVisible()
     runtime.chat.counted = counted()
@@ -60,7 +60,7 @@ async def test_the_sums_and_where_they_come_from(runtime: FakeRuntime, window: M
 
 
 async def test_arrow_keys_and_the_pointer_tell_of_a_day(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     furnished.chat.counted = counted(TODAY - timedelta(days=MAX_DAYS - 1))
     panel = await opened(window)

@@ -21,7 +21,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.storage.storage_panel import StoragePanel
 from kvchat.ui.storage.usage_list import UsageRow
-from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.waiting import until
 from tests.ui.windows import child
 
@@ -32,7 +32,7 @@ OPENS_WITHIN_S = 0.2
 
 
 @pytest.fixture
-def furnished(runtime: FakeRuntime) -> FakeRuntime:
+def furnished(runtime: StagedRuntime) -> StagedRuntime:
     for id, title, size, points in (("a", "Thesis", 136_000_000, 4), ("b", "Jeju", 900_000_000, 9)):
         runtime.chat.add(title, id=id)
         shared = size // 4
@@ -74,7 +74,7 @@ async def slid(panel: StoragePanel, qtbot: QtBot, share: float) -> PrunePlan:
 
 
 @pytest.mark.usefixtures("catalogues")
-async def test_shows_what_is_kept_largest_first(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_shows_what_is_kept_largest_first(furnished: StagedRuntime, window: MainWindow) -> None:
     panel = await opened(window)
     assert [(row.title, row.usage.bytes) for row in panel.list.usage.rows] == [
         ("Jeju", 900_000_000),
@@ -99,7 +99,7 @@ async def test_shows_what_is_kept_largest_first(furnished: FakeRuntime, window: 
 
 
 async def test_a_deleted_chat_and_a_program_are_named_and_can_be_deleted(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     furnished.keep(ConversationUsage("program/claude-cli", 10**9, 12, datetime.now(UTC), 10**9))
     await furnished.chat.recently_deleted.delete(["a"])
@@ -115,7 +115,7 @@ async def test_a_deleted_chat_and_a_program_are_named_and_can_be_deleted(
 
 
 async def test_shows_the_sums_and_draws_what_is_on_disk_and_whose_it_is(
-    furnished: FakeRuntime, window: MainWindow, look: Look
+    furnished: StagedRuntime, window: MainWindow, look: Look
 ) -> None:
     panel = await opened(window)
     summary = panel.summary
@@ -135,7 +135,7 @@ async def test_shows_the_sums_and_draws_what_is_on_disk_and_whose_it_is(
 
 
 async def test_pin_and_unpin_never_save_and_delete_one(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     panel = await opened(window)
     for pinned in (True, False):
@@ -153,7 +153,7 @@ async def test_pin_and_unpin_never_save_and_delete_one(
     assert "b" in furnished.chat.by_id
 
 
-async def test_the_keyboard_opens_a_row_s_menu(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_the_keyboard_opens_a_row_s_menu(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     panel = await opened(window)
     panel.list.setFocus()
     panel.list.setCurrentIndex(panel.list.usage.index(1))
@@ -166,7 +166,7 @@ async def test_the_keyboard_opens_a_row_s_menu(furnished: FakeRuntime, window: M
 
 
 async def test_the_slider_shows_what_would_go_and_removes_nothing(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     panel = await opened(window)
     assert not panel.prune_card.prune_button.isEnabled()
@@ -188,7 +188,7 @@ async def test_the_slider_shows_what_would_go_and_removes_nothing(
 
 
 async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     panel = await opened(window)
     await slid(panel, qtbot, 0.5)
@@ -215,7 +215,7 @@ async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view
 
 
 async def test_a_slider_asks_once_and_a_pin_makes_the_plan_anew(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     panel = await opened(window)
     before = await slid(panel, qtbot, 0.5)
@@ -228,7 +228,7 @@ async def test_a_slider_asks_once_and_a_pin_makes_the_plan_anew(
 
 
 async def test_delete_all_asks_first_and_leaves_an_empty_window(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     panel = await opened(window)
     qtbot.mouseClick(panel.delete_all_button, LEFT)
@@ -242,7 +242,7 @@ async def test_delete_all_asks_first_and_leaves_an_empty_window(
     assert not panel.delete_all_button.isEnabled()
 
 
-async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_opens_at_once_with_two_thousand_conversations(runtime: StagedRuntime, window: MainWindow) -> None:
     for i in range(2000):
         conversation = runtime.chat.add(f"Chat {i}")
         used = datetime.now(UTC) - timedelta(hours=i)
@@ -261,7 +261,7 @@ async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntim
     assert box.contains(panel.list.buttons[1999].geometry())
 
 
-async def test_stays_true_while_one_goes_on_talking(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_stays_true_while_one_goes_on_talking(furnished: StagedRuntime, window: MainWindow) -> None:
     panel = await opened(window)
     furnished.chat.add("Lamp", id="lamp")
     furnished.kept["lamp"] = 2_000_000_000

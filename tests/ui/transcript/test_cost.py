@@ -30,8 +30,8 @@ from kvchat.ui.transcript.part_column import PartColumn
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
 from tests.engine_fixtures import FakeEngine
-from tests.ui.fake_runtime import a_receipt
 from tests.ui.reading import a_message
+from tests.ui.staged_runtime import a_receipt
 from tests.ui.waiting import LONG_MS
 from tests.ui.windows import begun
 

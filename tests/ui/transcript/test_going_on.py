@@ -14,7 +14,7 @@ from kvchat.ui.rendering.text_page import TextPage
 from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 
 REPLIES = {
@@ -49,7 +49,7 @@ async def seen(page: Transcript, id: str) -> list[object]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REPLIES)
 async def test_stop_and_continue_look_as_after_a_restart(
-    runtime: FakeRuntime, window: MainWindow, look: Look, name: str
+    runtime: StagedRuntime, window: MainWindow, look: Look, name: str
 ) -> None:
     chat, text, page = runtime.chat, REPLIES[name], window.transcript
 

@@ -15,7 +15,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.transcript.footer import MessageActions
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.widgets.layouts import ElidedLabel
-from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.waiting import until
 
 _screen: list[QPointingDevice] = []  # keeps a reference: Qt never forgets a device
@@ -34,7 +34,7 @@ def tap(widget: QWidget, place: QPoint) -> None:
     QTest.touchEvent(widget, _screen[0], False).release(0, place, widget).commit(False)
 
 
-async def talked(runtime: FakeRuntime, window: MainWindow) -> None:
+async def talked(runtime: StagedRuntime, window: MainWindow) -> None:
     for role, words in ((Role.ASSISTANT, "Hello."), (Role.USER, "How high?"), (Role.ASSISTANT, "Eight metres.")):
         runtime.chat.write("d", role, words)
     window.chat.open(None)
@@ -45,7 +45,7 @@ async def talked(runtime: FakeRuntime, window: MainWindow) -> None:
 
 
 async def test_a_tap_shows_what_can_be_done_and_a_second_one_does_it(
-    furnished: FakeRuntime, window: MainWindow
+    furnished: StagedRuntime, window: MainWindow
 ) -> None:
     """Without the pointer ever hovering: Qt turns an unhandled tap into a click."""
     await talked(furnished, window)
@@ -65,7 +65,7 @@ async def test_a_tap_shows_what_can_be_done_and_a_second_one_does_it(
     await until(lambda: [seen(window, row) for row in range(4)] == [False, False, True, True])
 
 
-async def test_a_tap_where_the_buttons_are_not_seen_presses_none(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_a_tap_where_the_buttons_are_not_seen_presses_none(furnished: StagedRuntime, window: MainWindow) -> None:
     await talked(furnished, window)
     reply = window.transcript.views[window.transcript.messages[1].id]
     edit = reply.action_row.findChildren(QToolButton)[1]
@@ -74,7 +74,7 @@ async def test_a_tap_where_the_buttons_are_not_seen_presses_none(furnished: Fake
     assert reply.editor is None
 
 
-async def test_a_message_says_when_it_was_written(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_a_message_says_when_it_was_written(furnished: StagedRuntime, window: MainWindow) -> None:
     await talked(furnished, window)
     row = window.transcript.views[window.transcript.messages[0].id].action_row
     now = datetime.now(UTC)
@@ -100,7 +100,7 @@ def replies(window: MainWindow) -> list[ReplyView]:
     return [view for view in window.transcript.views.values() if isinstance(view, ReplyView)]
 
 
-async def test_each_reply_says_which_model_wrote_it(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_each_reply_says_which_model_wrote_it(furnished: StagedRuntime, window: MainWindow) -> None:
     """Even if figures are hidden; replies of earlier versions have no model name."""
     names = ["SmolLM2-135M-Instruct", LONG, ""]
     for name in names:

@@ -21,8 +21,8 @@ from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
-from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.reading import a_message
+from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.transcript.test_transcript import conversation, page
 from tests.ui.waiting import LONG_MS, until
 
@@ -119,7 +119,7 @@ def test_the_last_reply_s_actions_are_always_seen(page: Transcript) -> None:
 
 
 @pytest.mark.parametrize("place", ["its text", "beside its text", "a key"])
-async def test_a_right_click_opens_a_menu(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, place: str) -> None:
+async def test_a_right_click_opens_a_menu(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot, place: str) -> None:
     runtime.chat.add("Lakes", id="lakes")
     runtime.chat.write("lakes", Role.USER, "Which?")
     reply = runtime.chat.write("lakes", Role.ASSISTANT, "This.", receipt=a_receipt())
@@ -159,7 +159,7 @@ def test_chips_stand_side_by_side(look: Look, qtbot: QtBot) -> None:
 
 
 async def test_nothing_grows_with_what_was_attached_or_asked(
-    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
+    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     def everything() -> int:
         QApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)

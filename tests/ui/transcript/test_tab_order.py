@@ -14,14 +14,14 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.rendering.text_page import LinkDialog
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
-from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.waiting import until
 
 CODE = "See [the lake](https://example.org/lake) and [the map](https://example.org/map).\n\n```python\nprint(1)\n```"
 
 
 @pytest.fixture
-def furnished(runtime: FakeRuntime) -> FakeRuntime:
+def furnished(runtime: StagedRuntime) -> StagedRuntime:
     """Add two turns, the second with links and code."""
     chat = runtime.chat
     chat.add("Lakes", id="lakes")
@@ -83,7 +83,7 @@ def is_in_sight(page: Transcript, widget: QWidget) -> bool:
 
 
 async def test_tab_goes_through_the_messages_and_on_to_the_composer(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     page = await opened(window)
     window.header.menu_button.setFocus()
@@ -106,7 +106,7 @@ async def test_tab_goes_through_the_messages_and_on_to_the_composer(
 
 @pytest.mark.slow
 async def test_messages_that_had_no_widgets_come_in_their_order_and_into_sight(
-    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
+    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     runtime.chat.add("Long", id="long")
     for number in range(40):
@@ -131,7 +131,7 @@ async def test_messages_that_had_no_widgets_come_in_their_order_and_into_sight(
 
 
 async def test_a_part_with_the_keys_that_turns_into_another_gives_them_to_the_page(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     page = await opened(window)
     live = replace(page.messages[3], id="live", state=MessageState.STREAMING, content="", receipt=None)

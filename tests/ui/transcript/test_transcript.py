@@ -23,8 +23,8 @@ from kvchat.ui.transcript.message_view import MessageView
 from kvchat.ui.transcript.reply_view import ReplyView, ThinkingView
 from kvchat.ui.transcript.transcript import Transcript
 from kvchat.ui.widgets.text_search import select
-from tests.ui.fake_runtime import a_receipt
 from tests.ui.reading import a_message
+from tests.ui.staged_runtime import a_receipt
 from tests.ui.waiting import LONG_MS
 
 REPLY = "First **words**.\n\n- one\n- two $x^2$\n\n```python\nprint(1)\n```\n\nLast [words](https://example.org/a)."

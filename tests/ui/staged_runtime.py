@@ -1,4 +1,4 @@
-"""A runtime without an engine process: the test publishes the events and streams the replies."""
+"""The real runtime over an engine in the test's process, with chats, models and requests that a test sets."""
 
 from __future__ import annotations
 
@@ -118,10 +118,10 @@ def spy(
         setattr(on, method, spied(method))
 
 
-class FakeChat(ChatService):
+class StagedChat(ChatService):
     """The real chats and turns. `calls` records the window's calls; the test streams the replies."""
 
-    def __init__(self, runtime: FakeRuntime) -> None:
+    def __init__(self, runtime: StagedRuntime) -> None:
         super().__init__(runtime.chat.turn_context)
         self.calls: list[tuple[object, ...]] = []
         self._server = runtime.engine.server
@@ -237,7 +237,7 @@ class FakeChat(ChatService):
         self._server.played.put_nowait(None)
 
 
-class FakeLibrary(ModelLibrary):
+class StagedModels(ModelLibrary):
     """Finds the models that a test has added; the Hub is a fake server, or unreachable."""
 
     def __init__(self, paths: Paths) -> None:
@@ -253,7 +253,7 @@ class FakeLibrary(ModelLibrary):
         return self.locked
 
 
-class FakeEngines(EngineSetup):
+class StagedEngines(EngineSetup):
     """Two engines, one too old; a trial of two steps; a key in memory. Downloads are real."""
 
     found = (
@@ -290,10 +290,10 @@ class FakeEngines(EngineSetup):
         return self.refuse
 
 
-class FakeStore(StoreService):
+class StagedStore(StoreService):
     """Save-point store that has only the number of bytes of each conversation."""
 
-    def __init__(self, runtime: FakeRuntime) -> None:
+    def __init__(self, runtime: StagedRuntime) -> None:
         real = runtime.save_points
         super().__init__(paths=runtime.paths, store=real.store, settings=real._settings, speed=real._speed)
         self._runtime = runtime
@@ -367,14 +367,14 @@ class FakeStore(StoreService):
         return self._runtime.kept.pop(conversation_id, 0)
 
 
-class FakeApiService(ApiService):
+class StagedApiService(ApiService):
     """API server that is never opened: the test sets its requests. Keys and totals are real."""
 
     active: Sequence[RequestRecord] = ()
     recent: Sequence[RequestRecord] = ()
     loaded_slots: tuple[LoadedSlot, ...] = ()
 
-    def __init__(self, runtime: FakeRuntime) -> None:
+    def __init__(self, runtime: StagedRuntime) -> None:
         vars(self).update(vars(runtime.api_server))
         self.listeners: list[Callable[[], object]] = []
         spy(self, runtime.calls, "forget")
@@ -388,7 +388,7 @@ class FakeApiService(ApiService):
         return lambda: self.listeners.remove(listener)
 
 
-class FakeRuntime(Runtime):
+class StagedRuntime(Runtime):
     """The real runtime over an engine in this process. `calls` records the window's calls."""
 
     break_even: BreakEven | None = None  # type: ignore[assignment]
@@ -408,14 +408,14 @@ class FakeRuntime(Runtime):
         self.refuse: KvchatError | None = None  # raised by the next action that can fail
         if not model:
             self.engine.status = EngineStatus(EngineState.STOPPED)
-        self.models: FakeLibrary = FakeLibrary(self.paths)
+        self.models: StagedModels = StagedModels(self.paths)
         self.model._library = self.models
-        self.chat: FakeChat = FakeChat(self)
-        self.save_points: FakeStore = FakeStore(self)
-        self.engines = FakeEngines(
+        self.chat: StagedChat = StagedChat(self)
+        self.save_points: StagedStore = StagedStore(self)
+        self.engines = StagedEngines(
             paths=paths, settings=lambda: self.settings, use_engine=self.use_engine, notify=self._notify
         )
-        self.api_server: FakeApiService = FakeApiService(self)
+        self.api_server: StagedApiService = StagedApiService(self)
         spy(self, self.calls, "retest_restoring", "increase_context", "start_engine", "stop_engine", "apply_settings")
         spy(self, self.calls, "restart_engine", "use_model", "load_model", refuse=lambda: self.refuse)
         spy(self, self.calls, "close")
