@@ -175,7 +175,7 @@ def _run(server: Server, prompts: Sequence[str]) -> _Measurement:
 def _tools() -> list[Body]:
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
     told = [{"name": name, "description": f"Use {name} for what its name says."} for name in TOOLS]
-    return [{"type": "function", "function": one | {"parameters": parameters}} for one in told]
+    return [{"type": "function", "function": tool | {"parameters": parameters}} for tool in told]
 
 
 def _ttft(answers: Sequence[Answer]) -> float:

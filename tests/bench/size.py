@@ -270,7 +270,7 @@ class _Made:
         """Drop the file and all blocks from the page cache. If the system cannot, the figures are warm ones."""
         if not hasattr(os, "posix_fadvise"):
             return
-        for path in (original, *(one for one in (self._folder / "store").rglob("*") if one.is_file())):
+        for path in (original, *(file for file in (self._folder / "store").rglob("*") if file.is_file())):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

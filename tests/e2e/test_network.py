@@ -76,7 +76,7 @@ def sockets_of(pid: int) -> list[Any]:
     found: list[Any] = []
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
+        for child in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error):  # it may be gone by now; the others are not
-                found += one.net_connections("inet")
+                found += child.net_connections("inet")
     return found

@@ -125,8 +125,8 @@ def _openai(server: Serving) -> ContinueChat:
     assert made.type == "function"
     assert json.loads(made.function.arguments) == {"city": "Ulm"}
     parts = client.chat.completions.create(messages=messages, tools=[TOOL], stream=True, **greedy)
-    calls = [one for chunk in parts if chunk.choices for one in chunk.choices[0].delta.tool_calls or ()]
-    assert "".join(one.function.arguments or "" for one in calls if one.function) == made.function.arguments
+    calls = [call for chunk in parts if chunk.choices for call in chunk.choices[0].delta.tool_calls or ()]
+    assert "".join(call.function.arguments or "" for call in calls if call.function) == made.function.arguments
     messages += [called.choices[0].message.model_dump(exclude_none=True)]
     text = client.completions.create(prompt=SYSTEM, **greedy | {"model": "gpt-4o"})
     assert text.choices[0].text
@@ -165,7 +165,7 @@ def _responses(server: Serving) -> ContinueChat:
     events = list(client.responses.create(input=messages, stream=True, **asked))
     last = events[-1]
     assert last.type == "response.completed"
-    parts = [one.delta for one in events if one.type == "response.function_call_arguments.delta"]
+    parts = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert "".join(parts) == made.arguments
     messages += whole.model_dump(exclude_none=True)["output"]
 

@@ -96,7 +96,7 @@ WHOLE: dict[Form, dict[str, Any]] = {
 
 
 def stream(form: Form) -> bytes:
-    lines = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in STREAMS[form]]
+    lines = [event if isinstance(event, str) else json.dumps(event, ensure_ascii=False) for event in STREAMS[form]]
     return "".join(f"event: x\ndata: {line}\n\n" for line in lines).encode()
 
 
@@ -171,7 +171,7 @@ def test_tokens_processed_by_kvchat_do_not_count_as_reused(form: Form, newline: 
 
 @pytest.mark.parametrize("form", sorted(STREAMS, key=str))
 def test_correct_lines_pass_unchanged(form: Form) -> None:
-    lines = [f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n".encode() for one in STREAMS[form]]
+    lines = [f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode() for event in STREAMS[form]]
     parser = ResponseParser(form, stream=True, usage=Usage("heron"))
     assert b"".join(map(parser.feed, lines)) + parser.finish() == b"".join(lines)
     odd = [b'data: {"usage": {"cache_read_input_tokens": "x"}}\n\n', b"data: {\n\n", b"data: []\n\n"]

@@ -104,7 +104,7 @@ def test_memory_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Mode
         again = there.bench.restore((*TOKENS[:length], 9999), can_cut=False, conversation=chat.id)
         assert again == model.slot_file(TOKENS[:length])
     assert isinstance(there.bench.find(TOKENS, conversation="another"), RestoreMiss), "only its chat may use it"
-    assert [one.imported for one in there.bench.inventory.usage().conversations] == [True]
+    assert [chat.imported for chat in there.bench.inventory.usage().conversations] == [True]
     assert there.bench.inventory.verify().is_clean
     [memory] = report.memories
     assert (memory.n_tokens, memory.conversation_id) == (700, chat.id)

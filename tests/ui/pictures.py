@@ -227,7 +227,7 @@ async def _main(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[tup
         menu.aboutToShow.emit()
         yield name, menu
     window.sidebar._show_menu(window.sidebar.list.visualRect(window.sidebar.model.index(1)).center())
-    for menu in [one for one in window.sidebar.list.findChildren(QMenu) if one.isVisible()][:1]:
+    for menu in [popup for popup in window.sidebar.list.findChildren(QMenu) if popup.isVisible()][:1]:
         yield "menu of a chat in the list", menu
         menu.close()
 
@@ -418,12 +418,12 @@ async def check(look: Look, runtime: StagedRuntime, parts: Sequence[str]) -> lis
     """Return the cut-off texts by window, at default and minimum size."""
     found = []
     async for name, shown in scenes(runtime, look, parts):
-        found += [f"{name}: {one}" for one in await _lacking(shown)]
+        found += [f"{name}: {fault}" for fault in await _lacking(shown)]
         if _has_frame(shown):
             before = shown.size()
             shown.resize(0, 0)  # as small as it can be made
             at = f"{name} at {shown.width()}x{shown.height()}"
-            found += [f"{at}: {one}" for one in await _lacking(shown)]
+            found += [f"{at}: {fault}" for fault in await _lacking(shown)]
             shown.resize(before)
     return found
 

@@ -109,7 +109,9 @@ def spy(
 
         @wraps(real)
         def call(*given: object, **more: object) -> object:
-            calls.append((name or method, *(one.id if isinstance(one, Message) else one for one in given)))
+            calls.append(
+                (name or method, *(argument.id if isinstance(argument, Message) else argument for argument in given))
+            )
             return refused(error) if (error := refuse()) else real(*given, **more)
 
         return call
@@ -153,7 +155,7 @@ class StagedChat(ChatService):
 
     @property
     def by_id(self) -> dict[str, Conversation]:
-        return {one.id: one for one in self._do(Database.conversations)}
+        return {conversation.id: conversation for conversation in self._do(Database.conversations)}
 
     def said(self, conversation_id: str) -> list[Message]:
         """Return the messages of the current branch, as the page gets them."""
@@ -299,7 +301,9 @@ class StagedStore(StoreService):
         self._runtime = runtime
 
     async def usage(self) -> StoreUsage:
-        real = (one for one in (await super().usage()).conversations if one.conversation_id not in self._runtime.kept)
+        real = (
+            chat for chat in (await super().usage()).conversations if chat.conversation_id not in self._runtime.kept
+        )
         entries = (*map(self._runtime.usage_of, self._runtime.kept), *real)
         total = sum(self._runtime.kept.values())
         return StoreUsage(
@@ -332,21 +336,21 @@ class StagedStore(StoreService):
                 )
                 ids += [f"{usage.conversation_id}:{i}" for i in range(gone)]
                 left -= gone * each
-        freed = sum(one.bytes_freed for one in pruned)
+        freed = sum(conversation.bytes_freed for conversation in pruned)
         return PrunePlan(tuple(ids), freed, tuple(pruned), left)
 
     async def prune(self, plan: PrunePlan) -> int:
         self._runtime.calls.append(("prune", plan))
         if self._runtime.refuse is not None:
             raise self._runtime.refuse
-        for one in plan.conversations:
-            if not one.save_points_left:
-                del self._runtime.kept[one.conversation_id]
+        for pruned in plan.conversations:
+            if not pruned.save_points_left:
+                del self._runtime.kept[pruned.conversation_id]
                 continue
-            usage = self._runtime.usage_of(one.conversation_id)
-            left = usage.bytes - one.bytes_freed
+            usage = self._runtime.usage_of(pruned.conversation_id)
+            left = usage.bytes - pruned.bytes_freed
             self._runtime.keep(
-                replace(usage, bytes=left, exclusive_bytes=left, shared_bytes=0, save_points=one.save_points_left)
+                replace(usage, bytes=left, exclusive_bytes=left, shared_bytes=0, save_points=pruned.save_points_left)
             )
         return plan.bytes_freed
 

@@ -31,7 +31,9 @@ def engine_hangs() -> EngineFailure:
 
 def button(within: QWidget, name: str) -> QAbstractButton:
     """Return the button with this name; of several, the visible one."""
-    found = [one for one in within.findChildren(QAbstractButton) if one.accessibleName() == name]
+    found = [
+        child_button for child_button in within.findChildren(QAbstractButton) if child_button.accessibleName() == name
+    ]
     return max(found, key=QAbstractButton.isVisible)
 
 

@@ -31,7 +31,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(["git", "init", "-q", folder], check=True)
     for _ in range(150):
         file = folder.joinpath(*chance.choices(NAMES, k=chance.randint(1, 4)))
-        if not any(one.is_file() for one in file.parents) and not file.exists():
+        if not any(parent.is_file() for parent in file.parents) and not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("text")
     return folder

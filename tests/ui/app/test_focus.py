@@ -183,7 +183,11 @@ async def test_nothing_goes_into_a_message_that_is_not_to_be_seen(
 ) -> None:
     await opened(window)
     window.show_first_start()
-    place = next(one for one in window.first_start.findChildren(QPushButton) if one.isVisible() and one.isEnabled())
+    place = next(
+        candidate
+        for candidate in window.first_start.findChildren(QPushButton)
+        if candidate.isVisible() and candidate.isEnabled()
+    )
     place.setFocus()
     qtbot.keyClicks(place, "abc")
     assert not window.composer.draft

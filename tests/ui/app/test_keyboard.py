@@ -39,10 +39,10 @@ def furnished(runtime: StagedRuntime) -> StagedRuntime:
 
 
 def test_no_key_means_two_things_and_each_is_one_that_qt_knows() -> None:
-    keys = Counter(QKeySequence(key).toString() for one in SHORTCUTS for key in one.keys)
+    keys = Counter(QKeySequence(key).toString() for shortcut in SHORTCUTS for key in shortcut.keys)
     assert all(keys), "a name that Qt does not know"
     assert [key for key, count in keys.items() if count > 1] == []
-    assert len({one.action for one in SHORTCUTS}) == len(SHORTCUTS)
+    assert len({shortcut.action for shortcut in SHORTCUTS}) == len(SHORTCUTS)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ async def test_the_sheet_names_every_key(runtime: StagedRuntime, window: MainWin
     qtbot.keyClick(window, Qt.Key.Key_Slash, Qt.KeyboardModifier.ControlModifier)
     sheet = child(window, ShortcutSheet)
     words = {label.text() for label in sheet.findChildren(QLabel)}
-    assert {part for one in SHORTCUTS if one.keys for part in (one.title, one.key_text)} <= words
+    assert {part for shortcut in SHORTCUTS if shortcut.keys for part in (shortcut.title, shortcut.key_text)} <= words
     sheet.close()
 
 
@@ -239,7 +239,7 @@ async def test_a_slash_begins_a_chat_with_a_preset(furnished: StagedRuntime, win
     editor = window.composer.editor
 
     def palette() -> Palette | None:
-        return next((one for one in window.findChildren(Palette) if one.isVisible()), None)
+        return next((palette_ for palette_ in window.findChildren(Palette) if palette_.isVisible()), None)
 
     editor.setFocus()
     qtbot.keyClicks(editor, "/")

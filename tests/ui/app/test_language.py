@@ -33,8 +33,8 @@ async def the_app(runtime: StagedRuntime | Runtime, look: Look) -> AsyncIterator
             part.close()
         app._unsubscribe()
         await app._window.finish()
-        for one in QApplication.topLevelWidgets():
-            one.close()
+        for widget in QApplication.topLevelWidgets():
+            widget.close()
 
 
 async def test_another_language_comes_with_the_next_start(furnished: StagedRuntime, look: Look) -> None:

@@ -416,7 +416,7 @@ async def test_imported_memory_is_verified_from_the_menu_of_its_chat(
 
     def entry() -> QAction | None:
         window.header.chat_menu.aboutToShow.emit()
-        return next((one for one in window.header.chat_menu.actions() if one.text() == VERIFY_MEMORY), None)
+        return next((action for action in window.header.chat_menu.actions() if action.text() == VERIFY_MEMORY), None)
 
     assert entry() is None
     furnished.keep(replace(furnished.usage_of("jeju"), imported=True))
@@ -426,7 +426,7 @@ async def test_imported_memory_is_verified_from_the_menu_of_its_chat(
     await until(lambda: asked == ["jeju"])
     told = [notice.texts[0] for notice in window.notices.on_show]
     await until(
-        lambda: "The memory of this chat was verified" in [one.texts[0] for one in window.notices.on_show], told
+        lambda: "The memory of this chat was verified" in [notice.texts[0] for notice in window.notices.on_show], told
     )
 
 

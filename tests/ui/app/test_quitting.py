@@ -37,7 +37,9 @@ class Slow(StagedRuntime):
 
 
 def boxes() -> list[ShutdownDialog]:
-    return [one for one in QApplication.topLevelWidgets() if isinstance(one, ShutdownDialog) and one.isVisible()]
+    return [
+        widget for widget in QApplication.topLevelWidgets() if isinstance(widget, ShutdownDialog) and widget.isVisible()
+    ]
 
 
 async def test_it_is_said_how_long_it_takes_and_can_be_left(

@@ -155,13 +155,17 @@ async def test_what_is_marked_is_shown_in_the_language_in_force(
     furnished: StagedRuntime, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts in tables are translated when they are shown."""
-    marked = {str(one.id[0] if isinstance(one.id, tuple) else one.id) for one in template() if one.id}
+    marked = {
+        str(message.id[0] if isinstance(message.id, tuple) else message.id) for message in template() if message.id
+    }
     monkeypatch.setattr(language._Current, "catalogue", Bracketed())
     async with on_show(furnished, look) as window:
         window.chat.open("thesis")
         await until(lambda: window.findChildren(ReceiptView))
         windows = await open_all(furnished, window)
-        manual = {text for one in window.findChildren(ManualWindow) for text in texts(one)}  # its text is English
+        manual = {
+            text for manual_window in window.findChildren(ManualWindow) for text in texts(manual_window)
+        }  # its text is English
         told = {text for top in windows for text in texts(top)} - manual
         for top in windows[1:]:
             top.close()

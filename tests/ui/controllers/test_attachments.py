@@ -225,7 +225,7 @@ async def test_a_draft_too_long_to_lay_out_is_an_attachment_after_a_start(runtim
     assert window.chat.drafts.get(None).text == "a usual one"
     await window.finish()
     assert runtime.chat.draft(chat) == ""
-    assert [one.size for one in runtime.chat._do(Database.draft_attachments)[chat]] == [1_000_000]
+    assert [document.size for document in runtime.chat._do(Database.draft_attachments)[chat]] == [1_000_000]
     window.deleteLater()
 
 
@@ -378,8 +378,8 @@ async def test_what_cannot_be_attached_is_told_in_the_quick_window(quick: QuickW
 
 def picker() -> RegionPicker | None:
     """Return the region picker that covers the screen, if any."""
-    shown = (one for one in QApplication.topLevelWidgets() if isinstance(one, RegionPicker))
-    return next((one for one in shown if one.isVisible()), None)
+    shown = (widget for widget in QApplication.topLevelWidgets() if isinstance(widget, RegionPicker))
+    return next((picker for picker in shown if picker.isVisible()), None)
 
 
 async def picking(window: QWidget) -> RegionPicker:

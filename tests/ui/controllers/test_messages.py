@@ -124,12 +124,14 @@ async def test_a_reply_is_written_anew(furnished: StagedRuntime, window: MainWin
     await until(lambda: furnished.chat.said("lakes")[-1].content == "Reply 0.\nBaikal.")
     edited = (await views(window, 2))[1]
     assert "You edited this reply." in [label.text() for label in edited.findChildren(QLabel)]
-    assert not [one for one in edited.findChildren(QPushButton) if one.text() == "Continue"], "it is whole"
+    assert not [button_ for button_ in edited.findChildren(QPushButton) if button_.text() == "Continue"], "it is whole"
 
 
 async def test_regenerate_and_continue(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     first, last = (await views(window))[1::2]
-    assert not [one for one in first.findChildren(QPushButton) if one.text() == "Continue" and one.isVisible()]
+    assert not [
+        button_ for button_ in first.findChildren(QPushButton) if button_.text() == "Continue" and button_.isVisible()
+    ]
     qtbot.mouseClick(button(last, "Continue this reply"), LEFT)
     assert furnished.chat.calls[-1] == ("continue_reply", last.message.id)
     qtbot.mouseClick(button(first, "Regenerate the reply"), LEFT)
@@ -143,12 +145,12 @@ async def test_regenerate_and_continue(furnished: StagedRuntime, window: MainWin
 
 async def test_branches_are_gone_through_by_key(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     reply = (await views(window))[3]
-    assert [one.isEnabled() for one in reply.action_row.pager] == [True, True]
+    assert [arrow.isEnabled() for arrow in reply.action_row.pager] == [True, True]
     qtbot.mouseClick(button(reply, "Next branch"), LEFT)
     before, after = reply.message.siblings[0], reply.message.siblings[2]
     await until(lambda: after in window.transcript.views)
     shown = (await views(window))[3]
-    assert [one.isEnabled() for one in shown.action_row.pager] == [True, False]
+    assert [arrow.isEnabled() for arrow in shown.action_row.pager] == [True, False]
     back = shown.action_row.pager[0]
     back.setFocus()
     qtbot.keyClick(back, Qt.Key.Key_Space)

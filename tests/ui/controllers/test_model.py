@@ -93,7 +93,7 @@ async def test_a_missing_model_offers_others(runtime: StagedRuntime, window: Mai
         False,
     ], shown
     assert card.use_current_button.accessibleName() == "Use SmolLM2-135M-Instruct"
-    await until(lambda: [one.role for one in window.transcript.messages] == [Role.USER])
+    await until(lambda: [message.role for message in window.transcript.messages] == [Role.USER])
     card.use_current_button.click()
     await until(lambda: ("retry", "c2") in runtime.chat.calls)
     assert ("use_model", "c2", runtime.settings.model_path) in runtime.chat.calls

@@ -276,7 +276,7 @@ async def test_the_engine_that_a_backup_names_is_taken_only_if_confirmed(
     async def question(beginning: str) -> ConfirmDialog:
         def open_questions() -> list[ConfirmDialog]:
             found = window.findChildren(ConfirmDialog)
-            return [one for one in found if one.isVisible() and one.accessibleName().startswith(beginning)]
+            return [dialog for dialog in found if dialog.isVisible() and dialog.accessibleName().startswith(beginning)]
 
         await until(open_questions, beginning)
         return open_questions()[0]

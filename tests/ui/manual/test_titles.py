@@ -21,8 +21,8 @@ def error_classes(files: Iterable[list[ast.AST]]) -> dict[str, ast.ClassDef]:
     classes = [node for nodes in files for node in nodes if isinstance(node, ast.ClassDef)]
     names = {"KvchatError"}
     for _ in range(5):
-        names |= {one.name for one in classes for base in one.bases if getattr(base, "id", "") in names}
-    return {one.name: one for one in classes if one.name in names}
+        names |= {cls.name for cls in classes for base in cls.bases if getattr(base, "id", "") in names}
+    return {cls.name: cls for cls in classes if cls.name in names}
 
 
 def words(node: ast.expr | None) -> Iterator[str]:
@@ -30,7 +30,7 @@ def words(node: ast.expr | None) -> Iterator[str]:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield re.sub(r"\{[^}]*\}", "…", node.value)
     elif isinstance(node, ast.JoinedStr):
-        yield "".join(one.value if isinstance(one, ast.Constant) else "…" for one in node.values)  # type: ignore[misc]
+        yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)  # type: ignore[misc]
     elif isinstance(node, ast.IfExp | ast.BoolOp):
         either = node.values if isinstance(node, ast.BoolOp) else [node.body, node.orelse]
         yield from chain.from_iterable(map(words, either))
@@ -46,8 +46,10 @@ def assigned(nodes: list[ast.AST], call: ast.Call, given: ast.expr | None) -> It
     if isinstance(given, ast.Name):
         for function in nodes:
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and call in ast.walk(function):
-                every = [one for one in ast.walk(function) if isinstance(one, ast.Assign)]
-                values += [one.value for one in every if getattr(one.targets[0], "id", "") == given.id]
+                every = [inner for inner in ast.walk(function) if isinstance(inner, ast.Assign)]
+                values += [
+                    assignment.value for assignment in every if getattr(assignment.targets[0], "id", "") == given.id
+                ]
     yield from values or [given]
 
 
@@ -63,7 +65,7 @@ def titles() -> dict[str, str]:
             places.pop(name)  # it sets its own title
     for file, nodes in files.items():
         inside = {
-            id(node) for one in nodes if isinstance(one, ast.ClassDef) and one.name in errors for node in ast.walk(one)
+            id(node) for cls in nodes if isinstance(cls, ast.ClassDef) and cls.name in errors for node in ast.walk(cls)
         }
         for node in nodes:
             if not isinstance(node, ast.Call):
@@ -72,7 +74,7 @@ def titles() -> dict[str, str]:
             if name not in places or (name == "__init__" and id(node) not in inside):
                 continue
             place = places[name]
-            given = next((one.value for one in node.keywords if one.arg == "title"), None)
+            given = next((keyword.value for keyword in node.keywords if keyword.arg == "title"), None)
             for meant in assigned(nodes, node, given or (node.args[place] if len(node.args) > place else None)):
                 for text in words(meant):
                     found.setdefault(text, file.name)

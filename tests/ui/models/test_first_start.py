@@ -88,7 +88,10 @@ async def test_models_that_are_here_come_first_and_the_starter_is_what_it_is(
     window.show_first_start()
     await until(lambda: page.starter_button.text() == "Use the starter model")
     await until(lambda: page.local_model_buttons)
-    assert [one.text() for one in page.local_model_buttons] == ["Use Large-Q4_K_M · fits", "Use Small-Q4_K_M · fits"]
+    assert [model_button.text() for model_button in page.local_model_buttons] == [
+        "Use Large-Q4_K_M · fits",
+        "Use Small-Q4_K_M · fits",
+    ]
     assert (page.local_model_buttons[0].property("kind"), page.starter_button.property("kind")) == ("primary", "")
     page.local_model_buttons[0].click()
     await until(lambda: ("use_model", large.path) in runtime.calls)

@@ -319,7 +319,7 @@ async def test_a_model_is_deleted_with_all_its_files_once_its_size_was_said(
     assert "moves 5 GB to the trash" in " ".join(label.text() for label in question(models).findChildren(QLabel))
     question(models).confirm_button.click()
     await until(lambda: len(gone) == 3)
-    await until(lambda: any(one.isVisible() for one in models.findChildren(ConfirmDialog)))
+    await until(lambda: any(dialog.isVisible() for dialog in models.findChildren(ConfirmDialog)))
     assert all(file.exists() for file in parts)
     question(models).confirm_button.click()
     await until(lambda: not any(file.exists() for file in (*parts, tmp_path / "mmproj-Own.gguf")))

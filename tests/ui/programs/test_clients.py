@@ -15,7 +15,7 @@ NASTY = ServerAccess("http://127.0.0.1:8737", "kv-a'b c", '模型 "Q4"', 32_768)
 
 
 def lines(name: str, access: ServerAccess = NASTY) -> str:
-    return next(one for one in CLIENTS if one.name == name).lines(access)
+    return next(client for client in CLIENTS if client.name == name).lines(access)
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda one: one.name)

@@ -31,7 +31,9 @@ def filled(furnished: StagedRuntime) -> StagedRuntime:
 
 def words(window: ProgramsWindow) -> str:
     return "\n".join(
-        getattr(one, "full_text", "") or one.text() for one in window.findChildren(QLabel) if one.isVisible()
+        getattr(text_label, "full_text", "") or text_label.text()
+        for text_label in window.findChildren(QLabel)
+        if text_label.isVisible()
     )
 
 
@@ -102,8 +104,8 @@ async def test_a_request_has_the_receipt_of_a_reply_and_both_texts(filled: Stage
         "The prompt changed at token 312 of 20,968: the date in the system prompt; 20,656 tokens reprocessed, 41 s."
         in words(programs)
     )
-    boxes = [one for one in requests.findChildren(QPlainTextEdit) if one.isVisible()]
-    texts = [one.toPlainText() for one in boxes]
+    boxes = [box for box in requests.findChildren(QPlainTextEdit) if box.isVisible()]
+    texts = [box.toPlainText() for box in boxes]
     for box, date in zip(boxes, ("Sun Nov 22", "Mon Nov 23"), strict=False):
         marks = box.extraSelections()
         assert [mark.cursor.selectedText() for mark in marks] == [date]

@@ -223,7 +223,13 @@ async def test_shows_the_memory_and_takes_a_proposal(
     qtbot.mouseClick(button(settings, "Use: Less memory (q8_0)"), LEFT)
     await until(lambda: runtime.settings.kv_type == "q8_0")
     assert settings.pending.isVisible()
-    await until(lambda: not any(one.accessibleName().startswith("Use:") for one in settings.findChildren(QPushButton)))
+    await until(
+        lambda: (
+            not any(
+                push_button.accessibleName().startswith("Use:") for push_button in settings.findChildren(QPushButton)
+            )
+        )
+    )
 
 
 async def test_the_bar_is_as_long_as_what_is_taken(look: Look, qtbot: QtBot) -> None:

@@ -36,7 +36,7 @@ async def opened(window: MainWindow) -> SavedPanel:
 async def test_storage_and_the_palette_lead_to_it(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     storage = window.side_windows.open_storage()
     qtbot.mouseClick(button(storage, "Time saved…"), LEFT)
-    panel = next(one for one in window.findChildren(SavedPanel))
+    panel = next(saved_panel for saved_panel in window.findChildren(SavedPanel))
     await until(lambda: panel.statistics is not None)
     assert panel.isVisible()
     panel.close()

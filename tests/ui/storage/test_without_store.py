@@ -34,7 +34,7 @@ async def test_it_opens_and_says_so_and_what_deletes_says_why_it_cannot(opened: 
     assert notice.accessibleName().startswith(TITLE)
     await opened.until(lambda: "nothing is saved" in window.sidebar.usage_button.text())
     window.sidebar.usage_button.click()
-    panel = next(one for one in window.findChildren(StoragePanel) if one.isVisible())
+    panel = next(storage_panel for storage_panel in window.findChildren(StoragePanel) if storage_panel.isVisible())
     await opened.until(lambda: panel.summary.total_label.text() == "Nothing is saved")
     assert "savepoints" in panel.empty_label.text()
     panel._delete(None)
