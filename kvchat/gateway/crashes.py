@@ -2,7 +2,8 @@
 
 If the engine crashes with requests of one program only, that program is guilty. With several, each is suspected and
 from then on answered alone, so that the next crash identifies one; the others are then cleared. A program that
-crashes the engine only when others run then always runs alone. A hang is detected after ten minutes, so one is enough.
+crashes the engine only alongside others stays suspected and always runs alone. A hang is detected after ten minutes,
+so one is enough.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a program's request in its slot: load, process in steps, forward it unchanged, stream the reply, prove."""
+"""Runs a program's request in its slot: load, process in steps, forward, stream the reply, check the reuse."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Forwarder:
         return {head: None} if worthwhile and not lease.engine.can_cut else {}
 
     async def _process_in_steps(self) -> bool:
-        """Process a long prompt but its last tokens in steps, so that others run in between; False if not needed."""
+        """Process all but the last tokens of a long prompt in steps, so that others can run; False if not needed."""
         loaded, slots, slot = self.exchange.loaded, self.lease.slots, self.lease.slot
         ids, record, speed = self.pending.prompt.ids, self.pending.record, slots.restore_cost.speed
         rate, step_ms = speed.ms_per_token, TARGET_STEP_MS if slots.is_window_active else IDLE_STEP_MS

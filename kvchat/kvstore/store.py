@@ -47,7 +47,7 @@ class BlockStore:
     ) -> None:
         """Open or create the store. Raises StoreRefused, and migrations.DatabaseTooNew.
 
-        `problem`: why nothing can be kept; then `folder` only serves engines, until `close`.
+        `problem`: why nothing can be kept; then `folder` only holds files of engines, and `close` deletes it.
         """
         self.problem = problem
         self._closing, self._closed = threading.Lock(), False

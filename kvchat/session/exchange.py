@@ -233,7 +233,7 @@ class Exchange:
 
     @property
     def has_outgrown_context(self) -> bool:
-        """True if the last answer filled the context and may continue in a larger one, or alone."""
+        """True if the last answer filled the context and can continue in a larger one, or without other slots."""
         engine = self.engine
         can_grow = engine is not None and engine.too_small(engine.context_size + 1)
         return self.crowded_out or (can_grow and self.is_context_full)

@@ -167,7 +167,7 @@ class Lease:
             await self.take_over()
             self._notify(RestoreFailed(outcome.reason))
             return LoadedState(0, None, miss_reason=outcome.reason)
-        cost.learn_restore(outcome.bytes, outcome.ms)
+        cost.record_restore(outcome.bytes, outcome.ms)
         tokens = outcome.save_point.tokens[: outcome.n_tokens]
         slot.set_contents(
             SlotContents(self.engine.generation, self.owner, tokens, is_exact=True, unproved_restore=outcome)
@@ -289,7 +289,7 @@ class Lease:
     async def settle(
         self, boundary: Tokens, progress: Callable[[PromptProgress], None] = lambda progress: None
     ) -> Timings:
-        """Make the slot hold exactly these tokens, up to a turn boundary. May be cancelled at any point."""
+        """Make the slot hold exactly `boundary`, processing what is missing. May be cancelled at any point."""
         contents = self.slot.known_contents(self.engine)
         if contents and contents.is_exact and contents.tokens == boundary:
             return Timings(cache_n=len(boundary), prompt_n=0, prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)

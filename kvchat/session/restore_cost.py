@@ -122,7 +122,7 @@ class RestoreCost:
     def use_model(self, model: str) -> None:
         self.speed = self.speed_of(model)
 
-    def learn_restore(self, size: int, ms: float) -> None:
+    def record_restore(self, size: int, ms: float) -> None:
         """Note that a slot file of `size` bytes was assembled and restored in `ms`."""
         if size:
             self._restores.append(ms / size)
@@ -152,9 +152,9 @@ class RestoreCost:
         return is_worth
 
     def break_even(self, size_of: Callable[[int], float], context_size: int) -> BreakEven | None:
-        """Return the least gain that is worth its restore; None until both rates are measured.
+        """Return the smallest number of tokens worth restoring; None until both rates are measured.
 
-        `size_of`: slot file bytes for a number of tokens, a growing part and a fixed one.
+        `size_of`: slot file bytes for a number of tokens: a fixed part plus one that grows with it.
         """
         rate = self.speed.ms_per_token
         if rate is None or self.restore_ms_per_byte is None:

@@ -56,7 +56,7 @@ class ReasonCode(StrEnum):
     BUILD = "build", N_("engine build")
 
     # Why a chat's memory was lost
-    SET_ASIDE = "set-aside", N_("its memory was set aside: {reason}"), N_("its memory was set aside")
+    SET_ASIDE = "set-aside", N_("its memory was discarded: {reason}"), N_("its memory was discarded")
     BLOCK_DAMAGED = "block-damaged", N_("a block was damaged ({error})")
     PRUNED = "pruned", N_("its memory was deleted to stay within the storage limit")
     PRUNED_BY_USER = "pruned-by-user", N_("its memory was deleted to free up disk space")
@@ -103,7 +103,7 @@ class ReasonCode(StrEnum):
     WINDOW_AS_CONTEXT = "window-as-context", N_("the model's sliding window is as long as the context")
     TAKES_LONG = "takes-long", N_("a test would take too long with this model")
     NEVER_REUSES = "never-reuses", N_("the engine reprocesses a short chat even if it is still loaded")
-    LITTLE_ROOM = "little-room", N_("not enough disk space for its files")
+    LITTLE_ROOM = "little-room", N_("not enough disk space for the test's files")
     NOTHING_LOADED = "nothing-loaded", N_("nothing was loaded")
     USED_LESS = "used-less", N_("the engine accepted {accepted} tokens but used only {used}")
     NO_PARTS = "no-parts", N_("part of a saved chat cannot be reused: {reason}")

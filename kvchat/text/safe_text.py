@@ -49,13 +49,13 @@ _PROSE = frozenset(("", ".txt", ".md", ".markdown", ".rst", ".pdf"))
 
 def safe_prose(text: str) -> str:
     """Make prose safe to show: drop hidden characters, show control codes (also ANSI's ESC) as pictures."""
-    return _SUSPECT.sub(lambda found: _in_place(found) or _picture(found[0]) or "", text)
+    return _SUSPECT.sub(lambda found: _keep_if_legitimate(found) or _picture(found[0]) or "", text)
 
 
 def safe_code(text: str) -> str:
     """Make code safe to show: name every hidden character."""
     text = _STRAY.sub(lambda found: "".join(f"⟦{_MARKS[char]}⟧" for char in found[0]), text)
-    return _SUSPECT.sub(lambda found: _in_place(found) or _picture(found[0]) or f"⟦{_name(found[0])}⟧", text)
+    return _SUSPECT.sub(lambda found: _keep_if_legitimate(found) or _picture(found[0]) or f"⟦{_name(found[0])}⟧", text)
 
 
 def safe_document(name: str, text: str) -> str:
@@ -63,7 +63,7 @@ def safe_document(name: str, text: str) -> str:
     return safe_prose(text) if PurePath(name).suffix.lower() in _PROSE else safe_code(text)
 
 
-def _in_place(found: re.Match[str]) -> str:
+def _keep_if_legitimate(found: re.Match[str]) -> str:
     """Return a hidden character if it is legitimate here, else ""."""
     char, text, at = found[0], found.string, found.start()
     if at and _BELONGS.match(text, at - 1):

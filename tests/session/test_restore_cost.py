@@ -26,7 +26,7 @@ def make_cost(ms_per_token: float) -> RestoreCost:
 )
 def test_the_break_even_is_the_least_gain_worth_a_restore(per_token: int, fixed: int, tokens: int | None) -> None:
     cost = make_cost(4.0)
-    cost.learn_restore(200_000_000, 1000)
+    cost.record_restore(200_000_000, 1000)
     assert cost.break_even(lambda n: fixed + n * per_token, CONTEXT) == BreakEven(tokens, 4.0, 5e-6)
 
 
@@ -34,14 +34,14 @@ def test_there_is_no_break_even_before_both_rates_are_measured() -> None:
     cost = RestoreCost()
     cost.speed.learn(1000, 4000, 0)
     assert cost.break_even(lambda n: n, CONTEXT) is None
-    cost.learn_restore(1_000_000, 5)
+    cost.record_restore(1_000_000, 5)
     assert cost.break_even(lambda n: n, CONTEXT) is not None
 
 
 def test_a_single_slow_restore_changes_nothing() -> None:
     cost = make_cost(1.0)
     for ms in (5, 5, 5000, 5):
-        cost.learn_restore(1_000_000, ms)
+        cost.record_restore(1_000_000, ms)
     assert cost.is_worth(1000, 1_000_000)
     assert not cost.is_worth_trying(MIN_GAIN - 1, 10)
     assert cost.restore_ms_per_byte == 5e-6, "too small a gain does not change the rate"
@@ -49,11 +49,11 @@ def test_a_single_slow_restore_changes_nothing() -> None:
 
 def test_slow_restores_are_tried_again_later() -> None:
     cost = make_cost(1.0)
-    cost.learn_restore(1_000_000, 5000)
+    cost.record_restore(1_000_000, 5000)
     tried = [cost.is_worth_trying(1000, 1_000_000) for _ in range(20)]
     assert not any(tried[:5])
     assert tried[-1]
-    cost.learn_restore(1_000_000, 5000)
+    cost.record_restore(1_000_000, 5000)
     assert not cost.is_worth(1000, 1_000_000)
 
 

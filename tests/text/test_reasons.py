@@ -32,7 +32,7 @@ def test_every_reason_round_trips(code: ReasonCode) -> None:
 
 
 def test_nested_reasons() -> None:
-    assert NESTED.english == "its memory was set aside: saved with different engine settings (K cache type, top_p)"
+    assert NESTED.english == "its memory was discarded: saved with different engine settings (K cache type, top_p)"
     assert Reason(ReasonCode.DISK_FULL).as_sentence == "The disk is full."
 
 

@@ -48,7 +48,7 @@ Tokenize = Callable[[str, bool], Awaitable[TokenIds]]  # ids of a text; True add
 
 
 class UnchangedRows:
-    """Counts a slot's leading tokens whose rows are unchanged since the last save or restore, as far as reported."""
+    """Counts a slot's leading tokens whose KV cache rows are known to be unchanged since the last save or restore."""
 
     def __init__(self, exclusive: bool = True) -> None:
         self._exclusive = exclusive  # False: others send requests to this engine, so nothing is ever known

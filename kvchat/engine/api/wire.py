@@ -244,7 +244,7 @@ def parse_facts(body: Body) -> ServerFacts:
 
 
 def parse_tokens(answer: bytes) -> tuple[int, ...] | None:
-    """Parse the response of /tokenize in pieces, so that other threads run; None if it is no list of ids."""
+    """Parse the response of /tokenize in pieces, so that other threads run; None if it is not a list of ids."""
     at, end, tokens = answer.find(b"["), answer.rfind(b"]"), list[Any]()
     if not 0 <= at < end:
         return None

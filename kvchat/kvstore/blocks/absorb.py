@@ -1,8 +1,8 @@
 """Absorbing: splits a slot file into blocks and writes only the new ones.
 
-A row of a prefix that an earlier save point also has is compared with its presumed block, by XXH3. Where the rows
-are known to be unchanged (see `split_slot_file`), two blocks are compared and the others trusted. New rows are read
-once: a block gets its name when it is written.
+A row that an earlier save point also has is compared with that save point's block, by XXH3. Where rows are known to be
+unchanged (see `split_slot_file`), only two blocks are compared, as samples. New rows are read once: a block gets its
+name when it is written.
 """
 
 from __future__ import annotations

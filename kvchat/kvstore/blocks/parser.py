@@ -11,8 +11,9 @@ are PLACEHOLDER. Then come the caches, none of which names its kind:
   cell        pos i32, n_seq u32, [x, y, token i32: only with M-RoPE or PLE], seq_id i32
   recurrent   n_cells u32 | pos i32, n_seq u32 | s_trans, n_layer u32
               | per recurrent layer: type i32, row_size u64, R row | the same for S
-Order: plain one; sliding window base, window; indexers (DSA, MSA) the indexed cache, then the indexer; hybrids
-attention, then recurrent. Of two caches, the window is the one whose rows do not reach back to token 0.
+Order of the caches: plain models have one; models with a sliding window the base, then the window; models with an
+indexer (DSA, MSA) the indexed cache, then the indexer; hybrids attention, then recurrent. Of two caches, the window is
+the one whose rows do not reach back to token 0.
 Newer servers append their context checkpoints under the same state version (seen in files of b11549):
   "SCKP" u32, 1 u32, count u32 | per checkpoint: n_tokens i64, pos_min i32, pos_max i32
               | three times (target, draft, speculation): size u64, bytes

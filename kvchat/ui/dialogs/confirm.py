@@ -1,4 +1,4 @@
-"""Questions and file dialogs that never stop the event loop, and message boxes before there is a window."""
+"""Questions and file dialogs that never block the event loop, and message boxes before there is a window."""
 
 from __future__ import annotations
 

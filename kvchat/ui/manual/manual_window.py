@@ -69,7 +69,7 @@ class ManualPage(QTextBrowser):
         return [block for block in blocks if block.blockFormat().headingLevel() in (2, 3)]
 
     def go_to(self, number: int) -> None:
-        """number: of a heading; -1: stay"""
+        """Scroll to heading `number`; -1: do nothing."""
         if number >= 0:
             heading = self.headings()[number]
             self.setTextCursor(QTextCursor(heading))

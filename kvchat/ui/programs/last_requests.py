@@ -181,14 +181,14 @@ class LastRequests(QWidget):
             )
             self._details_column.addWidget(self._comparison(sent, change.original, passed, change.rewritten))
 
-    def _comparison(self, left: str, before: str, right: str, after: str) -> QWidget:
+    def _comparison(self, left_title: str, before: str, right_title: str, after: str) -> QWidget:
         """Show two texts side by side from shortly before they differ, and mark the difference."""
         made, at = QWidget(), common_prefix_length(before, after)
         same_end = common_prefix_length(before[at:][::-1], after[at:][::-1])
         line = before.rfind("\n", 0, max(0, before.rfind("\n", 0, at))) + 1
         begin = max(line, at - _CONTEXT)
         sides = []
-        for name, text in ((left, before), (right, after)):
+        for name, text in ((left_title, before), (right_title, after)):
             excerpt = ("…" if begin else "") + text[begin:]
             hidden = len(text) - len(excerpt)
             box = plain_text(name, code_font(self._look.fonts.mono, self._look.fonts.small), excerpt or _("(nothing)"))

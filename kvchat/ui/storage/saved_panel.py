@@ -164,7 +164,7 @@ class SavedPanel(Panel):
         sums = self.total, self.estimate, 10, label(_("Replies by source"), "strong"), self.kinds
         days = 10, label(_("Time saved per day"), "strong"), self.saved_bars, self.day_label, STRETCH
         column(*sums, *days, on=self._page.content, spacing=8, margins=(22, 18, 22, 18))
-        self.close_button = button(_("Close"), self.close, "primary", name=_("Close time saved"))
+        self.close_button = button(_("Close"), self.close, "primary", name=_("Close “Time saved”"))
         buttons = row(STRETCH, self.close_button, margins=(22, 0, 22, 0))
         column(
             self.notices, (self._page, 1), (self.empty_label, 1), buttons, on=self, spacing=12, margins=(0, 12, 0, 16)

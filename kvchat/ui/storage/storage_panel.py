@@ -171,9 +171,9 @@ class StoragePanel(Panel):
         buttons = row(self.delete_all_button, STRETCH, saved, self.close_button, margins=(8, 0, 8, 0))
         column(self.notices, (page, 1), buttons, on=self, spacing=12, margins=(16, 20, 16, 18))
         self.list.delete_requested.connect(self._delete)
-        self.list.pin_requested.connect(lambda id, on: self._change_store(self._runtime.save_points.pin(id, on)))
+        self.list.pin_requested.connect(lambda id, on: self._apply_change(self._runtime.save_points.pin(id, on)))
         self.list.never_save_requested.connect(
-            lambda id, on: self._change_store(self._runtime.save_points.never_save(id, on))
+            lambda id, on: self._apply_change(self._runtime.save_points.never_save(id, on))
         )
         self.prune_card.plan_requested.connect(lambda: self.run(self._preview()))
         self.prune_card.plan_dropped.connect(self._fill)
@@ -239,7 +239,7 @@ class StoragePanel(Panel):
         text = _("Messages are not deleted. Each chat must be reprocessed once before it replies quickly again.")
         confirm(self, _("Delete all chat memory?"), text, _("Delete all"), lambda: self._delete(None))
 
-    def _change_store(self, run: Coroutine[Any, Any, object]) -> None:
+    def _apply_change(self, run: Coroutine[Any, Any, object]) -> None:
         self.prune_card.drop_plan()
         self.run(self._run_and_load(run))
 
@@ -276,4 +276,4 @@ class StoragePanel(Panel):
         self.run(self._run_and_load(self._runtime.save_points.prune(plan)))
 
     def _delete(self, conversation_id: str | None) -> None:
-        self._change_store(self._runtime.save_points.delete(conversation_id))
+        self._apply_change(self._runtime.save_points.delete(conversation_id))

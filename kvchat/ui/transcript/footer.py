@@ -222,7 +222,7 @@ class ReplyFooter(QWidget):
             self._continue.setVisible(visible)
 
     def heightForWidth(self, width: int) -> int:
-        """Put the buttons below the lines if narrow. An open receipt wraps."""
+        """Put the buttons below the lines if narrow. The text of an open receipt wraps, so its height varies."""
         beside = self._lines.minimumSize().width() + _BUTTON_GAP + self._actions.minimumSizeHint().width()
         direction = QBoxLayout.Direction.TopToBottom if width < beside else QBoxLayout.Direction.LeftToRight
         self._row.setDirection(direction)
