@@ -228,7 +228,7 @@ class EngineSetup:
         others = join_list(build.backend.value for build in builds)
         raise KvchatError(
             title,
-            _("Matching builds in the latest llama.cpp releases: {others}.", others=others or _("none")),
+            _("Matching builds in the latest llama.cpp releases: {others}.", others=others or _("no builds")),
             _("See {source}, or choose a llama-server on this computer.", source=self.source),
         )
 
@@ -308,7 +308,7 @@ class EngineSetup:
         if name not in engines:
             raise KvchatError(
                 _("No downloaded engine is named {name}", name=name),
-                _("Available: {there}.", there=join_list(engines) or _("none")),
+                _("Available: {there}.", there=join_list(engines) or _("no engines")),
                 _("Only downloaded engines can be removed."),
             )
         return engines[name]

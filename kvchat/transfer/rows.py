@@ -68,7 +68,7 @@ def store_rows(database: Database, conversation: Row) -> bool:
         raise BadConversation(_("it has no list of messages"))
     if len(messages) > MAX_MESSAGES:
         raise BadConversation(_("it has more than {most_messages} messages", most_messages=format_number(MAX_MESSAGES)))
-    checked = _clean({k: v for k, v in conversation.items() if k != "messages"}, _CONVERSATION_TYPES, "it")
+    checked = _clean({k: v for k, v in conversation.items() if k != "messages"}, _CONVERSATION_TYPES, _("the chat"))
     checked["title"] = checked["title"][:MAX_TITLE]
     messages = [_checked_message(message, place) for place, message in enumerate(messages, 1)]
     _check_tree(checked.get("leaf_id"), messages)

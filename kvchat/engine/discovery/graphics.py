@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kvchat.engine import parent_guard
 from kvchat.errors import KvchatError
-from kvchat.text.language import N_, _, join_list
+from kvchat.text.language import N_, _, join_list, join_sentences
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _DISPLAY_CLASS = 0x03  # PCI class code: VGA, XGA, 3D and other display controllers
@@ -176,5 +176,5 @@ def describe_missing_libraries(program: Path) -> str:
     reason = _("It is missing {lacking}.", lacking=join_list(sorted(missing)))
     providers = {_(text) for prefix, text in _PROVIDERS.items() if any(name.startswith(prefix) for name in missing)}
     if providers:
-        reason += " " + _("This is part of {brought}.", brought=_(" and ").join(sorted(providers)))
+        reason = join_sentences(reason, _("This is part of {brought}.", brought=_(" and ").join(sorted(providers))))
     return reason
