@@ -186,7 +186,7 @@ def server_key(paths: Paths) -> SecretStore:
 
 class ExternalEngine:
     def __init__(self, slot_path: Path, generations: Iterator[int], key: SecretStore) -> None:
-        """`slot_path` replaces an unreachable server folder: nothing is written there."""
+        """`slot_path`: placeholder for a server's folder that is out of reach; nothing is written to it."""
         self.connection = ExternalServer(generations)
         self.server: ServerFacts | None = None  # last reported
         self._slot_path, self._key = slot_path, key

@@ -309,7 +309,7 @@ class Metrics:
         self._predicted = Counter("kvchat_predicted_tokens", "Tokens of answers", labels, registry=registry)
         self._saved = Counter("kvchat_saved_seconds", "Processing time saved", labels, registry=registry)
         first = "kvchat_first_byte_seconds", "Until the first byte", ("source",)
-        self._first_token = Histogram(*first, buckets=_SECONDS, registry=registry)
+        self._first_byte = Histogram(*first, buckets=_SECONDS, registry=registry)
         active = Gauge("kvchat_requests_under_way", "Waiting or being answered", registry=registry)
         active.set_function(lambda: len(log.active))
         log.subscribe(self._count)
@@ -332,4 +332,4 @@ class Metrics:
             self._predicted.labels(*labels).inc(record.predicted or 0)
             self._saved.labels(*labels).inc(record.saved_ms / 1000)
             if record.first_ms is not None:
-                self._first_token.labels(labels[1]).observe(record.first_ms / 1000)
+                self._first_byte.labels(labels[1]).observe(record.first_ms / 1000)

@@ -135,11 +135,11 @@ class Allocator:
 
     @contextlib.asynccontextmanager
     async def acquire(self, owner: str, prompt: Tokens = (), *, window: bool = True) -> AsyncIterator[Slot]:
-        """Yield a slot for a request, as soon as one is not in use for another.
+        """Yield a slot for a request, once one is free.
 
         Picks the owner's slot or, given a `prompt`, the one holding most of it; else an empty one, else the least
-        recently used. `window` requests go first; one of several slots is reserved for them, and each owner has at most
-        one. A program's requests are one conversation if their prompts extend each other.
+        recently used. `window` requests go first, and if there are several slots, one is kept for them. An owner holds
+        at most one slot. A program's requests are one conversation if their prompts extend each other.
         """
         request = SlotRequest(owner, prompt=prompt, from_window=window)
         self._pending = sorted([*self._pending, request], key=lambda pending: not pending.from_window)

@@ -1,4 +1,4 @@
-"""The turn: restore, stream, settle at the turn boundary, save. Shared by the window, `ask` and `bench`."""
+"""The turn: restore, stream, bring the slot to the turn boundary, save. Shared by the window, `ask` and `bench`."""
 
 from __future__ import annotations
 

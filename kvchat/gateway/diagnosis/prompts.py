@@ -146,7 +146,7 @@ class Prompt:
         return int(differs.argmax()) if differs.any() else size
 
     def extends(self, other: Prompt) -> bool:
-        """True if it begins like the other, so none of that is processed again."""
+        """True if it begins with all of the other, less its reply head, or is itself the beginning of it."""
         return self.shared_tokens(other) >= min(len(self), max(len(other) - _REPLY_HEAD, 1))
 
 

@@ -28,7 +28,7 @@ ACTIVE_STATES = frozenset((DownloadState.WAITING, DownloadState.CHECKING, Downlo
 
 @dataclass(frozen=True)
 class Download:
-    """State of a download. Bytes; rate in bytes per second, 0 while unknown."""
+    """State of a download. Sizes in bytes; `rate` in bytes per second, 0 while unknown."""
 
     order: Order
     path: Path  # future path of the first file; identifies the download

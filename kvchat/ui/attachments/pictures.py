@@ -141,15 +141,15 @@ async def take_screenshot(window: QWidget) -> QImage | None:
     try:
         await asyncio.sleep(_REDRAW_S)
         if on_wayland() or os.environ.get("XDG_SESSION_TYPE") == "wayland":
-            return await _take_by_desktop()
-        return await _take_by_picker(screen)
+            return await _capture_via_portal()
+        return await _capture_with_picker(screen)
     finally:
         window.show()
         window.raise_()
         window.activateWindow()
 
 
-async def _take_by_desktop() -> QImage | None:
+async def _capture_via_portal() -> QImage | None:
     """https://flatpak.github.io/xdg-desktop-portal/docs/doc-org.freedesktop.portal.Screenshot.html"""
     bus = SessionBus()
     options = {"interactive": ("b", True)}
@@ -169,7 +169,7 @@ async def _take_by_desktop() -> QImage | None:
     return image
 
 
-async def _take_by_picker(screen: QScreen) -> QImage | None:
+async def _capture_with_picker(screen: QScreen) -> QImage | None:
     whole = screen.grabWindow(0)
     if whole.isNull():
         raise NoScreenshot

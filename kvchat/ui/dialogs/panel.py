@@ -162,7 +162,7 @@ class Notices(ShrinkingPage):
 class FittingDialog(QDialog):
     """Window no smaller than its contents need, as far as the screen allows."""
 
-    smallest = QSize(0, 0)  # minimum pixels even if the contents need less
+    min_size = QSize(0, 0)  # minimum pixels even if the contents need less
 
     def event(self, event: QEvent) -> bool:
         may_not_fit = event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize)  # other events may delete it
@@ -172,7 +172,7 @@ class FittingDialog(QDialog):
         return done
 
     def update_minimum_size(self) -> None:
-        size = self.smallest
+        size = self.min_size
         if (layout := self.layout()) is not None:
             needed = layout.totalMinimumSize()
             if layout.hasHeightForWidth():

@@ -82,7 +82,7 @@ class TextPage(QTextBrowser):
         return QByteArray()
 
     def focusNextPrevChild(self, next: bool) -> bool:
-        """Step through the links, then leave. A page being hidden has none."""
+        """Step through the links, then leave; skip them if the page is hidden."""
         if not self.isVisible():
             return not (parent := self.parentWidget()) or parent.focusNextPrevChild(next)
         moved = super().focusNextPrevChild(next)

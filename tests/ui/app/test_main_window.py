@@ -512,7 +512,7 @@ async def test_engine_coming_back_says_what_happened(furnished: StagedRuntime, w
     assert "attempt 2" in window.engine_card.detail.text()
     furnished.set_engine(EngineState.LOADING)
     assert window.engine_card.title.text() == "Loading SmolLM2-135M-Instruct…"
-    furnished.set_engine(EngineState.LOADING, checking=True)
+    furnished.set_engine(EngineState.LOADING, is_testing=True)
     assert window.engine_card.title.text() == "Testing chat memory…"
     assert not window.engine_card.restart_button.isVisible()
 

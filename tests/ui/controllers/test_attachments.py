@@ -384,7 +384,7 @@ def picker() -> RegionPicker | None:
 
 async def picking(window: QWidget) -> RegionPicker:
     """Press the screenshot button; return the region picker."""
-    window.composer.screenshot.click()  # type: ignore[attr-defined]
+    window.composer.screenshot_button.click()  # type: ignore[attr-defined]
     await until(picker)
     assert not window.isVisible(), "it is not on the picture"
     found = picker()
