@@ -99,9 +99,12 @@ def suggest(options: arguments.JsonOptions) -> int:
         )
         for model in suggestions
     ]
+    fields = [dataclasses.asdict(model) for model in suggestions]
+    for values in fields:
+        values["why"] = values.pop("reason")  # as scripts know it
     title = _("For a GPU with {tier} GB:", tier=tier) if tier else _("For a computer without a large GPU:")
     lines = [title, *columns(rows), _("Download one with `kvchat models get NAME`.")]
-    return print_result(options.as_json, {"memory_gb": tier, "suggestions": suggestions}, lines)
+    return print_result(options.as_json, {"memory_gb": tier, "suggestions": fields}, lines)
 
 
 async def search(options: arguments.SearchModelsOptions, commands: Commands) -> int:

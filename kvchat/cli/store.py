@@ -254,8 +254,10 @@ def report_lines(report: VerifyReport, lost_points: Mapping[str, int], titles: T
 
 
 def _with_title(conversation_id: str, titles: Titles, value: DataclassInstance) -> dict[str, Any]:
-    fields = {"conversation_id": conversation_id, "title": titles.get(conversation_id)}
-    return fields | dataclasses.asdict(value)
+    fields = {"conversation_id": conversation_id, "title": titles.get(conversation_id)} | dataclasses.asdict(value)
+    if "reprocessing" in fields:
+        fields["reading"] = fields.pop("reprocessing")  # as in `store prune` and `prepared`
+    return fields
 
 
 def _title(conversation_id: str, titles: Titles) -> str:

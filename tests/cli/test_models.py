@@ -62,6 +62,7 @@ def test_models_on_this_machine_are_listed(user_home, tmp_path, capsys, run_json
 
 def test_suggestions_need_no_network(hub, run_json):
     answer = run_json("models", "suggest")
+    assert all(suggestion["why"] for suggestion in answer["suggestions"])
     assert answer["suggestions"]
     assert all(suggestion["memory_gb"] == answer["memory_gb"] for suggestion in answer["suggestions"])
     assert hub.requests == []

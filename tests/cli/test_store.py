@@ -73,6 +73,7 @@ def test_usage_matches_the_files(filled, run_json):
     assert figures["bytes_written"] >= on_disk
     assert {"quota_bytes", "free_bytes", "free_floor_bytes", "shared_savings_bytes"} <= set(figures)
     thesis, letter = figures["by_conversation"]
+    assert "reading" in thesis
     assert (thesis["title"], thesis["save_points"]) == ("My thesis on rivers", 2)
     assert (letter["conversation_id"], letter["title"]) == (filled.letter, "A letter")
     assert thesis["shared_bytes"] == letter["shared_bytes"] > 0

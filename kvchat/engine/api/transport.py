@@ -88,7 +88,7 @@ class EngineResponse:
             raise EngineRefused(self.status_code, _("The response is invalid")) from error
 
     def read_in_batches(self, closing: asyncio.Event, on_silence: Callable[[], None]) -> None:
-        """Until `closing` is set, pause before each read, so that data arrives in batches; report long silences."""
+        """Pause before each read, so that data arrives in batches, but not after `closing`; report long silences."""
         self._closing, self._on_silence = closing, on_silence
 
     async def _next(self) -> object:

@@ -318,10 +318,10 @@ class MainWindow(QMainWindow):
         }
 
     def _useless_actions(self) -> set[str]:
+        """Return the actions that would do nothing now."""
         from kvchat.chat.record.messages import Role
         from kvchat.engine.api.connection import EngineState
 
-        """Return the actions that would do nothing now."""
         chat, messages, settings = self.chat.current, self.transcript.messages, self.runtime.settings
         is_answering = chat is not None and self.runtime.chat.is_answering(chat)
         has_reply = bool(messages) and messages[-1].role is Role.ASSISTANT
