@@ -64,6 +64,7 @@ def start_reply(home: Home, engine: FakeEngine, *arguments: str) -> AskCommand:
 def start_waiting(home: Home, question: str) -> AskCommand:
     command = AskCommand(home, question)
     command.wait_for(WAITING)
+    wait_until(lambda: question in {message["content"] for message in home.messages()}, what="the stored question")
     return command
 
 
