@@ -301,7 +301,7 @@ def lines(report: DoctorReport) -> list[str]:
         ("display", str(report.display)),
         ("tray", str(report.tray)),
         ("keyring", str(report.keyring)),
-        ("free disk", f"{disk}; below {floor} nothing is saved"),
+        ("free disk", f"{disk}; chat memory is not saved below {floor}"),
         ("limit", report.quota),
         ("staging", report.staging),
     ]

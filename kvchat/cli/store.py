@@ -170,10 +170,10 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: SecondsSaved) -> list[
         (_("Save points"), _("{save_points} in {chats}", save_points=format_number(usage.save_points), chats=chats)),
         (_("On disk"), _("{physical_bytes} of {quota_bytes} allowed", **sizes)),
         *([("", capacity)] if (capacity := describe_capacity(usage.quota_bytes, usage.chat_bytes)) else []),
-        (_("Without sharing"), _("{logical_bytes}; sharing saves {shared_savings}", **sizes)),
+        (_("Without deduplication"), _("{logical_bytes}; deduplication saves {shared_savings}", **sizes)),
         (_("Unique data"), format_size(usage.unique_rows_bytes)),
         (_("Written"), _("{bytes_written_today} today, {bytes_written} in total", **sizes)),
-        (_("Free disk space"), _("{free_bytes}; below {free_floor_bytes} nothing is saved", **sizes)),
+        (_("Free disk space"), _("{free_bytes}; chat memory is not saved below {free_floor_bytes}", **sizes)),
     ]
     if programs:
         held = format_size(sum(chat.exclusive_bytes for chat in programs))

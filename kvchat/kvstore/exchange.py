@@ -243,7 +243,7 @@ def _receive(files: BlockFiles, manifest: Manifest, stream: BlockStream) -> dict
         if files.find(name, size) is not None:
             continue
         written = files.write(limited(content, size))
-        if written.block != name or written.size != size:
+        if written.name != name or written.size != size:
             files.discard(written)
             raise BadMemory(_("part of it is damaged"))
         files.commit(written)

@@ -90,7 +90,7 @@ class ReasonCode(StrEnum):
     REUSED_LESS = "reused-less", N_("the engine reused only {reused} of the {held} tokens it held")
     NOT_REUSED = "not-reused", N_("the engine did not reuse its cached tokens")
     PURGED = "purged", N_("the engine discarded the chat to make room for others")
-    RENDERS_OTHERWISE = "renders-otherwise", N_("the engine built a different prompt than it had reported")
+    RENDERS_OTHERWISE = "renders-otherwise", N_("the engine's prompt differed from its own preview")
 
     # Results of restore tests
     UNUSED = "unused", N_("the engine loaded a chat but did not use it")

@@ -28,7 +28,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.turn.imported_memory import MemoryTest
+from kvchat.chat.turn.imported_memory import ImportTestResult
 from kvchat.errors import KvchatError
 from kvchat.kvstore import exchange
 from kvchat.kvstore.exchange import BadMemory, BlockStream, Manifest, from_json, to_json
@@ -132,7 +132,7 @@ class ImportedMemory:
     bytes: int
 
 
-def describe_import(memory: ImportedMemory, test: MemoryTest) -> str:
+def describe_import(memory: ImportedMemory, test: ImportTestResult) -> str:
     sizes = {
         "tokens": plural(memory.n_tokens, "{count} token", "{count} tokens"),
         "size": format_size(memory.bytes),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvchat.chat.events import ConversationsChanged, EventBus
 from kvchat.chat.record.database import Database
-from kvchat.chat.turn.imported_memory import MemoryTest
+from kvchat.chat.turn.imported_memory import ImportTestResult
 from kvchat.kvstore.exchange import Manifest
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
@@ -23,7 +23,7 @@ from kvchat.transfer.importing import ImportReport, import_paths
 from kvchat.transfer.memory_file import NoSavedMemory, describe_import, export_with_memory, memory_to_export
 
 # Arguments: conversation id; fingerprint; True if an engine may be started.
-TestMemory = Callable[[str, Fingerprint, bool], Awaitable[MemoryTest]]
+TestMemory = Callable[[str, Fingerprint, bool], Awaitable[ImportTestResult]]
 
 
 class TransferService:

@@ -14,7 +14,7 @@ import pytest
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation
-from kvchat.chat.turn.imported_memory import MemoryTest
+from kvchat.chat.turn.imported_memory import ImportTestResult
 from kvchat.kvstore.savepoint import Bounds, RestoreMiss, RestorePlan, StoreRefused
 from kvchat.system.concurrency import Stopped
 from kvchat.text.reasons import Reason, ReasonCode
@@ -286,12 +286,12 @@ def test_memory_use_is_small(make: Made, tmp_path: Path, passphrase: str) -> Non
 def test_import_descriptions(here: tuple[Home, Conversation], make: Made, tmp_path: Path) -> None:
     there = make("there")
     [memory] = there.import_file(exported(*here, tmp_path / "chat.kvchat")).memories
-    assert "A test on this computer succeeded: 698 of 700 tokens" in describe_import(memory, MemoryTest(698, 700))
-    assert describe_import(memory, MemoryTest(is_pending=True)).endswith(
+    assert "A test on this computer succeeded: 698 of 700 tokens" in describe_import(memory, ImportTestResult(698, 700))
+    assert describe_import(memory, ImportTestResult(is_pending=True)).endswith(
         "kvchat tests it with the next message in this chat."
     )
     text = describe_import(
-        memory, MemoryTest(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": (Reason(ReasonCode.MODEL),)}))
+        memory, ImportTestResult(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": (Reason(ReasonCode.MODEL),)}))
     )
     assert text.endswith("This computer must reprocess the chat: it was saved with a different model.")
     assert isinstance(there.bench.find((*TOKENS, 9999), conversation=here[1].id), RestorePlan)

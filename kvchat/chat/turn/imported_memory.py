@@ -34,7 +34,7 @@ MAX_SPARE_MS = 600_000.0  # longer verifications run only on request
 
 
 @dataclass(frozen=True)
-class MemoryTest:
+class ImportTestResult:
     tokens: int = 0  # history tokens restored
     total: int = 0  # tokens in the history
     reason: Reason | None = None  # why nothing was restored or tried
@@ -57,31 +57,31 @@ class MemoryVerifier:
         self._postponed: set[str] = set()  # chats not retried when idle
         self._in_progress: set[str] = set()  # chats being verified
 
-    async def test(self, conversation_id: str, fingerprint: Fingerprint, start: bool) -> MemoryTest:
+    async def test(self, conversation_id: str, fingerprint: Fingerprint, start: bool) -> ImportTestResult:
         """Prove that the chat's memory is usable; the slot is empty afterwards. `start`: start an engine."""
         turn_context = self._turn_context
         chosen, branch = await turn_context.settings_and_branch(conversation_id)
         messages = prompt_messages(branch)
         request = Request(messages, model=chosen.model, template=chosen.options.template)
         if not start and not turn_context.host.is_ready(chosen.model, vision=needs_vision(messages)):
-            return MemoryTest(is_pending=True)
+            return ImportTestResult(is_pending=True)
 
-        async def test(slot: Slot, _may_continue: Callable[[], bool]) -> MemoryTest:
+        async def test(slot: Slot, _may_continue: Callable[[], bool]) -> ImportTestResult:
             lease: Lease | None = None
             try:
                 lease = await turn_context.exchange(slot, conversation_id).ready(request)
                 return await _test_memory(lease, messages, fingerprint)
             except KvchatError as error:
                 if isinstance(error, EngineError) and error.restore_fault:
-                    return MemoryTest(reason=error.restore_fault)
+                    return ImportTestResult(reason=error.restore_fault)
                 message = join_sentences(error.title, error.detail).rstrip(".。")
-                return MemoryTest(reason=Reason(ReasonCode.ERROR, {"message": message}), is_pending=True)
+                return ImportTestResult(reason=Reason(ReasonCode.ERROR, {"message": message}), is_pending=True)
             finally:
                 if lease is not None:
                     await _erase_slot(lease)
 
         result = await turn_context.slots.run_background(Priority.TEST_IMPORT, conversation_id, test, wait=start)
-        return result or MemoryTest(is_pending=True)
+        return result or ImportTestResult(is_pending=True)
 
     async def verify(self, conversation_id: str) -> bool:
         """Process the chat when idle, then delete its imported memory; False if the chat was deleted meanwhile."""
@@ -187,23 +187,23 @@ class MemoryVerifier:
         return read
 
 
-async def _test_memory(lease: Lease, messages: list[ChatMessage], fingerprint: Fingerprint) -> MemoryTest:
+async def _test_memory(lease: Lease, messages: list[ChatMessage], fingerprint: Fingerprint) -> ImportTestResult:
     if differences := fingerprint.differences(lease.engine.fingerprint):
-        return MemoryTest(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": differences}))
+        return ImportTestResult(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": differences}))
     await _erase_slot(lease)
     boundary = await lease.turn_boundary(messages)
     if len(boundary) + PROBE_TOKENS >= lease.engine.context_size:
         counts = {"tokens": len(boundary), "context_size": lease.engine.context_size}
-        return MemoryTest(reason=Reason(ReasonCode.LONGER_THAN_CONTEXT, counts))
+        return ImportTestResult(reason=Reason(ReasonCode.LONGER_THAN_CONTEXT, counts))
     loaded = await lease.load_boundary(boundary)
     if loaded.restore is None:
-        return MemoryTest(reason=loaded.miss_reason or Reason(ReasonCode.NOT_WORTH_IT))
+        return ImportTestResult(reason=loaded.miss_reason or Reason(ReasonCode.NOT_WORTH_IT))
     probe = (await lease.engine.engine.prompt_tokens([ChatMessage("user", "A")]))[:PROBE_TOKENS]
     read = await lease.prefill((*boundary, *probe))
     verdict = await lease.prove(loaded, read.cache_n, read.prompt_tokens)
     if verdict.hollow:
-        return MemoryTest(reason=verdict.miss_reason)
-    return MemoryTest(read.cache_n, len(boundary))
+        return ImportTestResult(reason=verdict.miss_reason)
+    return ImportTestResult(read.cache_n, len(boundary))
 
 
 async def _erase_slot(lease: Lease) -> None:

@@ -198,14 +198,14 @@ class _Splitter:
     def _write_rows(self, number: int, run: Run, buffer: memoryview) -> tuple[BlockUse, WrittenBlock]:
         parts = row_parts(self.row_map.caches[number], run.row, run.rows)
         written = self.blocks.write(self._read_pieces(parts, buffer))
-        use = BlockUse(written.block, written.size, number, run.row, run.rows, 0, run.position, written.xxh3)
+        use = BlockUse(written.name, written.size, number, run.row, run.rows, 0, run.position, written.xxh3)
         return use, written
 
     def _write_residue(self, chunk: Span, buffer: memoryview) -> tuple[BlockUse, WrittenBlock]:
         parts = list(residue_parts(self.residue, chunk.offset, chunk.size))
         raw = b"".join(bytes(piece) for piece in self._read_pieces(parts, buffer))
         written = self.blocks.write(pack_residue(raw, deflate=self.row_map != RowMap()))
-        use = BlockUse(written.block, written.size, RESIDUE, chunk.offset, chunk.size, 0, 0, written.xxh3)
+        use = BlockUse(written.name, written.size, RESIDUE, chunk.offset, chunk.size, 0, 0, written.xxh3)
         return use, written
 
     def _read_pieces(self, parts: Sequence[Span], buffer: memoryview) -> Iterator[memoryview]:

@@ -42,7 +42,7 @@ class DamagedBlock(Exception):
 class WrittenBlock:
     """A block's content, not yet renamed into place."""
 
-    block: bytes  # name
+    name: bytes
     xxh3: bytes
     size: int
     temporary: Path | None  # its path; None: the block exists already
@@ -101,7 +101,7 @@ class BlockFiles:
                         view = view[os.write(file.fileno(), view[:_WRITE_BYTES]) :]
                     size += len(part)
             written = WrittenBlock(digests.name, digests.xxh3, size, temporary)
-            if self.find(written.block, size) is None:
+            if self.find(written.name, size) is None:
                 return written
             temporary.unlink()
             return replace(written, temporary=None)
@@ -118,11 +118,11 @@ class BlockFiles:
             if self._sync:
                 with block.temporary.open("rb+", buffering=0) as file:
                     os.fsync(file.fileno())
-            path = self.path(block.block)
+            path = self.path(block.name)
             if not path.parent.is_dir():
                 disk.private_folder(path.parent)
             block.temporary.replace(path)
-            self.new_block_sizes[block.block] = disk.disk_usage(path.stat())
+            self.new_block_sizes[block.name] = disk.disk_usage(path.stat())
         except BaseException:
             self.discard(block)
             raise

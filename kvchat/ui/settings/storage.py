@@ -70,7 +70,7 @@ class StoragePage(SettingsPage):
             limit=format_size(usual),
         )
         self.settings["quota_bytes"].set_help(
-            join_sentences(help, _("The limit now {words}.", words=capacity) if capacity else "")
+            join_sentences(help, _("The current limit {capacity}.", capacity=capacity) if capacity else "")
         )
         self.settings["free_floor_bytes"].set_help(
             _(

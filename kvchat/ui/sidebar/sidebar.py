@@ -334,7 +334,7 @@ class Sidebar(QFrame):
     def show_usage(self, usage: StoreUsage) -> None:
         text, amount = _(STORAGE), format_size_of(usage.physical_bytes, usage.quota_bytes)
         if usage.problem:
-            text, amount = _("{storage}: nothing is saved", storage=_(STORAGE)), ""
+            text, amount = _("Chat memory is not being saved"), ""
         self._set_usage_text(text, amount)
         self.usage_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
 

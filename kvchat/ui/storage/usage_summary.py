@@ -43,7 +43,7 @@ def describe_sharing(usage: StoreUsage) -> str:
         return _("Nothing is shared yet. Turns and chats with the same beginning are saved only once.")
     share, total = saved / usage.logical_bytes, format_size(usage.logical_bytes)
     return _(
-        "{spared} saved by sharing ({percent}). Without sharing: {logical_bytes}.",
+        "{spared} saved by deduplication ({percent}). Without it: {logical_bytes}.",
         spared=format_size(saved),
         percent=format_percent(share) if share < 0.995 else _("more than 99 %"),
         logical_bytes=total,

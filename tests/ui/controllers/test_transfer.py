@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QFileDialog, QLabel, QLineEdit, QMenu, QProgressDi
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.turn.imported_memory import MemoryTest
+from kvchat.chat.turn.imported_memory import ImportTestResult
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.concurrency import Progress, Worker
 from kvchat.transfer.backup import SETTINGS, BackupFacts, finish_restore, make_backup
@@ -138,9 +138,9 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
     with closing(Database(kept.paths.database)) as database, closing(Worker("memory")) as worker:
         tried: list[str] = []
 
-        async def try_out(id: str, *_: object) -> MemoryTest:
+        async def try_out(id: str, *_: object) -> ImportTestResult:
             tried.append(id)
-            return MemoryTest(298, 300)
+            return ImportTestResult(298, 300)
 
         kept.transfer = TransferService(kept.paths, database, worker, kept.events, bench.store, try_out)
         choose(window, "Export with memory…")

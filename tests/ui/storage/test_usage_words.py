@@ -69,9 +69,9 @@ def test_sharing() -> None:
     assert describe_split(replace(USAGE, shared_bytes=0)) == "nothing shared"
     assert describe_split(replace(USAGE, bytes=0)) == "nothing saved"
     assert describe_sharing(replace(STORE, logical_bytes=9_000_000)).startswith("Chats share some chat memory")
-    assert describe_sharing(STORE) == "30 MB saved by sharing (75 %). Without sharing: 40 MB."
+    assert describe_sharing(STORE) == "30 MB saved by deduplication (75 %). Without it: 40 MB."
     assert describe_sharing(replace(STORE, logical_bytes=10**12)).startswith(
-        "1000 GB saved by sharing (more than 99 %)"
+        "1000 GB saved by deduplication (more than 99 %)"
     )
     alone = replace(USAGE, exclusive_bytes=100_000_000, shared_bytes=0)
     assert describe_sharing(replace(STORE, conversations=(alone,), logical_bytes=9_000_000)).startswith(
