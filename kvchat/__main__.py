@@ -1,7 +1,5 @@
 """Entry point: parses the command line and starts the app or a command."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Runtime, full window and tray: connects them after the window's first frame and shuts them down."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

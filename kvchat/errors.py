@@ -1,7 +1,5 @@
 """Hierarchy of the errors a user may see. Each says what happened and what to do next."""
 
-from __future__ import annotations
-
 from kvchat.text.language import join_sentences
 
 

@@ -1,7 +1,5 @@
 """The runtime without Qt: builds and connects what the app, `ask` and `bench` share."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import platform

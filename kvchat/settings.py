@@ -3,8 +3,6 @@
 One table has each setting's default, rule, label and help. Engine start options apply at the engine's next start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Save points for the window, `ask` and `bench`: off the UI thread, within the limits in the settings."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Requests in the four API dialects, and the text of their answers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

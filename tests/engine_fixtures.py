@@ -1,7 +1,5 @@
 """Fixtures with engines: the fake one, fast and faulty on request, and the real ones."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -4,8 +4,6 @@ The tiny models have random weights: their replies are noise, but deterministic 
 and cache_n behave as they do for the real architecture. All are made once and kept in a cache folder.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Generated pictures for tests."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 

@@ -1,7 +1,5 @@
 """A complete runtime with any engine or the fake one."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace

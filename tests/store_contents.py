@@ -1,7 +1,5 @@
 """Contents of the save-point store of a KVCHAT_HOME, read from outside a running kvchat."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Iterator

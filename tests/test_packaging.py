@@ -1,7 +1,5 @@
 """Packaging files: consistent, valid and translated."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

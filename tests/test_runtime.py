@@ -1,7 +1,5 @@
 """The runtime with the real store: plans, prunes, pins, limits."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """A llama-server started by the user, external to kvchat."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

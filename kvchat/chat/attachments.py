@@ -8,8 +8,6 @@ is not in the fingerprint. In a prompt, a picture is as many ids below −1 as i
 (`engine/api/pictures.py`).
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import os

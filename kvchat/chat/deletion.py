@@ -10,8 +10,6 @@ at most `_max_interval_s`. An entry expires only when both the clock and this su
 (SQLite and FTS5 overwrite them) and titles made from it. An interrupted deletion is completed at the next start.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

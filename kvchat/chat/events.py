@@ -1,7 +1,5 @@
 """Chat events for the window, the tray and `kvchat ask`: plain values, on the event loop's thread."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ the first message, another system prompt creates a branch of copies, and samplin
 (`chat/options_service.py`). Unset options come from the settings, then from the model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

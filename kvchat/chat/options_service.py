@@ -1,7 +1,5 @@
 """Chat options and presets for the window. No change invalidates a cache silently."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Triggers mark changed text; it is indexed in steps, before a search and when idl
 so that FTS5 finds words without case or accents, and single characters of scripts without spaces.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

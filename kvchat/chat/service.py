@@ -1,7 +1,5 @@
 """The chat API for front ends: the window and `kvchat ask`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Dependencies of every turn."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`kvchat ask` and `kvchat serve`: the same turns as the window's, without Qt."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

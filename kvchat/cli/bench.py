@@ -4,8 +4,6 @@ Each of several short turns is answered three times from the same prompt: from t
 restart (warm), and after a restart of all of kvchat, from disk (restored). The last is also answered cold.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import tempfile

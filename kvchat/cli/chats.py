@@ -1,7 +1,5 @@
 """`kvchat chats`, `search`, `export`, `import`, `backup`, `restore` and `repair`: chat management."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`kvchat doctor`: what kvchat found on this machine, for the user and for bug reports."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import dataclasses

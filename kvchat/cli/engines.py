@@ -1,7 +1,5 @@
 """`kvchat engines` and `kvchat settings`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import AsyncIterator, Sequence

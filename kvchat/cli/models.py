@@ -1,7 +1,5 @@
 """`kvchat models`: the models on this machine, and those on Hugging Face."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import getpass

@@ -1,7 +1,5 @@
 """Detect a missing display before importing Qt, which would abort; chat in the terminal instead."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import socket

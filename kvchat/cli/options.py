@@ -1,7 +1,5 @@
 """Descriptors of commands and options, parsers of single values, and the parser of the command line."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

@@ -1,7 +1,5 @@
 """`kvchat prepare` and `kvchat prepared`: create, list and remove prepared documents."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

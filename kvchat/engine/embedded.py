@@ -4,8 +4,6 @@ This file is the child's whole program. It runs as a script, so it imports nothi
 file that imports xllamacpp: a crash in it must not take the app down.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -6,8 +6,6 @@ that holds a pipe from the app: when the pipe closes, the app is gone and the en
 in a job that ends with the guard, so that the engine does not outlive the guard either.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

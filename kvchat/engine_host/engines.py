@@ -1,7 +1,5 @@
 """The engines a host may have: kvchat's own (managed), with its memory, and the user's server (external)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The engine host with its status for the screen, and the timer that stops an idle engine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

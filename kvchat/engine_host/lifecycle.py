@@ -1,7 +1,5 @@
 """Chooses, starts, inspects and stops engines for sessions: kvchat's own or the user's server."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable

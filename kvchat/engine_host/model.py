@@ -1,7 +1,5 @@
 """The model that answers: its name, repository and sampling."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

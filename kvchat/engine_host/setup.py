@@ -4,8 +4,6 @@ Downloads come from llama.cpp's releases. Each has its own folder below `Paths.e
 engine in use stays until another one has passed the trial.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Test of an engine: does it start, load a model, answer, and restore what it saved?"""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import tempfile

@@ -5,8 +5,6 @@ parser overflows the stack on deep nesting. It tokenizes a whole text before it 
 some 100 bytes of memory per byte of text, and it keeps the log probabilities of each token it generates.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import ipaddress

@@ -6,8 +6,6 @@ crashes the engine only alongside others stays suspected and always runs alone. 
 so one is enough.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

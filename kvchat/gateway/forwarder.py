@@ -1,7 +1,5 @@
 """Runs a program's request in its slot: load, process in steps, forward, stream the reply, check the reuse."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """The gateway: its life cycle, the handler of each path, and the Prometheus counters."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import time

@@ -1,7 +1,5 @@
 """API keys of the gateway: a shared one, and one per program that can be revoked separately."""
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import json

@@ -1,7 +1,5 @@
 """A request in progress: its prompt's ids, and the response stream to a client that may be slower than the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Applies the enabled rules to requests, and finds out why more of a prompt than necessary was processed."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Assigns each request a slot of an engine with its model, then settles and saves the slot."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """The store's files and folders, private to the user."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

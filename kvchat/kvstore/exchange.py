@@ -1,7 +1,5 @@
 """Export of save points from one store and import into another. Each block is checked against the hash in its name."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace

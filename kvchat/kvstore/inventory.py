@@ -1,7 +1,5 @@
 """The contents of a store: files, index and limits, with the queries, deletions and checks for all of them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field

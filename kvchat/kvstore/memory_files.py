@@ -4,8 +4,6 @@ Giving a file in memory new pages takes longer than copying its bytes (3.6 times
 pages in this process's memory costs 40 %. So files are overwritten, and the last two stay mapped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import mmap

@@ -1,7 +1,5 @@
 """Restoring: finds the best save point for a prompt and puts its verified slot file into the engine's folder."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Saving: turns a slot file just saved by the engine into a save point, absorbed in the background."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import threading

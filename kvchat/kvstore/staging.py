@@ -4,8 +4,6 @@ An engine gets one folder on disk when it starts. A file is placed in memory, wi
 into the memory free at that moment (in a container /dev/shm may have only 64 MB); otherwise it goes through the disk.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

@@ -5,8 +5,6 @@
 If there is memory to spare, staging is under /dev/shm instead.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import tempfile

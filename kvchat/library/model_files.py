@@ -6,8 +6,6 @@ environment variables (HF_HUB_CACHE, HF_HOME); llama.cpp's fs_get_cache_director
 which has moved over the years.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """The model library: local models, Hugging Face, downloads and the access token."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence

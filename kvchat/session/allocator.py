@@ -5,8 +5,6 @@ more urgent comes, and its caller restarts it if it is still of use. Slots do no
 there are, one background task computes at a time, and none beside a request that someone waits for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

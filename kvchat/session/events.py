@@ -1,7 +1,5 @@
 """Events that a session sends to its owner, besides the reply. Plain values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Settling and saving follow in kvchat.session.prefill.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """A slot leased to an owner: guards which rows it uses, loads the best state, proves, settles, saves."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -5,8 +5,6 @@
   another owner needs the slot before that is done, what was processed is saved as it is, if worthwhile.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence

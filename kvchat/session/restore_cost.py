@@ -1,7 +1,5 @@
 """Measured rates of processing and restoring on this machine, and whether a restore is faster."""
 
-from __future__ import annotations
-
 import bisect
 import statistics
 from collections import deque

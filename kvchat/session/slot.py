@@ -1,7 +1,5 @@
 """One engine slot: its known contents, and the plan for loading a prompt into it."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable

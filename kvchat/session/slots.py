@@ -8,8 +8,6 @@ waits for them. The possible length of a reply is reserved only in part (`ReadyE
 that, one is asked again, alone (`Exchange.answer`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -1,7 +1,5 @@
 """Safe unpacking of untrusted archives: nothing lands outside the target folder."""
 
-from __future__ import annotations
-
 import stat
 import tarfile
 import tempfile

@@ -1,7 +1,5 @@
 """Tasks and threads beside the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

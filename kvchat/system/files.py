@@ -3,8 +3,6 @@
 Every step has a time limit, as a pipe or a lost network folder may never answer. A hung thread is abandoned.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

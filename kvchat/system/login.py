@@ -3,8 +3,6 @@
 That entry is the only record, so the desktop's own settings apply as well. kvchat starts hidden, in the tray.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import plistlib

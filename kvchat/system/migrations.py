@@ -1,7 +1,5 @@
 """Numbered steps for a SQLite schema: append-only, each applied once, atomically with its record."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import time

@@ -4,8 +4,6 @@ The lock dies with its process. A file beside it holds the owner's address and a
 the folder is private to the user, so nobody else can pose as the owner or connect to it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """Storage for a secret in the system's keyring or, without one, in a private file. Never in a log or repr."""
 
-from __future__ import annotations
-
 import contextlib
 from enum import Enum
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The desktop's message bus (D-Bus), if there is one. Connects at the first request."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

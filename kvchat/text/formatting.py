@@ -1,7 +1,5 @@
 """Sizes, times and counts for people, and labels that several windows share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import date, datetime
 from typing import NamedTuple

@@ -7,8 +7,6 @@ program is told stay English. The sentences are in `kvchat/locale`, one file per
 `packaging/catalogues`.
 """
 
-from __future__ import annotations
-
 import gettext
 import locale
 import os

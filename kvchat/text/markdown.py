@@ -5,8 +5,6 @@ must not change while a reply streams: it ends at the next blank line at the lat
 without a closer never swallows the rest.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ Displayed and exported text goes through `safe_prose` or `safe_code`; what is st
 unchanged. Reports go through `redact`. Pure.
 """
 
-from __future__ import annotations
-
 import getpass
 import re
 import socket

@@ -5,8 +5,6 @@ shorter than three characters. So text is spread out here first: each character 
 what was typed together is searched as a phrase. The index then splits at ASCII's separators only.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A backup is checked and staged, and replaces the data before anything opens the 
 damaged file is repaired from its readable parts and the newest automatic backup, and replaced in the same way.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Conversations of other applications, converted to rows. One function each, for their export formats of 2025."""
 
-from __future__ import annotations
-
 import html
 import math
 import re

@@ -1,7 +1,5 @@
 """Import of conversations: own JSON and other applications' exports, file by file, with an error report."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import zipfile

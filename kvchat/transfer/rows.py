@@ -1,7 +1,5 @@
 """A conversation as rows: content of kvchat's JSON and result of every import."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

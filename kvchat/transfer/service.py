@@ -1,7 +1,5 @@
 """Export, import and backup for the window: off the UI thread, parallel to the chats, reported as events."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Commands: the table of shortcuts, the sheet that lists them, and the command palette (Ctrl+K)."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

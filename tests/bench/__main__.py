@@ -7,8 +7,6 @@ many short turns. `person`: waits of a person who looks and types before Send; w
 beside `cp`; by default with a generated model.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from pathlib import Path

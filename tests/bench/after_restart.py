@@ -1,7 +1,5 @@
 """Share of the prompt restored after a restart, by the user's next action."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from kvchat.chat.record.messages import Role

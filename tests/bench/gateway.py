@@ -4,8 +4,6 @@ Two clients, each with its own agent-like prompt. The first has ten turns, some 
 then the two alternate, with one slot and with two. An engine that keeps nothing processes everything again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ opened again; `paste`, long texts; `documents`, chats on prepared documents of N
 forecasts while other programs use all cores.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Also the client that sends the requests: plain sockets in a thread of its own, so that it uses little of their time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

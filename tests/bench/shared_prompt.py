@@ -1,7 +1,5 @@
 """Disk use of many chats on one system prompt and of many short turns, and how soon one more chat answers."""
 
-from __future__ import annotations
-
 from statistics import mean, median
 from typing import Any
 

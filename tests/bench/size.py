@@ -4,8 +4,6 @@ With the engine: a chat of N tokens restored from disk after a restart, compared
 The store alone: a generated file, as of a chat with an 8B model, added, absorbed and rebuilt.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """`python -m tests.bench size` with small sizes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 A private desktop, the real window, a real llama-server. `own` excludes waiting for a free core.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

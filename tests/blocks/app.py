@@ -1,7 +1,5 @@
 """kvchat, watched, and used by a thread with real keys and a real pointer."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@
 path and the start time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ Time until it is usable, compared with a bare Qt window in the same run; CPU use
 no engine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

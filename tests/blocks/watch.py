@@ -1,7 +1,5 @@
 """Measures from another thread how long the event loop is blocked, and by what."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -3,8 +3,6 @@
 Every fiftieth chat of the library begins with a document of some 15,000 characters.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 

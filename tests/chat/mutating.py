@@ -4,8 +4,6 @@ Only documented errors may occur, nothing may hang, intact parts stay readable, 
     python -m tests.chat.mutating ROUNDS [SEED]
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

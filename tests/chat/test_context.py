@@ -1,7 +1,5 @@
 """Documents attached to a message: stored with it, placed before it, kept by edits and shorter branches."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvchat.chat.attachments import document_from_text

@@ -1,7 +1,5 @@
 """Attaching documents, and the errors for unsupported files."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

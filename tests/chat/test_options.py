@@ -1,7 +1,5 @@
 """Options of a chat: sampling, template options, output format, system prompt, presets and model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

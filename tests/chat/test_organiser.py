@@ -1,7 +1,5 @@
 """Folders, the archive, and deletion that can be undone."""
 
-from __future__ import annotations
-
 import dataclasses
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Permanent deletion leaves no trace on the disk, and keeps what others need."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Pictures attached to a message: accepted formats, place in the prompt, export and import."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

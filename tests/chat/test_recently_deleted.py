@@ -1,7 +1,5 @@
 """Deleted chats and messages can be restored for days, also by the next run."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Iterator

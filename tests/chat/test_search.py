@@ -1,7 +1,5 @@
 """Full-text search in any script, and its index."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvchat.chat import search

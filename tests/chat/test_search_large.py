@@ -1,7 +1,5 @@
 """Search over 10,000 chats with 100,000 messages; prints the times."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fixtures for commands that run in this process (`paths`, `run_json`) or in one of their own (`home`)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

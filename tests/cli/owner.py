@@ -1,7 +1,5 @@
 """A kvchat that owns the data folder and has its runtime open, in a thread of this process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

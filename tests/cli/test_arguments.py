@@ -1,7 +1,5 @@
 """Parsing of the command line."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import io

@@ -1,7 +1,5 @@
 """`kvchat ask` in its own process, with the fake engine."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

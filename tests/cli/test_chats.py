@@ -1,7 +1,5 @@
 """`kvchat chats` in this process."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections import Counter

@@ -1,7 +1,5 @@
 """`kvchat ask` without a question: a real process on a pseudo-terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Detection of the tray and the keyring, with a real session bus and a real X server."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`kvchat doctor` with a program that answers like llama-server."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

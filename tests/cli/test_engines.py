@@ -1,7 +1,5 @@
 """`kvchat engines` in this process, with the fake engine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

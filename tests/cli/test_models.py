@@ -1,7 +1,5 @@
 """`kvchat models` with a fake Hugging Face."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

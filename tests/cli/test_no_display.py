@@ -1,7 +1,5 @@
 """Detection of reasons why Qt would abort."""
 
-from __future__ import annotations
-
 import socket
 
 from kvchat.cli import no_display

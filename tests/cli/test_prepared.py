@@ -1,7 +1,5 @@
 """`kvchat prepare` and `kvchat prepared` in their own processes, with the fake engine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

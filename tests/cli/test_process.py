@@ -1,7 +1,5 @@
 """Signals, exit codes and standard streams of the kvchat process."""
 
-from __future__ import annotations
-
 import os
 import platform
 import signal

@@ -1,7 +1,5 @@
 """`kvchat search` in this process."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 

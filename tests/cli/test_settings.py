@@ -1,7 +1,5 @@
 """`kvchat settings` in this process."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvchat.__main__ import main

@@ -1,7 +1,5 @@
 """`kvchat store` on a store filled without an engine."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`kvchat export`, `import`, `backup` and `restore` in this process."""
 
-from __future__ import annotations
-
 import os
 import stat
 import zipfile

@@ -1,7 +1,5 @@
 """A minimal Debian in a folder, without Python or a compiler, for installing and running a package."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A kvchat without a window that is restarted for every turn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Take the README's screenshots of the real application: python -m tests.e2e.screenshots FOLDER."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`kvchat serve` in its own process."""
 
-from __future__ import annotations
-
 import configparser
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """`kvchat ask` in its own processes, with real engines and models of every memory kind."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

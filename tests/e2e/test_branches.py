@@ -1,7 +1,5 @@
 """Continue, regenerate, edit, branch and titles on real engines: warm, with the replies of a cold engine."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path

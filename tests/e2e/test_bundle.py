@@ -1,7 +1,5 @@
 """The downloadable bundle: built, it chats and quits without anything else; then on a bare system."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

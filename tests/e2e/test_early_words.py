@@ -1,7 +1,5 @@
 """Text typed and sent while kvchat starts is neither lost nor duplicated, even if the process is killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Faults of the real engine: a clear message, no lost text, and the chat continues."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The real window with the keyboard only; a second start passes its request to the window."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from contextlib import closing

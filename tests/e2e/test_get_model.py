@@ -1,7 +1,5 @@
 """A model download from a fake Hugging Face, killed halfway, continued, and used."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 `pytest -s` shows the measured table.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

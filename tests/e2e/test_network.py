@@ -1,7 +1,5 @@
 """kvchat needs and uses only the loopback network."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

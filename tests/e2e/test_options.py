@@ -1,7 +1,5 @@
 """Options and limits with the real engine: output formats, models per chat, and a full context."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

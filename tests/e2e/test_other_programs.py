@@ -1,7 +1,5 @@
 """Programs using the API server of `kvchat serve`: two sessions with a restart between, and all is warm."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

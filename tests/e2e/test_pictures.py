@@ -1,7 +1,5 @@
 """Images in a chat with both real engines: warm after a restart like text."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvchat.chat.attachments import picture_attachment

@@ -3,8 +3,6 @@
 The files are damaged between the store, whose hashes would detect it, and the engine.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Restarts of the real application: to finish a restore, and while it quits."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The real application as a screen reader sees it: every window and menu, and the announcements."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 

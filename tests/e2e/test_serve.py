@@ -1,7 +1,5 @@
 """`kvchat serve` and a window with the real engine: one process owns it, and the others use it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A minute of each soak test; `packaging/soak` runs them at full length."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A chat exported with its memory continues in another home without reprocessing."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvchat.transfer.memory_file import NOT_VERIFIED

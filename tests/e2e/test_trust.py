@@ -1,7 +1,5 @@
 """Chat memory serves only its audience and reveals nothing to others: real engine, programs, and a forged chat."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The main use, in the real window with real engines: chat, quit, return, continue at once."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The window's thread accesses no file while the window is open, so no disk can block it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

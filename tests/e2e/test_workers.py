@@ -3,8 +3,6 @@
 KVCHAT_TEST_RPC_BUILD names a folder with `llama-server` and `ggml-rpc-server` (llama.cpp built with GGML_RPC=ON).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """`kvchat ask` with a clock that is years off: deleted chats stay restorable, and the newest chat stays the newest."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import closing

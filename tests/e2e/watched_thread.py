@@ -4,8 +4,6 @@ Records each file access of this thread from the first window to the end of a sc
 KVCHAT_HOME hangs for all other threads, and the rounds of the window's event loop are counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """The real application, driven from outside by accessible names."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Both real engines with a real model: confirms the behavior that the fake engine imitates."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Wait for conditions instead of fixed times."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """The engine starts with the context that is needed, and gets a larger one before a chat fills it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path

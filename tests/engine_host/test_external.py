@@ -1,7 +1,5 @@
 """kvchat with a server that the user runs: chats, saves where it may, and leaves the server alone."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """An idle engine is stopped; the next message starts it and restores its chat."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

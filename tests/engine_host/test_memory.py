@@ -1,7 +1,5 @@
 """The memory of a loaded model is shown; a load that runs out of memory is reported and retried with less."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shlex

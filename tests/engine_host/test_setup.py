@@ -1,7 +1,5 @@
 """Engines from a fake GitHub: downloaded, resumed, verified, unpacked, tested, kept, removed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

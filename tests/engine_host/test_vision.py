@@ -1,7 +1,5 @@
 """A projector is loaded only once a chat has pictures; if it is unusable, chats without pictures still work."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path

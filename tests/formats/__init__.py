@@ -3,8 +3,6 @@
 `python -m tests.formats` makes the missing file of a new migration; existing files are never made again.
 """
 
-from __future__ import annotations
-
 import gzip
 import sqlite3
 import sys

@@ -1,7 +1,5 @@
 """Files of earlier versions open with everything in them; those of newer versions are refused unchanged."""
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

@@ -5,8 +5,6 @@ Sources: code.claude.com/docs (LLM gateway, settings), anthropics/claude-code#68
 (Cline); aider.chat/docs/repomap.html and /docs/usage (Aider); anomalyco/opencode#29672 and #47816 (OpenCode).
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 from zlib import crc32

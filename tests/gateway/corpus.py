@@ -1,7 +1,5 @@
 """Requests of every dialect with everything that affects a prompt, and a chat template that renders all of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # Like templates of models with tool calls: tools in the system prompt; calls and thinking unchanged.

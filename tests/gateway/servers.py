@@ -1,7 +1,5 @@
 """A complete kvchat without its window, with any engine and an open API server, and a client for it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping

@@ -1,7 +1,5 @@
 """Hostile requests: heads and bodies that no client sends, while the gateway goes on answering others."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy

@@ -1,7 +1,5 @@
 """Access checks, keys, and program names."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests that crash the engine: sent once, and refused when there are too many, whatever else is active."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

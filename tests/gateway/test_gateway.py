@@ -1,7 +1,5 @@
 """The gateway on the fake engine: refusals, and what can go wrong between two programs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

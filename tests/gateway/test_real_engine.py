@@ -1,7 +1,5 @@
 """The gateway with the real llama-server: the ids are those it uses, and every answer equals its own."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

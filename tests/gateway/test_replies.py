@@ -1,7 +1,5 @@
 """Parsing answers while passing them on: a stream, cut anywhere, gives the same as a whole body."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

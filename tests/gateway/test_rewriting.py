@@ -1,7 +1,5 @@
 """Prefix diagnosis through the gateway: why a prompt was processed again, and rules that prevent it."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Stored totals of requests by day."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timedelta
 from pathlib import Path

@@ -4,8 +4,6 @@ Prints a line for each: the longest of a few runs in ms, and its CPU time. The c
 system prompt of 300, or one of 1,800; each has a save point for each of its turns, some of them not absorbed.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

@@ -4,8 +4,6 @@
 exception.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import sys

@@ -3,8 +3,6 @@
 As in an engine, the rows of a token depend on the tokens up to it and on nothing else.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace

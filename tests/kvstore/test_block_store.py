@@ -1,7 +1,5 @@
 """The block store: stores every row once, restores every file byte for byte, finds the longest known prefix."""
 
-from __future__ import annotations
-
 import os
 import stat
 from dataclasses import replace

@@ -4,8 +4,6 @@
 a separate process has a peak memory of its own. The file's rows repeat, which must make no difference.
 """
 
-from __future__ import annotations
-
 import filecmp
 import json
 import struct

@@ -1,7 +1,5 @@
 """Save points of other programs: within limits of their own, never at the cost of a chat; and audiences."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path

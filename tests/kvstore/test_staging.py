@@ -1,7 +1,5 @@
 """Staging of slot files: memory within its bounds, else the disk; and no file is overwritten while it is read."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -5,8 +5,6 @@ each, so that imports are paid for once. It prints "pid N" when a child begins, 
 with the status from os.waitpid.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import random

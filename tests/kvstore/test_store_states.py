@@ -1,7 +1,5 @@
 """Any sequence of save, branch, evict, crash and verify keeps every remaining save point byte-exact."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections import Counter

@@ -1,7 +1,5 @@
 """Fake Hugging Face for this folder's tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

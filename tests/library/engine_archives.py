@@ -1,7 +1,5 @@
 """Archives like those of llama.cpp's releases."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import zipfile

@@ -1,7 +1,5 @@
 """Fake Hugging Face, GitHub and package index: API and redirects on one port, bytes on another, as with a CDN."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Small GGUF files for tests, written by llama.cpp's own `gguf` package."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

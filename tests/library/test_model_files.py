@@ -1,7 +1,5 @@
 """Search for models in folders with the layouts of other programs."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

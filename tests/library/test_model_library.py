@@ -1,7 +1,5 @@
 """Model search, Hub and downloads combined."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The slot allocator: no slot is used twice, nobody waits forever, and nothing computes while the engine changes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

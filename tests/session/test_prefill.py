@@ -1,7 +1,5 @@
 """Sizes of processing steps, chosen from the times of earlier ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from kvchat.session.restore_cost import MIN_GAIN, BreakEven, PrefillSample, PrefillSpeed, RestoreCost

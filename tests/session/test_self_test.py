@@ -1,7 +1,5 @@
 """The self-test with both real engines, for every kind of memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 By default all. N: count; S: seconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

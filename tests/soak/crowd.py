@@ -1,7 +1,5 @@
 """Thousands of useless connections: `python -m tests.soak.crowd URL COUNT`."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Kill -9 of the app, the engine or both at random moments, and a check of everything after each."""
 
-from __future__ import annotations
-
 import json
 import os
 import queue

@@ -4,8 +4,6 @@
 be lost on standard output.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

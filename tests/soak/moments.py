@@ -1,7 +1,5 @@
 """Operations of kvchat during which it can be killed: their start and end are reported, and one is the last."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

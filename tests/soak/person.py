@@ -3,8 +3,6 @@
 Every greedy reply must equal a cold engine's to the same messages.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

@@ -4,8 +4,6 @@ Clients also leave during their requests. Every greedy reply must equal a cold e
 throughout, and nothing may be left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pickle

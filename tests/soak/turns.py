@@ -1,7 +1,5 @@
 """Thousands of turns in one run of kvchat, whose use of the machine must not grow."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import gc

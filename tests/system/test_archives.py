@@ -1,7 +1,5 @@
 """Archives like llama.cpp's releases, and unsafe ones."""
 
-from __future__ import annotations
-
 import io
 import os
 import random

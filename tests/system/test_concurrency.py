@@ -1,7 +1,5 @@
 """Threads and tasks when their caller is cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

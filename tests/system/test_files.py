@@ -1,7 +1,5 @@
 """Atomic writes."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

@@ -1,7 +1,5 @@
 """Start at login on the three platforms, two of them faked."""
 
-from __future__ import annotations
-
 import plistlib
 import shutil
 import subprocess

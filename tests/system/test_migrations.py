@@ -1,7 +1,5 @@
 """Bringing a database to the newest format."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

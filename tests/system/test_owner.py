@@ -1,7 +1,5 @@
 """Ownership of the data folder by one process, and connections of others."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import subprocess

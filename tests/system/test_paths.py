@@ -1,7 +1,5 @@
 """kvchat's folders, also without a home folder."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The catalogues have exactly the texts in the source, each translated."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """The language of kvchat, and formats of sizes, times and counts."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta

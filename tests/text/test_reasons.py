@@ -1,7 +1,5 @@
 """Reasons round-trip through storage and are worded in any language."""
 
-from __future__ import annotations
-
 import json
 import string
 from dataclasses import asdict

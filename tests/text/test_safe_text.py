@@ -1,7 +1,5 @@
 """Hidden characters are shown or dropped, legitimate marks stay, and secrets are removed."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A small library to export: branches, receipts, thinking, every state and script."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Backups: contents, restore after interruptions, and hostile files."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Markdown and HTML exports."""
 
-from __future__ import annotations
-
 import zipfile
 from html.parser import HTMLParser
 

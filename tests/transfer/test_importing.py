@@ -1,7 +1,5 @@
 """Imports of other applications' exports, and of invalid files."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

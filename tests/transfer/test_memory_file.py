@@ -1,7 +1,5 @@
 """Export and import of a chat with its memory, and damaged or hostile files."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import threading

@@ -1,7 +1,5 @@
 """Export as JSON and import again: equal to the last branch and receipt."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

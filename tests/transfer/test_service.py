@@ -1,7 +1,5 @@
 """Transfers run beside the chats and change nothing if cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """Detection of cut-off text, and of controls that extend beyond their parent."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from PySide6.QtCore import QPoint, QRect, Qt

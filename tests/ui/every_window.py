@@ -1,7 +1,5 @@
 """Data for every kind of text on screen, and all windows that show it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """An engine in the test's own process: the test sets its replies and its state."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -4,8 +4,6 @@ Without a folder it lists cut-off text by window. Languages: kvchat's own, and `
 left.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """A right-to-left pseudo-language: English in Hebrew letters, a third longer."""
 
-from __future__ import annotations
-
 import gettext
 import re
 

@@ -1,7 +1,5 @@
 """Text parsed as in the transcript."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from kvchat.chat.record.messages import Message, MessageState, Role

@@ -1,7 +1,5 @@
 """Assumptions about the event loop that the other UI tests rely on."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest_asyncio

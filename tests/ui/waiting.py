@@ -1,7 +1,5 @@
 """Waiting for a condition while Qt and asyncio continue."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The main window in tests, over a fake or real runtime; always closed at the end."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Documents of a prepared set: read from files, folders and repositories, and stored. Blocking."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

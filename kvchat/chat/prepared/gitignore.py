@@ -4,8 +4,6 @@ Repositories are untrusted, and pathspec's regular expressions backtrack: twelve
 finished, while holding the GIL. The rules are those of gitignore(5) and git's wildmatch.c: `?` is one byte.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

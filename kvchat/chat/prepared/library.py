@@ -1,7 +1,5 @@
 """The library of prepared documents: the API for the window and commands."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

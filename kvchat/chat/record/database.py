@@ -1,7 +1,5 @@
 """Database of conversations, messages and drafts: every write is durable when the call returns. Single thread."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import statistics

@@ -1,7 +1,5 @@
 """The conversations' SQLite file: opening, reading, atomic writes and error messages."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Conversations, messages and receipts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Schema of the conversations in numbered steps (kvchat.system.migrations)."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The prompt made from messages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvchat.chat.record.messages import Message, Role

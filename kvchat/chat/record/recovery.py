@@ -7,8 +7,6 @@ damaged file never replaces a good backup. Permanent deletion includes the backu
 message whose parent is lost follows the one before it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sqlite3

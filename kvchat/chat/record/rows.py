@@ -3,8 +3,6 @@
 A damaged value in a row is dropped; its message and chat are kept.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Titles of chats, from their first words or the model's output. Pure functions."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable

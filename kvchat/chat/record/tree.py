@@ -1,7 +1,5 @@
 """Operations on the message tree: create, select, delete and restore branches."""
 
-from __future__ import annotations
-
 import base64
 import json
 import sqlite3

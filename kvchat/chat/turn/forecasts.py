@@ -1,7 +1,5 @@
 """Estimated waiting time for the next reply of a chat, or for the reply to a draft. Read-only."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Collection, Sequence

@@ -4,8 +4,6 @@
 model and deletes the imported memory. States cannot be compared: recomputed rows differ in rounding.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

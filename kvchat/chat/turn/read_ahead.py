@@ -4,8 +4,6 @@ Only for the chat on screen. Its save point is restored, missing parts are proce
 processed except its last words, and never saved.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

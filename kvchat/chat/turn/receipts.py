@@ -1,7 +1,5 @@
 """Receipts as text (at a glance, in a sentence, in full), and daily totals of the time saved."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from contextlib import closing

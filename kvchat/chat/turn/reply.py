@@ -1,7 +1,5 @@
 """A reply in progress: collects the stream, stores it on disk, measures it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

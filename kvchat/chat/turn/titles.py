@@ -3,8 +3,6 @@
 Only a chat in a slot gets one, once; afterwards the slot holds its turn boundary again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable

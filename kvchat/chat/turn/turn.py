@@ -1,7 +1,5 @@
 """The turn: restore, stream, bring the slot to the turn boundary, save. Shared by the window, `ask` and `bench`."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Running and waiting turns: one per slot, and at most one per conversation."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence

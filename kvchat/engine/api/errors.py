@@ -1,7 +1,5 @@
 """Engine failures, and their diagnosis from the engine's own messages. Pure."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

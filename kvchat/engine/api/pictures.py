@@ -6,8 +6,6 @@ tokens and derived from its bytes and the projector: the same picture is found a
 never look alike.
 """
 
-from __future__ import annotations
-
 import base64
 import struct
 from collections.abc import Awaitable, Callable, Sequence

@@ -4,8 +4,6 @@ The server closes connections after a streamed reply, and creating an httpx2 cli
 a fifth of that. No proxy is used between kvchat and its engine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

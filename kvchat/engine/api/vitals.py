@@ -1,7 +1,5 @@
 """Vital signs of an engine: its memory, its slot, its speed. For display only."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

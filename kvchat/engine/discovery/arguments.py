@@ -1,7 +1,5 @@
 """The options in a llama-server's --help, and checks of the user's arguments and RPC workers. Pure."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Engines on this machine: finds them and asks each build once for its version and features. Blocking."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata

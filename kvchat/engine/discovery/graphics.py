@@ -4,8 +4,6 @@ Engines from llama.cpp's releases load their compute backends at startup; if one
 the CPU (`GGML_BACKEND_DL`, ggml/src/ggml-backend-reg.cpp).
 """
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import re

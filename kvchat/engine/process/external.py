@@ -3,8 +3,6 @@
 If its process is on this computer, its arguments are read from the process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

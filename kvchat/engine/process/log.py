@@ -4,8 +4,6 @@ The allocation lines are llama.cpp's (`llama_kv_cache: CUDA0 KV buffer size = 51
 `--verbosity 4` on (common/log.cpp, common_log_get_verbosity).
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import os

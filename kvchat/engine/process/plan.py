@@ -1,7 +1,5 @@
 """The launch plan: everything that decides how an engine starts, and its translation for each kind of engine."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Supervisor of one engine: starts, watches, restarts and stops it, and reports why it died."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Causes of divergence of two prompts, from the part of the body at that point and its text."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

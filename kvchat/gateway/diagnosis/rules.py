@@ -3,8 +3,6 @@
 A rule replaces one text in the request's body and reports the text before and after. Its state is in memory only.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections import OrderedDict

@@ -4,8 +4,6 @@ llama-server renders only that form (`/apply-template`), and the prompt's ids mu
 it would refuse is Unconvertible, and llama-server reports the error. tests/gateway/test_real_engine.py compares both.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

@@ -1,7 +1,5 @@
 """Parses a response while passing it on: the engine's counts, corrected for the client, and the reply."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 from typing import Any

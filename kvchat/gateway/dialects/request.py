@@ -1,7 +1,5 @@
 """The dialect of each path, and the parsed request. Requests are forwarded unchanged."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import json.decoder

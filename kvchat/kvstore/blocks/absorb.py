@@ -5,8 +5,6 @@ unchanged (see `split_slot_file`), only two blocks are compared, as samples. New
 name when it is written.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence

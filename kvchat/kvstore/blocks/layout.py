@@ -8,8 +8,6 @@ A plan describes a new file as a sequence of literal bytes and ranges of the sto
 row that a sliding window lacks. `rebuild.py` carries it out.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

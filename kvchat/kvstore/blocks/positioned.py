@@ -13,8 +13,6 @@ is what a turn added; the few KB that are not rows are not counted.
 A piece is read, hashed and written while it is in the cache of one core, so that memory sees it once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

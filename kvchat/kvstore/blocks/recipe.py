@@ -5,8 +5,6 @@ holds `rows` consecutive rows of one cache: those of the cache's first region, t
 A block of residue holds up to 4 MiB of the residue's bytes, in file order. A file of unknown layout is all residue.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Iterator, Sequence

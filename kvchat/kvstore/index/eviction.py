@@ -6,8 +6,6 @@ conversation's last turn. Other programs have many threads under one name: for t
 ends, or where several begin. All their save points go before any chat's.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Readers have their own connections, so that a lookup never waits for a writer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -4,8 +4,6 @@ Recipes are paths in a tree of links: what many turns share is stored once. A li
 on the path to it. A conversation holds the links on the paths of its save points; unheld links are deleted.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -6,8 +6,6 @@ Triggers keep the sums that the storage window shows: counting 100,000 blocks ta
 Times are seconds since 1970.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from contextlib import closing

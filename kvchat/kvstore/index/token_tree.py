@@ -4,8 +4,6 @@ A node is a segment of up to 256 tokens, named by the hash of all tokens up to i
 for each audience.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections import Counter

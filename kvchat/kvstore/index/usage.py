@@ -1,7 +1,5 @@
 """Sizes, losses and unchecked save points in the index: functions within the caller's transaction."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time

@@ -1,7 +1,5 @@
 """Facts that kvchat uses about a model file, from its GGUF header."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

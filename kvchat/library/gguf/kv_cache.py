@@ -4,8 +4,6 @@ As in llama.cpp b11434: llama_hparams (n_embd_k_gqa, n_embd_v_gqa, n_embd_r, n_e
 header, and llama_model::create_memory, which gives each layer its kind of memory.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ They are recognized by name. That agrees with Jinja2's undeclared variables in a
 templates that come with llama.cpp b11434, and needs no parser for a language that is otherwise the engine's.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

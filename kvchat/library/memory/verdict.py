@@ -1,7 +1,5 @@
 """Verdict on a model for this machine: fits, tight, no; and proposals for settings that would help."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum

@@ -1,7 +1,5 @@
 """The queue of model downloads: one at a time, each can be paused and is resumed by a later start."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import Callable

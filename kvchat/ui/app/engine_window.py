@@ -1,7 +1,5 @@
 """The engine window: live figures, updated only while visible, and the engine's log."""
 
-from __future__ import annotations
-
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
 from PySide6.QtWidgets import QCheckBox, QFormLayout, QLabel, QPlainTextEdit, QTabWidget, QWidget

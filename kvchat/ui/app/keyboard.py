@@ -1,7 +1,5 @@
 """The keyboard of the main window: its shortcuts, and where typed text goes."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace

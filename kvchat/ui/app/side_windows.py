@@ -1,7 +1,5 @@
 """The windows beside the main one: each created at first use, then brought to the front."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

@@ -7,8 +7,6 @@ A link may come from anywhere, even a web page: it never sends, fetches or delet
     kvchat://model/OWNER/NAME   the models window with this as search text
 """
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The window's position and layout, kept in `window.ini` for the next start."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 They are encoded again after decoding: no untrusted file reaches the engine's own decoder.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The window's language, and texts for screen readers beyond those of Qt's own widgets."""
 
-from __future__ import annotations
-
 from PySide6.QtCore import QCoreApplication, QLibraryInfo, QLocale, QObject, QTranslator
 from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QAccessibleInterface
 from PySide6.QtWidgets import QAccessibleWidget, QWidget

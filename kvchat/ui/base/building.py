@@ -1,7 +1,5 @@
 """Factories for plain widgets and layouts: label, button, field, row, column."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 from PySide6.QtCore import Qt

@@ -1,7 +1,5 @@
 """Runs the coroutines of user actions, keeps them referenced, and reports their errors."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any

@@ -1,7 +1,5 @@
 """Cards above the composer: an engine that is not ready, a context that is nearly full."""
 
-from __future__ import annotations
-
 from kvchat.chat.context import ContextUsage
 from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.errors import FailureKind

@@ -1,7 +1,5 @@
 """Status texts for a conversation's current turn: events in, text out. No Qt."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvchat.chat import events as chat

@@ -3,8 +3,6 @@
 An attachment belongs to the chat that was open when it was added, however long reading it takes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Coroutine, Sequence

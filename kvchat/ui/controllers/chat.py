@@ -1,7 +1,5 @@
 """The open conversation: shows the runtime's events, and turns message buttons into calls."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

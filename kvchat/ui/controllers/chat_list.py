@@ -1,7 +1,5 @@
 """Find, move, archive, delete and restore chats: the sidebar's search and the chat menu."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial

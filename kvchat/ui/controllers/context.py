@@ -1,7 +1,5 @@
 """The context of the next request: its meter and card, and documents a chat began with."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The answering model: its choice, and what to do if its file is missing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from PySide6.QtCore import Signal

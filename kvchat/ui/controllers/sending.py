@@ -1,7 +1,5 @@
 """Messages from a composer to their chat: drafts saved to disk, sent at once or queued."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter

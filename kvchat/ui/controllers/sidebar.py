@@ -1,7 +1,5 @@
 """The sidebar's data: the chats, each one's expected wait for a reply, and its memory on disk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial

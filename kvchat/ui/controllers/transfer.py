@@ -1,7 +1,5 @@
 """Import, export, backup and restore from the window: file dialogs, progress, results."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,5 @@
 """Shared parts of the controllers: their widgets, the state of a turn, and the base class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol

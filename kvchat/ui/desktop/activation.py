@@ -1,7 +1,5 @@
 """Bring a window of a background application to the front."""
 
-from __future__ import annotations
-
 import os
 
 from PySide6.QtGui import QGuiApplication

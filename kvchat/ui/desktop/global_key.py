@@ -4,8 +4,6 @@ On Linux the desktop's portal asks the user for it; Windows and macOS give it to
 https://flatpak.github.io/xdg-desktop-portal/docs/doc-org.freedesktop.portal.GlobalShortcuts.html
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """Questions and file dialogs that never block the event loop, and message boxes before there is a window."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterable

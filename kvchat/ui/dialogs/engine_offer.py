@@ -1,7 +1,5 @@
 """One-click offer of an engine for the graphics card, with download progress and errors."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any

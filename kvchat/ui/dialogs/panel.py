@@ -1,7 +1,5 @@
 """Notices, reports to read and copy, and the base class of secondary windows."""
 
-from __future__ import annotations
-
 import asyncio
 import platform
 import traceback

@@ -1,7 +1,5 @@
 """The manual's window: a list of headings, the text and a search field."""
 
-from __future__ import annotations
-
 import re
 from importlib.resources import files
 

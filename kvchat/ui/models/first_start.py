@@ -3,8 +3,6 @@
 Every step is optional and can be done later.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Downloadable models: some suggestions, a search, and the files of a repository."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Selection of a local model: as a box in a form, and as the header's menu."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial

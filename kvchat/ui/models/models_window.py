@@ -1,7 +1,5 @@
 """The models window: models on this computer, downloadable models, and the downloads below both."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Configuration to paste into each client program, from the program's documentation. No Qt."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

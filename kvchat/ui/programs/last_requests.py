@@ -1,7 +1,5 @@
 """Texts about requests of programs, and the list of a program's last ones. The functions are pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 

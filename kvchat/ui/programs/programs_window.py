@@ -1,7 +1,5 @@
 """The programs window: requests of other programs, cache hits, and causes of reprocessing."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Some Pygments expressions take quadratic time, and Python blocks all other threa
 highlighted in bounded pieces, and a piece that is still slow stays plain.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -4,8 +4,6 @@ Formulas are images in a page's document; its `FormulaLayer` draws them on the t
 resolution.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor

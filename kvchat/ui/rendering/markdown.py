@@ -1,7 +1,5 @@
 """Markdown to blocks and their HTML. Raw HTML stays text, no image is fetched, only web links become links."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

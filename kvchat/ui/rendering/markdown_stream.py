@@ -6,8 +6,6 @@ exceptions: fences, which are tracked line by line here, and definitions of link
 that refer to them are parsed again.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Settings, API server: on or off, address, keys, and the configuration to paste."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import replace

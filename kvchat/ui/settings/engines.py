@@ -1,7 +1,5 @@
 """Settings, Engine: which one, whether it works, how to get a better one, and expert options."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

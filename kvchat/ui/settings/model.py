@@ -1,7 +1,5 @@
 """Settings, Model and context: the model, its context length, and the memory that takes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from PySide6.QtCore import QRectF, Qt, Signal

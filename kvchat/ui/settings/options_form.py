@@ -1,7 +1,5 @@
 """The fields for chat options: system prompt, sampling, the template's options, output format."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A page of the settings window: entries below each other, separated by hairlines."""
 
-from __future__ import annotations
-
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar

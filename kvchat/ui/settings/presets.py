@@ -1,7 +1,5 @@
 """Presets and chat settings: their common form, the window of each, and the settings page of presets."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The settings window: list of pages, the general page, changes pending until the engine's next start."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import ClassVar, TypeVar
 

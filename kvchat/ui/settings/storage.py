@@ -1,7 +1,5 @@
 """Settings, Storage: limits and retention of the save points, and where the data is."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from dataclasses import replace

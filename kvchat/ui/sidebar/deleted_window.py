@@ -1,7 +1,5 @@
 """Recently deleted chats and messages, which can be restored until they expire."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from PySide6.QtCore import Qt, Signal

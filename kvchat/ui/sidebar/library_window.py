@@ -1,7 +1,5 @@
 """The library window: prepared documents, processed once, from which chats can start."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable, Collection, Coroutine, Sequence

@@ -1,7 +1,5 @@
 """The time-saved window: sources of replies, time saved, and daily bars."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from datetime import date

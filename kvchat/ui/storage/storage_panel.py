@@ -1,7 +1,5 @@
 """The storage window: disk use of each chat's memory, and actions for it."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Coroutine, Mapping
 from typing import Any

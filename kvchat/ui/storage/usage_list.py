@@ -1,7 +1,5 @@
 """The storage window's list of chats. Only visible rows are drawn and have widgets, so thousands open at once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial

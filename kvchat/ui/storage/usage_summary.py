@@ -1,7 +1,5 @@
 """The store's figures as text, and the summary at the top of the storage window."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 from PySide6.QtCore import QRectF

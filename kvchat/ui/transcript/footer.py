@@ -1,7 +1,5 @@
 """The footer of a message: buttons, how a reply ended, its receipt; and the end of the page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime

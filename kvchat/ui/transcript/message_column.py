@@ -4,8 +4,6 @@ Only messages near the viewport have widgets. The others have estimated heights;
 wrong, the page scrolls with it, so that the visible text stays where it is.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate, takewhile

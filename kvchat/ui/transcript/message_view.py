@@ -1,7 +1,5 @@
 """One message on the page: the base of user messages and replies, its editor, and the user's bubble."""
 
-from __future__ import annotations
-
 import time
 from textwrap import shorten
 

@@ -1,7 +1,5 @@
 """A message's parts below each other (prose, code and tables), and copying from them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from itertools import groupby, takewhile

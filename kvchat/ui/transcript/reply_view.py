@@ -1,7 +1,5 @@
 """A reply on the page: the model's thinking (collapsed), the text and the receipt."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Selection across messages: a drag that leaves one text continues in the next; all is copied together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer

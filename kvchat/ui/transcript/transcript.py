@@ -1,7 +1,5 @@
 """The transcript: one conversation's messages, progress below them, selection, find and message actions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import dropwhile, pairwise
 from textwrap import shorten

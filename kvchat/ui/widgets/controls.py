@@ -1,7 +1,5 @@
 """Controls that Qt lacks or cannot draw in every theme and text size: switch, round bar, copy button, card."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

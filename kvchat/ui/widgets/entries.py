@@ -1,7 +1,5 @@
 """Entries of a settings page: label, help, control, validation error; number fields."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Responsive widgets that Qt lacks: elided texts, rows that wrap, pages that scroll."""
 
-from __future__ import annotations
-
 import html
 import re
 from functools import reduce

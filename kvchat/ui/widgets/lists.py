@@ -1,7 +1,5 @@
 """The window's lists: row model, row delegate and view. Only visible rows are drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum

@@ -1,7 +1,5 @@
 """Search and marks in texts. Qt counts UTF-16 units, Python characters: an emoji is two in Qt, one in Python."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from PySide6.QtCore import QSize, Qt, Signal

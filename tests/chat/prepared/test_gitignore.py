@@ -1,7 +1,5 @@
 """Rules of .gitignore: compared with git, and hostile ones."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

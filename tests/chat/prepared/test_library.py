@@ -1,7 +1,5 @@
 """Prepared documents on a fake engine: chats start from them, they change, they are removed."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """From files, folders and repositories to documents."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

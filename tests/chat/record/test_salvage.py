@@ -1,7 +1,5 @@
 """A damaged database: reported, repaired with the backups, and never deleted."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

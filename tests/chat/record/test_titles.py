@@ -1,7 +1,5 @@
 """Titles from a model's answer."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvchat.chat.record.titles import (

@@ -1,7 +1,5 @@
 """Forecasts of waiting times, compared with the receipts of the replies."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvchat.chat.record.database import Database

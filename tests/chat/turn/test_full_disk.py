@@ -1,7 +1,5 @@
 """A full disk or a failing index costs save points but no reply."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator

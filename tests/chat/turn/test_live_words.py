@@ -1,7 +1,5 @@
 """The status strip during a reply and the receipt after it give the same verdict."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvchat.chat.events import FirstToken, ReplyFinished

@@ -1,7 +1,5 @@
 """Regenerate, edit, continue, branch and delete: the message tree and the save points."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

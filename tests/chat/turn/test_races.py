@@ -1,7 +1,5 @@
 """Concurrent operations; each of these once went wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil

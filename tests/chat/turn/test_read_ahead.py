@@ -1,7 +1,5 @@
 """Processing before Send on a fake engine: of an unsaved chat, and of a draft being typed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """A reply in progress."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 from typing import cast

@@ -1,7 +1,5 @@
 """The self-test of restoring on a fake engine that misbehaves, and its effects on chats."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several chats in one engine: answered concurrently, and sharing its context."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Titles by the model: when it is asked, and what that costs the chat."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

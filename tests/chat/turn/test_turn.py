@@ -1,7 +1,5 @@
 """The turn on a fake engine: restoring, proof, settling, saving, and the receipt."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

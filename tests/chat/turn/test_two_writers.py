@@ -1,7 +1,5 @@
 """Several processes in one chat: one answers at a time, each with the whole history."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

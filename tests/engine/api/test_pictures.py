@@ -1,7 +1,5 @@
 """Pictures with both real engines: placeholders, processing into the slot, save and restore."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import AsyncIterator
 from pathlib import Path

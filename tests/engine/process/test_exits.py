@@ -1,7 +1,5 @@
 """Diagnosis of exits from real log lines: xllamacpp 2026.10.11549 and llama-server b11434, except where noted."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

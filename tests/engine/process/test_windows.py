@@ -1,7 +1,5 @@
 """Windows-only code against a fake Windows that records the calls."""
 
-from __future__ import annotations
-
 import ctypes
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Rewriting and comparing never raise, whatever a program sends, and change only the text a rule targets."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Causes of divergence between two requests of one program."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The rules, applied to each program's requests, change the intended text and nothing else."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection

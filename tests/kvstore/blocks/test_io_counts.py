@@ -1,7 +1,5 @@
 """Bytes that the store reads, hashes and writes for a slot file (see `positioned`), and the memory it needs."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter

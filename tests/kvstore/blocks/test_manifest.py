@@ -1,7 +1,5 @@
 """Manifests survive a round trip, and invalid ones are refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

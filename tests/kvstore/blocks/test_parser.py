@@ -4,8 +4,6 @@ In tests/kvstore/blocks/layouts the rows are replaced by a pattern of their toke
 everything the parser reads is as the engine wrote it, and the files stay small.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import random

@@ -1,7 +1,5 @@
 """Slot files of both real engines for every kind of model memory: through the store, and mutated."""
 
-from __future__ import annotations
-
 import random
 import tempfile
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """The index itself: damage, loss, concurrency and size."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """KV cache sizes by header, and compared with the allocations of the real llama-server."""
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Downloads from a server that cuts connections, sends wrong bytes or needs a token, and kills on the way."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """A queue of downloads that are paused, resumed and removed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GitHub: builds for a GPU, by the names of llama.cpp's releases, and newer kvchat versions."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """Hugging Face, against a fake server, and the storage of the access token."""
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

@@ -1,7 +1,5 @@
 """The windows as a screen reader sees them: roles, names and announcements."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A long reply that ends unseen: the desktop notifies the user, and a click opens the chat."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Cancelled timers are not kept until they would have fired."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 

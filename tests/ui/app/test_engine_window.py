@@ -1,7 +1,5 @@
 """The engine window with the staged runtime: figures, and a log that can be followed, searched and copied."""
 
-from __future__ import annotations
-
 import pytest_asyncio
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication

@@ -1,7 +1,5 @@
 """The composer has keyboard focus after every mouse action, and gets the typed text."""
 
-from __future__ import annotations
-
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QInputMethodEvent, QInputMethodQueryEvent

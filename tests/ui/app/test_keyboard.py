@@ -1,7 +1,5 @@
 """Shortcuts, palette, shortcut sheet, zoom and the switch for figures, with the staged runtime."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Changing the language: kvchat offers a restart, and uses the new language afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The main window, used by keys, buttons and lists, with the staged runtime."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Notices other than errors."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """The runtime on Qt's event loop, which differs from asyncio's own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Quitting while something large is being saved."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A message box explains why the window cannot open; a signal ends kvchat without a button press."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """Right-to-left languages: lines begin at the right; code stays left-to-right."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

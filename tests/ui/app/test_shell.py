@@ -1,7 +1,5 @@
 """The window around the page: hiding the sidebar, renaming chats, menus, narrow and full-screen windows."""
 
-from __future__ import annotations
-
 import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest

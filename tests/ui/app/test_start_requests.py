@@ -1,7 +1,5 @@
 """Links and files that kvchat is asked to open, and the quick window, with the staged runtime."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every window at 100, 150 and 200 % text, with long titles in several scripts: no text is cut off."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

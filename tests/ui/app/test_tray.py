@@ -1,7 +1,5 @@
 """The tray's icon, menu and behavior. The desktop draws the icon; the menu is kvchat's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

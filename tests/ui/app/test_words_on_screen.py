@@ -1,7 +1,5 @@
 """The window uses plain language: technical and internal terms occur only in details for experts."""
 
-from __future__ import annotations
-
 import ast
 import gettext
 import re

@@ -1,7 +1,5 @@
 """Pictures prepared for sending: within limits, upright, re-encoded; other files are refused."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 from random import Random

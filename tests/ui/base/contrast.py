@@ -1,7 +1,5 @@
 """Contrast of colours."""
 
-from __future__ import annotations
-
 
 def contrast(a: str, b: str) -> float:
     """Return the WCAG 2 contrast ratio of two "#rrggbb" colours, 1 to 21 (https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio)."""

@@ -1,7 +1,5 @@
 """Rows, columns, labels and buttons as every window builds them."""
 
-from __future__ import annotations
-
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 

@@ -1,7 +1,5 @@
 """The logo: drawn in every state, visible on any panel, and identical in assets/."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Contrast of the themes' colours, and the choice of the theme."""
 
-from __future__ import annotations
-
 import gc
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The context meter under the composer and the context card above it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

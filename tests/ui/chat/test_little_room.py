@@ -1,7 +1,5 @@
 """A chat with large text in a small window."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The status strip's text for each event."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvchat.chat.events import (

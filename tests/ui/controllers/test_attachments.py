@@ -1,7 +1,5 @@
 """Attaching files by button, drop and paste, and their display on the page."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Organizing chats: several at once, folders, archive, pinning, and undo."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

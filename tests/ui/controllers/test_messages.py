@@ -1,7 +1,5 @@
 """Message actions by real clicks and keys, with the staged runtime."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

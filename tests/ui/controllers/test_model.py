@@ -1,7 +1,5 @@
 """Each conversation's model in the window: shown, changed, and replaced if its file is missing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

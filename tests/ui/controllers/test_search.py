@@ -1,7 +1,5 @@
 """Search in all chats and in the open one, by keys and clicks."""
 
-from __future__ import annotations
-
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest

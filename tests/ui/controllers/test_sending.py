@@ -1,7 +1,5 @@
 """Messages written during a reply, in the real window with the staged runtime."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing
 from pathlib import Path

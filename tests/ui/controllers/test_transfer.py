@@ -1,7 +1,5 @@
 """Export, import, backup and restore from the menus, over a real database."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """The window beside `kvchat ask`: it shows the other's messages, and waits for its reply before its own."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """The global shortcut: the portal on a real bus, and fakes for Windows and macOS."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import queue

@@ -1,7 +1,5 @@
 """Detection of metered networks: NetworkManager on a real bus, and a fake Windows."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """F1 opens the manual: headings and links work, text can be searched, and colours follow the theme."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The manual explains every error title that can appear on screen."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """The first-start page: from no model to a model."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The models window: local models, Hugging Face, downloads and the access token."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace

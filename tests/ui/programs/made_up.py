@@ -1,7 +1,5 @@
 """Example programs and requests for the programs window."""
 
-from __future__ import annotations
-
 import time
 from datetime import datetime
 

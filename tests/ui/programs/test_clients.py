@@ -1,7 +1,5 @@
 """The configurations to paste, parsed like the programs do."""
 
-from __future__ import annotations
-
 import ast
 import json
 import shlex

@@ -1,7 +1,5 @@
 """The programs window with the staged runtime."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

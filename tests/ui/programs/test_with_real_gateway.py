@@ -1,7 +1,5 @@
 """From the switch in the settings to a request's receipt, with the real window, runtime and API server."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

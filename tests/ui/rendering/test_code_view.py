@@ -1,7 +1,5 @@
 """Code blocks: the copy button, the theme's colours, and growth without relayout."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

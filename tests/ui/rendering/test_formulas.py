@@ -1,7 +1,5 @@
 """LaTeX in replies: recognition of formulas and of money, and rendering."""
 
-from __future__ import annotations
-
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QImage

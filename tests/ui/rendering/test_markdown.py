@@ -1,7 +1,5 @@
 """Markdown from a model is untrusted: it may format text, but load and run nothing."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

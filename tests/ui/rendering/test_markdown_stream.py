@@ -1,7 +1,5 @@
 """A streamed reply ends up like one parsed at once, and settled blocks never change."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Settings, API server, with the staged runtime."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

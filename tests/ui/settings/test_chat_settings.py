@@ -1,7 +1,5 @@
 """Chat settings and presets: input, validation in place, applying, and no silent data loss."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The engine page of the settings window, with the staged runtime."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from random import randbytes

@@ -1,7 +1,5 @@
 """The settings window, used by fields, lists and buttons, with the staged runtime."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chats grouped by time of last use."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 from PySide6.QtCore import Qt

@@ -1,7 +1,5 @@
 """Deleted chats: restored by key or from their window, or permanently deleted on request."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 from PySide6.QtCore import Qt

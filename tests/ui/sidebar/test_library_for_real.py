@@ -1,7 +1,5 @@
 """The library window over a real kvchat on a fake engine: a folder is added, processed, queried and changed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

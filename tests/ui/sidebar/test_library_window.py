@@ -1,7 +1,5 @@
 """The library window: documents are processed when idle, chats start from them, and changes are reported."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

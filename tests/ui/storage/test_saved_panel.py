@@ -1,7 +1,5 @@
 """The time-saved window, its chart and its keys."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """The storage window with the fake store: list, menus, slider and buttons."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """Texts of the storage window."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """The window if chat memory cannot be saved: it opens, reports this once, and no action raises."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -4,8 +4,6 @@ CPU time depends little on how busy the machine is. The tests assert the causes 
 out a bounded part, however long the reply is, and the event loop wakes up once for many tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import gc

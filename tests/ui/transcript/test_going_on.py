@@ -1,7 +1,5 @@
 """A continued or regenerated reply looks the same while it streams as after a restart."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

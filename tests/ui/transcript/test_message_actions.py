@@ -1,7 +1,5 @@
 """A message's footer: actions by touch and keyboard, the time, and the model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 

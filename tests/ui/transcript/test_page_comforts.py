@@ -1,7 +1,5 @@
 """Folding of long messages, message actions, the context menu, chips side by side, and no leaks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

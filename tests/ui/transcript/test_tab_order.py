@@ -1,7 +1,5 @@
 """Tab through the window by real keys: messages in page order, regardless of when their widgets were made."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

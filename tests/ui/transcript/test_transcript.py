@@ -1,7 +1,5 @@
 """The page: long conversations, following a reply, selecting and copying, links."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
