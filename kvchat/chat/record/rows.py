@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import sqlite3
+import typing
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -18,7 +19,7 @@ from kvchat.text.safe_text import safe_prose
 
 _MAX_TIMESTAMP = 253402300799.0  # seconds since 1970: the end of the year 9999, the maximum of datetime
 
-_RECEIPT_FIELD_TYPES = {field.name: str(field.type) for field in dataclasses.fields(Receipt)}
+_RECEIPT_TYPES = typing.get_type_hints(Receipt)
 
 
 def conversation_from_row(row: sqlite3.Row) -> Conversation:
@@ -84,23 +85,21 @@ def parse_receipt(text: Any) -> Receipt | None:
     """Parse a stored receipt, ignoring fields of a newer kvchat; None if it is unreadable."""
     try:
         fields = json.loads(text)
-        known = {name: value for name, value in fields.items() if name in _RECEIPT_FIELD_TYPES}
+        known = {name: value for name, value in fields.items() if name in _RECEIPT_TYPES}
         reason = reason_of(known.get("miss_reason"))
         receipt = Receipt(**(known | {"source": Source(fields["source"]), "miss_reason": reason}))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return receipt if all(_has_valid_type(name, getattr(receipt, name)) for name in _RECEIPT_FIELD_TYPES) else None
+    return receipt if all(_has_valid_type(name, getattr(receipt, name)) for name in _RECEIPT_TYPES) else None
 
 
 def _has_valid_type(name: str, value: Any) -> bool:
-    kind = _RECEIPT_FIELD_TYPES[name]
-    if value is None:
-        return "None" in kind
-    if kind == "bool":
-        return isinstance(value, bool)
-    if kind.startswith(("int", "float")):
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return kind.startswith(("Source", "Reason")) or isinstance(value, str)
+    kind = _RECEIPT_TYPES[name]
+    if isinstance(value, bool):
+        return kind is bool
+    if isinstance(value, int | float):
+        return math.isfinite(value) and isinstance(value if isinstance(value, kind) else float(value), kind)
+    return isinstance(value, kind)
 
 
 def as_text(value: Any) -> str:
