@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from kvchat.chat.attachments import AttachmentError, document_from_bytes, is_picture, read_bytes
 from kvchat.chat.options import NewChat
-from kvchat.chat.prepared.gitignore import IgnoreRules, read_rules
+from kvchat.chat.prepared.gitignore import IgnoreRule, is_ignored, read_rules
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, Message, Role, new_message
 from kvchat.chat.record.rows import as_datetime, as_text
@@ -160,9 +160,9 @@ def _find_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:
                 raise PreparationError(_("This is too much to prepare"), detail, advice)
 
 
-def _walk_folder(folder: Path, rules: Sequence[IgnoreRules]) -> Iterator[Path]:
+def _walk_folder(folder: Path, rules: Sequence[IgnoreRule]) -> Iterator[Path]:
     """Walk a folder except what the rules ignore; `rules`: of the folders above, innermost last."""
-    rules = (*rules, *read_rules(folder))
+    rules = [*rules, *read_rules(folder)]
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
@@ -170,9 +170,7 @@ def _walk_folder(folder: Path, rules: Sequence[IgnoreRules]) -> Iterator[Path]:
     for entry in entries:
         path = folder / entry.name
         is_folder = entry.is_dir(follow_symlinks=False)
-        verdicts = (innermost.ignores(path, is_folder=is_folder) for innermost in reversed(rules))
-        ignored = next((verdict for verdict in verdicts if verdict is not None), False)
-        if entry.name.startswith(".") or entry.is_symlink() or ignored:
+        if entry.name.startswith(".") or entry.is_symlink() or is_ignored(path, rules, is_folder=is_folder):
             continue
         if is_folder:
             yield from _walk_folder(path, rules)

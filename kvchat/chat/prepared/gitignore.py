@@ -34,49 +34,48 @@ _TOKENS = re.compile(  # an escaped byte; a class such as [!a-z]: whether it is 
 )
 _CLASS_PART = re.compile(rb"\[:([a-z]+):\]|\\(.)|(-)|(.)", re.DOTALL)
 
-_Segment = re.Pattern[bytes] | None  # None: `**`, any number of folders
-
 
 @dataclass(frozen=True)
 class IgnoreRule:
+    first_name: int  # of those in a path: the first below the .gitignore's folder, or the last for a rule without slash
     is_exception: bool  # starts with "!"
     folders_only: bool
-    name_only: bool  # no slash: matches only the last name of a path
-    segments: tuple[_Segment, ...]
+    segments: tuple[re.Pattern[bytes] | None, ...]  # None: `**`, any number of folders
 
-    def matches(self, names: Sequence[bytes], *, is_folder: bool) -> bool:
-        if self.folders_only and not is_folder:
-            return False
-        return _match_segments(self.segments, names[-1:] if self.name_only else names)
-
-
-@dataclass(frozen=True)
-class IgnoreRules:
-    folder: Path
-    rules: tuple[IgnoreRule, ...]
-
-    def ignores(self, path: Path, *, is_folder: bool) -> bool | None:
-        """Return what the last matching rule decides for a path below the folder; None if no rule matches."""
-        names = [os.fsencode(name) for name in path.relative_to(self.folder).parts]
-        matching = (rule for rule in reversed(self.rules) if rule.matches(names, is_folder=is_folder))
-        return next((not rule.is_exception for rule in matching), None)
+    def matches(self, names: Sequence[bytes]) -> bool:
+        places = {0}  # numbers of names that the segments so far can match
+        for segment in self.segments:
+            if segment is None:
+                places = set(range(min(places, default=len(names)), len(names)))
+            else:
+                places = {at + 1 for at in places if at < len(names) and segment.fullmatch(names[at])}
+        return len(names) in places
 
 
-def read_rules(folder: Path) -> tuple[IgnoreRules, ...]:
+def is_ignored(path: Path, rules: Sequence[IgnoreRule], *, is_folder: bool) -> bool:
+    """Return what the last matching rule decides. `rules`: of the folders above, innermost last."""
+    names = [os.fsencode(name) for name in path.parts]
+    for rule in reversed(rules):
+        if (is_folder or not rule.folders_only) and rule.matches(names[rule.first_name :]):
+            return not rule.is_exception
+    return False
+
+
+def read_rules(folder: Path) -> list[IgnoreRule]:
     """Read a folder's .gitignore, if any. Like git, follow no links."""
     path = folder / ".gitignore"
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
-            return ()
+            return []
         with open_regular_file(path) as file:
             text = file.read(MAX_BYTES)
     except (OSError, ValueError):
-        return ()
-    rules = map(_parse_rule, text.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
-    return (IgnoreRules(folder, tuple(rule for rule in rules if rule)),)
+        return []
+    rules = (_parse_rule(len(folder.parts), line) for line in text.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
+    return [rule for rule in rules if rule]
 
 
-def _parse_rule(line: bytes) -> IgnoreRule | None:
+def _parse_rule(depth: int, line: bytes) -> IgnoreRule | None:
     line = line.removesuffix(b"\r")
     stripped = line.rstrip(b" ")
     backslashes = len(stripped) - len(stripped.rstrip(b"\\"))
@@ -89,14 +88,14 @@ def _parse_rule(line: bytes) -> IgnoreRule | None:
     line = line[: len(line) - folders_only]
     if not line:
         return None
-    name_only = b"/" not in line
-    segments = [[b""]]  # the pieces between the stars, for each path component
+    in_any_folder = b"/" not in line
+    components = [[b""]]  # the regular expressions between the stars of each path component
     try:
         for escaped, negated, inside, other in _TOKENS.findall(line.removeprefix(b"/")):
             if b"/" in (escaped, other):
-                segments.append([b""])
+                components.append([b""])
             elif other == b"*":
-                segments[-1].append(b"")
+                components[-1].append(b"")
             elif other in (b"[", b"\\"):  # an unclosed class or escape matches nothing
                 return None
             elif inside:
@@ -104,45 +103,22 @@ def _parse_rule(line: bytes) -> IgnoreRule | None:
                     _CLASSES[name] if name else dash or re.escape(quoted or byte)
                     for name, quoted, dash, byte in _CLASS_PART.findall(inside)
                 )
-                segments[-1][-1] += (b"[^" if negated else b"[") + b"".join(parts) + b"]"
+                components[-1][-1] += (b"[^" if negated else b"[") + b"".join(parts) + b"]"
             else:
-                segments[-1][-1] += b"." if other == b"?" else re.escape(escaped or other)
-        patterns = tuple(_compile_segment(pieces, deep=not name_only) for pieces in segments)
-        return IgnoreRule(is_exception, folders_only, name_only, patterns)
+                components[-1][-1] += b"." if other == b"?" else re.escape(escaped or other)
+        segments: list[re.Pattern[bytes] | None] = []
+        for pieces in components:
+            if len(pieces) > 2 and not any(pieces) and not in_any_folder:
+                segments.append(None)
+                continue
+            first, *rest = pieces
+            if rest:
+                # Text after a star matches at its first place, which is as good as any later one (an atomic group),
+                # so that nothing is tried twice.
+                first += b"".join(b"(?>.*?" + piece + b")" for piece in rest[:-1] if piece) + b".*" + rest[-1]
+            segments.append(re.compile(first, re.DOTALL))
+        if segments[-1] is None:
+            segments.append(re.compile(b".*", re.DOTALL))
+        return IgnoreRule(-1 if in_any_folder else depth, is_exception, folders_only, tuple(segments))
     except (KeyError, re.error):  # an unknown class, or a range that ends before it begins
         return None
-
-
-def _compile_segment(pieces: Sequence[bytes], *, deep: bool) -> _Segment:
-    """Build the pattern for one path component from the regular expressions between its stars.
-
-    Text after a star matches at its first place, which is as good as any later one (an atomic group), so that
-    nothing is tried twice.
-    """
-    if deep and len(pieces) > 2 and not any(pieces):
-        return None
-    first, *middle = pieces
-    if middle:
-        *middle, last = middle
-        first += b"".join(b"(?>.*?" + piece + b")" for piece in middle if piece) + b".*" + last
-    return re.compile(first, re.DOTALL)
-
-
-def _match_segments(segments: Sequence[_Segment], names: Sequence[bytes]) -> bool:
-    at = place = 0
-    again: tuple[int, int] | None = None  # after the last `**`: segment and next name to try
-    while place < len(names) or at < len(segments):
-        segment = segments[at] if at < len(segments) else None
-        if at < len(segments) and segment is None:
-            if at + 1 == len(segments):
-                return place < len(names)
-            again = at + 1, place + 1
-            at += 1
-        elif segment is not None and place < len(names) and segment.fullmatch(names[place]):
-            at, place = at + 1, place + 1
-        elif again is None or again[1] > len(names):
-            return False
-        else:
-            at, place = again
-            again = at, place + 1
-    return True
