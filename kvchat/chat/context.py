@@ -13,8 +13,16 @@ from dataclasses import dataclass, replace
 from kvchat.chat.attachments import ESTIMATED_PICTURE_TOKENS, document_from_text
 from kvchat.chat.options import AnswerSettings
 from kvchat.chat.record.database import ORDER_BY_LAST_USED, Database
-from kvchat.chat.record.messages import Attachment, Message, Role, new_message
-from kvchat.chat.record.prompts import needs_vision, pictures_of, prompt_content, prompt_messages
+from kvchat.chat.record.messages import (
+    Attachment,
+    Message,
+    Role,
+    needs_vision,
+    new_message,
+    pictures_of,
+    prompt_content,
+    prompt_messages,
+)
 from kvchat.chat.record.tree import copy_to_branch
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.wire import ChatMessage, Picture, Sampling

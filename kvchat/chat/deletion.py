@@ -22,8 +22,8 @@ from datetime import datetime, timedelta
 from kvchat.chat.events import ConversationsChanged, Notice
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import as_datetime, as_text
 from kvchat.chat.record.recovery import scrub_backups
-from kvchat.chat.record.rows import as_datetime, as_text
 from kvchat.chat.search import Finder, leading_excerpt
 from kvchat.chat.turn_context import TurnContext
 from kvchat.errors import KvchatError

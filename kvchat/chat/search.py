@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import ChatsDamaged, StorageFailed
-from kvchat.chat.record.messages import Role
-from kvchat.chat.record.rows import as_text
+from kvchat.chat.record.messages import Role, as_text
 from kvchat.chat.turn_context import TurnContext
 from kvchat.text.formatting import one_line
 from kvchat.text.safe_text import safe_prose

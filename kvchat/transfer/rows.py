@@ -11,8 +11,17 @@ from typing import IO, Any
 
 from kvchat.chat.attachments import AttachmentError, picture_attachment
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import MessageState, Receipt, Role
-from kvchat.chat.record.rows import as_text, attachment_from_row, insert_rows, parse_receipt, parse_state, role_from_row
+from kvchat.chat.record.messages import (
+    MessageState,
+    Receipt,
+    Role,
+    as_text,
+    attachment_from_row,
+    insert_rows,
+    parse_receipt,
+    parse_state,
+    role_from_row,
+)
 from kvchat.session.proof import Source
 from kvchat.text.language import N_, _, format_number
 

@@ -21,8 +21,7 @@ from kvchat.chat.deletion import entries
 from kvchat.chat.options import ChatOptions, NewChat, answer_settings, presets, store_chat
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database
-from kvchat.chat.record.messages import Attachment, MessageState, Receipt, Role
-from kvchat.chat.record.prompts import prompt_messages
+from kvchat.chat.record.messages import Attachment, MessageState, Receipt, Role, prompt_messages
 from kvchat.chat.record.recovery import back_up
 from kvchat.chat.search import find, index_batch
 from kvchat.chat.turn import turns

@@ -5,8 +5,7 @@ import pytest
 from kvchat.chat.attachments import document_from_text
 from kvchat.chat.context import TEMPLATE_TOKENS, DocumentsTooLong, NothingToDrop, split_branch
 from kvchat.chat.events import QuestionNotStored, TurnFailed
-from kvchat.chat.record.messages import Role
-from kvchat.chat.record.prompts import prompt_content
+from kvchat.chat.record.messages import Role, prompt_content
 from kvchat.engine.api.client import COUNT_CHUNK_CHARS
 from kvchat.engine.api.wire import Sampling
 from kvchat.errors import KvchatError

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.attachments import MAX_PICTURE_BYTES, AttachmentError, picture_attachment, read_attachment
-from kvchat.chat.record.messages import MessageState, Role
-from kvchat.chat.record.prompts import needs_vision, prompt_messages
+from kvchat.chat.record.messages import MessageState, Role, needs_vision, prompt_messages
 from kvchat.engine.api.pictures import image_size
 from kvchat.engine.api.wire import Picture, prompt_body
 from kvchat.engine_host.choice import VisionUnsupported, find_projector

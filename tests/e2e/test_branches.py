@@ -8,8 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from kvchat.chat.record.messages import Message, MessageState
-from kvchat.chat.record.prompts import prompt_messages
+from kvchat.chat.record.messages import Message, MessageState, prompt_messages
 from kvchat.chat.turn.titles import is_title_due
 from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.wire import ChatMessage, Sampling, chat_body, prompt_body

@@ -3,8 +3,7 @@
 import pytest
 
 from kvchat.chat.attachments import picture_attachment
-from kvchat.chat.record.messages import Message
-from kvchat.chat.record.prompts import prompt_messages
+from kvchat.chat.record.messages import Message, prompt_messages
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
 from tests.e2e.home import Home

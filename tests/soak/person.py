@@ -12,8 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 from kvchat.chat.events import Event, ReadAheadProgress
-from kvchat.chat.record.messages import Message, MessageState, Role
-from kvchat.chat.record.prompts import prompt_messages
+from kvchat.chat.record.messages import Message, MessageState, Role, prompt_messages
 from kvchat.chat.turn import read_ahead
 from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.wire import Sampling

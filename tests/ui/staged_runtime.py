@@ -22,8 +22,7 @@ from kvchat.chat.prepared.documents import PreparedSet, finish, read_documents
 from kvchat.chat.prepared.documents import add as add_documents
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
-from kvchat.chat.record.rows import receipt_to_json
+from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, receipt_to_json
 from kvchat.chat.service import ChatService
 from kvchat.chat.turn.receipts import REPLY_KINDS, DailyReplies, ReplyStatistics
 from kvchat.engine.api.connection import EngineState, EngineStatus

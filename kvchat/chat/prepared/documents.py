@@ -17,8 +17,7 @@ from kvchat.chat.attachments import AttachmentError, document_from_bytes, is_pic
 from kvchat.chat.options import NewChat
 from kvchat.chat.prepared.gitignore import IgnoreRule, is_ignored, read_rules
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Attachment, Message, Role, new_message
-from kvchat.chat.record.rows import as_datetime, as_text
+from kvchat.chat.record.messages import Attachment, Message, Role, as_datetime, as_text, new_message
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.text.formatting import format_size

@@ -25,7 +25,7 @@ from kvchat.chat.prepared.documents import (
     system_message,
 )
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.prompts import prompt_content, prompt_messages
+from kvchat.chat.record.messages import prompt_content, prompt_messages
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError
 from kvchat.errors import KvchatError

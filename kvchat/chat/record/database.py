@@ -19,13 +19,11 @@ from kvchat.chat.record.messages import (
     Message,
     MessageState,
     Role,
-    new_message,
-)
-from kvchat.chat.record.rows import (
     as_text,
     attachment_from_row,
     conversation_from_row,
     message_from_row,
+    new_message,
     receipt_to_json,
 )
 from kvchat.errors import KvchatError

@@ -1,12 +1,22 @@
-"""Conversations, messages and receipts."""
+"""Conversations, messages and receipts: as values, from and to database rows, and as prompts.
 
-from collections.abc import Sequence
+A damaged value in a row is dropped; its message and chat are kept.
+"""
+
+import dataclasses
+import json
+import math
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from typing import Any, get_type_hints
 
+from kvchat.engine.api.wire import ChatMessage, Picture
 from kvchat.session.proof import Source
-from kvchat.text.reasons import Reason
+from kvchat.text.reasons import Reason, reason_of
+from kvchat.text.safe_text import safe_prose
 
 
 class Role(Enum):
@@ -129,3 +139,148 @@ class Conversation:
 def searchable_text(message: Message) -> str:
     documents = [part for attachment in message.attachments for part in (attachment.name, attachment.text)]
     return "\n".join(part for part in (message.content, *documents) if part)
+
+
+_MAX_TIMESTAMP = 253402300799.0  # seconds since 1970: the end of the year 9999, the maximum of datetime
+
+_RECEIPT_TYPES = get_type_hints(Receipt)
+
+
+def conversation_from_row(row: sqlite3.Row) -> Conversation:
+    return Conversation(
+        id=as_text(row["id"]),
+        title=safe_prose(as_text(row["title"])),
+        title_by_user=bool(row["title_by_user"]),
+        created_at=as_datetime(row["created_at"]),
+        updated_at=as_datetime(row["updated_at"]),
+        leaf_id=_optional_text(row["leaf_id"]),
+        model=_optional_text(row["model"]),
+        folder=_optional_text(row["folder"]),
+        on_top=bool(row["on_top"]),
+        archived=bool(row["archived"]),
+    )
+
+
+def message_from_row(row: sqlite3.Row) -> Message:
+    return Message(
+        id=as_text(row["id"]),
+        conversation_id=as_text(row["conversation_id"]),
+        parent_id=_optional_text(row["parent_id"]),
+        role=role_from_row(row),
+        content=as_text(row["content"]),
+        thinking=as_text(row["thinking"]),
+        state=parse_state(row["state"]),
+        created_at=as_datetime(row["created_at"]),
+        receipt=parse_receipt(row["receipt"]) if row["receipt"] else None,
+        awaits_model=row["writer"] == AWAITS_MODEL,
+    )
+
+
+def attachment_from_row(row: sqlite3.Row | Mapping[str, Any]) -> Attachment:
+    size, data = row["size"], row["data"]
+    return Attachment(
+        as_text(row["name"]),
+        size if isinstance(size, int) else 0,
+        as_text(row["hash"]),
+        as_text(row["text"]),
+        data if isinstance(data, bytes) else b"",
+    )
+
+
+def role_from_row(row: sqlite3.Row) -> Role:
+    try:
+        return Role(row["role"])
+    except ValueError:
+        return Role.ASSISTANT if row["receipt"] or row["thinking"] else Role.USER
+
+
+def parse_state(value: Any) -> MessageState:
+    try:
+        return MessageState(value)
+    except ValueError:
+        return MessageState.COMPLETE
+
+
+def receipt_to_json(receipt: Receipt) -> str:
+    return json.dumps(dataclasses.asdict(receipt) | {"source": receipt.source.value})
+
+
+def parse_receipt(text: Any) -> Receipt | None:
+    """Parse a stored receipt, ignoring fields of a newer kvchat; None if it is unreadable."""
+    try:
+        fields = json.loads(text)
+        known = {name: value for name, value in fields.items() if name in _RECEIPT_TYPES}
+        reason = reason_of(known.get("miss_reason"))
+        receipt = Receipt(**(known | {"source": Source(fields["source"]), "miss_reason": reason}))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return receipt if all(_has_type(getattr(receipt, name), kind) for name, kind in _RECEIPT_TYPES.items()) else None
+
+
+def _has_type(value: Any, kind: Any) -> bool:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return math.isfinite(value) and (isinstance(0, kind) or isinstance(0.0, kind))
+    return isinstance(value, kind)
+
+
+def as_text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+def _optional_text(value: Any) -> str | None:
+    return None if value is None else as_text(value)
+
+
+def as_datetime(value: Any) -> datetime:
+    fits = isinstance(value, int | float) and 0 <= value <= _MAX_TIMESTAMP
+    return datetime.fromtimestamp(value if fits else 0, UTC)
+
+
+def insert_rows(db: sqlite3.Connection, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    known = [column["name"] for column in db.execute(f"PRAGMA table_info({table})")]
+    for row in rows:
+        columns = [name for name in known if name in row]
+        places = ", ".join("?" * len(columns))
+        db.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})", [row[name] for name in columns])
+
+
+def prompt_messages(branch: Sequence[Message], *, continues_reply: bool = False) -> list[ChatMessage]:
+    """Build the chat template's input; `continues_reply`: the last message is a reply to continue."""
+    joined: list[ChatMessage] = []
+    for number, message in enumerate(branch, start=1):
+        continued = continues_reply and number == len(branch)  # the reply may contain only thinking
+        says_nothing = not message.content.strip() and not message.attachments
+        if says_nothing and message.role is not Role.USER and not continued:
+            continue
+        role, content, pictures = message.role.value, prompt_content(message), pictures_of(message)
+        if joined and (last := joined[-1]).role == role:
+            text = "\n\n".join(part for part in (last.content, content) if part)
+            joined[-1] = ChatMessage(role, text, last.thinking, last.pictures + pictures)
+        else:
+            joined.append(ChatMessage(role, content, message.thinking, pictures))
+    return joined
+
+
+def prompt_content(message: Message) -> str:
+    """Return a message as the model reads it: documents first, so that other questions share the prefix."""
+    documents = []
+    for attachment in message.attachments:
+        if not attachment.data:
+            name = attachment.name.replace('"', "'")
+            documents.append(f'<document name="{name}">\n{attachment.text.strip()}\n</document>')
+    return "\n\n".join(part for part in (*documents, message.content) if part)
+
+
+def pictures_of(message: Message) -> tuple[Picture, ...]:
+    return tuple(Picture(attachment.data) for attachment in message.attachments if attachment.data)
+
+
+def needs_vision(messages: Sequence[ChatMessage]) -> bool:
+    return any(message.pictures for message in messages)
+
+
+def ends_with_reply(branch: Sequence[Message]) -> bool:
+    messages = prompt_messages(branch)
+    return bool(messages) and messages[-1].role == Role.ASSISTANT.value

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvchat.chat.record.database import ConversationGone, Database, insert_message
-from kvchat.chat.record.messages import Message, Role
-from kvchat.chat.record.rows import as_text, attachment_from_row, insert_rows
+from kvchat.chat.record.messages import Message, Role, as_text, attachment_from_row, insert_rows
 from kvchat.chat.record.titles import NEW_TITLE, shared_words, title_from
 from kvchat.errors import KvchatError
 from kvchat.text.language import _, join_list

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 
 from kvchat.chat.context import BYTES_PER_TOKEN, TEMPLATE_TOKENS
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import NEW_CHAT_ID, Attachment, Receipt, Role, new_message
-from kvchat.chat.record.prompts import needs_vision, prompt_messages
-from kvchat.chat.record.rows import parse_receipt
+from kvchat.chat.record.messages import (
+    NEW_CHAT_ID,
+    Attachment,
+    Receipt,
+    Role,
+    needs_vision,
+    new_message,
+    parse_receipt,
+    prompt_messages,
+)
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError
 from kvchat.errors import KvchatError

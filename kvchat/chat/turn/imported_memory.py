@@ -13,7 +13,7 @@ from functools import partial
 
 from kvchat.chat.events import ConversationsChanged, ReadAheadProgress
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.prompts import ends_with_reply, needs_vision, prompt_messages
+from kvchat.chat.record.messages import ends_with_reply, needs_vision, prompt_messages
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError
 from kvchat.engine.api.wire import ChatMessage

@@ -11,8 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvchat.chat.events import Notice, ReadAheadProgress, ReadAheadSkipped
-from kvchat.chat.record.messages import NEW_CHAT_ID, Attachment, Message, Role, new_message
-from kvchat.chat.record.prompts import ends_with_reply, needs_vision, prompt_messages
+from kvchat.chat.record.messages import (
+    NEW_CHAT_ID,
+    Attachment,
+    Message,
+    Role,
+    ends_with_reply,
+    needs_vision,
+    new_message,
+    prompt_messages,
+)
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError
 from kvchat.engine.api.wire import ChatMessage

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 from kvchat.chat.events import ConversationsChanged
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Message, MessageState, Role
-from kvchat.chat.record.prompts import ends_with_reply, needs_vision, prompt_messages
+from kvchat.chat.record.messages import Message, MessageState, Role, ends_with_reply, needs_vision, prompt_messages
 from kvchat.chat.record.titles import TITLE_REQUEST, is_title_complete, parse_title
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError

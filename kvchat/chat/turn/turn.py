@@ -10,9 +10,17 @@ from kvchat.chat.events import MessagesChanged, Notice, ReplyFinished, TurnFaile
 from kvchat.chat.options import OutputFormatRejected
 from kvchat.chat.record.database import ConversationGone, Database
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import UNFINISHED_STATES, Attachment, Message, MessageState, Role
-from kvchat.chat.record.prompts import ends_with_reply, needs_vision, prompt_messages
-from kvchat.chat.record.rows import receipt_to_json
+from kvchat.chat.record.messages import (
+    UNFINISHED_STATES,
+    Attachment,
+    Message,
+    MessageState,
+    Role,
+    ends_with_reply,
+    needs_vision,
+    prompt_messages,
+    receipt_to_json,
+)
 from kvchat.chat.turn.reply import EchoFilter, ReplyWriter
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError, EngineRefused

@@ -17,8 +17,15 @@ from kvchat.chat.options import ChatOptions, NewChat, answer_settings, store_cha
 from kvchat.chat.record import migrations, tree
 from kvchat.chat.record.database import INTERRUPT_ABANDONED, ConversationGone, Database
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role
-from kvchat.chat.record.prompts import ends_with_reply, prompt_messages
+from kvchat.chat.record.messages import (
+    Attachment,
+    Message,
+    MessageState,
+    Receipt,
+    Role,
+    ends_with_reply,
+    prompt_messages,
+)
 from kvchat.engine.api.wire import ChatMessage, Sampling
 from kvchat.session.proof import Source
 from kvchat.text.reasons import Reason, ReasonCode

@@ -5,8 +5,7 @@ from datetime import date, datetime, time, timedelta
 import pytest
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import MessageState, Receipt, Role
-from kvchat.chat.record.rows import parse_receipt, receipt_to_json
+from kvchat.chat.record.messages import MessageState, Receipt, Role, parse_receipt, receipt_to_json
 from kvchat.chat.turn.receipts import (
     MAX_DAYS,
     MIN_DAYS,
