@@ -2,7 +2,7 @@
 
 A conversation remembers its model; viewing it loads nothing. Template options are fixed after
 the first message, another system prompt creates a branch of copies, and sampling can change at any time
-(`chat/options_service.py`). Unset options come from the settings, then from the model.
+(`OptionsService`). Unset options come from the settings, then from the model.
 """
 
 import dataclasses

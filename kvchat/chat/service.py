@@ -1,6 +1,7 @@
 """The chat API for front ends: the window and `kvchat ask`."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,27 +10,123 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 from kvchat.chat.context import ContextService
 from kvchat.chat.deletion import RecentlyDeleted
 from kvchat.chat.events import ConversationsChanged, MessagesChanged
-from kvchat.chat.options import NewChat, Preset, chat_from_preset, store_chat
-from kvchat.chat.options_service import OptionsService
+from kvchat.chat.options import (
+    ChatOptions,
+    InvalidOptions,
+    NewChat,
+    Preset,
+    chat_from_preset,
+    options_to_json,
+    presets,
+    store_chat,
+    store_preset,
+    validate_options,
+)
 from kvchat.chat.prepared.library import Library
 from kvchat.chat.record import tree
-from kvchat.chat.record.database import Database, Draft
-from kvchat.chat.record.messages import NEW_CHAT_ID, Attachment, Conversation, Message, MessageState, Role
-from kvchat.chat.record.tree import RemovedMessages
+from kvchat.chat.record.database import ConversationGone, Database, Draft
+from kvchat.chat.record.messages import NEW_CHAT_ID, Attachment, Conversation, Message, MessageState, Role, new_message
+from kvchat.chat.record.tree import RemovedMessages, copy_to_branch
 from kvchat.chat.search import Finder
 from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecasts
 from kvchat.chat.turn.imported_memory import MemoryVerifier
 from kvchat.chat.turn.read_ahead import ReadAhead
 from kvchat.chat.turn.titles import TitleGenerator
-from kvchat.chat.turn.turn import Turn, TurnStart
-from kvchat.chat.turn.turns import Turns
+from kvchat.chat.turn.turns import Turn, Turns, TurnStart, select_question
 from kvchat.chat.turn_context import TurnContext
+from kvchat.engine.api.errors import EngineRefused
 from kvchat.engine.api.wire import Sampling
 from kvchat.system.concurrency import Background
+from kvchat.text.language import _
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class OptionsService:
+    """Chat options. Event-loop thread only; all methods raise KvchatError."""
+
+    def __init__(self, turn_context: TurnContext) -> None:
+        self._turn_context = turn_context
+
+    async def change(self, conversation_id: str, options: ChatOptions) -> None:
+        await self.validate(options)
+        before = (await self._turn_context.answer_settings(conversation_id)).options.template
+        if options.template != before and await self.has_messages(conversation_id):
+            raise InvalidOptions(
+                _("The model options of a chat cannot be changed after its first message"),
+                _("They are part of the beginning of the prompt."),
+                _("Start a new chat to use other options."),
+            )
+        values = options_to_json(options), conversation_id
+        if not await self._turn_context.run(
+            Database.write, "UPDATE conversations SET options = ? WHERE id = ?", values
+        ):
+            raise ConversationGone
+
+    async def has_messages(self, conversation_id: str) -> bool:
+        return any(message.role is not Role.SYSTEM for message in await self._turn_context.branch(conversation_id))
+
+    async def system_prompt(self, conversation_id: str) -> str:
+        branch = await self._turn_context.branch(conversation_id)
+        return branch[0].content if branch and branch[0].role is Role.SYSTEM else ""
+
+    async def change_system_prompt(self, conversation_id: str, text: str) -> bool:
+        """Change the system prompt; return True if that made a new branch.
+
+        Existing messages are copied below the new prompt and processed once. The old branch stays in the tree.
+        """
+        turn_context = self._turn_context
+        turn_context.require_no_reply(conversation_id)
+        branch = await turn_context.branch(conversation_id)
+        before = branch[0] if branch and branch[0].role is Role.SYSTEM else None
+        text = text.strip()
+        if text == (before.content if before else ""):
+            return False
+        documents = before.attachments if before else ()  # prepared for the chat
+        system = [new_message(conversation_id, Role.SYSTEM, text, attachments=documents)] if text or documents else []
+        messages = branch[1:] if before else branch
+        if messages:
+            await turn_context.run(copy_to_branch, None, [*system, *messages], messages[-1].id)
+        else:
+            if before:
+                await turn_context.run(Database.remove_leaf, before)
+            for message in system:
+                await turn_context.run(Database.append_message, message)
+        turn_context.publish_changes(conversation_id)
+        return bool(messages)
+
+    async def validate(self, options: ChatOptions) -> None:
+        """Raise InvalidOptions for invalid options; a ready engine also checks a JSON schema."""
+        validate_options(options)
+        if not options.sampling.json_schema or not self._turn_context.host.is_ready():
+            return
+        try:
+            await (await self._turn_context.host.ready()).engine.check_schema(options.sampling.json_schema)
+        except EngineRefused as refusal:
+            detail = refusal.message.rpartition("JSON schema error at ")[2]
+            title, advice = _("The engine does not support this JSON schema"), _("Correct it and try again.")
+            raise InvalidOptions(title, detail, advice) from None
+
+    async def presets(self) -> list[Preset]:
+        return await self._turn_context.run(presets)
+
+    async def default_preset(self) -> Preset | None:
+        return next((preset for preset in await self.presets() if preset.is_default), None)
+
+    async def store_preset(self, preset: Preset) -> Preset:
+        await self.validate(preset.options)
+        return await self._turn_context.run(store_preset, preset)
+
+    async def duplicate_preset(self, preset: Preset) -> Preset:
+        base, taken = _("{name} copy", name=preset.name), {other.name for other in await self.presets()}
+        names = itertools.chain([base], (f"{base} {n}" for n in itertools.count(2)))
+        name = next(name for name in names if name not in taken)
+        return await self.store_preset(replace(preset, id="", is_default=False, name=name))
+
+    async def delete_preset(self, preset: Preset) -> None:
+        await self._turn_context.run(Database.write, "DELETE FROM presets WHERE id = ?", (preset.id,))
 
 
 class ChatService:
@@ -146,7 +243,7 @@ class ChatService:
                 conversation_id,
                 store,
                 sampling,
-                save=save,
+                saves=save,
                 text=text,
                 attachments=attachments,
                 creates_chat=new is not None,
@@ -157,27 +254,23 @@ class ChatService:
     def retry(
         self, conversation_id: str, sampling: Sampling | None = None, *, save: bool = True
     ) -> asyncio.Future[Message | None]:
-        def store(database: Database) -> TurnStart:
-            return turns.select_last_question(database, database.branch(conversation_id))
-
-        return self.turns.start(Turn(self.turn_context, conversation_id, store, sampling, save=save))
+        store = partial(select_question, conversation_id=conversation_id)
+        return self.turns.start(Turn(self.turn_context, conversation_id, store, sampling, saves=save))
 
     def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
-        def store(database: Database) -> TurnStart:
-            return turns.select_last_question(database, database.path(reply.id))
-
+        store = partial(select_question, conversation_id=reply.conversation_id, reply=reply)
         return self.turns.start(Turn(self.turn_context, reply.conversation_id, store, sampling))
 
     def continue_reply(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
-        def store(database: Database) -> TurnStart:
-            question = turns.select_last_question(database, database.path(reply.id))
-            database.set_leaf(reply.conversation_id, reply.id)
-            return TurnStart(question.question_id, unfinished=reply)
-
+        store = partial(select_question, conversation_id=reply.conversation_id, reply=reply, continues=True)
         return self.turns.start(Turn(self.turn_context, reply.conversation_id, store, sampling))
 
     def edit(self, question: Message, text: str, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
-        store = partial(turns.store_edited_question, question=question, text=text)
+        edited = replace(question, content=text, state=MessageState.COMPLETE)
+
+        def store(database: Database) -> TurnStart:
+            return TurnStart(database.append_message(edited).id)
+
         return self.turns.start(Turn(self.turn_context, question.conversation_id, store, sampling, text=text))
 
     async def edit_reply(self, reply: Message, text: str) -> Message:
