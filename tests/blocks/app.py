@@ -276,7 +276,7 @@ class User(QObject):
             ]
             return dialogs[0] if dialogs and dialogs[0].isActiveWindow() else None
 
-        return wait_until(lambda: self.call(active_dialog), what=kind.__name__)  # type: ignore[no-any-return]
+        return wait_until(lambda: self.call(active_dialog), what=kind.__name__)  # type: ignore[no-any-return, attr-defined, return-value]
 
     def row(self, index: int) -> tuple[int, int]:
 

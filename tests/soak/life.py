@@ -254,7 +254,7 @@ def main(home: Path, seed: int, plan: Kill | None) -> int:
         tasks.append(asyncio.create_task(RandomUser(runtime, home, seed, killer).run()))
         tasks[0].add_done_callback(report_bug)
 
-    application.open_runtime, Runtime.start = report_opening, begin_and_run  # type: ignore[method-assign]
+    application.open_runtime, Runtime.start = report_opening, begin_and_run  # type: ignore[method-assign, attr-defined, assignment]
     application.Application._handle_exception = lambda self, loop, context: report(bug=str(context))  # type: ignore[method-assign]
     return app.run(starter=False, hidden=False)
 
