@@ -3,7 +3,7 @@
 import pytest
 
 from kvchat.chat.attachments import document_from_text
-from kvchat.chat.context import TEMPLATE_TOKENS, DocumentsTooLong, NothingToDrop, split_branch
+from kvchat.chat.context import TEMPLATE_TOKENS, DocumentsTooLong
 from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.chat.record.messages import Role, prompt_content
 from kvchat.engine.api.client import COUNT_CHUNK_CHARS
@@ -102,23 +102,3 @@ async def test_document_is_truncated_to_fit(stage: Stage) -> None:
     assert await service.send(chat, "Sum it up.", attachments=(whole, part)) is not None
     with pytest.raises(KvchatError, match="No part of"):
         await service.context.truncate_longest(chat, "word " * 2000, (LONG,))
-
-
-async def test_chat_with_only_a_document_is_named_after_it(stage: Stage) -> None:
-    chat, service = await stage.chat(), stage.service
-    assert await service.send(chat, "", attachments=(RIVER,))
-    await stage.idle()
-    conversation = await service.conversation(chat)
-    assert conversation.title == "river “notes”.md"
-
-
-async def test_first_turn_with_documents_is_kept(stage: Stage) -> None:
-    chat, service = await stage.chat(), stage.service
-    await service.send(chat, "What is it called?", attachments=(RIVER,))
-    for number in range(3):
-        await stage.answered(chat, f"Question {number}?")
-    branch = await stage.messages(chat)
-    split = split_branch(branch, [10] * len(branch), 0)
-    assert (split.opening, split.recent) == (tuple(branch[:2]), tuple(branch[-2:]))
-    with pytest.raises(NothingToDrop):
-        split_branch(branch[:4], [10] * 4, 0)

@@ -1,8 +1,6 @@
 import asyncio
 from typing import Any
 
-import pytest
-
 from kvchat.chat.events import Event, EventBus, Notice
 
 NEWS = Notice("News")
@@ -28,10 +26,3 @@ async def test_failing_listener_is_reported_and_others_are_called() -> None:
     stop()
     bus.publish(NEWS)
     assert heard == [NEWS]
-
-
-def test_exception_is_raised_without_a_loop() -> None:
-    bus = EventBus()
-    bus.subscribe(broken)
-    with pytest.raises(Breaks):
-        bus.publish(NEWS)

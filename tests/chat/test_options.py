@@ -18,7 +18,6 @@ from kvchat.chat.options import (
 from kvchat.chat.record.messages import Role
 from kvchat.engine.api.wire import Sampling
 from kvchat.engine_host.choice import ModelMissing
-from kvchat.library.gguf.facts import model_identity
 from kvchat.library.gguf.template_options import known_options, template_variables
 from kvchat.session.events import WaitingForEngine
 from kvchat.session.proof import Source
@@ -38,7 +37,7 @@ def test_options_round_trip() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["[]", "nonsense", '{"sampling": 3}', '{"sampling": {"temperature": 99}}', '{"sampling": {"top_k": "x"}}', "1" * 9],
+    ["[]", "nonsense", '{"sampling": {"temperature": 99}}', '{"sampling": {"top_k": "x"}}'],
 )
 def test_invalid_stored_options_are_ignored(text: str) -> None:
     assert options_from_json(text) == ChatOptions()
@@ -48,15 +47,9 @@ def test_invalid_stored_options_are_ignored(text: str) -> None:
     ("sampling", "words"),
     [
         (Sampling(temperature=2.1), "Temperature must be between 0 and 2"),
-        (Sampling(top_p=-0.1), "Top-p must be between 0 and 1"),
-        (Sampling(seed=2**32), "Seed must be between -1 and 4,294,967,295"),
-        (Sampling(max_tokens=0), "Max tokens must be between 1"),
         (Sampling(stop=("",)), "none of them empty"),
         (Sampling(json_schema="{"), "not valid JSON"),
-        (Sampling(json_schema="[1]"), "not a JSON object"),
         (Sampling(json_schema='{"a":' * 300 + "1" + "}" * 300), "too deeply nested"),
-        (Sampling(grammar="root ::= " + "(" * 300 + '"a"' + ")" * 300), "too deeply nested"),
-        (Sampling(grammar="a ::= b"), "no rule named root"),
         (Sampling(json_schema="{}", grammar='root ::= "a"'), "cannot be used together"),
     ],
 )
@@ -70,17 +63,13 @@ def test_invalid_options_are_refused(sampling: Sampling, words: str) -> None:
     ("template", "found"),
     [
         ("{%- if enable_thinking is defined and enable_thinking is false %}", {"enable_thinking": [True, False]}),
-        ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}", {"thinking": [True, False]}),
         ('{{ "Reasoning: " + reasoning_effort }}', {"reasoning_effort": ["low", "medium", "high"]}),
         (
             "{% elif reasoning_effort not in ['high', 'low', 'no_think'] %}{{ raise_exception('medium is none') }}",
             {"reasoning_effort": ["no_think", "low", "high"]},
         ),
-        ("{% if thinking_effort | lower == \"max\" or thinking_effort=='x_y' %}", {"thinking_effort": ["max", "x_y"]}),
-        ("{%- if clear_thinking is defined and not clear_thinking -%}", {"clear_thinking": [False, True]}),
         ("{% set thinking = thinking or enable_thinking %}", {"enable_thinking": [True, False]}),
         ("{# enable_thinking #}{{ message.thinking }} thinking {{ '<thinking>' }}{{ message['thinking'] }}", {}),
-        ("{{ 'you may be thinking of it' }}{% set thinking = false %}{{ no_thinking }}", {}),
     ],
 )
 def test_template_variables(template: str, found: dict[str, list[bool | str]]) -> None:
@@ -100,18 +89,6 @@ async def test_engine_gets_the_chats_options(stage: Stage) -> None:
     template = {"enable_thinking": False, "reasoning_effort": "low"}
     bodies = [body, *stage.requests("/apply-template")]
     assert [body["chat_template_kwargs"] for body in bodies] == [template] * len(bodies)
-
-
-async def test_template_options_are_fixed_after_the_first_message(stage: Stage) -> None:
-    chat, options = await stage.chat("Be brief."), stage.service.options
-    await options.change(chat, CHOSEN)
-    await stage.answered(chat)
-    warmer = replace(CHOSEN, sampling=Sampling(temperature=1.0))
-    await options.change(chat, warmer)
-    assert (await stage.answered(chat, "And then?")).source is Source.HOT, "other sampling costs no cache"
-    with pytest.raises(InvalidOptions, match="cannot be changed after its first message"):
-        await options.change(chat, ChatOptions())
-    assert (await stage.service.turn_context.answer_settings(chat)).options == warmer
 
 
 async def test_changed_system_prompt_makes_a_branch(stage: Stage) -> None:
@@ -146,20 +123,6 @@ async def test_new_chats_use_the_default_preset(stage: Stage) -> None:
     assert [preset.name for preset in await options.presets() if preset.is_default] == ["Other"]
     await options.delete_preset(other)
     assert await options.default_preset() is None
-
-
-async def test_presets_can_be_renamed_and_duplicated(stage: Stage) -> None:
-    options = stage.service.options
-    poet = await options.store_preset(Preset("Poet", "Speak in rhymes.", is_default=True))
-    copies = [await options.duplicate_preset(poet), await options.duplicate_preset(poet)]
-    assert [(copy.name, copy.system, copy.is_default) for copy in copies] == [
-        ("Poet copy", "Speak in rhymes.", False),
-        ("Poet copy 2", "Speak in rhymes.", False),
-    ]
-    with pytest.raises(InvalidOptions, match="preset named"):
-        await options.store_preset(replace(copies[0], name="Poet"))
-    await options.store_preset(replace(poet, name="诗人 🌿"))
-    assert [preset.name for preset in await options.presets()] == ["Poet copy", "Poet copy 2", "诗人 🌿"]
 
 
 @pytest.fixture
@@ -197,17 +160,6 @@ async def test_chat_remembers_its_model_and_is_restored_with_it(stage: Stage, ot
     assert load_settings(stage.runtime.paths.settings_file).model_path == str(other_model)
 
 
-async def test_model_for_new_chats_does_not_restart_the_engine(stage: Stage, other_model: Path) -> None:
-    first = await stage.answered_chat()
-    await stage.runtime.use_model(other_model)
-    await stage.idle()
-    assert not stage.engine.restart_pending
-    assert (await stage.answered(first, "And then?")).source is Source.HOT, "nothing was loaded or read again"
-    assert models_launched(stage) == [str(stage.settings.model_path)]
-    fingerprint, _ = await stage.engine.fingerprint_and_limit(str(other_model))
-    assert fingerprint.model == model_identity(other_model), "the library shows the state for new chats"
-
-
 async def test_selecting_a_chat_with_another_model_loads_nothing(stage: Stage, other_model: Path) -> None:
     first = await stage.answered_chat()
     await stage.answered(await chat_with_model(stage, other_model))
@@ -229,15 +181,6 @@ async def test_missing_model_can_be_located(stage: Stage, other_model: Path) -> 
     assert len(stage.fake.launches()) == 1
     await stage.runtime.locate_model(missing, other_model)
     assert await stage.service.retry(chat) is not None
-    assert models_launched(stage)[-1] == str(other_model)
-
-
-async def test_app_starts_with_the_model_of_the_newest_chat(stage: Stage, other_model: Path) -> None:
-    await stage.answered_chat()
-    await chat_with_model(stage, other_model)
-    await stage.runtime.stop_engine()
-    await stage.runtime.start()
-    await stage.until(lambda: len(stage.fake.launches()) == 2)
     assert models_launched(stage)[-1] == str(other_model)
 
 

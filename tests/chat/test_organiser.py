@@ -24,21 +24,6 @@ def deleted_ids(database: Database) -> set[str]:
     return {row["id"] for row in database.rows("SELECT id FROM conversations WHERE deleted_at IS NOT NULL")}
 
 
-async def test_chats_can_be_arranged(stage: Stage) -> None:
-    ids, arrange = [await stage.chat() for _ in range(3)], stage.service.arrange
-    await arrange(ids[:2], "folder", "Work")
-    await arrange(ids[1:], "on_top", True)
-    await arrange(ids[2:], "archived", True)
-    chats = await conversations(stage)
-    assert [(chats[id].folder, chats[id].on_top, chats[id].archived) for id in ids] == [
-        ("Work", False, False),
-        ("Work", True, False),
-        (None, True, True),
-    ]
-    await arrange(ids, "folder", None)
-    assert [chat.folder for chat in (await conversations(stage)).values()] == [None] * 3
-
-
 async def test_chats_are_deleted_at_exit_if_none_are_kept(stage: Stage) -> None:
     await stage.runtime.apply_settings(dataclasses.replace(stage.settings, keep_deleted_days=0))
     ids = [await stage.chat() for _ in range(2)]

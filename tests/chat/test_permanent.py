@@ -183,16 +183,6 @@ async def test_failed_deletion_is_reported_once_and_retried(stage: Stage, monkey
     assert traces(stage) == []
 
 
-async def test_start_checks_only_new_save_points(stage: Stage) -> None:
-    await secret_chat(stage)
-    by = stage.database.file_id()
-    assert len(stage.store.inventory.unchecked(by).messages) == 1
-    await stage.restart()
-    assert stage.store.inventory.unchecked(by).messages == {}
-    assert len(stage.store.inventory.unchecked("another file").messages) == 1
-    assert len(stage.save_points()) == 2
-
-
 async def test_deletion_continues_if_its_caller_is_cancelled(stage: Stage) -> None:
     """Also while it waits for another write."""
     chat = await stage.answered_chat()

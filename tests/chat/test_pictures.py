@@ -27,9 +27,7 @@ BOMB = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 60_000, 60_000)
     [
         (png(), (40, 30)),
         (JPEG, (40, 30)),
-        (b"GIF89a" + struct.pack("<HH", 40, 30), (40, 30)),
         (b"BM" + bytes(16) + struct.pack("<ii", 40, -30), (40, 30)),
-        (JPEG[:9], (0, 0)),
         (b"\xff\xd8\xff", (0, 0)),
         (png()[:18], (0, 0)),
     ],
@@ -44,7 +42,6 @@ def test_image_size_from_the_header(data: bytes, size: tuple[int, int]) -> None:
         ("bomb.png", BOMB, "60,000 × 60,000"),
         ("cut.png", png()[:18], "damaged"),
         ("new.webp", b"RIFF\0\0\0\0WEBPVP8 ", "PNG, JPEG"),
-        ("scan.tif", b"II*\0" + bytes(50), "PNG, JPEG"),
         ("huge.png", png() + bytes(MAX_PICTURE_BYTES), "the limit is 10 MB"),
     ],
 )

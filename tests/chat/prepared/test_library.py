@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.prepared.documents import FileChanges, PreparationError, PreparedSet
-from kvchat.chat.prepared.library import CHARACTERS_PER_TOKEN, ChatDocuments, reprocess_reason
+from kvchat.chat.prepared.documents import FileChanges, PreparedSet
+from kvchat.chat.prepared.library import ChatDocuments, reprocess_reason
 from kvchat.chat.record.messages import Message, Role
 from kvchat.session import prefill
 from kvchat.session.proof import Source
@@ -119,32 +119,6 @@ async def test_changed_files_are_listed_and_read_again(stage: Stage, folder: Pat
     assert "The boat" in (await system_message(stage, await start_chat(stage, now))).attachments[1].text
 
 
-async def test_documents_longer_than_the_context_are_refused(stage: Stage, folder: Path) -> None:
-    for number in range(8):
-        (folder / f"c{number}.md").write_text(STORY)
-    library = stage.service.library
-    with pytest.raises(PreparationError) as refused:
-        await prepare(stage, folder)
-    assert "of its 10 files fit" in refused.value.detail
-    assert not stage.save_points()
-    assert not await library.all(), "a set that cannot be read is not listed"
-    estimate = await library.estimate([folder], await stage.engine.fingerprint_and_limit())
-    assert estimate.counted
-    assert estimate.is_too_long
-
-
-async def test_removing_a_set_keeps_its_chats(stage: Stage, folder: Path) -> None:
-    library, prepared = stage.service.library, await prepare(stage, folder)
-    with pytest.raises(PreparationError):
-        await library.add([folder], "Manual")
-    chat = await start_chat(stage, prepared)
-    await stage.answered(chat)
-    await library.remove(prepared)
-    assert not await library.all()
-    assert {point.conversation_id for point in stage.save_points()} == {chat}
-    assert (await stage.answered(chat, "And then?")).cached_tokens > prepared.tokens
-
-
 async def test_documents_of_a_chat_stay_known(stage: Stage, folder: Path) -> None:
     library, prepared = stage.service.library, await prepare(stage, folder)
     chat = await start_chat(stage, prepared)
@@ -163,18 +137,6 @@ async def test_documents_of_a_chat_stay_known(stage: Stage, folder: Path) -> Non
     assert await library.chat_documents(chat) == ChatDocuments(NAMES, again, is_current=True)
 
 
-async def test_cancelled_set_is_removed(stage: Stage, folder: Path) -> None:
-    library = stage.service.library
-    added = await library.add([folder], "Manual")
-    task = asyncio.ensure_future(library.read(added))
-    await stage.until(lambda: (reading := library.reading.get(added.id)) and reading.done_tokens)
-    await library.cancel(added)
-    await asyncio.wait([task])
-    await stage.idle()
-    assert not await library.all()
-    assert not stage.save_points()
-
-
 async def test_prepared_set_survives_a_restart(stage: Stage, folder: Path) -> None:
     prepared = await prepare(stage, folder)
     await stage.restart()
@@ -191,18 +153,3 @@ async def test_prepared_set_survives_a_restart(stage: Stage, folder: Path) -> No
     receipt = await stage.answered(await start_chat(stage, prepared), "What of the boat?")
     assert receipt.source is Source.DISK
     assert receipt.cached_tokens >= prepared.tokens - 1
-
-
-@pytest.mark.parametrize("ready", [True, False])
-async def test_estimate_of_many_small_files_includes_separators(stage: Stage, tmp_path: Path, ready: bool) -> None:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    for number in range(20):
-        (folder / f"{number}.md").write_text("é")
-    if ready:
-        await stage.engine.ready()
-    estimate = await stage.service.library.estimate([folder], await stage.engine.fingerprint_and_limit())
-    read = await prepare(stage, folder, "Small")
-    assert estimate.counted is ready
-    tokens = estimate.tokens if ready else estimate.tokens * CHARACTERS_PER_TOKEN  # this engine's tokens are bytes
-    assert 0.8 * read.tokens < tokens < 1.2 * read.tokens

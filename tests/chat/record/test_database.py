@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
-import subprocess
-import sys
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
@@ -144,51 +140,6 @@ def test_prefill_timings_come_from_long_prefills(database: Database) -> None:
         database.update_reply(dataclasses.replace(reply, state=MessageState.COMPLETE, receipt=receipt))
     assert [sample.ms / sample.tokens for sample in database.prefill_timings("m")] == [2.0]
     assert not database.prefill_timings("another")
-
-
-WRITER = """
-import sys, time
-from pathlib import Path
-from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import MessageState, Role
-database = Database(Path(sys.argv[1]))
-chat = database.create_conversation("New chat")
-question = database.append(chat.id, None, Role.USER, "are you there?", MessageState.COMPLETE)
-database.append(chat.id, question.id, Role.ASSISTANT, "", MessageState.STREAMING)
-print(chat.id, flush=True)
-time.sleep(60)
-"""
-
-
-def test_reply_of_a_killed_process_is_interrupted(database: Database) -> None:
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(database.file)], stdout=subprocess.PIPE, text=True)
-    try:
-        chat = writer.stdout.readline().strip()
-    finally:
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.wait()
-        writer.stdout.close()
-    assert [m.content for m in database.branch(chat)] == ["are you there?", ""]
-    assert database.write(INTERRUPT_ABANDONED, ()) == 1
-    assert database.branch(chat)[1].state is MessageState.INTERRUPTED
-
-
-def test_system_prompt_is_shared_after_another_first_reply(database: Database) -> None:
-    def reply(system: str, question: Message | None = None) -> Message:
-        if question is None:
-            chat = database.create_conversation("x", system)
-            question = database.append_question(chat.id, "q")
-        return database.append(question.conversation_id, question.id, Role.ASSISTANT, "a", MessageState.COMPLETE)
-
-    first = reply("Be brief.")
-    assert not database.shares_system_prompt("Be brief.", first.id)
-    database.create_conversation("unused", "Be brief.")
-    reply("Be long.")
-    assert not database.shares_system_prompt("Be brief.", first.id)
-    second = reply("Be brief.")
-    assert database.shares_system_prompt("Be brief.", second.id)
-    again = reply("Be long.", database.path(reply("Be kind.").id)[1])
-    assert database.shares_system_prompt("Be kind.", again.id), "regenerated"
 
 
 def test_database_file_is_private(database: Database) -> None:

@@ -18,20 +18,15 @@ SAID = "How do I bake pancakes without eggs on Sunday? 没有鸡蛋怎么做煎�
     ("answer", "title"),
     [
         ("Pancakes without eggs", "Pancakes without eggs"),
-        ("  \n\nPancake day\nI hope you like it.", "Pancake day"),
         ('"Pancakes without eggs."', "Pancakes without eggs"),
         ("**Title:** *Pancakes without eggs*", "Pancakes without eggs"),
-        ("Here is a title:\n\n**Pancakes without eggs**", "Pancakes without eggs"),
         ('Here is one for your chat: "Pancakes without eggs".', "Pancakes without eggs"),
-        ('Here\'s a possible title: "Pancakes without eggs"', "Pancakes without eggs"),
         ("# Chat title: “Pancakes without eggs”", "Pancakes without eggs"),
         ("1. `snake_case` pancakes", "snake_case pancakes"),
         ("标题\uff1a《没有鸡蛋的煎饼》。", "没有鸡蛋的煎饼"),
-        ("Pfannkuchen mit bananas 🥞", "Pfannkuchen mit bananas 🥞"),
         ("<think>\nThe user wants pancakes.\n</think>\n\nEggless pancakes", "Eggless pancakes"),
         ("Pancakes Without Eggs: A Simple Guide to Making Them Fluffy and Sweet", "Pancakes Without Eggs"),
         ("Pan\x1b[31mcakes \u202ewithout\u2069 \u200beggs\x07", "Pan[31mcakes without eggs"),
-        ("“Pancakes” and “eggs”", "“Pancakes” and “eggs”"),
     ],
 )
 def test_title_is_extracted_from_an_answer(answer: str, title: str) -> None:
@@ -42,20 +37,14 @@ def test_title_is_extracted_from_an_answer(answer: str, title: str) -> None:
     "answer",
     [
         "",
-        " \n\n",
-        "***",
-        "🥞",
         "\u202e\u200b",
         "Here is a title about pancakes:",
-        "Dear pancakes,",
         TITLE_REQUEST,
         "A title for this chat",
-        "This is the chat about the title",
         "The Unyielding Unshakeable",  # nobody said so
         "Pancakes can be made without any eggs if you use a banana",
         "煎饼" * MAX_CHARACTERS,
         "<think>Pancakes without eggs",
-        "\x00\x1b",
     ],
 )
 def test_unusable_answer_is_no_title(answer: str) -> None:
@@ -74,7 +63,6 @@ def test_title_is_complete_at_its_line_end() -> None:
 @pytest.mark.parametrize(
     ("text", "title"),
     [
-        ("Hello there", "Hello there"),
         ("  two\n\nlines\t of words ", "two lines of words"),
         ("", "New chat"),
         (
@@ -82,7 +70,6 @@ def test_title_is_complete_at_its_line_end() -> None:
             "How does the second proof of the theorem use…",
         ),
         ("字" * 100, "字" * TITLE_LENGTH + "…"),
-        ("x" * 100, "x" * TITLE_LENGTH + "…"),
     ],
 )
 def test_title_from_first_words(text: str, title: str) -> None:

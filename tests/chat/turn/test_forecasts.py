@@ -68,16 +68,6 @@ async def test_message_forecast_matches_the_receipt(stage: Stage) -> None:
     assert (new.source, new.tokens_to_read > 200) == (Source.COLD, True)
 
 
-async def test_forecast_excludes_tokens_read_ahead(stage: Stage) -> None:
-    chat, forecasts = await stage.answered_chat(), stage.service.forecasts
-    before = await forecasts.forecast_message(chat, STORY)
-    stage.service.select(chat)
-    stage.service.prepare(chat, STORY)
-    await stage.idle()
-    after = await forecasts.forecast_message(chat, STORY)
-    assert after.tokens_to_read < 30 < 200 < before.tokens_to_read
-
-
 def seconds(least: float, most: float | None = None) -> TimeRange:
     return TimeRange(least, most or least)
 
@@ -86,23 +76,10 @@ def seconds(least: float, most: float | None = None) -> TimeRange:
     ("forecast", "chat_text", "message_text"),
     [
         (Forecast(Source.HOT, 0, seconds(0.4)), "still loaded: replies immediately", ""),
-        (Forecast(Source.COLD, 2100), "must be reprocessed", ""),
-        (
-            Forecast(Source.COLD, 2100, seconds(4.2)),
-            "must be reprocessed: replies in about 4 s",
-            "about 4 s: 2,100 tokens to process",
-        ),
         (
             Forecast(Source.DISK, 12, seconds(1.6)),
             "remembered, on disk: replies in about 2 s",
             "about 2 s: loading the chat memory, 12 tokens to process",
-        ),
-        (Forecast(Source.WARM, 0, seconds(0.2)), "remembered, in memory: replies in a moment", ""),
-        (Forecast(Source.COLD, 0, has_messages=False), "no messages yet", ""),
-        (
-            Forecast(Source.COLD, 2100, seconds(59, 170)),
-            "must be reprocessed: replies in 1 to 3 min",
-            "1 to 3 min: 2,100 tokens to process",
         ),
     ],
 )

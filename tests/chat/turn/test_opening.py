@@ -6,10 +6,9 @@ import pytest
 
 from kvchat.chat.events import ReplyDelta
 from kvchat.chat.record.database import ConversationGone
-from kvchat.chat.record.messages import Message, MessageState, Role
+from kvchat.chat.record.messages import Message, MessageState
 from kvchat.chat.turn_context import ReplyInProgress
 from kvchat.engine.api.wire import Sampling
-from kvchat.session.events import Restored
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
 
@@ -39,21 +38,6 @@ async def test_regenerated_reply_is_a_sibling(stage: Stage) -> None:
     assert (reply.id, reply.siblings, question.siblings) == (again.id, (first.id, again.id), ())
     await stage.service.switch(chat, first.id)
     assert (await texts(stage, chat))[-1] == "You said: And the harbour?", "a branch is shown to its end"
-
-
-async def test_edited_messages_are_branches(stage: Stage) -> None:
-    chat = await stage.answered_chat(system="You are brief.")
-    await stage.answered(chat, "And the harbour?")
-    _, question, reply, *_ = await stage.messages(chat)
-    requests = len(stage.requests("/v1/chat/completions"))
-    edited = await stage.service.edit_reply(reply, "It flows.")
-    assert await texts(stage, chat) == ["You are brief.", QUESTION, "It flows."]
-    assert len(stage.requests("/v1/chat/completions")) == requests, "nothing is generated"
-    assert edited.receipt is None
-    assert (await stage.messages(chat))[-1].state is MessageState.EDITED
-    await stage.finish(stage.service.edit(question, "And the wood?"))
-    assert (await texts(stage, chat))[1:] == ["And the wood?", "You said: And the wood?"]
-    assert (await stage.messages(chat))[1].siblings[0] == question.id
 
 
 @pytest.mark.parametrize("echo", [None, 1])
@@ -101,20 +85,3 @@ async def test_delete_and_undo_include_following_messages(stage: Stage) -> None:
     await stage.service.recently_deleted.purge_chat(chat)
     with pytest.raises(ConversationGone):
         await stage.service.restore_messages(removed)
-
-
-@pytest.mark.usefixtures("cannot_cut")
-async def test_switching_branches_restores_the_state(stage: Stage) -> None:
-    """States that cannot be cut need the other branch's own save point."""
-    chat = await stage.answered_chat()
-    question = (await stage.messages(chat))[0]
-    other = "Another question altogether, about a violin and a lamp in the night."
-    await stage.finish(stage.service.edit(question, other))
-    await stage.show(chat)
-    stage.events.clear()
-    await stage.service.switch(chat, question.id)
-    await stage.idle()
-    receipt = await stage.answered(chat, "Go on.")
-    assert receipt.prefetched
-    assert receipt.cached_tokens == stage.of(Restored)[0].tokens
-    assert (await stage.messages(chat))[0].role is Role.USER

@@ -292,20 +292,6 @@ async def test_empty_reply_is_not_saved(stage: Stage) -> None:
     assert await stage.ask(chat, "Say something.") is not None
 
 
-async def test_engine_settings_apply_at_the_next_start(stage: Stage) -> None:
-    runtime, engine = stage.runtime, stage.engine
-    await stage.answered_chat()
-    first = engine.engine_pid
-    for context_size, is_pending in ((2048, True), (4096, False), (2048, True)):
-        await runtime.apply_settings(replace(runtime.settings, context_size=context_size))
-        assert (engine.restart_pending, engine.engine_pid) == (is_pending, first)
-    await runtime.restart_engine()
-    await stage.until(lambda: engine.status.state is EngineState.READY)
-    assert engine.engine_pid != first
-    assert engine.choice.plan.context_size == engine.context_size == 2048
-    assert not engine.restart_pending
-
-
 async def chat_with_three_turns(stage: Stage) -> str:
     chat = await stage.chat()
     for text in ("one", "two", "three"):

@@ -116,16 +116,6 @@ async def test_paste_on_battery_is_reported_once(stage: Stage, monkeypatch: pyte
     assert stage.of(ReadAheadProgress)
 
 
-async def test_reading_ahead_is_measured(stage: Stage) -> None:
-    chat = await stage.answered_chat()
-    await stage.show(chat)
-    speed = stage.slots.restore_cost.speed
-    speed.samples.clear()
-    await set_draft(stage, chat, DRAFT * 4)
-    assert sum(sample.tokens for sample in speed.samples) == stage.of(ReadAheadProgress)[-1].done_tokens
-    assert speed.ms_per_token
-
-
 async def test_reading_ahead_stopped_by_the_user_resumes_when_reopened(stage: Stage) -> None:
     chat, other = await two_chats(stage)
     forget_all(stage)

@@ -8,7 +8,6 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Receipt, Role, parse_receipt, receipt_to_json
 from kvchat.chat.turn.receipts import (
     MAX_DAYS,
-    MIN_DAYS,
     REPLY_KINDS,
     Phase,
     read_statistics,
@@ -44,18 +43,13 @@ COLD = replace(WARM, ttft_ms=34_600, source=Source.COLD, cached_tokens=0, miss_r
     ("receipt", "line"),
     [
         (WARM, "0.3 s · remembered"),
-        (replace(WARM, source=Source.WARM), "0.3 s · remembered"),
         (replace(WARM, source=Source.HOT, ttft_ms=94), "under 0.1 s · still loaded"),
-        (replace(WARM, cached_tokens=1000), "0.3 s · partly remembered"),
         (replace(WARM, source=Source.HOT, cached_tokens=30, ttft_ms=19_000), "19 s · processed"),
-        (replace(WARM, source=Source.HOT, cached_tokens=4000, earlier_tokens=3900), "0.3 s · still loaded"),
         (replace(WARM, source=Source.HOT, cached_tokens=4000, earlier_tokens=5800), "0.3 s · partly still loaded"),
         (replace(WARM, queue_wait_ms=12_000), "0.3 s · remembered · waited 12 s for another reply"),
-        (replace(WARM, engine_wait_ms=4_000), "0.3 s · remembered · waited 4.0 s for the engine to start"),
         (replace(WARM, imported=True), "0.3 s · remembered · imported memory, not verified"),
         (COLD, "35 s · read again"),
         (replace(WARM, cached_tokens=30, ttft_ms=1_900, miss_reason=FIRST), "1.9 s · first reply"),
-        (replace(COLD, ttft_ms=145_000, miss_reason=FIRST), "2 min · first reply"),
         (replace(COLD, ttft_ms=145_000, miss_reason=ALIKE), "2 min · processed"),  # a program's first
     ],
 )
@@ -67,12 +61,6 @@ def test_receipt_line(receipt: Receipt, line: str) -> None:
     ("receipt", "sentence"),
     [
         (WARM, "0.31 s · processed 12 new tokens, remembered 5,906 from disk · saved about 36 s"),
-        (replace(WARM, source=Source.WARM), "0.31 s · processed 12 new tokens, remembered 5,906 · saved about 36 s"),
-        (replace(WARM, source=Source.HOT, saved_ms=50), "0.31 s · processed 12 new tokens, 5,906 still loaded"),
-        (
-            replace(WARM, cached_tokens=5917, saved_ms=None),
-            "0.31 s · processed 1 new token, remembered 5,917 from disk",
-        ),
         (COLD, "34.6 s · processed 5,918 tokens · its memory was deleted in the meantime"),
     ],
 )
@@ -87,11 +75,6 @@ def test_hollow_restore_in_receipt_texts() -> None:
     assert ("Source", "read again; the loaded memory was not used") in receipt_details(hollow)
 
 
-def test_restore_before_send_is_not_counted() -> None:
-    ahead = dict(receipt_details(replace(WARM, prefetched=True)))
-    assert ahead["  Loading (restore)"] == "136 MB in 21 ms (before you pressed Send, not counted)"
-
-
 def test_receipt_round_trip_drops_invalid_values() -> None:
     stored = json.loads(receipt_to_json(WARM))
     assert parse_receipt(json.dumps(stored | {"of_a_newer_version": 3.5})) == WARM
@@ -102,10 +85,6 @@ def test_receipt_round_trip_drops_invalid_values() -> None:
     for reason in ("the first reply", {"code": "not-known-yet", "places": {}}, {"code": "hollow"}, 7):
         assert parse_receipt(json.dumps(stored | {"miss_reason": reason})) == WARM
     assert parse_receipt('["no", "receipt"]') is parse_receipt('"none"') is parse_receipt("7") is None
-
-
-def test_unmeasured_speed_is_omitted() -> None:
-    assert dict(receipt_details(replace(WARM, predicted_tokens=1, tokens_per_second=0.0)))["Reply"] == "1 token"
 
 
 def test_timeline() -> None:
@@ -174,15 +153,7 @@ def test_statistics_by_local_day(database: Database) -> None:
     assert statistics.days[-1] == TODAY
 
 
-def test_statistics_cover_at_least_two_weeks(database: Database) -> None:
-    assert len(read_statistics(database.file, TODAY).days) == MIN_DAYS
-    store_reply(database, A_RECEIPT)
-    assert len(read_statistics(database.file, TODAY).days) == MIN_DAYS
-
-
-@pytest.mark.parametrize(
-    "receipt", [None, "{", "5", "{}", '{"source": "other"}', '{"source": "hot", "saved_ms": 1e999}']
-)
+@pytest.mark.parametrize("receipt", [None, "{", "{}", '{"source": "hot", "saved_ms": 1e999}'])
 def test_statistics_skip_invalid_receipts(database: Database, receipt: str | None) -> None:
     store_reply(database, receipt)
     store_reply(database, replace(A_RECEIPT, source=Source.DISK))

@@ -9,8 +9,6 @@ import pytest
 from kvchat.chat.events import Absorbed, EngineChanged, Notice, Prefilling
 from kvchat.chat.record.messages import Role
 from kvchat.engine.api.connection import EngineState
-from kvchat.engine.api.wire import Sampling
-from kvchat.session import prefill
 from kvchat.session.events import Saved, SaveSkipped, Saving, WaitingForEngine
 from kvchat.session.proof import Source
 from kvchat.session.restore_support import Finding, Strategy
@@ -118,17 +116,6 @@ async def test_engine_that_crashes_in_the_self_test_restarts_without_it(stage: S
     assert not leftover_files(stage)
 
 
-async def test_user_can_repeat_the_self_test(stage: Stage) -> None:
-    stage.fake.set(FAKE_HOLLOW_RESTORE=1)
-    assert (await start_engine(stage)).strategy is Strategy.NONE
-    stage.fake.set(FAKE_HOLLOW_RESTORE=None)
-    assert stage.engine.may_retest
-    await stage.runtime.retest_restoring()
-    await stage.until(stage.engine.is_ready)
-    assert stage.engine.finding == PLAIN
-    assert not stage.engine.may_retest
-
-
 async def test_failed_self_test_is_repeated_after_a_week(stage: Stage) -> None:
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     assert (await start_engine(stage)).strategy is Strategy.NONE
@@ -187,7 +174,7 @@ async def test_two_hollow_restores_in_a_row_change_the_strategy(stage: Stage) ->
     assert [notice.title for notice in stage.of(Notice)] == ["Chat memory did not work as expected"]
 
 
-@pytest.mark.parametrize("text", ["{", '{"a": 1}', '[5, {"build": "x"}]', "[" * 100_000])
+@pytest.mark.parametrize("text", ['[5, {"build": "x"}]', "[" * 100_000])
 async def test_invalid_findings_file_costs_only_another_self_test(stage: Stage, text: str) -> None:
     stage.runtime.paths.restore_findings.write_text(text)
     assert await start_engine(stage) == PLAIN
@@ -211,31 +198,6 @@ async def test_progress_includes_a_shared_system_prompt_read_first(stage: Stage)
     receipt = await stage.answered(await stage.chat(SYSTEM), "And the Rhine?")
     assert receipt.source is Source.DISK
     assert receipt.cached_tokens > 0.9 * len(SYSTEM)
-
-
-async def test_long_system_prompt_is_saved_before_it_is_shared(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage.fake.set(FAKE_EXACT_ONLY=1)
-    await stage.answered_chat("A question that shows how quickly prompts are read. " * 3, "Be brief.")
-    monkeypatch.setattr(prefill, "LONG_PREFILL_MS", 0.001)
-    chat = await stage.answered_chat(system=SYSTEM)
-    question = (await stage.messages(chat))[1]
-    reply = await stage.service.edit(question, "And the Danube?", Sampling(temperature=0.0))
-    assert reply.receipt.cached_tokens > 0.9 * len(SYSTEM), "the first question was asked again"
-    await stage.runtime.close()
-    assert len([point for point in stage.save_points() if point.conversation_id == chat]) == 3
-
-
-async def test_stop_while_the_system_prompt_is_read(stage: Stage) -> None:
-    stage.fake.set(FAKE_EXACT_ONLY=1)
-    await stage.answered_chat(system=SYSTEM)
-    second = await stage.chat(SYSTEM)
-    stage.fake.set(FAKE_HOLD_DURING="prefill")
-    future = stage.service.send(second, "And the Danube?")
-    await stage.until(lambda: any(event.conversation_id == second for event in stage.of(Prefilling)))
-    stage.service.stop(second)
-    assert await stage.resume(future) is None
-    assert await stage.ask(second, "And the Elbe?") is not None
-    assert not stage.errors()
 
 
 async def test_engine_crash_while_saving_the_system_prompt_costs_no_reply(stage: Stage) -> None:

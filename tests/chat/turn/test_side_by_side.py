@@ -47,19 +47,6 @@ async def test_two_alternating_chats_are_hot(two: Stage) -> None:
     assert {*two.slots.owners()} == {*chats}
 
 
-async def test_state_saved_from_one_slot_is_restored_into_another(two: Stage) -> None:
-    chats, slots = await start_chats(two, 3), two.slots
-    assert [slots.slot_of(chat) for chat in chats] == [None, slots.all_slots[1], slots.all_slots[0]]
-    forecasts = await two.service.forecasts.forecast_chats(dict.fromkeys(chats))
-    assert [forecasts[chat].source is Source.HOT for chat in chats] == [False, True, True]
-    await two.answered(chats[1], "Go on.")
-    assert (await two.answered(chats[2], "Go on.")).source == Source.HOT
-    receipt = await two.answered(chats[0], "Go on.")
-    assert slots.slot_of(chats[0]) is slots.all_slots[1], "the least recently used slot"
-    assert receipt.source == Source.WARM
-    assert receipt.cached_tokens > 100
-
-
 async def test_two_chats_are_answered_concurrently(two: Stage) -> None:
     chats = [await two.answered_chat(), await two.chat()]
     two.fake.set(FAKE_HOLD_DURING="stream")
@@ -85,18 +72,6 @@ async def test_chat_with_another_model_waits_for_running_replies(two: Stage, tmp
     two.fake.set(FAKE_HOLD_DURING=None)
     assert all(await asyncio.gather(*replies))
     assert len(two.fake.launches()) == 2
-
-
-async def test_chat_is_restored_during_another_reply(two: Stage) -> None:
-    chats = await start_chats(two, 3)
-    two.fake.set(FAKE_HOLD_DURING="stream")
-    reply = two.service.send(chats[2], OTHER)
-    await two.until(lambda: two.service.answering_chats)
-    two.service.select(chats[0])
-    await two.until(lambda: two.slots.slot_of(chats[0]))
-    assert two.service.answering_chats == (chats[2],)
-    assert await two.resume(reply)
-    await two.idle()
 
 
 async def test_room_is_made_before_reading_or_restoring(two: Stage) -> None:
@@ -125,15 +100,6 @@ async def test_state_purged_by_the_engine_is_a_miss_with_a_reason(two: Stage) ->
     receipt = await two.answered(first, "Go on.")
     assert (receipt.source, receipt.cached_tokens) == (Source.COLD, 0)
     assert receipt.miss_reason == Reason(ReasonCode.PURGED)
-
-
-async def test_new_chat_uses_its_draft_read_ahead(two: Stage) -> None:
-    first, draft = await two.answered_chat(), f"{QUESTION} And {OTHER} " * 3
-    two.service.prepare(None, draft)
-    await two.until(lambda: two.slots.slot_of("") or len(two.slots.owners()) == 2)
-    await two.idle()
-    assert (await two.answered(await two.chat(), draft)).cached_tokens > 300
-    assert first in two.slots.owners()
 
 
 async def test_engine_restart_serves_all_waiting_chats(two: Stage) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.chat.events import FirstToken, MessagesChanged, Prefilling, ReplyDelta
+from kvchat.chat.events import FirstToken, MessagesChanged, ReplyDelta
 from kvchat.chat.record.messages import Message, MessageState, Receipt, Role
 from kvchat.kvstore import saver
 from kvchat.kvstore.blocks.absorb import PreviousSave, split_slot_file
@@ -17,7 +17,6 @@ from kvchat.session.proof import Source
 from kvchat.session.restore_cost import MIN_GAIN, RestoreCost
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.chat.stage import QUESTION, Stage
-from tests.engine_fixtures import FakeEngine
 from tests.store_contents import spoil
 
 OTHER = "Something quite different about a violin, a lamp and a clock."
@@ -84,30 +83,6 @@ async def test_selecting_a_chat_restores_it(stage: Stage) -> None:
     receipts = [message.receipt for message in await stage.messages(first) if message.receipt]
     saved_s = sum(receipt.saved_ms or 0.0 for receipt in receipts) / 1000
     assert (await stage.service.seconds_saved())[first] == pytest.approx(saved_s)
-
-
-@pytest.mark.usefixtures("cannot_cut")
-async def test_selecting_restores_the_newest_state_if_states_cannot_be_cut(stage: Stage) -> None:
-    first = await stage.answered_chat()
-    await stage.answered(first, "And the harbour?")
-    newest = stage.save_points()[-1]
-    await stage.answered_chat(OTHER)
-    await stage.show(first)
-    receipt = await stage.answered(first, "Go on.")
-    assert (receipt.prefetched, receipt.cached_tokens) == (True, newest.n_tokens)
-    assert [event.tokens for event in stage.of(Restored)] == [newest.n_tokens]
-
-
-async def test_new_chat_with_a_known_system_prompt_is_restored_before_send(stage: Stage) -> None:
-    system = "You are a gardener who knows every river, every garden and every tree in this country by its name. " * 3
-    await stage.ask(await stage.chat(system))
-    await stage.restart()
-    await stage.engine.ready()
-    chat = await stage.chat(system)
-    await stage.show(chat)
-    receipt = await stage.answered(chat, "Which trees stand by the river?")
-    assert receipt.prefetched
-    assert receipt.cached_tokens >= 0.9 * stage.of(Restored)[-1].tokens
 
 
 async def test_states_of_two_chats_do_not_mix(stage: Stage) -> None:
@@ -210,10 +185,8 @@ async def test_engine_crash_during_a_reply_keeps_the_text(stage: Stage, phase: s
 @pytest.mark.parametrize(
     "switches",
     [
-        {"FAKE_DIE_DURING": "prefill", "FAKE_DIE_HOW": "abort"},
         {"FAKE_DIE_DURING": "prefill", "FAKE_DIE_HOW": "kill"},
         {"FAKE_LOSE_GPU": "CUDA error: unspecified launch failure"},  # as after sleep: /health still reports ok
-        {"FAKE_LOSE_GPU": "Compute error."},
     ],
 )
 async def test_engine_lost_before_the_first_token_costs_no_message(stage: Stage, switches: dict[str, object]) -> None:
@@ -269,16 +242,6 @@ async def test_time_saved_for_a_continued_reply_counts_each_restore_once(
     assert (restored.saved_ms or 0.0) >= first.saved_ms, "the first saving still counts"
 
 
-async def test_stop_before_the_first_token_keeps_only_the_question(stage: Stage) -> None:
-    chat = await stage.chat()
-    stage.fake.set(FAKE_HOLD_DURING="prefill")
-    future = stage.service.send(chat, "word " * 300)
-    await stage.until(lambda: stage.of(Prefilling))
-    stage.service.stop(chat)
-    assert await stage.resume(future) is None
-    assert [message.role for message in await stage.messages(chat)] == [Role.USER]
-
-
 async def test_deleting_a_chat_ends_its_reply(stage: Stage) -> None:
     chat = await stage.chat()
     future = await stage.writing(chat)
@@ -297,16 +260,6 @@ async def test_thinking_is_stored_and_sent_back(stage: Stage) -> None:
     await stage.answered(chat, "More.")
     sent = stage.requests("/v1/chat/completions")[-1]["messages"]
     assert sent[1]["reasoning_content"] == "Hm, a river."
-
-
-async def test_engine_that_cannot_start_is_an_error(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> None:
-    fake_engine.set(FAKE_EXIT_AT_START="1:error: failed to load model")
-    async with Stage(tmp_path / "home", fake_engine, smollm2) as stage:
-        chat = await stage.chat()
-        assert await stage.ask(chat, QUESTION) is None
-        assert stage.errors()
-        fake_engine.set(FAKE_EXIT_AT_START=None)
-        assert await stage.service.retry(chat) is not None
 
 
 async def test_long_history_is_tokenized_once(stage: Stage) -> None:
