@@ -8,8 +8,6 @@ import platform
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from kvchat.cli import no_display
 from kvchat.cli.arguments import DoctorOptions
 from kvchat.cli.terminal import print_result
 from kvchat.engine.discovery.arguments import parse_workers
-from kvchat.engine.discovery.engines import Device, find_engine, list_devices, usable_engine
+from kvchat.engine.discovery.engines import find_engine, list_devices, usable_engine
 from kvchat.engine_host.choice import memory_for
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, StagingMemory, describe_staging, staging_capacity
@@ -43,73 +41,8 @@ _BUS = Service("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop
 _WATCHER = "org.kde.StatusNotifierWatcher"  # bus name owned by StatusNotifierItem trays
 
 
-class Availability(StrEnum):
-    AVAILABLE = "available"
-    MISSING = "missing"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class ServiceReport:
-    """A service of the desktop, such as the tray."""
-
-    presence: Availability
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.presence}: {self.detail}"
-
-
-@dataclass(frozen=True)
-class EngineReport:
-    found: bool
-    kind: str = ""
-    path: str | None = None  # None for the embedded engine
-    version: str = ""
-    build: str = ""  # see `EngineProbe.identity`
-    devices: tuple[Device, ...] = ()
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class ModelReport:
-    """The model in the settings, or its problem. Size in bytes, context in tokens."""
-
-    path: str | None
-    usable: bool = False
-    name: str = ""
-    architecture: str = ""
-    quantisation: str = ""
-    size: int = 0
-    trained_context: int = 0
-    kv_bytes_per_token: float = 0.0
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class DoctorReport:
-    version: str
-    python: str
-    system: str
-    engine: EngineReport
-    model: ModelReport
-    context: ContextChoice | None
-    restoring: dict[str, str] | None  # strategy, words, build; None if no engine has run this model
-    memory: MemoryFacts
-    display: ServiceReport
-    tray: ServiceReport
-    keyring: ServiceReport
-    free_disk_bytes: int
-    free_floor_bytes: int
-    quota: str  # limit for chat memory, as shown
-    staging: str  # where slot files are staged, and why
-    directories: list[dict[str, Any]]  # name, path, exists and problem: why it is unusable, and the consequence
-
-    @property
-    def healthy(self) -> bool:
-        """True if nothing is broken. A missing choice of model does not count as a fault."""
-        broken = self.engine.problem or self.model.problem or any(folder["problem"] for folder in self.directories)
-        return self.engine.found and not broken
+Report = dict[str, Any]  # keyed as `--json` prints it
+AVAILABLE, MISSING, UNKNOWN = "available", "missing", "unknown"  # a service of the desktop, such as the tray
 
 
 def doctor(options: DoctorOptions) -> int:
@@ -122,116 +55,126 @@ def doctor(options: DoctorOptions) -> int:
         forget_model(paths.restore_findings, model_identity(Path(settings.model_path)))
     report = collect(paths, settings)
     print_result(options.as_json, report, lines(report))
-    return 0 if report.healthy else 1
+    return 0 if is_healthy(report) else 1
 
 
-def collect(paths: Paths, settings: Settings) -> DoctorReport:
+def is_healthy(report: Report) -> bool:
+    """Return True if nothing is broken. A missing choice of model does not count as a fault."""
+    parts = (report["engine"], report["model"], *report["directories"])
+    return report["engine"]["found"] and not any(part["problem"] for part in parts)
+
+
+def collect(paths: Paths, settings: Settings) -> Report:
     """Collect the report. Blocks for a second or so: asks the engine for its version and devices."""
     engine, memory = _inspect_engine(settings)
-    model, context = _inspect_model(settings, memory, LoadLimits(paths.load_limits), engine.build)
-    identity = model_identity(Path(model.path)) if model.usable and model.path else None
+    model, context = _inspect_model(settings, memory, LoadLimits(paths.load_limits), engine["build"])
+    restoring = None  # no engine has run this model
     # For any engine build: a broken one may not report its own.
-    restoring = None
-    if identity and (newest := newest_finding(paths.restore_findings, identity)):
+    if model["usable"] and (newest := newest_finding(paths.restore_findings, model_identity(Path(model["path"])))):
         finding, build = newest
         restoring = {"strategy": finding.strategy.value, "words": finding.description, "build": build}
-    display = ServiceReport(Availability.AVAILABLE, "a window can open")
-    if problem := no_display.find_problem():
-        display = ServiceReport(Availability.MISSING, problem.detail)
+    problem = no_display.find_problem()
     folders = [(name, getattr(paths, name.replace(" ", "_"))) for name in FOLDERS]
     store = paths.save_points  # created at first start; until then use a parent folder's disk
     disk = next((folder for folder in (store, *store.parents) if is_folder(folder)), Path(store.anchor))
-    return DoctorReport(
-        version=__version__,
-        python=platform.python_version(),
-        system=f"{platform.system()} {platform.release()} {platform.machine()}",
-        engine=engine,
-        model=model,
-        context=context,
-        restoring=restoring,
-        memory=memory,
-        display=display,
-        tray=find_tray(),
-        keyring=find_keyring(),
-        free_disk_bytes=shutil.disk_usage(disk).free,
-        free_floor_bytes=settings.free_floor_bytes,
-        quota=describe_limit(paths, settings),
-        staging=describe_staging(MEMORY_FOLDER, staging_room(0)),
-        directories=[
+    return {
+        "version": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "engine": engine,
+        "model": model,
+        "context": context,
+        "restoring": restoring,
+        "memory": memory,
+        "display": _service(MISSING, problem.detail) if problem else _service(AVAILABLE, "a window can open"),
+        "tray": find_tray(),
+        "keyring": find_keyring(),
+        "free_disk_bytes": shutil.disk_usage(disk).free,
+        "free_floor_bytes": settings.free_floor_bytes,
+        "quota": describe_limit(paths, settings),
+        "staging": describe_staging(MEMORY_FOLDER, staging_room(0)),
+        "directories": [
             {"name": name, "path": str(path), "exists": is_folder(path)}
             | {"problem": store_problem(paths) if name == "save points" else ""}
             for name, path in folders
         ],
-    )
+    }
 
 
-def _inspect_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
+def _inspect_engine(settings: Settings) -> tuple[Report, MemoryFacts]:
+    report: Report = {"found": True, "kind": "", "path": None, "version": "", "build": "", "devices": (), "problem": ""}
     if settings.engine_url:
-        return EngineReport(True, SERVER, settings.engine_url, _ATTACHED), available_memory()
+        return report | {"kind": SERVER, "path": settings.engine_url, "version": _ATTACHED}, available_memory()
     try:
         location = find_engine(settings.engine_path)
     except KvchatError as error:
-        return EngineReport(found=False, problem=str(error)), available_memory()
+        return report | {"found": False, "problem": str(error)}, available_memory()
     try:
         probe = usable_engine(settings.engine_path)
         location, workers = probe.location, parse_workers(settings.rpc_workers)
         devices = list_devices(location, workers)
         memory = memory_for(location, workers, StagingMemory(capacity=staging_capacity(MEMORY_FOLDER)))
-        report = EngineReport(True, version=probe.version, build=probe.identity, devices=devices)
+        report |= {"version": probe.version, "build": probe.identity, "devices": devices}
     except KvchatError as error:
-        report, memory = EngineReport(True, problem=str(error)), available_memory()
-    path = str(location.path) if location.path else None
-    return dataclasses.replace(report, kind=location.kind, path=path), memory
+        memory = available_memory()
+        report["problem"] = str(error)
+    return report | {"kind": location.kind, "path": location.path and str(location.path)}, memory
 
 
 def _inspect_model(
     settings: Settings, memory: MemoryFacts, limits: LoadLimits, build: str
-) -> tuple[ModelReport, ContextChoice | None]:
+) -> tuple[Report, ContextChoice | None]:
+    report: Report = {"path": settings.model_path, "usable": False, "name": "", "architecture": "", "quantisation": ""}
+    report |= {"size": 0, "trained_context": 0, "kv_bytes_per_token": 0.0, "problem": ""}
     if settings.model_path is None:
-        return ModelReport(None), None
+        return report, None
     try:
         facts = read_facts(Path(settings.model_path))
         limit = limits.find(LoadConditions(model_identity(facts.path), facts.size, build, memory.device_kind))
     except KvchatError as error:
-        return ModelReport(settings.model_path, problem=str(error)), None
+        return report | {"problem": str(error)}, None
     demand = Demand(facts, settings.kv_type, FULL_WINDOW in settings.engine_arguments.split(), limit=limit)
-    context = ContextChooser(demand, memory).choose(settings.context_size)
-    values = facts.name, facts.architecture, facts.quantisation, facts.size, facts.trained_context
-    row_bytes = kv_bytes_per_token(facts.kv, settings.kv_type, settings.kv_type)
-    return ModelReport(str(facts.path), True, *values, row_bytes), context
+    names = ("name", "architecture", "quantisation", "size", "trained_context")
+    report |= {"path": str(facts.path), "usable": True} | {name: getattr(facts, name) for name in names}
+    report["kv_bytes_per_token"] = kv_bytes_per_token(facts.kv, settings.kv_type, settings.kv_type)
+    return report, ContextChooser(demand, memory).choose(settings.context_size)
 
 
-def find_tray(environment: Mapping[str, str] = os.environ) -> ServiceReport:
+def _service(presence: str, detail: str) -> Report:
+    return {"presence": presence, "detail": detail}
+
+
+def find_tray(environment: Mapping[str, str] = os.environ) -> Report:
     if sys.platform != "linux":
-        return ServiceReport(Availability.AVAILABLE, "part of the system")
-    report = ServiceReport(Availability.MISSING, "there is no session bus")
+        return _service(AVAILABLE, "part of the system")
+    report = _service(MISSING, "there is no session bus")
     if address := environment.get("DBUS_SESSION_BUS_ADDRESS"):
         report = asyncio.run(_find_bus_tray(address))
-    if report.presence is Availability.AVAILABLE or not (display := environment.get("DISPLAY")):
+    if report["presence"] == AVAILABLE or not (display := environment.get("DISPLAY")):
         return report
     x11 = _find_x11_tray(display)
-    return x11 if x11.presence is not Availability.UNKNOWN else report
+    return x11 if x11["presence"] != UNKNOWN else report
 
 
-async def _find_bus_tray(address: str) -> ServiceReport:
+async def _find_bus_tray(address: str) -> Report:
     bus = SessionBus(address)
     try:
         (has_owner,) = await bus.call(_BUS, "NameHasOwner", "s", _WATCHER)
     except NoAnswer as error:
-        return ServiceReport(Availability.UNKNOWN, f"the session bus does not answer: {error}")
+        return _service(UNKNOWN, f"the session bus does not answer: {error}")
     finally:
         await bus.close()
     if has_owner:
-        return ServiceReport(Availability.AVAILABLE, "a StatusNotifier host is on the session bus")
-    return ServiceReport(Availability.MISSING, "no StatusNotifier host is on the session bus")
+        return _service(AVAILABLE, "a StatusNotifier host is on the session bus")
+    return _service(MISSING, "no StatusNotifier host is on the session bus")
 
 
-def _find_x11_tray(display: str) -> ServiceReport:
+def _find_x11_tray(display: str) -> Report:
     """Ask the X server for the owner of its first screen's tray selection (freedesktop.org system tray protocol)."""
     try:
         x11 = ctypes.CDLL("libX11.so.6")
     except OSError:
-        return ServiceReport(Availability.UNKNOWN, "libX11 is not installed")
+        return _service(UNKNOWN, "libX11 is not installed")
     x11.XOpenDisplay.restype = ctypes.c_void_p
     x11.XInternAtom.restype = x11.XGetSelectionOwner.restype = ctypes.c_ulong
     x11.XGetSelectionOwner.argtypes = [ctypes.c_void_p, ctypes.c_ulong]
@@ -239,71 +182,73 @@ def _find_x11_tray(display: str) -> ServiceReport:
     x11.XCloseDisplay.argtypes = [ctypes.c_void_p]
     connection = x11.XOpenDisplay(display.encode())
     if not connection:
-        return ServiceReport(Availability.UNKNOWN, f"the X display {display} cannot be reached")
+        return _service(UNKNOWN, f"the X display {display} cannot be reached")
     try:
         owner = x11.XGetSelectionOwner(connection, x11.XInternAtom(connection, b"_NET_SYSTEM_TRAY_S0", 0))
     finally:
         x11.XCloseDisplay(connection)
     if owner:
-        return ServiceReport(Availability.AVAILABLE, f"the X display {display} has a system tray")
-    return ServiceReport(Availability.MISSING, f"neither the session bus nor the X display {display} has a tray")
+        return _service(AVAILABLE, f"the X display {display} has a system tray")
+    return _service(MISSING, f"neither the session bus nor the X display {display} has a tray")
 
 
-def find_keyring() -> ServiceReport:
+def find_keyring() -> Report:
     try:
         import keyring
         from keyring.backends import fail, null
 
         backend = keyring.get_keyring()
     except Exception as error:  # third-party backends may raise anything
-        return ServiceReport(Availability.UNKNOWN, f"the keyring failed: {error or type(error).__name__}")
+        return _service(UNKNOWN, f"the keyring failed: {error or type(error).__name__}")
     if isinstance(backend, fail.Keyring | null.Keyring):
-        return ServiceReport(Availability.MISSING, "no keyring service is running")
-    return ServiceReport(Availability.AVAILABLE, backend.name)
+        return _service(MISSING, "no keyring service is running")
+    return _service(AVAILABLE, backend.name)
 
 
-def lines(report: DoctorReport) -> list[str]:
-    engine, model, context = report.engine, report.model, report.context
-    rows = [("kvchat", f"{report.version}, Python {report.python}, {report.system}")]
-    if engine.found:
-        rows += [("engine", engine.path or "embedded"), ("", engine.problem or engine.version)]
+def lines(report: Report) -> list[str]:
+    engine, model, context = report["engine"], report["model"], report["context"]
+    rows = [("kvchat", f"{report['version']}, Python {report['python']}, {report['system']}")]
+    if engine["found"]:
+        rows += [("engine", engine["path"] or "embedded"), ("", engine["problem"] or engine["version"])]
     else:
-        rows.append(("engine", f"not found. {engine.problem}"))
-    for device in engine.devices:
+        rows.append(("engine", f"not found. {engine['problem']}"))
+    for device in engine["devices"]:
         # The engine reports all memory as free; "memory" shows the real figure.
         free = f", {format_size(device.free_bytes)} free" if device.free_bytes and device.name != "CPU" else ""
         rows.append(("device", f"{device.name}: {device.description}{free}"))
-    if engine.found and not (engine.devices or engine.problem or engine.kind == SERVER):
+    if engine["found"] and not (engine["devices"] or engine["problem"] or engine["kind"] == SERVER):
         rows.append(("device", "the processor alone"))
 
-    if model.path is None:
+    if model["path"] is None:
         rows.append(("model", "none chosen yet"))
-    elif not model.usable:
-        rows.append(("model", model.problem))
+    elif not model["usable"]:
+        rows.append(("model", model["problem"]))
     else:
-        facts = f"{model.name}: {model.architecture}, {model.quantisation}, {format_size(model.size)}"
-        rows += [("model", facts), ("", model.path)]
+        facts = f"{model['name']}: {model['architecture']}, {model['quantisation']}, {format_size(model['size'])}"
+        rows += [("model", facts), ("", model["path"])]
     if context is not None:
         rows.append(("context", context.full_explanation))
         if context.warning:
             rows.append(("", context.warning))
         rows += [("takes", f"{bar.device}: {bar.summary}") for bar in context.bars]
-    if report.restoring is not None:
-        rows += [("restoring", report.restoring["words"]), ("", f"engine: {report.restoring['build']}")]
-    elif model.usable:
+    if report["restoring"] is not None:
+        rows += [("restoring", report["restoring"]["words"]), ("", f"engine: {report['restoring']['build']}")]
+    elif model["usable"]:
         rows.append(("restoring", "not tried yet: kvchat does that when it first starts an engine with this model"))
 
-    disk, floor = format_size(report.free_disk_bytes), format_size(report.free_floor_bytes)
+    memory: MemoryFacts = report["memory"]
+    disk, floor = format_size(report["free_disk_bytes"]), format_size(report["free_floor_bytes"])
     rows += [
-        ("memory", f"{format_size(report.memory.available)} {'allowed here' if report.memory.is_limited else 'free'}"),
-        ("display", str(report.display)),
-        ("tray", str(report.tray)),
-        ("keyring", str(report.keyring)),
+        (
+            "memory",
+            f"{format_size(report['memory'].available)} {'allowed here' if report['memory'].is_limited else 'free'}",
+        ),
+        *((name, "{presence}: {detail}".format(**report[name])) for name in ("display", "tray", "keyring")),
         ("free disk", f"{disk}; chat memory is not saved below {floor}"),
-        ("limit", report.quota),
-        ("staging", report.staging),
+        ("limit", report["quota"]),
+        ("staging", report["staging"]),
     ]
-    for folder in report.directories:
+    for folder in report["directories"]:
         is_created = folder["exists"] or folder["problem"]
         rows.append((folder["name"], folder["path"] + ("" if is_created else " (not made yet)")))
         if folder["problem"]:

@@ -10,7 +10,7 @@ from jeepney import message_bus
 from jeepney.io.blocking import Proxy, open_dbus_connection
 from keyring.backends import chainer, fail
 
-from kvchat.cli.doctor import Availability, find_keyring, find_tray
+from kvchat.cli.doctor import AVAILABLE, MISSING, UNKNOWN, find_keyring, find_tray
 from tests.desktop_bus import display, session_bus
 
 WATCHER = "org.kde.StatusNotifierWatcher"
@@ -24,29 +24,29 @@ def bus(tmp_path: Path) -> Iterator[str]:
 
 def test_a_status_notifier_host_is_found(bus):
     environment = {"DBUS_SESSION_BUS_ADDRESS": bus}
-    assert find_tray(environment).presence is Availability.MISSING
+    assert find_tray(environment)["presence"] == MISSING
     connection = open_dbus_connection(bus=bus)
     try:
         Proxy(message_bus, connection).RequestName(WATCHER)
-        assert find_tray(environment).presence is Availability.AVAILABLE
+        assert find_tray(environment)["presence"] == AVAILABLE
     finally:
         connection.close()
-    assert find_tray(environment).presence is Availability.MISSING
+    assert find_tray(environment)["presence"] == MISSING
 
 
 @pytest.mark.parametrize("address", ["unix:path=/nowhere/at/all", "nonsense"])
 def test_a_bus_or_display_that_does_not_answer_is_unknown(address):
-    assert find_tray({}).presence is Availability.MISSING
+    assert find_tray({})["presence"] == MISSING
     finding = find_tray({"DISPLAY": ":4711"})
-    assert finding.presence is Availability.MISSING
-    assert "session bus" in finding.detail
-    assert find_tray({"DBUS_SESSION_BUS_ADDRESS": address}).presence is Availability.UNKNOWN
+    assert finding["presence"] == MISSING
+    assert "session bus" in finding["detail"]
+    assert find_tray({"DBUS_SESSION_BUS_ADDRESS": address})["presence"] == UNKNOWN
 
 
 def test_an_x11_tray_is_found():
     with display() as (name, _):
         environment = {"DISPLAY": name}
-        assert find_tray(environment).presence is Availability.MISSING
+        assert find_tray(environment)["presence"] == MISSING
         x11 = ctypes.CDLL("libX11.so.6")
         x11.XOpenDisplay.restype = ctypes.c_void_p
         x11.XInternAtom.restype = x11.XDefaultRootWindow.restype = x11.XCreateSimpleWindow.restype = ctypes.c_ulong
@@ -57,7 +57,7 @@ def test_an_x11_tray_is_found():
         x11.XSetSelectionOwner(connection, selection, window, ctypes.c_ulong(0))
         x11.XSync(connection, 0)
         try:
-            assert find_tray(environment).presence is Availability.AVAILABLE
+            assert find_tray(environment)["presence"] == AVAILABLE
         finally:
             x11.XCloseDisplay(connection)
 
@@ -69,14 +69,14 @@ def _broken() -> None:
 @pytest.mark.parametrize(
     ("backend", "presence", "detail"),
     [
-        (fail.Keyring, Availability.MISSING, ""),
-        (chainer.ChainerBackend, Availability.AVAILABLE, ""),
-        (_broken, Availability.UNKNOWN, "no such plugin"),
+        (fail.Keyring, MISSING, ""),
+        (chainer.ChainerBackend, AVAILABLE, ""),
+        (_broken, UNKNOWN, "no such plugin"),
     ],
 )
 def test_the_keyring_is_available_missing_or_broken(monkeypatch, backend, presence, detail):
     monkeypatch.setattr(keyring, "get_keyring", backend)
     finding = find_keyring()
-    assert finding.presence is presence
-    assert finding.detail
-    assert detail in finding.detail
+    assert finding["presence"] == presence
+    assert finding["detail"]
+    assert detail in finding["detail"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.__main__ import main
-from kvchat.cli.doctor import collect, lines
+from kvchat.cli.doctor import collect, is_healthy, lines
 from kvchat.engine.discovery.engines import REQUIRED_OPTIONS
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import model_identity
@@ -47,14 +47,14 @@ def settings(engine: Path, smollm2: Path) -> Settings:
 
 def test_everything_is_found(paths, engine, smollm2, settings):
     report = collect(paths, settings)
-    assert report.healthy
-    assert (report.engine.kind, report.engine.path) == ("llama-server", str(engine))
-    assert "11434" in report.engine.version
-    assert report.engine.devices[0].name == "CUDA0"
-    assert (report.model.quantisation, report.model.size) == ("Q4_1", smollm2.stat().st_size)
-    assert report.model.kv_bytes_per_token == 23_040
-    assert report.context.tokens == 8192
-    assert "free on the GPU" in report.context.memory_note  # like the app, it counts the engine's devices
+    assert is_healthy(report)
+    assert (report["engine"]["kind"], report["engine"]["path"]) == ("llama-server", str(engine))
+    assert "11434" in report["engine"]["version"]
+    assert report["engine"]["devices"][0].name == "CUDA0"
+    assert (report["model"]["quantisation"], report["model"]["size"]) == ("Q4_1", smollm2.stat().st_size)
+    assert report["model"]["kv_bytes_per_token"] == 23_040
+    assert report["context"].tokens == 8192
+    assert "free on the GPU" in report["context"].memory_note  # like the app, it counts the engine's devices
     text = "\n".join(lines(report))
     for part in (str(engine), "NVIDIA H200, 148.9 GB free", "Q4_1, 98 MB", "8,192 tokens: the full", str(smollm2)):
         assert part in text
@@ -70,7 +70,7 @@ def test_restore_capabilities_are_shown_once_known(paths, smollm2, settings):
     report = collect(paths, settings)
     description = Finding(Strategy.PLAIN, True).description
     build = "version: 11434 (abc1234)"
-    assert report.restoring == {"strategy": "plain", "words": description, "build": build}
+    assert report["restoring"] == {"strategy": "plain", "words": description, "build": build}
     text = "\n".join(lines(report))
     assert "restoring     Chat memory works with this engine and model" in text
     assert "engine: version: 11434" in text
@@ -105,11 +105,11 @@ def test_a_pipe_or_nonsense_in_place_of_the_findings_is_ignored(paths):
 
 def test_the_report_changes_nothing(paths, engine):
     report = collect(paths, Settings(engine_path=str(engine)))
-    assert report.healthy, "no model yet is no fault"
+    assert is_healthy(report), "no model yet is no fault"
     assert "none chosen yet" in "\n".join(lines(report))
     assert not paths.config.parent.exists()
-    assert not any(folder["exists"] for folder in report.directories)
-    assert report.free_disk_bytes > 0
+    assert not any(folder["exists"] for folder in report["directories"])
+    assert report["free_disk_bytes"] > 0
     assert "(not made yet)" in "\n".join(lines(report))
 
 
@@ -117,20 +117,20 @@ def test_a_damaged_model_is_reported(paths, engine, tmp_path):
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(write_gguf(tmp_path / "whole.gguf").read_bytes()[:-2000])
     report = collect(paths, Settings(model_path=str(cut), engine_path=str(engine)))
-    assert not report.healthy
-    assert report.context is None
+    assert not is_healthy(report)
+    assert report["context"] is None
     assert "The model file is incomplete" in "\n".join(lines(report))
 
 
 def test_an_engine_that_is_missing_or_cannot_run_is_reported(paths, tmp_path):
     program = tmp_path / "llama-server"
     report = collect(paths, Settings(engine_path=str(program)))
-    assert (report.engine.found, report.healthy) == (False, False)
+    assert (report["engine"]["found"], is_healthy(report)) == (False, False)
     assert "not found" in "\n".join(lines(report))
     program.write_text("#!/bin/sh\necho 'error while loading shared libraries: libggml.so'\nexit 127\n")
     program.chmod(0o755)
     report = collect(paths, Settings(engine_path=str(program)))
-    assert not report.healthy
+    assert not is_healthy(report)
     assert "libggml.so" in "\n".join(lines(report))
 
 
@@ -161,7 +161,7 @@ def test_the_report_with_the_embedded_engine(paths, tmp_path):
 
 def test_an_external_server_is_named_and_not_probed(paths):
     report = collect(paths, Settings(engine_url="http://127.0.0.1:8080", engine_path="/nowhere"))
-    assert report.healthy
+    assert is_healthy(report)
     text = "\n".join(lines(report))
     assert "http://127.0.0.1:8080" in text
     assert "CPU only" not in text
