@@ -239,10 +239,7 @@ def lines(report: Report) -> list[str]:
     memory: MemoryFacts = report["memory"]
     disk, floor = format_size(report["free_disk_bytes"]), format_size(report["free_floor_bytes"])
     rows += [
-        (
-            "memory",
-            f"{format_size(report['memory'].available)} {'allowed here' if report['memory'].is_limited else 'free'}",
-        ),
+        ("memory", f"{format_size(memory.available)} {'allowed here' if memory.is_limited else 'free'}"),
         *((name, "{presence}: {detail}".format(**report[name])) for name in ("display", "tray", "keyring")),
         ("free disk", f"{disk}; chat memory is not saved below {floor}"),
         ("limit", report["quota"]),
