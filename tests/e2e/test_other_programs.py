@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -276,18 +275,3 @@ def _delta_text(event: dict[str, Any]) -> str:
     if isinstance(delta, dict):
         return str(delta.get("text") or "")
     return "".join(choice["delta"].get("content") or "" for choice in event.get("choices") or ())
-
-
-def test_bench_compares_servers(tmp_path):
-    """kvchat, the engine itself, and hearth if installed."""
-    home, model = Home(tmp_path / "home"), tiny("llama", heeds=True)
-    arguments = "--tokens", "1500", "--model", str(model), *engine_arguments("llama-server")
-    figures = home.bench("gateway", *arguments)
-    ours, engine = figures["servers"][:2]
-    hearth = ["hearth"] if shutil.which("hearth") else []
-    assert [server["name"] for server in figures["servers"]] == ["kvchat", "llama-server", *hearth]
-    assert ours["restarted_read"] <= NEW, "the turn before each restart was saved to its end"
-    assert engine["restarted_cached"] == 0
-    assert ours["disk_ratio"] < 1.5
-    assert engine["overhead_ms"] is None
-    assert not list((home.folder / "cache").glob("bench-*"))
