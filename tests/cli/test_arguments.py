@@ -181,16 +181,6 @@ def test_the_manual_describes_the_json_of_each_command():
     assert not missing
 
 
-def test_help_describes_commands_and_the_default(capsys):
-    for arguments, text in (
-        ([], "default: open the window"),
-        ([], "0 success; 1 failure"),
-        (["serve"], "prints “ready” and the address"),
-        (["models", "use"], "use a model on this machine for new chats"),
-    ):
-        with pytest.raises(SystemExit):
-            build_parser().parse_args([*arguments, "--help"])
-        assert text in " ".join(capsys.readouterr().out.split()), arguments
 
 
 @pytest.mark.parametrize(

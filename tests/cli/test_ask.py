@@ -166,14 +166,6 @@ def test_invalid_utf_8_and_a_terminal_without_unicode_are_handled(home, fake_eng
     assert "n\ufffd.txt" in question
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="uses /dev/full")
-def test_a_reply_that_cannot_be_printed_is_kept(home, fake_engine):
-    fake_engine.set(FAKE_REPLY="Yes.")
-    with Path("/dev/full").open("w") as full:
-        done = run_ask(home, "Hello", stdout=full)
-    assert done.returncode == 1
-    assert b"The output could not be written\n  No space left on device." in done.stderr
-    assert [reply["content"] for reply in home.replies()] == ["Yes."]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="uses POSIX terminals")

@@ -2,7 +2,6 @@
 
 import os
 import stat
-import zipfile
 from contextlib import closing
 from pathlib import Path
 
@@ -99,15 +98,6 @@ def test_a_dash_means_standard_output(paths, tmp_path, capfdbinary, command):
     assert written.err == b""
 
 
-def test_a_backup_is_private_and_holds_no_locks(paths, tmp_path):
-    made_conversation(open_library(paths.data))
-    target = tmp_path / "b.zip"
-    target.touch(0o644)
-    (paths.data / "owner.lock").write_text(str(os.getpid()), "utf-8")
-    assert main(["backup", str(target)]) == 0
-    assert target.stat().st_mode & 0o777 == 0o600
-    with zipfile.ZipFile(target) as archive:
-        assert sorted(archive.namelist()) == ["data/conversations.db", "manifest.json"]
 
 
 def test_nothing_is_restored_under_a_running_kvchat(paths, tmp_path, capsys):

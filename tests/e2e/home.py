@@ -27,7 +27,6 @@ def notes(count: int, start: int = 0) -> str:
 @dataclass(frozen=True)
 class Home:
     folder: Path
-    prefix: tuple[str, ...] = ()  # command that runs kvchat
 
     def write_settings(self, **settings: object) -> None:
         """Write the settings. Chats are titled by their first message, by which tests find them."""
@@ -72,7 +71,7 @@ class Home:
         self, *arguments: str, module: str = "kvchat", cwd: Path | None = None, timeout: float = 240.0
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self.prefix, sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=cwd,
             env=os.environ | {"KVCHAT_HOME": str(self.folder)},
             capture_output=True,

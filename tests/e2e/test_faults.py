@@ -1,6 +1,5 @@
 """Faults of the real engine: a clear message, no lost text, and the chat continues."""
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -18,7 +17,6 @@ from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.events import Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
 from kvchat.system.paths import resolve_paths
-from kvchat.text.reasons import ReasonCode
 from tests.e2e.home import notes
 from tests.e2e.restarts import settings
 from tests.models import tiny_model
@@ -143,13 +141,3 @@ async def test_the_disk_is_full_while_the_engine_saves(tmp_path, small_disk, eng
         assert app.of(Saved), "a small chat still fits"
 
 
-async def test_below_the_disk_floor_nothing_is_saved(tmp_path):
-    async with opened(tmp_path / "home", tiny_model("llama"), "embedded") as app:
-        await app.runtime.apply_settings(replace(app.runtime.settings, free_floor_bytes=10**18))
-        chat = (await app.runtime.chat.new_conversation()).id
-        assert await app.send(chat, "Hello", Sampling(max_tokens=4)) is not None
-        skipped = app.of(SaveSkipped)[0]
-        assert isinstance(skipped, SaveSkipped)
-        assert skipped.reason.code is ReasonCode.DISK_NEARLY_FULL
-        assert not app.of(Saved)
-    assert len(asyncio.all_tasks()) == 1, "nothing runs after the close"

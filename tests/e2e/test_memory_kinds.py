@@ -13,7 +13,6 @@ from kvchat.chat.events import Notice
 from kvchat.chat.prepared.documents import PreparedSet
 from kvchat.chat.record.messages import Message
 from kvchat.engine.api.wire import Sampling
-from kvchat.kvstore.memory_files import MEMORY_FOLDER
 from kvchat.kvstore.savepoint import common_prefix
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
@@ -100,21 +99,6 @@ def test_windows_with_recurrent_state_are_restored_as_far_as_when_hot(tmp_path):
     assert figures["outputs_agree"]
 
 
-async def test_a_sliding_window_is_restored_from_memory_after_an_engine_restart(tmp_path):
-    if not MEMORY_FOLDER.is_dir():
-        pytest.skip("no file system in memory here")
-    app = App(tmp_path / "home", tiny_model("gemma3"), "embedded")
-    chat = await app.new_chat(SYSTEM)
-
-    async def twice(runtime: Runtime) -> Message:
-        await runtime.chat.send(chat, "Which is the longest bridge?", GREEDY)
-        await runtime.chat.idle()
-        await runtime.restart_engine()
-        return await runtime.chat.send(chat, "And the shortest?", GREEDY)
-
-    second = receipt(await app.run_turn(twice))
-    assert second.source is Source.WARM
-    assert second.cached_tokens >= 0.98 * second.prompt_tokens, second
 
 
 def measure(folder: Path, architecture: str, window: int | None, engine: str, tokens: int = 1500) -> dict[str, Any]:

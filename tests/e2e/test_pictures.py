@@ -6,7 +6,6 @@ from kvchat.chat.attachments import picture_attachment
 from kvchat.chat.record.messages import Message, prompt_messages
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
-from tests.e2e.home import Home
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 from tests.models import seeing, tiny_model
 from tests.pictures import png
@@ -59,17 +58,6 @@ async def test_a_text_chat_stays_warm_with_or_without_a_projector(tmp_path, smol
     assert receipt(reply).source is Source.DISK, receipt(reply)
 
 
-def test_ask_sends_an_image_and_refuses_it_for_a_text_model(tmp_path, smollm2):
-    (tmp_path / "red.png").write_bytes(RED.data)
-    home = Home(tmp_path)
-    asked = ("What is this?", "--attach", str(tmp_path / "red.png"), "--max-tokens", "4", "--model")
-    shown = home.run("ask", "--new", *asked, str(seeing(smollm2)))
-    assert shown.returncode == 0, shown.stderr
-    assert "saved" in shown.stderr
-    refused = home.run("ask", "--new", *asked, str(smollm2))
-    assert refused.returncode != 0
-    assert "does not support images" in refused.stderr
-    assert len(home.messages()) == 2
 
 
 async def test_a_text_chat_uses_no_save_point_of_a_chat_with_images(tmp_path, smollm2):

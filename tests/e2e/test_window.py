@@ -65,26 +65,6 @@ def test_a_chat_continues_at_once_after_a_restart(desktop, tmp_path, smollm2, en
     assert min(shares) < 0.05, shares
 
 
-def test_a_restored_chat_gets_the_same_reply_as_a_hot_one(desktop, tmp_path, smollm2):
-    """Hot in the strict sense: the slot never held anything else."""
-    home = Home(tmp_path / "home")
-    home.write_settings(model_path=str(smollm2), max_tokens=24, **GREEDY)
-    announcements = desktop.announcements
-    with open_window(desktop, home) as first:
-        first.send(notes(60))
-        begins = first.replies(1)[0]["content"].split()[0]
-        assert begins in announcements.wait_for("Reply: ", LONG)
-        assert len([name for name in first.names() if name.startswith("Reply: ")]) == 1  # a single widget
-        assert first.unlabelled() == []
-        first.wait_for_saves(1)
-        later = home.copy(tmp_path / "later")
-        first.send(QUESTION)
-        hot = first.replies(2)[-1]
-        first.quit()
-    assert hot["receipt"]["source"] == "hot"
-    restored = later.ask(QUESTION, "--model", str(smollm2), "--max-tokens", "24")
-    assert restored["receipt"]["source"] == "disk"
-    assert restored["reply"] == hot["content"]
 
 
 def test_a_kill_while_streaming_loses_a_second_and_leaves_no_engine(desktop, tmp_path, smollm2):

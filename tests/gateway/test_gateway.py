@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -16,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvchat.chat.record.messages import MessageState
 from kvchat.errors import KvchatError
-from kvchat.gateway import checks, forwarder, pending_request, runner
+from kvchat.gateway import checks, runner
 from kvchat.gateway import gateway as gateway_module
 from kvchat.gateway import server as listening
 from kvchat.gateway.keys import Keys
@@ -339,19 +338,6 @@ async def test_crash_over_a_restored_state_is_retried_without_it(
         assert server.runtime.engine.managed.connection.generation == 2
 
 
-async def test_client_that_reads_nothing_blocks_nobody(
-    server: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pending_request, "SEND_TIMEOUT_S", 0.5)
-    fake_engine.set(FAKE_REPLY="word " * 100)
-    await server.chat("Hello")
-    body = json.dumps(chat_body("x" * 3000, stream=True, max_tokens=900)).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
-    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-    await writer.drain()
-    assert (await server.chat("And me")).status_code == 200
-    writer.close()
-    del reader
 
 
 async def test_incomplete_requests_and_too_many_connections_are_dropped(
@@ -484,26 +470,6 @@ async def test_insistent_clients_do_not_keep_the_engine_from_stopping(server: Ru
     await asyncio.gather(*clients)
 
 
-async def test_steps_are_short_only_while_the_window_is_in_use(
-    server: RunningGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a CPU, processing a prompt in many short steps takes several times as long as in a few long ones."""
-    steps: list[float] = []
-    prefill_ahead = forwarder.prefill_ahead
-
-    async def recorded(*args: Any, step_ms: float, **options: Any) -> bool:
-        steps.append(step_ms)
-        return await prefill_ahead(*args, step_ms=step_ms, **options)
-
-    monkeypatch.setattr(forwarder, "prefill_ahead", recorded)
-    await server.chat("x" * 1000)
-    chat = await server.runtime.chat.new_conversation("")
-    await server.runtime.chat.send(chat.id, "Hello")
-    await server.runtime.chat.idle()
-    monkeypatch.setattr(forwarder, "MIN_STEPPED", 1)
-    monkeypatch.setattr(forwarder, "TARGET_STEP_MS", 0.0)
-    await server.chat("y" * 1000)
-    assert steps == [forwarder.IDLE_STEP_MS, 0.0]
 
 
 async def test_closing_ends_answers_and_accepts_no_more(server: RunningGateway, fake_engine: FakeEngine) -> None:

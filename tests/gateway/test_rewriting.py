@@ -1,12 +1,10 @@
 """Prefix diagnosis through the gateway: why a prompt was processed again, and rules that prevent it."""
 
 import json
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,6 @@ from kvchat.engine.process.plan import free_port
 from kvchat.gateway.diagnosis.causes import RULE_BY_CAUSE
 from kvchat.gateway.diagnosis.prompts import Divergence
 from kvchat.gateway.records import TOLERANCE, RequestRecord, Totals
-from kvchat.gateway.rewriting import PromptRewriter
 from kvchat.settings import Settings
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.engine_fixtures import FakeEngine
@@ -37,21 +34,6 @@ async def ask(server: RunningGateway, body: agents.Body, path: str = "/v1/chat/c
     return answer.text
 
 
-async def test_long_request_is_rewritten_off_the_event_loop(
-    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads, rewrite = [], PromptRewriter.rewrite
-
-    def recorded(*args: Any) -> Any:
-        threads.append(threading.current_thread())
-        return rewrite(*args)
-
-    monkeypatch.setattr(PromptRewriter, "rewrite", recorded)
-    settings = replace(settings, context_size=32_768, api_rules=("opencode hold-clock",))
-    async with running_gateway(tmp_path / "home", settings) as server:
-        await ask(server, agents.opencode(agents.user("So? " * 6_000)))
-    assert threads
-    assert threading.main_thread() not in threads
 
 
 async def test_divergence_is_in_the_receipt_and_the_totals(tmp_path: Path, server: RunningGateway) -> None:

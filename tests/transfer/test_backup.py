@@ -60,6 +60,7 @@ def backup_file(paths, tmp_path) -> tuple[Path, list[object]]:
 def test_backup_has_no_models_engines_or_secrets(backup_file, paths, tmp_path):
     with pytest.raises(KvchatError, match="could not be created"):
         make_backup(paths, tmp_path / "no folder" / "x.zip")
+    assert backup_file[0].stat().st_mode & 0o777 == 0o600
     with zipfile.ZipFile(backup_file[0]) as archive:
         assert sorted(archive.namelist()) == ["config/settings.json", "data/conversations.db", "manifest.json"]
     facts = check_backup(backup_file[0])

@@ -2,7 +2,6 @@
 
 import io
 import tarfile
-import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -242,24 +241,6 @@ def test_failed_export_leaves_nothing(here: tuple[Home, Conversation], tmp_path:
     assert not [path for path in tmp_path.iterdir() if "kvchat" in path.name]
 
 
-@pytest.mark.slow
-def test_other_threads_run_while_a_key_is_derived(tmp_path: Path) -> None:
-    turns, done_event = 0, threading.Event()
-
-    def count_turns() -> None:
-        nonlocal turns
-        while not done_event.wait(0.001):
-            turns += 1
-
-    thread = threading.Thread(target=count_turns)
-    thread.start()
-    before = turns
-    with (tmp_path / "sealed").open("wb") as out:
-        encrypt([b"words"], out, SECRET)
-    after = turns
-    done_event.set()
-    thread.join()
-    assert after - before > 20
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Transfers run beside the chats and change nothing if cancelled."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +12,6 @@ import pytest_asyncio
 from kvchat.chat.events import EventBus
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Role
-from kvchat.errors import KvchatError
 from kvchat.system.concurrency import Progress, Worker
 from kvchat.system.paths import resolve_paths
 from kvchat.transfer.backup import make_backup
@@ -127,19 +125,3 @@ async def cancel(task: asyncio.Future[object]) -> None:
         await asyncio.sleep(0)
 
 
-async def test_targets_are_never_replaced_by_links_or_pipes(bench: Bench) -> None:
-    out = bench.folder / "out"
-    for operation, name in (("export", "chats.json"), ("back up", "backup.zip")):
-        link, behind = out / name, bench.folder / f"behind {name}"
-        link.unlink(missing_ok=True)
-        behind.touch()
-        link.symlink_to(behind)
-        await bench.work(operation, lambda done, total: None)
-        assert link.is_symlink()
-        assert behind.stat().st_size > 0
-        link.unlink()
-        os.mkfifo(link)
-        with pytest.raises(KvchatError) as refusal:
-            await bench.work(operation, lambda done, total: None)
-        assert "It is a pipe, not a file." in refusal.value.detail
-        assert link.is_fifo()

@@ -1,13 +1,12 @@
 """The rules, applied to each program's requests, change the intended text and nothing else."""
 
 import json
-import re
+import time
 from collections.abc import Collection
 from datetime import datetime, timedelta
 
 import pytest
 
-from kvchat.gateway.diagnosis import rules
 from kvchat.gateway.diagnosis.prompts import Prompt
 from kvchat.gateway.diagnosis.rules import RULES, Change
 from kvchat.gateway.dialects.request import Form, ParsedRequest
@@ -112,24 +111,13 @@ def test_saved_tokens_are_counted_from_the_engines_count() -> None:
     assert saved(held, prompt, len(prompt)) == {"hold-clock": len(prompt) - before}
 
 
-class CountingPattern:
-    def __init__(self, pattern: re.Pattern[str]) -> None:
-        self.pattern, self.searched = pattern, 0
-
-    def search(self, text: str) -> re.Match[str] | None:
-        self.searched += len(text)
-        return self.pattern.search(text)
-
-
-def test_long_line_of_dates_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_line_of_dates_is_searched_once() -> None:
     """A line of 279 KB took 29 s: all of it was searched before each of its dates."""
-    monkeypatch.setattr(rules, "_LABEL", counting := CountingPattern(rules._LABEL))
-    for line in ("On 2026-11-22 at 09:12 it rained, ", "Deadline 2027-01-02, "):
-        body = agents.opencode()
-        body["messages"][0]["content"] = line * 500
-        counting.searched = 0
-        rewrite(PromptRewriter(), body, ["hold-clock"])
-        assert counting.searched <= 20 * len(line) * 500
+    body = agents.opencode()
+    body["messages"][0]["content"] = "Deadline 2027-01-02, " * 9_000
+    began = time.process_time()
+    rewrite(PromptRewriter(), body, ["hold-clock"])
+    assert time.process_time() - began < 5
     _, (change,) = rewrite(PromptRewriter(), agents.claude_code(cch="x" * 100_000), ["billing-header"])
     assert len(change.original) <= 500, "no more is recorded than can be shown"
 
