@@ -140,12 +140,8 @@ class Forwarder:
         is_long = missing >= MIN_STEPPED and (rate is None or missing * rate >= 2 * TARGET_STEP_MS)
         if not (heads or is_long or (self._engine_picks_slot and missing > 0)):
             return False
-        began_at, found, read, ahead = (
-            time.perf_counter(),
-            loaded.expected_cached,
-            record.read,
-            loaded.prefilled_ahead.tokens,
-        )
+        began_at, found, read = time.perf_counter(), loaded.expected_cached, record.read
+        ahead = loaded.prefilled_ahead.tokens
 
         def progress(done: int) -> None:
             record.read = read + done - found
@@ -161,12 +157,8 @@ class Forwarder:
             if stop in heads:
                 await shielded(self.lease.save(stop, notify=False, audience=heads[stop]))
             if contents := slot.contents:
-                loaded = replace(
-                    loaded,
-                    expected_cached=max(len(stop), found),
-                    restore=None,
-                    prefilled_ahead=contents.prefilled_ahead,
-                )
+                cached, now_ahead = max(len(stop), found), contents.prefilled_ahead
+                loaded = replace(loaded, expected_cached=cached, restore=None, prefilled_ahead=now_ahead)
         record.read_ms += 1000 * (time.perf_counter() - began_at)
         if contents := slot.contents:  # a hollow restore needs more tokens processed
             record.read = max(record.read, read + contents.prefilled_ahead.tokens - ahead)

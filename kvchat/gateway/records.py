@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from enum import Enum
@@ -278,17 +278,17 @@ class Totals:
 def _parse_total(facts: Mapping[str, Any]) -> Total:
     """Parse stored totals. Raises ValueError, TypeError or AttributeError if invalid."""
 
-    def number(values: Mapping[str, Any], name: str) -> Any:
-        value = values.get(name, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MAX_NUMBER:
-            raise ValueError
-        return value
+    def numbers(values: Mapping[str, Any], *names: str) -> Iterator[Any]:
+        for name in names:
+            if type(value := values.get(name, 0)) not in (int, float) or not 0 <= value < _MAX_NUMBER:
+                raise ValueError
+            yield value
 
-    def costs(name: str) -> dict[str, Cost]:
-        stored = facts.get(name, {}).items()
-        return {str(key): Cost(*(number(values, part) for part in ("times", "tokens", "ms"))) for key, values in stored}
-
-    total = Total(*(number(facts, name) for name in ("requests", "prompt", "cached", "saved_ms", "last_at")))
-    total.misses = {code: cost for code, cost in costs("misses").items() if code in _CODES}
-    total.saved_by_rule = costs("saved_by_rule")
+    misses, saved_by_rule = (
+        {key: Cost(*numbers(values, "times", "tokens", "ms")) for key, values in facts.get(name, {}).items()}
+        for name in ("misses", "saved_by_rule")
+    )
+    total = Total(*numbers(facts, "requests", "prompt", "cached", "saved_ms", "last_at"))
+    total.misses = {code: cost for code, cost in misses.items() if code in _CODES}
+    total.saved_by_rule = saved_by_rule
     return total

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import struct
 import zipfile
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 from kvchat.system.files import open_regular_file
 from kvchat.text.formatting import format_size
@@ -25,8 +24,7 @@ MAX_DIRECTORY = 16_000_000  # bytes of a zip's directory: some 150,000 files, ea
 # Errors a damaged or malicious zip can raise.
 ZIP_FAULTS = (OSError, ValueError, RuntimeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile)
 _PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_END, _END_64 = b"PK\5\6", b"PK\6\6"
-_END_SIZE, _END_64_SIZE, _LOCATOR_SIZE, _LONGEST_COMMENT = 22, 56, 20, 65_535
+_DIRECTORY_SIZE = 5  # index of its bytes in the record that `zipfile` finds at the end
 MAX_FILE = 2_000_000_000  # characters; ChatGPT exports of many years have 500 MB
 MAX_PIECE = 128_000_000  # characters of one chat with its pictures
 MAX_PARTS = 6_000_000  # lists, objects, names and texts in one chat; each takes up to 100 bytes in memory
@@ -40,7 +38,8 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a zip within limits. Raises OSError and zipfile.BadZipFile."""
     with open_regular_file(path) as file:
-        if _directory_size(file) > MAX_DIRECTORY:
+        end = zipfile._EndRecData(file)  # type: ignore[attr-defined]  # as ZipFile finds it
+        if end is not None and end[_DIRECTORY_SIZE] > MAX_DIRECTORY:
             raise zipfile.BadZipFile(_("it contains too many files"))
         with zipfile.ZipFile(file) as archive:
             if any(member.compress_type not in _PACKED for member in archive.infolist()):
@@ -52,22 +51,6 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
 def is_zip(path: Path) -> bool:
     with open_regular_file(path) as file:
         return zipfile.is_zipfile(file)
-
-
-def _directory_size(file: BinaryIO) -> int:
-    """Return the size of the zip's directory, which `zipfile` would read at once; 0 without one."""
-    length = file.seek(0, os.SEEK_END)
-    file.seek(max(0, length - _LONGEST_COMMENT - _END_SIZE - _LOCATOR_SIZE - _END_64_SIZE))
-    tail = file.read()
-    end = len(tail) - _END_SIZE
-    if not (tail[end:].startswith(_END) and tail.endswith(b"\0\0")):
-        end = tail.rfind(_END)
-    if end < 0 or end + _END_SIZE > len(tail):
-        return 0
-    long_end = tail[max(0, end - _LOCATOR_SIZE - _END_64_SIZE) : max(0, end - _LOCATOR_SIZE)]
-    if long_end.startswith(_END_64) and len(long_end) == _END_64_SIZE:
-        return int(struct.unpack_from("<Q", long_end, 40)[0])
-    return int(struct.unpack_from("<I", tail, end + 12)[0])
 
 
 @dataclass(frozen=True)

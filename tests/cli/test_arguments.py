@@ -181,8 +181,6 @@ def test_the_manual_describes_the_json_of_each_command():
     assert not missing
 
 
-
-
 @pytest.mark.parametrize(
     "command", [("serve",), ("prepare", "--name", "x"), ("prepared",), ("bench",), ("ask", "hello")]
 )

@@ -166,8 +166,6 @@ def test_invalid_utf_8_and_a_terminal_without_unicode_are_handled(home, fake_eng
     assert "n\ufffd.txt" in question
 
 
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="uses POSIX terminals")
 @pytest.mark.fake
 def test_control_characters_of_a_reply_do_not_reach_the_terminal(home, fake_engine):

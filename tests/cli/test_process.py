@@ -179,14 +179,10 @@ def test_ctrl_c_during_imports_prints_no_traceback(environment, tmp_path):
         assert done.stderr == b""
 
 
-
-
 def test_an_invalid_token_prints_no_traceback(environment):
     with Path("/dev/zero").open("rb") as zeros:
         done = kvchat("models", "token", environment=environment, stdin=zeros)
     assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
-
-
 
 
 def test_a_signal_between_two_waits_is_forwarded():

@@ -98,8 +98,6 @@ def test_a_dash_means_standard_output(paths, tmp_path, capfdbinary, command):
     assert written.err == b""
 
 
-
-
 def test_nothing_is_restored_under_a_running_kvchat(paths, tmp_path, capsys):
     database = open_library(paths.data)
     made_conversation(database)

@@ -139,5 +139,3 @@ async def test_the_disk_is_full_while_the_engine_saves(tmp_path, small_disk, eng
         other = (await app.runtime.chat.new_conversation()).id
         assert await app.send(other, "Hello", short) is not None
         assert app.of(Saved), "a small chat still fits"
-
-

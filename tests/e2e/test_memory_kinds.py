@@ -99,8 +99,6 @@ def test_windows_with_recurrent_state_are_restored_as_far_as_when_hot(tmp_path):
     assert figures["outputs_agree"]
 
 
-
-
 def measure(folder: Path, architecture: str, window: int | None, engine: str, tokens: int = 1500) -> dict[str, Any]:
     """Run `python -m tests.bench after-restart` with a tiny model and print a row of the table."""
     model = tiny_model(architecture, window, heeds=True)

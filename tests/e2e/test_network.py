@@ -19,10 +19,6 @@ pytestmark = pytest.mark.e2e
 ENGINES = ("embedded", "llama-server")
 
 
-
-
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows another process's sockets")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_only_loopback_sockets_are_opened(tmp_path, engine):

@@ -58,8 +58,6 @@ async def test_a_text_chat_stays_warm_with_or_without_a_projector(tmp_path, smol
     assert receipt(reply).source is Source.DISK, receipt(reply)
 
 
-
-
 async def test_a_text_chat_uses_no_save_point_of_a_chat_with_images(tmp_path, smollm2):
     """Without a projector the engine refuses a state with images, which is no fault of the state."""
     app = App(tmp_path / "home", seeing(smollm2), "embedded")

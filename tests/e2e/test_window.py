@@ -65,8 +65,6 @@ def test_a_chat_continues_at_once_after_a_restart(desktop, tmp_path, smollm2, en
     assert min(shares) < 0.05, shares
 
 
-
-
 def test_a_kill_while_streaming_loses_a_second_and_leaves_no_engine(desktop, tmp_path, smollm2):
     home = Home(tmp_path / "home")
     endless = {"engine_path": engine_path("llama-server"), "engine_arguments": "--ignore-eos"}

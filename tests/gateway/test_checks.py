@@ -93,8 +93,6 @@ def test_program_names_from_user_agents() -> None:
         assert program_name(name) == name
 
 
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="modes as POSIX has them")
 def test_key_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"

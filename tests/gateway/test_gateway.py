@@ -338,8 +338,6 @@ async def test_crash_over_a_restored_state_is_retried_without_it(
         assert server.runtime.engine.managed.connection.generation == 2
 
 
-
-
 async def test_incomplete_requests_and_too_many_connections_are_dropped(
     server: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,8 +466,6 @@ async def test_insistent_clients_do_not_keep_the_engine_from_stopping(server: Ru
     while not refused.is_set():
         await server.runtime.stop_engine()
     await asyncio.gather(*clients)
-
-
 
 
 async def test_closing_ends_answers_and_accepts_no_more(server: RunningGateway, fake_engine: FakeEngine) -> None:

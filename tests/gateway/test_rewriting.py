@@ -34,8 +34,6 @@ async def ask(server: RunningGateway, body: agents.Body, path: str = "/v1/chat/c
     return answer.text
 
 
-
-
 async def test_divergence_is_in_the_receipt_and_the_totals(tmp_path: Path, server: RunningGateway) -> None:
     await ask(server, agents.opencode(date=TODAY))
     assert server.last.program == "opencode"

@@ -241,8 +241,6 @@ def test_failed_export_leaves_nothing(here: tuple[Home, Conversation], tmp_path:
     assert not [path for path in tmp_path.iterdir() if "kvchat" in path.name]
 
 
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("passphrase", ["", SECRET])
 def test_memory_use_is_small(make: Made, tmp_path: Path, passphrase: str) -> None:

@@ -123,5 +123,3 @@ async def cancel(task: asyncio.Future[object]) -> None:
     task.cancel()
     for _ in range(3):
         await asyncio.sleep(0)
-
-

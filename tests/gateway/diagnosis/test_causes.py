@@ -91,8 +91,6 @@ def tools(*changes: tuple[ReasonCode, *tuple[str, ...]]) -> Reason:
     )
 
 
-
-
 def test_dropped_reasoning() -> None:
     reasoned = assistant(LONG, reasoning_content="The parser loses its place here.")
     result = {"role": "tool", "content": LONG}
@@ -173,8 +171,6 @@ def test_cause_from_the_text_of_a_stored_state(first: Body, second: Body, cause:
     before = rendered(first)
     result = divergence(Prompt(before.ids, before.text), rendered(second))
     assert result.cause == Reason(cause)
-
-
 
 
 def test_old_prompts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
