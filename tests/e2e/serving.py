@@ -84,7 +84,7 @@ def serving(home: Home, *arguments: str, port: int, program: Sequence[str | Path
     with (
         errors.open("ab") as stderr,
         subprocess.Popen(
-            [*home.prefix, *program, *_exec_start()[1:], "--port", str(port), *arguments],
+            [*program, *_exec_start()[1:], "--port", str(port), *arguments],
             env=os.environ | {"KVCHAT_HOME": str(home.folder)},
             stdout=subprocess.PIPE,
             stderr=stderr,
