@@ -30,8 +30,8 @@ may read (`stored_manifest`, `check_store`).
 - **Sharing.** Rows of one prefix are bit-identical only if they were computed once: two prefills of the same tokens
   with other batch splits differ in rounding. So a new chat with a known system prompt restores it. Save points of a
   deleted conversation that another one begins with pass to that one.
-- **Sizes** are disk usage; quota and prune target count everything in the store's folder. Triggers in the
-  index keep the sums per conversation, so that the storage window opens at once; `verify` recounts.
+- **Sizes** are disk usage; quota and prune target count everything in the store's folder. The
+  storage window adds them up: 0.2 s for 100,000 blocks.
 - **Imported memory** (`exchange.py`) cannot be verified from its bytes, so it serves that conversation alone until
   the chat is processed again.
 - **Integrity.** Block files exist before the transaction that refers to them; deletion re-checks inside one. A bad

@@ -106,14 +106,14 @@ class Inventory:
         Blocks are unlinked inside a transaction that keeps other threads from starting to use them: an absorb checks
         in its own transaction that all its blocks still exist.
         """
-        freed = 0
+        freed = last_id = 0
         while True:
             with self.index.write() as db:
-                unused = points.unused_blocks(db, _DELETE_BATCH)
+                unused = points.unused_blocks(db, last_id, _DELETE_BATCH)
                 for block_id, name, size in unused:
                     self.blocks.remove(name)
                     db.execute("DELETE FROM blocks WHERE id = ?", (block_id,))
-                    freed += size
+                    freed, last_id = freed + size, block_id
             if len(unused) < _DELETE_BATCH:
                 return freed
 
@@ -189,7 +189,7 @@ class Inventory:
     def occupied(self) -> int:
         """Return the bytes of everything in the store's folder on disk."""
         with self.index.read() as db:
-            blocks = usage.totals(db, self.today()).disk
+            blocks = usage.block_bytes(db)
         blocks += sum(list(self.blocks.new_block_sizes.values()))
         others = sum(disk.tree_size(path) for path in disk.listing(self.folder) if path.name != disk.BLOCKS)
         return disk.disk_usage(self.folder.stat()) + blocks + self.blocks.overhead_bytes() + others
@@ -284,7 +284,7 @@ class Inventory:
         if bounds.max_age_days is not None:
             self._expire(bounds.max_age_days, protected, programs=False)
         with self.index.read() as db:
-            too_much = usage.program_bytes(db) > bounds.programs_quota
+            too_much = usage.max_program_bytes(db) > bounds.programs_quota
             candidates, needs = usage.candidates(db, protected) if too_much else ([], None)
         if needs is not None:
             plan = eviction.plan_programs(candidates, needs, bounds.programs_quota, self.clock().timestamp())
@@ -316,7 +316,7 @@ class Inventory:
 
     @disk_errors()
     def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
-        """Hash every block; delete bad ones and their save points. Recount all sums. `progress`: bytes done, total."""
+        """Hash every block; delete bad ones and their save points. `progress`: bytes done, total."""
         self.index.check()
         self.collect()  # a process killed while deleting leaves index rows of deleted blocks
         bad_recipes: dict[str, Reason] = {}
@@ -339,7 +339,8 @@ class Inventory:
             progress(done, total)
         self.delete_bad_blocks(bad_blocks)
         with self.index.write() as db:
-            usage.recount(db, measured)
+            query = "UPDATE blocks SET disk_bytes = ?1 WHERE name = ?2 AND disk_bytes <> ?1"
+            db.executemany(query, [(size, name) for name, size in measured.items()])
         for bad_id, reason in bad_recipes.items():
             self.delete_unusable(bad_id, reason, notify=True)
         self.delete_orphans()

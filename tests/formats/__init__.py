@@ -56,8 +56,7 @@ INDEX_ROWS = {
             (4, 0, 4, -1, 0, 1, 0, 0);
         INSERT INTO save_points (id, conversation_id, fingerprint_id, node_id, n_tokens, file_size, prefill_ms,
             created_at, last_used_at, row_map, seal, link_id) VALUES (1, 1, 1, 1, 1, 5100, 0, 0, 0, x'', x'', 2),
-            (2, 2, 1, 1, 1, 5100, 0, 0, 0, x'', x'', 3), (3, 2, 1, 1, 1, 70, 0, 0, 0, x'', x'', 4);
-        INSERT INTO held VALUES (1, 1, 1), (2, 1, 1), (1, 2, 1), (3, 2, 1), (4, 2, 1)
+            (2, 2, 1, 1, 1, 5100, 0, 0, 0, x'', x'', 3), (3, 2, 1, 1, 1, 70, 0, 0, 0, x'', x'', 4)
     """
 }
 

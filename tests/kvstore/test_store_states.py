@@ -98,7 +98,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def sums_are_exact(self) -> None:
-        """The sums kept by triggers equal those counted here, and the store's size is that on disk."""
+        """The store's sums equal those counted here, and the store's size is that on disk."""
         usage = self.bench.inventory.usage()
         assert usage.physical_bytes == disk.tree_size(self.bench.folder)
         with self.bench.inventory.index.read() as db:

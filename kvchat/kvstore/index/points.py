@@ -1,7 +1,7 @@
 """Save points and their recipes in the index: each function works within the caller's transaction.
 
 Recipes are paths in a tree of links: what many turns share is stored once. A link is one use of a block after those
-on the path to it. A conversation holds the links on the paths of its save points; unheld links are deleted.
+on the path to it. Links on no save point's path are deleted.
 """
 
 import json
@@ -93,9 +93,9 @@ def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
 def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
     """Delete save points with their recipes. Blocks no longer used are left for `unused_blocks`."""
     for point_id in point_ids:
-        query = "DELETE FROM save_points WHERE id = ? RETURNING conversation_id, node_id, link_id"
-        for conversation, node_id, link_id in db.execute(query, (point_id,)).fetchall():
-            release_recipe(db, link_id or 0, conversation)
+        query = "DELETE FROM save_points WHERE id = ? RETURNING node_id, link_id"
+        for node_id, link_id in db.execute(query, (point_id,)).fetchall():
+            _drop_unused_links(db, link_id or _START)
             token_tree.drop_unused(db, node_id)
 
 
@@ -116,13 +116,10 @@ def transfer_to_extensions(db: sqlite3.Connection, point_ids: Sequence[int]) -> 
         if successor is None:
             rest.append(point_id)
             continue
-        owners = "SELECT conversation_id, message_id, link_id FROM save_points WHERE id = ?"
-        before, _, link_id = db.execute(owners, (point_id,)).fetchone()
-        after, message_id, _ = db.execute(owners, (successor,)).fetchone()
-        change = "UPDATE save_points SET conversation_id = ?, message_id = ? WHERE id = ?"
-        db.execute(change, (after, message_id, point_id))
-        hold_recipe(db, link_id or 0, after)
-        release_recipe(db, link_id or 0, before)
+        owner = "SELECT conversation_id, message_id FROM save_points WHERE id = ?"
+        db.execute(
+            f"UPDATE save_points SET (conversation_id, message_id) = ({owner}) WHERE id = ?", (successor, point_id)
+        )
     return rest
 
 
@@ -213,7 +210,6 @@ def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk:
         {(u.block, u.size, some_rows and u.cache == RESIDUE, on_disk[u.block], u.xxh3) for u in recipe.uses},
     )
     link_id = _add_path(db, recipe)
-    hold_recipe(db, link_id, conversation)
     db.execute(
         "UPDATE save_points SET file_size = ?, row_map = ?, seal = ?, link_id = ? WHERE id = ?",
         (recipe.file_size, pack_row_map(recipe.row_map), recipe.digest(), link_id, point_id),
@@ -259,11 +255,11 @@ def absorbed_points(db: sqlite3.Connection, conversation_id: str) -> dict[int, s
     return dict(db.execute(query, (conversation_id,)).fetchall())
 
 
-def unused_blocks(db: sqlite3.Connection, limit: int) -> list[tuple[int, bytes, int]]:
-    """Return unused blocks: id, name, bytes on disk. Links are checked, as the count may be wrong."""
-    really = "NOT EXISTS (SELECT 1 FROM links WHERE block_id = blocks.id)"
-    query = f"SELECT id, name, disk_bytes FROM blocks WHERE holders = 0 AND {really} LIMIT ?"
-    return db.execute(query, (limit,)).fetchall()
+def unused_blocks(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, bytes, int]]:
+    """Return the next unused blocks after an id, in order: id, name, bytes on disk."""
+    unused = "NOT EXISTS (SELECT 1 FROM links WHERE block_id = blocks.id)"
+    query = f"SELECT id, name, disk_bytes FROM blocks WHERE id > ? AND {unused} ORDER BY id LIMIT ?"
+    return db.execute(query, (after, limit)).fetchall()
 
 
 def _add_path(db: sqlite3.Connection, recipe: Recipe) -> int:
@@ -288,31 +284,14 @@ def _add_path(db: sqlite3.Connection, recipe: Recipe) -> int:
     return link_id
 
 
-def hold_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> None:
-    """Count one more save point of the conversation whose recipe ends at the link."""
-    while link_id != _START:
-        row = db.execute(
-            "INSERT INTO held VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1 RETURNING n", (link_id, conversation)
-        ).fetchone()
-        if row[0] > 1:  # the rest is already held
-            return
-        link_id = _parent(db, link_id)
-
-
-def release_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> None:
-    """Count one save point fewer whose recipe ends at the link; delete links no longer held."""
-    while link_id != _START:
-        place = (link_id, conversation)
-        row = db.execute(
-            "UPDATE held SET n = n - 1 WHERE link_id = ? AND conversation_id = ? RETURNING n", place
-        ).fetchone()
-        if row is None or row[0] > 0:
-            return
-        db.execute("DELETE FROM held WHERE link_id = ? AND conversation_id = ?", place)
-        parent_id = _parent(db, link_id)
-        if not db.execute("SELECT 1 FROM held WHERE link_id = ?", (link_id,)).fetchone():
-            db.execute("DELETE FROM links WHERE id = ?", (link_id,))
-        link_id = parent_id
+def _drop_unused_links(db: sqlite3.Connection, link_id: int) -> None:
+    """Delete the links at the end of a path that no save point needs any more."""
+    unused = (
+        "DELETE FROM links WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM links WHERE parent_id = ?1)"
+        " AND NOT EXISTS (SELECT 1 FROM save_points WHERE link_id = ?1) RETURNING parent_id"
+    )
+    while row := db.execute(unused, (link_id,)).fetchone():
+        link_id = row[0]
 
 
 def points_using_block(db: sqlite3.Connection, block: bytes) -> list[int]:
@@ -324,8 +303,3 @@ def points_using_block(db: sqlite3.Connection, block: bytes) -> list[int]:
         SELECT s.id FROM down CROSS JOIN save_points s ON s.link_id = down.id
     """
     return _numbers(db, query, block)
-
-
-def _parent(db: sqlite3.Connection, link_id: int) -> int:
-    row = db.execute("SELECT parent_id FROM links WHERE id = ? AND parent_id < id", (link_id,)).fetchone()
-    return int(row[0]) if row else _START

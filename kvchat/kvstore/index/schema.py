@@ -2,7 +2,6 @@
 
 Token lists are kept as a tree of segments (see token_tree), so that shared parts are stored, and compared, once.
 Recipes are paths in a tree of links, so that the uses of blocks that many turns share are stored once as well.
-Triggers keep the sums that the storage window shows: counting 100,000 blocks takes longer than it may take to open.
 Times are seconds since 1970.
 """
 
@@ -21,39 +20,16 @@ _MAX_NUMBER = 1 << 50  # bytes or milliseconds; a sum of 8,000 of these still fi
 _SUM_RANGE = f"BETWEEN -{4096 * _MAX_NUMBER} AND {4096 * _MAX_NUMBER}"
 _MAX_TIME_S = 1 << 34  # seconds since 1970
 _MAX_TOKENS = 1 << 31
-
-# Recount everything from recipes and blocks; correct sums cause only reads.
-RECOUNT = """
-    CREATE TEMP TABLE holding AS
-        WITH RECURSIVE up (link_id, conversation_id) AS (
-            SELECT link_id, conversation_id FROM save_points WHERE link_id IS NOT NULL
-            UNION SELECT parent_id, conversation_id FROM up JOIN links ON id = link_id WHERE parent_id <> 0
-        ), begun AS (
-            SELECT link_id, conversation_id FROM save_points WHERE link_id IS NOT NULL
-            UNION ALL SELECT parent_id, conversation_id FROM up JOIN links ON id = link_id WHERE parent_id <> 0
-        )
-        SELECT link_id, conversation_id, count(*) AS n FROM begun GROUP BY 1, 2;
-    DELETE FROM held WHERE (link_id, conversation_id, n) NOT IN (SELECT * FROM temp.holding);
-    INSERT INTO held SELECT * FROM temp.holding EXCEPT SELECT link_id, conversation_id, n FROM held;
-    DROP TABLE temp.holding;
-    DELETE FROM links WHERE id NOT IN (SELECT link_id FROM held);
-    DELETE FROM holdings WHERE (block_id, conversation_id) NOT IN
-        (SELECT block_id, conversation_id FROM held JOIN links ON id = link_id);
-    INSERT OR REPLACE INTO holdings
-        SELECT block_id, conversation_id, count(*) FROM held JOIN links ON id = link_id GROUP BY 1, 2
-        EXCEPT SELECT block_id, conversation_id, uses FROM holdings;
-    UPDATE blocks SET holders = (SELECT count(*) FROM holdings WHERE block_id = blocks.id)
-        WHERE holders <> (SELECT count(*) FROM holdings WHERE block_id = blocks.id);
-    UPDATE conversations SET held_bytes = 0, exclusive_bytes = 0;
-    UPDATE conversations SET held_bytes = held, exclusive_bytes = own FROM (
-        SELECT conversation_id, sum(disk_bytes) AS held, sum(disk_bytes * (holders = 1)) AS own
-        FROM holdings JOIN blocks ON id = block_id GROUP BY 1
-    ) WHERE conversation_id = conversations.id;
-    UPDATE sums SET (row_bytes, disk_bytes) =
-        (SELECT coalesce(sum(size * NOT residue), 0), coalesce(sum(disk_bytes), 0) FROM blocks);
-    UPDATE sums SET (points, logical_bytes) = (SELECT count(*), coalesce(sum(file_size), 0) FROM save_points);
-    UPDATE sums SET written = (SELECT coalesce(sum(bytes), 0) FROM written)
-"""
+_SUM_TRIGGERS = (
+    "block_added",
+    "block_removed",
+    "point_added",
+    "point_resized",
+    "point_removed",
+    "day_added",
+    "day_raised",
+)
+_SUM_COLUMNS = ("conversations.held_bytes", "conversations.exclusive_bytes", "blocks.holders")
 
 # Strict tables with CHECKs: SQLite itself detects damaged contents (see `is_sane`).
 MIGRATIONS: tuple[str, ...] = (
@@ -127,18 +103,6 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX save_points_of_link ON save_points (link_id) WHERE link_id IS NOT NULL;
     CREATE INDEX save_points_staged ON save_points (id) WHERE link_id IS NULL;
     CREATE INDEX save_points_by_use ON save_points (last_used_at);
-    CREATE TABLE held (  -- the links on the paths of each conversation's save points
-        link_id INTEGER NOT NULL REFERENCES links (id),
-        conversation_id INTEGER NOT NULL REFERENCES conversations (id),
-        n INTEGER NOT NULL,  -- links that follow and are held by it, and save points of it that end here
-        PRIMARY KEY (link_id, conversation_id)
-    ) STRICT, WITHOUT ROWID;
-    CREATE TABLE holdings (  -- the blocks of each conversation
-        block_id INTEGER NOT NULL REFERENCES blocks (id),
-        conversation_id INTEGER NOT NULL REFERENCES conversations (id),
-        uses INTEGER NOT NULL,
-        PRIMARY KEY (block_id, conversation_id)
-    ) STRICT, WITHOUT ROWID;
     CREATE TABLE losses (
         id INTEGER PRIMARY KEY,
         save_point_id INTEGER NOT NULL,
@@ -155,64 +119,16 @@ MIGRATIONS: tuple[str, ...] = (
         bytes INTEGER NOT NULL CHECK (bytes BETWEEN 0 AND {_MAX_NUMBER})
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE marks (name TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-    CREATE TABLE sums (  -- one row
-        row_bytes INTEGER NOT NULL CHECK (row_bytes {_SUM_RANGE}),  -- of all blocks
-        disk_bytes INTEGER NOT NULL CHECK (disk_bytes {_SUM_RANGE}),
-        points INTEGER NOT NULL,
-        logical_bytes INTEGER NOT NULL CHECK (logical_bytes {_SUM_RANGE}),  -- of all slot files
-        written INTEGER NOT NULL CHECK (written {_SUM_RANGE})  -- bytes, ever
-    ) STRICT;
-    INSERT INTO sums VALUES (0, 0, 0, 0, 0);
-    CREATE TRIGGER block_added AFTER INSERT ON blocks BEGIN
-        UPDATE sums SET row_bytes = row_bytes + NEW.size * NOT NEW.residue, disk_bytes = disk_bytes + NEW.disk_bytes;
-    END;
-    CREATE TRIGGER block_removed AFTER DELETE ON blocks BEGIN
-        UPDATE sums SET row_bytes = row_bytes - OLD.size * NOT OLD.residue, disk_bytes = disk_bytes - OLD.disk_bytes;
-    END;
-    CREATE TRIGGER held_added AFTER INSERT ON held BEGIN
-        INSERT INTO holdings SELECT block_id, NEW.conversation_id, 1 FROM links WHERE id = NEW.link_id
-            ON CONFLICT DO UPDATE SET uses = uses + 1;
-    END;
-    CREATE TRIGGER held_removed AFTER DELETE ON held BEGIN
-        UPDATE holdings SET uses = uses - 1 WHERE conversation_id = OLD.conversation_id
-            AND block_id = (SELECT block_id FROM links WHERE id = OLD.link_id);
-        DELETE FROM holdings WHERE uses = 0 AND conversation_id = OLD.conversation_id
-            AND block_id = (SELECT block_id FROM links WHERE id = OLD.link_id);
-    END;
-    CREATE TRIGGER holding_added AFTER INSERT ON holdings BEGIN
-        UPDATE blocks SET holders = holders + 1 WHERE id = NEW.block_id;
-        UPDATE conversations SET held_bytes = held_bytes + disk_bytes, exclusive_bytes = exclusive_bytes
-            + disk_bytes * (holders = 1) FROM blocks WHERE blocks.id = NEW.block_id
-            AND conversations.id = NEW.conversation_id;
-        UPDATE conversations SET exclusive_bytes = exclusive_bytes - disk_bytes FROM blocks
-            WHERE blocks.id = NEW.block_id AND holders = 2 AND conversations.id = (SELECT conversation_id FROM holdings
-                WHERE block_id = NEW.block_id AND conversation_id <> NEW.conversation_id LIMIT 1);
-    END;
-    CREATE TRIGGER holding_removed AFTER DELETE ON holdings BEGIN
-        UPDATE blocks SET holders = holders - 1 WHERE id = OLD.block_id;
-        UPDATE conversations SET held_bytes = held_bytes - disk_bytes, exclusive_bytes = exclusive_bytes
-            - disk_bytes * (holders = 0) FROM blocks WHERE blocks.id = OLD.block_id
-            AND conversations.id = OLD.conversation_id;
-        UPDATE conversations SET exclusive_bytes = exclusive_bytes + disk_bytes FROM blocks
-            WHERE blocks.id = OLD.block_id AND holders = 1 AND conversations.id = (SELECT conversation_id FROM holdings
-                WHERE block_id = OLD.block_id LIMIT 1);
-    END;
-    CREATE TRIGGER point_added AFTER INSERT ON save_points BEGIN
-        UPDATE sums SET points = points + 1, logical_bytes = logical_bytes + NEW.file_size;
-    END;
-    CREATE TRIGGER point_resized AFTER UPDATE OF file_size ON save_points BEGIN
-        UPDATE sums SET logical_bytes = logical_bytes + NEW.file_size - OLD.file_size;
-    END;
-    CREATE TRIGGER point_removed AFTER DELETE ON save_points BEGIN
-        UPDATE sums SET points = points - 1, logical_bytes = logical_bytes - OLD.file_size;
-    END;
-    CREATE TRIGGER day_added AFTER INSERT ON written BEGIN
-        UPDATE sums SET written = written + NEW.bytes;
-    END;
-    CREATE TRIGGER day_raised AFTER UPDATE OF bytes ON written BEGIN
-        UPDATE sums SET written = written + NEW.bytes - OLD.bytes;
-    END
     """,
+    # Sums once kept by triggers: reading all rows takes less time than keeping them did.
+    "\n".join(
+        (
+            *(f"DROP TRIGGER IF EXISTS {name};" for name in _SUM_TRIGGERS),
+            *(f"DROP TABLE IF EXISTS {name};" for name in ("held", "holdings", "sums")),
+            "DROP INDEX blocks_unused;",
+            *(f"ALTER TABLE {place.replace('.', ' DROP COLUMN ')};" for place in _SUM_COLUMNS),
+        )
+    ),
 )
 _TEXTS = (
     *(("conversations", "name"), ("trees", "audience"), ("save_points", "message_id")),
@@ -230,8 +146,6 @@ def is_sane(db: sqlite3.Connection) -> bool:
         if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok" or _schema(db) != _expected_schema():
             return False
         if db.execute("PRAGMA foreign_key_check").fetchone():
-            return False
-        if db.execute("SELECT count(*) FROM sums").fetchone()[0] != 1:
             return False
         for (facts,) in db.execute("SELECT facts FROM fingerprints"):
             fingerprint_of(facts)

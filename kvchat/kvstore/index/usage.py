@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -13,9 +13,8 @@ import numpy as np
 
 from kvchat.kvstore.index import points, token_tree
 from kvchat.kvstore.index.eviction import BlockNeeds, Candidate, Numbers
-from kvchat.kvstore.index.schema import RECOUNT, CorruptIndex, moment
+from kvchat.kvstore.index.schema import CorruptIndex, moment
 from kvchat.kvstore.savepoint import IMPORTED_PREFIX, PROGRAM, ConversationUsage, SavePointLoss, UncheckedPoints
-from kvchat.system.migrations import split_statements
 from kvchat.text.reasons import Reason, ReasonCode, reason_of
 
 
@@ -29,16 +28,18 @@ class Totals(NamedTuple):
 
 
 def totals(db: sqlite3.Connection, today: str) -> Totals:
-    of_today = "coalesce((SELECT bytes FROM written WHERE day = ?), 0)"
-    query = f"SELECT points, logical_bytes, row_bytes, disk_bytes, written, {of_today} FROM sums"
-    return Totals(*map(int, db.execute(query, (today,)).fetchone()))
+    query = (
+        "SELECT * FROM (SELECT count(*), coalesce(sum(file_size), 0) FROM save_points),"
+        " (SELECT coalesce(sum(size * NOT residue), 0) FROM blocks),"
+        " (SELECT coalesce(sum(bytes), 0), coalesce(sum(bytes) FILTER (WHERE day = ?), 0) FROM written)"
+    )
+    points, logical, rows, written, written_today = db.execute(query, (today,)).fetchone()
+    return Totals(points, logical, rows, block_bytes(db), written, written_today)
 
 
-def recount(db: sqlite3.Connection, on_disk: Mapping[bytes, int]) -> None:
-    query = "UPDATE blocks SET disk_bytes = ?1 WHERE name = ?2 AND disk_bytes <> ?1"
-    db.executemany(query, [(size, name) for name, size in on_disk.items()])
-    for statement in split_statements(RECOUNT):
-        db.execute(statement)
+def block_bytes(db: sqlite3.Connection) -> int:
+    """Return the disk bytes of all blocks."""
+    return int(db.execute("SELECT coalesce(sum(disk_bytes), 0) FROM blocks").fetchone()[0])
 
 
 def with_imported(db: sqlite3.Connection) -> set[str]:
@@ -49,14 +50,14 @@ def with_imported(db: sqlite3.Connection) -> set[str]:
 def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
     rows = db.execute(
         "SELECT name, count(s.id), coalesce(max(last_used_at), 0),"
-        " pinned, never_save, held_bytes, exclusive_bytes,"
+        " pinned, never_save, c.id,"
         " coalesce(sum(CASE WHEN link_id IS NULL THEN file_size ELSE 0 END), 0), coalesce(max(n_tokens), 0),"
         " (SELECT facts ->> '$.model' FROM save_points l JOIN fingerprints f ON f.id = l.fingerprint_id"
         " WHERE l.conversation_id = c.id ORDER BY l.n_tokens DESC LIMIT 1)"
         " FROM conversations c LEFT JOIN save_points s ON c.id = s.conversation_id"
         " GROUP BY c.id HAVING count(s.id) > 0 OR pinned OR never_save"
     )
-    foreign = with_imported(db)
+    foreign, sizes = with_imported(db), _block_bytes_by_conversation(db)
     usages = [
         ConversationUsage(
             conversation_id=name,
@@ -71,9 +72,37 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
             never_save=bool(never_save),
             imported=name in foreign,
         )
-        for name, points, used_at, pinned, never_save, held, own, staged, tokens, model in rows
+        for name, points, used_at, pinned, never_save, number, staged, tokens, model in rows
+        for held, own in [sizes.get(number, (0, 0))]
     ]
     return sorted(usages, key=lambda usage: (-usage.bytes, usage.conversation_id))
+
+
+def _block_bytes_by_conversation(db: sqlite3.Connection) -> dict[int, tuple[int, int]]:
+    """Return the disk bytes of each conversation's blocks, and of those that no other one uses."""
+    points = db.execute(
+        "SELECT conversation_id, link_id FROM save_points WHERE link_id IS NOT NULL ORDER BY 1"
+    ).fetchall()
+    needs = _block_needs(db, [link_id for _, link_id in points])
+    parents = needs.parents.tolist()
+    seen_by = [0] * len(parents)  # the last conversation found to hold each use
+    uses: list[int] = []
+    counts: list[int] = []
+    for (conversation, _), use in zip(points, needs.last_uses.tolist(), strict=True):
+        before = len(uses)
+        while use >= 0 and seen_by[use] != conversation:
+            seen_by[use] = conversation
+            uses.append(use)
+            use = parents[use]
+        counts.append(len(uses) - before)
+    users = np.repeat(np.array([conversation for conversation, _ in points], np.int64), counts)
+    limit = int(users.max(initial=0)) + 1
+    pairs = np.unique(needs.blocks[np.array(uses, np.int64)] * limit + users)
+    blocks, holders = np.divmod(pairs, limit)
+    sizes = needs.sizes[blocks]
+    held = np.bincount(holders, sizes, limit)
+    own = np.bincount(holders, sizes * (np.bincount(blocks)[blocks] == 1), limit)
+    return {number: (int(held[number]), int(own[number])) for number in np.unique(users).tolist()}
 
 
 def list_points(db: sqlite3.Connection, conversations: Sequence[str]) -> list[sqlite3.Row]:
@@ -93,25 +122,33 @@ def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Cand
         " FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE link_id IS NOT NULL ORDER BY s.id",
         (protected, f"{PROGRAM}*"),
     ).fetchall()
+    needs = _block_needs(db, [row[8] for row in rows])
+    counts = token_tree.count_continuations(db, [row[9] for row in rows if row[9] is not None])
+    return [Candidate(*row[:8])._replace(continuation_count=counts.get(row[9])) for row in rows], needs
+
+
+def _block_needs(db: sqlite3.Connection, link_ids: Sequence[int]) -> BlockNeeds:
+    """Return the blocks that recipes need. Raises CorruptIndex. `link_ids`: the last link of each recipe."""
     links, parents, blocks = _columns(db, "SELECT id, parent_id, block_id FROM links ORDER BY 1", 3)
     known, sizes = _columns(db, "SELECT id, disk_bytes FROM blocks ORDER BY 1", 2)
     is_first = parents == 0
     needs = BlockNeeds(
-        _indices(links, np.array([row[8] for row in rows], np.int64)),
+        _indices(links, np.array(link_ids, np.int64)),
         np.where(is_first, -1, _indices(links, np.where(is_first, links, parents))),
         _indices(known, blocks),
         sizes,
     )
     if (needs.parents >= np.arange(len(links))).any():
         raise CorruptIndex
-    counts = token_tree.count_continuations(db, [row[9] for row in rows if row[9] is not None])
-    return [Candidate(*row[:8])._replace(continuation_count=counts.get(row[9])) for row in rows], needs
+    return needs
 
 
-def program_bytes(db: sqlite3.Connection) -> int:
-    """Return an upper bound of the bytes other programs keep: shared blocks count for each holder."""
-    query = "SELECT coalesce(sum(held_bytes), 0) FROM conversations WHERE name GLOB ?"
-    return int(db.execute(query, (f"{PROGRAM}*",)).fetchone()[0])
+def max_program_bytes(db: sqlite3.Connection) -> int:
+    """Return an upper bound of the bytes other programs keep: the size of all their slot files."""
+    query = (
+        "SELECT sum(file_size) FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE name GLOB ?"
+    )
+    return int(db.execute(query, (f"{PROGRAM}*",)).fetchone()[0] or 0)
 
 
 def count_written(db: sqlite3.Connection, day: str, byte_count: int) -> None:
