@@ -1,20 +1,20 @@
-"""A fenced code block: an append-only document. Only new lines are laid out; a thread highlights them.
+"""A fenced code block: an append-only document. Only new lines are laid out and highlighted, a few ms at a time.
 
-Some Pygments expressions take quadratic time, and Python blocks all other threads while one is matched. So text is
-highlighted in bounded pieces, and a piece that is still slow stays plain.
+Some Pygments expressions take quadratic time, and nothing else runs in Python while one is matched. So text is
+highlighted in bounded pieces, and code that is still slow stays plain.
 """
 
 import math
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 
-from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Keyword, Literal, Name, Number, String, _TokenType
 from pygments.util import ClassNotFound
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QColor, QResizeEvent, QTextBlockFormat, QTextCharFormat, QTextCursor, QTextOption, QWheelEvent
 from PySide6.QtWidgets import QApplication, QFrame, QTextEdit, QWidget
+from shiboken6 import isValid
 
 from kvchat.text.language import _, format_number
 from kvchat.text.safe_text import safe_code, safe_prose
@@ -24,22 +24,17 @@ from kvchat.ui.base.theme import Theme
 from kvchat.ui.rendering.text_page import PageStyle, remove_chrome, scroll_sideways
 from kvchat.ui.widgets.text_search import format_range, select
 
-_MAX_REREAD = 6_000  # characters re-lexed at most as code grows
-_EXTEND_MS = 15.0  # time limit for that
-_CHUNK = 60_000  # characters lexed at once in finished code
-_MAX_LINE = 2_000  # characters used of a line; the copy button gives all of it
-_HIGHLIGHT_S = 3.0  # time limit for one text
-_SLOW_S, _MAX_SLOW_S = 0.025, 0.25  # a token slower than this is slow; limit for all slow tokens together
+_PIECE = 20_000  # characters lexed as one text
+_MAX_LINE = 2_000  # characters shown of a line; the copy button gives all of it
+_SLOW_S, _MAX_SLOW_S = 0.003, 0.5  # a token slower than this is slow; limit for all slow tokens together
 _LINE_HEIGHT = 128.0  # percent
-_PAINT_MS = 6.0  # longest painting step
-_LINES_PAINTED = 50  # lines per step
-_POLL_MS = 30  # polling interval for the thread
-_MAX_HIGHLIGHTED = 400_000  # characters; longer code stays plain
+_STEP_S = 0.006  # longest step of highlighting
+_MAX_HIGHLIGHTED = 400_000  # characters; the rest stays plain
 _COPIED_MS = 1500
 _LEFT, _TOP, _RIGHT, _BOTTOM, _GAP = 14, 6, 8, 9, 4  # pixels around the card’s parts
-_thread = ThreadPoolExecutor(1, thread_name_prefix="colours")
 
 Span = tuple[int, int, str]  # start and length in a line, colour
+_waiting: list["CodeText"] = []  # to be highlighted, one step in each round of the event loop
 
 
 class LineHighlighter:
@@ -47,9 +42,10 @@ class LineHighlighter:
 
     def __init__(self, language: str, theme: Theme) -> None:
         self.spans: list[list[Span]] = []
-        self._language = language
-        self._lexer = _lexer(language)
-        self._is_slow = False  # to lex: stays plain while it grows
+        try:
+            self._lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False) if language else None
+        except ClassNotFound:
+            self._lexer = None  # show as plain
         self._tones: dict[_TokenType, str] = {
             Comment: theme.code_comment,
             String: theme.code_string,
@@ -63,78 +59,59 @@ class LineHighlighter:
             Name.Tag: theme.code_keyword,
             Name.Attribute: theme.code_name,
         }
-        self._safe = self._safe_line = 0  # where lexing can resume as the code grows: no token was open there
+        self._slow_left = _MAX_SLOW_S
+        self._safe = self.safe_line = 0  # where lexing can resume: no token was open there
+        self._text = self._piece = ""
+        self._tokens: Iterator[tuple[int, _TokenType, str]] = iter(())
 
-    def extend(self, text: str) -> range:
-        """Highlight what was appended to `text`; return the lines that may have changed.
+    def begin(self, text: str) -> None:
+        """Begin with `text`, or resume after the part known: where a line last began outside any token."""
+        if not text.startswith(self._text[: self._safe]):
+            self._safe = self.safe_line = 0
+        self._text = text[:_MAX_HIGHLIGHTED]
+        self._begin_piece()
 
-        Starts where a line last began outside any token, which is nearly always right. Code after more than
-        `_MAX_REREAD` characters of one string or comment stays plain. `highlight` corrects both.
-        """
-        if self._lexer is None or self._is_slow or len(text) - self._safe > _MAX_REREAD:
-            return range(0)
-        first = self._safe_line
-        until = time.thread_time() + _EXTEND_MS / 1000
-        spans, safe, safe_line, left = self._read(self._lexer, text[self._safe :], until, _EXTEND_MS)
-        self._is_slow = left < 0
-        self.spans[first:] = spans
-        self._safe, self._safe_line = self._safe + safe, first + safe_line
-        self.spans += [[] for _ in range(text.count("\n") + 1 - len(self.spans))]
-        return range(first, len(self.spans))
-
-    def highlight(self, text: str) -> list[list[Span]]:
-        """Return the spans of all of `text`; slow code stays plain. Thread-safe: changes no state."""
-        lexer, spans = _lexer(self._language), list[list[Span]]()
-        if lexer is None:
-            return spans
-        text = "\n".join(line[:_MAX_LINE] for line in text.split("\n"))
-        at, until, left = 0, time.thread_time() + _HIGHLIGHT_S, _MAX_SLOW_S
-        while at < len(text):
-            more, safe, safe_line, left = self._read(lexer, text[at : at + _CHUNK], until, left)
-            if left < 0 or not safe or at + _CHUNK >= len(text):
-                return spans + more
-            spans += more[:safe_line]
-            at += safe
-        return spans
-
-    def _read(
-        self, lexer: Lexer, text: str, deadline: float, slow_after: float
-    ) -> tuple[list[list[Span]], int, int, float]:
-        """Return the spans of a text's lines, and position and line where lexing can last be resumed.
-
-        The last value is the rest of the `slow_after` seconds for slow tokens; negative if used up or after `deadline`.
-        """
-        spans: list[list[Span]] = [[]]
-        safe = safe_line = 0
+    def advance(self, seconds: float) -> bool:
+        """Highlight on; return True if more is left."""
         before = time.thread_time()
-        for start, kind, piece in lexer.get_tokens_unprocessed(text):
+        until = before + seconds
+        while before < until:
+            token = next(self._tokens, None)
+            if token is None:
+                if self._start + len(self._piece) >= len(self._text) or self._safe == self._start:
+                    return False
+                self._begin_piece()
+                continue
+            start, kind, piece = token
             ancestor = kind
             while ancestor not in self._tones and ancestor.parent is not None:
                 ancestor = ancestor.parent
             colour = self._tones.get(ancestor, "")
-            column = start - (text.rfind("\n", 0, start) + 1)
+            column = start - (self._piece.rfind("\n", 0, start) + 1)
             for i, part in enumerate(piece.split("\n")):
                 if i:
-                    spans.append([])
+                    self.spans.append([])
                     column = 0
                 if colour and part.strip():
-                    spans[-1].append((column, len(part), colour))
+                    self.spans[-1].append((column, len(part), colour))
             end = start + len(piece)
-            if end < len(text) and piece.endswith("\n") and kind[:2] != String and kind[:1] != Comment:
-                safe, safe_line = end, len(spans) - 1
+            if end < len(self._piece) and piece.endswith("\n") and kind[:2] != String and kind[:1] != Comment:
+                self._safe, self.safe_line = self._start + end, len(self.spans) - 1
             now = time.thread_time()
-            slow_after -= now - before if now - before > _SLOW_S else 0
-            if now > deadline or slow_after < 0:
-                return spans, safe, safe_line, -1.0
+            self._slow_left -= now - before if now - before > _SLOW_S else 0
+            if self._slow_left < 0:
+                self._lexer, self._tokens = None, iter(())
+                return False
             before = now
-        return spans, safe, safe_line, slow_after
+        return True
 
-
-def _lexer(language: str) -> Lexer | None:
-    try:
-        return get_lexer_by_name(language, stripnl=False, ensurenl=False) if language else None
-    except ClassNotFound:  # show as plain
-        return None
+    def _begin_piece(self) -> None:
+        self._start = self._safe
+        self._piece = self._text[self._safe : self._safe + _PIECE]
+        if self._lexer is not None:
+            del self.spans[self.safe_line :]
+            self.spans.append([])
+            self._tokens = iter(self._lexer.get_tokens_unprocessed(self._piece))
 
 
 class CodeText(QTextEdit):
@@ -144,33 +121,26 @@ class CodeText(QTextEdit):
         remove_chrome(self, _("Code"))
         self.setFont(style.code_font)
         self.setWordWrapMode(QTextOption.WrapMode.NoWrap)
-        self._full_text = ""
-        self._shown_length = 0  # characters of it in the document as whole lines
-        self._is_ended = False
+        self._text = ""  # the code
+        self._whole_length = 0  # characters of its whole lines
+        self._shown = ""  # its whole lines in the document
         self._highlighter = LineHighlighter(language, style.theme)
         self._formats: dict[str, QTextCharFormat] = {}  # by colour
-        self._must_highlight = False  # finished code
-        self._highlighting: Future[list[list[Span]]] | None = None
-        self._painted_lines = 0  # lines painted so far
-        self._timer = QTimer(self, singleShot=True)
-        self._timer.timeout.connect(self._paint_next)
         lines = QTextBlockFormat()
         lines.setLineHeight(_LINE_HEIGHT, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
         QTextCursor(self.document()).setBlockFormat(lines)
 
-    def show_text(self, text: str, *, is_final: bool) -> None:
-        """Show `text`; cheap if only appended to. `is_final`: no more will come."""
-        if text == self._full_text and is_final == self._is_ended:
+    def show_text(self, text: str, *, is_growing: bool) -> None:
+        """Show `text`; cheap if only appended to."""
+        if text == self._text:
             return
         cursor = QTextCursor(self.document())
-        if not text.startswith(self._full_text[: self._shown_length]):
+        if not text.startswith(self._text[: self._whole_length]):
             cursor.select(QTextCursor.SelectionType.Document)
             cursor.removeSelectedText()
-            self._shown_length = 0
-        self._full_text, self._is_ended = text, is_final
-        changed = self._highlighter.extend(text) if not is_final else range(0)
+            self._whole_length, self._shown = 0, ""
+        lines = "\n".join(map(_shortened, text[self._whole_length :].split("\n")))
         cursor.movePosition(QTextCursor.MoveOperation.End)
-        lines = "\n".join(map(_shortened, text[self._shown_length :].split("\n")))
         last_line = self.document().lastBlock().text()
         if not lines.startswith(last_line):
             cursor.movePosition(QTextCursor.MoveOperation.StartOfBlock, QTextCursor.MoveMode.KeepAnchor)
@@ -179,52 +149,44 @@ class CodeText(QTextEdit):
         cursor.insertText(lines[len(last_line) :])
         if anchor != head:  # a selection ending at the code's end would have grown
             select(self, anchor, head)
-        self._shown_length = text.rfind("\n") + 1
-        self._paint(changed.start, changed.stop)
-        self._highlighting, self._must_highlight = None, is_final and len(text) <= _MAX_HIGHLIGHTED
-        if self._must_highlight:
-            self._timer.start(0)  # the thread would slow down the layout of the rest
-        else:
-            self._timer.stop()
+        self._highlighter.begin(self._shown + lines)
+        self._text, self._whole_length = text, text.rfind("\n") + 1
+        self._shown += lines[: lines.rfind("\n") + 1]
+        if (not is_growing or self.highlight()) and self not in _waiting:
+            _waiting.append(self)
+            if len(_waiting) == 1:
+                QTimer.singleShot(0, _highlight_next)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         scroll_sideways(self, event)
 
-    def _paint_next(self) -> None:
-        if self._must_highlight:
-            self._must_highlight, self._painted_lines = False, 0
-            self._highlighting = highlighting = _thread.submit(self._highlighter.highlight, self._full_text)
-            self.destroyed.connect(lambda: highlighting.cancel())
-        if self._highlighting is not None:
-            if not self._highlighting.done():
-                self._timer.start(_POLL_MS)
-                return
-            self._highlighter.spans, self._highlighting = self._highlighting.result(), None
-        until = time.thread_time() + _PAINT_MS / 1000
-        while self._painted_lines < len(self._highlighter.spans):
-            if time.thread_time() > until:
-                self._timer.start(0)
-                return
-            line = min(self._painted_lines + _LINES_PAINTED, len(self._highlighter.spans))
-            self._paint(self._painted_lines, line)
-            self._painted_lines = line
-
-    def _paint(self, first: int, end: int) -> None:
-        if first >= end:
-            return  # an empty change would drop the line's layout
+    def highlight(self) -> bool:
+        """Colour more lines for a few milliseconds; return True if some are left."""
+        first = self._highlighter.safe_line
+        has_more = self._highlighter.advance(_STEP_S)
         document = self.document()
         block = document.findBlockByNumber(first)
         start = block.position()
-        for line in range(first, min(end, document.blockCount())):
+        for spans in self._highlighter.spans[first:]:
             text, ranges = block.text(), []
-            for at, count, colour in self._highlighter.spans[line] if len(text) <= _MAX_LINE else ():
+            for at, count, colour in spans if len(text) <= _MAX_LINE else ():
                 if colour not in self._formats:
                     self._formats[colour] = QTextCharFormat()
                     self._formats[colour].setForeground(QColor(colour))
                 ranges.append(format_range(text, at, at + count, self._formats[colour]))
             block.layout().setFormats(ranges)
             block = block.next()
-        document.markContentsDirty(start, (block.position() if block.isValid() else document.characterCount()) - start)
+        end = block.position() if block.isValid() else document.characterCount()
+        if end > start:  # an empty change would drop the line's layout
+            document.markContentsDirty(start, end - start)
+        return has_more
+
+
+def _highlight_next() -> None:
+    if not isValid(_waiting[0]) or not _waiting[0].highlight():
+        del _waiting[0]
+    if _waiting:
+        QTimer.singleShot(0, _highlight_next)
 
 
 class CodeView(QFrame):
@@ -248,9 +210,9 @@ class CodeView(QFrame):
         self._reset_timer.timeout.connect(lambda: self._show_copied(False))
         self._show_copied(False)
 
-    def show_code(self, text: str, *, is_final: bool) -> None:
+    def show_code(self, text: str, *, is_growing: bool = False) -> None:
         self.text = text
-        self.body.show_text(text, is_final=is_final)
+        self.body.show_text(text, is_growing=is_growing)
 
     def heightForWidth(self, width: int) -> int:
         document = self.body.document()  # its size is at least the widget's, which may not be laid out yet

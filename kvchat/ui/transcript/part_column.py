@@ -56,7 +56,7 @@ class PartColumn(QWidget):
             _remove(surplus)
         del self.parts[len(self._groups) :]
         for i in range(first, len(self._groups)):
-            self._show_group(i, is_final=not any(self._groups[i][0] is block for block in open_blocks))
+            self._show_group(i, is_growing=any(self._groups[i][0] is block for block in open_blocks))
         self._place_from(first)
 
     def show_formulas(self) -> bool:
@@ -96,7 +96,7 @@ class PartColumn(QWidget):
             indent, top = self._indent(i), (self._bottoms[i - 1] if i else 0) + self._gap_above(i)
             self.parts[i].setGeometry(indent, top, width - indent, self._bottoms[i] - top)
 
-    def _show_group(self, i: int, *, is_final: bool) -> None:
+    def _show_group(self, i: int, *, is_growing: bool) -> None:
         group = self._groups[i]
         first = group[0]
         if i == len(self.parts):
@@ -109,7 +109,7 @@ class PartColumn(QWidget):
             _remove(part)
             self.parts[i] = part = self._new_part(first)
         if isinstance(part, CodeView) and isinstance(first, Code):
-            part.show_code(first.text, is_final=is_final)
+            part.show_code(first.text, is_growing=is_growing)
         elif isinstance(part, TextPage):
             part.show_blocks([block for block in group if not isinstance(block, Code)])
 
