@@ -183,7 +183,8 @@ class CodeText(QTextEdit):
 
 
 def _highlight_next() -> None:
-    if not isValid(_waiting[0]) or not _waiting[0].highlight():
+    _waiting[:] = filter(isValid, _waiting)
+    if _waiting and not _waiting[0].highlight():
         del _waiting[0]
     if _waiting:
         QTimer.singleShot(0, _highlight_next)

@@ -1,6 +1,7 @@
 """Selection across messages: a drag that leaves one text continues in the next; all is copied together."""
 
 from dataclasses import dataclass
+from operator import itemgetter
 
 from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer
 from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent
@@ -33,7 +34,7 @@ class Selection(QObject):
         self._head: TextPosition | None = None  # in a different text than the anchor; None if within one text
         self._mouse = QPoint()
         self._scroller = QTimer(self, interval=_SCROLL_MS)
-        self._scroller.timeout.connect(self._scroll)
+        self._scroller.timeout.connect(self._scroll_on)
 
     def watch(self, text: QTextEdit, view: MessageView) -> None:
         for watched in (text, text.viewport()):
@@ -44,9 +45,7 @@ class Selection(QObject):
                 text.selectAll()
 
     def clear(self) -> None:
-        for view in self._page.views.values():
-            for text in view.texts:
-                select(text, text.textCursor().position(), text.textCursor().position())
+        self._clear_others(None)
         self._anchor = self._head = None
         self._scroller.stop()
 
@@ -75,7 +74,14 @@ class Selection(QObject):
         if isinstance(event, QMouseEvent) and text is not None and text is not watched:
             return self._handle_mouse(text, view, event)
         if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and text is watched:
-            return self._handle_key(text, view, event)
+            markdown = QKeySequence(event.keyCombination()) == _COPY_MARKDOWN
+            if markdown or event.matches(QKeySequence.StandardKey.Copy):
+                self._adopt_native_selection(text, view)
+                QGuiApplication.clipboard().setText(self.selected(markdown=markdown))
+                return True
+            if event.matches(QKeySequence.StandardKey.SelectAll):
+                self.select_message(view)
+                return True
         return False
 
     def _handle_mouse(self, text: QTextEdit, view: MessageView, event: QMouseEvent) -> bool:
@@ -115,7 +121,7 @@ class Selection(QObject):
         self._extend(spot)
         return True
 
-    def _scroll(self) -> None:
+    def _scroll_on(self) -> None:
         page = self._page.viewport()
         y = page.mapFromGlobal(self._mouse).y()
         self._page.scroll_by((y if y < 0 else y - page.height()) // 2)
@@ -123,10 +129,8 @@ class Selection(QObject):
 
     def _extend(self, head: TextPosition) -> None:
         anchor, texts = self._anchor, self._texts()
-        if anchor is None:
-            return
         self._head = head
-        if anchor.text not in texts or head.text not in texts:
+        if anchor is None or anchor.text not in texts or head.text not in texts:
             return
         first, last = texts.index(anchor.text), texts.index(head.text)
         for i, text in enumerate(texts):
@@ -146,19 +150,19 @@ class Selection(QObject):
 
     def _position_at(self, mouse: QPoint) -> TextPosition | None:
         """Return the place in the nearest visible text."""
-        nearest: tuple[int, QTextEdit, str] | None = None
+        distances: list[tuple[int, QTextEdit, str]] = []
         for view in self._page.views.values():
             for text in view.texts:
                 top, bottom = text.mapToGlobal(QPoint(0, 0)).y(), view.mapToGlobal(QPoint(0, view.height())).y()
-                distance = max(top - mouse.y(), mouse.y() - min(top + text.height(), bottom), 0)
-                if top < bottom and (nearest is None or distance < nearest[0]):  # not folded away
-                    nearest = (distance, text, view.message.id)
-        if nearest is None:
+                if top < bottom:  # not folded away
+                    distance = max(top - mouse.y(), mouse.y() - min(top + text.height(), bottom), 0)
+                    distances.append((distance, text, view.message.id))
+        if not distances:
             return None
-        _distance, text, message_id = nearest
+        _distance, text, message_id = min(distances, key=itemgetter(0))
         return TextPosition(message_id, text, text.cursorForPosition(text.viewport().mapFromGlobal(mouse)).position())
 
-    def _clear_others(self, text: QTextEdit) -> None:
+    def _clear_others(self, text: QTextEdit | None) -> None:
         for other in self._texts():
             if other is not text and other.textCursor().hasSelection():
                 select(other, 0, 0)
@@ -180,17 +184,6 @@ class Selection(QObject):
             texts = [text for text in view.texts if text.textCursor().hasSelection()]
             pieces += map(view.column.selected_markdown if is_markdown else selected_text, texts)
         return "\n\n".join(filter(None, pieces))
-
-    def _handle_key(self, text: QTextEdit, view: MessageView, event: QKeyEvent) -> bool:
-        markdown = QKeySequence(event.keyCombination()) == _COPY_MARKDOWN
-        if markdown or event.matches(QKeySequence.StandardKey.Copy):
-            self._adopt_native_selection(text, view)
-            QGuiApplication.clipboard().setText(self.selected(markdown=markdown))
-        elif event.matches(QKeySequence.StandardKey.SelectAll):
-            self.select_message(view)
-        else:
-            return False
-        return True
 
     def select_message(self, view: MessageView) -> None:
         view.unfold()
@@ -227,9 +220,8 @@ class Selection(QObject):
             menu.addAction(_("Copy link address"), lambda: copy(link))
         menu.addSeparator()
         menu.addAction(_("Select this message"), lambda: self.select_message(view))
-        if not view.action_row.isHidden():
-            menu.addSeparator()
-            for action in view.action_row.buttons[1:]:
-                if not action.isHidden():
-                    menu.addAction(action.icon(), action.toolTip(), action.click)
+        menu.addSeparator()
+        for action in view.action_row.buttons[1:]:
+            if not view.action_row.isHidden() and not action.isHidden():
+                menu.addAction(action.icon(), action.toolTip(), action.click)
         menu.popup(event.globalPos())

@@ -31,17 +31,6 @@ def _is_tab_stop(widget: QWidget) -> bool:
     return bool(has_focus_by_tab) and widget.isVisible() and widget.isEnabled()
 
 
-def _tab_stops(area: QWidget) -> list[QWidget]:
-    """Return an area's Tab stops, including itself, in reading order: by line, each from the left."""
-    stops = list(filter(_is_tab_stop, _descendants(area)))
-    boxes = {stop: QRect(stop.mapTo(area, QPoint(0, 0)), stop.size()) for stop in stops}
-    stops.sort(key=lambda stop: boxes[stop].top())
-    line = dict.fromkeys(stops, 0)
-    for above, below in pairwise(stops):
-        line[below] = line[above] + (boxes[below].center().y() > boxes[above].bottom())
-    return sorted(stops, key=lambda stop: (line[stop], boxes[stop].left()))
-
-
 def _descendants(widget: QWidget, closed: QWidget | None = None) -> Iterator[QWidget]:
     """Yield a widget and its descendants in creation order, visible or not, but none inside `closed`."""
     yield widget
@@ -162,7 +151,7 @@ class Transcript(MessageColumn):
             stop = self._visible_stop(forwards=True) if next else None
         elif focus is not None and self.isVisible() and self.isAncestorOf(focus):
             # Qt moves the focus away from hidden widgets, maybe while messages are placed.
-            stop = self if not _is_tab_stop(focus) else self._next_tab_stop(focus, next) or (None if next else self)
+            stop = self if not _is_tab_stop(focus) else self._next_stop(focus, next) or (None if next else self)
         return self._focus(stop, next) if stop is not None else self.focus_next_in_window(next)
 
     def focus_next_in_window(self, forwards: bool) -> bool:
@@ -181,30 +170,36 @@ class Transcript(MessageColumn):
             self._show_inside(stop, stop.rect())
         return True
 
-    def _tab_stops_in(self, places: Iterable[int], forwards: bool) -> Iterator[QWidget]:
-        """Yield the Tab stops in these rows, then tail and jump button; creates the messages' widgets on the way."""
-        for place in places:
-            area: QWidget = self.tail if place == len(self.messages) else self.jump_button
-            if place < len(self.messages):
-                area = self._view(place)
-                if not self._rows.measured[place]:
-                    self._arrange()
-            yield from _tab_stops(area)[:: 1 if forwards else -1]
+    def _tab_stops(self, rows: Iterable[int], forwards: bool) -> Iterator[QWidget]:
+        """Yield the Tab stops in these rows, then tail and jump button, by line, each from the left.
 
-    def _next_tab_stop(self, focus: QWidget, forwards: bool) -> QWidget | None:
+        Creates the messages' widgets on the way.
+        """
+        for row in rows:
+            area: QWidget = self.tail if row == len(self.messages) else self.jump_button
+            if row < len(self.messages):
+                area = self._view(row)
+                if not self._rows.measured[row]:
+                    self._arrange()
+            stops = list(filter(_is_tab_stop, _descendants(area)))
+            boxes = {stop: QRect(stop.mapTo(area, QPoint(0, 0)), stop.size()) for stop in stops}
+            stops.sort(key=lambda stop: boxes[stop].top())
+            line = dict.fromkeys(stops, 0)
+            for above, below in pairwise(stops):
+                line[below] = line[above] + (boxes[below].center().y() > boxes[above].bottom())
+            yield from sorted(stops, key=lambda stop: (line[stop], boxes[stop].left()), reverse=not forwards)
+
+    def _next_stop(self, focus: QWidget, forwards: bool) -> QWidget | None:
         end = len(self.messages)
-        areas = {self._row_by_id[id]: view for id, view in self.views.items()} | {
-            end: self.tail,
-            end + 1: self.jump_button,
-        }
-        begin = next(place for place, area in areas.items() if area.isAncestorOf(focus))
-        stops = self._tab_stops_in(range(begin, end + 2) if forwards else range(begin, -1, -1), forwards)
+        message_rows = (self._row_by_id[id] for id, view in self.views.items() if view.isAncestorOf(focus))
+        row = next(message_rows, end + (focus is self.jump_button))
+        stops = self._tab_stops(range(row, end + 2) if forwards else range(row, -1, -1), forwards)
         return next((stop for stop in dropwhile(lambda stop: stop is not focus, stops) if stop is not focus), None)
 
     def _visible_stop(self, forwards: bool) -> QWidget | None:
         top, view, end = self._bar.value(), self.viewport().rect(), len(self.messages)
         places = [*self._rows_between(top, top + view.height()), end, end + 1]
-        stops = self._tab_stops_in(places if forwards else reversed(places), forwards)
+        stops = self._tab_stops(places if forwards else reversed(places), forwards)
         return next((stop for stop in stops if view.intersects(QRect(stop.mapTo(self, QPoint()), stop.size()))), None)
 
     def _show_inside(self, widget: QWidget, box: QRect) -> None:

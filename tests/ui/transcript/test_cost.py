@@ -53,9 +53,9 @@ REPLIES = {
 def test_a_reply_that_streams(look: Look, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     text, laid_out, show = REPLIES[name], [0], PartColumn._show_group
 
-    def show_and_count(column: PartColumn, i: int, *, is_final: bool) -> None:
+    def show_and_count(column: PartColumn, i: int, *, is_growing: bool) -> None:
         laid_out[0] += 1
-        show(column, i, is_final=is_final)
+        show(column, i, is_growing=is_growing)
 
     monkeypatch.setattr(PartColumn, "_show_group", show_and_count)
     page = Transcript(look)
