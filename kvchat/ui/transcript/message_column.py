@@ -238,7 +238,7 @@ class MessageColumn(QScrollArea):
             self._arrange()
 
     def _create_nearby_widget(self) -> None:
-        """Create one missing widget near the viewport, or delete the farthest if there are too many."""
+        """Create one missing widget near the viewport, or delete the farthest one if there are too many."""
         if not self.messages:
             return
         first = self._rows.at(self._bar.value() - TOP)
@@ -249,9 +249,10 @@ class MessageColumn(QScrollArea):
             self._view(missing)
             self._arrange()
         elif len(self.views) > _MAX_VIEWS:
-            farthest = sorted(self.views, key=lambda id: -abs(self._row_by_id[id] - first))
-            pinned = self._pinned() | self._edited_ids()
-            self._drop([id for id in farthest if id not in pinned][: len(self.views) - _MAX_VIEWS])
+            kept = self._pinned() | self._edited_ids()
+            if others := [id for id in self.views if id not in kept]:
+                self._drop([max(others, key=lambda id: abs(self._row_by_id[id] - first))])
+                self._filler.start(0)
 
     def _drop(self, ids: Sequence[str]) -> None:
         """Delete these messages' widgets, taking focus first: Qt would search for a new focus widget."""
