@@ -155,12 +155,13 @@ class MessageColumn(QScrollArea):
     def _column_width(self) -> int:
         return max(min(self._look.px(COLUMN_WIDTH), self.viewport().width() - _LEFT - _RIGHT), 100)
 
-    def _arrange(self, shift: int = 0) -> None:
+    def _arrange(self, shift: int = 0, nearby: Sequence[int] = ()) -> None:
+        """Scroll by `shift`, measure the rows in view and `nearby` ones, and place all widgets."""
         if self._is_arranging:
             return
         self._is_arranging = True
         try:
-            self._place(self._measure_visible(self._bar.value() + shift))
+            self._place(self._measure_visible(self._bar.value() + shift, nearby))
         finally:
             self._is_arranging = False
         self._value = self._bar.value()
@@ -171,7 +172,7 @@ class MessageColumn(QScrollArea):
         if self.tail.needed_height(self._column_width()) != self._tail_height:
             self._arrange()
 
-    def _measure_visible(self, top: int) -> int:
+    def _measure_visible(self, top: int, nearby: Sequence[int]) -> int:
         """Measure rows that changed or came into view; return the page's new top edge."""
         width, area = self._column_width(), self.viewport().height()
         self._tail_height = self.tail.needed_height(width)
@@ -184,10 +185,8 @@ class MessageColumn(QScrollArea):
         while has_changed:
             has_changed = False
             top = self._clamped(self._rows.top(anchor) + above)
-            for row in self._rows_between(top, top + area):
-                self._view(row)
-            for id, view in self.views.items():
-                row = self._row_by_id[id]
+            for row in (*self._rows_between(top, top + area), *nearby):
+                view = self._view(row)
                 if not self._rows.measured[row]:
                     has_changed |= self._measure(row, view, width)
         return top
@@ -226,6 +225,10 @@ class MessageColumn(QScrollArea):
         if view is None:
             view = self.views[message.id] = self._new_view(message)
             self._rows.measured[row] = False
+            kept = self._pinned() | self._edited_ids()
+            others = [id for id in self.views if id not in kept] if len(self.views) > _MAX_VIEWS else []
+            if others:
+                self._drop([max(others, key=lambda id: abs(self._row_by_id[id] - row))])
         return view
 
     def _edited_ids(self) -> set[str]:
@@ -238,21 +241,16 @@ class MessageColumn(QScrollArea):
             self._arrange()
 
     def _create_nearby_widget(self) -> None:
-        """Create one missing widget near the viewport, or delete the farthest one if there are too many."""
+        """Create or measure the next widget near the viewport."""
         if not self.messages:
             return
         first = self._rows.at(self._bar.value() - TOP)
         begin = max(min(first - _AHEAD // 2, len(self.messages) - _AHEAD), 0)
         rows = sorted(range(begin, min(begin + _AHEAD, len(self.messages))), key=lambda row: abs(row - first))
-        missing = next((row for row in rows if self.messages[row].id not in self.views), None)
-        if missing is not None:
-            self._view(missing)
-            self._arrange()
-        elif len(self.views) > _MAX_VIEWS:
-            kept = self._pinned() | self._edited_ids()
-            if others := [id for id in self.views if id not in kept]:
-                self._drop([max(others, key=lambda id: abs(self._row_by_id[id] - first))])
-                self._filler.start(0)
+        for row in rows:
+            if self.messages[row].id not in self.views or not self._rows.measured[row]:
+                self._arrange(nearby=[row])
+                break
 
     def _drop(self, ids: Sequence[str]) -> None:
         """Delete these messages' widgets, taking focus first: Qt would search for a new focus widget."""
@@ -281,8 +279,6 @@ class MessageColumn(QScrollArea):
         row = self._rows.at(value - TOP)
         share_above = (value - TOP - self._rows.top(row)) / max(self._rows.heights[row], 1)
         self._rows.measured = [False] * len(self.messages)
-        visible = {self.messages[near].id for near in self._rows_between(value, value + self.viewport().height())}
-        self._drop([id for id in self.views if id not in visible | self._edited_ids()])
         self._measure(row, self._view(row), self._column_width())
         self._arrange(TOP + self._rows.top(row) + round(share_above * self._rows.heights[row]) - value)
 
