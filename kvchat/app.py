@@ -207,8 +207,8 @@ async def _run(
         return 1
     app = Application(runtime, look, window, quitting)
     try:
-        await app.start(starter=starter, hidden=hidden)
         await drafts.close()
+        await app.start(starter=starter, hidden=hidden)
         handle = app.start_requests.handle
         for request in waiting:
             handle(request)
@@ -235,9 +235,10 @@ class _FirstDrafts:
             self._database = database = await run(Database, self._file)
             newest_first = window.sidebar.arrangement == Arrangement()
             chats = await (run(database.newest, _FIRST_CHATS) if newest_first else run(database.conversations))
-            window.show_first(chats, await run(database.draft_texts), self)
+            window.startup_drafts.changed.connect(self._save)
+            window.show_first(chats, await run(database.draft_texts))
 
-    def save_draft(self, conversation_id: str, text: str) -> None:
+    def _save(self, conversation_id: str, text: str) -> None:
         self._unsaved[conversation_id] = text
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())

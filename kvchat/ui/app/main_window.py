@@ -16,7 +16,7 @@ from kvchat.ui.base.building import column
 from kvchat.ui.base.icons import app_icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.chat_page import ChatPage, DocumentsLine, Header
-from kvchat.ui.chat.composer import Composer, DraftWriter, StartupDrafts
+from kvchat.ui.chat.composer import Composer, StartupDrafts
 from kvchat.ui.chat.status_strip import ContextMeter, StatusStrip
 from kvchat.ui.desktop.activation import set_activation_token
 from kvchat.ui.sidebar.conversation_list import Row, arranged, folders_of
@@ -61,16 +61,14 @@ class MainWindow(QMainWindow):
         self.sidebar.selected.connect(self.startup_drafts.switch_to)
         self.composer.focus()
 
-    def show_first(
-        self, chats: Sequence[Conversation], drafts: Mapping[str, str], writer: DraftWriter | None = None
-    ) -> None:
-        """Show chats and drafts as read from disk; `writer` stores what is typed until `start`."""
+    def show_first(self, chats: Sequence[Conversation], drafts: Mapping[str, str]) -> None:
+        """Show chats and drafts as read from disk."""
         arranged_chats = arranged(chats, self.sidebar.arrangement)
         newest = arranged_chats[0].id if arranged_chats else None
         self.sidebar.show_chats(arranged_chats, lambda chat: Row(chat.id, chat.title), newest, folders_of(chats))
         for chat in arranged_chats[:1]:
             self.header.show_conversation(chat.title, exists=False)
-        self.startup_drafts.restore(newest or "", drafts, writer)
+        self.startup_drafts.restore(newest or "", drafts)
 
     def join(self, runtime: Runtime) -> None:
         """Create and connect everything missing from the first frame."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QMetaMethod, QMimeData, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QImage, QKeyEvent, QResizeEvent
@@ -113,7 +113,6 @@ class QueuedMessage(QFrame):
 
 class Composer(QWidget):
     sent = Signal(str, tuple)  # text, attachments
-    sent_early = Signal(str)  # text sent while kvchat starts
     queued = Signal(str, tuple)  # text and attachments to send after the reply
     text_given = Signal(str)  # text to attach
     stop_requested = Signal()
@@ -127,14 +126,14 @@ class Composer(QWidget):
         self.editor = MessageField(placeholderText=_("Message…"), tabChangesFocus=True)
         self.editor.setAccessibleName(_("Message"))
         self.editor.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.editor.send_pressed.connect(self._send)
+        self.editor.send_pressed.connect(self.send)
         self.editor.textChanged.connect(self._text_changed)
         self.editor.document().documentLayout().documentSizeChanged.connect(self._fit)
         self.editor.rewrapped.connect(self._fit)
         self.editor.installEventFilter(self)
-        self.send_button = button("", lambda: self.stop_requested.emit() if self._is_busy else self._send(), "send")
+        self.send_button = button("", lambda: self.stop_requested.emit() if self._is_busy else self.send(), "send")
         tip = _("Send after this reply (Enter)")
-        self.send_after_reply_button = button("", self._send, "send", name=_("Send after this reply"), tip=tip)
+        self.send_after_reply_button = button("", self.send, "send", name=_("Send after this reply"), tip=tip)
         self.send_after_reply_button.setIcon(look.icon("arrow-up", "on_accent"))
         tip = _("Attach text, code, PDF files or images (Ctrl+O); you can also drop or paste them")
         self.attach_button = tool_button(_("Attach files"), tip=tip, icon=look.icon("paperclip"))
@@ -148,8 +147,7 @@ class Composer(QWidget):
         self._pending_texts: list[str] = []  # to attach, kept until a handler exists
         self.notice = label(kind="small")
         self._reading: tuple[str, ...] = ()  # names of attachments being read
-        self._send_when_read = False
-        self._is_starting = self._has_sent_early = False
+        self._is_starting = self._send_when_ready = False  # ready: started, and attachments read
         self.editor.long_pasted.connect(self._offer_attaching)
         self.editor.too_long_pasted.connect(self._attach_text)
         self.queued_message = QueuedMessage()
@@ -188,18 +186,19 @@ class Composer(QWidget):
     def show_reading(self, names: Sequence[str]) -> None:
         self._reading = tuple(names)
         self._show_notice()
-        if not names and self._send_when_read:
-            self._send()
+        if not names and self._send_when_ready:
+            self.send()
 
     def cancel_delayed_send(self) -> None:
-        """Cancel a send that waits for attachments to be read."""
-        self._send_when_read = False
+        """Cancel a send that waits for attachments to be read, or for the start."""
+        self._send_when_ready = False
         self._show_notice()
 
-    def set_starting(self, starting: bool) -> None:
-        """starting: emit `sent_early` instead of sending"""
-        self._is_starting, self._has_sent_early = starting, False
-        self._show_notice()
+    def set_starting(self, starting: bool) -> bool:
+        """starting: delay sending. Return True if a send was delayed, which this cancels."""
+        was_delayed, self._is_starting = self._send_when_ready, starting
+        self.cancel_delayed_send()
+        return was_delayed
 
     def set_busy(self, busy: bool) -> None:
         self._is_busy = busy
@@ -231,17 +230,13 @@ class Composer(QWidget):
             restyle(self._frame, "focused", "true" if event.type() == QEvent.Type.FocusIn else "false")
         return super().eventFilter(watched, event)
 
-    def _send(self) -> None:
+    def send(self) -> None:
         text, attachments = self.draft.strip(), self.chips.attachments
-        self._send_when_read = bool(self._reading)
+        self._send_when_ready = bool(self._reading) or (self._is_starting and bool(text))
         self._show_notice()
-        if self._send_when_read or not (text or attachments):
+        if self._send_when_ready or not (text or attachments):
             return
-        if self._is_starting:
-            self._has_sent_early = True
-            self.sent_early.emit(text)
-            self.editor.clear()
-        elif self._block_reason:
+        if self._block_reason:
             self.refused.emit()
         else:
             self.editor.clear()
@@ -249,10 +244,10 @@ class Composer(QWidget):
             (self.queued if self._is_busy else self.sent).emit(text, attachments)
 
     def _show_notice(self) -> None:
-        text = _("Your message will be sent once kvchat has started.") if self._has_sent_early else ""
+        text = _("Your message will be sent once kvchat has started.") if self._send_when_ready else ""
         if names := join_list(map(short_name, self._reading)):
             text = _("Reading {names}…", names=names)
-            if self._send_when_read:
+            if self._send_when_ready:
                 text = join_sentences(text, _("Your message will be sent afterwards."))
         self.notice.setText(text)
         self.notice.setVisible(bool(text))
@@ -331,64 +326,39 @@ class Composer(QWidget):
         self.editor.setFixedHeight(max(1, min(lines, _MAX_LINES)) * line + margins + 1)
 
 
-class DraftWriter(Protocol):
-    """Draft storage before a runtime exists."""
-
-    def save_draft(self, conversation_id: str, text: str) -> None:
-        """Start saving this draft to disk."""
-
-    async def close(self) -> None:
-        """Finish pending writes; write nothing more."""
-
-
 class StartupDrafts(QObject):
     """Drafts typed while kvchat starts, by conversation id; "" for a chat not yet begun."""
+
+    changed = Signal(str, str)  # conversation id and draft
 
     def __init__(self, composer: Composer, parent: QObject) -> None:
         super().__init__(parent)
         self.conversation_id = ""  # of the draft in the composer
         self.is_restored = False  # the last page and draft
-        self.early_messages: list[tuple[str, str]] = []  # conversation id and message that could not be sent yet
         self._composer = composer
         self._drafts: dict[str, str] = {}
-        self._saved: dict[str, str] = {}
-        self._writer: DraftWriter | None = None
-        # Clearing the composer writes what was sent, exactly once.
-        composer.sent_early.connect(lambda text: self.early_messages.append((self.conversation_id, text)))
-        composer.editor.textChanged.connect(self._save)
+        self._too_long: set[str] = set()  # stored drafts that will become attachments
+        composer.editor.textChanged.connect(self._emit_changed)
 
-    def restore(self, conversation_id: str, drafts: Mapping[str, str], writer: DraftWriter | None = None) -> None:
+    def restore(self, conversation_id: str, drafts: Mapping[str, str]) -> None:
         """Insert the page's draft before what was already typed."""
-        self.conversation_id, self.is_restored, self._writer = conversation_id, True, writer
-        self._drafts = {id: text for id, text in drafts.items() if fits_field(text)}
-        self._saved = dict(drafts)
-        self.early_messages = [(conversation_id, text) for _before, text in self.early_messages]
+        self.conversation_id, self.is_restored = conversation_id, True
+        self._too_long = {id for id, text in drafts.items() if not fits_field(text)}
+        self._drafts = {id: text for id, text in drafts.items() if id not in self._too_long}
         if draft := self._drafts.get(conversation_id):
             self._composer.set_draft(draft + self._composer.draft)
-        self._save()
+        else:
+            self._emit_changed()
 
     def switch_to(self, conversation_id: str) -> None:
         self._drafts[self.conversation_id], self.conversation_id = self._composer.draft, conversation_id
         self._composer.set_draft(self._drafts.get(conversation_id, ""))
 
-    async def end(self) -> None:
-        self._composer.editor.textChanged.disconnect(self._save)
-        if self._writer is not None:
-            await self._writer.close()
-
-    @property
-    def drafts(self) -> dict[str, str]:
+    def end(self) -> dict[str, str]:
+        """Return all drafts, and stop following the composer."""
+        self._composer.editor.textChanged.disconnect(self._emit_changed)
         return self._drafts | {self.conversation_id: self._composer.draft}
 
-    def sent_from(self, conversation_id: str) -> list[str]:
-        return [text for id, text in self.early_messages if id == conversation_id]
-
-    def _save(self) -> None:
-        if self._writer is None:
-            return
-        id = self.conversation_id
-        text = SEPARATOR.join(filter(None, [*self.sent_from(id), self._composer.draft]))
-        before = self._saved.get(id, "")
-        if text != before and fits_field(before):  # else it becomes an attachment
-            self._saved[id] = text
-            self._writer.save_draft(id, text)
+    def _emit_changed(self) -> None:
+        if self.is_restored and self.conversation_id not in self._too_long:
+            self.changed.emit(self.conversation_id, self._composer.draft)

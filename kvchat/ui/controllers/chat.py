@@ -14,7 +14,7 @@ from kvchat.chat.record.messages import NEW_CHAT_ID, Message, Role
 from kvchat.runtime import Runtime
 from kvchat.session.events import Restored, Saved
 from kvchat.text.language import _, format_number
-from kvchat.ui.chat.composer import SEPARATOR, StartupDrafts
+from kvchat.ui.chat.composer import StartupDrafts
 from kvchat.ui.chat.turn_status import waiting_text
 from kvchat.ui.controllers.sending import DraftController, Page, SendController
 from kvchat.ui.controllers.sidebar import SidebarController
@@ -73,35 +73,24 @@ class ChatController(Controller):
         return self._page.conversation_id
 
     async def start(self, first: StartupDrafts) -> None:
+        """Show what was written while kvchat started, and send it if the user wanted to."""
         self.show_engine()
-        await first.end()
+        written = first.end()
         await self.drafts.load()
-        written = self._restore_early_input(first)
+        composer = self._views.composer
+        is_typed, is_sent = bool(composer.draft), composer.set_starting(False)
+        if not first.is_restored:
+            written[NEW_CHAT_ID] = self.drafts.get(None).text + written[NEW_CHAT_ID]
+        for id, text in written.items():
+            self.drafts.set(id, text)
+        self.open(first.conversation_id or None)
+        if is_sent:
+            composer.send()
         await self.conversations.start()
-        if self.conversations.ids and self.current is None and not written:
+        if self.conversations.ids and self.current is None and not is_typed:
             self.open(self.conversations.ids[0])
         else:
             self._show_all()
-
-    def _restore_early_input(self, first: StartupDrafts) -> bool:
-        """Send and show what was written while kvchat started. Return True if there was anything."""
-        typed = bool(self._views.composer.draft)
-        if not first.is_restored:
-            first.restore(NEW_CHAT_ID, {NEW_CHAT_ID: self.drafts.get(None).text})
-        self._views.composer.set_starting(False)
-        # Only one chat can be answered first.
-        page, answered = first.conversation_id, first.early_messages[0][0] if first.early_messages else None
-        for id in first.drafts.keys() | {id for id, _text in first.early_messages}:
-            unanswered = first.sent_from(id) if id != answered else ()
-            self.drafts.set(id, SEPARATOR.join(filter(None, (*unanswered, first.drafts.get(id, "")))))
-        if answered is not None:
-            text, *later = first.sent_from(answered)
-            self.open(answered or None)
-            self.send_controller.queue(answered, SEPARATOR.join(later))
-            self.send_controller.send(text)
-        if page != answered:
-            self.open(page or None)
-        return bool(first.early_messages) or typed
 
     def open(self, conversation_id: str | None) -> None:
         """Open a conversation; None: an empty page for a new one."""

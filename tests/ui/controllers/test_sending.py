@@ -75,38 +75,22 @@ async def test_the_mouse_alone_queues(furnished: StagedRuntime, window: MainWind
     await until(lambda: sent(furnished) == ["first", "second"])
 
 
-async def test_messages_of_the_first_picture_are_queued_in_their_chat(
-    furnished: StagedRuntime, look: Look, qtbot: QtBot
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_message_of_the_first_picture_is_sent_unless_edited(
+    furnished: StagedRuntime, look: Look, qtbot: QtBot, goes_on: bool
 ) -> None:
-    """Later messages are sent after the reply; unsent text stays in the composer."""
     window = MainWindow(look, furnished.paths.config)
     window.show()
     window.show_first(await furnished.chat.conversations(), {})
-    for words in ("first", "second", "third"):
-        enter(qtbot, window.composer, words)
-        assert window.composer.draft == ""
+    enter(qtbot, window.composer, "first")
     assert window.composer.notice.text() == "Your message will be sent once kvchat has started."
-    qtbot.keyClicks(window.composer.editor, "half a")
-    window.sidebar.selected.emit("a")  # the user goes on elsewhere
-    qtbot.keyClicks(window.composer.editor, "other")
+    if goes_on:
+        qtbot.keyClicks(window.composer.editor, " half")
+        assert window.composer.notice.isHidden()
     window.join(furnished)
     await window.start()
-    await until(lambda: sent(furnished) == ["first"])
-    assert [call[1] for call in furnished.chat.calls if call[0] == "send"] == ["d"]
-    assert (window.chat.current, window.composer.draft, window.composer.queued_message.isVisible()) == (
-        "a",
-        "other",
-        False,
-    )
-    window.chat.open("d")
-    waiting = window.composer.queued_message
-    assert (window.composer.draft, waiting.isVisible()) == ("half a", True)
-    assert window.chat.send_controller.queued("d")[0] == "second\n\nthird"
-    await until(lambda: furnished.chat.is_answering("d"))
-    furnished.chat.say("Well")
-    furnished.chat.finish()
-    await until(lambda: sent(furnished) == ["first", "second\n\nthird"])
-    assert window.composer.draft == "half a"
+    await until(lambda: sent(furnished) == ([] if goes_on else ["first"]))
+    assert (window.chat.current, window.composer.draft) == ("d", "first half" if goes_on else "")
     furnished.chat.finish()
     await window.finish()
     window.close()
