@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import qasync
@@ -65,15 +66,16 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _SHOW_WINDOW) ->
     report_accessible_roles()
     settings = load_settings(paths.settings_file)
     set_ui_language(settings.language)
+    ownership = Ownership(paths.data, _("the kvchat window"))
+    deadline = time.monotonic() + _COMMAND_TIMEOUT_S
     try:
         paths.ensure()
-    except KvchatError as error:
-        qasync.run(show_error_box(error))
-        return 1
-    ownership = Ownership(paths.data, _("the kvchat window"))
-    try:
-        if not _claim(ownership, paths, request):
-            return 0
+        while not ownership.claim():
+            if show_running_window(paths, request):
+                return 0
+            if time.monotonic() > deadline and (owner := owner_of(paths.data)) is not None:
+                raise DataFolderInUse(owner.name, owner.pid)
+            time.sleep(_RETRY_INTERVAL_S)
     except KvchatError as error:
         qasync.run(show_error_box(error))
         return 1
@@ -87,18 +89,6 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _SHOW_WINDOW) ->
     if code == _RESTART:
         os.execv(sys.executable, [argument for argument in sys.orig_argv if argument not in ("--hidden", "quick")])
     return code
-
-
-def _claim(ownership: Ownership, paths: Paths, request: StartRequest) -> bool:
-    """Claim the folder; False if a running window has it and was shown. Raises DataFolderInUse."""
-    deadline = time.monotonic() + _COMMAND_TIMEOUT_S
-    while not ownership.claim():
-        if show_running_window(paths, request):
-            return False
-        if time.monotonic() > deadline and (owner := owner_of(paths.data)) is not None:
-            raise DataFolderInUse(owner.name, owner.pid)
-        time.sleep(_RETRY_INTERVAL_S)
-    return True
 
 
 class _KvchatApplication(QApplication):
@@ -186,7 +176,7 @@ async def _run(
         with contextlib.suppress(NotImplementedError):  # Windows
             loop.add_signal_handler(number, on_quit_signal)
     hidden = hidden or request.quick
-    drafts = _FirstDrafts(paths)
+    drafts = _FirstDrafts(paths.database)
     try:
         if not hidden and (settings.model_path or settings.engine_url) and paths.database.exists():
             window.show()
@@ -223,17 +213,16 @@ async def _run(
 class _FirstDrafts:
     """Chats and drafts shown before the runtime opens their file. Ignores errors: the runtime reports them."""
 
-    def __init__(self, paths: Paths) -> None:
-        self._file, self._worker = paths.database, Worker("first-drafts")
+    def __init__(self, file: Path) -> None:
+        self._file, self._worker = file, Worker("first-drafts")
         self._database: Database | None = None
         self._unsaved: dict[str, str] = {}
         self._writing: asyncio.Task[None] | None = None
 
     async def show(self, window: MainWindow) -> None:
-        run = self._worker.run
+        run, newest_first = self._worker.run, window.sidebar.arrangement == Arrangement()
         with contextlib.suppress(KvchatError):
             self._database = database = await run(Database, self._file)
-            newest_first = window.sidebar.arrangement == Arrangement()
             chats = await (run(database.newest, _FIRST_CHATS) if newest_first else run(database.conversations))
             window.startup_drafts.changed.connect(self._save)
             window.show_first(chats, await run(database.draft_texts))

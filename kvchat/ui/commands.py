@@ -29,14 +29,14 @@ from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, room_on_screen
 
 @dataclass(frozen=True)
 class Shortcut:
-    """Action; without keys it is only in the palette."""
+    """Action; without keys it is only in the palette. One not installed is only in the sheet."""
 
     group: str
     action: str
     title: str
     keys: tuple[str, ...] = ()  # portable QKeySequence text; the first is shown
     in_palette: bool = True
-    search_terms: str = ""  # extra search terms
+    terms: str = ""  # extra search terms
     is_installed: bool = True  # False: a field or a list handles these keys; the sheet only lists them
 
     @property
@@ -50,71 +50,61 @@ _window, _transfer = partial(Shortcut, N_("Windows")), partial(Shortcut, N_("Imp
 
 SHORTCUTS = (
     _chat("palette", N_("Go to a chat or run a command"), ("Ctrl+K",), in_palette=False),
-    _chat("new", N_("New chat"), ("Ctrl+N",), search_terms=N_("begin start conversation")),
+    _chat("new", N_("New chat"), ("Ctrl+N",), terms=N_("begin start conversation")),
     _chat("previous", N_("Previous chat"), ("Ctrl+Up", "Ctrl+PgUp")),
     _chat("next", N_("Next chat"), ("Ctrl+Down", "Ctrl+PgDown")),
     _chat("list", N_("Go to the chat list"), ("Ctrl+1",)),
-    _chat("search", N_("Search in all chats"), ("Ctrl+Shift+F",), search_terms=N_("find")),
-    _chat("find", N_("Find in this chat"), ("Ctrl+F",), search_terms=N_("search")),
+    _chat("search", N_("Search in all chats"), ("Ctrl+Shift+F",), terms=N_("find")),
+    _chat("find", N_("Find in this chat"), ("Ctrl+F",), terms=N_("search")),
     _chat("find-next", N_("Next match"), ("F3",), in_palette=False),
     _chat("find-previous", N_("Previous match"), ("Shift+F3",), in_palette=False),
-    _chat("chat-settings", N_("Chat settings…"), search_terms=N_("system prompt temperature sampling preset thinking")),
-    _chat("rename", N_("Rename this chat"), ("F2",), search_terms=N_("title name")),
-    _chat("name", N_("Generate a title for this chat"), search_terms=N_("title rename")),
-    _chat("delete", N_("Delete this chat"), search_terms=N_("remove trash")),
-    _chat("undo", N_("Undo deletion"), ("Ctrl+Z",), search_terms=N_("restore undelete")),
-    _chat("deleted", N_("Recently deleted…"), search_terms=N_("trash bin restore recover undo")),
+    _chat("chat-settings", N_("Chat settings…"), terms=N_("system prompt temperature sampling preset thinking")),
+    _chat("rename", N_("Rename this chat"), ("F2",), terms=N_("title name")),
+    _chat("name", N_("Generate a title for this chat"), terms=N_("title rename")),
+    _chat("delete", N_("Delete this chat"), terms=N_("remove trash")),
+    _chat("undo", N_("Undo deletion"), ("Ctrl+Z",), terms=N_("restore undelete")),
+    _chat("deleted", N_("Recently deleted…"), terms=N_("trash bin restore recover undo")),
     _message("compose", N_("Write a message"), ("Ctrl+L",)),
-    _message("send", N_("Send"), ("Enter",), in_palette=False, is_installed=False),
-    _message("line", N_("New line"), ("Shift+Enter",), in_palette=False, is_installed=False),
-    _message("stop", N_("Stop the reply"), ("Esc",), search_terms=N_("cancel end")),
-    _message("regenerate", N_("Regenerate reply"), ("Ctrl+R",), search_terms=N_("regenerate retry again")),
-    _message("edit", N_("Edit my last message"), ("Ctrl+E",), search_terms=N_("change correct")),
-    _message("edit-up", N_("Edit my last message (in an empty field)"), ("Up",), in_palette=False, is_installed=False),
-    _message("attach", N_("Attach files…"), ("Ctrl+O",), search_terms=N_("upload picture image pdf document add open")),
-    _message(
-        "screenshot", N_("Attach a screenshot"), ("Ctrl+Shift+S",), search_terms=N_("capture screen region picture")
-    ),
-    _view("larger", N_("Larger text"), ("Ctrl++", "Ctrl+="), search_terms=N_("font size zoom in bigger")),
-    _view("smaller", N_("Smaller text"), ("Ctrl+-",), search_terms=N_("font size zoom out")),
-    _view("normal", N_("Normal text size"), ("Ctrl+0",), search_terms=N_("font zoom reset")),
-    _view("dark", N_("Dark theme"), search_terms=N_("colours colors appearance night mode")),
-    _view("light", N_("Light theme"), search_terms=N_("colours colors appearance day mode bright")),
-    _view("like-system", N_("System theme"), search_terms=N_("colours colors appearance dark light")),
-    _view("sidebar", N_("Show or hide the sidebar"), ("Ctrl+B",), search_terms=N_("panel chats list")),
-    _view("full-screen", N_("Full screen"), ("F11",), search_terms=N_("fullscreen maximise maximize")),
-    _view("numbers", N_("Show or hide speed and token counts"), search_terms=N_("figures statistics receipt time")),
-    _window(
-        "settings", N_("Settings…"), ("Ctrl+,",), search_terms=N_("preferences options configure theme font language")
-    ),
-    _window("models", N_("Models…"), ("Ctrl+M",), search_terms=N_("download gguf hugging face switch change llm")),
-    _window(
-        "library", N_("Library…"), search_terms=N_("documents folder repository files prepare knowledge read begin")
-    ),
+    _message("send", N_("Send"), ("Enter",), is_installed=False),
+    _message("line", N_("New line"), ("Shift+Enter",), is_installed=False),
+    _message("stop", N_("Stop the reply"), ("Esc",), terms=N_("cancel end")),
+    _message("regenerate", N_("Regenerate reply"), ("Ctrl+R",), terms=N_("regenerate retry again")),
+    _message("edit", N_("Edit my last message"), ("Ctrl+E",), terms=N_("change correct")),
+    _message("edit-up", N_("Edit my last message (in an empty field)"), ("Up",), is_installed=False),
+    _message("attach", N_("Attach files…"), ("Ctrl+O",), terms=N_("upload picture image pdf document add open")),
+    _message("screenshot", N_("Attach a screenshot"), ("Ctrl+Shift+S",), terms=N_("capture screen region picture")),
+    _view("larger", N_("Larger text"), ("Ctrl++", "Ctrl+="), terms=N_("font size zoom in bigger")),
+    _view("smaller", N_("Smaller text"), ("Ctrl+-",), terms=N_("font size zoom out")),
+    _view("normal", N_("Normal text size"), ("Ctrl+0",), terms=N_("font zoom reset")),
+    _view("dark", N_("Dark theme"), terms=N_("colours colors appearance night mode")),
+    _view("light", N_("Light theme"), terms=N_("colours colors appearance day mode bright")),
+    _view("like-system", N_("System theme"), terms=N_("colours colors appearance dark light")),
+    _view("sidebar", N_("Show or hide the sidebar"), ("Ctrl+B",), terms=N_("panel chats list")),
+    _view("full-screen", N_("Full screen"), ("F11",), terms=N_("fullscreen maximise maximize")),
+    _view("numbers", N_("Show or hide speed and token counts"), terms=N_("figures statistics receipt time")),
+    _window("settings", N_("Settings…"), ("Ctrl+,",), terms=N_("preferences options configure theme font language")),
+    _window("models", N_("Models…"), ("Ctrl+M",), terms=N_("download gguf hugging face switch change llm")),
+    _window("library", N_("Library…"), terms=N_("documents folder repository files prepare knowledge read begin")),
     _window(
         "programs",
         N_("Connected apps…"),
-        search_terms=N_("gateway server api agents editors requests openai anthropic"),
+        terms=N_("gateway server api agents editors requests openai anthropic"),
     ),
-    _window("engine", N_("Engine…"), ("Ctrl+Shift+E",), search_terms=N_("server llama memory speed gpu")),
-    _window("log", N_("Engine log…"), search_terms=N_("output errors messages debug diagnostics")),
-    _window("restart-engine", N_("Restart engine"), search_terms=N_("start stop server llama reload")),
-    _window(
-        "disk", N_("Storage…"), ("Ctrl+D",), search_terms=N_("disk usage space cache memory of chats delete shrink")
-    ),
-    _window("saved", N_("Time saved…"), search_terms=N_("statistics plots seconds hot warm disk cold")),
-    _window("manual", N_("Manual"), ("F1",), search_terms=N_("help how privacy folders troubleshooting errors")),
-    _window("shortcuts", N_("Keyboard shortcuts"), ("Ctrl+/",), search_terms=N_("keys help hotkeys")),
-    _window("quit", N_("Quit"), ("Ctrl+Q",), search_terms=N_("exit close leave")),
-    _transfer("export", N_("Export this chat…"), search_terms=N_("save share download markdown html json")),
-    _transfer(
-        "export-memory", N_("Export with memory…"), search_terms=N_("save share move computer passphrase encrypt")
-    ),
-    _transfer("export-all", N_("Export all chats…"), search_terms=N_("save share download")),
-    _transfer("import", N_("Import chats…"), search_terms=N_("load open chatgpt claude")),
-    _transfer("import-folder", N_("Import a folder of chats…"), search_terms=N_("load open")),
-    _transfer("back-up", N_("Back up…"), search_terms=N_("backup copy save")),
-    _transfer("restore", N_("Restore from a backup…"), search_terms=N_("recover load")),
+    _window("engine", N_("Engine…"), ("Ctrl+Shift+E",), terms=N_("server llama memory speed gpu")),
+    _window("log", N_("Engine log…"), terms=N_("output errors messages debug diagnostics")),
+    _window("restart-engine", N_("Restart engine"), terms=N_("start stop server llama reload")),
+    _window("disk", N_("Storage…"), ("Ctrl+D",), terms=N_("disk usage space cache memory of chats delete shrink")),
+    _window("saved", N_("Time saved…"), terms=N_("statistics plots seconds hot warm disk cold")),
+    _window("manual", N_("Manual"), ("F1",), terms=N_("help how privacy folders troubleshooting errors")),
+    _window("shortcuts", N_("Keyboard shortcuts"), ("Ctrl+/",), terms=N_("keys help hotkeys")),
+    _window("quit", N_("Quit"), ("Ctrl+Q",), terms=N_("exit close leave")),
+    _transfer("export", N_("Export this chat…"), terms=N_("save share download markdown html json")),
+    _transfer("export-memory", N_("Export with memory…"), terms=N_("save share move computer passphrase encrypt")),
+    _transfer("export-all", N_("Export all chats…"), terms=N_("save share download")),
+    _transfer("import", N_("Import chats…"), terms=N_("load open chatgpt claude")),
+    _transfer("import-folder", N_("Import a folder of chats…"), terms=N_("load open")),
+    _transfer("back-up", N_("Back up…"), terms=N_("backup copy save")),
+    _transfer("restore", N_("Restore from a backup…"), terms=N_("recover load")),
 )
 
 
@@ -176,9 +166,7 @@ def install_shortcuts(
     window: QWidget, handlers: Mapping[str, Callable[[], object]], table: Iterable[Shortcut] = SHORTCUTS
 ) -> dict[str, QAction]:
     actions: dict[str, QAction] = {}
-    for shortcut in table:
-        if not shortcut.is_installed:
-            continue
+    for shortcut in filter(lambda entry: entry.is_installed, table):
         action = QAction(_(shortcut.title), window)
         action.setShortcuts([QKeySequence(keys) for keys in shortcut.keys])
         action.setShortcutContext(Qt.ShortcutContext.WindowShortcut)
@@ -191,7 +179,6 @@ def install_shortcuts(
 def add_keep_actions(
     menu: QMenu, pinned: bool, pin: Callable[[bool], object], never_save: bool, never: Callable[[bool], object]
 ) -> None:
-    """Append "always keep" and "never keep", checked if set; `pin` and `never` get the new state."""
     for title, tip, is_on, run in (
         (ALWAYS_KEEP, _("It is never deleted to free up space"), pinned, pin),
         (NEVER_KEEP, _("After a restart, the chat is reprocessed from the beginning"), never_save, never),
@@ -217,25 +204,18 @@ class PaletteEntry:
     title: str
     note: str  # right-aligned
     run: Callable[[], object]
-    search_terms: str = ""  # extra search terms
-
-    @property
-    def search_text(self) -> str:
-        return fold(self.title) + (_ALSO + fold(self.search_terms) if self.search_terms else "")
+    terms: str = ""  # extra search terms
 
 
 class Palette(QDialog):
-    """Fuzzy search for chats and commands; letters that begin words score higher."""
+    """Fuzzy search for chats and commands."""
 
     dismissed = Signal(str)  # closed without an action; the typed text
 
     def __init__(
         self, parent: QWidget, chats: Sequence[PaletteEntry], actions: Sequence[PaletteEntry], name: str = ""
     ) -> None:
-        """chats, actions: in the order shown without input; name: of the list, if its entries are not commands
-
-        With a name, the palette completes a text: it closes as soon as nothing matches.
-        """
+        """name: of the list if its entries are not commands; it then closes as soon as nothing matches"""
         # A tool window has no taskbar entry; a frameless dialog has one on some desktops.
         super().__init__(parent, Qt.WindowType.Tool | Qt.WindowType.FramelessWindowHint)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -244,8 +224,12 @@ class Palette(QDialog):
         self.setAccessibleName(name)
         self.setObjectName("palette")
         self._chats, self.commands = chats, actions
-        self._chat_texts, self._command_texts = ([entry.search_text for entry in part] for part in (chats, actions))
+        self._chat_texts, self._command_texts = (
+            [fold(entry.title) + (_ALSO + fold(entry.terms) if entry.terms else "") for entry in part]
+            for part in (chats, actions)
+        )
         self.entries: list[PaletteEntry] = []  # those shown
+        self.row_height = self.fontMetrics().height() + _MIN_ROW
         self.field = line_edit(name, f"{name}…")
         self.field.installEventFilter(self)
         self.field.textChanged.connect(self._fill)
@@ -261,12 +245,9 @@ class Palette(QDialog):
         self._column = column(self.field, self.empty_label, self.list, on=self, spacing=6, margins=10)
         once = Qt.ConnectionType.SingleShotConnection  # closing deactivates the window, which would close it again
         self.rejected.connect(lambda: self.dismissed.emit(self.field.text()), once)
+        self.setFixedWidth(min(self.fontMetrics().averageCharWidth() * _LETTERS, parent.width() - 40))
         self._fill("")
-
-    def open_over(self, window: QWidget) -> None:
-        self.setFixedWidth(min(self.fontMetrics().averageCharWidth() * _LETTERS, window.width() - 40))
-        self._fit()
-        self.move(window.mapToGlobal(QPoint((window.width() - self.width()) // 2, _TOP)))
+        self.move(parent.mapToGlobal(QPoint((parent.width() - self.width()) // 2, _TOP)))
         self.show()
         self.activateWindow()
         self.field.setFocus()
@@ -299,19 +280,12 @@ class Palette(QDialog):
         self.list.setCurrentRow(0)
         self.list.setVisible(bool(self.entries))
         self.empty_label.setVisible(not self.entries)
-        self._fit()
-        if self._completes and not self.entries:
-            self.reject()
-
-    @property
-    def row_height(self) -> int:
-        return self.fontMetrics().height() + _MIN_ROW
-
-    def _fit(self) -> None:
         room = (self._window.height() - _TOP - _NOT_ROWS) // self.row_height
         self.list.setFixedHeight(self.row_height * min(len(self.entries), max(room, 1), _MAX_ROWS) + 2)
         self._column.activate()
         self.setFixedHeight(self._column.sizeHint().height())
+        if self._completes and not self.entries:
+            self.reject()
 
     def _run(self) -> None:
         if self.entries:

@@ -54,18 +54,18 @@ class LivePage(ScrollPage):
     def value(self, key: str) -> str:
         return self._values[key].text()
 
-    def _show(self, key: str, text: str | None) -> None:
-        self._values[key].setText(_UNKNOWN if text is None else text)
+    def _show(self, **texts: str | None) -> None:
+        for key, text in texts.items():
+            self._values[key].setText(_UNKNOWN if text is None else text)
 
     def show_engine(self, status: EngineStatus, location: str, model: str | None) -> None:
         state = _(status.state.value)
         if status.restart_attempt:
             state = _("{state}, restarted {times} times", state=state, times=status.restart_attempt)
         failure = join_sentences(status.failure.title, status.failure.detail) if status.failure else ""
-        self._show("state", "\n".join(filter(None, (state, failure, location))))
-        self._show("model", model or _("none"))
+        self._show(state="\n".join(filter(None, (state, failure, location))), model=model or _("none"))
         if status.state is not EngineState.READY:
-            self._show("now", None)
+            self._show(now=None)
 
     def show_vitals(self, vitals: Vitals | None) -> None:
         slot = vitals.slot if vitals else None
@@ -76,30 +76,33 @@ class LivePage(ScrollPage):
             context = _("{tokens} of {context_size} tokens", tokens=tokens, context_size=context_size)
             self.context_bar.setRange(0, max(1, slot.context_size))
             self.context_bar.setValue(slot.tokens)
-            if slot.busy and self.value("now") in (_UNKNOWN, _("idle")):
-                self._show("now", _("busy"))
-            elif not slot.busy:
-                self._show("now", _("idle"))
-        self._show("context", context)
-        for key in ("prefill", "decode"):
-            rate = getattr(vitals.speed, key) if vitals else None
-            self._show(key, None if rate is None else _("{rate} on average", rate=format_rate(rate)))
-        amounts = (vitals.memory, vitals.graphics_memory) if vitals else (None, None)
-        for key, amount in zip(("memory", "graphics"), amounts, strict=True):
-            self._show(key, None if amount is None else format_size(amount))
-        self._show("process", str(vitals.pid) if vitals and vitals.pid is not None else None)
+            if not slot.busy or self.value("now") in (_UNKNOWN, _("idle")):
+                self._show(now=_("busy") if slot.busy else _("idle"))
+
+        def average(rate: float | None) -> str | None:
+            return None if rate is None else _("{rate} on average", rate=format_rate(rate))
+
+        memory, graphics = (vitals.memory, vitals.graphics_memory) if vitals else (None, None)
+        self._show(
+            context=context,
+            prefill=average(vitals.speed.prefill) if vitals else None,
+            decode=average(vitals.speed.decode) if vitals else None,
+            memory=None if memory is None else format_size(memory),
+            graphics=None if graphics is None else format_size(graphics),
+            process=str(vitals.pid) if vitals and vitals.pid is not None else None,
+        )
 
     def handle_event(self, event: Event) -> None:
         match event:
             case Prefilling(done_tokens=done, total=total):
                 done_text, total_text = format_number(done), format_number(total)
-                self._show("now", _("processing, {done} of {total} tokens", done=done_text, total=total_text))
+                self._show(now=_("processing, {done} of {total} tokens", done=done_text, total=total_text))
             case FirstToken():
-                self._show("now", _("generating"))
+                self._show(now=_("generating"))
             case Speed(tokens_per_second=rate) if rate:
-                self._show("now", _("generating, {rate}", rate=format_rate(rate)))
+                self._show(now=_("generating, {rate}", rate=format_rate(rate)))
             case ReplyFinished():
-                self._show("now", _("idle"))
+                self._show(now=_("idle"))
 
 
 _LEVELS = ((Level.DETAIL, N_("All messages")), (Level.WARNING, N_("Warnings and errors")), (Level.ERROR, N_("Errors")))
@@ -110,7 +113,7 @@ class LogPage(QWidget):
 
     def __init__(self, look: Look) -> None:
         super().__init__()
-        self._lines: list[str] = []
+        self._source: tuple[list[str], Level] = [], Level.DETAIL  # all lines, and the level shown
         self._shown_lines: list[str] = []
         self._is_updating = False
         self.level_box = ChoiceBox(look)
@@ -133,19 +136,18 @@ class LogPage(QWidget):
         self.text_search = TextSearch(look, _("Search the log"), self.text)
         below = row(self.level_box, self.follow_box, self.text_search.count, STRETCH, self.copy_button, spacing=10)
         column(self.text_search, below, (self.text, 1), on=self, spacing=10, margins=0)
-        self.text.verticalScrollBar().valueChanged.connect(self._scrolled)
+        bar = self.text.verticalScrollBar()
+        bar.valueChanged.connect(self._scrolled)
         self.text_search.reached.connect(lambda: self.follow_box.setChecked(False))
-        self.level_box.activated.connect(lambda _: self._show())
-        self.follow_box.toggled.connect(self._set_following)
+        self.level_box.activated.connect(lambda _: self.show_lines(self._source[0]))
+        self.follow_box.toggled.connect(lambda is_on: bar.setValue(bar.maximum()) if is_on else None)
 
-    def show_lines(self, lines: list[str]) -> None:
-        if lines != self._lines:
-            self._lines = lines
-            self._show()
-
-    def _show(self) -> None:
+    def show_lines(self, all_lines: list[str]) -> None:
         """Append only new lines, to keep a selection."""
-        lines = filter_by_level(self._lines, Level(self.level_box.currentData()))
+        source = all_lines, Level(self.level_box.currentData())
+        if source == self._source:
+            return
+        self._source, lines = source, filter_by_level(*source)
         bar = self.text.verticalScrollBar()
         position = bar.value()
         self._is_updating = True
@@ -162,10 +164,6 @@ class LogPage(QWidget):
     def _scrolled(self, value: int) -> None:
         if not self._is_updating:  # scrolled by the user
             self.follow_box.setChecked(value >= self.text.verticalScrollBar().maximum() - 1)
-
-    def _set_following(self, is_on: bool) -> None:
-        if is_on:
-            self.text.verticalScrollBar().setValue(self.text.verticalScrollBar().maximum())
 
 
 _REFRESH_MS = 1000
@@ -193,7 +191,6 @@ class EngineWindow(Panel):
         self._timer.timeout.connect(self.refresh)
 
     def refresh(self) -> None:
-        """Refresh. A slow engine is not asked again before it has answered."""
         runtime = self._runtime
         self.log_page.show_lines(runtime.engine.log_lines)
         self.live_page.show_engine(runtime.engine.status, runtime.engine.location, runtime.model.name)
@@ -205,7 +202,7 @@ class EngineWindow(Panel):
                 self._is_loading = False
 
         if not self._is_loading:
-            self._is_loading = True
+            self._is_loading = True  # a slow engine is not asked again before it has answered
             self.run(load_vitals())
 
     async def _copy_diagnostics(self) -> None:

@@ -1,6 +1,5 @@
 """The keyboard of the main window: its shortcuts, and where typed text goes."""
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -30,7 +29,7 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.composer import Composer, MessageField
 from kvchat.ui.commands import SHORTCUTS, Palette, PaletteEntry, ShortcutSheet, install_shortcuts
 from kvchat.ui.controllers.chat import ChatController
-from kvchat.ui.transcript.footer import MessageRequest, Request
+from kvchat.ui.transcript.footer import Request
 from kvchat.ui.transcript.transcript import Transcript
 
 
@@ -58,8 +57,8 @@ class KeyboardController(QObject):
             **handlers,
             "palette": self.open_palette,
             "shortcuts": self.open_sheet,
-            "larger": lambda: self._zoom(1),
-            "smaller": lambda: self._zoom(-1),
+            "larger": lambda: self._zoom(*(size for size in sorted(ZOOMS) if size > runtime.settings.zoom)),
+            "smaller": lambda: self._zoom(*(size for size in sorted(ZOOMS)[::-1] if size < runtime.settings.zoom)),
             "normal": lambda: self._change("zoom", 100),
             "dark": lambda: self._change("theme", "dark"),
             "light": lambda: self._change("theme", "light"),
@@ -91,15 +90,11 @@ class KeyboardController(QObject):
             for id in sorted(titles, key=lambda id: id == current)
         ]
         actions = [
-            PaletteEntry(
-                _(shortcut.title), shortcut.key_text, self._handlers[shortcut.action], _(shortcut.search_terms)
-            )
-            for shortcut in SHORTCUTS
-            if shortcut.is_installed and shortcut.in_palette and shortcut.action not in useless
+            PaletteEntry(_(entry.title), entry.key_text, self._handlers[entry.action], _(entry.terms))
+            for entry in SHORTCUTS
+            if entry.is_installed and entry.in_palette and entry.action not in useless
         ]
-        palette = Palette(self._window, chats, actions)
-        palette.open_over(self._window)
-        return palette
+        return Palette(self._window, chats, actions)
 
     async def offer_presets(self) -> None:
         """Complete a slash at the start of a message to a preset name, which starts a new chat.
@@ -119,19 +114,15 @@ class KeyboardController(QObject):
 
         palette = Palette(self._window, (), list(map(entry, presets)), _("Start a chat with a preset"))
         palette.dismissed.connect(field.insertPlainText)
-        palette.open_over(self._window)
 
     def open_sheet(self) -> ShortcutSheet:
         sheet = ShortcutSheet(self._window)
         sheet.open()
         return sheet
 
-    def _zoom(self, steps: int) -> None:
-        sizes = sorted(ZOOMS)
-        position = (bisect_right if steps > 0 else bisect_left)(sizes, self._runtime.settings.zoom)
-        index = position if steps > 0 else position - 1
-        if 0 <= index < len(sizes):
-            self._change("zoom", sizes[index])
+    def _zoom(self, *further: int) -> None:
+        if further:
+            self._change("zoom", further[0])
 
     def _change(self, name: str, value: Any) -> None:
         settings = replace(self._runtime.settings, **{name: value})
@@ -155,7 +146,9 @@ class FocusController(QObject):
         self._is_due = False  # after a click or a return from another window
         self._settler = QTimer(self, singleShot=True, interval=0)  # runs after Qt's own focus handling
         self._settler.timeout.connect(self._settle)
-        page.message_requested.connect(self._handle_request)
+        page.message_requested.connect(  # switching keeps the focus, so that the user can go on by key
+            lambda request: composer.focus() if request.run is not Request.SWITCH else None
+        )
         app = QApplication.instance()
         assert isinstance(app, QApplication)
         app.focusChanged.connect(self._handle_focus_change)
@@ -203,10 +196,6 @@ class FocusController(QObject):
             self._watched = now
             now.installEventFilter(self)
             now.setAttribute(Qt.WidgetAttribute.WA_InputMethodEnabled)
-
-    def _handle_request(self, request: MessageRequest) -> None:
-        if request.run is not Request.SWITCH:  # lets the user keep switching by key
-            self._composer.focus()
 
     def _settle(self) -> None:
         """Focus the composer if a button was clicked or the focused widget is gone."""

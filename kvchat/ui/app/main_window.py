@@ -168,18 +168,14 @@ class MainWindow(QMainWindow):
 
     def show_chat(self, conversation_id: str | None, token: str = "", _checked: bool = False) -> None:
         self.raise_window(token)
-        if conversation_id is None:
-            self.new_conversation()
-        else:
-            self._pages.setCurrentWidget(self._chat_page)
-            self.window_layout.show_page()
-            self.chat.open(conversation_id)
-
-    def new_conversation(self) -> None:
         self._pages.setCurrentWidget(self._chat_page)
         self.window_layout.show_page()
-        self.chat.open(None)
-        self.composer.focus()
+        self.chat.open(conversation_id)
+        if conversation_id is None:
+            self.composer.focus()
+
+    def new_conversation(self) -> None:
+        self.show_chat(None)
 
     def show_first_start(self) -> None:
         self.first_start.show_choices()
@@ -254,10 +250,10 @@ class MainWindow(QMainWindow):
         header.requested.connect(self.keyboard.run)
 
     def _choose_page(self) -> None:
-        if not self.runtime.model.is_configured:
-            self.show_first_start()
-        else:
+        if self.runtime.model.is_configured:
             self._pages.setCurrentWidget(self._chat_page)
+        else:
+            self.show_first_start()
 
     def open_chat_settings(self, id: str | None = None) -> None:
         """Open the settings of a conversation, by default the open one, which may not exist yet."""
@@ -316,7 +312,6 @@ class MainWindow(QMainWindow):
         }
 
     def _useless_actions(self) -> set[str]:
-        """Return the actions that would do nothing now."""
         from kvchat.chat.record.messages import Role
         from kvchat.engine.api.connection import EngineState
 
@@ -330,7 +325,7 @@ class MainWindow(QMainWindow):
             "regenerate": has_reply and not is_answering,
             "edit": not is_answering and any(message.role is Role.USER for message in messages),
             "find": bool(messages),
-            "undo": self.notices.can_undo,
+            "undo": bool(self.notices.undos),
             "restart-engine": self.runtime.engine.status.state is not EngineState.STOPPED,
             "dark": settings.theme != "dark",
             "light": settings.theme != "light",

@@ -1,6 +1,7 @@
 """The windows beside the main one: each created at first use, then brought to the front."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from PySide6.QtCore import QObject, Signal, SignalInstance
@@ -39,6 +40,7 @@ class SideWindows(QObject):
         self._arguments = runtime, look, runner, parent
         self._conversations = conversations
         self._windows: dict[Callable[..., Panel], Any] = {}
+        self._open_limits = partial(self.open_settings, StoragePage.name)
         conversations.usage_changed.connect(self._show_usage)
 
     def _open(self, kind: Callable[..., P], **slots: Callable[..., object] | SignalInstance) -> P:
@@ -70,10 +72,8 @@ class SideWindows(QObject):
         return window
 
     def open_chat_settings(self, chat: EditedChat) -> ChatSettingsWindow:
-        def open_presets() -> None:
-            self.open_settings(PresetsPage.name)
-
-        window = self._open(ChatSettingsWindow, chat_started=self.chat_started, presets_requested=open_presets)
+        presets = partial(self.open_settings, PresetsPage.name)
+        window = self._open(ChatSettingsWindow, chat_started=self.chat_started, presets_requested=presets)
         window.show_chat(chat)
         return window
 
@@ -102,13 +102,7 @@ class SideWindows(QObject):
         return self._open(ManualWindow)
 
     def open_programs(self) -> ProgramsWindow:
-        def open_settings() -> None:
-            self.open_settings(ApiServerPage.name)
-
-        return self._open(ProgramsWindow, settings_requested=open_settings)
-
-    def _open_limits(self) -> None:
-        self.open_settings(StoragePage.name)
+        return self._open(ProgramsWindow, settings_requested=partial(self.open_settings, ApiServerPage.name))
 
     def _show_usage(self) -> None:
         usage = self._conversations.usage

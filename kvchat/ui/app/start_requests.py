@@ -8,6 +8,7 @@ A link may come from anywhere, even a web page: it never sends, fetches or delet
 """
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -62,17 +63,20 @@ class QuickWindow(Panel):
         )
         composer.editor.setPlaceholderText(_("Ask something…"))
         composer.sent.connect(lambda text, attachments: self.run(self._send(text, attachments)))
-        composer.stop_requested.connect(self._stop)
+        composer.stop_requested.connect(lambda: self._with_chat(runtime.chat.stop))
         self._show_queued = chat.send_controller.connect_queue(composer, self.current_chat, self._prepend)
         self.attachments = AttachmentLoader(runtime, composer, self, runner, self.notices, self)
         self.subscribe_while_open(runtime.events.subscribe, self.attachments.handle_event)
         handlers = {"attach": self.attachments.choose_files, "screenshot": self.attachments.take_screenshot}
         install_shortcuts(self, handlers, [shortcut for shortcut in SHORTCUTS if shortcut.action in handlers])
-        transcript.retry_requested.connect(self._retry)
+        transcript.retry_requested.connect(
+            lambda: self._with_chat(lambda id: self._run_turn(id, runtime.chat.retry(id)))
+        )
         transcript.message_requested.connect(lambda request: transcript.end_edit(request.message.id))
         transcript.message_requested.connect(chat.handle_request)
         self.model = ElidedLabel("small")
-        self.open_in_main_button = button(_("Open in the main window"), self._open_in_main, "link")
+        self.open_in_main_button = button(_("Open in the main window"), self.close, "link")
+        self.open_in_main_button.clicked.connect(lambda: self._with_chat(self.chat_wanted.emit))
         below = row((self.model, 1), self.open_in_main_button, margins=(6, 0, 6, 0))
         column(self.notices, (transcript, 1), composer, below, on=self, spacing=8, margins=12)
 
@@ -129,18 +133,9 @@ class QuickWindow(Panel):
         self._fit()
         self._show()
 
-    def _retry(self) -> None:
+    def _with_chat(self, action: Callable[[str], object]) -> None:
         if self._chat is not None:
-            self._run_turn(self._chat, self._runtime.chat.retry(self._chat))
-
-    def _stop(self) -> None:
-        if self._chat is not None:
-            self._runtime.chat.stop(self._chat)
-
-    def _open_in_main(self) -> None:
-        if self._chat is not None:
-            self.close()
-            self.chat_wanted.emit(self._chat)
+            action(self._chat)
 
     def _handle_event(self, event: Event) -> None:
         if self._chat is None or getattr(event, "conversation_id", None) != self._chat:
@@ -227,13 +222,14 @@ class StartRequestHandler(Controller):
 
     def open(self, target: str) -> None:
         """Open a link, or a file by absolute path."""
+        is_opened = self._open_link(target) if target.startswith("kvchat:") else self._open_file(target)
+        if not is_opened:
+            self._window.notices.notify(_("The link target was not found"), target[:_MAX_SHOWN])
+
+    def _open_file(self, target: str) -> bool:
         window, path = self._window, QUrl(target).toLocalFile() if target.startswith("file:") else target
-        is_link = target.startswith("kvchat:")
-        if not (self._open_link(target) if is_link else "\0" not in path and len(path) <= _MAX_PATH):
-            window.notices.notify(_("The link target was not found"), target[:_MAX_SHOWN])
-            return
-        if is_link:
-            return
+        if "\0" in path or len(path) > _MAX_PATH:
+            return False
         match Path(path).suffix.lower():
             case ".kvchat":
                 window.transfer.import_files([Path(path)])
@@ -243,6 +239,7 @@ class StartRequestHandler(Controller):
             case _:
                 window.new_conversation()
                 window.attachments.load_files([Path(path)])
+        return True
 
     def _open_link(self, link: str) -> bool:
         """Show the target of a kvchat:// link. Return False if there is none."""

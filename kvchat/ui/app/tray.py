@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -41,12 +42,6 @@ def logo_state(state: EngineState, busy: bool) -> LogoState:
     return LogoState.BUSY if busy and state is EngineState.READY else _LOGOS.get(state, LogoState.STOPPED)
 
 
-def _menu_text(title: str) -> str:
-    """Return a title as menu text: one line, shortened, `&` escaped."""
-    title = one_line(title)
-    return (title if len(title) <= _LETTERS else f"{title[:_LETTERS].rstrip()}…").replace("&", "&&")
-
-
 class Tray(Controller):
     """The tray icon and its menu. While a tray exists, closing the window keeps the app running."""
 
@@ -73,7 +68,7 @@ class Tray(Controller):
         self.quit_action = menu.addAction(_("Quit"), window.quit_controller.ask)
         menu.aboutToShow.connect(self.refresh)
         self.icon.setContextMenu(menu)
-        self.icon.activated.connect(self._activated)
+        self.icon.activated.connect(self._toggle_window)
         window.quit_controller.keep_in_tray = True
         window.shown_changed.connect(self.refresh)
         window.quit_controller.hidden_first_time.connect(self._notify_in_tray)
@@ -82,9 +77,8 @@ class Tray(Controller):
 
     def close(self) -> None:
         if not self._closed:
-            self._window.chat.conversations.content_changed.disconnect(
-                self._show_recent
-            )  # shutdown may still emit chats
+            # Shutdown may still emit chats.
+            self._window.chat.conversations.content_changed.disconnect(self._show_recent)
             self._window.shown_changed.disconnect(self.refresh)
             self.icon.hide()
             self.menu.deleteLater()
@@ -108,8 +102,11 @@ class Tray(Controller):
         self.restart_action.setEnabled(running or state is EngineState.FAILED)
 
     def _show_recent(self) -> None:
-        titles = list(self._window.chat.conversations.titles.items())[:_RECENT]
-        recent = [(id, _menu_text(title)) for id, title in titles]
+        recent = []
+        for id, title in islice(self._window.chat.conversations.titles.items(), _RECENT):
+            text = one_line(title)
+            text = text if len(text) <= _LETTERS else f"{text[:_LETTERS].rstrip()}…"
+            recent.append((id, text.replace("&", "&&")))
         if [(action.data(), action.text()) for action in self.recent] == recent:
             return
         for action in self.recent:
@@ -125,7 +122,7 @@ class Tray(Controller):
         if isinstance(event, EngineChanged) or self._shown_icon is None or self._shown_icon[0] is not self.logo:
             self.refresh()
 
-    def _activated(self, reason: QSystemTrayIcon.ActivationReason) -> None:
+    def _toggle_window(self, reason: QSystemTrayIcon.ActivationReason) -> None:
         if reason is QSystemTrayIcon.ActivationReason.Trigger:
             (self._window.hide if self._window.isVisible() else self._window.raise_window)()
 
@@ -137,6 +134,7 @@ class Tray(Controller):
         )
 
 
+_IN_TRAY = -1  # number of the last notification in the tray; the desktop's are positive
 LONG_S = 10.0  # after this long the user may be elsewhere
 _DESKTOP = Service("org.freedesktop.Notifications", "/org/freedesktop/Notifications", "org.freedesktop.Notifications")
 
@@ -148,10 +146,11 @@ class ReplyNotifier(Controller):
         super().__init__(runtime, window, window)
         self._window, self._tray, self._bus = window, tray, bus
         self._chats: dict[int, str] = {}  # by the desktop's notification id
-        self._last_chat = ""  # chat in the last notification
         self._token = ""  # activation token to raise the window, received just before the click
         self._listens = False
-        tray.icon.messageClicked.connect(lambda: self._open(self._last_chat))
+        tray.icon.messageClicked.connect(
+            lambda: self._clicked(_IN_TRAY) if _IN_TRAY in self._chats else window.raise_window()
+        )
 
     def close(self) -> None:
         super().close()
@@ -182,20 +181,17 @@ class ReplyNotifier(Controller):
             (number,) = await self._bus.call(_DESKTOP, "Notify", "susssasa{sv}i", *notification)
             self._chats[number] = chat
         except NoAnswer:
-            self._last_chat = chat
+            self._chats[_IN_TRAY] = chat
             self._tray.icon.showMessage(title, text, tray_icon(LogoState.READY))
 
     def _take_token(self, number: int, token: str) -> None:
         if number in self._chats:
             self._token = token
 
-    def _clicked(self, number: int, _action: str) -> None:
+    def _clicked(self, number: int, _action: str = "") -> None:
         if (chat := self._chats.pop(number, None)) is not None:
-            self._open(chat)
-
-    def _open(self, chat: str) -> None:
-        token, self._token = self._token, ""
-        self._window.show_chat(chat, token)
+            token, self._token = self._token, ""
+            self._window.show_chat(chat, token)
 
 
 _NO_TRAY = N_(
@@ -278,12 +274,11 @@ class ShutdownDialog(QDialog):
     def __init__(self) -> None:
         super().__init__(None, Qt.WindowType.Dialog | Qt.WindowType.CustomizeWindowHint | Qt.WindowType.WindowTitleHint)
         self.setWindowTitle("kvchat")
-        self.title = label(_("Saving chat memory"), "title", wraps=True)
         self.status = label(kind="muted", wraps=True)
         tip = _("The last message will be reprocessed next time. No messages are lost.")
         self.quit_button = button(_("Quit now"), tip=tip)
-        parts = self.title, self.status, row(STRETCH, self.quit_button)
-        column(*parts, on=self, spacing=10, margins=(24, 22, 24, 18))
+        title = label(_("Saving chat memory"), "title", wraps=True)
+        column(title, self.status, row(STRETCH, self.quit_button), on=self, spacing=10, margins=(24, 22, 24, 18))
 
     def show_progress(self, unfinished: PendingSave | None) -> None:
         self.status.setText(unfinished.description if unfinished else _("Stopping the engine"))

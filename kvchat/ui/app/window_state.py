@@ -21,20 +21,16 @@ class WindowState:
     def __init__(self, file: Path) -> None:
         self._file = str(file)
         stored = self._open()
-        self._values: dict[str, Any] = {key: stored.value(key) for key in stored.allKeys()}
+        self.values: dict[str, Any] = {key: stored.value(key) for key in stored.allKeys()}  # numbers may be text
         self._thread: threading.Thread | None = None
         self._writing = threading.Lock()
 
-    def get(self, key: str) -> Any:
-        """Return the value of a key, or None; numbers and bools may be text."""
-        return self._values.get(key)
-
     def is_true(self, key: str, default: bool) -> bool:
-        return str(self._values.get(key, default)).lower() == "true"
+        return str(self.values.get(key, default)).lower() == "true"
 
     def store(self, **values: Any) -> None:
-        if any(self._values.get(key) != value for key, value in values.items()):
-            self._values |= values
+        if self.values != (changed := self.values | values):
+            self.values = changed
             self._thread = threading.Thread(target=self._write, name="window-memory", daemon=True)
             self._thread.start()
 
@@ -46,7 +42,7 @@ class WindowState:
     def _write(self) -> None:
         with self._writing:
             stored = self._open()
-            for key, value in self._values.items():
+            for key, value in self.values.items():
                 stored.setValue(key, value)
             stored.sync()
 
@@ -108,12 +104,13 @@ class WindowLayout(QObject):
         )
 
     def restore(self) -> None:
-        geometry, splitter = self._state.get("geometry"), self._state.get("splitter")
+        stored = self._state.values
+        geometry, splitter = stored.get("geometry"), stored.get("splitter")
         if geometry is None or not self._window.restoreGeometry(geometry):
             self._window.resize(QSize(1100, 760).boundedTo(room_on_screen()))
         if splitter is not None:
             self.splitter.restoreState(splitter)
-        self._sidebar.arrange(Arrangement.from_json(str(self._state.get("chats") or "")))
+        self._sidebar.arrange(Arrangement.from_json(str(stored.get("chats") or "")))
         self._arrange()
 
     def _arrange(self) -> None:

@@ -97,7 +97,8 @@ class _IconEngine(QIconEngine):
 
     def pixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State) -> QPixmap:
         """Clear the background before painting, unlike Qt's version. size: in physical pixels"""
-        result = _blank(size.width(), size.height())
+        result = QPixmap(size.expandedTo(QSize(1, 1)))
+        result.fill(Qt.GlobalColor.transparent)
         with QPainter(result) as painter:
             self.paint(painter, result.rect(), mode, state)
         return result
@@ -105,17 +106,12 @@ class _IconEngine(QIconEngine):
 
 @lru_cache(maxsize=512)
 def _render(svg: str, width: int, height: int, ratio: float = 1.0) -> QPixmap:
-    result = _blank(round(width * ratio), round(height * ratio))
+    result = QPixmap(max(round(width * ratio), 1), max(round(height * ratio), 1))
+    result.fill(Qt.GlobalColor.transparent)
     with QPainter(result) as painter:
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         QSvgRenderer(QByteArray(svg.encode())).render(painter, QRectF(result.rect()))
     result.setDevicePixelRatio(ratio)
-    return result
-
-
-def _blank(width: int, height: int) -> QPixmap:
-    result = QPixmap(max(width, 1), max(height, 1))
-    result.fill(Qt.GlobalColor.transparent)
     return result
 
 

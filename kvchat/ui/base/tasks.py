@@ -24,21 +24,10 @@ class TaskRunner:
 
     def start(self, run: Coroutine[Any, Any, Any], on_error: ErrorHandler | None = None) -> asyncio.Task[Any]:
         task = self._loop.create_task(run)
-        self._watch(task, on_error or self.on_error)
+        self.watch(task, on_error or self.on_error)
         return task
 
-    def watch_turn(self, task: asyncio.Future[Any]) -> None:
-        """Watch a turn's task for bugs only; TurnFailed has already reported its KvchatErrors."""
-        self._watch(task, lambda error: None)
-
-    async def close(self) -> None:
-        """Cancel all tasks. Those that wait for a hung engine end with it."""
-        for task in tuple(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_CLOSE_TIMEOUT_S)
-
-    def _watch(self, task: asyncio.Future[Any], on_error: ErrorHandler) -> None:
+    def watch(self, task: asyncio.Future[Any], on_error: ErrorHandler) -> None:
         self._tasks.add(task)
 
         def done(finished: asyncio.Future[Any]) -> None:
@@ -52,3 +41,10 @@ class TaskRunner:
                 self._on_bug(error)
 
         task.add_done_callback(done)
+
+    async def close(self) -> None:
+        """Cancel all tasks. Those that wait for a hung engine end with it."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_TIMEOUT_S)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -141,7 +139,9 @@ class Look(QObject):
         sheet = style_sheet(self.theme, self.fonts.base, self.fonts.small, self.px(16), mirrored=mirrored)
         if self._app.styleSheet() != sheet:  # restyling every widget is slow
             self.changing.emit()
-            with _garbage_collector_disabled():
+            was_collecting = gc.isenabled()  # not during startup
+            gc.disable()  # collecting a widget while Qt calls into all of them crashes Qt
+            try:
                 self._app.setFont(page_font(self.fonts.family, self.fonts.base))
                 palette = _palette(self.theme)
                 self._app.setPalette(palette)
@@ -149,6 +149,9 @@ class Look(QObject):
                 palette.setColor(QPalette.ColorRole.Window, QColor(self.theme.muted).lighter(_FRAME))
                 self._app.setPalette(palette, "QCheckBox")  # type: ignore[arg-type]  # wants str
                 self._app.setStyleSheet(sheet)
+            finally:
+                if was_collecting:
+                    gc.enable()
         self.changed.emit()
 
 
@@ -170,18 +173,6 @@ def code_font(family: str, points: float) -> QFont:
     font.setFeature(QFont.Tag("calt"), 0)
     font.setFeature(QFont.Tag("liga"), 0)
     return font
-
-
-@contextlib.contextmanager
-def _garbage_collector_disabled() -> Iterator[None]:
-    """Prevent the collection of a widget while Qt calls into all of them, which crashes Qt."""
-    was_enabled = gc.isenabled()  # disabled during startup
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _choose_fonts() -> Fonts:

@@ -170,7 +170,7 @@ class ChatController(Controller):
                 self._show_turn()
 
         self.turn_of(conversation_id).begin()
-        self._runner.watch_turn(task)
+        self._runner.watch(task, lambda error: None)  # TurnFailed has already reported it
         task.add_done_callback(end)
         self._show_turn()
 

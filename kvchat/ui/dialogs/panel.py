@@ -72,7 +72,7 @@ class Notices(ShrinkingPage):
         super().__init__()
         self._look = look
         self.report: BugReportDialog | None = None
-        self._undos: list[Callable[[], object]] = []  # newest last
+        self.undos: list[Callable[[], object]] = []  # newest last
         self._column = column(on=self.content, spacing=6, margins=0)
 
     @property
@@ -100,23 +100,20 @@ class Notices(ShrinkingPage):
 
     def offer_undo(self, done: str, undo: Callable[[], object]) -> None:
         def once() -> None:
-            if once in self._undos:
-                self._undos.remove(once)
+            if once in self.undos:
+                self.undos.remove(once)
                 undo()
 
-        self._undos = [*self._undos, once][-_MAX_UNDOS:]
+        self.undos = [*self.undos, once][-_MAX_UNDOS:]
         self.notify_with_action(done, _("Undo"), once)
 
-    @property
-    def can_undo(self) -> bool:
-        return bool(self._undos)
-
     def undo_last(self) -> None:
-        for notice in self.on_show:
-            if self._undos and notice.on_click is self._undos[-1]:
-                notice.dismiss()
-        if self._undos:
-            self._undos[-1]()
+        if self.undos:
+            undo = self.undos[-1]
+            for notice in self.on_show:
+                if notice.on_click is undo:
+                    notice.dismiss()
+            undo()
 
     def show_error(self, error: KvchatError) -> None:
         self._add(error.title, error.explanation, "warn")
@@ -130,7 +127,7 @@ class Notices(ShrinkingPage):
             self.report.text.appendPlainText(f"\n{text}")
             return
         self.report = BugReportDialog(self._look, text, self.window())
-        self.report.finished.connect(self._report_closed)
+        self.report.finished.connect(self._forget_report)
         self.report.open()
 
     def _add(self, title: str, detail: str, tone: str = "", *, is_permanent: bool = False) -> NoticeView | None:
@@ -153,7 +150,7 @@ class Notices(ShrinkingPage):
             if notice.texts == texts:
                 notice.dismiss()
 
-    def _report_closed(self) -> None:
+    def _forget_report(self) -> None:
         self.report = None
 
 

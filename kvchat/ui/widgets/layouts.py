@@ -176,7 +176,6 @@ class ScrollPage(QScrollArea):
     """Page that scrolls vertically; horizontally only if the screen is narrower than its `content`."""
 
     def __init__(self, name: str) -> None:
-        """name: object name of the content widget"""
         super().__init__(widgetResizable=True)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.content = _PageContent()

@@ -104,7 +104,7 @@ def literals(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and isinstance(node.body[0], ast.Expr)
     }
-    typed = (node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "search_terms")
+    typed = (node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "terms")
     documentation |= {
         id(part) for value in typed for part in ast.walk(value)
     }  # search terms, which users may type in any words

@@ -27,7 +27,7 @@ async def test_ctrl_z_has_back_what_was_deleted_last_long_after_the_notice(
     furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
-    await until(lambda: window.notices.can_undo)
+    await until(lambda: window.notices.undos)
     window.composer.focus()
     qtbot.keyClicks(window.composer.editor, "typed")
     undo(window, qtbot)
@@ -48,7 +48,7 @@ async def test_ctrl_z_has_back_what_was_deleted_last_long_after_the_notice(
     await until(lambda: window.chat.current == "d")
     await until(lambda: len(window.transcript.messages) == 1)
     window.chat.handle_request(MessageRequest(Request.DELETE, window.transcript.messages[0]))
-    await until(lambda: not furnished.chat.said("d") and window.notices.can_undo)
+    await until(lambda: not furnished.chat.said("d") and window.notices.undos)
     undo(window, qtbot)
     await until(lambda: len(furnished.chat.said("d")) == 1)
     undo(window, qtbot)  # there is nothing left to undo

@@ -2,12 +2,11 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt, QUrl
-from PySide6.QtGui import QDesktopServices, QGuiApplication, QMouseEvent
+from PySide6.QtGui import QDesktopServices, QGuiApplication, QMouseEvent, QPalette
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QTextEdit, QToolButton
 from pytestqt.qtbot import QtBot
@@ -339,13 +338,13 @@ def test_few_widgets_are_styled_anew_when_the_text_size_changes(
     page.show_conversation(conversation(40))
     qtbot.waitUntil(lambda: len(page.views) > 20, timeout=LONG_MS)
     styled: list[int] = []
-    whole = theme._garbage_collector_disabled
+    whole = theme._palette
 
-    def counted() -> AbstractContextManager[None]:
+    def counted(chosen: theme.Theme) -> QPalette:
         styled.append(sum(isinstance(widget, MessageView) for widget in QApplication.allWidgets()))
-        return whole()
+        return whole(chosen)
 
-    monkeypatch.setattr(theme, "_garbage_collector_disabled", counted)
+    monkeypatch.setattr(theme, "_palette", counted)
     look.apply_settings(Settings(zoom=125))
     assert styled == [0]
     assert page.views
