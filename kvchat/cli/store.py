@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +19,6 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan, StoreUsage, VerifyReport, program_of, program_owner
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.restore_cost import PrefillSpeed
-from kvchat.settings import Settings
 from kvchat.store_service import (
     describe_capacity,
     long_chat_bytes,
@@ -43,37 +41,20 @@ SecondsSaved = Mapping[str, float]  # seconds by conversation id
 MAX_TITLE_LENGTH = 40  # characters
 
 
-@dataclass(frozen=True)
-class _StoreContext:
-    paths: Paths
-    settings: Settings
-    store: BlockStore
-    titles: Titles
-    seconds_saved: SecondsSaved
-
-
-def _on_store(command: Callable[[T, _StoreContext], int]) -> Callable[[T, Commands], Awaitable[int]]:
+def _on_store(command: Callable[[T, Commands, BlockStore], int]) -> Callable[[T, Commands], Awaitable[int]]:
     """Call the command in a thread. Without a runtime, open only the store, so damaged chats do not matter."""
 
     async def run(options: T, commands: Commands) -> int:
-        def run_with(store: BlockStore) -> int:
-            titles: dict[str, str] = {}
-            saved: SecondsSaved = {}
-            with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:
-                titles = {chat.id: chat.title for chat in database.conversations()}
-                titles |= {
-                    documents.owner: _("Prepared: {name}", name=documents.name) for documents in all_prepared(database)
-                }
-                saved = database.seconds_saved()
-            return command(options, _StoreContext(paths, settings, store, titles, saved))
-
         async with commands.runtime_lock:
-            runtime, paths = commands.open_runtime, commands.paths
-            settings = await asyncio.to_thread(lambda: commands.settings)
+            runtime = commands.open_runtime
             # Use the app's warm-tier budget: without it, memory left by a killed kvchat would be discarded.
-            store = runtime.save_points.store if runtime else await asyncio.to_thread(open_store, paths, settings)
+            store = (
+                runtime.save_points.store
+                if runtime
+                else await asyncio.to_thread(lambda: open_store(commands.paths, commands.settings))
+            )
             try:
-                return await asyncio.to_thread(run_with, store)
+                return await asyncio.to_thread(command, options, commands, store)
             finally:
                 if runtime is None:
                     await asyncio.to_thread(store.close)
@@ -81,20 +62,30 @@ def _on_store(command: Callable[[T, _StoreContext], int]) -> Callable[[T, Comman
     return run
 
 
-def _usage(context: _StoreContext) -> StoreUsage:
+def _read_chats(paths: Paths) -> tuple[Titles, SecondsSaved]:
+    titles: dict[str, str] = {}
+    saved: SecondsSaved = {}
+    with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:
+        titles = {chat.id: chat.title for chat in database.conversations()}
+        titles |= {documents.owner: _("Prepared: {name}", name=documents.name) for documents in all_prepared(database)}
+        saved = database.seconds_saved()
+    return titles, saved
+
+
+def _usage(paths: Paths, store: BlockStore) -> StoreUsage:
     """Return the store's usage with the times to reprocess the saved chats."""
-    usage = context.store.inventory.usage()
+    usage = store.inventory.usage()
     speeds = {model: PrefillSpeed() for model in saved_models(usage)}
-    with contextlib.suppress(KvchatError), closing(Database(context.paths.database)) as database:
+    with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:
         for model, speed in speeds.items():
             speed.add_earlier_samples(database.prefill_timings(model))
     return with_times(usage, speeds)
 
 
 @_on_store
-def show_usage(options: JsonOptions, context: _StoreContext) -> int:
-    usage = dataclasses.replace(_usage(context), chat_bytes=long_chat_bytes(context.settings))
-    titles, saved = context.titles, context.seconds_saved
+def show_usage(options: JsonOptions, commands: Commands, store: BlockStore) -> int:
+    usage = dataclasses.replace(_usage(commands.paths, store), chat_bytes=long_chat_bytes(commands.settings))
+    titles, saved = _read_chats(commands.paths)
     chats = [
         _with_title(chat.conversation_id, titles, chat) | {"seconds_saved": saved.get(chat.conversation_id, 0.0)}
         for chat in usage.conversations
@@ -105,9 +96,9 @@ def show_usage(options: JsonOptions, context: _StoreContext) -> int:
 
 
 @_on_store
-def prune(options: PruneOptions, context: _StoreContext) -> int:
-    inventory, titles, target = context.store.inventory, context.titles, options.target_bytes
-    plan = plan_with_times(inventory.plan_prune(target), _usage(context))
+def prune(options: PruneOptions, commands: Commands, store: BlockStore) -> int:
+    inventory, titles, target = store.inventory, _read_chats(commands.paths)[0], options.target_bytes
+    plan = plan_with_times(inventory.plan_prune(target), _usage(commands.paths, store))
     if not options.as_json:
         print_out("\n".join(plan_lines(plan, titles, target, dry_run=options.dry_run)))
     freed = inventory.prune(plan) if plan.save_point_ids and not options.dry_run else 0
@@ -128,31 +119,32 @@ def prune(options: PruneOptions, context: _StoreContext) -> int:
 
 
 @_on_store
-def verify(options: JsonOptions, context: _StoreContext) -> int:
-    report = context.store.inventory.verify(partial(show_progress, _("Verifying:")))
-    left = {chat.conversation_id: chat.save_points for chat in context.store.inventory.usage().conversations}
+def verify(options: JsonOptions, commands: Commands, store: BlockStore) -> int:
+    titles = _read_chats(commands.paths)[0]
+    report = store.inventory.verify(partial(show_progress, _("Verifying:")))
+    left = {chat.conversation_id: chat.save_points for chat in store.inventory.usage().conversations}
     losses = [
-        _with_title(loss.conversation_id, context.titles, loss)
+        _with_title(loss.conversation_id, titles, loss)
         | {"reason": loss.reason.english, "code": loss.reason.code}
         | {"save_points_left": left.get(loss.conversation_id, 0), "cold": not left.get(loss.conversation_id)}
         for loss in report.losses
     ]
     figures = {"blocks": report.blocks, "bytes": report.bytes, "bad_blocks": report.bad_blocks}
     fields = figures | {"clean": report.is_clean, "by_conversation": losses}
-    print_result(options.as_json, fields, report_lines(report, left, context.titles))
+    print_result(options.as_json, fields, report_lines(report, left, titles))
     return 0 if report.is_clean else 1
 
 
 @_on_store
-def forget(options: ProgramOptions, context: _StoreContext) -> int:
+def forget(options: ProgramOptions, commands: Commands, store: BlockStore) -> int:
     """Delete a program's save points. Raises KvchatError if there are none."""
-    owners = [chat.conversation_id for chat in context.store.inventory.usage().conversations]
+    owners = [chat.conversation_id for chat in store.inventory.usage().conversations]
     programs = sorted(filter(None, map(program_of, owners)))
     if options.program not in programs:
         title = _("There are no save points of an app named “{program}”", program=options.program)
         known_programs = join_list(programs) or _("No app has saved chat memory")
         raise KvchatError(title, f"{known_programs}.", "")
-    freed = context.store.inventory.delete_conversation(program_owner(options.program))
+    freed = store.inventory.delete_conversation(program_owner(options.program))
     fields = {"program": options.program, "bytes_freed": freed}
     return print_result(options.as_json, fields, [_("Freed {freed}.", freed=format_size(freed))])
 

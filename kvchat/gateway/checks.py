@@ -13,7 +13,6 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -36,12 +35,6 @@ class Checks:
     keys: Keys
     origins: frozenset[str] = frozenset()  # web pages that may use the gateway; * for all
 
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        """This computer's host names; any other in the Host header may be DNS rebinding."""
-        own = socket.gethostname().lower()
-        return frozenset(("localhost", own, f"{own.partition('.')[0]}.local", self.host.lower()))
-
     def check_host_and_origin(self, headers: Headers) -> None:
         """Raise RequestRefused unless the Host header names this computer and the Origin is allowed."""
         match = _HOST.fullmatch(headers.get("host", ""))
@@ -50,7 +43,13 @@ class Checks:
             ipaddress.ip_address(name.strip("[]"))  # DNS rebinding needs a name, not an address
             is_ours = True
         except ValueError:
-            is_ours = name.lower().rstrip(".") in self._names
+            own = socket.gethostname().lower()
+            is_ours = name.lower().rstrip(".") in (
+                "localhost",
+                own,
+                f"{own.partition('.')[0]}.local",
+                self.host.lower(),
+            )
         if not is_ours:
             raise RequestRefused(403, "This name is not this computer's.", "permission_error")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")

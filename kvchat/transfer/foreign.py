@@ -119,7 +119,11 @@ def parse_lm_studio(entry: Mapping[str, Any], name: str) -> Row:
         versions = [_dict(version) for version in _list(message.get("versions"))]
         chosen = message.get("currentlySelected", 0)
         for i, version in enumerate(versions):
-            text, thinking = _lm_studio_text(version)
+            texts: dict[bool, list[str]] = {False: [], True: []}  # by whether they are thoughts
+            for step in [_dict(step) for step in _list(version.get("steps"))] or [version]:
+                thinks = _dict(step.get("style")).get("type") == "thinking"
+                texts[thinks].append(_blocks(map(_dict, _list(step.get("content"))), "text"))
+            text, thinking = ("\n\n".join(filter(None, texts[thinks])) for thinks in (False, True))
             messages.append(_Message(f"{number}.{i}", parent, _ROLES.get(_text(version.get("role"))), text, thinking))
         if versions:
             parent = f"{number}.{chosen if isinstance(chosen, int) and 0 <= chosen < len(versions) else 0}"
@@ -195,15 +199,6 @@ def _chatgpt_text(content: Mapping[str, Any]) -> tuple[str, str]:
         elif isinstance(part, dict):
             parts.append(_text(part.get("text")) or f"[{_text(part.get('content_type')) or 'attachment'}]")
     return "\n\n".join(filter(None, parts)), ""
-
-
-def _lm_studio_text(version: Mapping[str, Any]) -> tuple[str, str]:
-    text: list[str] = []
-    thinking: list[str] = []
-    for step in [_dict(step) for step in _list(version.get("steps"))] or [dict(version)]:
-        thinks = _dict(step.get("style")).get("type") == "thinking"
-        (thinking if thinks else text).append(_blocks(map(_dict, _list(step.get("content"))), "text"))
-    return "\n\n".join(filter(None, text)), "\n\n".join(filter(None, thinking))
 
 
 def _blocks(blocks: Iterable[Mapping[str, Any]], kind: str) -> str:

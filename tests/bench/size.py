@@ -5,16 +5,14 @@ The store alone: a generated file, as of a chat with an 8B model, added, absorbe
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import shutil
 import struct
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from operator import truediv
 from pathlib import Path
@@ -50,7 +48,6 @@ _F16 = 1
 _AT_ONCE = 8192  # rows written at a time
 _FINGERPRINT = Fingerprint("bench", "f16", "f16", "auto", 1, "")
 _UNBOUNDED = 1 << 60  # bytes
-_LOOK_S = 0.02  # interval between measurements of the staging folder
 WIDTH, CONTEXT = 256, 131_072  # of the generated model
 _Q4_BLOCK, _Q4_BYTES = 32, 18  # Q4_0: an f16 scale and 16 bytes of nibbles for 32 weights
 
@@ -59,9 +56,8 @@ async def measure(options: BenchOptions, made_bytes: int) -> dict[str, Any]:
     """Measure both parts, one after the other, by default with a generated model. Raises KvchatError and OSError.
 
     A ratio of speeds is above 1 if the store is faster than a plain copy, which is synced where the store syncs.
-    `rebuild_…`: rebuilt from blocks in the page cache, over an earlier file; `first_…`: the first rebuild after a
-    start; `cold_…`: blocks, or the copied file, not in the page cache. `warm_before_engine_ms`: time until a file just
-    saved is ready.
+    `rebuild_…`: rebuilt from blocks in the page cache, over an earlier file; `cold_…`: blocks, or the copied file, not
+    in the page cache. `warm_before_engine_ms`: time until a file just saved is ready.
     """
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or write_kv_model(Path(folder) / "kv.gguf")
@@ -164,16 +160,8 @@ class _Made:
         original = self._folder / "original.slot"
         print_err(f"The store alone: a made file of {format_size(len(self._tokens) * TOKEN_BYTES)} …")
         made_bytes = write_slot_file(original, self._tokens)
-        before = _own_memory()
-        with self._watched() as peak:
-            figures = self._measure(original, made_bytes)
-        growth = peak[1] - before if before is not None else None
-        return figures | {"peak_staging_bytes": peak[0], "peak_memory_growth_bytes": growth}
-
-    def _measure(self, original: Path, made_bytes: int) -> dict[str, Any]:
         print_err("Absorbing, beside a plain copy …")
-        _run("cat", original)
-        cat_ms = _timed(lambda: _run("cat", original))
+        _run("cat", original)  # into the page cache
         copied_ms = _timed(lambda: self._copied_to_disk(original))
         write = partial(_run, "cp", original)
         first, absorb_ms, absorb_cpu_ms, _ = self._absorbed(self._tokens, write, None)
@@ -187,7 +175,7 @@ class _Made:
         print_err("Putting it together again, beside a plain copy …")
         self._store.close()
         self._open()
-        first_rebuild_ms = self._staged(first)
+        self._staged(first)
         rebuilds, copies, cold, cold_copies = [], [], [], []
         rounds = ROUNDS if made_bytes < LARGE else 1
         for number in range(rounds):
@@ -201,7 +189,6 @@ class _Made:
         self._store.close()
         return {
             "made_bytes": made_bytes,
-            "cat_ms": cat_ms,
             "absorb_ms": absorb_ms,
             "absorb_ratio": copied_ms / absorb_ms,
             "absorb_cpu_ms": absorb_cpu_ms,
@@ -209,7 +196,6 @@ class _Made:
             "next_turn_cpu_ratio": next_cpu_ms / absorb_cpu_ms,
             "next_turn_bytes_written": written,
             "warm_before_engine_ms": warm_ms,
-            "first_rebuild_ms": first_rebuild_ms,
             "rebuild_ms": median(rebuilds),
             "rebuild_ratio": median(map(truediv, copies, rebuilds)),
             "cold_rebuild_ms": median(cold),
@@ -273,25 +259,6 @@ class _Made:
                 os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[list[int]]:
-        """Yield the peak bytes in the staging folder and of this process's own memory, updated until the end."""
-        most, ended = [0, 0], threading.Event()
-
-        def look() -> None:
-            while not ended.wait(_LOOK_S):
-                staged = self._store.staging.bytes_in_memory() + disk.tree_size(self._slots.parent)
-                most[0] = max(most[0], staged - disk.tree_size(self._copy))
-                most[1] = max(most[1], _own_memory() or 0)
-
-        watcher = threading.Thread(target=look)
-        watcher.start()
-        try:
-            yield most
-        finally:
-            ended.set()
-            watcher.join()
-
 
 def _run(program: str, *paths: Path) -> None:
     """Run `cp` or `cat`, or do the same in Python if the system has none."""
@@ -311,13 +278,6 @@ def _timed(do: Callable[[], object]) -> float:
 
 def _ms_since(started: float) -> float:
     return 1000 * (time.perf_counter() - started)
-
-
-def _own_memory() -> int | None:
-    """Return this process's memory in bytes, without mapped files; None if unknown."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        return 1024 * int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])
-    return None
 
 
 def write_kv_model(out: Path) -> Path:

@@ -17,35 +17,15 @@ from tests.running import opened
 
 pytestmark = pytest.mark.e2e
 
-QUESTIONS = (
-    "What is a river?",
-    "How do I cook rice?",
-    "Tell me a short story about a dog.",
-    "Explain why the sky is blue.",
-    "Give me tips for learning to play the guitar.",
-)
 SHORT = Sampling(max_tokens=12, temperature=0.0)
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 WORDS = "The river runs past the old garden wall and the heron stands there all morning. " * 10
 
 
-def repeated(text: str, length: int = 6) -> float:
-    """Return the share of word sequences of this length that occur before."""
-    words = text.split()
-    runs = [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
-    return 1 - len(set(runs)) / len(runs) if runs else 0.0
-
-
-async def test_replies_do_not_loop_formats_are_followed_and_models_switch(tmp_path, smollm2):
+async def test_formats_are_followed_and_models_switch(tmp_path, smollm2):
     async with opened(tmp_path, settings(smollm2, "llama-server", context_size=2048)) as runtime:
         chat, events = runtime.chat, list[Event]()
         runtime.events.subscribe(events.append)
-        for question in QUESTIONS:
-            conversation = (await chat.new_conversation()).id
-            reply = await chat.send(conversation, question, Sampling(max_tokens=200, seed=1), save=False)
-            assert reply is not None
-            assert repeated(reply.content) < 0.2, reply.content
-
         conversation = (await chat.new_conversation()).id
         await chat.options.change(conversation, ChatOptions(Sampling(json_schema=json.dumps(SCHEMA), max_tokens=40)))
         reply = await chat.send(conversation, "How old is the heron?")

@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from kvchat.engine.process.plan import free_port
+from tests.api_dialects import answer_text
 from tests.e2e.home import Home, engine_arguments, notes
 from tests.e2e.serving import TEMPLATE, Serving, serving
 from tests.gateway import agents
@@ -265,13 +266,4 @@ def _ask(server: Serving, name: str, *messages: agents.Body) -> str:
     answer = httpx2.post(f"{server.url}{path}", json=body, timeout=240, headers={"user-agent": f"{name}/1.0"})
     assert answer.status_code == 200, answer.text
     server.requests()  # wait until its state is saved
-    return "".join(_delta_text(json.loads(line[6:])) for line in answer.text.splitlines() if line.startswith("data: {"))
-
-
-def _delta_text(event: dict[str, Any]) -> str:
-    delta = event.get("delta")
-    if isinstance(delta, str):
-        return delta
-    if isinstance(delta, dict):
-        return str(delta.get("text") or "")
-    return "".join(choice["delta"].get("content") or "" for choice in event.get("choices") or ())
+    return answer_text(answer) or ""
