@@ -73,7 +73,6 @@ def _read_chats(paths: Paths) -> tuple[Titles, SecondsSaved]:
 
 
 def _usage(paths: Paths, store: BlockStore) -> StoreUsage:
-    """Return the store's usage with the times to reprocess the saved chats."""
     usage = store.inventory.usage()
     speeds = {model: PrefillSpeed() for model in saved_models(usage)}
     with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:

@@ -236,7 +236,6 @@ class Forwarder:
             lease.slot.forget()
 
     async def _prove(self, timings: Timings | None, *, in_steps: bool) -> None:
-        """Check what was loaded against the engine's counts; learn the restore cost."""
         record, ids, lease = self.pending.record, self.pending.prompt.ids, self.lease
         if timings is None:
             return
@@ -262,7 +261,6 @@ class Forwarder:
         record.saved_ms = max(0.0, cost.prefill_ms(record.cached) - record.restore_ms)
 
     def _headers(self, answer: EngineResponse) -> dict[str, str]:
-        """Return the headers that are known when the answer begins."""
         headers, record = {"content-type": answer.headers.get("content-type", "application/json")}, self.pending.record
         receipt = record.receipt() if record.found is not None else {"model": record.answering_model}
         return headers | headers_of({name: value for name, value in receipt.items() if name not in PROVED})

@@ -113,8 +113,6 @@ class ResponseStream:
         self.end()
 
     async def deliver(self, receive: Receive, send: Send) -> None:
-        """Send until the end, or until the client disconnects."""
-
         async def wait_for_disconnect() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
@@ -174,7 +172,6 @@ class PendingRequest:
             self._abort()
 
     def refuse(self, status: int, message: str, kind: str, retry_after_s: int = 0) -> None:
-        """Send an error, or end a stream with one."""
         form, response = self.request.form, self.response
         error = refusal(form, status, message, kind)
         if not response.has_begun:

@@ -108,7 +108,6 @@ class RequestRecord:
 
     @property
     def miss_reason(self) -> Reason | None:
-        """The reason why more was processed than necessary, or None."""
         divergence = self.costly_divergence
         return divergence.cause if divergence else self.miss
 

@@ -147,7 +147,6 @@ def _rows(
     nearest: dict[str, str | None] = {key: key for key in shown}
 
     def message_id(key: str | None) -> str | None:
-        """Return the id of the nearest shown message at or above `key`."""
         passed = []
         while key is not None and key not in nearest:
             nearest[key] = None  # placeholder: stops at cycles
@@ -206,7 +205,6 @@ def _blocks(blocks: Iterable[Mapping[str, Any]], kind: str) -> str:
 
 
 def _without_reasoning(text: str) -> tuple[str, str]:
-    """Split a reply into its text and its reasoning."""
     texts: list[str] = []
     thoughts: list[str] = []
     at = 0

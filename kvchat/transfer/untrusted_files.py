@@ -125,7 +125,7 @@ class _JsonText:
         return match is not None
 
     def value(self) -> Any:
-        """Parse JSON at `at`. Raises ValueError and RecursionError."""
+        """Parse the JSON value at `position`. Raises ValueError and RecursionError."""
         self.next()
         self._numbers = 0
         while True:

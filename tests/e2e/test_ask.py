@@ -60,13 +60,6 @@ def test_a_damaged_store_costs_only_a_prefill(saved_chat, tmp_path, damage):
     assert again["source"] == "disk"
 
 
-def test_another_model_has_another_fingerprint(saved_chat, tmp_path):
-    home, chat = saved_chat[0].copy(tmp_path / "home"), saved_chat[1]
-    receipt = home.ask("--chat", chat, "--model", str(tiny_model("qwen35")), QUESTION)["receipt"]
-    assert receipt["source"] == "cold"
-    assert receipt["miss_code"] == "other-model"
-
-
 def test_missing_or_unreadable_models_and_chats_are_reported(home, tmp_path):
     model, garbage, half = tiny_model("llama"), tmp_path / "garbage.gguf", tmp_path / "half.gguf"
     garbage.write_bytes(b"not a model" * 1000)

@@ -78,21 +78,3 @@ def test_hidden_characters_are_shown_or_dropped_except_in_json(tmp_path):
             assert seen in written
         for code in ("co", "blo", "inden"):
             assert f"{code}⟦TAG I⟧⟦SHY⟧⟦U+2063⟧⟦HANGUL FILLER⟧" in written
-
-
-def test_page_renders_markdown_as_the_window_does(tmp_path):
-    database = open_library(tmp_path)
-    conversation = database.create_conversation("Rules", None)
-    deep = "> " * 60 + "at the bottom"
-    leaf = None
-    for words in ("- [x] done\n\n$a_1 * b_1 * c$ as noted[^1]\n\n[^1]: In a note\n\n[f](file:///etc/passwd)", deep):
-        asked = database.append(conversation.id, leaf, Role.USER, "?", MessageState.COMPLETE)
-        leaf = database.append(conversation.id, asked.id, Role.ASSISTANT, words, MessageState.COMPLETE).id
-    target = tmp_path / "all.html"
-    export_file(database, [conversation.id], ExportForm.of(target), target)
-    page = target.read_text("utf-8")
-    assert "☑ done" in page
-    assert "<code>$a_1 * b_1 * c$</code> as noted<sup>1</sup>" in page
-    assert "[^1]" not in page
-    assert not [tag for tag, _ in Tags(page).seen if tag == "a"]
-    assert "at the bottom" in page  # what is nested too deep is shown as it was written

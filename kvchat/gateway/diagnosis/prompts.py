@@ -162,7 +162,6 @@ class Divergence:
 
     @property
     def is_expected(self) -> bool:
-        """True if the prompt starts another conversation or another branch of the same one."""
         return self.cause.code in (ReasonCode.OTHER_CONVERSATION, ReasonCode.OTHER_WAY)
 
     def sentence(self, processed: int, seconds: float) -> str:

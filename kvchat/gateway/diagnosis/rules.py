@@ -109,7 +109,6 @@ class Rule:
 
 
 def _remove_billing_header(body: Body, state: RuleState, now: datetime) -> tuple[Body, list[Change]]:
-    """Remove the billing header, or its block if nothing else is in it."""
     path: Path
     for where, path, text in _texts(N_("the system prompt"), ("system",), body.get("system")):
         match = _BILLING.search(text)
@@ -183,7 +182,6 @@ RULES: dict[str, Rule] = {
 
 
 def _fixed_texts(body: Body) -> Iterator[tuple[str, Path, str]]:
-    """Yield the texts of the system prompt and of the first user message."""
     for name in ("system", "instructions"):
         yield from _texts(N_("the system prompt"), (name,), body.get(name))
     listed = "messages" if "messages" in body else "input"

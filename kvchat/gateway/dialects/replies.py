@@ -145,7 +145,6 @@ class ResponseParser:
             return data
 
     def _read_reply(self, event: Json) -> None:
-        """Add an event of a stream, or a whole body, to the reply."""
         match self.form, event.get("type") if self.stream else None:
             case ((Form.CHAT | Form.COMPLETION), _):
                 for choice in event.get("choices") or ():
