@@ -13,7 +13,7 @@ from kvchat.engine.api.transport import EngineResponse
 from kvchat.engine.api.wire import Timings
 from kvchat.gateway.crashes import Crashes
 from kvchat.gateway.dialects.replies import ResponseParser, Usage
-from kvchat.gateway.dialects.request import Form, RequestRefused, refusal
+from kvchat.gateway.dialects.request import Form, refusal
 from kvchat.gateway.pending_request import MustRestart, PendingRequest, shared_tokens
 from kvchat.gateway.records import RequestRecord, Stage, headers_of, is_lost
 from kvchat.gateway.rewriting import PromptRewriter
@@ -203,8 +203,6 @@ class Forwarder:
                 response.write(lines)
             self.pending.is_answered = parser.is_complete and not self.pending.request.needs_several_slots
             lease.slots.note_growth(lease.slot, lease.engine, prompt + parser.events)
-            if parser.is_too_large:
-                raise RequestRefused(502, "The answer is too long.", "server_error")
         rest = await run_in_thread_if_large(parser.is_large, parser.finish)
         if parser.stream and rest:
             response.write(rest)

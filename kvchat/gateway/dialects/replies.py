@@ -6,7 +6,7 @@ from typing import Any
 
 from kvchat.engine.api.wire import Timings
 from kvchat.gateway.dialects.conversion import Json
-from kvchat.gateway.dialects.request import THREAD_BYTES, Form
+from kvchat.gateway.dialects.request import THREAD_BYTES, Form, RequestRefused
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,17 @@ class ResponseParser:
     _output: list[Any] | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Add bytes; return the complete lines of a stream, nothing for a non-streamed response."""
+        """Add bytes; return the complete lines of a stream, nothing for a non-streamed response.
+
+        Raises RequestRefused if what is left to parse is too long.
+        """
         self._size += len(data)
         self._partial_line += data
-        if not self.stream:
-            return b""
-        end = self._partial_line.rfind(b"\n") + 1
+        end = self._partial_line.rfind(b"\n") + 1 if self.stream else 0
         lines = bytes(self._partial_line[:end])
         del self._partial_line[:end]
+        if len(self._partial_line) > MAX_PARSED:
+            raise RequestRefused(502, "The answer is too long.", "server_error")
         return b"".join(map(self._parse_line, lines.splitlines(keepends=True)))
 
     def finish(self) -> bytes:
@@ -90,10 +93,6 @@ class ResponseParser:
     @property
     def is_large(self) -> bool:
         return len(self._partial_line) > THREAD_BYTES
-
-    @property
-    def is_too_large(self) -> bool:
-        return len(self._partial_line) > MAX_PARSED
 
     @property
     def reply(self) -> Json | None:
