@@ -19,7 +19,7 @@ from typing import TypeVar
 import pytest
 
 from kvchat.kvstore.savepoint import RestorePlan, Tier, Tokens
-from tests.kvstore.many_chats import fill, measure
+from tests.kvstore.many_chats import fill
 from tests.kvstore.store_bench import F16, FINGERPRINT, Bench, Model, token_range
 
 pytestmark = pytest.mark.slow
@@ -48,14 +48,6 @@ def test_rows_are_written_once_over_40_turns_of_short_replies(tmp_path: Path) ->
     assert bench.inventory.usage().unique_rows_bytes == unique
     assert max(ratios) <= 1.5
     assert on_disk <= 1.05 * unique
-
-
-def test_the_measured_lookups_find_what_they_should() -> None:
-    lookups = [name for name in measure(60) if name.startswith("find:") and "whole" in name]
-    assert len(lookups) == 14
-    for name in lookups:
-        is_unknown = any(kind in name for kind in ("another beginning", "new chat", "cut short"))
-        assert name.endswith("nothing") == is_unknown
 
 
 def test_lookups_and_the_storage_panel_are_quick_among_100_000_blocks(bench: Bench) -> None:

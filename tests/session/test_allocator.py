@@ -149,7 +149,7 @@ class Load:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(20))
 async def test_every_reply_is_given_whatever_the_order(count: int, seed: int) -> None:
     slots = make_slots(count)
     load = Load(slots, seed)
@@ -162,26 +162,6 @@ async def test_every_reply_is_given_whatever_the_order(count: int, seed: int) ->
         await asyncio.gather(*replies, *others)
     assert load.replies >= len(replies)
     assert slots.is_idle
-
-
-async def test_nothing_starts_while_exclusive_use_is_waited_for() -> None:
-    slots, order = make_slots(2), list[str]()
-
-    async def turn(owner: str, delay: int = 0) -> None:
-        await run_loop(delay)
-        async with slots.acquire(owner):
-            order.append(owner)
-            await run_loop(30)
-            order.append(f"end of {owner}")
-
-    async def stop() -> None:
-        await run_loop()
-        async with slots.exclusive():
-            order.append("stopped")
-
-    async with asyncio.timeout(5):
-        await asyncio.gather(turn("a"), stop(), turn("b", 15))
-    assert order == ["a", "end of a", "stopped", "b", "end of b"]
 
 
 async def test_a_chat_gets_its_own_slot_and_another_the_least_recently_used() -> None:
@@ -209,12 +189,6 @@ SHARED, ONE, OTHER = tuple(range(100)), tuple(range(200, 260)), tuple(range(300,
 async def test_a_prompt_gets_the_slot_with_most_of_it(prompt: Tokens, window: bool, number: int) -> None:
     slots = make_slots(3, one=SHARED + ONE, other=SHARED + OTHER)
     assert await use_slot(slots, "new", prompt, window=window) is slots.all_slots[number]
-
-
-async def test_a_state_that_cannot_be_cut_serves_only_what_extends_it() -> None:
-    slots = make_slots(2, one=tuple(range(100)), other=tuple(range(60)))
-    slots._can_cut = False
-    assert await use_slot(slots, "program", (*range(80), 7)) is slots.all_slots[1]
 
 
 async def settle(slots: Slots, owner: str, stopped: asyncio.Event, *, window: bool = True) -> None:

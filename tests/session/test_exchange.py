@@ -114,12 +114,6 @@ async def test_events_are_sent_and_the_counts_are_judged() -> None:
     assert len(session.slots.all_slots[0].contents.tokens) == 44
 
 
-async def test_a_stream_ended_by_the_caller_is_judged_too() -> None:
-    session = Session(ready(Engine(chunk("Yes"), chunk(" and"), chunk(" no"))))
-    await session.ask(lambda chunk: chunk.text == " and")
-    assert session.exchange.result is not None
-
-
 @pytest.mark.parametrize(
     ("strategy", "engine", "kept"),
     [

@@ -82,34 +82,6 @@ async def test_a_cancelled_waiter_does_not_cancel_the_erasing_others_wait_for() 
     assert engine.finished == [0]
 
 
-async def test_room_in_use_is_waited_for() -> None:
-    slots, engine = make_filled_slots(2)
-    async with slots.acquire("a") as a:
-        await reserve(slots, a, engine, 600)
-
-        async def second() -> None:
-            async with slots.acquire("b") as b:
-                await reserve(slots, b, engine, 500)
-
-        waiting = asyncio.create_task(second())
-        await run_loop()
-        assert not waiting.done()
-    await asyncio.wait_for(waiting, 60)
-
-
-async def test_two_owners_that_need_room_do_not_deadlock() -> None:
-    slots, engine = make_filled_slots(2, 450, 450)
-
-    async def turn(owner: str) -> None:
-        async with slots.acquire(owner) as slot:
-            for tokens in (800, 900):  # the second time more than before
-                await run_loop()
-                await reserve(slots, slot, engine, tokens)
-            await run_loop()
-
-    await asyncio.wait_for(asyncio.gather(turn("owner 0"), turn("owner 1")), 60)
-
-
 async def test_waiting_for_exclusive_use_releases_reserved_room() -> None:
     slots, engine = make_filled_slots(2)
 
