@@ -167,7 +167,11 @@ def stored_manifest(folder: Path, conversation_id: str) -> Manifest | None:
     check_store(folder)
     carried: list[ManifestPoint] = []
     with reading(index) as db:
-        messages = points.absorbed_points(db, conversation_id)
+        query = (
+            "SELECT s.id, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
+            " WHERE name = ? AND link_id IS NOT NULL ORDER BY s.id"
+        )
+        messages = dict(db.execute(query, (conversation_id,)).fetchall())
         newest = points.load(db, max(messages)) if messages else None
         for point_id, message_id in [*messages.items()][-_MAX_POINTS:]:
             point, recipe = points.load(db, point_id), points.find_recipe(db, point_id)

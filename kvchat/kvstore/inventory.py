@@ -1,6 +1,7 @@
 """The contents of a store: files, index and limits, with the queries, deletions and checks for all of them."""
 
 import contextlib
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,10 +14,10 @@ from kvchat.kvstore.index import eviction, points, usage
 from kvchat.kvstore.index.index import Index, IndexFailed, disk_errors
 from kvchat.kvstore.index.schema import fingerprint_of
 from kvchat.kvstore.savepoint import (
+    PROGRAM,
     Bounds,
     NotSaved,
     PrunePlan,
-    SavePoint,
     SavePointLoss,
     SavePointSummary,
     StoreUsage,
@@ -151,11 +152,7 @@ class Inventory:
                 self.blocks.remove(block)
         self.collect()
 
-    def quarantine(self, save_point: SavePoint, reason: Reason) -> None:
-        """Delete a save point the engine refused, or whose restore proved hollow."""
-        self.delete_unusable(save_point.id, reason, notify=False)
-
-    def delete_unusable(self, point_id: str, reason: Reason, *, notify: bool) -> None:
+    def delete_unusable(self, point_id: str, reason: Reason, *, notify: bool = False) -> None:
         """Delete a save point and record the reason; `notify`: the user is told, once."""
         self._discard([int(point_id)], Reason(ReasonCode.SET_ASIDE, {"reason": reason}), notify=notify)
 
@@ -197,7 +194,12 @@ class Inventory:
     def summaries(self, conversations: Sequence[str]) -> dict[str, tuple[SavePointSummary, ...]]:
         summaries = dict[str, tuple[SavePointSummary, ...]]()
         with self.index.read() as db:
-            rows = usage.list_points(db, conversations)
+            query = (
+                "SELECT s.id, name, message_id, facts, n_tokens, file_size FROM conversations c"
+                " JOIN save_points s ON s.conversation_id = c.id JOIN fingerprints f ON f.id = fingerprint_id"
+                " WHERE name IN (SELECT value FROM json_each(?))"
+            )
+            rows = db.execute(query, (json.dumps(list(conversations)),)).fetchall()
             fingerprints = {facts: fingerprint_of(facts) for facts in {row[3] for row in rows}}
         for point_id, name, message_id, facts, tokens, size in rows:
             tier = Tier.WARM if self.staging.has_warm(str(point_id)) else Tier.DISK
@@ -248,7 +250,9 @@ class Inventory:
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
         """Delete the save points of these messages and those without one; hand over those that others extend."""
         with self.index.write() as db:
-            ids = points.transfer_to_extensions(db, points.points_of_messages(db, conversation_id, message_ids))
+            condition = "name = ? AND (message_id IS NULL OR message_id IN (SELECT value FROM json_each(?)))"
+            query, messages = f"{points.POINTS} WHERE {condition}", json.dumps(list(message_ids))
+            ids = points.transfer_to_extensions(db, points.numbers(db, query, conversation_id, messages))
             points.delete(db, ids)
         return self._free(ids)
 
@@ -260,7 +264,8 @@ class Inventory:
     def delete_imported(self, conversation_id: str) -> int:
         """Delete a conversation's imported memory and the save points that extend it."""
         with self.index.write() as db:
-            ids = points.points_for(db, imported_audience(conversation_id))
+            query = "SELECT s.id FROM save_points s JOIN nodes n ON n.id = node_id JOIN trees t ON t.id = tree_id"
+            ids = points.numbers(db, f"{query} WHERE audience = ?", imported_audience(conversation_id))
             points.delete(db, ids)
         return self._free(ids)
 
@@ -284,7 +289,11 @@ class Inventory:
         if bounds.max_age_days is not None:
             self._expire(bounds.max_age_days, protected, programs=False)
         with self.index.read() as db:
-            too_much = usage.max_program_bytes(db) > bounds.programs_quota
+            sizes = (
+                "SELECT file_size FROM save_points s JOIN conversations c ON c.id = conversation_id WHERE name GLOB ?"
+            )
+            # Shared rows count several times here: only if this is too much, `plan_programs` looks closer.
+            too_much = sum(points.numbers(db, sizes, f"{PROGRAM}*")) > bounds.programs_quota
             candidates, needs = usage.candidates(db, protected) if too_much else ([], None)
         if needs is not None:
             plan = eviction.plan_programs(candidates, needs, bounds.programs_quota, self.clock().timestamp())
@@ -295,9 +304,11 @@ class Inventory:
             self.prune(self.plan_prune(bounds.quota, protected), ReasonCode.PRUNED)
 
     def _expire(self, days: float, protected: int | None, *, programs: bool) -> None:
-        limit = self.clock() - timedelta(days=days)
+        limit = (self.clock() - timedelta(days=days)).timestamp()
+        condition = "link_id IS NOT NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ? AND name GLOB ?"
         with self.index.read() as db:
-            old = points.unused_since(db, limit.timestamp(), protected, programs=programs)
+            name = f"{PROGRAM}*" if programs else "*"
+            old = points.numbers(db, f"{points.POINTS} WHERE {condition}", limit, protected, name)
         self._discard(old, Reason(ReasonCode.EXPIRED))
 
     def _discard(self, point_ids: Sequence[int], reason: Reason, *, notify: bool = False) -> int:

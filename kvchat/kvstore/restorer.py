@@ -14,7 +14,7 @@ from kvchat.kvstore.blocks.rebuild import RebuildFailed, compose, stored_layout
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
 from kvchat.kvstore.index import points, token_tree, usage
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
-from kvchat.kvstore.index.schema import CorruptIndex
+from kvchat.kvstore.index.schema import CorruptIndex, fingerprint_of
 from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.savepoint import (
     CancelCheck,
@@ -34,6 +34,7 @@ from kvchat.kvstore.savepoint import (
 from kvchat.kvstore.saver import Saver
 from kvchat.text.reasons import Reason, ReasonCode
 
+_RECENT_COUNT = 16  # save points that the size of the next restore is expected from
 _MAX_PLACES = 500  # examined per plan
 MIN_RESTORED_SHARE = 32  # tokens; any two chats with one chat template may share this many
 
@@ -125,8 +126,9 @@ class Restorer:
         with contextlib.suppress(StoreRefused, OSError):
             if not self._closed:
                 with self._index.read() as db:
-                    size = points.largest_recent_size(db)
-                self._staging.preallocate(size, lambda: self._closed)
+                    recent = "SELECT file_size FROM save_points ORDER BY last_used_at DESC LIMIT ?"
+                    sizes = points.numbers(db, recent, _RECENT_COUNT)
+                self._staging.preallocate(max(sizes, default=0), lambda: self._closed)
 
     def _warm_last_program(self) -> None:
         with contextlib.suppress(StoreRefused, OSError):
@@ -261,7 +263,11 @@ def _miss_reason(
     loss = usage.newest_loss_reason(db, conversation_id, kind)
     if loss is not None:
         return loss
-    others = points.fingerprints_of(db, conversation_id)
+    query = (
+        "SELECT facts FROM save_points s JOIN conversations c ON c.id = s.conversation_id JOIN fingerprints f"
+        " ON f.id = s.fingerprint_id WHERE c.name = ? GROUP BY f.id ORDER BY max(s.created_at)"
+    )
+    others = [fingerprint_of(facts) for (facts,) in db.execute(query, (conversation_id,))]
     if fingerprint in others:
         nearest = next(token_tree.places(db, trees, prompt), None)
         shared = nearest.shared if nearest else 0

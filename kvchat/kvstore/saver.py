@@ -157,7 +157,7 @@ class Saver:
                         if isinstance(error, OSError):
                             error = write_error(error)
                         refused.append(error.reason if isinstance(error, NotSaved) else Reason(ReasonCode.FILE_CHANGED))
-                        self._inventory.delete_unusable(point_id, refused[-1], notify=False)
+                        self._inventory.delete_unusable(point_id, refused[-1])
                 finally:
                     with contextlib.suppress(StoreRefused):  # retried next time
                         self._inventory.delete_unknown(list(self._blocks.new_block_sizes))

@@ -75,7 +75,7 @@ class BlockStore:
             with contextlib.suppress(StoreRefused):
                 self.saver.absorb(cancelled)
                 for point_id in inventory.unabsorbed() if cancelled() else ():
-                    inventory.delete_unusable(point_id, Reason(ReasonCode.NOT_WAITED_FOR), notify=False)
+                    inventory.delete_unusable(point_id, Reason(ReasonCode.NOT_WAITED_FOR))
             self.restorer.close()
             self.staging.close()
             inventory.index.close()

@@ -51,7 +51,9 @@ class Lease:
     def __init__(self, slots: Slots, slot: Slot, engine: ReadyEngine, owner: str, notify: EventHandler) -> None:
         self.slots, self.slot, self.engine, self.owner = slots, slot, engine.on_slot(slot.number), owner
         self._store, self._notify = slots.store, notify
-        slot.set_generation(engine.generation)
+        if slot.generation != engine.generation:  # a new process starts empty
+            slot.mark_empty()
+            slot.generation, slot.audience = engine.generation, None
         slot.audience = audience_of(owner) if slot.audience is None else slot.audience
 
     @property
@@ -268,7 +270,7 @@ class Lease:
     async def _set_aside(self, point: SavePoint, reason: Reason) -> None:
         """Take a save point out of use. If the store fails, the reply continues and the save point stays."""
         with contextlib.suppress(StoreRefused):
-            await self.slots.write(self._store.inventory.quarantine, point, reason)
+            await self.slots.write(self._store.inventory.delete_unusable, point.id, reason)
 
     # Processing
 

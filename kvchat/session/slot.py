@@ -63,12 +63,6 @@ class Slot:
             self.max_tokens = 0 if is_exact else max(self.max_tokens, self.claimed_tokens)
         self.claimed_tokens, self.is_streaming, self.is_leaving = 0, False, False
 
-    def set_generation(self, generation: int) -> None:
-        """Note which engine process the slot belongs to; a new one starts empty."""
-        if generation != self.generation:
-            self.generation, self.max_tokens, self.contents = generation, 0, None
-            self.audience = self.unproved_point = None
-
     def max_tokens_held(self, generation: int) -> int:
         """Return the maximum number of tokens that this engine process may hold in the slot."""
         if generation != self.generation:

@@ -6,7 +6,7 @@ on the path to it. Links on no save point's path are deleted.
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import datetime
@@ -15,10 +15,9 @@ from typing import Literal
 from kvchat.kvstore.blocks.recipe import RESIDUE, BlockUse, Recipe, RecipeError, pack_row_map, unpack_row_map
 from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.schema import CorruptIndex, fingerprint_of
-from kvchat.kvstore.savepoint import PROGRAM, Fingerprint, SavePoint
+from kvchat.kvstore.savepoint import Fingerprint, SavePoint
 
-_RECENT_COUNT = 16  # most recently used save points
-_POINTS = "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
+POINTS = "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
 _START = 0
 _COLUMNS = "block_id, cache, first_row, n_rows, skip, position"
 _FIND_LINK = f"SELECT id FROM links WHERE parent_id = ? AND ({_COLUMNS}) = (?, ?, ?, ?, ?, ?)"
@@ -38,7 +37,7 @@ def _facts(fingerprint: Fingerprint) -> str:
 
 def trees(db: sqlite3.Connection, kind: int | None, audiences: Sequence[str]) -> list[int]:
     query = "SELECT id FROM trees WHERE fingerprint_id = ? AND audience IN (SELECT value FROM json_each(?))"
-    return _numbers(db, query, kind, json.dumps(list(audiences)))
+    return numbers(db, query, kind, json.dumps(list(audiences)))
 
 
 def never_save(db: sqlite3.Connection, conversation_id: str) -> bool:
@@ -129,7 +128,7 @@ def _find_successor(
     """Return a save point below this node; None if there is none, or if another one is exactly at it."""
 
     def successor_at(node_id: int, condition: str = "NOT never_save") -> int | None:
-        ids = _numbers(db, f"{_POINTS} WHERE node_id = ? AND {condition}", node_id)
+        ids = numbers(db, f"{POINTS} WHERE node_id = ? AND {condition}", node_id)
         return next((id for id in ids if id not in excluded), None)
 
     if successor_at(node_id, "true") is not None:
@@ -148,40 +147,10 @@ def staged(db: sqlite3.Connection) -> dict[int, int]:
     return dict(db.execute("SELECT id, file_size FROM save_points WHERE link_id IS NULL ORDER BY id").fetchall())
 
 
-def fingerprints_of(db: sqlite3.Connection, conversation_id: str) -> list[Fingerprint]:
-    query = (
-        "SELECT facts FROM save_points s JOIN conversations c ON c.id = s.conversation_id JOIN fingerprints f"
-        " ON f.id = s.fingerprint_id WHERE c.name = ? GROUP BY f.id ORDER BY max(s.created_at)"
-    )
-    return [fingerprint_of(facts) for (facts,) in db.execute(query, (conversation_id,))]
-
-
 def points_of(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
     if conversation_id is None:
-        return _numbers(db, "SELECT id FROM save_points")
-    return _numbers(db, f"{_POINTS} WHERE name = ?", conversation_id)
-
-
-def points_of_messages(db: sqlite3.Connection, conversation_id: str, message_ids: Collection[str]) -> list[int]:
-    """Return the conversation's save points that end in these messages or in none."""
-    condition = "name = ? AND (message_id IS NULL OR message_id IN (SELECT value FROM json_each(?)))"
-    return _numbers(db, f"{_POINTS} WHERE {condition}", conversation_id, json.dumps(list(message_ids)))
-
-
-def points_for(db: sqlite3.Connection, audience: str) -> list[int]:
-    query = "SELECT s.id FROM save_points s JOIN nodes n ON n.id = node_id JOIN trees t ON t.id = tree_id"
-    return _numbers(db, f"{query} WHERE audience = ?", audience)
-
-
-def largest_recent_size(db: sqlite3.Connection) -> int:
-    late = "SELECT file_size FROM save_points ORDER BY last_used_at DESC LIMIT ?"
-    return _numbers(db, f"SELECT coalesce(max(file_size), 0) FROM ({late})", _RECENT_COUNT)[0]
-
-
-def unused_since(db: sqlite3.Connection, moment: float, protected: int | None, *, programs: bool) -> list[int]:
-    """Return absorbed save points last used before `moment`, except protected and pinned ones."""
-    condition = "link_id IS NOT NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ? AND name GLOB ?"
-    return _numbers(db, f"{_POINTS} WHERE {condition}", moment, protected, f"{PROGRAM}*" if programs else "*")
+        return numbers(db, "SELECT id FROM save_points")
+    return numbers(db, f"{POINTS} WHERE name = ?", conversation_id)
 
 
 def forget(db: sqlite3.Connection, conversation_id: str | None) -> None:
@@ -193,7 +162,7 @@ def forget(db: sqlite3.Connection, conversation_id: str | None) -> None:
     db.execute(f"DELETE FROM conversations WHERE {condition.format('name')} AND {unset}", values)
 
 
-def _numbers(db: sqlite3.Connection, query: str, *values: object) -> list[int]:
+def numbers(db: sqlite3.Connection, query: str, *values: object) -> list[int]:
     return [int(row[0]) for row in db.execute(query, values)]
 
 
@@ -215,7 +184,7 @@ def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk:
         (recipe.file_size, pack_row_map(recipe.row_map), recipe.digest(), link_id, point_id),
     )
     same = "SELECT id FROM save_points WHERE node_id = ? AND conversation_id = ? AND id < ? AND link_id IS NOT NULL"
-    delete(db, _numbers(db, same, node_id, conversation, point_id))
+    delete(db, numbers(db, same, node_id, conversation, point_id))
     return True
 
 
@@ -245,14 +214,6 @@ def find_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     with suppress(RecipeError):
         return load_recipe(db, point_id)
     return None
-
-
-def absorbed_points(db: sqlite3.Connection, conversation_id: str) -> dict[int, str | None]:
-    query = (
-        "SELECT s.id, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
-        " WHERE name = ? AND link_id IS NOT NULL ORDER BY s.id"
-    )
-    return dict(db.execute(query, (conversation_id,)).fetchall())
 
 
 def unused_blocks(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, bytes, int]]:
@@ -302,4 +263,4 @@ def points_using_block(db: sqlite3.Connection, block: bytes) -> list[int]:
         )
         SELECT s.id FROM down CROSS JOIN save_points s ON s.link_id = down.id
     """
-    return _numbers(db, query, block)
+    return numbers(db, query, block)

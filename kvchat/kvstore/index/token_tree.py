@@ -20,8 +20,8 @@ from kvchat.kvstore.savepoint import Tokens
 
 _ROOT = 0
 _HASH_BYTES = 16  # matches are verified against the real token ids
-_MAX_PARAMETERS = 500  # SQLite's limit on parameters is 999 in old versions
 _MAX_POINTS_PER_NODE = 20  # save points with the same tokens
+_FIND_NODE = "SELECT id FROM nodes WHERE tree_id = ? AND name = ?"
 _CHILDREN = "SELECT id, packed FROM nodes WHERE parent_id = ? AND tree_id = ?"
 
 _Parent = tuple[int, int]  # node and tree
@@ -54,17 +54,14 @@ def _chain(packed: bytes) -> list[_Segment]:
 
 
 def add_tokens(db: sqlite3.Connection, tree_id: int, tokens: Sequence[int]) -> int:
-    segments = _chain(pack_tokens(tokens))
-    existing = _existing_nodes(db, tree_id, segments)
     node_id = _ROOT
-    for segment in segments:
-        if segment.name in existing:
-            node_id = existing[segment.name]
-        else:
+    for segment in _chain(pack_tokens(tokens)):
+        row = db.execute(_FIND_NODE, (tree_id, segment.name)).fetchone()
+        if row is None:
             query = "INSERT INTO nodes (tree_id, parent_id, name, n_tokens, packed) VALUES (?, ?, ?, ?, ?) RETURNING id"
-            row = (tree_id, node_id, segment.name, segment.end, segment.packed)
-            (node_id,) = db.execute(query, row).fetchone()
-    return node_id
+            row = db.execute(query, (tree_id, node_id, segment.name, segment.end, segment.packed)).fetchone()
+        node_id = row[0]
+    return int(node_id)
 
 
 def tokens_of(db: sqlite3.Connection, node_id: int) -> Tokens:
@@ -114,13 +111,12 @@ def places(
 
 def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, whole: bool) -> Iterator[NodeMatch]:
     find_children = _prefix_children if whole else _matching_children
-    segments = [segment for segment in _chain(packed) if len(segment.packed) == SEGMENT * TOKEN_BYTES]
-    existing = _existing_nodes(db, tree_id, segments)
     path = [(_ROOT, 0)]  # nodes of whole segments along the prompt, with their ends
-    for segment in segments:
-        if segment.name not in existing:
+    for segment in _chain(packed[: len(packed) - len(packed) % (SEGMENT * TOKEN_BYTES)]):
+        row = db.execute(_FIND_NODE, (tree_id, segment.name)).fetchone()
+        if row is None:
             break
-        path.append((existing[segment.name], segment.end))
+        path.append((row[0], segment.end))
     on_path = {node_id for node_id, _ in path}
     for parent_id, end in reversed(path):
         rest = packed[end * TOKEN_BYTES : (end + SEGMENT) * TOKEN_BYTES]
@@ -190,18 +186,6 @@ def count_continuations(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[in
             counts[prefixes[-1][1] if prefixes else parent_id] += 1
             prefixes.append((packed, node_id))
     return {node: counts[node] for node in nodes}
-
-
-def _existing_nodes(db: sqlite3.Connection, tree_id: int, segments: Sequence[_Segment]) -> dict[bytes, int]:
-    """Return the ids of the segments' nodes, by name."""
-    existing: dict[bytes, int] = {}
-    for start in range(0, len(segments), _MAX_PARAMETERS):
-        names = [segment.name for segment in segments[start : start + _MAX_PARAMETERS]]
-        placeholders = ",".join("?" * len(names))
-        existing |= db.execute(
-            f"SELECT name, id FROM nodes WHERE tree_id = ? AND name IN ({placeholders})", (tree_id, *names)
-        )
-    return existing
 
 
 def _matching_children(db: sqlite3.Connection, parent: _Parent, remaining: bytes) -> Iterator[_Child]:

@@ -105,16 +105,6 @@ def _block_bytes_by_conversation(db: sqlite3.Connection) -> dict[int, tuple[int,
     return {number: (int(held[number]), int(own[number])) for number in np.unique(users).tolist()}
 
 
-def list_points(db: sqlite3.Connection, conversations: Sequence[str]) -> list[sqlite3.Row]:
-    """Return each save point of these: id, conversation, message, fingerprint JSON, tokens, bytes."""
-    query = (
-        "SELECT s.id, name, message_id, facts, n_tokens, file_size FROM conversations c"
-        " JOIN save_points s ON s.conversation_id = c.id JOIN fingerprints f ON f.id = fingerprint_id"
-        " WHERE name IN (SELECT value FROM json_each(?))"
-    )
-    return db.execute(query, (json.dumps(list(conversations)),)).fetchall()
-
-
 def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Candidate], BlockNeeds]:
     rows = db.execute(
         "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?, message_id,"
@@ -141,14 +131,6 @@ def _block_needs(db: sqlite3.Connection, link_ids: Sequence[int]) -> BlockNeeds:
     if (needs.parents >= np.arange(len(links))).any():
         raise CorruptIndex
     return needs
-
-
-def max_program_bytes(db: sqlite3.Connection) -> int:
-    """Return an upper bound of the bytes other programs keep: the size of all their slot files."""
-    query = (
-        "SELECT sum(file_size) FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE name GLOB ?"
-    )
-    return int(db.execute(query, (f"{PROGRAM}*",)).fetchone()[0] or 0)
 
 
 def count_written(db: sqlite3.Connection, day: str, byte_count: int) -> None:

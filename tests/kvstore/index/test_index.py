@@ -133,7 +133,7 @@ def test_a_deleted_or_damaged_index_is_replaced_and_reported_once(bench: Bench, 
 
 @pytest.mark.parametrize("stored", ["its memory was set aside: a block was damaged", '{"code": "newer", "places": {}}'])
 def test_a_loss_recorded_by_another_version_has_a_general_reason(bench: Bench, stored: str) -> None:
-    bench.inventory.quarantine(bench.save("thesis", token_range(399)), Reason(ReasonCode.FAILED_OVER_USE))
+    bench.inventory.delete_unusable(bench.save("thesis", token_range(399)).id, Reason(ReasonCode.FAILED_OVER_USE))
     with bench.inventory.index.write() as db:
         db.execute("UPDATE losses SET reason = ?", (stored,))
     assert bench.find(token_range(499)) == RestoreMiss(Reason(ReasonCode.SET_ASIDE))
@@ -176,7 +176,7 @@ def test_no_query_for_a_turn_scans_a_whole_table(bench: Bench) -> None:
     bench.inventory.mark_checked("it", bench.inventory.unchecked("it"))
     bench.inventory.unchecked("it")
     hollow = Reason(ReasonCode.HOLLOW, {"accepted": 799, "reused": 0})
-    bench.inventory.quarantine(bench.save("thesis", token_range(799), message="4"), hollow)
+    bench.inventory.delete_unusable(bench.save("thesis", token_range(799), message="4").id, hollow)
     bench.inventory.delete_messages("thesis", ["2"])
     bench.inventory.delete_conversation("letter")
     with index.read() as db:
