@@ -17,6 +17,7 @@ from kvchat.cli.arguments import DoctorOptions
 from kvchat.cli.terminal import print_result
 from kvchat.engine.discovery.arguments import parse_workers
 from kvchat.engine.discovery.engines import find_engine, list_devices, usable_engine
+from kvchat.engine.process.plan import FULL_WINDOW
 from kvchat.engine_host.choice import memory_for
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, StagingMemory, describe_staging, staging_capacity
@@ -24,7 +25,6 @@ from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser
 from kvchat.library.memory.demand import Demand, LoadConditions, LoadLimits, MemoryFacts, available_memory, staging_room
-from kvchat.library.memory.verdict import FULL_WINDOW
 from kvchat.session.restore_support import forget_model, newest_finding
 from kvchat.settings import Settings, load_settings
 from kvchat.store_service import describe_limit, store_problem

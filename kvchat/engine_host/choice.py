@@ -17,7 +17,7 @@ from kvchat.engine.discovery.engines import (
     list_devices,
     usable_engine,
 )
-from kvchat.engine.process.plan import LaunchPlan
+from kvchat.engine.process.plan import FULL_WINDOW, LaunchPlan
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import NO_STAGING_MEMORY, StagingMemory
 from kvchat.kvstore.savepoint import Fingerprint
@@ -32,7 +32,7 @@ from kvchat.library.memory.demand import (
     MemoryFacts,
     available_memory,
 )
-from kvchat.library.memory.verdict import FULL_WINDOW, CurrentLoad, Judgement, Proposal, judge, proposals
+from kvchat.library.memory.verdict import Judgement, judge
 from kvchat.library.model_files import name_from_path, projector_of
 from kvchat.session.restore_support import Strategy, Subject
 from kvchat.settings import Settings
@@ -131,12 +131,6 @@ class EngineChoice:
     def larger_context(self, tokens: int, memory: MemoryFacts, limit: LoadLimit | None) -> ContextChoice | None:
         """Return the next context size above `tokens` that fits `memory`. `limit`: learned since the launch."""
         return ContextChooser(replace(self.demand, limit=limit), memory).larger_choice(tokens)
-
-    def proposals(self, user_context: int | None) -> tuple[Proposal, ...]:
-        """Return changes that make the model fit better. `user_context`: tokens the user chose."""
-        extra, is_program = self.plan.extra_arguments, self.location.path is not None
-        load = CurrentLoad(self.max_context, self.demand, self.memory, user_context, extra, takes_arguments=is_program)
-        return proposals(load)
 
 
 def choose_engine(

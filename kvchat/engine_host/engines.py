@@ -20,7 +20,7 @@ from kvchat.engine.process.external import (
     reachable_slot_folder,
 )
 from kvchat.engine.process.log import read_allocations
-from kvchat.engine.process.plan import LaunchPlan
+from kvchat.engine.process.plan import FULL_WINDOW, LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor
 from kvchat.engine_host.choice import (
     EngineChoice,
@@ -37,7 +37,6 @@ from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.demand import COMPUTER, LoadLimit, LoadLimits, MemoryBar
-from kvchat.library.memory.verdict import FULL_WINDOW
 from kvchat.library.model_files import display_name
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy, Subject

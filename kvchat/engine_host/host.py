@@ -17,7 +17,6 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.demand import MemoryBar, with_freed_memory
-from kvchat.library.memory.verdict import Proposal
 from kvchat.session.restore_cost import BreakEven, RestoreCost
 from kvchat.settings import any_changed
 from kvchat.text.language import join_sentences
@@ -130,11 +129,6 @@ class SwitchingHost(EngineLifecycle):
     @property
     def context_warning(self) -> str:
         return self.choice.context.warning if self.choice else ""
-
-    @property
-    def memory_proposals(self) -> tuple[Proposal, ...]:
-        choice, started = self.choice, self._start_settings
-        return choice.proposals(started.context_size) if choice and started else ()
 
     async def capacity(self) -> Capacity:
         """Return the memory available to a model, including what the running one would free. Queries the engine."""

@@ -112,22 +112,6 @@ async def test_measured_bars(runtime: Runtime, fake_engine: FakeEngine) -> None:
     assert "MB" not in runtime.engine.context_reason, "its bars tell what it has taken"
 
 
-async def test_proposal_gains_its_tokens(tmp_path: Path, fake_engine: FakeEngine) -> None:
-    wide = LONG | {"attention.head_count_kv": 4, "attention.key_length": 128, "attention.value_length": 128}
-    model = str(write_gguf(tmp_path / "wide.gguf", wide))
-    async with running(tmp_path, fake_engine, model_path=model) as runtime:
-        assert runtime.engine.memory_proposals == ()
-        await runtime.engine.ready()
-        before = runtime.engine.context_size
-        (proposal,) = runtime.engine.memory_proposals
-        assert proposal.tokens > 0
-        await runtime.apply_settings(proposal.apply_to(runtime.settings))
-        await runtime.restart_engine()
-        await runtime.engine.ready()
-        assert runtime.engine.context_size == before + proposal.tokens
-        assert arguments(fake_engine)[-1]["-ctk"] == "q8_0"
-
-
 async def test_no_start_after_close(runtime: Runtime, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     claims, goes_on, chosen = threading.Event(), threading.Event(), ManagedEngine.choose
 

@@ -21,7 +21,6 @@ from kvchat.engine_host.lifecycle import start_failure
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.demand import MemoryBar, MemoryFacts
-from kvchat.library.memory.verdict import Proposal
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import GB
@@ -95,7 +94,6 @@ class FakeEngine(SwitchingHost):
     context_reason = "32,768 tokens: what the model was trained for; memory would allow 91,000."
     context_warning = ""
     memory_bars: tuple[MemoryBar, ...] = ()
-    memory_proposals: tuple[Proposal, ...] = ()
     log_lines: Sequence[str] = (  # type: ignore[assignment]
         "build: 11434",
         "load_tensors: 30 layers",

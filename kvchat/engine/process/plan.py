@@ -27,6 +27,8 @@ CONTEXT_CHECKPOINTS = 2
 # gives the same result as in one piece; in other steps it differs by up to 0.2 nats (measured; CPU attention).
 BATCH_SIZE = 512
 
+FULL_WINDOW = "--swa-full"  # option of users who keep sliding windows at full length
+
 MIB = 1024 * 1024
 
 ParameterValue = str | int | bool | tuple[str, ...]

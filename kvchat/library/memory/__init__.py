@@ -13,6 +13,5 @@ model: before the engine starts, the store releases memory beyond the plan (`Man
 
 **After the load** `engine/process/log.py` reads the allocations from the engine's log (`--verbosity 4`). A load that
 runs out of memory is retried with half the context each time; at 16K tokens, it is retried without the GPU, if any.
-The context that loaded is remembered (`LoadLimits`). A setting that would help but has a cost is a `Proposal`
-(`verdict.py`), never applied silently.
+The context that loaded is remembered (`LoadLimits`).
 """

@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QRectF, Qt, Signal
+from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QLabel, QWidget
 
 from kvchat.library.memory.demand import COMPUTER, MemoryBar
-from kvchat.library.memory.verdict import Proposal
 from kvchat.runtime import Runtime
 from kvchat.settings import SETTING_INFO
 from kvchat.text.formatting import CHATS_READY, format_size
 from kvchat.text.language import N_, _, join_list, join_parts, join_sentences
-from kvchat.ui.base.building import button, clear, column, label, row, styled
+from kvchat.ui.base.building import button, clear, column, label, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
@@ -37,7 +36,6 @@ class ModelPage(SettingsPage):
         self.restoring = self.add(Entry(_("Chat memory"), "", self.retest_button))
         self.add_settings(through="slots")
         self.memory = self.add(MemoryEntry(look))
-        self.memory.taken.connect(lambda proposal: self.apply(proposal.apply_to(runtime.settings)))
         self.add_settings()
 
     def refresh(self) -> None:
@@ -51,26 +49,22 @@ class ModelPage(SettingsPage):
         reason = join_sentences(engine.context_reason, engine.context_warning)
         about = SETTING_INFO["context_size"]
         self.settings["context_size"].set_help("\n\n".join(part for part in (_(about.help), reason) if part))
-        offers = () if engine.restart_pending else engine.memory_proposals  # they apply to the running engine
-        self.memory.show_memory(engine.memory_bars, offers)
+        self.memory.show_memory(engine.memory_bars)
 
 
 class MemoryEntry(Entry):
-    taken = Signal(object)  # accepted Proposal
-
     def __init__(self, look: Look) -> None:
         self._look = look
         self._bars: Sequence[MemoryBar] = ()
-        self._proposals: Sequence[Proposal] = ()
         control = QWidget()
         self._column = column(on=control, spacing=12, margins=0)
         super().__init__(_("Memory use"), _("Memory for weights, KV cache and buffers."), control, is_wide=True)
         look.changed.connect(self._fill)  # a lambda would outlive this widget
 
-    def show_memory(self, bars: Sequence[MemoryBar], proposals: Sequence[Proposal]) -> None:
+    def show_memory(self, bars: Sequence[MemoryBar]) -> None:
         self.setVisible(bool(bars))
-        if (bars, proposals) != (self._bars, self._proposals):
-            self._bars, self._proposals = bars, proposals
+        if bars != self._bars:
+            self._bars = bars
             is_measured = any(bar.measured for bar in bars)
             self.set_help(_("As reported by the engine.") if is_measured else _("Estimated before loading."))
             self._fill()
@@ -79,18 +73,6 @@ class MemoryEntry(Entry):
         clear(self._column)
         for bar in self._bars:
             self._column.addWidget(memory_chart(self._look, bar))
-        for proposal in self._proposals:
-            self._column.addWidget(self._offer(proposal))
-
-    def _offer(self, proposal: Proposal) -> QWidget:
-        title = label(proposal.title, wraps=True)
-        text = label(join_sentences(proposal.benefit, proposal.drawback), "small", wraps=True)
-        use = button(_("Use"), lambda: self.taken.emit(proposal), name=_("Use: {title}", title=proposal.title))
-        use.setAutoDefault(False)
-        use.setAccessibleDescription(text.text())
-        offer, top = QWidget(), Qt.AlignmentFlag.AlignTop
-        row((column(title, text, spacing=2), 1), (use, 0, top), on=offer, spacing=24, margins=0)
-        return offer
 
 
 def memory_chart(look: Look, bar: MemoryBar) -> QWidget:

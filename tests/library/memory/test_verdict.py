@@ -1,15 +1,11 @@
 import re
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from kvchat.library.gguf.facts import GgufFacts, read_facts
-from kvchat.library.memory.context_size import ContextChooser
+from kvchat.library.gguf.facts import GgufFacts
 from kvchat.library.memory.demand import Demand, DeviceMemory, MemoryFacts
-from kvchat.library.memory.verdict import CurrentLoad, Proposal, Verdict, judge, judge_size, proposals
-from kvchat.settings import GB, Settings
-from tests.library.gguf_files import LLAMA, write_gguf
+from kvchat.library.memory.verdict import Verdict, judge, judge_size
+from kvchat.settings import GB
 
 
 @pytest.mark.parametrize(
@@ -56,58 +52,3 @@ def test_reason_counts_everything(large: GgufFacts, memory: MemoryFacts) -> None
     needed, free = re.findall(r"([\d.]+) GB", judged.reason)[:2]
     assert float(needed) > large.size / GB, "the weights are counted in what is said"
     assert judged.verdict is Verdict.NO or float(needed) < float(free)
-
-
-def load(facts: GgufFacts, memory: MemoryFacts | int, kv_type: str = "f16", wanted: int | None = None) -> CurrentLoad:
-    memory = MemoryFacts(memory) if isinstance(memory, int) else memory
-    choice = ContextChooser(Demand(facts, kv_type), memory).choose(wanted)
-    return CurrentLoad(choice, Demand(facts, kv_type), memory, wanted, (), takes_arguments=True)
-
-
-@pytest.fixture
-def sliding(tmp_path: Path) -> GgufFacts:
-    fields = LLAMA | {"attention.sliding_window": 512, "context_length": 65_536, "attention.key_length": 64}
-    return read_facts(write_gguf(tmp_path / "m.gguf", fields | {"attention.value_length": 64}, architecture="gemma3"))
-
-
-def test_smaller_kv_type_adds_context(large: GgufFacts) -> None:
-    current = load(large, 10 * GB)
-    (proposal,) = proposals(current)
-    assert proposal.tokens > 0.7 * current.choice.tokens
-    assert proposal.bytes == pytest.approx(current.choice.kv_bytes * 15 / 32, rel=0.01)
-    assert proposal.benefit == f"Adds {proposal.tokens:,} tokens of context without using more memory."
-    assert "reprocessed once" in proposal.drawback
-    assert proposal.apply_to(Settings(engine_arguments="-t 2")) == Settings(engine_arguments="-t 2", kv_type="q8_0")
-
-
-def test_smaller_kv_type_makes_it_fit(large: GgufFacts) -> None:
-    current = load(large, 10 * GB, wanted=40_960)
-    assert not current.choice.fits
-    (proposal,) = proposals(current)
-    assert (proposal.tokens, proposal.benefit) == (0, "A context of 40,960 tokens then fits.")
-    current = load(large, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 8 * GB),)), wanted=32_768)
-    assert current.choice.fits
-    assert current.choice.offload_note
-    (proposal,) = proposals(current)
-    assert proposal.benefit == "The whole model then fits on the GPU, which is faster."
-
-
-def test_no_proposal_without_a_gain(large: GgufFacts, tmp_path: Path) -> None:
-    small = read_facts(write_gguf(tmp_path / "small.gguf", LLAMA | {"embedding_length": 128}))
-    assert proposals(load(large, 100 * GB)) == (), "memory is plentiful"
-    assert proposals(load(large, 10 * GB, kv_type="q8_0")) == ()
-    assert proposals(load(replace(large, key_length=80), 10 * GB)) == ()
-    assert proposals(load(small, 10 * GB)) == ()
-
-
-def test_full_windows_are_proposed_if_they_fit(sliding: GgufFacts) -> None:
-    def full_window(load: CurrentLoad) -> list[Proposal]:
-        return [proposal for proposal in proposals(load) if proposal.engine_argument]
-
-    current = load(sliding, 2 * GB)
-    (proposal,) = full_window(current)
-    row = 2 * 2 * 64 * 2
-    assert (proposal.tokens, proposal.bytes) == (0, -4 * row * (65_536 - 1024))
-    assert proposal.drawback == "This uses 132 MB more memory at this context length."
-    assert not full_window(replace(current, extra_arguments=("--swa-full",)))
-    assert not full_window(replace(current, takes_arguments=False))

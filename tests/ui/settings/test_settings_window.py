@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QPoint, Qt, QUrl
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QPushButton, QWidget
+from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QWidget
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import SettingsChanged
@@ -15,7 +15,6 @@ from kvchat.engine.api.connection import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.library.memory.demand import COMPUTER, MemoryBar
-from kvchat.library.memory.verdict import Proposal
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import GB, Settings
 from kvchat.text.formatting import TimeRange
@@ -194,17 +193,12 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
     assert settings.pending.isVisible()
 
 
-async def test_shows_the_memory_and_takes_a_proposal(
-    runtime: StagedRuntime, settings: SettingsWindow, qtbot: QtBot
-) -> None:
+async def test_shows_the_memory(runtime: StagedRuntime, settings: SettingsWindow) -> None:
     settings.show_page(ModelPage.name)
     assert not settings.page(ModelPage).memory.isVisible()
     runtime.engine.memory_bars = (
         MemoryBar("Radeon 780M", 8 * GB, GB, 4 * GB, 2 * GB, GB // 2, 0),
         MemoryBar(COMPUTER, 30 * GB, 3 * GB, GB, 0, GB // 10, GB // 10, staging=8 * GB),
-    )
-    runtime.engine.memory_proposals = (
-        Proposal("Less memory (q8_0)", "It sets 2 GB free.", "It differs.", 0, 2 * GB, "q8_0"),
     )
     runtime.set_engine(EngineState.READY)
     memory = settings.page(ModelPage).memory
@@ -218,16 +212,6 @@ async def test_shows_the_memory_and_takes_a_proposal(
             "reserved 3 GB of 30 GB free"
         ),
     ]
-    qtbot.mouseClick(button(settings, "Use: Less memory (q8_0)"), LEFT)
-    await until(lambda: runtime.settings.kv_type == "q8_0")
-    assert settings.pending.isVisible()
-    await until(
-        lambda: (
-            not any(
-                push_button.accessibleName().startswith("Use:") for push_button in settings.findChildren(QPushButton)
-            )
-        )
-    )
 
 
 async def test_the_bar_is_as_long_as_what_is_taken(look: Look, qtbot: QtBot) -> None:
