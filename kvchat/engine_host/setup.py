@@ -31,7 +31,7 @@ from kvchat.engine_host.choice import user_arguments
 from kvchat.engine_host.engines import server_key
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
-from kvchat.library.remote.downloader import Downloader, Order, disk_failure
+from kvchat.library.remote.downloader import Order, disk_failure, fetch_on_own_loop, run_on_own_loop
 from kvchat.library.remote.github import REPOSITORY, EngineBuild, GitHub, backend_of, builds_for
 from kvchat.library.remote.starter import installed_starter, starter_path
 from kvchat.settings import Settings
@@ -109,7 +109,7 @@ class EngineSetup:
         self._paths, self._settings, self._use_engine, self._notify = paths, settings, use_engine, notify
         self.key = server_key(paths)
         self._engines, self._downloads = paths.engines, paths.engines / ".downloads"
-        self._github, self._downloader = GitHub(), Downloader("engines")
+        self._github = GitHub()
         self.download: EngineDownload | None = None
         self._fetch = InterruptibleTask()
         self._listeners: list[Callable[[], None]] = []
@@ -165,7 +165,8 @@ class EngineSetup:
 
     async def close(self) -> None:
         self.cancel_download()
-        await self._downloader.close()
+        if self._fetch.task is not None:
+            await asyncio.wait([self._fetch.task])
 
     def cancel_download(self) -> None:
         self._fetch.interrupt()
@@ -216,7 +217,7 @@ class EngineSetup:
         if not graphics.vendors:
             why = _("The embedded engine is as fast as any other on the CPU.")
             raise KvchatError(_("No GPU found"), why, _("If this computer has a GPU, install its driver first."))
-        builds = builds_for(graphics, await self._downloader.run(self._github.releases(REPOSITORY)))
+        builds = builds_for(graphics, await run_on_own_loop(self._github.releases(REPOSITORY)))
         for build in builds:
             if backend in (None, build.backend):
                 return build
@@ -245,7 +246,7 @@ class EngineSetup:
         if not (self._engines / build.name / program_name()).exists():
             await asyncio.to_thread(self._make_room, build)
             self._publish(EngineDownload(Stage.FETCHING, build))
-            await self._downloader.fetch(build.order, self._downloads, self._github, report_bytes)
+            await fetch_on_own_loop(build.order, self._downloads, self._github, report_bytes)
             self._publish(EngineDownload(Stage.UNPACKING, build, build.size))
             await in_thread(lambda stop: self._unpack(build.order, stop))
         self._publish(EngineDownload(Stage.TRYING, build, build.size))

@@ -16,10 +16,10 @@ import hashlib
 import json
 import os
 import shutil
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -279,72 +279,47 @@ def _read_order(path: Path) -> Order | None:
         return None
 
 
-class Downloader:
-    """Download on an event loop in its own thread, started on first use: hashing blocks nobody."""
+async def fetch_on_own_loop(
+    order: Order, folder: Path, origin: Origin, report: Callable[[int, float, bool], object]
+) -> Path:
+    """Run `fetch_model` with `run_on_own_loop`.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+    `report` is called on the caller's loop a few times a second: bytes, bytes per second, True while verifying.
+    """
+    caller, samples = asyncio.get_running_loop(), deque[tuple[float, int]]()  # (time, bytes so far)
 
-    async def fetch(
-        self, order: Order, folder: Path, origin: Origin, report: Callable[[int, float, bool], object]
-    ) -> Path:
-        """Run `fetch_model` on that thread; cancelling waits until the files are closed.
-
-        `report` is called on the caller's loop a few times a second: bytes, bytes per second, True while verifying.
-        """
-        caller, samples = asyncio.get_running_loop(), deque[tuple[float, int]]()  # (time, bytes so far)
-
-        def on_progress(done: int, checking: bool) -> None:
-            now = time.monotonic()
-            if samples and now - samples[-1][0] < REPORT_INTERVAL_S:
-                return
-            while samples and (checking or now - samples[0][0] > RATE_WINDOW_S):
-                samples.popleft()
-            samples.append((now, done))
-            began, first = samples[0]
-            rate = (done - first) / (now - began) if now > began else 0.0
-            with contextlib.suppress(RuntimeError):  # the caller's loop is closed
-                caller.call_soon_threadsafe(report, done, rate, checking)
-
-        return await self.run(fetch_model(order, folder, origin, on_progress))
-
-    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on that thread. Cancelling cancels it and waits for its end."""
-        if self._loop is None:
-            self._loop = asyncio.SelectorEventLoop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
-            self._thread.start()
-        ended = threading.Event()
-
-        async def until_it_ends() -> T:
-            try:
-                return await coroutine
-            finally:
-                ended.set()
-
-        future = asyncio.run_coroutine_threadsafe(until_it_ends(), self._loop)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            await asyncio.to_thread(ended.wait, LAST_MOMENT_S)
-            raise
-
-    async def close(self) -> None:
-        loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
+    def on_progress(done: int, checking: bool) -> None:
+        now = time.monotonic()
+        if samples and now - samples[-1][0] < REPORT_INTERVAL_S:
             return
+        while samples and (checking or now - samples[0][0] > RATE_WINDOW_S):
+            samples.popleft()
+        samples.append((now, done))
+        began, first = samples[0]
+        rate = (done - first) / (now - began) if now > began else 0.0
+        with contextlib.suppress(RuntimeError):  # the caller's loop is closed
+            caller.call_soon_threadsafe(report, done, rate, checking)
 
-        async def cancel_all() -> None:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-            await asyncio.get_running_loop().shutdown_default_executor()
+    return await run_on_own_loop(fetch_model(order, folder, origin, on_progress))
 
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(cancel_all(), loop))
-        loop.call_soon_threadsafe(loop.stop)
-        await asyncio.to_thread(thread.join)
-        loop.close()
-        self._loop = self._thread = None
+
+async def run_on_own_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a new event loop in a thread: hashing blocks nobody. Cancelling waits for its end."""
+    loop = asyncio.SelectorEventLoop()
+    task = loop.create_task(coroutine)
+
+    def run() -> T:
+        try:
+            return loop.run_until_complete(task)
+        finally:
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+    thread = asyncio.get_running_loop().run_in_executor(ThreadPoolExecutor(1, "download"), run)
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        with contextlib.suppress(RuntimeError):  # it has just ended
+            loop.call_soon_threadsafe(task.cancel)
+        await asyncio.wait([thread], timeout=LAST_MOMENT_S)
+        raise

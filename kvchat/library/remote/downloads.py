@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.library.remote.downloader import Downloader, Order, Origin, discard, unfinished_orders
+from kvchat.library.remote.downloader import Order, Origin, discard, fetch_on_own_loop, unfinished_orders
 from kvchat.text.language import N_, _, join_sentences
 
 
@@ -50,7 +50,6 @@ class Downloads:
     def __init__(self, models: Path, hub: Origin) -> None:
         self._models, self._hub = models, hub
         self._listeners: list[Callable[[Download], object]] = []
-        self._downloader = Downloader("downloads")
         self._turn = asyncio.Lock()  # one download at a time
         self._running: dict[Path, asyncio.Task[None]] = {}
         self._stopping: dict[Path, asyncio.Task[None]] = {}  # stopping, perhaps with files still open
@@ -101,7 +100,6 @@ class Downloads:
             self._stop(path)
         if self._stopping:
             await asyncio.wait(self._stopping.values())
-        await self._downloader.close()
 
     def _stop(self, path: Path) -> bool:
         if (task := self._running.pop(path, None)) is None:
@@ -124,7 +122,7 @@ class Downloads:
         error: Exception | None = None
         try:
             async with self._turn:
-                await self._downloader.fetch(order, self._models, self._hub, report)
+                await fetch_on_own_loop(order, self._models, self._hub, report)
         except Exception as failure:
             error = failure
         if self._running.get(path) is task:  # not paused or removed meanwhile

