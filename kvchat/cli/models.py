@@ -16,7 +16,7 @@ from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.memory.demand import LoadLimits, available_memory
 from kvchat.library.memory.verdict import judge_size
-from kvchat.library.model_library import JudgedModel, ModelLibrary, UnreadableFolder
+from kvchat.library.model_library import FoundModel, ModelLibrary, UnreadableFolder
 from kvchat.library.remote.downloader import Order, fetch_on_own_loop
 from kvchat.library.remote.hub import HubFile, HubRepository, parse_repository
 from kvchat.library.remote.starter import suggestions_for, tier_for
@@ -42,31 +42,31 @@ async def list_models(options: arguments.ModelsOptions, commands: Commands) -> i
     for folder in options.folders:
         if not is_folder(folder):
             raise ModelNotFound(_("The folder does not exist"), str(folder), _("Specify an existing folder."))
-    models: list[JudgedModel] = []
+    models: list[FoundModel] = []
     settings = commands.settings
     judge = ModelJudge(settings, query_capacity(settings), LoadLimits(commands.paths.load_limits))
     unreadable = await _library(commands, options.folders).find(judge, models.append)
-    models.sort(key=lambda judged: (judged.judgement is None, judged.model.name.lower()))
+    models.sort(key=lambda model: (model.judgement is None, model.name.lower()))
     return print_result(options.as_json, {"models": list(map(_fields, models))}, list_lines(models, unreadable))
 
 
-def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFolder]) -> list[str]:
+def list_lines(models: Sequence[FoundModel], unreadable: Sequence[UnreadableFolder]) -> list[str]:
     rows = [
         (
-            judged.model.name,
-            judged.model.facts.quantisation,
-            format_size(judged.model.size),
-            _("{tokens} context", tokens=format_tokens(judged.model.facts.trained_context)),
-            _(judged.judgement.verdict.value),
-            _(judged.model.source.value),
+            model.name,
+            model.facts.quantisation,
+            format_size(model.size),
+            _("{tokens} context", tokens=format_tokens(model.facts.trained_context)),
+            _(model.judgement.verdict.value),
+            _(model.source.value),
         )
-        for judged in models
-        if judged.judgement and judged.model.facts
+        for model in models
+        if model.judgement and model.facts
     ]
     lines = [plural(len(models), "{count} model", "{count} models"), *columns(rows)]
-    for judged in models:
-        if problem := judged.model.problem:
-            lines += [f"  {judged.model.name}: {problem.title}.", f"    {problem.detail}"]
+    for model in models:
+        if problem := model.problem:
+            lines += [f"  {model.name}: {problem.title}.", f"    {problem.detail}"]
     text = N_("{path} cannot be read: {reason}.")
     lines += ["  " + _(text, path=folder.path, reason=folder.reason) for folder in unreadable]
     if not models:
@@ -74,14 +74,13 @@ def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFol
     return lines
 
 
-def _fields(judged: JudgedModel) -> dict[str, Any]:
-    model, judgement = judged.model, judged.judgement
+def _fields(model: FoundModel) -> dict[str, Any]:
     fields = {name: getattr(model, name) for name in ("name", "path", "source", "size", "projector")}
     fields["problem"] = str(model.problem) if model.problem else None
-    if model.facts and judgement:
+    if model.facts and model.judgement:
         names = ("architecture", "quantisation", "trained_context", "parts")
         fields |= {name: getattr(model.facts, name) for name in names}
-        fields |= {"verdict": judgement.verdict, "reason": judgement.reason}
+        fields |= {"verdict": model.judgement.verdict, "reason": model.judgement.reason}
     return fields
 
 
@@ -166,9 +165,9 @@ async def _use(commands: Commands, path: Path) -> None:
 
 
 async def _find_model(library: ModelLibrary, name: str) -> Path:
-    models: list[JudgedModel] = []
+    models: list[FoundModel] = []
     await library.find(lambda facts: judge_size(facts.size, available_memory()), models.append)
-    names = {judged.model.path: judged.model.name for judged in models if judged.model.facts}
+    names = {model.path: model.name for model in models if model.facts}
     paths = [path for path, other in names.items() if other.lower() == name.lower()]
     paths = paths or [path for path, other in names.items() if name.lower() in other.lower()]
     if len(paths) == 1:

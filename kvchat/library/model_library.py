@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvchat.errors import KvchatError
@@ -30,6 +30,7 @@ class FoundModel:
     facts: GgufFacts | None = None
     problem: KvchatError | None = None
     projector: Path | None = None  # vision or audio projector
+    judgement: Judgement | None = None
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -43,12 +44,6 @@ class FoundModel:
     def can_delete(self) -> bool:
         """True in kvchat's and the user's folders. Another program's own list would still name a deleted model."""
         return self.source in (Source.KVCHAT, Source.CHOSEN, Source.FILE)
-
-
-@dataclass(frozen=True)
-class JudgedModel:
-    model: FoundModel
-    judgement: Judgement | None
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ class ModelLibrary:
         self._paths, self._chosen = paths, chosen
 
     async def find(
-        self, judge: Callable[[GgufFacts], Judgement], found: Callable[[JudgedModel], None], in_use: str | None = None
+        self, judge: Callable[[GgufFacts], Judgement], found: Callable[[FoundModel], None], in_use: str | None = None
     ) -> tuple[UnreadableFolder, ...]:
         """Search for models, reporting each as found; return the unreadable folders. Cancellable.
 
@@ -81,8 +76,8 @@ class ModelLibrary:
             if in_use:
                 folders.append(ModelFolder(Source.FILE, Path(in_use)))
             for model in find_models(folders, stop, unreadable):
-                judgement = judge(model.facts) if model.facts else None
-                loop.call_soon_threadsafe(found, JudgedModel(model, judgement))
+                judged = replace(model, judgement=judge(model.facts)) if model.facts else model
+                loop.call_soon_threadsafe(found, judged)
 
         await in_thread(search)
         return tuple(unreadable)

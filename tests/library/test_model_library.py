@@ -10,7 +10,7 @@ from kvchat.library.gguf.facts import GgufFacts
 from kvchat.library.memory.demand import COMPUTER, Demand, DeviceMemory, MemoryBar, MemoryFacts, with_freed_memory
 from kvchat.library.memory.verdict import Judgement, Verdict, judge
 from kvchat.library.model_files import model_folders
-from kvchat.library.model_library import JudgedModel, ModelLibrary
+from kvchat.library.model_library import FoundModel, ModelLibrary
 from kvchat.library.remote.hub import HubFile, HubPart, HubRepository
 from kvchat.system.paths import Paths, resolve_paths
 from tests.library.gguf_files import write_gguf
@@ -36,9 +36,9 @@ async def test_find_judges_models(paths: Paths, tmp_path: Path) -> None:
     write_gguf(paths.models / "a.gguf")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "b.gguf").write_bytes(b"GGUF")
-    found: list[JudgedModel] = []
+    found: list[FoundModel] = []
     await ModelLibrary(paths, lambda: [str(tmp_path / "mine")]).find(fits, found.append)
-    assert [judged.model.name for judged in found] == ["a", "b"]
+    assert [model.name for model in found] == ["a", "b"]
     assert found[0].judgement is not None
     assert found[0].judgement.verdict is Verdict.FITS
     assert found[1].judgement is None
@@ -55,19 +55,19 @@ async def test_model_in_use_is_found_anywhere(paths: Paths, tmp_path: Path) -> N
         (folder / "gone.gguf", ["kept"]),
         (kept, ["kept"]),
     ):
-        found: list[JudgedModel] = []
+        found: list[FoundModel] = []
         await ModelLibrary(paths, tuple).find(fits, found.append, str(in_use))
-        assert [judged.model.name for judged in found] == names
+        assert [model.name for model in found] == names
 
 
 async def test_find_can_be_cancelled(paths: Paths) -> None:
     for number in range(300):
         write_gguf(paths.models / f"{number}.gguf", weights=8)
-    found: list[JudgedModel] = []
+    found: list[FoundModel] = []
     search: asyncio.Task[object]
 
-    def on_found(judged: JudgedModel) -> None:
-        found.append(judged)
+    def on_found(model: FoundModel) -> None:
+        found.append(model)
         search.cancel()
 
     search = asyncio.ensure_future(ModelLibrary(paths, tuple).find(fits, on_found))

@@ -36,7 +36,7 @@ from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, Prun
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.memory.verdict import Judgement
 from kvchat.library.model_files import Source as ModelSource
-from kvchat.library.model_library import FoundModel, JudgedModel, ModelLibrary, UnreadableFolder
+from kvchat.library.model_library import FoundModel, ModelLibrary, UnreadableFolder
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import BreakEven
@@ -247,10 +247,10 @@ class StagedModels(ModelLibrary):
         self.locked: tuple[UnreadableFolder, ...] = ()
 
     async def find(
-        self, judge: Callable[[GgufFacts], Judgement], found: Callable[[JudgedModel], None], in_use: str | None = None
+        self, judge: Callable[[GgufFacts], Judgement], found: Callable[[FoundModel], None], in_use: str | None = None
     ) -> tuple[UnreadableFolder, ...]:
         for model in self.there:
-            found(JudgedModel(model, judge(model.facts) if model.facts else None))
+            found(replace(model, judgement=judge(model.facts)) if model.facts else model)
         return self.locked
 
 

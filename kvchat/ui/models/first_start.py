@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QCheckBox, QFileDialog, QLabel, QPushButton, QSize
 from kvchat.engine.discovery.engines import find_engine
 from kvchat.errors import KvchatError
 from kvchat.library.memory.verdict import Verdict, judge_size
-from kvchat.library.model_library import JudgedModel
+from kvchat.library.model_library import FoundModel
 from kvchat.library.remote.starter import fetch_starter, is_starter_downloaded, starter_path
 from kvchat.runtime import Runtime
 from kvchat.system.login import can_start_at_login, start_at_login, starts_at_login
@@ -146,18 +146,18 @@ class FirstStart(QWidget):
         self.login_box.setChecked(bool(at_login))
 
     async def _load_models(self) -> None:
-        models: list[JudgedModel] = []
+        models: list[FoundModel] = []
         await self._runtime.models.find(await self._runtime.engine.model_judge(), models.append, None)
         starter = starter_path(self._runtime.paths.models)  # has its own button
         usable = [
-            (judgement.verdict is not Verdict.FITS, -judged.model.size, judged)
-            for judged in models
-            if (judgement := judged.judgement) and judgement.verdict is not Verdict.NO and judged.model.path != starter
+            (judgement.verdict is not Verdict.FITS, -model.size, model)
+            for model in models
+            if (judgement := model.judgement) and judgement.verdict is not Verdict.NO and model.path != starter
         ]
         for old in self.local_model_buttons:
             old.deleteLater()
         best = sorted(usable, key=lambda known: known[:2])[:_MAX]
-        self.local_model_buttons = [self._model_button(judged) for *_order, judged in best]
+        self.local_model_buttons = [self._model_button(model) for *_order, model in best]
         for choice in self.local_model_buttons:
             self._local_model_column.addWidget(choice)
         first, *others = *self.local_model_buttons, self.starter_button
@@ -166,12 +166,12 @@ class FirstStart(QWidget):
             restyle(other, "kind", "")
         self._show_fetching(self.is_fetching)
 
-    def _model_button(self, model: JudgedModel) -> QPushButton:
+    def _model_button(self, model: FoundModel) -> QPushButton:
         shown, use = found_row(model, None), ElidedButton("", padding=52)
         title = _("Use {model}", model=shown.title)
         use.set_text(title.replace("&", "&&"), f"· {shown.chip}", f"{shown.detail}\n{shown.tip}")
         use.setAccessibleName(join_parts((title, shown.chip)))
-        use.clicked.connect(lambda: self._runner.start(self._use_model(model.model.path)))
+        use.clicked.connect(lambda: self._runner.start(self._use_model(model.path)))
         return _widen(use)
 
     def _show_fetching(self, fetching: bool) -> None:

@@ -12,7 +12,7 @@ from kvchat.errors import KvchatError
 from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.memory.verdict import Judgement, Verdict, judge_size
 from kvchat.library.model_files import quantisation_in
-from kvchat.library.model_library import JudgedModel
+from kvchat.library.model_library import FoundModel
 from kvchat.library.remote.hub import HubFile, HubModel
 from kvchat.library.remote.starter import Suggestion
 from kvchat.runtime import Runtime
@@ -60,10 +60,10 @@ class ModelBox(ChoiceBox):
         if not self.isEnabled():
             return
         chips: dict[str, str] = {}
-        for judged in sorted(await _find_local(self._runtime), key=sort_key):
-            path, row = str(judged.model.path), found_row(judged, None)
-            if judged.judgement is not None and self.findData(path) < 0:
-                self.addItem(judged.model.name, path)
+        for model in sorted(await _find_local(self._runtime), key=sort_key):
+            path, row = str(model.path), found_row(model, None)
+            if model.judgement is not None and self.findData(path) < 0:
+                self.addItem(model.name, path)
                 self.setItemData(self.count() - 1, plain_tip(f"{row.detail}\n{row.tip}"), Qt.ItemDataRole.ToolTipRole)
                 chips[path] = "" if row.tone is Tone.GOOD else f" ({row.chip})"
         items = [(self.itemText(place), self.itemData(place) or "") for place in range(self.count())]
@@ -82,7 +82,7 @@ class ModelMenu(QObject):
         super().__init__(menu)
         self._current = current
         self._runtime, self._menu, self._runner = runtime, menu, runner
-        self._models: list[JudgedModel] = []
+        self._models: list[FoundModel] = []
         self._is_searching = False
         menu.aboutToShow.connect(self._open)
         self._fill()
@@ -106,17 +106,17 @@ class ModelMenu(QObject):
         menu, used = self._menu, self._current()
         menu.clear()
 
-        def order(model: JudgedModel) -> tuple[object, ...]:
-            return str(model.model.path) != used, _chip(model.judgement)[1] is Tone.BAD, sort_key(model)
+        def order(model: FoundModel) -> tuple[object, ...]:
+            return str(model.path) != used, _chip(model.judgement)[1] is Tone.BAD, sort_key(model)
 
-        usable = sorted((judged for judged in self._models if judged.judgement is not None), key=order)
-        names = distinct_names([(judged.model.name, judged.model.path) for judged in usable[:_MAX]])
-        for judged, name in zip(usable, names, strict=False):
-            row = found_row(judged, Path(used) if used else None)
+        usable = sorted((model for model in self._models if model.judgement is not None), key=order)
+        names = distinct_names([(model.name, model.path) for model in usable[:_MAX]])
+        for model, name in zip(usable, names, strict=False):
+            row = found_row(model, Path(used) if used else None)
             text = f"{name.replace('&', '&&')}\t{row.chip}"
-            action = menu.addAction(text, partial(self.chosen.emit, judged.model.path))
+            action = menu.addAction(text, partial(self.chosen.emit, model.path))
             action.setCheckable(True)
-            action.setChecked(str(judged.model.path) == used)
+            action.setChecked(str(model.path) == used)
         if not usable:
             text = _("This server has one model") if self._runtime.settings.engine_url else _("Looking for models…")
             menu.addAction(text if not self._models else _("No usable model found")).setEnabled(False)
@@ -124,8 +124,8 @@ class ModelMenu(QObject):
         menu.addAction(_("More models…"), self.more_requested.emit)
 
 
-async def _find_local(runtime: Runtime) -> list[JudgedModel]:
-    models: list[JudgedModel] = []
+async def _find_local(runtime: Runtime) -> list[FoundModel]:
+    models: list[FoundModel] = []
     judge = await runtime.engine.model_judge()
     await runtime.models.find(judge, models.append, runtime.settings.model_path)
     return models
@@ -135,9 +135,9 @@ _TONES = {Verdict.FITS: Tone.GOOD, Verdict.TIGHT: Tone.WARN, Verdict.NO: Tone.BA
 _CHIPS = {Verdict.FITS: N_("fits"), Verdict.TIGHT: N_("tight"), Verdict.NO: N_("does not fit")}
 
 
-def found_row(judged: JudgedModel, used: Path | None) -> Row:
-    model, facts, path = judged.model, judged.model.facts, left_to_right(str(judged.model.path))
-    if facts is None or judged.judgement is None:
+def found_row(model: FoundModel, used: Path | None) -> Row:
+    facts, path = model.facts, left_to_right(str(model.path))
+    if facts is None or model.judgement is None:
         problem = model.problem or KvchatError(_("This model cannot be used"))
         why = "\n".join(part for part in (problem.detail, problem.advice, path) if part)
         return Row(model.path, model.name, end_sentence(problem.title), _("unusable"), Tone.BAD, why)
@@ -145,8 +145,8 @@ def found_row(judged: JudgedModel, used: Path | None) -> Row:
     quantisation = "" if quantisation_in(model.name) else facts.quantisation
     parts = [quantisation, format_size(model.size), context, _(model.source.value)]
     parts += [_("image or audio input")] if model.projector else []
-    chip, tone = (_("in use"), Tone.GOOD) if model.path == used else _chip(judged.judgement)
-    return Row(model.path, model.name, join_parts(parts), chip, tone, f"{judged.judgement.reason}\n{path}")
+    chip, tone = (_("in use"), Tone.GOOD) if model.path == used else _chip(model.judgement)
+    return Row(model.path, model.name, join_parts(parts), chip, tone, f"{model.judgement.reason}\n{path}")
 
 
 def distinct_names(models: Sequence[tuple[str, Path]]) -> list[str]:
@@ -158,9 +158,9 @@ def distinct_names(models: Sequence[tuple[str, Path]]) -> list[str]:
     return [name if alike[name] == 1 else join_parts((name, place)) for name, place in zip(names, places, strict=True)]
 
 
-def sort_key(model: JudgedModel) -> tuple[bool, str, int]:
+def sort_key(model: FoundModel) -> tuple[bool, str, int]:
     """Sort key: usable models first, then by name and size."""
-    return model.judgement is None, model.model.name.lower(), model.model.size
+    return model.judgement is None, model.name.lower(), model.size
 
 
 def suggestion_row(suggestion: Suggestion, memory: MemoryFacts) -> Row:

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QButtonGroup, QFileDialog, QFrame, QMenu, QStacked
 
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
 from kvchat.errors import KvchatError
-from kvchat.library.model_library import FoundModel, JudgedModel, UnreadableFolder
+from kvchat.library.model_library import FoundModel, UnreadableFolder
 from kvchat.library.remote.downloads import ACTIVE_STATES, Download, DownloadState
 from kvchat.library.remote.hub import AccessNeeded
 from kvchat.library.remote.starter import is_starter_downloaded
@@ -29,7 +29,7 @@ from kvchat.ui.models.hub_models import HubModels, TokenDialog
 from kvchat.ui.models.model_choice import found_row, sort_key
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, flow
-from kvchat.ui.widgets.lists import Row, RowList
+from kvchat.ui.widgets.lists import RowList
 from kvchat.ui.widgets.text_search import ClearableField
 
 _NO_MODEL = N_(
@@ -45,16 +45,16 @@ class LocalModels(QWidget):
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__()
         self._runtime, self._panel = runtime, panel
-        self._models: list[JudgedModel] = []
+        self._models: list[FoundModel] = []
         self._is_searching = False
         self.filter = ClearableField(look, _("Filter the models by name"), _("Filter by name"))
         self.filter.textChanged.connect(self.refresh)
         self.list = RowList(look, _("Models on this computer"))
-        self.list.row_activated.connect(self._use)
+        self.list.row_activated.connect(lambda _: self._use())
         self.list.current_changed.connect(self._show_current)
         self.status, self.reason = label(kind="small", wraps=True), label(kind="small", wraps=True)
         tip = _("New chats use this model. Existing chats keep their model.")
-        self.use_button = button(_("Use this model"), lambda: self._use(self.list.current), "primary", tip=tip)
+        self.use_button = button(_("Use this model"), self._use, "primary", tip=tip)
         self.delete_button = button(_("Delete…"), self._ask_delete, name=_("Delete this model"))
         self.folders_button = button(_("Folders…"), self.open_folders, name=_("Model folders"))
         self.empty_card = Card()
@@ -76,9 +76,9 @@ class LocalModels(QWidget):
             self._panel.run(self._search())
 
     async def _search(self) -> None:
-        models: list[JudgedModel] = []
+        models: list[FoundModel] = []
 
-        def add(model: JudgedModel) -> None:
+        def add(model: FoundModel) -> None:
             models.append(model)
             if len(models) % _SHOW_EVERY == 0 and len(models) > len(self._models):
                 self._models = list(models)
@@ -145,28 +145,29 @@ class LocalModels(QWidget):
         self._show_current()
 
     def _show_current(self) -> None:
-        row, judged, used = self.list.current, self._judged(self.list.current), self._runtime.settings.model_path
-        self.use_button.setEnabled(judged is not None and judged.judgement is not None)
+        row, model, used = self.list.current, self._current, self._runtime.settings.model_path
+        self.use_button.setEnabled(model is not None and model.judgement is not None)
         reason = ""
-        if judged is not None and str(judged.model.path) in (used, self._runtime.model.path):
+        if model is not None and str(model.path) in (used, self._runtime.model.path):
             reason = _("This model is in use.")
-        if judged is not None and not judged.model.can_delete:
+        if model is not None and not model.can_delete:
             reason = _("Delete it in the app that installed it.")
-        self.delete_button.setEnabled(judged is not None and not reason)
+        self.delete_button.setEnabled(model is not None and not reason)
         self.delete_button.setToolTip(reason)
         self.reason.setText(row.tip if row else "")
         self.reason.setVisible(bool(row and row.tip))
 
-    def _judged(self, row: Row | None) -> JudgedModel | None:
-        return next((judged for judged in self._models if row and judged.model.path == row.value), None)
+    @property
+    def _current(self) -> FoundModel | None:
+        row = self.list.current
+        return next((model for model in self._models if row and model.path == row.value), None)
 
-    def _use(self, row: Row | None) -> None:
-        if (judged := self._judged(row)) is not None and judged.judgement is not None:
-            self.use_requested.emit(judged.model.path)
+    def _use(self) -> None:
+        if (model := self._current) is not None and model.judgement is not None:
+            self.use_requested.emit(model.path)
 
     def _ask_delete(self) -> None:
-        if (judged := self._judged(self.list.current)) is not None:
-            model = judged.model
+        if (model := self._current) is not None:
             text = _(
                 "This moves {size} to the trash. Your chats with this model are not deleted, but "
                 "need another model to continue.",

@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.record.messages import Role
 from kvchat.engine.api.connection import EngineState
 from kvchat.library.model_files import Source
-from kvchat.library.model_library import FoundModel, JudgedModel
+from kvchat.library.model_library import FoundModel
 from kvchat.text import language
 from kvchat.text.language import join_parts
 from kvchat.ui.app.main_window import MainWindow
@@ -91,7 +91,7 @@ def test_parts_of_a_line_stand_from_right_to_left(qapp: QApplication, monkeypatc
 
 def test_keys_paths_and_icons_that_point_somewhere(mirrored: None, look: Look, tmp_path: Path) -> None:
     assert menu_title("settings").endswith("\t\u2066Ctrl+,\u2069")
-    model = JudgedModel(FoundModel(tmp_path / "a.gguf", "a", Source.LM_STUDIO, 1, None), None)
+    model = FoundModel(tmp_path / "a.gguf", "a", Source.LM_STUDIO, 1, None)
     assert found_row(model, None).tip.endswith(f"\u2066{tmp_path / 'a.gguf'}\u2069")
     turned, kept = (icon(name, "#000000").pixmap(64).toImage() for name in ("sidebar", "again"))
     QApplication.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
