@@ -125,15 +125,15 @@ async def get(options: arguments.GetEngineOptions, commands: Commands) -> int:
             now = setup.download
             if now is None or options.as_json:
                 return
-            if now.build and now.stage is not stage:
+            if now.order and now.stage is not stage:
                 stage = now.stage
                 if stage is Stage.FETCHING:
-                    name, size = now.build.name, format_size(now.build.size)
+                    name, size = now.order.file.name, format_size(now.order.file.size)
                     print_out(_("{name} ({size}) from {source}", name=name, size=size, source=setup.source))
                 elif stage is Stage.TRYING:
                     print_out(_("Testing:"))
-            if now.build and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
-                show_progress(f"{_(now.stage.value).capitalize()}:", now.downloaded_bytes, now.build.size)
+            if now.order and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
+                show_progress(f"{_(now.stage.value).capitalize()}:", now.downloaded_bytes, now.order.file.size)
             for step in now.steps[steps_shown:]:
                 _print_step(step)
             steps_shown = len(now.steps)

@@ -32,7 +32,7 @@ from kvchat.engine_host.engines import server_key
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import Order, disk_failure, fetch_on_own_loop, run_on_own_loop
-from kvchat.library.remote.github import REPOSITORY, EngineBuild, GitHub, backend_of, builds_for
+from kvchat.library.remote.github import REPOSITORY, GitHub, backend_of, builds_for
 from kvchat.library.remote.starter import installed_starter, starter_path
 from kvchat.settings import Settings
 from kvchat.system.archives import UnsafeArchive, unpack
@@ -60,7 +60,7 @@ class EngineDownload:
     """The progress of a download, in bytes and bytes per second; `rate` is 0 if unknown."""
 
     stage: Stage
-    build: EngineBuild | None = None  # None while looking it up
+    order: Order | None = None  # None while looking it up
     downloaded_bytes: int = 0
     rate: float = 0.0
     steps: tuple[TrialStep, ...] = ()
@@ -172,7 +172,7 @@ class EngineSetup:
         self._fetch.interrupt()
 
     def _publish(self, fetching: EngineDownload | None) -> None:
-        if fetching is not None and fetching.build is not None and self.download is None:
+        if fetching is not None and fetching.order is not None and self.download is None:
             return  # a late report of an ended download
         self.download = fetching
         for listener in tuple(self._listeners):
@@ -211,20 +211,20 @@ class EngineSetup:
             return error.detail or error.title
         return ""
 
-    async def _newest_build(self, backend: Backend | None) -> EngineBuild:
+    async def _newest_build(self, backend: Backend | None) -> Order:
         """Find the newest build for this computer's GPU, of the backend if given. Raises KvchatError."""
         graphics = await asyncio.to_thread(detect_graphics)
         if not graphics.vendors:
             why = _("The embedded engine is as fast as any other on the CPU.")
             raise KvchatError(_("No GPU found"), why, _("If this computer has a GPU, install its driver first."))
         builds = builds_for(graphics, await run_on_own_loop(self._github.releases(REPOSITORY)))
-        for build in builds:
-            if backend in (None, build.backend):
-                return build
+        for order in builds:
+            if backend in (None, backend_of(order.file.name)):
+                return order
         title = _("No engine is available for this GPU")
         if backend:
             title = _("No {card} engine is available", card=backend.value)
-        others = join_list(build.backend.value for build in builds)
+        others = join_list(kind.value for order in builds if (kind := backend_of(order.file.name)))
         raise KvchatError(
             title,
             _("Matching builds in the latest llama.cpp releases: {others}.", others=others or _("no builds")),
@@ -233,33 +233,34 @@ class EngineSetup:
 
     async def _download_and_test(self, backend: Backend | None) -> tuple[DownloadedEngine, Trial]:
         """Download an engine and test it; an existing one is only tested. A failing engine is kept."""
-        build = await self._newest_build(backend)
+        order = await self._newest_build(backend)
+        name, size = order.file.name, order.file.size
         steps: list[TrialStep] = []
 
         def report_bytes(done: int, rate: float, checking: bool) -> None:
-            self._publish(EngineDownload(Stage.CHECKING if checking else Stage.FETCHING, build, done, rate))
+            self._publish(EngineDownload(Stage.CHECKING if checking else Stage.FETCHING, order, done, rate))
 
         def report_step(step: TrialStep) -> None:
             steps.append(step)
-            self._publish(EngineDownload(Stage.TRYING, build, build.size, steps=tuple(steps)))
+            self._publish(EngineDownload(Stage.TRYING, order, size, steps=tuple(steps)))
 
-        if not (self._engines / build.name / program_name()).exists():
-            await asyncio.to_thread(self._make_room, build)
-            self._publish(EngineDownload(Stage.FETCHING, build))
-            await fetch_on_own_loop(build.order, self._downloads, self._github, report_bytes)
-            self._publish(EngineDownload(Stage.UNPACKING, build, build.size))
-            await in_thread(lambda stop: self._unpack(build.order, stop))
-        self._publish(EngineDownload(Stage.TRYING, build, build.size))
-        engine = await asyncio.to_thread(self._find_downloaded, build.name)
+        if not (self._engines / name / program_name()).exists():
+            await asyncio.to_thread(self._make_room, order)
+            self._publish(EngineDownload(Stage.FETCHING, order))
+            await fetch_on_own_loop(order, self._downloads, self._github, report_bytes)
+            self._publish(EngineDownload(Stage.UNPACKING, order, size))
+            await in_thread(lambda stop: self._unpack(order, stop))
+        self._publish(EngineDownload(Stage.TRYING, order, size))
+        engine = await asyncio.to_thread(self._find_downloaded, name)
         model = await asyncio.to_thread(trial_model, self._paths, self._settings())
-        return engine, await try_engine(engine.location, model, report_step, needs=backend_of(build.name))
+        return engine, await try_engine(engine.location, model, report_step, needs=backend_of(name))
 
-    def _make_room(self, build: EngineBuild) -> None:
+    def _make_room(self, order: Order) -> None:
         """Delete other partial downloads and check the free space. Raises KvchatError."""
         try:
             self._downloads.mkdir(parents=True, exist_ok=True, mode=0o700)
             for path in self._downloads.rglob("*"):
-                if path.is_file() and not any(path.name.startswith(part.path) for part in build.order.file.parts):
+                if path.is_file() and not any(path.name.startswith(part.path) for part in order.file.parts):
                     path.unlink()
             for left in self._engines.glob(".*"):  # left by a crash
                 if left != self._downloads and time.time() - left.stat().st_mtime > STALE_AFTER_S:
@@ -267,7 +268,7 @@ class EngineSetup:
             free = shutil.disk_usage(self._engines).free
         except OSError as error:
             raise disk_failure(self._engines, error) from error
-        needed = build.size * (1 + MAX_UNPACK_RATIO) - build.order.bytes_done(self._downloads)
+        needed = order.file.size * (1 + MAX_UNPACK_RATIO) - order.bytes_done(self._downloads)
         if free < needed:
             sizes = {"needed": format_size(needed), "engines": self._engines, "free": format_size(free)}
             raise KvchatError(

@@ -21,7 +21,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -147,30 +147,14 @@ _APPROXIMATE_BYTES = {
 }
 
 
-@dataclass(frozen=True)
-class EngineBuild:
-    backend: Backend
-    order: Order
-
-    @property
-    def name(self) -> str:
-        return self.order.file.name
-
-    @property
-    def size(self) -> int:
-        return self.order.file.size
-
-
 def approximate_size(backend: Backend, system: str = sys.platform) -> str:
     """Return the approximate download size, such as "about 770 MB", or "" if unknown."""
     count = _APPROXIMATE_BYTES.get((system, backend))
     return _("about {count}", count=format_size(count)) if count else ""
 
 
-def builds_for(
-    graphics: Graphics, releases: Sequence[Release], machine: str = platform.machine()
-) -> tuple[EngineBuild, ...]:
-    """Return the newest build of each kind for these GPUs, best kind first. `releases`: newest first."""
+def builds_for(graphics: Graphics, releases: Sequence[Release], machine: str = platform.machine()) -> tuple[Order, ...]:
+    """Return orders for the newest build of each kind for these GPUs, best kind first. `releases`: newest first."""
     newest = (
         next((build for release in releases for build in _builds(release, backend, graphics.system, machine)), None)
         for backend in suitable_backends(graphics)
@@ -179,11 +163,11 @@ def builds_for(
 
 
 def backend_of(name: str) -> Backend | None:
-    """Return the backend of a downloaded engine from its folder name, or None."""
+    """Return the backend of an engine build from its name, which is also its folder's, or None."""
     return _BACKENDS.get("".join(name.split("-")[2:3]))
 
 
-def _builds(release: Release, backend: Backend, system: str, machine: str) -> Iterable[EngineBuild]:
+def _builds(release: Release, backend: Backend, system: str, machine: str) -> list[Order]:
     """List the builds in a release, oldest backend version first: it runs with most drivers."""
     platform_names, builds = (_SYSTEMS.get(system), _MACHINES.get(machine.lower())), []
     for file in release.files:
@@ -196,7 +180,7 @@ def _builds(release: Release, backend: Backend, system: str, machine: str) -> It
             libraries = [file for file in release.files if file.path in names][:1]
             parts = HubFile(f"llama.cpp-{match[1]}-{flavour}", "", (file, *libraries))
             version = tuple(map(int, re.findall(r"\d+", flavour)))
-            builds.append((version, flavour, EngineBuild(backend, Order(REPOSITORY, release.tag, parts))))
+            builds.append((version, flavour, Order(REPOSITORY, release.tag, parts)))
     return [build for *_, build in sorted(builds, key=itemgetter(0, 1))]
 
 

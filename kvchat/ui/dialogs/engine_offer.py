@@ -112,10 +112,10 @@ class EngineOffer(QWidget):
         if download is None:
             return
         self.outcome.hide()
-        build = download.build if download.stage in (Stage.CHECKING, Stage.FETCHING) else None
-        self.bar.setRange(0, 1000 if build is not None else 0)  # 0: indeterminate
-        if build is not None:
-            self.bar.setValue(int(1000 * download.downloaded_bytes / max(build.size, 1)))
+        file = download.order.file if download.order and download.stage in (Stage.CHECKING, Stage.FETCHING) else None
+        self.bar.setRange(0, 1000 if file is not None else 0)  # 0: indeterminate
+        if file is not None:
+            self.bar.setValue(int(1000 * download.downloaded_bytes / max(file.size, 1)))
         self.progress_label.setText(_progress_text(download))
 
     def show_steps(self, steps: Sequence[TrialStep]) -> None:
@@ -141,16 +141,17 @@ def cards(graphics: Graphics) -> str:
 
 def _progress_text(download: EngineDownload) -> str:
     """Return the progress: "llama.cpp-b11457-vulkan: 12 MB of 32 MB · 5 MB/s · 4 s left", or the stage."""
-    build, stage, steps = download.build, _(download.stage.value), download.steps
-    if build is None:
+    order, stage, steps = download.order, _(download.stage.value), download.steps
+    if order is None:
         return f"{stage.capitalize()}…"
+    file = order.file
     if download.stage is Stage.TRYING and steps:
-        return join_sentences(f"{build.name}: {stage}", f"{steps[-1].name}: {steps[-1].detail}")
+        return join_sentences(f"{file.name}: {stage}", f"{steps[-1].name}: {steps[-1].detail}")
     if download.stage is not Stage.FETCHING:
-        return f"{build.name}: {stage}…"
-    done, size = format_size(download.downloaded_bytes), format_size(build.size)
-    parts = [_("{name}: {done} of {size}", name=build.name, done=done, size=size)]
+        return f"{file.name}: {stage}…"
+    done, size = format_size(download.downloaded_bytes), format_size(file.size)
+    parts = [_("{name}: {done} of {size}", name=file.name, done=done, size=size)]
     if download.rate > 0:
-        left = format_rough_duration((build.size - download.downloaded_bytes) / download.rate)
+        left = format_rough_duration((file.size - download.downloaded_bytes) / download.rate)
         parts += [_("{size}/s", size=format_size(download.rate)), _("{time} left", time=left)]
     return join_parts(parts)

@@ -1,15 +1,17 @@
 """The storage window: disk use of each chat's memory, and actions for it."""
 
+import asyncio
 import html
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
+from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtWidgets import QFrame, QLabel, QSlider, QWidget
 
 from kvchat.chat.service import ChatService
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage, program_of
 from kvchat.runtime import Runtime
+from kvchat.system.concurrency import shielded
 from kvchat.text.formatting import STORAGE, format_size
 from kvchat.text.language import N_, _
 from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
@@ -22,22 +24,20 @@ from kvchat.ui.storage.usage_summary import UsageSummary, describe_limits, descr
 from kvchat.ui.widgets.layouts import ScrollPage
 
 _STEPS = 1000
-_DEBOUNCE_MS = 120  # delay after the last slider move before planning
+_DEBOUNCE_S = 0.12  # delay after the last slider move before planning
 _INVITATION = N_("Move the slider to see which chat memory would be deleted and how long reprocessing would take.")
 
 
 class PruneCard(QFrame):
-    """Card that shows prune plans, but never runs them."""
+    """Card that shows prune plans, but neither makes nor runs them."""
 
-    plan_requested = Signal()  # for `target`
-    plan_dropped = Signal()  # no plan is shown any more
+    plan_dropped = Signal()  # another is needed, for `target`
     prune_requested = Signal(object)  # the visible PrunePlan
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         styled(self, "card")
         self.plan: PrunePlan | None = None
-        self.version = 0  # a plan for an older version is stale
         self._total = 0
         self.slider = QSlider(Qt.Orientation.Horizontal)
         self.slider.setMaximum(_STEPS)
@@ -52,8 +52,6 @@ class PruneCard(QFrame):
         self.preview_label.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
         self.prune_button = button(_("Shrink"), lambda: self.prune_requested.emit(self.plan))
         self.prune_button.setEnabled(False)
-        self._debounce = QTimer(self, singleShot=True, interval=_DEBOUNCE_MS)
-        self._debounce.timeout.connect(self.plan_requested)
         self.slider.valueChanged.connect(self._slider_moved)
         title = label(_("Shrink to"), "strong")
         title.setBuddy(self.slider)
@@ -83,9 +81,7 @@ class PruneCard(QFrame):
     def reset(self) -> None:
         self.slider.setValue(_STEPS)
 
-    def show_plan(self, plan: PrunePlan, version: int) -> None:
-        if version != self.version:
-            return
+    def show_plan(self, plan: PrunePlan) -> None:
         self.plan = plan
         self.preview_label.setText(describe_plan(plan, self.target))
         self.prune_button.setEnabled(bool(plan.save_point_ids))
@@ -95,7 +91,6 @@ class PruneCard(QFrame):
 
     def drop_plan(self) -> None:
         self.plan = None
-        self.version += 1
         self.prune_button.setEnabled(False)
         self.plan_dropped.emit()
 
@@ -103,10 +98,7 @@ class PruneCard(QFrame):
         self.drop_plan()
         self.target_label.setText(format_size(self.target))
         self.slider.setAccessibleDescription(format_size(self.target))
-        if self.is_moved:
-            self._debounce.start()
-        else:
-            self._debounce.stop()
+        if not self.is_moved:
             self.preview_label.setText(_(_INVITATION))
             self.prune_button.setText(_("Shrink"))
 
@@ -134,7 +126,8 @@ class StoragePanel(Panel):
         self._usage: StoreUsage | None = None
         self._titles: Mapping[str, str] = {}
         self._seconds_saved: Mapping[str, float] = {}  # last result
-        self._planning = False
+        self._planning: asyncio.Task[None] | None = None
+        self._one_plan = asyncio.Lock()  # at a time: the store may need a second for each
         self._changes_in_progress = 0  # changes in progress: a new plan would miss them
         self.summary = UsageSummary(look)
         self.prune_card = PruneCard()
@@ -173,8 +166,7 @@ class StoragePanel(Panel):
         self.list.never_save_requested.connect(
             lambda id, on: self._apply_change(self._runtime.save_points.never_save(id, on))
         )
-        self.prune_card.plan_requested.connect(lambda: self.run(self._preview()))
-        self.prune_card.plan_dropped.connect(self._fill)
+        self.prune_card.plan_dropped.connect(self._plan)
         self.prune_card.prune_requested.connect(self._prune)
         self.losses_filter_button.toggled.connect(self._fill)
         self._look.changed.connect(self._restyle)
@@ -238,17 +230,17 @@ class StoragePanel(Panel):
         confirm(self, _("Delete all chat memory?"), text, _("Delete all"), lambda: self._delete(None))
 
     def _apply_change(self, run: Coroutine[Any, Any, object]) -> None:
-        self.prune_card.drop_plan()
-        self.run(self._run_and_load(run))
+        async def apply() -> None:
+            try:
+                await run
+            finally:
+                self._changes_in_progress -= 1
+                await self._load()
+                self.changed.emit()
 
-    async def _run_and_load(self, run: Coroutine[Any, Any, object]) -> None:
         self._changes_in_progress += 1
-        try:
-            await run
-        finally:
-            self._changes_in_progress -= 1
-            await self._load()
-            self.changed.emit()
+        self.prune_card.drop_plan()
+        self.run(apply())
 
     async def _load(self) -> None:
         usage = await self._runtime.save_points.usage()
@@ -256,22 +248,25 @@ class StoragePanel(Panel):
         self._seconds_saved = await self._runtime.chat.seconds_saved()
         self.show_usage(usage, titles)
 
-    async def _preview(self) -> None:
-        """Fetch plans for the slider's value, one at a time: the store may need a second for each."""
-        if self._planning:
-            return
-        self._planning = True
-        try:
-            while self.prune_card.is_moved and self.prune_card.plan is None and not self._changes_in_progress:
-                version = self.prune_card.version
-                self.prune_card.show_plan(await self._runtime.save_points.plan_prune(self.prune_card.target), version)
-        finally:
-            self._planning = False
+    def _plan(self) -> None:
+        """Replace the plan in view or in progress by one for the slider's value."""
+
+        async def plan(target: int) -> None:
+            await asyncio.sleep(_DEBOUNCE_S)
+            async with self._one_plan:
+                plan = await shielded(self._runtime.save_points.plan_prune(target))
+            self.prune_card.show_plan(plan)
+            self._fill()
+
+        if self._planning is not None:
+            self._planning.cancel()
         self._fill()
+        if self.prune_card.is_moved and not self._changes_in_progress:
+            self._planning = self.run(plan(self.prune_card.target))
 
     def _prune(self, plan: PrunePlan) -> None:
         self.prune_card.reset()
-        self.run(self._run_and_load(self._runtime.save_points.prune(plan)))
+        self._apply_change(self._runtime.save_points.prune(plan))
 
     def _delete(self, conversation_id: str | None) -> None:
         self._apply_change(self._runtime.save_points.delete(conversation_id))

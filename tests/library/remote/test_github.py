@@ -38,7 +38,7 @@ def files(
 ) -> list[str]:
     """Return the varying parts of the builds' file names."""
     builds = builds_for(Graphics(system, vendors), releases, machine)
-    names = [" + ".join(part.path for part in build.order.file.parts) for build in builds]
+    names = [" + ".join(part.path for part in order.file.parts) for order in builds]
     return [re.sub(r"llama-b11457-bin-|\.zip|\.tar\.gz", "", name) for name in names]
 
 
@@ -78,11 +78,11 @@ def test_older_release_fills_gaps() -> None:
 
 def test_build_names_and_sizes() -> None:
     builds = builds_for(Graphics("linux", (GpuVendor.NVIDIA,)), (NEWEST,), "x86_64")
-    assert [(build.name, build.size) for build in builds] == [
+    assert [(order.file.name, order.file.size) for order in builds] == [
         ("llama.cpp-b11457-cuda-12.8", 20),
         ("llama.cpp-b11457-vulkan", 10),
     ]
-    assert [backend_of(build.name) for build in builds] == [Backend.CUDA, Backend.VULKAN]
+    assert [backend_of(order.file.name) for order in builds] == [Backend.CUDA, Backend.VULKAN]
     assert backend_of("llama.cpp-b1-metal") is Backend.METAL
     assert backend_of("llama.cpp-b1-hip-radeon") is Backend.ROCM
     assert backend_of("mine") is None
