@@ -24,7 +24,7 @@ from kvchat.kvstore.memory_files import MEMORY_FOLDER, StagingMemory, describe_s
 from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser
-from kvchat.library.memory.demand import Demand, LoadConditions, LoadLimits, MemoryFacts, available_memory, staging_room
+from kvchat.library.memory.demand import Demand, LoadLimits, MemoryFacts, available_memory, limit_key, staging_room
 from kvchat.session.restore_support import forget_model, newest_finding
 from kvchat.settings import Settings, load_settings
 from kvchat.store_service import describe_limit, store_problem
@@ -130,7 +130,7 @@ def _inspect_model(
         return report, None
     try:
         facts = read_facts(Path(settings.model_path))
-        limit = limits.find(LoadConditions(model_identity(facts.path), facts.size, build, memory.device_kind))
+        limit = limits.find(limit_key(model_identity(facts.path), facts.size, build, memory.device_kind))
     except KvchatError as error:
         return report | {"problem": str(error)}, None
     demand = Demand(facts, settings.kv_type, FULL_WINDOW in settings.engine_arguments.split(), limit=limit)

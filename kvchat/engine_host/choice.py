@@ -26,11 +26,11 @@ from kvchat.library.memory.context_size import ContextChoice, ContextChooser, sl
 from kvchat.library.memory.demand import (
     Demand,
     DeviceMemory,
-    LoadConditions,
     LoadLimit,
     LoadLimits,
     MemoryFacts,
     available_memory,
+    limit_key,
 )
 from kvchat.library.memory.verdict import Judgement, judge
 from kvchat.library.model_files import name_from_path, projector_of
@@ -94,7 +94,7 @@ class EngineChoice:
     model_stamp: FileStamps  # of the weights at fingerprinting
     build: str  # see `EngineProbe.identity`
     memory: MemoryFacts
-    load_conditions: LoadConditions
+    limit_key: str
     projector: str = ""  # identity of the loaded one
 
     @property
@@ -159,8 +159,8 @@ def choose_engine(
     projector_bytes, projector_name = _size_and_identity(projector) if projector else (0, "")
     memory, identity = memory_for(engine.location, workers, staged), model_identity(model)
     loaded = f"{identity} with {projector_name}" if projector else identity  # its buffers are logged as the model's
-    circumstances = LoadConditions(loaded, facts.size, engine.identity, memory.device_kind)
-    limit = limits.find(circumstances) if limits else None
+    key = limit_key(loaded, facts.size, engine.identity, memory.device_kind)
+    limit = limits.find(key) if limits else None
     swa_full = FULL_WINDOW in extra  # the user keeps sliding windows at full length
     demand = Demand(facts, settings.kv_type, swa_full, projector_bytes, limit=limit)
     if engine.options is not None and engine.options.find("--kv-unified") is None:
@@ -204,7 +204,7 @@ def choose_engine(
         stamp,
         engine.identity,
         memory,
-        circumstances,
+        key,
         projector_name,
     )
 
@@ -271,7 +271,7 @@ class ModelJudge:
         if self.limits.knows(facts.size, build, memory.device_kind):  # identifying the model takes far longer
             with contextlib.suppress(KvchatError):
                 identity = model_identity(facts.path)
-                limit = self.limits.find(LoadConditions(identity, facts.size, build, memory.device_kind))
+                limit = self.limits.find(limit_key(identity, facts.size, build, memory.device_kind))
         swa_full = FULL_WINDOW in settings.engine_arguments.split()
         demand = Demand(facts, settings.kv_type, swa_full, file_size(projector) if projector else 0, limit=limit)
         return judge(demand, memory, settings.context_size)

@@ -18,7 +18,7 @@ from kvchat.engine_host.choice import Capacity, EngineChoice, ModelJudge, choose
 from kvchat.engine_host.engines import ManagedEngine
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import model_identity
-from kvchat.library.memory.demand import LoadConditions, LoadLimits, MemoryFacts
+from kvchat.library.memory.demand import LoadLimits, MemoryFacts, limit_key
 from kvchat.library.memory.verdict import Verdict
 from kvchat.settings import GB, Settings
 from kvchat.text.reasons import Reason, ReasonCode
@@ -142,13 +142,13 @@ def test_failed_load_changes_the_verdict(tmp_path: Path, monkeypatch: pytest.Mon
     facts, limits = llama_8b(tmp_path), LoadLimits(tmp_path / "limits.json")
     judge = ModelJudge(Settings(), HERE, limits)
     assert judge(facts).verdict is Verdict.FITS
-    limits.learn(LoadConditions("another", facts.size + 1, "version: 1", "CPU"), 4096, out_of_memory=True)
+    limits.learn(limit_key("another", facts.size + 1, "version: 1", "CPU"), 4096, out_of_memory=True)
     with monkeypatch.context() as patch:  # weights are not read if no load of the model can have failed
         patch.setattr(choosing, "model_identity", lambda path: pytest.fail(f"{path} was read"))
         assert judge(facts).verdict is Verdict.FITS
-    limits.learn(LoadConditions("another", facts.size, "version: 1", "CPU"), 4096, out_of_memory=True)
+    limits.learn(limit_key("another", facts.size, "version: 1", "CPU"), 4096, out_of_memory=True)
     assert judge(facts).verdict is Verdict.FITS
-    limits.learn(LoadConditions(model_identity(facts.path), facts.size, "version: 1", "CPU"), 4096, out_of_memory=True)
+    limits.learn(limit_key(model_identity(facts.path), facts.size, "version: 1", "CPU"), 4096, out_of_memory=True)
     assert judge(facts).verdict is Verdict.TIGHT
     assert ModelJudge(Settings(), Capacity(HERE.memory, "version: 2"), limits)(facts).verdict is Verdict.FITS
 

@@ -222,49 +222,42 @@ class LoadLimit:
         return self.at + DAY_S * min(2.0 ** min(self.times - 1, 16), MAX_DAYS)
 
 
-@dataclass(frozen=True)
-class LoadConditions:
-    model: str  # identity
-    size: int  # bytes of its files
-    build: str  # identifies the engine build
-    device: str  # "CPU", "CUDA", "Vulkan", …
-
-    @property
-    def key(self) -> str:
-        return f"{self.model}{_about(self.size, self.build, self.device)}"
+def limit_key(model: str, size: int, build: str, device: str) -> str:
+    """Return what a limit depends on: a model's identity and bytes, the engine build and "CPU", "CUDA", …"""
+    return f"{model}|{size}|{build}|{device}"
 
 
 class LoadLimits:
-    """Known limits by model, engine build and device type, in one JSON file, which may always be deleted."""
+    """Known limits by `limit_key`, in one JSON file, which may always be deleted."""
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.time) -> None:
         """`clock`: seconds since 1970."""
         self._file, self._clock = file, clock
 
-    def find(self, circumstances: LoadConditions) -> LoadLimit | None:
+    def find(self, key: str) -> LoadLimit | None:
         """Return the limit in force; None if there is none or a retry is due."""
-        entry = self._entries().get(circumstances.key)
+        entry = self._entries().get(key)
         return entry if entry is not None and self._is_in_force(entry) else None
 
     def knows(self, size: int, build: str, device: str) -> bool:
         """True if a model of `size` bytes ran out of memory with this build and device type."""
-        return any(key.endswith(_about(size, build, device)) for key in self._entries())
+        return any(key.endswith(limit_key("", size, build, device)) for key in self._entries())
 
-    def learn(self, conditions: LoadConditions, tokens: int, *, out_of_memory: bool) -> LoadLimit | None:
+    def learn(self, key: str, tokens: int, *, out_of_memory: bool) -> LoadLimit | None:
         """Record a load that succeeded with `tokens`; `out_of_memory`: after a larger one failed.
 
         A load above the limit removes it. Returns the limit now in force. If the file cannot be written, another
         load may run out of memory.
         """
         entries = self._entries()
-        before = entries.pop(conditions.key, None)
+        before = entries.pop(key, None)
         if not out_of_memory and (before is None or tokens <= before.tokens):
             return before if before is not None and self._is_in_force(before) else None
         limit = None
         if out_of_memory:
             again = before is not None and not self._is_in_force(before)
             times = (before.times if before is not None else 1) + again
-            limit = entries[conditions.key] = LoadLimit(tokens, times, self._clock())
+            limit = entries[key] = LoadLimit(tokens, times, self._clock())
         newest = dict(list(entries.items())[-MAX_ENTRIES:])
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -283,10 +276,6 @@ class LoadLimits:
             }
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
             return {}
-
-
-def _about(size: int, build: str, device: str) -> str:
-    return f"|{size}|{build}|{device}"
 
 
 @dataclass(frozen=True)
