@@ -48,8 +48,8 @@ def write_to_file(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def llama_8b(folder: Path, experts: float = 0.0) -> GgufFacts:
-    """Return facts of Llama-3.1-8B's Q4_K_M: 131,072 KV bytes per token. `experts`: their share of the weights."""
+def llama_8b(folder: Path) -> GgufFacts:
+    """Return facts of Llama-3.1-8B's Q4_K_M: 131,072 KV bytes per token."""
     shape = {
         "block_count": 32,
         "context_length": 131_072,
@@ -59,8 +59,7 @@ def llama_8b(folder: Path, experts: float = 0.0) -> GgufFacts:
         "attention.head_count_kv": 8,
         "vocab_size": 128_256,
     }
-    layers = 32 * 135_000_000
-    weights = Weights(layers, round(layers * experts), 295_000_000, 305_000_000, False)
+    weights = Weights(32 * 135_000_000, 295_000_000, 305_000_000, False)
     facts = read_facts(write_gguf(folder / "large.gguf", shape))
     return dataclasses.replace(facts, size=4_920_000_000, weights=weights)
 

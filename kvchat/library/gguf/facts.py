@@ -29,7 +29,6 @@ _COMPANION_FILES = {
     "adapter": N_("This is a LoRA adapter, not a model"),
     "imatrix": N_("This is an importance matrix, not a model"),
 }
-_EXPERTS = re.compile(r"ffn_(up|down|gate_up|gate)_(ch|)exps")  # LLM_FFN_EXPS_REGEX in common/common.h: --n-cpu-moe
 _LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
 
 FileStamps = tuple[tuple[int, int, int], ...]  # per file: size, modification time in ns, inode
@@ -40,7 +39,6 @@ class Weights:
     """The sizes of a model's tensors in the file, in bytes, by where they may go."""
 
     layers: int
-    experts: int  # expert weights within the layers: large, each seldom used
     embedding: int  # always in main memory
     output: int  # with the last layer
     output_is_embedding: bool  # a GPU then holds a copy of the embedding
@@ -167,18 +165,17 @@ def _parts(path: Path, header: GgufHeader) -> tuple[Path, ...]:
 
 def _weights(headers: Sequence[GgufHeader], blocks: int) -> Weights:
     """Sum all tensor sizes by where llama.cpp puts them (llama_model_base::load_tensors)."""
-    layers = experts = embedding = output = 0
+    layers = embedding = output = 0
     for tensor in (tensor for header in headers for tensor in header.tensors):
         match = _LAYER_TENSOR.match(tensor.name)
         if match and int(match["layer"]) < blocks:
             layers += tensor.bytes
-            experts += tensor.bytes if _EXPERTS.search(tensor.name) else 0
         elif tensor.name == "token_embd.weight":
             embedding += tensor.bytes
         else:
             output += tensor.bytes
     has_output = any(tensor.name == "output.weight" for header in headers for tensor in header.tensors)
-    return Weights(layers, experts, embedding, output, output_is_embedding=not has_output)
+    return Weights(layers, embedding, output, output_is_embedding=not has_output)
 
 
 def _commonest_type(header: GgufHeader) -> str:

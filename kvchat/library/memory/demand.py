@@ -292,9 +292,9 @@ class Demand:
     def bars(self, tokens: int, memory: MemoryFacts, *, on_gpu: bool = True) -> tuple[MemoryBar, ...]:
         """Return one bar per GPU, then one for main memory. `on_gpu`: the GPUs may be used.
 
-        An estimate: if not everything fits on the GPUs, llama.cpp's `--fit` decides what stays off them: first a
-        mixture's experts, then whole layers with their KV cache. It distributes layers by free GPU memory; each GPU
-        also gets a full compute buffer. The token embedding is never on a GPU.
+        An estimate: if not everything fits on the GPUs, llama.cpp's `--fit` decides what stays off them; here weights
+        do. It distributes layers by free GPU memory; each GPU also gets a full compute buffer. The token embedding is
+        never on a GPU.
         Raises ValueError for an unknown KV type.
         """
         weights = self.facts.weights
@@ -312,11 +312,8 @@ class Demand:
             parts = layers + weights.embedding, kv, compute, other + self.projector
             gpus = [MemoryBar(device.name, device.free, margin(device.free), 0, 0, 0, 0) for device in memory.devices]
             return (*gpus, self._computer_bar(memory, *parts))
-        over = max(0, movable - room)
-        experts = min(over, weights.experts)
-        share = (over - experts) / max(1, movable - experts)
-        kv_beside = round(kv * share)
-        weights_beside = over - kv_beside
+        weights_beside = min(max(0, movable - room), movable - kv)
+        kv_beside = max(0, movable - room - weights_beside)
         bars = []
         for device in memory.devices:
             part = device.free / memory.device_free
