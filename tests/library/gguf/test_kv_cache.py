@@ -4,14 +4,13 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import gguf
 import pytest
 
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.log import Allocations, read_allocations
 from kvchat.engine.process.plan import LaunchPlan, prepare
 from kvchat.library.gguf.facts import read_facts
-from kvchat.library.gguf.kv_cache import KV_TYPES, kv_bytes, kv_bytes_per_token, kv_fixed_bytes
+from kvchat.library.gguf.kv_cache import kv_bytes, kv_bytes_per_token, kv_fixed_bytes
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.models import bare_models, tiny_model
 
@@ -28,24 +27,11 @@ def test_smollm2(smollm2: Path) -> None:
         kv_bytes_per_token(facts.kv, "q3_5")
 
 
-def test_kv_types_agree_with_llama_cpp() -> None:
-    for name, size in KV_TYPES.items():
-        assert size == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]]
-
-
 def test_sliding_window_is_no_longer_than_the_context(tmp_path: Path) -> None:
     fields = LLAMA | {"attention.sliding_window": 4096, "attention.sliding_window_pattern": 0}
     facts = read_facts(write_gguf(tmp_path / "m.gguf", fields))
     assert kv_bytes(facts.kv, 1000) == 4 * ROW * 1024
     assert kv_bytes(facts.kv, 100_000) == 4 * ROW * (4096 + 512)
-
-
-def test_window_pattern_of_known_and_unknown_architectures(tmp_path: Path) -> None:
-    fields = LLAMA | {"attention.sliding_window": 512, "block_count": 6}
-    known = read_facts(write_gguf(tmp_path / "gemma.gguf", fields, architecture="gemma3"))
-    unknown = read_facts(write_gguf(tmp_path / "new.gguf", fields, architecture="brandnew"))
-    assert kv_bytes_per_token(known.kv) == ROW
-    assert kv_bytes_per_token(unknown.kv) == 6 * ROW
 
 
 def test_hybrids_count_attention_only_in_attention_layers(tmp_path: Path) -> None:
@@ -59,17 +45,6 @@ def test_hybrids_count_attention_only_in_attention_layers(tmp_path: Path) -> Non
         layout = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA | state | fields, architecture=architecture)).kv
         fixed = kv_fixed_bytes(layout, 4096, "f16", "f16")
         assert (kv_bytes_per_token(layout), fixed) == (layers * ROW, layers * per_layer)
-
-
-@pytest.mark.parametrize(
-    ("field", "architecture", "layers"),
-    [({"attention.shared_kv_layers": 3}, "llama", 1), ({"nextn_predict_layers": 1}, "glm4moe", 3)],
-)
-def test_shared_and_prediction_layers_keep_no_rows(
-    tmp_path: Path, field: dict[str, int], architecture: str, layers: int
-) -> None:
-    facts = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA | field, architecture=architecture))
-    assert kv_bytes_per_token(facts.kv) == layers * ROW
 
 
 def test_windows_of_known_architectures(tmp_path: Path) -> None:

@@ -68,12 +68,6 @@ def test_largest_context_that_fits(large: GgufFacts) -> None:
     assert "only 3.6 GB of the 4 GB free can be used" in least.reason
 
 
-@pytest.mark.parametrize(("trained", "most", "least"), [(1000, 1000, 1000), (5000, 4864, MIN_CONTEXT)])
-def test_small_and_unaligned_trained_contexts(tmp_path: Path, trained: int, most: int, least: int) -> None:
-    facts = read_facts(write_gguf(tmp_path / "small.gguf", LLAMA | {"context_length": trained}))
-    assert (choose(facts, PLENTY).tokens, choose(facts, MemoryFacts(0)).tokens) == (most, least)
-
-
 @pytest.mark.parametrize(
     ("tokens", "free", "warning"),
     [(4000, 500 * GB, ""), (200_000, 500 * GB, "trained for 131,072"), (100_000, 8 * GB, "This may not fit")],
@@ -129,17 +123,6 @@ def test_shared_gpu_memory_counts_once(large: GgufFacts) -> None:
     choice = choose(large, with_gpus(8, 11, kind="MTL"))
     assert choice.tokens < choose(large, with_gpus(8, 11)).tokens
     assert sum(bar.needed for bar in choice.bars) <= 8 * GB - margin(8 * GB)
-
-
-def test_bars_add_up(large: GgufFacts) -> None:
-    alone = choose(large, MemoryFacts(10 * GB))
-    (bar,) = alone.bars
-    assert bar.needed == alone.needed
-    assert bar.needed + bar.margin + bar.unused == bar.free == 10 * GB
-    small, big, _ = choose(large, with_gpus(64, 6, 12)).bars
-    assert big.weights == pytest.approx(2 * small.weights, rel=0.01)
-    assert small.fits
-    assert big.fits
 
 
 def test_staging_uses_only_what_the_model_leaves(large: GgufFacts) -> None:

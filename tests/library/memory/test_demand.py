@@ -5,7 +5,6 @@ import pytest
 
 from kvchat.library.memory.demand import (
     DAY_S,
-    DeviceMemory,
     LoadLimit,
     LoadLimits,
     MemoryFacts,
@@ -19,14 +18,6 @@ from kvchat.settings import GB
 
 MIB = 1024 * 1024
 V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"
-
-
-def test_available_memory_without_limits(tmp_path: Path) -> None:
-    devices = [DeviceMemory("CUDA0", 8 * MIB), DeviceMemory("CUDA1", 4 * MIB)]
-    memory = available_memory(devices, root=tmp_path)
-    assert memory.available == pytest.approx(psutil.virtual_memory().available, rel=0.2)
-    assert not memory.is_limited
-    assert memory.device_free == 12 * MIB
 
 
 def fake_group(root: Path, cgroup: str, folder: str, **files: str) -> None:
@@ -64,17 +55,6 @@ def test_cgroup_limits(tmp_path: Path, cgroup: str, folder: str, files: tuple[st
     assert cgroup_room(tmp_path) == room
 
 
-def test_names_of_devices() -> None:
-    def beside(*names: str) -> str:
-        return MemoryFacts(1, devices=tuple(DeviceMemory(name, 1) for name in names)).device_names
-
-    assert beside("CUDA0") == "the GPU"
-    assert beside("CUDA0", "CUDA1") == "the GPUs"
-    assert beside("RPC0[den:1]") == "the other computer"
-    assert beside("RPC0[den:1]", "RPC0[attic:1]", "CUDA0") == "the other computers and the GPU"
-    assert DeviceMemory("RPC0[den:1]", 1).kind == "RPC"
-
-
 @pytest.mark.parametrize(
     ("free", "staged", "place", "needed", "left"),
     [
@@ -83,7 +63,6 @@ def test_names_of_devices() -> None:
         (20, 0, 64, 10, 6),  # a sixteenth stays free, or the margin
         (12, 8, 64, 10, 6),  # what is staged goes for a model and may come back
         (12, 0, 64, 10, 0),
-        (5, 0, 64, 10, 0),
         (60, 0, 0, 10, 0),  # no files can be made in memory
     ],
 )

@@ -1,5 +1,3 @@
-import re
-
 import pytest
 
 from kvchat.library.gguf.facts import GgufFacts
@@ -12,7 +10,6 @@ from kvchat.settings import GB
     ("memory", "expected"),
     [
         (MemoryFacts(16 * GB), Verdict.FITS),
-        (MemoryFacts(4 * GB), Verdict.NO),
         (MemoryFacts(16 * GB, devices=(DeviceMemory("CUDA0", 12 * GB),)), Verdict.FITS),
         (MemoryFacts(16 * GB, devices=(DeviceMemory("CUDA0", 4 * GB),)), Verdict.TIGHT),
         (MemoryFacts(1 * GB, devices=(DeviceMemory("CUDA0", 2 * GB),)), Verdict.NO),
@@ -44,11 +41,3 @@ def test_users_context_and_projector_count(large: GgufFacts) -> None:
     seeing = judge(Demand(large, projector=2 * GB), MemoryFacts(7 * GB))
     assert seeing.verdict is Verdict.TIGHT
     assert seeing.reason.endswith("There is not enough memory for images.")
-
-
-@pytest.mark.parametrize("memory", [MemoryFacts(free * GB) for free in (4, 6, 7, 8, 12, 24)])
-def test_reason_counts_everything(large: GgufFacts, memory: MemoryFacts) -> None:
-    judged = judge(Demand(large), memory)
-    needed, free = re.findall(r"([\d.]+) GB", judged.reason)[:2]
-    assert float(needed) > large.size / GB, "the weights are counted in what is said"
-    assert judged.verdict is Verdict.NO or float(needed) < float(free)

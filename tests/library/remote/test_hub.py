@@ -89,15 +89,6 @@ async def test_missing_repository_and_no_network(hub: Hub, monkeypatch: pytest.M
     assert "internet" in caught.value.advice
 
 
-@pytest.mark.parametrize(("status", "kind"), [(429, Unreachable), (503, Unreachable), (404, HubError), (418, HubError)])
-async def test_http_errors_of_the_hub(hub: Hub, served: FakeHub, status: int, kind: type[HubError]) -> None:
-    served.status = status
-    with pytest.raises(kind) as caught:
-        await hub.search("thing")
-    assert caught.value.title
-    assert "Traceback" not in str(caught.value)
-
-
 def listing(**lfs: object) -> bytes:
     pointer = {"size": 8, "sha256": "a" * 64, "pointerSize": 1} | lfs
     file = {"rfilename": "Thing-7B-Q8_0.gguf", "size": 8, "lfs": pointer} | lfs

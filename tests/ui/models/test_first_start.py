@@ -50,27 +50,6 @@ async def test_without_a_model_the_page_is_shown(runtime: StagedRuntime, window:
     assert page.isVisible()
 
 
-async def test_what_is_written_before_there_is_a_model_waits_for_one(
-    runtime: StagedRuntime, window: MainWindow, tmp_path: Path
-) -> None:
-    window.first_start.back_button.click()
-    window.chat.send_controller.send("Hello")
-    await until(lambda: [call for call in runtime.chat.calls if call[0] == "send"])
-    chat = next(call[1] for call in runtime.chat.calls if call[0] == "send")
-    await until(window.transcript.tail.unanswered_row.isVisible)
-    card = window.engine_card
-    assert (card.title.text(), card.property("tone")) == ("No model chosen", "")
-    assert (card.model_button.isVisible(), card.restart_button.isVisible(), card.log_button.isVisible()) == (
-        True,
-        False,
-        False,
-    )
-    assert not window.transcript.tail.failure_card.isVisible()
-    assert window.status_strip.remarks.text == ""
-    await window.models.use(write_gguf(tmp_path / "starter.gguf"))
-    await until(lambda: ("retry", chat) in runtime.chat.calls)
-
-
 async def test_models_that_are_here_come_first_and_the_starter_is_what_it_is(
     runtime: StagedRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,18 +72,6 @@ async def test_models_that_are_here_come_first_and_the_starter_is_what_it_is(
     assert (page.local_model_buttons[0].property("kind"), page.starter_button.property("kind")) == ("primary", "")
     page.local_model_buttons[0].click()
     await until(lambda: ("use_model", large.path) in runtime.calls)
-
-
-async def test_it_can_start_at_login_from_the_first_run_on(
-    runtime: StagedRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    window.show_first_start()
-    box = window.first_start.login_box
-    await until(box.isVisible)
-    assert not box.isChecked()
-    box.click()
-    await until((tmp_path / "config/autostart/kvchat.desktop").exists)
 
 
 class Starter:
@@ -201,23 +168,6 @@ async def test_a_card_that_would_go_unused_is_offered_an_engine(
     await until(offer.outcome.isVisible)  # these bytes are no archive
     assert offer.outcome.title.text() == "The engine archive is invalid"
     assert with_card.settings.engine_path is None
-
-
-async def test_an_engine_that_is_there_or_a_driver_that_is_not_changes_the_offer(
-    with_card: StagedRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page, program = window.first_start, tmp_path / "llama-server"
-    nouveau = Graphics("linux", (GpuVendor.NVIDIA,), nvidia_driver=False)
-    await until(lambda: page.engine_offer.isVisible() and "the embedded engine" in page.machine_label.text())
-    monkeypatch.setattr("kvchat.engine_host.setup.detect_graphics", lambda: nouveau)
-    window.show_first_start()
-    await until(lambda: page.engine_offer.explanation.text().startswith("Install the NVIDIA driver first"))
-    program.touch(0o755)
-    with_card.settings = replace(with_card.settings, engine_path=str(program))
-    page.engine_offer.tried.emit()
-    await until(lambda: str(program) in page.machine_label.text())
-    window.show_first_start()
-    await until(page.engine_offer.isHidden)
 
 
 async def test_a_picked_file_is_used(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from kvchat.settings import Settings
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.programs.last_requests import describe_request, receipt_of
 from kvchat.ui.programs.programs_window import ProgramsWindow
-from kvchat.ui.settings.api_server import ApiServerPage
 from tests.ui.programs.made_up import CLAUDE, LONG_NAME, a_request, fill
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
@@ -33,13 +32,6 @@ def words(window: ProgramsWindow) -> str:
         for text_label in window.findChildren(QLabel)
         if text_label.isVisible()
     )
-
-
-async def test_nothing_was_asked_yet(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    programs = window.side_windows.open_programs()
-    assert programs.empty_page.isVisible()
-    qtbot.mouseClick(button(programs, "Connect an app"), LEFT)
-    await until(lambda: window.side_windows.open_settings().page(ApiServerPage).isVisible())
 
 
 async def test_programs_stand_with_what_was_found_the_last_one_first(filled: StagedRuntime, window: MainWindow) -> None:

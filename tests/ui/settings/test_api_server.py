@@ -1,12 +1,11 @@
 """Settings, API server, with the staged runtime."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
-from PySide6.QtCore import Qt, QUrl
-from PySide6.QtGui import QDesktopServices, QGuiApplication
-from PySide6.QtWidgets import QAbstractButton, QLineEdit
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QLineEdit
 from pytestqt.qtbot import QtBot
 
 from kvchat.gateway.keys import ANY_PROGRAM
@@ -76,27 +75,6 @@ async def test_the_key_is_renewed_after_a_question(runtime: StagedRuntime, windo
     assert await runtime.api_server.keys() == {ANY_PROGRAM: page.key_field.text()}
 
 
-async def test_the_lines_of_each_program_are_copied_with_the_key(
-    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = await switched_on(window, runtime)
-    names = [page.client_box.itemText(number) for number in range(page.client_box.count())]
-    assert names == [
-        "OpenAI SDK", "Claude Code", "Codex", "OpenCode", "Cline", "Aider", "Zed", "Continue", "Open WebUI",
-    ]  # fmt: skip
-    for number, name in enumerate(names):
-        page.client_box.setCurrentIndex(number)
-        page.client_box.activated.emit(number)
-        assert "http://127.0.0.1:8737" in page.configuration.toPlainText(), name
-        assert page.config_location_label.text()
-        qtbot.mouseClick(page.copy_configuration_button, LEFT)
-        assert (page.key_field.text() in QGuiApplication.clipboard().text()) == (name != "Zed")
-    opened: list[QUrl] = []
-    monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: bool(opened.append(url)) or True)
-    qtbot.mouseClick(page.documentation_button, LEFT)
-    assert opened[0].host() == "docs.openwebui.com"
-
-
 async def test_a_program_gets_a_key_of_its_own_that_can_be_taken_back(
     runtime: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
@@ -133,16 +111,6 @@ async def test_keys_of_an_earlier_load_do_not_replace_newer_ones(
     assert "my-zed" in page.keys
 
 
-async def test_a_port_is_a_number(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    page = await switched_on(window, runtime)
-    for text, refused in (("eighty", True), ("0", True), ("8740", False)):
-        page.settings["api_port"].field.selectAll()
-        qtbot.keyClicks(page.settings["api_port"].field, text)
-        qtbot.keyClick(page.settings["api_port"].field, Qt.Key.Key_Return)
-        assert bool(page.settings["api_port"].refusal.text()) == refused
-    await until(lambda: page.address.text().endswith(":8740"))
-
-
 async def test_what_is_open_to_others_is_said(runtime: StagedRuntime, window: MainWindow) -> None:
     page = await switched_on(window, runtime)
     page.show_url("http://192.168.1.7:8737")
@@ -150,11 +118,3 @@ async def test_what_is_open_to_others_is_said(runtime: StagedRuntime, window: Ma
     page.show_url(None)
     assert "could not start" in page.address_entry.help.text()
     assert not page.copy_address_button.isEnabled()
-
-
-async def test_the_programs_are_a_click_away(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    page = page_of(window)
-    qtbot.mouseClick(page.programs_button, LEFT)
-    await until(lambda: window.side_windows.open_programs().isVisible())
-    runtime.settings = replace(runtime.settings)
-    assert isinstance(page.programs_button, QAbstractButton)

@@ -1,6 +1,5 @@
 """Chat settings and presets: input, validation in place, applying, and no silent data loss."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,20 +70,13 @@ async def test_what_is_entered_is_the_conversation_s_own(runtime: StagedRuntime,
     assert form.read().options == ChatOptions(template=requested.template)
 
 
-@pytest.mark.parametrize(
-    ("field", "text", "words"),
-    [
-        ("temperature", "9", "Temperature must be between 0 and 2."),
-        ("top_k", "1.5", "Top-k: “1.5” is not a valid number"),
-        ("seed", "x", "Seed: “x” is not a valid number"),
-    ],
-)
-async def test_nonsense_is_refused_in_place(panel: ChatSettingsWindow, field: str, text: str, words: str) -> None:
+async def test_nonsense_is_refused_in_place(panel: ChatSettingsWindow) -> None:
     await opened(panel)
-    panel.form.number_fields[field].setText(text)
-    panel.save_button.click()
-    assert words in panel.form.refusal.text()
-    panel.form.number_fields[field].clear()
+    for field, text, words in (("temperature", "9", "between 0 and 2"), ("top_k", "1.5", "not a valid number")):
+        panel.form.number_fields[field].setText(text)
+        panel.save_button.click()
+        assert words in panel.form.refusal.text()
+        panel.form.number_fields[field].clear()
     panel.form.format.setCurrentIndex(1)
     panel.form.format_text.setPlainText("{oops")
     panel.save_button.click()
@@ -92,20 +84,12 @@ async def test_nonsense_is_refused_in_place(panel: ChatSettingsWindow, field: st
     assert panel.isVisible()
 
 
-async def test_template_options_are_fixed_in_a_chat_that_has_begun(
-    runtime: StagedRuntime, panel: ChatSettingsWindow
-) -> None:
-    runtime.chat.write("c1", Role.USER, "Hello")
-    await opened(panel)
-    assert [box.isEnabled() for box in panel.form._template.values()] == [False, False]
-    assert not panel.form._fixed_label.isHidden()
-
-
 async def test_another_system_prompt_asks_where_something_was_said(
     runtime: StagedRuntime, panel: ChatSettingsWindow
 ) -> None:
     runtime.chat.write("c1", Role.USER, "Hello")
     await opened(panel)
+    assert not any(box.isEnabled() for box in panel.form._template.values()), "the chat has begun"
     panel.form.system.setPlainText("Be brief.")
     panel.save_button.click()
     (dialog,) = panel.findChildren(ConfirmDialog)
@@ -183,13 +167,6 @@ async def test_models_that_are_called_alike_can_be_told_apart(models: StagedRunt
         "SmolLM2-135M-Instruct · SmolLM2-135M-Instruct.gguf",
         "SmolLM2-135M-Instruct · models",
     ]
-
-
-async def test_the_users_own_server_has_one_model(models: StagedRuntime, panel: ChatSettingsWindow) -> None:
-    models.settings = replace(models.settings, engine_url="http://127.0.0.1:8080")
-    await opened(panel)
-    assert not panel.model.isEnabled()
-    assert panel.model.path is None
 
 
 async def test_what_stands_there_becomes_a_preset(runtime: StagedRuntime, panel: ChatSettingsWindow) -> None:

@@ -16,10 +16,10 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.settings import engines as settings_engines
 from kvchat.ui.settings.engines import EnginePage
-from kvchat.ui.settings.page import TextEntry
 from tests.engine_fixtures import FakeEngine
 from tests.library.engine_archives import tarred
 from tests.library.fake_hub import FakeHub
+from tests.ui.settings.test_settings_window import typed
 from tests.ui.staged_runtime import StagedEngines, StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child
@@ -32,28 +32,11 @@ async def page(window: MainWindow, runtime: StagedRuntime) -> EnginePage:
     return page
 
 
-def typed(qtbot: QtBot, entry: TextEntry, text: str) -> None:
-    entry.field.selectAll()
-    qtbot.keyClick(entry.field, Qt.Key.Key_Delete)
-    qtbot.keyClicks(entry.field, text)
-    qtbot.keyClick(entry.field, Qt.Key.Key_Return)
-
-
 async def test_every_engine_is_told_with_what_is_wrong_with_it(page: EnginePage) -> None:
     words = page.engine.help.text()
     assert "○ /usr/bin/llama-server: This engine is too old. It is build 6000." in words
     assert "● Embedded engine: xllamacpp 2026.10.11549; AMD EPYC" in words
     assert page.engine_box.itemText(0) == "Automatic"
-
-
-async def test_choosing_an_engine(page: EnginePage, runtime: StagedRuntime) -> None:
-    row = page.engine_box.findData("embedded")
-    page.engine_box.activated.emit(row)
-    await until(lambda: runtime.settings.engine_path == "embedded")
-    page.refresh()
-    assert page.engine_box.currentData() == "embedded"
-    page.engine_box.activated.emit(0)
-    await until(lambda: runtime.settings.engine_path is None)
 
 
 async def test_a_file_from_anywhere_can_be_chosen(page: EnginePage, runtime: StagedRuntime) -> None:
@@ -153,52 +136,6 @@ async def test_what_was_fetched_is_listed_at_once_also_while_the_engine_starts_a
     await until(lambda: program in listed(page) and page.downloaded.isVisible())
     await until(lambda: f"○ {program}" in page.engine.help.text())
     started.set()
-
-
-async def test_what_failed_its_trial_is_listed_as_well_and_what_came_while_nobody_looked(
-    released: FakeHub, page: EnginePage, runtime: StagedRuntime, fake_engine: FakeEngine
-) -> None:
-    runtime.settings = replace(runtime.settings, model_path=str(fake_engine.plan.model))
-    fake_engine.set(FAKE_NO_GPU=1)
-    await runtime.engines.get()
-    await until(page.downloaded.isVisible)
-    assert runtime.settings.engine_path is None
-    page.panel.close()
-    await runtime.engines.remove("llama.cpp-b11457-vulkan")
-    page.panel.bring_forward()
-    await until(lambda: not page.downloaded.isVisible())
-
-
-async def test_what_goes_wrong_is_told_beside_the_button_and_it_can_be_tried_again(
-    released: FakeHub, page: EnginePage, runtime: StagedRuntime, fake_engine: FakeEngine, qtbot: QtBot
-) -> None:
-    released.status = 503
-    page.engine_offer.download_button.click()
-    await until(page.engine_offer.outcome.isVisible)
-    assert page.engine_offer.outcome.title.text() == "GitHub is having problems"
-    assert page.engine_offer.outcome.property("tone") == "bad"
-    released.status = 0
-    fake_engine.set(FAKE_NO_GPU=1)
-    page.engine_offer.download_button.click()
-    await until(lambda: "does not detect the GPU" in page.engine_offer.outcome.title.text())
-    assert "mesa-vulkan-drivers" in page.engine_offer.outcome.detail.text()
-    assert runtime.settings.engine_path is None
-    released.hold_at = 0
-    page.engine_offer.download_button.click()  # the engine is here: nothing is downloaded
-    fake_engine.set(FAKE_NO_GPU=None)
-    await until(lambda: page.engine_offer.download_button.isVisible() and page.engine_offer.outcome.isVisible())
-
-
-async def test_it_can_be_cancelled(released: FakeHub, page: EnginePage, runtime: StagedRuntime, qtbot: QtBot) -> None:
-    released.hold_at = 100_000
-    page.engine_offer.download_button.click()
-    await until(released.held.is_set)
-    page.engine_offer.cancel_button.click()
-    await until(page.engine_offer.download_button.isVisible)
-    assert not page.engine_offer.outcome.isVisible()
-    assert runtime.settings.engine_path is None
-    released.go_on.set()
-    await runtime.engines.close()
 
 
 async def test_what_cannot_be_used_is_refused_in_place_and_kept_to_be_corrected(

@@ -14,7 +14,6 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.storage.saved_panel import SavedPanel
 from tests.ui.staged_runtime import TODAY, StagedRuntime, a_receipt, counted
 from tests.ui.waiting import until
-from tests.ui.windows import button
 
 LEFT, NONE = Qt.MouseButton.LeftButton, Qt.MouseButton.NoButton
 
@@ -29,19 +28,6 @@ async def opened(window: MainWindow) -> SavedPanel:
     panel = window.side_windows.open_saved()
     await until(lambda: panel.statistics is not None)
     return panel
-
-
-async def test_storage_and_the_palette_lead_to_it(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    storage = window.side_windows.open_storage()
-    qtbot.mouseClick(button(storage, "Time saved…"), LEFT)
-    panel = next(saved_panel for saved_panel in window.findChildren(SavedPanel))
-    await until(lambda: panel.statistics is not None)
-    assert panel.isVisible()
-    panel.close()
-    palette = window.keyboard.open_palette()
-    qtbot.keyClicks(palette.field, "statistics")
-    qtbot.keyClick(palette.field, Qt.Key.Key_Return)
-    await until(panel.isVisible)
 
 
 async def test_the_sums_and_where_they_come_from(runtime: StagedRuntime, window: MainWindow) -> None:

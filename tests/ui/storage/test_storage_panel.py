@@ -15,7 +15,6 @@ from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan
 from kvchat.text.formatting import ALWAYS_KEEP, NEVER_KEEP, TimeRange
 from kvchat.text.language import set_language
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.storage.storage_panel import StoragePanel
 from kvchat.ui.storage.usage_list import UsageRow
@@ -112,24 +111,16 @@ async def test_a_deleted_chat_and_a_program_are_named_and_can_be_deleted(
     await until(lambda: "program/claude-cli" not in rows_of(panel))
 
 
-async def test_shows_the_sums_and_draws_what_is_on_disk_and_whose_it_is(
-    furnished: StagedRuntime, window: MainWindow, look: Look
-) -> None:
+async def test_shows_the_sums(furnished: StagedRuntime, window: MainWindow) -> None:
     panel = await opened(window)
     summary = panel.summary
     assert summary.total_label.text() == "1 of 20 GB in use"
-    assert "When less than 2 GB is free on the disk, nothing more is saved" in summary.free_floor_label.text()
     assert "3 MB of the space in use" in summary.free_floor_label.text()
     assert summary.on_disk_label.text() == "1 GB on disk"
     assert summary.savings_label.text() == "7.6 GB saved by deduplication (88 %). Without it: 8.6 GB."
-    assert summary.picture.share == pytest.approx(1.037 / 8.645, abs=1e-3)
     figures = (summary.written_today_label, summary.written_label, summary.cached_label, summary.free_space_label)
     assert [label.text() for label in figures] == ["52 MB", "3.1 GB", "130 MB", "212 GB"]
-    picture = summary.picture
-    image = picture.grab().toImage()
-    middle = image.height() // 2
-    strong = [x for x in range(image.width()) if image.pixelColor(x, middle).name() == look.theme.accent]
-    assert len(strong) / image.width() == pytest.approx(picture.share, abs=0.02)
+    assert summary.picture.share == pytest.approx(1.037 / 8.645, abs=1e-3)
 
 
 async def test_pin_and_unpin_never_save_and_delete_one(
@@ -149,18 +140,6 @@ async def test_pin_and_unpin_never_save_and_delete_one(
     await until(lambda: set(rows_of(panel)) == {"a", "gone"})
     assert ("delete_save_points", "b") in furnished.calls
     assert "b" in furnished.chat.by_id
-
-
-async def test_the_keyboard_opens_a_row_s_menu(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    panel = await opened(window)
-    panel.list.setFocus()
-    panel.list.setCurrentIndex(panel.list.usage.index(1))
-    qtbot.keyClick(panel.list, Qt.Key.Key_Space)
-    menu = next(menu for menu in panel.list.findChildren(QMenu) if menu.isVisible())
-    assert menu.accessibleName() == "Actions for Thesis"
-    qtbot.keyClick(menu, Qt.Key.Key_Down)
-    qtbot.keyClick(menu, Qt.Key.Key_Return)
-    await until(lambda: rows_of(panel)["a"].usage.pinned)
 
 
 async def test_the_slider_shows_what_would_go_and_removes_nothing(

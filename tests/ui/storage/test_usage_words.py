@@ -6,11 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
-from kvchat.session.restore_cost import BreakEven
 from kvchat.text.formatting import TimeRange
 from kvchat.text.language import set_language
 from kvchat.ui.storage.usage_summary import (
-    describe_break_even,
     describe_expiry,
     describe_limits,
     describe_loss,
@@ -25,12 +23,6 @@ USAGE = ConversationUsage(
     "a", 100_000_000, 3, NOW - timedelta(minutes=5), 80_000_000, 20_000_000, reprocessing=TimeRange(34, 34)
 )
 STORE = StoreUsage((USAGE,), 10**9, 10**9, 10**9, 3, 40_000_000, 10_000_000)
-
-
-def test_use() -> None:
-    assert describe_use(USAGE, NOW) == "used 5 min ago · reprocessing: about 34 s"
-    assert describe_use(USAGE, NOW, 130) == "used 5 min ago · about 2 min saved"
-    assert describe_use(replace(USAGE, reprocessing=None), NOW) == "used 5 min ago"
 
 
 def test_other_programs_are_told_in_words_of_their_own() -> None:
@@ -68,13 +60,9 @@ def test_sharing() -> None:
     assert describe_split(replace(USAGE, bytes=0)) == "nothing saved"
     assert describe_sharing(replace(STORE, logical_bytes=9_000_000)).startswith("Chats share some chat memory")
     assert describe_sharing(STORE) == "30 MB saved by deduplication (75 %). Without it: 40 MB."
-    assert describe_sharing(replace(STORE, logical_bytes=10**12)).startswith(
-        "1000 GB saved by deduplication (more than 99 %)"
-    )
+    assert "(more than 99 %)" in describe_sharing(replace(STORE, logical_bytes=10**12))
     alone = replace(USAGE, exclusive_bytes=100_000_000, shared_bytes=0)
-    assert describe_sharing(replace(STORE, conversations=(alone,), logical_bytes=9_000_000)).startswith(
-        "Nothing is shared yet"
-    )
+    assert "Nothing is shared" in describe_sharing(replace(STORE, conversations=(alone,), logical_bytes=9_000_000))
     assert describe_sharing(replace(STORE, save_points=0)) == ""
 
 
@@ -94,24 +82,6 @@ def test_a_plan() -> None:
     nothing = PrunePlan((), 0, (), 5_000_000)
     assert describe_plan(nothing, 5_000_000) == "Nothing would be deleted."
     assert describe_plan(nothing, 1).startswith("Nothing would be deleted. At least 5 MB must remain: chat memory")
-
-
-def test_the_break_even() -> None:
-    pays = BreakEven(1032, prefill_ms_per_token=4.218, restore_ms_per_byte=1000 / 210e6)
-    rates = "(processing 237 tokens/s, loading 210 MB/s)"
-    assert describe_break_even(pays).endswith(
-        f"loading a chat of about 1,032 tokens or more is faster than processing it {rates}."
-    )
-    assert describe_break_even(replace(pays, tokens=None)).endswith(f"never faster than processing {rates}.")
-    assert describe_break_even(None) == ""
-
-
-def test_the_limits() -> None:
-    words = "When the limit of 1 GB is reached, kvchat deletes the chat memory that saves the least time per GB."
-    assert describe_limits(STORE, None) == words
-    assert describe_limits(STORE, 1) == f"{words} Chat memory not used for 1 day is also deleted."
-    holds = describe_limits(replace(STORE, chat_bytes=300_000_000), None)
-    assert holds.startswith("The limit of 1 GB holds about 3 chats of 32K tokens with this model. When it is reached, ")
 
 
 def test_what_a_maximum_age_takes() -> None:
