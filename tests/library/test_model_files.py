@@ -7,7 +7,6 @@ from threading import Event
 
 import pytest
 
-from kvchat.library.gguf.facts import read_facts
 from kvchat.library.model_files import (
     ModelFolder,
     Source,
@@ -63,16 +62,6 @@ def ollama_model(folder: Path, place: str, model: Path, projector: Path | None =
     manifest.parent.mkdir(parents=True, exist_ok=True)
     manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
     return blobs[0]
-
-
-def test_model_in_a_subfolder(tmp_path: Path) -> None:
-    path = model_in(tmp_path / "publisher" / "Llama-3.2-3B-GGUF")
-    (tmp_path / "notes.txt").write_text("not a model")
-    model_in(tmp_path / ".hidden")
-    (found,) = find(tmp_path)
-    facts = read_facts(path)
-    expected = FoundModel(path, "Llama-3.2-3B-Q4_K_M", Source.CHOSEN, path.stat().st_size, facts)
-    assert found == expected
 
 
 def test_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,23 +171,12 @@ def test_projector_belongs_to_its_model(tmp_path: Path) -> None:
     assert "image" in lonely.problem.title
 
 
-@pytest.mark.parametrize(
-    ("model", "others", "projectors", "expected"),
-    [
-        ("Qwen2.5-VL-7B-Q4_K_M.gguf", ["Llama-3-8B.gguf"], ["mmproj-Qwen2.5-VL-7B-f16.gguf"], 0),
-        ("Llama-3-8B.gguf", ["Qwen2.5-VL-7B-Q4_K_M.gguf"], ["mmproj-Qwen2.5-VL-7B-f16.gguf"], None),
-        ("Llama-3-8B.gguf", ["Qwen2.5-VL-7B-Q4_K_M.gguf"], ["mmproj-F16.gguf"], None),
-        ("Qwen2.5-VL-72B-Q4_0.gguf", [], ["mmproj-Qwen2.5-VL-7B-f16.gguf"], None),
-        (
-            "ggml-org_gemma-3-4b-it-GGUF_gemma-3-4b-it-Q4_K_M.gguf",
-            ["other.gguf"],
-            ["ggml-org_gemma-3-4b-it-GGUF_mmproj-model-f16.gguf"],
-            0,
-        ),
-    ],
-)
-def test_projector_for(model: str, others: list[str], projectors: list[str], expected: int | None) -> None:
-    assert projector_for(model, [model, *others], projectors) == (None if expected is None else projectors[expected])
+def test_projector_for() -> None:
+    llama, qwen, qwen_sight = "Llama-3-8B.gguf", "Qwen2.5-VL-7B-Q4_K_M.gguf", "mmproj-Qwen2.5-VL-7B-f16.gguf"
+    assert projector_for(qwen, [qwen, llama], [qwen_sight]) == qwen_sight
+    assert projector_for(llama, [qwen, llama], [qwen_sight]) is None
+    assert projector_for(llama, [qwen, llama], ["mmproj-F16.gguf"]) is None
+    assert projector_for("Qwen2.5-VL-72B-Q4_0.gguf", ["Qwen2.5-VL-72B-Q4_0.gguf"], [qwen_sight]) is None
 
 
 def test_name_from_path() -> None:
@@ -220,7 +198,6 @@ def test_model_folders_of_other_programs(tmp_path: Path) -> None:
     assert places(home, Source.HUGGING_FACE) == [".cache/huggingface/hub"]
     assert places(home, Source.HUGGING_FACE, HF_HOME="/big/hf")[0] == "/big/hf/hub"
     assert places(home, Source.HUGGING_FACE, HF_HUB_CACHE="~/hub", HF_HOME="/big/hf")[:2] == ["hub", "/big/hf/hub"]
-    assert places(home, Source.LLAMA_CPP) == [".cache/llama.cpp"]
     assert places(home, Source.LLAMA_CPP, LLAMA_CACHE="/big/llama")[0] == "/big/llama"
     assert places(home, Source.LLAMA_CPP, "darwin") == ["Library/Caches/llama.cpp"]
     assert places(home, Source.LLAMA_CPP, "win32", LOCALAPPDATA="/local") == ["/local/llama.cpp"]

@@ -176,13 +176,8 @@ class FirstStart(QWidget):
 
     def _show_fetching(self, fetching: bool) -> None:
         self._progress.setVisible(fetching)
-        for choice in (
-            *self.local_model_buttons,
-            self.starter_button,
-            self.models_button,
-            self.choose_file_button,
-            self.back_button,
-        ):
+        others = self.starter_button, self.models_button, self.choose_file_button, self.back_button
+        for choice in (*self.local_model_buttons, *others):
             choice.setVisible(not fetching)
         if fetching:
             self.error_card.hide()
@@ -195,23 +190,11 @@ class FirstStart(QWidget):
         self.bar = progress_bar(_("Downloading the starter model"))
         self.progress_label = label(kind="muted")
         self.cancel_button = button(_("Cancel"), self._cancel, name=_("Cancel the download"))
-        column(
-            self.bar,
-            row((self.progress_label, 1), self.cancel_button),
-            on=self._progress,
-            spacing=10,
-            margins=(0, 4, 0, 0),
-        )
+        below = row((self.progress_label, 1), self.cancel_button)
+        column(self.bar, below, on=self._progress, spacing=10, margins=(0, 4, 0, 0))
         self._progress.hide()
-        choices = (
-            self._local_model_column,
-            self.starter_button,
-            self.models_button,
-            self.choose_file_button,
-            self._progress,
-            self.error_card,
-            self.back_button,
-        )
+        choices = self._local_model_column, self.starter_button, self.models_button, self.choose_file_button
+        outcome = self._progress, self.error_card, self.back_button
         more = self.storage_label, self.login_box, self.engine_offer
         logo = QLabel(pixmap=app_icon().pixmap(QSize(64, 64)))
         title = label(_("Choose a model to chat with"), "hero", wraps=True)
@@ -220,7 +203,7 @@ class FirstStart(QWidget):
             "continue without delay when you come back."
         )
         greeting = logo, title, label(text, "muted", wraps=True), self.machine_label
-        column(*greeting, 8, *choices, 8, *more, on=box, spacing=12, margins=24)
+        column(*greeting, 8, *choices, *outcome, 8, *more, on=box, spacing=12, margins=24)
         return column(STRETCH, STRETCH, box, STRETCH, STRETCH, STRETCH)
 
 

@@ -330,15 +330,8 @@ class DownloadView(QFrame):
         self.use_button = button(_("Use model"), lambda: window.run(window.use(self.download.path)))
         self.remove_button = button(_("Remove"), self._ask_remove)
         self.token_button = button(_("Access token…"), window.open_token, name=_("Access token"))
-        buttons = (
-            self.token_button,
-            self.pause_button,
-            self.resume_button,
-            self.retry_button,
-            self.use_button,
-            self.remove_button,
-        )
-        above = row((self.name, 1), *buttons, spacing=8)
+        left = self.token_button, self.pause_button, self.resume_button
+        above = row((self.name, 1), *left, self.retry_button, self.use_button, self.remove_button, spacing=8)
         column(above, self.bar, self.progress, on=self, spacing=6, margins=(14, 10, 10, 10))
 
     def show_download(self, download: Download) -> None:

@@ -130,14 +130,8 @@ class LastRequests(QWidget):
         self.list.current_changed.connect(self._show_current)
         self.receipt: ReceiptView | None = None
         self._details_column = column(spacing=6)
-        column(
-            label(_("Recent requests"), "strong"),
-            self.list,
-            self._details_column,
-            on=self,
-            spacing=6,
-            margins=(0, 10, 0, 0),
-        )
+        title = label(_("Recent requests"), "strong")
+        column(title, self.list, self._details_column, on=self, spacing=6, margins=(0, 10, 0, 0))
         look.changed.connect(self._restyle)
 
     def show_requests(self, requests: Sequence[RequestRecord]) -> None:

@@ -1,12 +1,11 @@
 """The fields for chat options: system prompt, sampling, the template's options, output format."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QPlainTextEdit, QWidget
 
-from kvchat.chat.options import NO_OPTIONS, RANGES, ChatOptions, InvalidOptions, validate_options
+from kvchat.chat.options import RANGES, ChatOptions, InvalidOptions, Preset, validate_options
 from kvchat.engine.api.wire import Sampling
 from kvchat.library.gguf.template_options import TemplateOption
 from kvchat.session.host import TemplateOptions
@@ -41,12 +40,6 @@ _FREE, _SCHEMA, _GRAMMAR = N_("Free text"), N_("JSON that matches a schema"), N_
 _FORMATS = _FREE, _SCHEMA, _GRAMMAR
 _NOTHING = {"seed": N_("random"), "max_tokens": N_("no limit")}  # shown if there is no number
 _COLUMNS = 3
-
-
-@dataclass(frozen=True)
-class FormValues:
-    system: str = ""
-    options: ChatOptions = NO_OPTIONS
 
 
 class OptionsForm(QWidget):
@@ -96,9 +89,9 @@ class OptionsForm(QWidget):
         self._fixed_label.setVisible(has_begun and bool(options))
         self._choose(chosen)
 
-    def fill(self, values: FormValues) -> None:
-        sampling = values.options.sampling
-        self.system.setPlainText(values.system)
+    def fill(self, preset: Preset) -> None:
+        sampling = preset.options.sampling
+        self.system.setPlainText(preset.system)
         for name, field in self.number_fields.items():
             value = getattr(sampling, name)
             field.setText("" if value is None else localize_number(f"{value:.10g}"))
@@ -106,11 +99,11 @@ class OptionsForm(QWidget):
         kind = _SCHEMA if sampling.json_schema else _GRAMMAR if sampling.grammar else _FREE
         self.format.setCurrentIndex(_FORMATS.index(kind))
         self.format_text.setPlainText(sampling.json_schema or sampling.grammar or "")
-        self._choose(values.options.template)
+        self._choose(preset.options.template)
         self.refuse("")
 
-    def read(self) -> FormValues:
-        """Return the field values. Raises InvalidOptions."""
+    def read(self) -> Preset:
+        """Return the field values as a preset without a name. Raises InvalidOptions."""
         values: dict[str, Any] = {}
         for name, field in self.number_fields.items():
             if text := field.text().strip():
@@ -130,14 +123,14 @@ class OptionsForm(QWidget):
         )
         options = ChatOptions(sampling, self._chosen())
         validate_options(options)
-        return FormValues(self.system.toPlainText().strip(), options)
+        return Preset("", self.system.toPlainText().strip(), options=options)
 
     def refuse(self, reason: str) -> None:
         self.refusal.setText(reason)
         self.refusal.setVisible(bool(reason))
 
     def _reset(self) -> None:
-        self.fill(FormValues(self.system.toPlainText(), ChatOptions(template=self._chosen())))
+        self.fill(Preset("", self.system.toPlainText(), options=ChatOptions(template=self._chosen())))
 
     def _chosen(self) -> TemplateOptions:
         """Return the template's options, including those only another model's template has."""

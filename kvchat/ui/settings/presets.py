@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
@@ -16,7 +17,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.model_choice import ModelBox
-from kvchat.ui.settings.options_form import FormValues, OptionsForm
+from kvchat.ui.settings.options_form import OptionsForm
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, flow
@@ -31,16 +32,9 @@ class OptionsPanel(Panel):
     """Window with an options form. Subclasses call `_build`, and implement `_save`."""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        look: Look,
-        runner: TaskRunner,
-        title: str,
-        parent: QWidget | None,
-        size: tuple[int, int],
-        min_size: tuple[int, int],
+        self, runtime: Runtime, look: Look, runner: TaskRunner, title: str, parent: QWidget | None, **sizes: Any
     ) -> None:
-        super().__init__(runtime, look, runner, title, parent, size=size, min_size=min_size)
+        super().__init__(runtime, look, runner, title, parent, **sizes)
         self.form = OptionsForm(look)
         self.save_button = button(_("Save"), lambda: self._save(), "primary")
         self.save_button.setDefault(True)  # Enter in a field saves
@@ -66,12 +60,7 @@ class OptionsPanel(Panel):
             self.form.set_options(options, defaults, has_begun=has_begun)
         return is_current()
 
-    def open_empty(self) -> None:
-        """Come to the front. Save is disabled until the form is filled."""
-        self.save_button.setEnabled(False)
-        self.bring_forward()
-
-    def _read(self) -> FormValues | None:
+    def _read(self) -> Preset | None:
         try:
             values = self.form.read()
         except InvalidOptions as error:
@@ -85,7 +74,7 @@ class PresetDialog(OptionsPanel):
     stored = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(runtime, look, runner, _("Preset"), parent, (580, 640), (440, 360))
+        super().__init__(runtime, look, runner, _("Preset"), parent, size=(580, 640), min_size=(440, 360))
         self._preset = Preset("")
         self.setWindowModality(Qt.WindowModality.WindowModal)  # blocks its parent window
         self.name, self.model_box = line_edit(_("Name"), _("Name")), ChoiceBox(look, _("Model"))
@@ -94,7 +83,7 @@ class PresetDialog(OptionsPanel):
     def edit(self, preset: Preset) -> None:
         async def load() -> None:
             if await self._load_options(model, lambda: preset == self._preset):
-                self.form.fill(FormValues(preset.system, preset.options))
+                self.form.fill(preset)
                 self.save_button.setEnabled(True)
 
         self._preset = preset
@@ -105,7 +94,8 @@ class PresetDialog(OptionsPanel):
         if model is not None:
             self.model_box.addItem(_("Always use {name_of}", name_of=self._runtime.model.name_of(model)), model)
         self.model_box.setCurrentIndex(1 if preset.model else 0)
-        self.open_empty()
+        self.save_button.setEnabled(False)  # until the form is filled
+        self.bring_forward()
         self.name.setFocus()
         self.name.selectAll()
         self.run(load())
@@ -224,9 +214,9 @@ class ChatSettingsWindow(OptionsPanel):
     presets_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(runtime, look, runner, _("Chat settings"), parent, (600, 720), (520, 400))
+        super().__init__(runtime, look, runner, _("Chat settings"), parent, size=(600, 720), min_size=(520, 400))
         self._chat = EditedChat(None, "", None)
-        self._saved, self._saved_model = FormValues(), ""
+        self._saved, self._saved_model = Preset(""), ""
         self._has_messages = False
         self._presets: list[Preset] = []
         self._dialog: PresetDialog | None = None
@@ -242,8 +232,9 @@ class ChatSettingsWindow(OptionsPanel):
     def show_chat(self, chat: EditedChat) -> None:
         self._chat = chat
         self.title.set_text(chat.title)
-        self.save_as_preset_button.setEnabled(False)
-        self.open_empty()
+        for action in (self.save_button, self.save_as_preset_button):
+            action.setEnabled(False)  # until the form is filled
+        self.bring_forward()
         self.run(self._load(chat))
 
     async def _load(self, chat: EditedChat) -> None:
@@ -258,7 +249,7 @@ class ChatSettingsWindow(OptionsPanel):
         if not await self._load_options(model, lambda: chat == self._chat, has_begun=has_messages):
             return  # another conversation was opened meanwhile
         self._has_messages, self._saved_model = has_messages, model or ""
-        self._saved = FormValues(preset.system, preset.options)
+        self._saved = preset
         self.model.begin(model)
         self.form.fill(self._saved)
         self.save_button.setEnabled(True)
@@ -283,7 +274,7 @@ class ChatSettingsWindow(OptionsPanel):
         options = preset.options
         if self._has_messages:  # the template's options are fixed
             options = replace(options, template=self._saved.options.template)
-        self.form.fill(FormValues(preset.system, options))
+        self.form.fill(replace(preset, options=options))
         if preset.model is not None and self.model.isEnabled():
             self.model.choose(preset.model)
             self._load_model_options()
@@ -299,7 +290,7 @@ class ChatSettingsWindow(OptionsPanel):
         if self._dialog is None:
             self._dialog = PresetDialog(self._runtime, self._look, self.runner, self)
             self._dialog.stored.connect(lambda: self.run(self._load_presets()))
-        self._dialog.edit(Preset(_("New preset"), values.system, self._own_model, values.options))
+        self._dialog.edit(replace(values, name=_("New preset"), model=self._own_model))
 
     def _save(self) -> None:
         if (values := self._read()) is None:
@@ -315,11 +306,11 @@ class ChatSettingsWindow(OptionsPanel):
         title = _("Continue with a different system prompt?")
         confirm(self, title, text, _("Continue"), lambda: self.run(self._store(chat, values)))
 
-    async def _store(self, edited: EditedChat, values: FormValues) -> None:
+    async def _store(self, edited: EditedChat, values: Preset) -> None:
         chat, id, model = self._runtime.chat, edited.id, self.model.path
         await chat.options.validate(values.options)
         if id is None:
-            preset = Preset("", values.system, self._own_model, values.options)
+            preset = replace(values, model=self._own_model)
             self.chat_started.emit((await chat.create(chat_from_preset(preset))).id)
         else:
             await chat.options.change(id, values.options)

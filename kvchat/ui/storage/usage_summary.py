@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QColor, QPainter
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QLabel, QWidget
 
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage, program_of
 from kvchat.session.restore_cost import BreakEven
@@ -199,37 +199,26 @@ class UsageSummary(QWidget):
         self.quota_bar = progress_bar(_("Share of the storage limit in use"))
         self.picture = SavingsBar(look)
         self.on_disk_label, self.savings_label = label(kind="strong"), label(kind="muted", wraps=True)
-        self.written_today_label, self.written_label, self.cached_label, self.free_space_label = (
-            label(kind="strong") for _ in range(4)
-        )
         self.free_floor_label, self.break_even_label = label(kind="small", wraps=True), label(kind="small", wraps=True)
         self.break_even_label.hide()
+        self.figure_labels: list[QLabel] = []
         self._figures, cells = QWidget(), []
-        for figure, text, tip in (
-            (self.written_today_label, _("written today"), _("Bytes written to the disk today (SSD wear)")),
-            (self.written_label, _("written in total"), _("Bytes written to the disk in total (SSD wear)")),
-            (self.cached_label, _("cached in memory"), _("Chat memory that loads without reading the disk")),
-            (self.free_space_label, _("free on this disk"), ""),
+        for text, tip in (
+            (_("written today"), _("Bytes written to the disk today (SSD wear)")),
+            (_("written in total"), _("Bytes written to the disk in total (SSD wear)")),
+            (_("cached in memory"), _("Chat memory that loads without reading the disk")),
+            (_("free on this disk"), ""),
         ):
-            caption = label(text, "small", wraps=True)
+            figure, caption = label(kind="strong"), label(text, "small", wraps=True)
+            self.figure_labels.append(figure)
             caption.setBuddy(figure)
             for part in (figure, caption):
                 part.setToolTip(tip)
             cells.append((column(figure, caption, STRETCH, spacing=0), 1))
         row(*cells, on=self._figures, spacing=12, margins=0)
         legend = row(self.on_disk_label, (self.savings_label, 1), spacing=14)
-        parts = (
-            self.total_label,
-            self.quota_bar,
-            6,
-            legend,
-            self.picture,
-            4,
-            self._figures,
-            self.free_floor_label,
-            self.break_even_label,
-        )
-        column(*parts, on=self, spacing=8, margins=(8, 0, 8, 0))
+        above = self.total_label, self.quota_bar, 6, legend, self.picture, 4, self._figures
+        column(*above, self.free_floor_label, self.break_even_label, on=self, spacing=8, margins=(8, 0, 8, 0))
 
     def show_usage(self, usage: StoreUsage, break_even: BreakEven | None) -> None:
         self.break_even_label.setText(describe_break_even(break_even))
@@ -246,11 +235,7 @@ class UsageSummary(QWidget):
         for widget in (self.picture, self.on_disk_label, self.savings_label):
             widget.setVisible(usage.physical_bytes > 0)
         counts = usage.bytes_written_today, usage.bytes_written, usage.warm_bytes, usage.free_bytes
-        for figure, count in zip(
-            (self.written_today_label, self.written_label, self.cached_label, self.free_space_label),
-            counts,
-            strict=True,
-        ):
+        for figure, count in zip(self.figure_labels, counts, strict=True):
             figure.setText(format_size(count) if count else _("nothing"))
         floor, others = format_size(usage.free_floor_bytes), ""
         rule = _(

@@ -224,14 +224,6 @@ async def test_disk_space_is_checked_before_the_download(
     assert "resume the download" in error.advice
 
 
-async def test_too_large_file_is_refused(hub: Hub, tmp_path: Path) -> None:
-    part = HubPart("huge.gguf", downloader.MAX_FILE_BYTES + 1, "0" * 64)
-    huge = Order(REPOSITORY, REVISION, HubFile("huge", "", (part,)))
-    with pytest.raises(DownloadFailed, match="too large") as caught:
-        await fetch(hub, tmp_path, huge)
-    assert f"hf download {REPOSITORY} huge.gguf" in caught.value.advice
-
-
 @pytest.mark.parametrize("path", ["../../x.gguf", "/etc/x.gguf", "a/../../../x.gguf", "C:\\x.gguf", "a\0.gguf"])
 async def test_file_names_outside_the_folder_are_refused(hub: Hub, tmp_path: Path, path: str) -> None:
     with pytest.raises(HubError, match="invalid name"):

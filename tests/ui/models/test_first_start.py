@@ -8,7 +8,7 @@ from random import randbytes
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFileDialog, QLabel
+from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
 from kvchat.engine.discovery.engines import EngineLocation
@@ -24,10 +24,9 @@ from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.settings.engines import EnginePage
 from tests.engine_fixtures import FakeEngine
 from tests.library.fake_hub import FakeHub
-from tests.library.gguf_files import write_gguf
 from tests.ui.staged_runtime import StagedRuntime, a_model
 from tests.ui.waiting import until
-from tests.ui.windows import begun, child
+from tests.ui.windows import begun
 
 
 @pytest.fixture
@@ -168,16 +167,6 @@ async def test_a_card_that_would_go_unused_is_offered_an_engine(
     await until(offer.outcome.isVisible)  # these bytes are no archive
     assert offer.outcome.title.text() == "The engine archive is invalid"
     assert with_card.settings.engine_path is None
-
-
-async def test_a_picked_file_is_used(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path) -> None:
-    qtbot.mouseClick(window.first_start.choose_file_button, Qt.MouseButton.LeftButton)
-    dialog = child(window.first_start, QFileDialog)
-    dialog.fileSelected.emit(str(write_gguf(tmp_path / "m.gguf")))
-    dialog.close()
-    await until(lambda: window.composer.isVisible())
-    assert ("use_model", tmp_path / "m.gguf") in runtime.calls
-    assert window.status_strip.model.full_text == "m"
 
 
 async def test_a_file_that_is_no_model_is_refused_on_the_page(runtime: StagedRuntime, window: MainWindow) -> None:

@@ -12,8 +12,6 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractButton, QFileDialog, QLabel, QLineEdit, QMenu
 from pytestqt.qtbot import QtBot
 
-from kvchat.engine.api.connection import EngineState
-from kvchat.engine.api.errors import EngineFailure, FailureKind
 from kvchat.library.gguf.parser import NotAModel
 from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.model_files import Source
@@ -230,31 +228,6 @@ async def test_a_gated_model_can_be_removed_or_asks_for_a_token_and_comes_with_i
     qtbot.mouseClick(view.retry_button, LEFT)
     await until(lambda: view.use_button.isVisible())
     await runtime.models.downloads.close()
-
-
-async def test_a_missing_model_offers_choices(
-    runtime: StagedRuntime, window: MainWindow, served: FakeHub, qtbot: QtBot
-) -> None:
-    gone = runtime.paths.models / REPOSITORY / "Thing-7B-Q4_K_M.gguf"
-    runtime.settings = replace(runtime.settings, model_path=str(gone))
-    failure = EngineFailure(FailureKind.MODEL_MISSING, "The model file is missing", str(gone), "Choose it again.")
-    runtime.set_engine(EngineState.FAILED, failure=failure)
-    card = window.engine_card
-    buttons = card.locate_button, card.download_button, card.model_button, card.restart_button
-    assert [button.isVisible() for button in buttons] == [True, True, True, False]
-    qtbot.mouseClick(card.locate_button, LEFT)
-    dialog = child(window, QFileDialog)
-    dialog.fileSelected.emit("/found/Thing.gguf")
-    dialog.close()
-    await until(lambda: ("use_model", Path("/found/Thing.gguf")) in runtime.calls)
-    runtime.settings = replace(runtime.settings, model_path=str(gone))
-    runtime.set_engine(EngineState.FAILED, failure=failure)
-    qtbot.mouseClick(card.download_button, LEFT)
-    models = window.side_windows.open_models()
-    await until(lambda: models.hub.heading.text() == REPOSITORY)
-    runtime.settings = replace(runtime.settings, model_path="/elsewhere/x.gguf")
-    runtime.set_engine(EngineState.FAILED, failure=failure)
-    assert not card.download_button.isVisible()
 
 
 async def test_a_page_without_models_says_what_to_do(

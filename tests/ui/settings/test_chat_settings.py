@@ -14,6 +14,7 @@ from kvchat.library.model_library import FoundModel
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
+from kvchat.ui.models.model_choice import distinct_names
 from kvchat.ui.settings.presets import ChatSettingsWindow, EditedChat, PresetDialog, PresetsPage
 from tests.library.gguf_files import write_gguf
 from tests.ui.staged_runtime import StagedRuntime
@@ -153,20 +154,10 @@ async def test_a_chat_is_given_another_model(
     assert models.chat.by_id["c1"].model == "/models/qwen.gguf"
 
 
-async def test_models_that_are_called_alike_can_be_told_apart(models: StagedRuntime, panel: ChatSettingsWindow) -> None:
-    facts = models.models.there[0].facts  # type: ignore[attr-defined]
-    for path in ("/other/qwen.gguf", "/models/copy/SmolLM2-135M-Instruct.gguf", "/models/copy/2.gguf"):
-        name = "Qwen" if "qwen" in path else "SmolLM2-135M-Instruct"
-        models.models.there.append(FoundModel(Path(path), name, Source.CHOSEN, 9, facts))  # type: ignore[attr-defined]
-    await opened(panel)
-    await until(lambda: panel.model.count() == 5)
-    assert sorted(panel.model.itemText(i) for i in range(5)) == [
-        "Qwen · models",
-        "Qwen · other",
-        "SmolLM2-135M-Instruct · 2.gguf",
-        "SmolLM2-135M-Instruct · SmolLM2-135M-Instruct.gguf",
-        "SmolLM2-135M-Instruct · models",
-    ]
+def test_models_that_are_called_alike_can_be_told_apart() -> None:
+    places = ("a/1.gguf", "b/1.gguf", "b/2.gguf")
+    assert distinct_names([("Qwen", Path(place)) for place in places]) == ["Qwen · a", "Qwen · 1.gguf", "Qwen · 2.gguf"]
+    assert distinct_names([("Qwen", Path("a/1.gguf")), ("Gemma", Path("a/2.gguf"))]) == ["Qwen", "Gemma"]
 
 
 async def test_what_stands_there_becomes_a_preset(runtime: StagedRuntime, panel: ChatSettingsWindow) -> None:

@@ -118,8 +118,7 @@ async def test_shows_the_sums(furnished: StagedRuntime, window: MainWindow) -> N
     assert "3 MB of the space in use" in summary.free_floor_label.text()
     assert summary.on_disk_label.text() == "1 GB on disk"
     assert summary.savings_label.text() == "7.6 GB saved by deduplication (88 %). Without it: 8.6 GB."
-    figures = (summary.written_today_label, summary.written_label, summary.cached_label, summary.free_space_label)
-    assert [label.text() for label in figures] == ["52 MB", "3.1 GB", "130 MB", "212 GB"]
+    assert [label.text() for label in summary.figure_labels] == ["52 MB", "3.1 GB", "130 MB", "212 GB"]
     assert summary.picture.share == pytest.approx(1.037 / 8.645, abs=1e-3)
 
 
