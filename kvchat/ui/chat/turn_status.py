@@ -1,9 +1,10 @@
-"""Status texts for a conversation's current turn: events in, text out. No Qt."""
+"""A conversation's current or last turn: status texts, failure and streaming reply. Events in, text out. No Qt."""
 
 from dataclasses import dataclass
 
 from kvchat.chat import events as chat
 from kvchat.chat.turn.receipts import SOURCE_LABELS, UNUSED_MEMORY, receipt_source_label, receipt_verdict, source_label
+from kvchat.errors import KvchatError
 from kvchat.session import events as session
 from kvchat.session.proof import Source, Verdict
 from kvchat.text.formatting import READ, READ_AGAIN, format_duration, format_percent, format_rate, format_size
@@ -37,14 +38,18 @@ class Remark:
 
 
 class TurnStatus:
-    """Remarks about one turn, in order; a later one on the same topic replaces the earlier."""
+    """One turn. Its remarks are in order; a later one on the same topic replaces the earlier."""
 
     def __init__(self) -> None:
+        self.awaits_output = False  # sent, no token yet
+        self.failure: KvchatError | None = None
+        self.live_id = self.live_text = self.live_thinking = ""  # the streaming reply; empty when none
+        self.live_thinking_ms: float | None = None  # thinking time once it is over
         self._reset()
 
     def _reset(self) -> None:
         self._remarks: dict[str, Remark] = {}
-        self._is_over = False
+        self._is_over = False  # a new turn replaces the remarks
         self._restored: session.Restored | None = None
         self._failed: Reason | None = None  # why the planned restore failed
         self.fraction: float | None = None  # of the prompt processed; None when nothing is processed
@@ -59,44 +64,59 @@ class TurnStatus:
     def is_silent(self) -> bool:
         return "silence" in self._remarks
 
+    @property
+    def is_running(self) -> bool:
+        return self.awaits_output or bool(self.live_id)
+
+    def clear_finished(self) -> None:
+        if not self.is_running:
+            self._reset()
+
     def begin(self) -> None:
         """Begin a turn when the user presses Send: clear the last turn, but keep a restore that ran ahead."""
         if self._is_over:
             self._reset()
+        self.awaits_output, self.failure = True, None
         self.pending = _("One moment…")
 
     def end(self) -> None:
+        """End the turn, even without output: a reply can be stopped before its first word."""
+        self.awaits_output = False
+        self._end_reply()
+
+    def _end_reply(self) -> None:
         self._end_processing()
         self._remove("wait", "silence")
         self._is_over = True
 
     def handle_event(self, event: chat.TurnEvent) -> None:
-        if self._is_over and isinstance(event, _EARLY_EVENTS):
-            self._reset()
+        if isinstance(event, _EARLY_EVENTS):
+            if self._is_over:
+                self._reset()
+            self._remove("wait")
+        elif isinstance(event, chat.ReplyFinished | chat.TurnFailed):
+            self._end_reply()
+            self.live_id = self.live_text = self.live_thinking = ""
         match event:
             case session.MakingRoom(is_finished=True):
-                self._remove("wait")
+                pass
             case session.WaitingForEngine() | session.MakingRoom() | chat.WaitingForChat():
                 remark, pending = _WAITING[type(event)]
                 self.pending = _(pending)
                 if remark:
                     self._add("wait", _(remark), "live")
             case session.Restoring(bytes=count):
-                self._remove("wait")
                 self._restored = self._failed = None
                 self._add("restore", _("loading {count}…", count=format_size(count)), "live")
                 self.pending = _("Loading {count}…", count=format_size(count))
             case session.Restored(bytes=count, ms=ms):
-                self._remove("wait")
                 self._restored = event
                 self._add("restore", _("loaded {count} in {ms}", count=format_size(count), ms=format_duration(ms)))
             case session.RestoreFailed(reason=reason, hollow=hollow):
-                self._remove("wait")
                 self._restored, self._failed = None, None if hollow else reason
                 unused = f"{_(READ_AGAIN)}{punctuation(': ')}{_(UNUSED_MEMORY)}"
                 self._add("restore", unused if hollow else _("not loaded: {reason}", reason=reason.text), "warn")
             case chat.Prefilling(done_tokens=done, total=total):
-                self._remove("wait")
                 self.fraction = done / total if total else None
                 amount = {"share": format_percent(self.fraction or 0), "total": format_number(total)}
                 self._add("read", _("processing {share} of {total} tokens", **amount), "live")
@@ -118,21 +138,24 @@ class TurnStatus:
                 if seconds:
                     self._remove("speed")
                     self._add("silence", _("no output for {seconds} s", seconds=f"{seconds:.0f}"), "warn")
-            case chat.ReplyDelta():
+            case chat.ReplyDelta(message_id=id, text=text, thinking=thinking, thinking_ms=thinking_ms):
                 self._end_processing()
+                if self.live_id != id:
+                    self.live_id, self.live_text, self.live_thinking = id, "", ""
+                self.awaits_output = False
+                self.live_text += text
+                self.live_thinking += thinking
+                self.live_thinking_ms = thinking_ms
             case chat.ReplyFinished(receipt=receipt):
-                self.end()
                 if receipt is not None:
                     restored_ms = 0.0 if receipt.prefetched else receipt.restore_ms
                     self._show_source(receipt_verdict(receipt), receipt_source_label(receipt), restored_ms)
                 if (shown := self._remarks.get("speed")) is not None:
                     exact = receipt.tokens_per_second if receipt else None
                     self._add("speed", format_rate(exact) if exact else shown.text)
-                self._restored = self._failed = None
-            case chat.TurnFailed():
-                self.end()
+            case chat.TurnFailed(error=error):
+                self.failure = error
                 self._add("end", _("failed"), "bad")
-                self._restored = self._failed = None
             case session.Saving():
                 self._is_over = True
                 self._add("save", _("saving…"), "live")
@@ -187,11 +210,11 @@ class TurnStatus:
             self._remarks.pop(topic, None)
 
 
-def waiting_text(title: str, other: TurnStatus, reply: str) -> str:
+def waiting_text(title: str, other: TurnStatus) -> str:
     progress = _("generating its reply")
     if other.fraction is not None:
         progress = _("processing {share}", share=format_percent(other.fraction))
-    if reply:
-        count = len(reply.split())
+    if other.live_text:
+        count = len(other.live_text.split())
         progress = plural(count, "{far}, {count} word so far", "{far}, {count} words so far", far=progress)
     return _("Waiting for “{title}”: {far}.", title=title, far=progress)

@@ -15,10 +15,10 @@ from kvchat.runtime import Runtime
 from kvchat.session.events import Restored, Saved
 from kvchat.text.language import _, format_number
 from kvchat.ui.chat.composer import StartupDrafts
-from kvchat.ui.chat.turn_status import waiting_text
+from kvchat.ui.chat.turn_status import TurnStatus, waiting_text
 from kvchat.ui.controllers.sending import DraftController, Page, SendController
 from kvchat.ui.controllers.sidebar import SidebarController
-from kvchat.ui.controllers.views import ChatPresenter, Controller, TurnState, Views, is_engine_failure
+from kvchat.ui.controllers.views import ChatPresenter, Controller, Views, is_engine_failure
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.models.model_choice import ModelMenu
 from kvchat.ui.transcript.footer import MessageRequest, Request
@@ -40,7 +40,7 @@ class ChatController(Controller):
         self.drafts = DraftController(runtime, views, lambda: self.current, self)
         self._loading = False  # messages are loading: do not flash the empty page
         self._load_task: asyncio.Task[Any] | None = None  # loads the last opened conversation's messages
-        self._turns: dict[str, TurnState] = {}
+        self._turns: dict[str, TurnStatus] = {}
         self._model = runtime.model.path
         self._regenerated: Message | None = None  # reply to regenerate with another model
         transcript, composer = views.transcript, views.composer
@@ -174,11 +174,11 @@ class ChatController(Controller):
         task.add_done_callback(end)
         self._show_turn()
 
-    def turn_of(self, conversation_id: str | None = None) -> TurnState:
+    def turn_of(self, conversation_id: str | None = None) -> TurnStatus:
         """Return the state of a conversation's turn, by default of the open one."""
         id = (self.current or NEW_CHAT_ID) if conversation_id is None else conversation_id
-        self._turns[id] = turn = self._turns.pop(id, TurnState())  # the last entry is the most recently used
-        for old in [id for id, other in self._turns.items() if other.is_over][:-MAX_TURNS]:
+        self._turns[id] = turn = self._turns.pop(id, TurnStatus())  # the last entry is the most recently used
+        for old in [id for id, other in self._turns.items() if not other.is_running][:-MAX_TURNS]:
             del self._turns[old]
         return turn
 
@@ -250,11 +250,10 @@ class ChatController(Controller):
         runtime, here, waiting = self._runtime, self.turn_of(), ""
         if self.current and (other := runtime.chat.slots.blocking_chat(self.current)):
             turn = self.turn_of(other)
-            waiting = waiting_text(self.conversations.title(other), turn.status, turn.live_text)
+            waiting = waiting_text(self.conversations.title(other), turn)
         no_model = not runtime.model.is_configured and is_engine_failure(here.failure, runtime.engine.status)
-        status, remarks = here.status, () if no_model else here.status.remarks
         self._views.status_strip.show_turn(
-            remarks, status.fraction, silent=status.is_silent, ahead=status.reading_ahead
+            () if no_model else here.remarks, here.fraction, silent=here.is_silent, ahead=here.reading_ahead
         )
         self._presenter.show_turn(waiting)
         messages = self._views.transcript.messages

@@ -1,12 +1,12 @@
-"""Shared parts of the controllers: their widgets, the state of a turn, and the base class."""
+"""Shared parts of the controllers: their widgets, the display of a turn, and the base class."""
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from PySide6.QtCore import QObject, QTimer
 
-from kvchat.chat.events import Event, ReplyDelta, ReplyFinished, TurnEvent, TurnFailed
+from kvchat.chat.events import Event
 from kvchat.chat.record.messages import Role
 from kvchat.engine.api.connection import EngineStatus
 from kvchat.errors import KvchatError
@@ -24,51 +24,6 @@ from kvchat.ui.models.first_start import FirstStart
 from kvchat.ui.sidebar.sidebar import Sidebar
 from kvchat.ui.transcript.find import FindBar
 from kvchat.ui.transcript.transcript import Transcript
-
-
-@dataclass
-class TurnState:
-    """State of a conversation's current or last turn. No Qt."""
-
-    status: TurnStatus = field(default_factory=TurnStatus)
-    awaits_output: bool = False  # sent, no token yet
-    failure: KvchatError | None = None
-    live_id: str = ""  # of the streaming reply; empty when none
-    live_text: str = ""
-    live_thinking: str = ""
-    live_thinking_ms: float | None = None  # thinking time once it is over
-
-    @property
-    def is_over(self) -> bool:
-        return not self.awaits_output and not self.live_id
-
-    def clear_finished(self) -> None:
-        if self.is_over:
-            self.status = TurnStatus()
-
-    def begin(self) -> None:
-        self.awaits_output, self.failure = True, None
-        self.status.begin()
-
-    def end(self) -> None:
-        """End the turn, even without output: a reply can be stopped before its first word."""
-        self.awaits_output = False
-        self.status.end()
-
-    def handle_event(self, event: TurnEvent) -> None:
-        self.status.handle_event(event)
-        match event:
-            case ReplyDelta(message_id=id):
-                if self.live_id != id:
-                    self.live_id, self.live_text, self.live_thinking = id, "", ""
-                self.awaits_output = False
-                self.live_text += event.text
-                self.live_thinking += event.thinking
-                self.live_thinking_ms = event.thinking_ms
-            case ReplyFinished() | TurnFailed():
-                self.live_id = self.live_text = self.live_thinking = ""
-                if isinstance(event, TurnFailed):
-                    self.failure = event.error
 
 
 class Views(Protocol):
@@ -94,7 +49,7 @@ class ChatPresenter:
     transcript: Transcript
     composer: Composer
     current_chat: Callable[[], str | None]  # id of the visible chat
-    turn: Callable[[], TurnState]
+    turn: Callable[[], TurnStatus]
     has_cards: bool  # engine and context cards already report some failures
 
     @property
@@ -106,7 +61,7 @@ class ChatPresenter:
         turn, messages, running = self.turn(), self.transcript.messages, self.is_answering
         self.composer.set_busy(running)
         self.transcript.show_pending(
-            (waiting or turn.status.pending) if turn.awaits_output else "", is_waiting=bool(waiting)
+            (waiting or turn.pending) if turn.awaits_output else "", is_waiting=bool(waiting)
         )
         too_long = self.has_cards and isinstance(turn.failure, PromptTooLong)
         reported = too_long or (self.has_cards and is_engine_failure(turn.failure, self.runtime.engine.status))
