@@ -163,7 +163,7 @@ class Scenario:
         window.show_first_start()
         await asyncio.sleep(0.5)
         window.chat.open(first)
-        await window.chat_list.delete([first or ""])
+        await window.chat.conversations.delete([first or ""])
         await asyncio.sleep(0.5)
         window.close()
         await asyncio.sleep(0.2)

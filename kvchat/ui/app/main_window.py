@@ -19,7 +19,7 @@ from kvchat.ui.chat.chat_page import ChatPage, DocumentsLine, Header
 from kvchat.ui.chat.composer import Composer, StartupDrafts
 from kvchat.ui.chat.status_strip import ContextMeter, StatusStrip
 from kvchat.ui.desktop.activation import set_activation_token
-from kvchat.ui.sidebar.conversation_list import Row, arranged, folders_of
+from kvchat.ui.sidebar.conversation_list import Row, arranged
 from kvchat.ui.sidebar.sidebar import Sidebar
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class MainWindow(QMainWindow):
         """Show chats and drafts as read from disk."""
         arranged_chats = arranged(chats, self.sidebar.arrangement)
         newest = arranged_chats[0].id if arranged_chats else None
-        self.sidebar.show_chats(arranged_chats, lambda chat: Row(chat.id, chat.title), newest, folders_of(chats))
+        self.sidebar.show_chats(chats, Row, newest)
         for chat in arranged_chats[:1]:
             self.header.show_conversation(chat.title, exists=False)
         self.startup_drafts.restore(newest or "", drafts)
@@ -104,7 +104,6 @@ class MainWindow(QMainWindow):
         from kvchat.ui.app.tray import QuitController
         from kvchat.ui.controllers.attachments import AttachmentLoader
         from kvchat.ui.controllers.chat import ChatController
-        from kvchat.ui.controllers.chat_list import ChatListController
         from kvchat.ui.controllers.context import ChatDocumentsController, ContextController
         from kvchat.ui.controllers.model import ModelController
         from kvchat.ui.controllers.transfer import TransferController
@@ -119,7 +118,6 @@ class MainWindow(QMainWindow):
         self.context = ContextController(runtime, self, self.chat)
         self.chat_documents = ChatDocumentsController(runtime, self, self.chat, self)
         self.transfer = TransferController(runtime, self, self.chat.conversations, self)
-        self.chat_list = ChatListController(runtime, self, self.chat, self.transfer)
         self.models = ModelController(runtime, self, self.chat, self)
         self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner, lambda: self.models.current)
         self.side_windows = SideWindows(runtime, self.look, self.runner, self.chat.conversations, self)
@@ -227,12 +225,14 @@ class MainWindow(QMainWindow):
         header.renamed.connect(lambda title: self.runner.start(runtime.chat.rename(chat.current or "", title)))
 
         def fill_chat_menu() -> None:
-            row = chat.conversations.row(chat.current)
-            self.chat_list.fill_menu(header.chat_menu, row, [row.id], header.begin_rename)
+            id = chat.current or ""
+            chat.conversations.fill_menu(header.chat_menu, id, [id], header.begin_rename)
 
         header.chat_menu.aboutToShow.connect(fill_chat_menu)
-        self.chat_list.settings_requested.connect(self.open_chat_settings)
-        self.transfer.imported.connect(lambda ids: self.runner.start(self.chat_list.show_imported(ids)))
+        chat.conversations.settings_requested.connect(self.open_chat_settings)
+        chat.conversations.export_requested.connect(self.transfer.export)
+        chat.conversations.export_with_memory_requested.connect(self.transfer.export_with_memory)
+        self.transfer.imported.connect(lambda ids: self.runner.start(chat.conversations.show_imported(ids)))
         self.transfer.imported.connect(lambda chosen: self.window_layout.show_sidebar())
         self.engine_card.start_button.clicked.connect(lambda: self.runner.start(runtime.start_engine()))
         self.engine_card.restart_button.clicked.connect(lambda: self.runner.start(runtime.restart_engine()))
@@ -304,7 +304,7 @@ class MainWindow(QMainWindow):
             "quit": self.quit_controller.ask,
             "export": lambda: self._with_open(lambda id: self.transfer.export([id])),
             "export-memory": lambda: self._with_open(self.transfer.export_with_memory),
-            "export-all": self.transfer.export_all,
+            "export-all": self.transfer.export,
             "import": self.transfer.choose_import,
             "import-folder": self.transfer.choose_import_folder,
             "back-up": self.transfer.back_up,

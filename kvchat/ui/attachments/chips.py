@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QIcon, QImage, QKeySequence, QPixmap, QShortcut, QTextCursor
-from PySide6.QtWidgets import QDialog, QFrame, QScrollArea, QToolButton, QWidget
+from PySide6.QtWidgets import QDialog, QFrame, QScrollArea, QWidget
 
 from kvchat.text.formatting import format_size, format_tokens, one_line
 from kvchat.text.language import _
@@ -47,16 +47,9 @@ class AttachmentCard(QFrame):
         tip = plain_tip(f"{attachment.name}\n{format_size(attachment.size)}\n{tip}")
         self.name = button("", self.opened, name=f"{kind} {attachment.name}", tip=tip)
         self.count = label(format_size(attachment.size), "small")
-
-    def remove_button(self) -> QToolButton:
-        name = _("Remove {name}", name=self.attachment.name)
-        remove_button = tool_button(name, self.removed, tip=_("Remove"), icon=self._look.icon("close"))
-        remove_button.setIconSize(QSize(1, 1) * self._look.px(12))
-        return remove_button
-
-    def show_match(self, matches: bool) -> None:
-        restyle(self, "found", "true" if matches else "false")
-        self.name.setAccessibleDescription(_("Contains the search text") if matches else "")
+        name = _("Remove {name}", name=attachment.name)
+        self.remove_button = tool_button(name, self.removed, tip=_("Remove"), icon=look.icon("close"))
+        self.remove_button.setIconSize(QSize(1, 1) * look.px(12))
 
     def show_tokens(self, tokens: int, *, counted: bool) -> None:
         """Show the token count; an estimate is marked and never replaces a count."""
@@ -71,7 +64,7 @@ class AttachmentChip(AttachmentCard):
         super().__init__(look, attachment, _("Attachment"), _("Show the text that the model sees"))
         styled(self.name, "chip").setText(short_name(attachment.name))
         self.name.setIcon(look.icon("document"))
-        remove = [self.remove_button()] if removable else []
+        remove = [self.remove_button] if removable else []
         row(self.name, self.count, *remove, on=self, spacing=6, margins=(8, 2, 3 if removable else 8, 2))
 
 
@@ -85,30 +78,25 @@ class PictureTile(AttachmentCard):
             size = full.scaled(_MAX_WIDTH, _HEIGHT, Qt.AspectRatioMode.KeepAspectRatio).expandedTo(QSize(4, 4))
         styled(self.name, "picture").setIconSize(size)
         self.name.setFixedSize(size)
-        below = [row((self.count, 1), self.remove_button(), spacing=2)] if removable else []
+        below = [row((self.count, 1), self.remove_button, spacing=2)] if removable else []
         column((self.name, 0, Qt.AlignmentFlag.AlignCenter), *below, on=self, spacing=2, margins=6)
-        self._ratio = self.devicePixelRatioF()
-        pixels, smooth = size * self._ratio, Qt.TransformationMode.SmoothTransformation
+        ratio = self.devicePixelRatioF()
+        pixels, smooth = size * ratio, Qt.TransformationMode.SmoothTransformation
 
         def thumbnail() -> QImage | None:
             image = decode(attachment.data, pixels * 2)
             return image.scaled(pixels, Qt.AspectRatioMode.IgnoreAspectRatio, smooth) if image is not None else None
 
-        self._decoding = _thread.submit(thumbnail)
-        self._timer = QTimer(self, interval=_POLL_MS)
-        self._timer.timeout.connect(self._show_when_ready)
-        self._timer.start()
+        def show_when_ready() -> None:
+            if decoding.done():
+                timer.stop()
+                if (image := decoding.result()) is not None:
+                    image.setDevicePixelRatio(ratio)
+                self.name.setIcon(look.icon("document") if image is None else QIcon(QPixmap.fromImage(image)))
 
-    def _show_when_ready(self) -> None:
-        if not self._decoding.done():
-            return
-        self._timer.stop()
-        image = self._decoding.result()
-        if image is None:
-            self.name.setIcon(self._look.icon("document"))
-            return
-        image.setDevicePixelRatio(self._ratio)
-        self.name.setIcon(QIcon(QPixmap.fromImage(image)))
+        decoding, timer = _thread.submit(thumbnail), QTimer(self, interval=_POLL_MS)
+        timer.timeout.connect(show_when_ready)
+        timer.start()
 
 
 class ChipRows(QWidget):
@@ -140,7 +128,8 @@ class ChipRows(QWidget):
             (self._pictures if chip.attachment.data else self._documents).addWidget(chip)
             chip.show()
             chip.opened.connect(lambda a=chip.attachment: self._open(a))
-            chip.removed.connect(lambda a=chip.attachment: self._remove(a))
+            others = [other for other in attachments if other is not chip.attachment]
+            chip.removed.connect(partial(self.show_attachments, others, removable=True))
         self.setVisible(bool(self.chips))
         self.changed.emit()
 
@@ -148,11 +137,12 @@ class ChipRows(QWidget):
         """Mark attachments with these terms; they open at the first."""
         self._terms = terms
         for chip in self.chips:
-            chip.show_match(self._matches(chip.attachment))
+            matches = self._matches(chip.attachment)
+            restyle(chip, "found", "true" if matches else "false")
+            chip.name.setAccessibleDescription(_("Contains the search text") if matches else "")
 
     def open_first_match(self) -> None:
-        first = next((chip.attachment for chip in self.chips if self._matches(chip.attachment)), None)
-        if first is not None:
+        if (first := next(filter(self._matches, self.attachments), None)) is not None:
             self._open(first)
 
     def _matches(self, attachment: Attachment) -> bool:
@@ -164,13 +154,9 @@ class ChipRows(QWidget):
         else:
             AttachmentView(self._look, attachment, self._terms, self.window()).open()
 
-    def _remove(self, attachment: Attachment) -> None:
-        self.show_attachments([other for other in self.attachments if other is not attachment], removable=True)
-
 
 def short_name(name: str) -> str:
-    name = one_line(name)
-    half = (_MAX_NAME - 1) // 2
+    name, half = one_line(name), (_MAX_NAME - 1) // 2
     return name if len(name) <= _MAX_NAME else f"{name[:half]}…{name[-half:]}"
 
 

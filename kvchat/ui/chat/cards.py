@@ -108,7 +108,16 @@ class ContextCard(Card):
         if larger is not None:
             advice = f"{larger.reason} {advice}"
             self.increase_button.setText(_("Increase context to {tokens}", tokens=format_tokens(larger.tokens)))
-        self.set_text(_(TOO_LONG) if use.is_over_limit else _("The context is nearly full"), _usage_text(use), advice)
+        taken, rounded = format_number(use.used + use.pending), format_tokens(use.used + use.pending)
+        limit, reserve = format_number(use.limit), format_number(use.reserve)
+        title = _(TOO_LONG) if use.is_over_limit else _("The context is nearly full")
+        text = _("It has {taken} tokens; the context length is {limit}.", taken=taken, limit=limit)
+        if use.is_over_limit and use.estimated:
+            text = _("It has about {taken} tokens; the context length is {limit}.", taken=rounded, limit=limit)
+        elif not use.is_over_limit:
+            about = _("{taken} of {limit} tokens are used, and {reserve} are reserved for the reply.")
+            text = about.format(taken=taken, limit=limit, reserve=reserve)
+        self.set_text(title, text, advice)
         remedies = [larger is not None and self.increase_button, can_attach_part and self.attach_part_button]
         remedies += [can_shorten and self.drop_button, can_shorten and self.summarize_button]
         self.show_buttons(*remedies, not any(remedies) and self.new_chat_button, self.dismiss_button)
@@ -118,20 +127,3 @@ class ContextCard(Card):
         self.set_text(_("Summarizing…"), _("The model is summarizing the chat."), "")
         self.show_buttons(self.stop_button)
         self.show()
-
-
-def _usage_text(use: ContextUsage) -> str:
-    tokens, limit = use.used + use.pending, format_number(use.limit)
-    if use.is_over_limit and use.estimated:
-        return _(
-            "It has about {taken} tokens; the context length is {limit}.", taken=format_tokens(tokens), limit=limit
-        )
-    taken = format_number(tokens)
-    if use.is_over_limit:
-        return _("It has {taken} tokens; the context length is {limit}.", taken=taken, limit=limit)
-    return _(
-        "{taken} of {limit} tokens are used, and {reserve} are reserved for the reply.",
-        taken=taken,
-        limit=limit,
-        reserve=format_number(use.reserve),
-    )

@@ -94,22 +94,18 @@ class EngineDot(QWidget):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
-        self._state, self._is_silent = EngineState.STOPPED, False
-
-    def show_state(self, state: EngineState, *, silent: bool) -> None:
-        """silent: the engine is ready but not responding"""
-        self._state, self._is_silent = state, silent
-        self.update()
+        self.state, self.is_silent = EngineState.STOPPED, False  # silent: not responding; call update after a change
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        theme, off = self._look.theme, (EngineState.STOPPED, EngineState.STOPPING, EngineState.UNLOADED)
-        colour = theme.muted if self._state in off else theme.accent
-        if self._state is EngineState.FAILED:
+        theme, is_silent = self._look.theme, self.is_silent and self.state is EngineState.READY
+        off = EngineState.STOPPED, EngineState.STOPPING, EngineState.UNLOADED
+        colour = theme.muted if self.state in off else theme.warn if is_silent else theme.accent
+        if self.state is EngineState.FAILED:
             colour = theme.bad
         with QPainter(self) as painter:
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-            painter.setPen(QColor(theme.warn if self._is_silent else colour))
-            if self._state in (EngineState.READY, EngineState.FAILED) and not self._is_silent:
+            painter.setPen(QColor(colour))
+            if self.state in (EngineState.READY, EngineState.FAILED) and not is_silent:
                 painter.setBrush(QColor(colour))
             painter.drawEllipse(QRectF(self.rect()).adjusted(0.75, 0.75, -0.75, -0.75))
 
@@ -148,9 +144,8 @@ class Remarks(QWidget):
         return QSize(max(self._width(self._remarks), 60), self.fontMetrics().height())
 
     def _width(self, remarks: Sequence[Remark]) -> int:
-        return sum(self.fontMetrics().horizontalAdvance(remark.text) for remark in remarks) + _REMARK_GAP * (
-            len(remarks) - 1
-        )
+        widths = [self.fontMetrics().horizontalAdvance(remark.text) + _REMARK_GAP for remark in remarks]
+        return sum(widths) - _REMARK_GAP
 
     def minimumSizeHint(self) -> QSize:
         return QSize(60, self.fontMetrics().height())
@@ -189,29 +184,26 @@ class StatusStrip(QFrame):
         parts = row(self.dot, self.state, spacing=7), self.model, self.context, (self.remarks, 1)
         row(*parts, self.progress, self.stop_button, on=self, spacing=_GAP, margins=(_GAP, 6, _GAP, 6))
         self._look = look
-        self._engine, self._is_silent = EngineState.STOPPED, False
         self._remarks: tuple[Remark, ...] = ()
         look.changed.connect(self._restyle)
         self._restyle()
 
-    def show_engine(self, state: EngineState, model: str | None) -> None:
-        self._engine = state
+    def show_engine(self, state: EngineState, model: str | None, context: int | None, context_reason: str) -> None:
+        """context: its length in tokens; None: unknown"""
+        self.dot.state = state
         self._show_state()
         self.model.set_text(model or _("no model"))
-        self._hide_overflow()
-
-    def show_context(self, available: int | None, reason: str) -> None:
-        text = _("context {available}", available=format_tokens(available)) if available is not None else ""
+        text = _("context {available}", available=format_tokens(context)) if context is not None else ""
         self.context.setText(text)
         self.context.setAccessibleName(text)
-        self.context.setToolTip(reason)
+        self.context.setToolTip(context_reason)
         self._hide_overflow()
 
     def show_turn(
         self, remarks: tuple[Remark, ...], fraction: float | None, *, silent: bool = False, ahead: bool = False
     ) -> None:
         """fraction: processed share of the prompt; silent: nothing arrives; ahead: processed in advance"""
-        self._remarks, self._is_silent = remarks, silent
+        self._remarks, self.dot.is_silent = remarks, silent
         self._show_state()
         self.stop_button.setVisible(ahead)
         self.progress.setVisible(fraction is not None)
@@ -223,9 +215,9 @@ class StatusStrip(QFrame):
         self._hide_overflow()
 
     def _show_state(self) -> None:
-        is_silent = self._is_silent and self._engine is EngineState.READY
-        text = _("not responding") if is_silent else _(self._engine.value)
-        self.dot.show_state(self._engine, silent=is_silent)
+        is_silent = self.dot.is_silent and self.dot.state is EngineState.READY
+        text = _("not responding") if is_silent else _(self.dot.state.value)
+        self.dot.update()
         self.state.setText(text)
         self.state.setAccessibleName(_("Engine {word}", word=text))
 
@@ -236,12 +228,8 @@ class StatusStrip(QFrame):
 
     def _hide_overflow(self) -> None:
         """Show the model and the context length only if there is room for them."""
-        needed = [
-            self.dot,
-            self.state,
-            self.remarks,
-            *(p for p in (self.progress, self.stop_button) if not p.isHidden()),
-        ]
+        needed = [self.dot, self.state, self.remarks]
+        needed += [part for part in (self.progress, self.stop_button) if not part.isHidden()]
         room = self.width() - sum(widget.sizeHint().width() + _GAP for widget in needed) - _GAP
         for part in (self.model, self.context):
             width = part.sizeHint().width() + _GAP

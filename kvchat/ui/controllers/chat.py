@@ -1,7 +1,6 @@
 """The open conversation: shows the runtime's events, and turns message buttons into calls."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ class ChatController(Controller):
     def __init__(self, runtime: Runtime, views: Views, parent: QObject) -> None:
         super().__init__(runtime, views, parent)
         self._page = Page()
-        self.conversations = SidebarController(runtime, views, lambda: self.current, self)
+        self.conversations = SidebarController(runtime, views, self)
         self.drafts = DraftController(runtime, views, lambda: self.current, self)
         self._loading = False  # messages are loading: do not flash the empty page
         self._load_task: asyncio.Task[Any] | None = None  # loads the last opened conversation's messages
@@ -119,14 +118,6 @@ class ChatController(Controller):
             await self._runtime.chat.switch(conversation_id, message_id)
             await self._reload_messages(conversation_id)
 
-    def leave_chats(self, ids: Sequence[str]) -> None:
-        """Open another listed conversation if one of these is open."""
-        if self.current in ids:
-            ids_shown = self.conversations.ids
-            position = ids_shown.index(self.current) if self.current in ids_shown else 0
-            others = (id for id in ids_shown[position:] + ids_shown[:position][::-1] if id not in ids)
-            self.open(next(others, None))
-
     def retry(self) -> None:
         if self.current is not None:
             self.run_turn(self.current, self._runtime.chat.retry(self.current))
@@ -152,9 +143,8 @@ class ChatController(Controller):
         engine, model, views = self._runtime.engine, self._runtime.model, self._views
         fetchable = model.repository is not None
         views.engine_card.show_status(engine.status, model.name, missing=model.is_missing, fetchable=fetchable)
-        views.status_strip.show_engine(engine.status.state, model.name)
+        views.status_strip.show_engine(engine.status.state, model.name, engine.context_size, engine.context_reason)
         views.header.show_model(model.name_for(self.conversations.conversation(self.current)))
-        views.status_strip.show_context(engine.context_size, engine.context_reason)
         if self._model != model.path:
             self._model = model.path
             self.model_changed.emit()

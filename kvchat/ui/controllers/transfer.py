@@ -53,12 +53,20 @@ class TransferController(Controller):
         self._conversations, self._window = conversations, window
         self.in_progress: list[str] = []  # "Importing…"
 
-    def export(self, ids: list[str]) -> None:
-        name = self._file_name(ids[0]) if len(ids) == 1 else _("Chats")
-        self._save(_("Export"), f"{name}.json", _(_FORMS), partial(self._export, ids))
+    def export(self, ids: list[str] | None = None) -> None:
+        """ids: None for all chats"""
 
-    def export_all(self) -> None:
-        self._save(_("Export all chats"), "Chats.json", _(_FORMS), partial(self._export, None))
+        async def export(target: Path) -> None:
+            work = partial(self._runtime.transfer.export, ids or list(self._conversations.titles), target)
+            count = await self.with_progress(_("Exporting…"), work, _("Export canceled"))
+            title = plural(count, "Exported {count} chat", "Exported {count} chats")
+            self._views.notices.notify_file_saved(title, target)
+
+        if ids is None:
+            self._save(_("Export all chats"), "Chats.json", _(_FORMS), export)
+        else:
+            name = self._file_name(ids[0]) if len(ids) == 1 else _("Chats")
+            self._save(_("Export"), f"{name}.json", _(_FORMS), export)
 
     def export_with_memory(self, id: str) -> None:
         self._runner.start(self._export_with_memory(id))
@@ -86,13 +94,6 @@ class TransferController(Controller):
     def _file_name(self, id: str) -> str:
         title = self._conversations.title(id).translate(_UNSAFE_CHARS)
         return " ".join(title.split())[:80].strip(". ") or _("Chat")
-
-    async def _export(self, ids: list[str] | None, target: Path) -> None:
-        """ids: None for all chats"""
-        chats = list(self._conversations.titles) if ids is None else ids
-        work = partial(self._runtime.transfer.export, chats, target)
-        count = await self.with_progress(_("Exporting…"), work, _("Export canceled"))
-        self._views.notices.notify_file_saved(plural(count, "Exported {count} chat", "Exported {count} chats"), target)
 
     async def _export_with_memory(self, id: str) -> None:
         memory = await self._runtime.transfer.exportable_memory(id)
@@ -160,34 +161,27 @@ class TransferController(Controller):
             "are saved in a separate folder.",
             contents=_contents(facts),
         )
-        title, action = (
-            _("Restore the backup of {made_at}?", made_at=format_datetime(facts.made_at)),
-            _("Restore the backup"),
-        )
-        restore = partial(self._ask_about_engine, source, facts)
-        confirm(self._window, title, text, action, restore, keep=_("Keep current chats"))
-
-    def _ask_about_engine(self, source: Path, facts: BackupFacts) -> None:
-        """Restore the backup; ask before running its engine, since the backup may come from another person."""
 
         def restore(*, with_engine: bool = False) -> None:
             self._runner.start(self._restore(source, with_engine=with_engine))
 
-        program = " ".join(filter(None, facts.engine))
-        if not program or facts.engine == engine_settings_of(self._runtime.settings):
-            restore()
-            return
-        text = _(
-            "These settings start the engine with: {program}. Use them only if you created this backup yourself.",
-            program=program,
-        )
-        title, action, keep = (
-            _("Use the engine settings from the backup?"),
-            _("Use backup settings"),
-            _("Keep current settings"),
-        )
-        dialog = confirm(self._window, title, text, action, lambda: restore(with_engine=True), keep=keep)
-        dialog.rejected.connect(restore)
+        def ask_about_engine() -> None:
+            """Ask before running the backup's engine, since the backup may come from another person."""
+            program = " ".join(filter(None, facts.engine))
+            if not program or facts.engine == engine_settings_of(self._runtime.settings):
+                restore()
+                return
+            text = _(
+                "These settings start the engine with: {program}. Use them only if you created this backup yourself.",
+                program=program,
+            )
+            title, action = _("Use the engine settings from the backup?"), _("Use backup settings")
+            use, keep = partial(restore, with_engine=True), _("Keep current settings")
+            confirm(self._window, title, text, action, use, keep=keep).rejected.connect(restore)
+
+        title = _("Restore the backup of {made_at}?", made_at=format_datetime(facts.made_at))
+        keep = _("Keep current chats")
+        confirm(self._window, title, text, _("Restore the backup"), ask_about_engine, keep=keep)
 
     async def _restore(self, source: Path, *, with_engine: bool) -> None:
         work = partial(self._runtime.transfer.stage_restore, source, with_engine=with_engine)
@@ -204,7 +198,20 @@ class TransferController(Controller):
         The dialog's Cancel ends the work and shows the notice `canceled`; detail: by default, nothing was written.
         """
         loop, last_update = asyncio.get_running_loop(), 0.0
-        dialog = _progress_dialog(self._window, text)
+        dialog, cancel = QProgressDialog("", "", 0, 0, self._window), QPushButton(_("Cancel"))
+        cancel.setAutoDefault(False)  # Enter must not press it
+        dialog.setCancelButton(cancel)
+        dialog.setBar(progress_bar(text))
+        dialog.setWindowTitle("kvchat")
+        dialog.setMinimumDuration(_PATIENCE_MS)
+        dialog.setAutoReset(False)
+
+        def set_text(text: str) -> None:
+            dialog.setLabelText(text)
+            dialog.setMinimumSize(dialog.sizeHint().expandedTo(QSize(_WIDTH, 0)))
+
+        set_text(text)
+        dialog.setValue(0)
 
         def report(done: int, total: int) -> None:
             """done: of `total`, or a count of chats if the total is unknown (0). Thread-safe."""
@@ -219,7 +226,7 @@ class TransferController(Controller):
             step = _STEPS * done // total if total else 0
             if done and not total:
                 chats = plural(done, "{count} chat", "{count} chats")
-                _set_text(dialog, f"{text} {chats}")
+                set_text(f"{text} {chats}")
             dialog.setMaximum(_STEPS if step else 0)
             dialog.setValue(step)
 
@@ -246,24 +253,6 @@ class TransferController(Controller):
         dialog = file_dialog(self._window, title, mode, kinds)
         dialog.filesSelected.connect(lambda names: self._runner.start(run([Path(name) for name in names])))
         dialog.open()
-
-
-def _progress_dialog(window: QWidget, text: str) -> QProgressDialog:
-    dialog, cancel = QProgressDialog("", "", 0, 0, window), QPushButton(_("Cancel"))
-    cancel.setAutoDefault(False)  # Enter must not press it
-    dialog.setCancelButton(cancel)
-    dialog.setBar(progress_bar(text))
-    dialog.setWindowTitle("kvchat")
-    dialog.setMinimumDuration(_PATIENCE_MS)
-    dialog.setAutoReset(False)
-    _set_text(dialog, text)
-    dialog.setValue(0)
-    return dialog
-
-
-def _set_text(dialog: QProgressDialog, text: str) -> None:
-    dialog.setLabelText(text)
-    dialog.setMinimumSize(dialog.sizeHint().expandedTo(QSize(_WIDTH, 0)))
 
 
 def _contents(facts: BackupFacts) -> str:

@@ -60,9 +60,7 @@ class ChatPresenter:
     def show_turn(self, waiting: str = "") -> None:
         turn, messages, running = self.turn(), self.transcript.messages, self.is_answering
         self.composer.set_busy(running)
-        self.transcript.show_pending(
-            (waiting or turn.pending) if turn.awaits_output else "", is_waiting=bool(waiting)
-        )
+        self.transcript.show_pending((waiting or turn.pending) if turn.awaits_output else "", is_waiting=bool(waiting))
         too_long = self.has_cards and isinstance(turn.failure, PromptTooLong)
         reported = too_long or (self.has_cards and is_engine_failure(turn.failure, self.runtime.engine.status))
         self.transcript.show_failure(None if reported else turn.failure, self.runtime.model.name_for(None))

@@ -25,6 +25,7 @@ from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemMode
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Conversation
     from kvchat.chat.turn.forecasts import Forecast
+    from kvchat.kvstore.savepoint import ConversationUsage
 
 
 class Order(Enum):
@@ -60,19 +61,15 @@ class Arrangement:
             return Arrangement()
 
 
-_SORT_KEYS: dict[Order, Callable[[Conversation], Any]] = {
-    Order.USED: lambda chat: 0,  # already sorted by last use, not by clock
-    Order.CREATED: lambda chat: -chat.created_at.timestamp(),
-    Order.NAME: lambda chat: chat.title.casefold(),
-}
-
-
 def arranged(chats: Sequence[Conversation], arrangement: Arrangement) -> list[Conversation]:
     """Return the visible chats in order. chats: last used first"""
-    visible_chats = [
-        chat for chat in chats if chat.archived == arrangement.archive and arrangement.folder in (None, chat.folder)
-    ]
-    return sorted(sorted(visible_chats, key=_SORT_KEYS[arrangement.order]), key=lambda chat: not chat.on_top)
+    folder = arrangement.folder
+    visible = [chat for chat in chats if chat.archived == arrangement.archive and folder in (None, chat.folder)]
+    if arrangement.order is Order.CREATED:
+        visible.sort(key=lambda chat: -chat.created_at.timestamp())
+    elif arrangement.order is Order.NAME:
+        visible.sort(key=lambda chat: chat.title.casefold())
+    return sorted(visible, key=lambda chat: not chat.on_top)
 
 
 @dataclass(frozen=True)
@@ -81,13 +78,8 @@ class Heading:
     title: str
 
 
-_AGES = (  # days back each group reaches, and its label
-    (0, N_("Today")),
-    (1, N_("Yesterday")),
-    (7, N_("Last 7 days")),
-    (30, N_("Last 30 days")),
-)
-_EARLIER, _ON_TOP = N_("Earlier"), N_("Pinned")
+_DAYS = 0, 1, 7, 30  # that each group reaches back
+_AGES = N_("Today"), N_("Yesterday"), N_("Last 7 days"), N_("Last 30 days"), N_("Earlier")
 
 
 def with_headings(
@@ -100,11 +92,10 @@ def with_headings(
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     top = bisect(chats, False, key=lambda chat: not chat.on_top)
     ages = [-at for at in _times(chats[top:], order, now.timestamp())]
-    limits = [-(midnight - timedelta(days=days)).timestamp() for days, _title in _AGES]
+    limits = [-(midnight - timedelta(days=days)).timestamp() for days in _DAYS]
     ends = [top, *(top + bisect(ages, limit) for limit in limits), len(chats)]
-    titles = [_ON_TOP, *(title for _days, title in _AGES), _EARLIER]
     rows: list[Conversation | Heading] = []
-    for title, begin, end in zip(titles, [0, *ends], ends, strict=False):
+    for title, begin, end in zip((N_("Pinned"), *_AGES), [0, *ends], ends, strict=False):
         if begin < end:
             rows += [Heading(f"# {title}", _(title)), *chats[begin:end]]
     return rows
@@ -132,30 +123,24 @@ _BADGE, _MENU = 15, 20  # pixels
 
 @dataclass(frozen=True)
 class Row:
-    id: str
-    title: str
+    chat: Conversation
     forecast: Forecast | None = None  # of the next reply; None: unknown
-    busy: bool = False
-    pinned: bool = False  # its saved memory is never pruned
-    never_save: bool = False
-    imported: bool = False  # its memory was imported and is unverified
-    on_top: bool = False
-    folder: str | None = None
-    archived: bool = False
+    is_busy: bool = False
+    usage: ConversationUsage | None = None
 
     @property
     def badges(self) -> tuple[tuple[str, str], ...]:
+        usage = self.usage
         badges = (
-            (self.on_top, "on-top", _("pinned")),
-            (self.pinned, "pin", _("always kept")),
-            (self.never_save, "disk-off", _("never kept")),
+            (self.chat.on_top, "on-top", _("pinned")),
+            (usage and usage.pinned, "pin", _("always kept")),
+            (usage and usage.never_save, "disk-off", _("never kept")),
         )
         return tuple((name, text) for is_on, name, text in badges if is_on)
 
     @property
     def state(self) -> str:
-        forecast = [self.forecast.chat_text] if self.forecast else []
-        return join_list([*forecast, *(text for _, text in self.badges)])
+        return join_list([*([self.forecast.chat_text] if self.forecast else []), *(text for _, text in self.badges)])
 
 
 class ConversationModel(ItemModel["Conversation | Heading"]):
@@ -168,7 +153,7 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
 
     def __init__(self) -> None:
         super().__init__(key=lambda chat: chat.id)
-        self._row_of: Callable[[Conversation], Row] = lambda chat: Row(chat.id, chat.title)
+        self._row_of: Callable[[Conversation], Row] = Row
         self._row_numbers: dict[str, int] = {}
 
     @property
@@ -240,7 +225,9 @@ class ConversationDelegate(ItemDelegate):
             reserved = len(names) * side
         painter.setFont(option.font)
         painter.setPen(QColor(self.look.theme.text))
-        draw_text(painter, option, option.rect.adjusted(self.look.px(30), 0, -10 - reserved, 0), one_line(row.title))
+        draw_text(
+            painter, option, option.rect.adjusted(self.look.px(30), 0, -10 - reserved, 0), one_line(row.chat.title)
+        )
         painter.restore()
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
@@ -271,7 +258,7 @@ class ConversationDelegate(ItemDelegate):
             painter.drawEllipse(box.adjusted(inset, inset, -inset, -inset))
         if source is Source.DISK:
             painter.drawPie(box, 90 * 16, 180 * 16)
-        if row.busy:
+        if row.is_busy:
             painter.setBrush(Qt.BrushStyle.NoBrush)
             painter.setPen(QPen(colour, 1))
             painter.drawEllipse(box.adjusted(-3, -3, 3, 3))

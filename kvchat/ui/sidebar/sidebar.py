@@ -48,6 +48,8 @@ from kvchat.ui.sidebar.conversation_list import (
     ConversationModel,
     Order,
     Row,
+    arranged,
+    folders_of,
     with_headings,
 )
 from kvchat.ui.widgets.layouts import ElidedButton
@@ -101,10 +103,7 @@ class _ResultDelegate(ItemDelegate):
         marks = [format_range(hit.excerpt, start, end, mark) for start, end in hit.marks]
         layout.beginLayout()
         top = 0.0
-        for _line in range(_LINES):
-            line = layout.createLine()
-            if not line.isValid():
-                break
+        while layout.lineCount() < _LINES and (line := layout.createLine()).isValid():
             line.setLineWidth(box.width())
             line.setPosition(QPointF(0, top))
             top += line.height()
@@ -174,20 +173,18 @@ class _Field(QLineEdit):
 class SearchPanel(QWidget):
     def __init__(self, look: Look, below: QWidget) -> None:
         super().__init__()
-        self._look = look
-        self.results = SearchResults(look)
+        self._look, self.results = look, SearchResults(look)
         self.field = _Field(self.results, look)
         self.field.setPlaceholderText(_("Search all chats"))
         self.field.setAccessibleName(_("Search all chats"))
         self.field.setToolTip(f"{self.field.placeholderText()} (Ctrl+Shift+F)")
         self.field.setClearButtonEnabled(True)
-        for empty in self.field.findChildren(QToolButton):
-            empty.setAccessibleName(_("Clear the search field"))
+        for clear_button in self.field.findChildren(QToolButton):
+            clear_button.setAccessibleName(_("Clear the search field"))
         self.status = label(kind="small", wraps=True)
         self.status.setContentsMargins(10, 2, 10, 0)
-        results_area = QWidget()
+        results_area, self.pages = QWidget(), QStackedWidget()
         column(self.status, (self.results, 1), on=results_area, margins=0)
-        self.pages = QStackedWidget()
         self.pages.addWidget(below)
         self.pages.addWidget(results_area)
         column(self.field, (self.pages, 1), on=self, spacing=6, margins=0)
@@ -222,7 +219,7 @@ _BESIDE_USAGE = 56  # pixels: its icon at 200 % text, and the style's padding
 class Sidebar(QFrame):
     selected = Signal(str)  # conversation id
     delete_requested = Signal(list)  # conversation ids
-    menu_requested = Signal(QMenu, object, list, object)  # menu to fill, Row, conversation ids, rename callback
+    menu_requested = Signal(QMenu, str, list, object)  # menu to fill, conversation id, chosen ones, rename callback
     arranged = Signal()  # arrangement changed
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
@@ -272,14 +269,11 @@ class Sidebar(QFrame):
         return [self.model.rows[place].id for place in sorted(map(QModelIndex.row, self.list.selectedIndexes()))]
 
     def show_chats(
-        self,
-        chats: Sequence[Conversation],
-        row_of: Callable[[Conversation], Row],
-        current: str | None,
-        folders: Sequence[str],
+        self, chats: Sequence[Conversation], row_of: Callable[[Conversation], Row], current: str | None
     ) -> None:
-        chosen = self.chosen
-        self.folders = list(folders)
+        """chats: all, last used first"""
+        chosen, self.folders = self.chosen, folders_of(chats)
+        chats = arranged(chats, self.arrangement)
         with QSignalBlocker(self.list.selectionModel()):  # removing a row must not open another chat
             self.model.show(with_headings(chats, self.arrangement.order), row_of)
         self.empty_label.setVisible(not chats and self.arrangement == Arrangement())
@@ -290,9 +284,8 @@ class Sidebar(QFrame):
             self.choose(chosen)
 
     def show_selected(self, conversation_id: str | None) -> None:
-        selection = self.list.selectionModel()
         index = self.model.index_of(conversation_id)
-        with QSignalBlocker(selection):
+        with QSignalBlocker(selection := self.list.selectionModel()):
             if not index.isValid():
                 self.list.clearSelection()
                 self.list.setCurrentIndex(QModelIndex())
@@ -302,8 +295,7 @@ class Sidebar(QFrame):
         self.list.viewport().update()
 
     def step(self, offset: int) -> None:
-        chats = [chat.id for chat in self.model.chats]
-        current = self.list.currentIndex()
+        chats, current = [chat.id for chat in self.model.chats], self.list.currentIndex()
         position = chats.index(self.model.rows[current.row()].id) if current.isValid() else -1
         target = 0 if position < 0 else min(max(position + offset, 0), len(chats) - 1)
         if target != position and chats:
@@ -346,8 +338,7 @@ class Sidebar(QFrame):
         chosen = QItemSelection()
         for index in filter(QModelIndex.isValid, map(self.model.index_of, ids)):
             chosen.append(QItemSelectionRange(index))
-        selection = self.list.selectionModel()
-        with QSignalBlocker(selection):
+        with QSignalBlocker(selection := self.list.selectionModel()):
             selection.select(chosen, QItemSelectionModel.SelectionFlag.Select)
 
     def _name_view(self) -> None:
@@ -377,9 +368,9 @@ class Sidebar(QFrame):
             return
         menu = QMenu(self.list)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        chat: Row = index.data(ROW)
-        ids = self.chosen if chat.id in self.chosen else [chat.id]
-        self.menu_requested.emit(menu, chat, ids, partial(self.begin_rename, index))
+        id = self.model.rows[index.row()].id
+        ids = self.chosen if id in self.chosen else [id]
+        self.menu_requested.emit(menu, id, ids, partial(self.begin_rename, index))
         menu.popup(self.list.viewport().mapToGlobal(position))
 
     def _restyle(self) -> None:

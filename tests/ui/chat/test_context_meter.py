@@ -139,7 +139,7 @@ async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: StagedRun
     window.chat.send_controller.send("One more?")
     await until(lambda: runtime.chat.said(window.chat.current or "")[-1].role is Role.USER)
     await window.chat.conversations.reload()
-    await until(lambda: not window.sidebar.model.index(1).data(ROW).busy)
+    await until(lambda: not window.sidebar.model.index(1).data(ROW).is_busy)
     await until(window.context_card.isVisible)
     assert window.context_card.title.text() == "The prompt exceeds the context length"
     await until(window.context_card.increase_button.isVisible)
