@@ -438,7 +438,7 @@ async def test_pin_and_never_save_from_the_conversation_s_own_menus(
     action = next(action for action in shown.actions() if action.text() == ALWAYS_KEEP)
     qtbot.mouseClick(shown, Qt.MouseButton.LeftButton, pos=shown.actionGeometry(action).center())
     await until(lambda: ("pin", "thesis", True) in furnished.calls)
-    await until(lambda: window.sidebar.model.index_of("thesis").data(ROW).usage.pinned)
+    await until(lambda: getattr(window.sidebar.model.index_of("thesis").data(ROW).usage, "pinned", False))
     assert entry(shown, ALWAYS_KEEP).isChecked()
     jeju = window.sidebar.model.index_of("jeju")
     where = window.sidebar.list.visualRect(jeju).center()
@@ -448,7 +448,7 @@ async def test_pin_and_never_save_from_the_conversation_s_own_menus(
     assert not never.isChecked()
     qtbot.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(never).center())
     await until(lambda: ("never_save", "jeju", True) in furnished.calls)
-    await until(lambda: window.sidebar.model.index_of("jeju").data(ROW).usage.never_save)
+    await until(lambda: getattr(window.sidebar.model.index_of("jeju").data(ROW).usage, "never_save", False))
     spoken = [window.sidebar.model.index_of(id).data(Qt.ItemDataRole.AccessibleTextRole) for id in ("thesis", "jeju")]
     assert spoken == [
         "Thesis, chapter 3, must be reprocessed, always kept",

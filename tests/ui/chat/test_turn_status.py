@@ -12,7 +12,6 @@ from kvchat.chat.events import (
     TurnEvent,
     TurnFailed,
 )
-from kvchat.chat.turn.receipts import receipt_line
 from kvchat.errors import KvchatError
 from kvchat.session.events import (
     MakingRoom,
@@ -51,14 +50,10 @@ def words(status: TurnStatus) -> list[str]:
     [
         (WaitingForEngine(), Remark("waiting for the engine", "live")),
         (Restoring(136_000_000, 5906), Remark("loading 136 MB…", "live", 2)),
-        (Restored(136_000_000, 5906, 21.4), Remark("loaded 136 MB in 21 ms", "", 2)),
         (RestoreFailed(Reason(ReasonCode.DISK_FULL)), Remark("not loaded: the disk is full", "warn")),
         (Prefilling("c", 1480, 5918), Remark("processing 25 % of 5,918 tokens", "live")),
-        (FirstToken("c", 34_600, 0, 5918), Remark("first token after 34.6 s")),
-        (Speed("c", 41.3, 6000), Remark("41 tokens/s", "live", 0)),
         (Speed("c", 4.26, 6000), Remark("4.3 tokens/s", "live", 0)),
         (Saving(), Remark("saving…", "live", 1)),
-        (Saved(137_000_000, 6100, 310), Remark("saved 137 MB", "", 1)),
         (SaveSkipped(Reason(ReasonCode.DISK_FULL)), Remark("not saved: the disk is full", "warn")),
         (TurnFailed("c", KvchatError("No")), Remark("failed", "bad")),
         (ReplyFinished("c", "m", a_receipt(Source.COLD, miss_reason=FIRST)), Remark("first reply", "", 2)),
@@ -92,32 +87,6 @@ def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
     assert status.remarks[0] == Remark("read again: the loaded memory was not used", "warn")
     status.handle_event(ReplyFinished("c", "m", a_receipt(Source.COLD, hollow=True, cached_tokens=12)))
     assert status.remarks[0].tone == "warn"
-
-
-@pytest.mark.parametrize("cached", [5906, 1200, 100])
-@pytest.mark.parametrize(
-    "verdict",
-    [
-        *(Verdict(source, hollow=False, miss_reason=None) for source in Source),
-        Verdict(Source.HOT, hollow=False, miss_reason=FIRST),
-        Verdict(Source.COLD, hollow=False, miss_reason=FIRST),
-        Verdict(Source.COLD, hollow=False, miss_reason=Reason(ReasonCode.DELETED_MEANWHILE)),
-        HOLLOW,
-    ],
-)
-@pytest.mark.parametrize("before", [(), A_RESTORE, (RestoreFailed(Reason(ReasonCode.DELETED_MEANWHILE)),)])
-def test_the_strip_says_of_a_reply_what_its_receipt_says_from_the_first_word_on(
-    before: tuple[TurnEvent, ...], verdict: Verdict, cached: int
-) -> None:
-    receipt = a_receipt(
-        verdict.source, cached_tokens=cached, ttft_ms=310, hollow=verdict.hollow, miss_reason=verdict.miss_reason
-    )
-    status = told(*before, FirstToken("c", 310, cached, 5918, verdict, receipt.restore_ms))
-    live = words(status)
-    status.handle_event(ReplyFinished("c", "m", receipt))
-    assert words(status) == live, "nothing is taken back"
-    assert live[0].partition(":")[0] == receipt_line(receipt).partition(" · ")[2].partition(":")[0]
-    assert live[1] == "first token after 0.31 s"
 
 
 def test_at_the_end_the_strip_has_the_receipt_s_figures() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from kvchat.engine_host.choice import VisionUnsupported
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.start_requests import QuickWindow
-from kvchat.ui.attachments.chips import AttachmentView, PictureView, short_name
+from kvchat.ui.attachments.chips import AttachmentView, PictureView
 from kvchat.ui.attachments.pictures import RegionPicker
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import ATTACHED_FROM, LONG_PASTE
@@ -37,21 +37,35 @@ from tests.ui.windows import child
 pytestmark = pytest.mark.slow
 
 
-def names(window: MainWindow) -> list[str]:
+def names(window: MainWindow | QuickWindow) -> list[str]:
     return [attachment.name for attachment in window.composer.chips.attachments]
 
 
-async def test_files_are_attached_counted_sent_and_shown(
-    runtime: StagedRuntime, window: MainWindow, tmp_path: Path
-) -> None:
-    file = tmp_path / "notes.md"
-    file.write_text("word " * 400)
+def paste(window: MainWindow | QuickWindow, content: str | Sequence[QUrl] | QImage) -> None:
     pasted = QMimeData()
-    pasted.setUrls([QUrl.fromLocalFile(str(file)), QUrl.fromLocalFile(str(file))])
+    match content:
+        case str():
+            pasted.setText(content)
+        case QImage():
+            pasted.setImageData(content)
+        case _:
+            pasted.setUrls(content)
     window.composer.editor.insertFromMimeData(pasted)
-    await until(lambda: names(window) == ["notes.md"])
-    chip = window.composer.chips.chips[0]
-    await until(lambda: chip.count.text() == "500 tokens")
+
+
+async def test_files_are_attached_counted_sent_and_shown(window: MainWindow, tmp_path: Path) -> None:
+    file, image = tmp_path / "notes.md", QImage(30, 20, QImage.Format.Format_RGB32)
+    file.write_text("word " * 400)
+    (tmp_path / "red.png").write_bytes(png(width=80, height=60))
+    urls = [QUrl.fromLocalFile(str(path)) for path in (file, file, tmp_path / "red.png")]
+    paste(window, urls)
+    await until(lambda: names(window) == ["red.png", "notes.md"])
+    image.fill(0xFF00FF00)
+    paste(window, image)
+    attached = ["red.png", "Pasted image.png", "notes.md"]
+    await until(lambda: names(window) == attached)
+    await until(lambda: window.composer.chips.chips[2].count.text() == "500 tokens")
+    await until(lambda: "tokens" in window.composer.chips.chips[1].count.text())
     await until(lambda: "in this message" in window.context_meter.text.text())
     window.composer.editor.setPlainText("What is in it?")
     window.composer.send_button.click()
@@ -59,12 +73,14 @@ async def test_files_are_attached_counted_sent_and_shown(
     view = next(iter(window.transcript.views.values()))
     assert isinstance(view, UserView)
     assert view.chips is not None
-    assert [a.name for a in view.chips.attachments] == ["notes.md"]
+    assert [attachment.name for attachment in view.chips.attachments] == attached
     assert not names(window)
+    view.chips.chips[2].name.click()
+    assert child(window, AttachmentView).text.toPlainText() == file.read_text()
+    child(window, AttachmentView).close()
     view.chips.chips[0].name.click()
-    shown = child(window, AttachmentView)
-    assert shown.text.toPlainText() == file.read_text()
-    shown.close()
+    assert child(window, PictureView).picture.pixmap().deviceIndependentSize().toSize() == QSize(80, 60)
+    child(window, PictureView).close()
 
 
 async def test_a_guess_takes_no_counts_place_while_the_engine_starts_anew(
@@ -96,29 +112,6 @@ async def test_what_is_neither_text_nor_a_picture_is_refused_in_words(window: Ma
     assert "“program” cannot be attached" in told
     assert "“broken.png” cannot be attached" in told
     assert not names(window)
-
-
-async def test_pictures_are_shown_small_sent_and_shown_large(window: MainWindow, tmp_path: Path) -> None:
-    (tmp_path / "red.png").write_bytes(png(width=80, height=60))
-    window.composer.editor.files_given.emit([tmp_path / "red.png"])
-    await until(lambda: names(window) == ["red.png"])
-    pasted = QMimeData()
-    image = QImage(30, 20, QImage.Format.Format_RGB32)
-    image.fill(0xFF00FF00)
-    pasted.setImageData(image)
-    window.composer.editor.insertFromMimeData(pasted)
-    await until(lambda: names(window) == ["red.png", "Pasted image.png"])
-    await until(lambda: "tokens" in window.composer.chips.chips[1].count.text())
-    window.composer.send_button.click()
-    await until(lambda: window.transcript.views)
-    view = next(iter(window.transcript.views.values()))
-    assert isinstance(view, UserView)
-    assert view.chips is not None
-    assert [a.name for a in view.chips.attachments] == ["red.png", "Pasted image.png"]
-    view.chips.chips[0].name.click()
-    shown = child(window, PictureView)
-    assert shown.picture.pixmap().deviceIndependentSize().toSize() == QSize(80, 60)
-    shown.close()
 
 
 async def test_a_model_without_sight_refuses_pictures(
@@ -157,28 +150,12 @@ async def test_files_dropped_on_the_page_are_attached(window: MainWindow, tmp_pa
     await until(lambda: names(window) == ["river.py"])
 
 
-async def test_a_long_paste_can_become_a_file(window: MainWindow) -> None:
-    composer = window.composer
-    composer.editor.setPlainText("Before. ")
-    composer.editor.moveCursor(composer.editor.textCursor().MoveOperation.End)
-    pasted = QMimeData()
-    pasted.setText("line\n" * LONG_PASTE)
-    composer.editor.insertFromMimeData(pasted)
-    assert composer.attach_paste_button.isVisible()
-    composer.attach_paste_button.click()
-    await until(lambda: names(window) == ["Pasted text.txt"])
-    assert composer.draft == "Before."
-    assert not composer.attach_paste_button.isVisible()
-
-
 async def test_a_paste_too_long_to_lay_out_is_attached_and_can_be_text_where_that_is_possible(
     window: MainWindow,
 ) -> None:
     composer = window.composer
     for text, can_be_text in (("some words\n" * 4_000, True), ("x" * 10_000, False), ("words\n" * 20_000, False)):
-        pasted = QMimeData()
-        pasted.setText(text)
-        composer.editor.insertFromMimeData(pasted)
+        paste(window, text)
         await until(lambda: names(window) == ["Pasted text.txt"])
         assert not composer.draft
         assert composer.paste_as_text_button.isVisible() is can_be_text
@@ -189,15 +166,17 @@ async def test_a_paste_too_long_to_lay_out_is_attached_and_can_be_text_where_tha
             assert not composer.paste_as_text_button.isVisible()
         composer.editor.clear()
         composer.set_attachments(())
-
-
-async def test_many_pastes_make_no_endless_line(window: MainWindow) -> None:
-    for _ in range(5):
-        pasted = QMimeData()
-        pasted.setText("x" * 3_000)
-        window.composer.editor.insertFromMimeData(pasted)
-    assert len(window.composer.draft) == 6_000
+    composer.set_draft("Before. ")
+    paste(window, "line\n" * LONG_PASTE)
+    assert composer.attach_paste_button.isVisible()
+    composer.attach_paste_button.click()
     await until(lambda: names(window) == ["Pasted text.txt"])
+    assert composer.draft == "Before."
+    assert not composer.attach_paste_button.isVisible()
+    for _ in range(3):
+        paste(window, "x" * 3_000)
+    assert len(composer.draft) == 6_007, "lines do not grow without end"
+    await until(lambda: len(names(window)) == 2)
 
 
 async def test_a_long_paste_before_all_is_imported_is_attached_then(runtime: StagedRuntime, look: Look) -> None:
@@ -328,12 +307,6 @@ async def test_two_paths_typed_into_the_dialog_attach_two(window: MainWindow, tm
     await until(lambda: sorted(names(window)) == ["a.txt", "b.txt"])
 
 
-def test_a_long_name_keeps_its_ending() -> None:
-    short = short_name("a" * 200 + ".csv")
-    assert len(short) < 40
-    assert short.endswith(".csv")
-
-
 @pytest.fixture
 async def quick(runtime: StagedRuntime, look: Look) -> AsyncIterator[QuickWindow]:
     """Yield the quick window of a running application."""
@@ -347,12 +320,12 @@ async def test_the_quick_window_attaches_as_the_main_window_does(
 ) -> None:
     (tmp_path / "notes.md").write_text("word " * 400)
     composer = quick.composer
-    assert composer.attach_button.isVisible()
-    composer.editor.files_given.emit([tmp_path / "notes.md"])
-    pasted = QMimeData()
-    pasted.setText("words and " * (ATTACHED_FROM // 9))
-    composer.editor.insertFromMimeData(pasted)
-    await until(lambda: sorted(a.name for a in composer.chips.attachments) == ["Pasted text.txt", "notes.md"])
+    (tmp_path / "program").write_bytes(bytes(range(256)))
+    composer.editor.files_given.emit([tmp_path / "notes.md", tmp_path / "program"])
+    await until(lambda: quick.notices.on_show)
+    assert "“program” cannot be attached" in quick.notices.on_show[0].texts
+    paste(quick, "words and " * (ATTACHED_FROM // 9))
+    await until(lambda: sorted(names(quick)) == ["Pasted text.txt", "notes.md"])
     await until(lambda: all("tokens" in chip.count.text() for chip in composer.chips.chips))
     composer.editor.setPlainText("What is in them?")
     composer.send_button.click()
@@ -367,27 +340,17 @@ async def test_the_quick_window_attaches_as_the_main_window_does(
     assert composer.chips.attachments == question.attachments
 
 
-async def test_what_cannot_be_attached_is_told_in_the_quick_window(quick: QuickWindow, tmp_path: Path) -> None:
-    (tmp_path / "program").write_bytes(bytes(range(256)))
-    quick.composer.editor.files_given.emit([tmp_path / "program"])
-    await until(lambda: quick.notices.on_show)
-    assert "“program” cannot be attached" in quick.notices.on_show[0].texts
-
-
-def picker() -> RegionPicker | None:
-    """Return the region picker that covers the screen, if any."""
-    shown = (widget for widget in QApplication.topLevelWidgets() if isinstance(widget, RegionPicker))
-    return next((picker for picker in shown if picker.isVisible()), None)
-
-
 async def picking(window: QWidget) -> RegionPicker:
-    """Press the screenshot button; return the region picker."""
+    """Press the screenshot button; return the region picker that covers the screen."""
+
+    def pickers() -> list[RegionPicker]:
+        shown = (widget for widget in QApplication.topLevelWidgets() if isinstance(widget, RegionPicker))
+        return [picker for picker in shown if picker.isVisible()]
+
     window.composer.screenshot_button.click()  # type: ignore[attr-defined]
-    await until(picker)
+    await until(pickers)
     assert not window.isVisible(), "it is not on the picture"
-    found = picker()
-    assert found is not None
-    return found
+    return pickers()[0]
 
 
 @pytest.mark.parametrize("which", ["main", "quick"])

@@ -31,18 +31,13 @@ def runtime(runtime: StagedRuntime) -> StagedRuntime:
     return runtime
 
 
-async def test_the_header_names_the_open_conversation_s_model(runtime: StagedRuntime, window: MainWindow) -> None:
-    assert window.header.model_button.toolTip() == "Lost & Found-7B"
-    window.chat.open("c1")
-    assert window.header.model_button.toolTip() == "Other-1B"
-    window.new_conversation()
-    assert window.header.model_button.toolTip() == "SmolLM2-135M-Instruct"
-
-
 async def test_choosing_a_model_is_for_the_open_conversation(
     runtime: StagedRuntime, window: MainWindow, tmp_path: Path
 ) -> None:
-    window.chat.open("c1")
+    window.new_conversation()
+    for id, name in ((None, "SmolLM2-135M-Instruct"), ("c2", "Lost & Found-7B"), ("c1", "Other-1B")):
+        window.chat.open(id)
+        assert window.header.model_button.toolTip() == name
     path = write_gguf(tmp_path / "Third-3B.gguf")
     await window.models.use(path)
     await until(lambda: window.header.model_button.toolTip() == "Third-3B")
@@ -77,19 +72,8 @@ async def test_a_missing_model_offers_others(runtime: StagedRuntime, window: Mai
     window.chat.send_controller.send("Hello")
     card = window.transcript.tail.failure_card
     await until(lambda: not card.isHidden())
-    shown = [
-        button.accessibleName()
-        for button in (card.retry_button, card.use_current_button, card.locate_button, card.model_button)
-    ]
-    assert [
-        button.isHidden()
-        for button in (card.retry_button, card.use_current_button, card.locate_button, card.model_button)
-    ] == [
-        True,
-        False,
-        False,
-        False,
-    ], shown
+    buttons = card.retry_button, card.use_current_button, card.locate_button, card.model_button
+    assert [button.isHidden() for button in buttons] == [True, False, False, False]
     assert card.use_current_button.accessibleName() == "Use SmolLM2-135M-Instruct"
     await until(lambda: [message.role for message in window.transcript.messages] == [Role.USER])
     card.use_current_button.click()

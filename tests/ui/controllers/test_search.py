@@ -122,20 +122,6 @@ async def test_a_hit_on_another_branch_goes_there(furnished: StagedRuntime, wind
     assert ("switch", "other", hidden.id) in furnished.chat.calls
 
 
-async def test_find_in_the_open_chat(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    window.chat.open("alps")
-    await until(lambda: len(window.transcript.messages) == 40, "the messages")
-    window.activateWindow()
-    await until(window.isActiveWindow)
-    qtbot.keyClick(window, Qt.Key.Key_F, CTRL)
-    qtbot.keyClicks(window.find_bar.field, "marmot")
-    assert window.find_bar.position_label.text() == "2 of 2"
-    qtbot.keyClick(window.find_bar.field, Qt.Key.Key_Return)
-    assert window.find_bar.position_label.text() == "1 of 2"
-    qtbot.keyClicks(window.find_bar.field, "x")
-    assert window.find_bar.position_label.text() == "Not found"
-
-
 async def test_f3_goes_from_hit_to_hit(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     words = "A heron. " + "Words in between. " * 300
     first = furnished.chat.write("other", Role.USER, words + "A heron.")
@@ -155,11 +141,13 @@ async def test_f3_goes_from_hit_to_hit(furnished: StagedRuntime, window: MainWin
         seen.append(led_to(window))
     there = [(last.id, 0), (last.id, 1), (last.id, 2), (first.id, 0), (first.id, 1), (last.id, 0)]
     assert seen == there
-    here = "1 of 3 in message 2 of 2", "2 of 3 in message 2 of 2", "3 of 3 in message 2 of 2"
+    here = [f"{number} of 3 in message 2 of 2" for number in (1, 2, 3)]
     assert places == [*here, "1 of 2 in message 1 of 2", "2 of 2 in message 1 of 2", here[0]]
     for place in there[4::-1]:
         qtbot.keyClick(window, Qt.Key.Key_F3, SHIFT)
         assert led_to(window) == place
+    qtbot.keyClicks(window.find_bar.field, "x")
+    assert window.find_bar.position_label.text() == "Not found"
 
 
 def led_to(window: MainWindow) -> tuple[str, int]:

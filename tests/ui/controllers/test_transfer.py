@@ -6,12 +6,13 @@ import threading
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QDesktopServices, QGuiApplication
-from PySide6.QtWidgets import QFileDialog, QLabel, QLineEdit, QMenu, QProgressDialog, QPushButton
+from PySide6.QtWidgets import QDialog, QFileDialog, QLabel, QLineEdit, QMenu, QProgressDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.database import Database
@@ -33,7 +34,7 @@ from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child
 
-CLAUDE = {"uuid": "m", "sender": "human", "text": "Hello", "created_at": "2025-05-01T10:00:00Z"}
+D = TypeVar("D", bound=QDialog)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def choose(window: MainWindow, words: str) -> None:
 
 def pick(window: MainWindow, *paths: Path) -> QFileDialog:
     """Choose files in the dialog that is open."""
-    dialog = next(d for d in window.findChildren(QFileDialog) if d.isVisible())
+    [dialog] = shown(window, QFileDialog)
     if len(paths) == 1:
         dialog.fileSelected.emit(str(paths[0]))
     dialog.filesSelected.emit([str(path) for path in paths])
@@ -62,19 +63,33 @@ def pick(window: MainWindow, *paths: Path) -> QFileDialog:
     return dialog
 
 
+def write_export(file: Path, chats: int) -> None:
+    """Write an export of another program."""
+    message = {"uuid": "m", "sender": "human", "text": "Hello", "created_at": "2025-05-01T10:00:00Z"}
+    theirs = [{"uuid": str(n), "name": f"Chat {n}", "chat_messages": [message]} for n in range(chats)]
+    file.write_text(json.dumps(theirs), "utf-8")
+
+
 def notices(window: MainWindow) -> list[str]:
     return [notice.texts[0] for notice in window.notices.on_show]
 
 
-def dialogs(window: MainWindow) -> list[QProgressDialog]:
-    return [dialog for dialog in window.findChildren(QProgressDialog) if dialog.isVisible()]
+def shown(window: MainWindow, kind: type[D], title: str = "") -> list[D]:
+    """Return the visible dialogs of a kind whose accessible name begins with the title."""
+    found = window.findChildren(kind)
+    return [dialog for dialog in found if dialog.isVisible() and dialog.accessibleName().startswith(title)]
+
+
+async def question(window: MainWindow, title: str = "") -> ConfirmDialog:
+    await until(lambda: shown(window, ConfirmDialog, title), title)
+    return shown(window, ConfirmDialog, title)[0]
 
 
 async def test_one_chat_is_exported_in_the_form_its_name_asks_for(
     kept: StagedRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choose(window, "Export…")
-    dialog = next(d for d in window.findChildren(QFileDialog) if d.isVisible())
+    [dialog] = shown(window, QFileDialog)
     assert Path(dialog.selectedFiles()[0]).name == "Thesis chapter 3 4.json"
     pick(window, tmp_path / "one.md")
     await until(lambda: notices(window) == ["Exported 1 chat"])
@@ -98,8 +113,7 @@ async def test_all_chats_go_out_and_come_in_again(kept: StagedRuntime, window: M
 async def test_imported_chats_are_shown_whatever_was_looked_at(
     kept: StagedRuntime, window: MainWindow, tmp_path: Path
 ) -> None:
-    theirs = [{"uuid": str(n), "name": f"Chat {n}", "chat_messages": [CLAUDE]} for n in range(3)]
-    (tmp_path / "theirs.json").write_text(json.dumps(theirs), "utf-8")
+    write_export(tmp_path / "theirs.json", 3)
     window.sidebar.arrange(Arrangement(archive=True))
     window.sidebar.search_panel.field.setText("Jeju")
     if window.sidebar.isVisible():
@@ -116,14 +130,9 @@ async def test_imported_chats_are_shown_whatever_was_looked_at(
 
 async def agree(window: MainWindow) -> None:
     """Confirm the question that asks before importing."""
-    await until(lambda: any(d.isVisible() for d in window.findChildren(ConfirmDialog)), "the question")
-    question = next(d for d in window.findChildren(ConfirmDialog) if d.isVisible())
-    assert "cannot tell whether memory from others is genuine" in question.findChildren(QLabel)[1].text()
-    question.confirm_button.click()
-
-
-def asked(window: MainWindow) -> list[PassphraseDialog]:
-    return [dialog for dialog in window.findChildren(PassphraseDialog) if dialog.isVisible()]
+    asked = await question(window)
+    assert "cannot tell whether memory from others is genuine" in asked.findChildren(QLabel)[1].text()
+    asked.confirm_button.click()
 
 
 async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
@@ -142,23 +151,20 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
 
         kept.transfer = TransferService(kept.paths, database, worker, kept.events, bench.store, try_out)
         choose(window, "Export with memory…")
-        await until(lambda: asked(window), "the question")
-        question = asked(window)[0]
-        assert "The memory of this chat takes 40 KB" in question.findChildren(QLabel)[1].text()
-        qtbot.keyClicks(question.field, "correct horse")
-        assert question.field.displayText() != "correct horse"
-        assert (
-            question.cancel_button.x() < question.confirm_button.x()
-        )  # the intended action comes last, as in every dialog
-        assert not question.confirm_button.isEnabled(), "typed once only"
-        qtbot.keyClicks(question.repeat_field, "correct hose")
-        assert not question.confirm_button.isEnabled()
-        assert question.mismatch_label.text() == "The passphrases do not match."
-        question.repeat_field.clear()
-        qtbot.keyClicks(question.repeat_field, "correct horse")
-        assert (question.repeat_field.echoMode(), question.mismatch_label.text()) == (QLineEdit.EchoMode.Password, "")
-        qtbot.keyClick(question.repeat_field, Qt.Key.Key_Return)
-        await until(lambda: any(d.isVisible() for d in window.findChildren(QFileDialog)), "the file dialog")
+        await until(lambda: shown(window, PassphraseDialog), "the question")
+        dialog = shown(window, PassphraseDialog)[0]
+        assert "The memory of this chat takes 40 KB" in dialog.findChildren(QLabel)[1].text()
+        qtbot.keyClicks(dialog.field, "correct horse")
+        assert dialog.field.displayText() != "correct horse"
+        assert not dialog.confirm_button.isEnabled(), "typed once only"
+        qtbot.keyClicks(dialog.repeat_field, "correct hose")
+        assert not dialog.confirm_button.isEnabled()
+        assert dialog.mismatch_label.text() == "The passphrases do not match."
+        dialog.repeat_field.clear()
+        qtbot.keyClicks(dialog.repeat_field, "correct horse")
+        assert (dialog.repeat_field.echoMode(), dialog.mismatch_label.text()) == (QLineEdit.EchoMode.Password, "")
+        qtbot.keyClick(dialog.repeat_field, Qt.Key.Key_Return)
+        await until(lambda: shown(window, QFileDialog), "the file dialog")
         pick(window, tmp_path / "chat.kvchat")
         await until(lambda: any("encrypted with your passphrase" in words for words in notices(window)))
         await worker.run(database.delete, chat)
@@ -166,16 +172,13 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
         choose(window, "Import chats…")
         pick(window, tmp_path / "chat.kvchat")
         await agree(window)
-        for words, given in (
-            ("This file requires a passphrase", "wrong"),
-            ("Wrong passphrase", "correct horse"),
-        ):
-            await until(lambda words=words: asked(window) and words in asked(window)[0].accessibleName(), words)
-            question = asked(window)[0]
-            assert not question.confirm_button.isEnabled()
-            qtbot.keyClicks(question.field, given)
-            qtbot.mouseClick(question.confirm_button, Qt.MouseButton.LeftButton)
-            await until(lambda question=question: question not in asked(window))
+        for words, given in (("This file requires a passphrase", "wrong"), ("Wrong passphrase", "correct horse")):
+            await until(lambda words=words: shown(window, PassphraseDialog, words), words)
+            dialog = shown(window, PassphraseDialog)[0]
+            assert not dialog.confirm_button.isEnabled()
+            qtbot.keyClicks(dialog.field, given)
+            qtbot.mouseClick(dialog.confirm_button, Qt.MouseButton.LeftButton)
+            await until(lambda dialog=dialog: dialog not in shown(window, PassphraseDialog))
         await until(lambda: "Imported 1 chat" in notices(window))
         assert "A test on this computer succeeded: 298 of 300 tokens" in window.notices.on_show[-1].texts[1]
         assert "so only this chat uses it" in window.notices.on_show[-1].texts[1]
@@ -197,11 +200,10 @@ async def test_a_double_click_imports_no_memory_unasked(
     file = tmp_path / "chat.kvchat"
     file.write_bytes(MAGIC + bytes(600))
     window.transfer.import_files([file])
-    await until(lambda: any(d.isVisible() for d in window.findChildren(ConfirmDialog)), "the question")
-    question = next(d for d in window.findChildren(ConfirmDialog) if d.isVisible())
-    assert question.keep_button.isDefault()
-    question.keep_button.click()
-    await until(lambda: not any(d.isVisible() for d in window.findChildren(ConfirmDialog)))
+    asked = await question(window)
+    assert asked.keep_button.isDefault()
+    asked.keep_button.click()
+    await until(lambda: not shown(window, ConfirmDialog))
     assert taken == []
     window.transfer.import_files([file])
     await agree(window)
@@ -211,9 +213,7 @@ async def test_a_double_click_imports_no_memory_unasked(
 async def test_a_chat_that_was_deleted_is_back_where_it_is_imported_again(
     kept: StagedRuntime, window: MainWindow, tmp_path: Path
 ) -> None:
-    (tmp_path / "theirs.json").write_text(
-        json.dumps([{"uuid": "1", "name": "One", "chat_messages": [CLAUDE]}]), "utf-8"
-    )
+    write_export(tmp_path / "theirs.json", 1)
     [id] = (await kept.transfer.import_files([tmp_path / "theirs.json"], lambda done, total: None)).imported
     await kept.chat.recently_deleted.delete([id])
     await until(lambda: id not in window.chat.conversations.titles)
@@ -239,26 +239,16 @@ async def test_what_cannot_be_imported_is_told_line_by_line(
     report.close()
 
 
-async def test_a_backup_is_made_checked_and_laid_ready(
-    kept: StagedRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot
-) -> None:
+async def test_a_backup_is_made_checked_and_laid_ready(kept: StagedRuntime, window: MainWindow, tmp_path: Path) -> None:
     restarts: list[bool] = []
     window.transfer.restart_requested.connect(lambda: restarts.append(True))
     choose(window, "Back up…")
     pick(window, tmp_path / "backup.zip")
     await until(lambda: any(words.startswith("Backed up 2 chats") for words in notices(window)))
-    for expected in ("Restore the backup of", "Restart kvchat to finish?"):
-        if not expected.startswith("Restart"):
-            choose(window, "Restore from a backup…")
-            pick(window, tmp_path / "backup.zip")
-        await until(
-            lambda expected=expected: any(
-                d.isVisible() and d.accessibleName().startswith(expected) for d in window.findChildren(ConfirmDialog)
-            ),
-            expected,
-        )
-        question = next(d for d in window.findChildren(ConfirmDialog) if d.accessibleName().startswith(expected))
-        qtbot.mouseClick(question.confirm_button, Qt.MouseButton.LeftButton)
+    choose(window, "Restore from a backup…")
+    pick(window, tmp_path / "backup.zip")
+    (await question(window, "Restore the backup of")).confirm_button.click()
+    (await question(window, "Restart kvchat to finish?")).confirm_button.click()
     assert restarts == [True]
     assert (kept.paths.data / "restore" / "ready").exists()
 
@@ -271,21 +261,13 @@ async def test_the_engine_that_a_backup_names_is_taken_only_if_confirmed(
     make_backup(kept.paths, tmp_path / "backup.zip")
     save_settings(kept.paths.settings_file, Settings(engine_path="/opt/own"))
 
-    async def question(beginning: str) -> ConfirmDialog:
-        def open_questions() -> list[ConfirmDialog]:
-            found = window.findChildren(ConfirmDialog)
-            return [dialog for dialog in found if dialog.isVisible() and dialog.accessibleName().startswith(beginning)]
-
-        await until(open_questions, beginning)
-        return open_questions()[0]
-
     choose(window, "Restore from a backup…")
     pick(window, tmp_path / "backup.zip")
-    qtbot.mouseClick((await question("Restore the backup of")).confirm_button, Qt.MouseButton.LeftButton)
-    asked = await question("Use the engine settings from the backup?")
+    qtbot.mouseClick((await question(window, "Restore the backup of")).confirm_button, Qt.MouseButton.LeftButton)
+    asked = await question(window, "Use the engine settings from the backup?")
     assert any("/tmp/theirs -lv 5" in label.text() for label in asked.findChildren(QLabel))
     qtbot.mouseClick(asked.confirm_button if confirmed else asked.keep_button, Qt.MouseButton.LeftButton)
-    await question("Restart kvchat to finish?")
+    await question(window, "Restart kvchat to finish?")
     laid_ready = load_settings(kept.paths.data / "restore" / SETTINGS)
     assert laid_ready.engine_path == ("/tmp/theirs" if confirmed else "/opt/own")
 
@@ -294,8 +276,7 @@ async def test_cancel_ends_an_import_and_leaves_nothing_of_it(
     kept: StagedRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer_module, "_PATIENCE_MS", 0)
-    theirs = [{"uuid": str(n), "name": f"Chat {n}", "chat_messages": [CLAUDE]} for n in range(3)]
-    (tmp_path / "theirs.json").write_text(json.dumps(theirs), "utf-8")
+    write_export(tmp_path / "theirs.json", 3)
     held, go = threading.Event(), threading.Event()
 
     def hold(done: int, total: int) -> None:
@@ -306,15 +287,15 @@ async def test_cancel_ends_an_import_and_leaves_nothing_of_it(
     monkeypatch.setattr(kept.transfer, "import_files", lambda paths, _report, **more: take_in(paths, hold, **more))
     choose(window, "Import chats…")
     pick(window, tmp_path / "theirs.json")
-    await until(lambda: held.is_set() and dialogs(window), "the progress")
-    qtbot.mouseClick(dialogs(window)[0].findChild(QPushButton), Qt.MouseButton.LeftButton)
+    await until(lambda: held.is_set() and shown(window, QProgressDialog), "the progress")
+    qtbot.mouseClick(shown(window, QProgressDialog)[0].findChild(QPushButton), Qt.MouseButton.LeftButton)
     for _ in range(10):  # until the thread has been asked to stop
         await asyncio.sleep(0)
     go.set()
     await until(lambda: notices(window) == ["Import canceled"])
     with closing(Database(kept.paths.database)) as database:
         assert len(database.conversations()) == 2
-    assert not dialogs(window)
+    assert not shown(window, QProgressDialog)
 
 
 async def test_it_says_how_far_it_is(kept: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,11 +312,13 @@ async def test_it_says_how_far_it_is(kept: StagedRuntime, window: MainWindow, mo
     monkeypatch.setattr(kept.transfer, "back_up", back_up)
     choose(window, "Back up…")
     pick(window, Path("backup.zip"))
-    await until(lambda: dialogs(window) and dialogs(window)[0].value() > 0, "the progress")
-    dialog = dialogs(window)[0]
+    await until(
+        lambda: shown(window, QProgressDialog) and shown(window, QProgressDialog)[0].value() > 0, "the progress"
+    )
+    dialog = shown(window, QProgressDialog)[0]
     assert (dialog.labelText(), dialog.value() / dialog.maximum()) == ("Backing up… 1,234 chats", 0.25)
     end.set()
-    await until(lambda: not dialogs(window))
+    await until(lambda: not shown(window, QProgressDialog))
     assert [words.partition(",")[0] for words in notices(window)] == ["Backed up 2 chats"]
 
 

@@ -14,7 +14,7 @@ from kvchat.settings import load_settings
 from kvchat.system.owner import Ownership
 from kvchat.system.paths import resolve_paths
 from kvchat.ui.base.theme import Look
-from tests.chat.turn.test_two_writers import WAITING, AskCommand, home, prompts
+from tests.chat.turn.test_two_writers import AskCommand, home, prompts
 from tests.e2e.home import Home
 from tests.engine_fixtures import FakeEngine
 from tests.ui.windows import Open, begun
@@ -60,21 +60,6 @@ async def test_the_window_shows_what_a_command_asks_and_queues_what_is_sent_mean
     new = AskCommand(home, "--new", "Something else")
     await opened.until(lambda: "Something else" in opened.titles())
     await asyncio.to_thread(new.output)
-
-
-async def test_a_command_waits_for_the_windows_reply_and_stop_leaves_its_words(
-    opened: Open, home: Home, fake_engine: FakeEngine
-) -> None:
-    fake_engine.set(FAKE_HOLD_DURING="stream")
-    opened.send("Zero")
-    await opened.until(lambda: home.replies("streaming"))
-    other = AskCommand(home, "One")
-    await asyncio.to_thread(other.wait_for, WAITING)
-    opened.window.composer.send_button.click()
-    fake_engine.set(FAKE_HOLD_DURING=None)
-    assert await asyncio.to_thread(other.exit_status) == 1
-    await opened.until(lambda: opened.runtime.chat.idle_s)
-    assert "One" in [message["content"] for message in home.messages()]
 
 
 async def test_what_another_writes_moves_neither_the_page_nor_an_edit(
