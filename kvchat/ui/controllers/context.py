@@ -1,7 +1,6 @@
 """The context of the next request: its meter and card, and documents a chat began with."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -43,19 +42,14 @@ class ContextController(Controller):
         self._dismissed: set[str | None] = set()  # conversations whose card the user dismissed
         self._summaries: dict[str, asyncio.Task[Any]] = {}  # in progress, by conversation id
         self._gather = self._timer(_GATHER_MS, self._count, lambda error: None)  # a turn reports it
-        card, composer, context = self._card, self._composer, runtime.chat.context
+        card, composer = self._card, self._composer
         for changed in (composer.editor.textChanged, composer.chips.changed, chat.conversation_changed):
             changed.connect(self._count_soon)
         chat.conversation_changed.connect(lambda: self._show(self._usage, None))
         card.dismiss_button.clicked.connect(lambda: self._set_dismissed(True))
         composer.refused.connect(lambda: self._set_dismissed(False))
         card.increase_button.clicked.connect(self._enlarge)
-        card.drop_button.clicked.connect(
-            lambda: self._shorten(
-                context.drop_middle,
-                lambda count: plural(count, "{count} message was left out", "{count} messages were left out"),
-            )
-        )
+        card.drop_button.clicked.connect(lambda: self._runner.start(self._shorten(chat.current or "")))
         card.summarize_button.clicked.connect(self._summarise)
         card.attach_part_button.clicked.connect(lambda: self._runner.start(self._attach_part()))
         card.stop_button.clicked.connect(lambda: (task := self._summaries.get(chat.current or "")) and task.cancel())
@@ -153,30 +147,24 @@ class ContextController(Controller):
     def _summarise(self) -> None:
         chat_id = self._chat.current
         if chat_id is not None and chat_id not in self._summaries:
-            self._summaries[chat_id] = task = self._shorten(
-                self._runtime.chat.context.summarise,
-                lambda count: plural(count, "{count} message was summarized", "{count} messages were summarized"),
-            )
+            self._summaries[chat_id] = task = self._runner.start(self._shorten(chat_id, summarise=True))
             task.add_done_callback(lambda _: self._summaries.pop(chat_id))
             task.add_done_callback(lambda _: self._show_card())
             self._show_card()
 
-    def _shorten(
-        self, shorten: Callable[[str], Coroutine[Any, Any, int]], title: Callable[[int], str]
-    ) -> asyncio.Task[Any]:
-        """Shorten the open conversation in a task. shorten: returns a number of messages; title: words it"""
-        chat_id = self._chat.current or ""
-
-        async def run() -> None:
-            messages = await self._runtime.chat.messages(chat_id)
-            count = await shorten(chat_id)
-            detail = _("This is a new branch of the chat. The previous branch still has every message.")
-            self._runtime.events.publish(Notice(title(count), detail))
-            if messages and messages[-1].role is Role.USER and chat_id == self._chat.current:
-                self._chat.retry()
-            self._count_soon()
-
-        return self._runner.start(run())
+    async def _shorten(self, chat_id: str, *, summarise: bool = False) -> None:
+        """Continue a conversation in a branch without its middle, or with a summary of it."""
+        context = self._runtime.chat.context
+        messages = await self._runtime.chat.messages(chat_id)
+        count = await (context.summarise if summarise else context.drop_middle)(chat_id)
+        title = plural(count, "{count} message was left out", "{count} messages were left out")
+        if summarise:
+            title = plural(count, "{count} message was summarized", "{count} messages were summarized")
+        detail = _("This is a new branch of the chat. The previous branch still has every message.")
+        self._runtime.events.publish(Notice(title, detail))
+        if messages and messages[-1].role is Role.USER and chat_id == self._chat.current:
+            self._chat.retry()
+        self._count_soon()
 
 
 class ChatDocumentsController(Controller):
