@@ -206,8 +206,7 @@ class MainWindow(QMainWindow):
     def _connect(self) -> None:
         chat, runtime, sidebar, header = self.chat, self.runtime, self.sidebar, self.header
         chat.content_changed.connect(self._chat_page.show_messages)
-        for changed in (chat.model_changed, self.models.model_changed):
-            changed.connect(self._choose_page)
+        chat.model_changed.connect(self._choose_page)
         self.first_start.back_button.clicked.connect(lambda: self._pages.setCurrentWidget(self._chat_page))
         for new in (self.context_card.new_chat_button, sidebar.new_button):
             new.clicked.connect(self.new_conversation)
@@ -316,7 +315,7 @@ class MainWindow(QMainWindow):
         from kvchat.engine.api.connection import EngineState
 
         chat, messages, settings = self.chat.current, self.transcript.messages, self.runtime.settings
-        is_answering = chat is not None and self.runtime.chat.is_answering(chat)
+        is_answering = self.chat.is_answering
         has_reply = bool(messages) and messages[-1].role is Role.ASSISTANT
         useful = {
             **dict.fromkeys(("rename", "name", "delete", "export", "export-memory"), chat is not None),

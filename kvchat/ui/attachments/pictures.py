@@ -50,12 +50,7 @@ _DIALOG_S = 120.0  # time limit for the desktop's dialog; then the window is sho
 _MIN_DRAG = 4  # pixels; a shorter drag is a click
 _STEP = 10  # pixels by which an arrow key moves or resizes the region
 _SHADE = QColor(0, 0, 0, 110)
-_ARROWS = {
-    Qt.Key.Key_Left: QPoint(-_STEP, 0),
-    Qt.Key.Key_Right: QPoint(_STEP, 0),
-    Qt.Key.Key_Up: QPoint(0, -_STEP),
-    Qt.Key.Key_Down: QPoint(0, _STEP),
-}
+_ARROWS = {Qt.Key.Key_Left: (-1, 0), Qt.Key.Key_Right: (1, 0), Qt.Key.Key_Up: (0, -1), Qt.Key.Key_Down: (0, 1)}
 
 
 def prepare_picture(name: str, data: bytes) -> Attachment:
@@ -138,9 +133,8 @@ async def take_screenshot(window: QWidget) -> QImage | None:
     window.hide()
     try:
         await asyncio.sleep(_REDRAW_S)
-        if on_wayland() or os.environ.get("XDG_SESSION_TYPE") == "wayland":
-            return await _capture_via_portal()
-        return await _capture_with_picker(screen)
+        is_wayland = on_wayland() or os.environ.get("XDG_SESSION_TYPE") == "wayland"
+        return await (_capture_via_portal() if is_wayland else _capture_with_picker(screen))
     finally:
         window.show()
         window.raise_()
@@ -234,21 +228,21 @@ class RegionPicker(QWidget):
             self.finished.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        step = _ARROWS.get(Qt.Key(event.key()))
+        arrow = _ARROWS.get(Qt.Key(event.key()))
         if event.key() == Qt.Key.Key_Escape:
             self.close()
         elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self.region = self.rect() if self.region.isEmpty() else self.region
             self.finished.emit()
-        elif step is None:
+        elif arrow is None:
             super().keyPressEvent(event)
         elif self.region.isEmpty():
             self._set(QRect(self.rect().center() - QPoint(*(self.size() / 4).toTuple()), self.size() / 2))
         elif event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
-            size = self.region.size() + QSize(step.x(), step.y())
+            size = self.region.size() + QSize(*arrow) * _STEP
             self._set(QRect(self.region.topLeft(), size.expandedTo(QSize(_STEP, _STEP))))
         else:
-            self._set(self.region.translated(step))
+            self._set(self.region.translated(QPoint(*arrow) * _STEP))
 
     def closeEvent(self, event: QCloseEvent) -> None:
         super().closeEvent(event)

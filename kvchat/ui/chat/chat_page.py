@@ -55,15 +55,8 @@ class Header(QWidget):
         self.chat_menu, self.menu = QMenu(self), self._build_menu()  # the first is filled on opening
         self.chat_button = _menu_button(_("This chat"), look.icon("dots", "text"), self.chat_menu)
         self.menu_button = _menu_button(_("More"), look.icon("menu", "text"), self.menu)
-        parts = (
-            self.sidebar_button,
-            8,
-            (self.title, 1),
-            (self.field, 1),
-            self.chat_button,
-            self.model_button,
-            self.menu_button,
-        )
+        buttons = self.chat_button, self.model_button, self.menu_button
+        parts = self.sidebar_button, 8, (self.title, 1), (self.field, 1), *buttons
         row(*parts, on=self, spacing=8, margins=(16, 10, 16, 10))
         for watched in (self.model_button, self.title, self.field):
             watched.installEventFilter(self)

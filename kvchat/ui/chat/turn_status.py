@@ -64,12 +64,8 @@ class TurnStatus:
     def is_silent(self) -> bool:
         return "silence" in self._remarks
 
-    @property
-    def is_running(self) -> bool:
-        return self.awaits_output or bool(self.live_id)
-
     def clear_finished(self) -> None:
-        if not self.is_running:
+        if not (self.awaits_output or self.live_id):
             self._reset()
 
     def begin(self) -> None:

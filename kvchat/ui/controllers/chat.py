@@ -1,6 +1,7 @@
 """The open conversation: shows the runtime's events, and turns message buttons into calls."""
 
 import asyncio
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,6 @@ from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.models.model_choice import ModelMenu
 from kvchat.ui.transcript.footer import MessageRequest, Request
 
-MAX_TURNS = 20  # finished turns kept for users who return to them
-
 
 class ChatController(Controller):
     conversation_changed = Signal(object)  # id of the previously open conversation, or None
@@ -39,7 +38,7 @@ class ChatController(Controller):
         self.drafts = DraftController(runtime, views, lambda: self.current, self)
         self._loading = False  # messages are loading: do not flash the empty page
         self._load_task: asyncio.Task[Any] | None = None  # loads the last opened conversation's messages
-        self._turns: dict[str, TurnStatus] = {}
+        self._turns: defaultdict[str, TurnStatus] = defaultdict(TurnStatus)
         self._model = runtime.model.path
         self._regenerated: Message | None = None  # reply to regenerate with another model
         transcript, composer = views.transcript, views.composer
@@ -118,6 +117,10 @@ class ChatController(Controller):
             await self._runtime.chat.switch(conversation_id, message_id)
             await self._reload_messages(conversation_id)
 
+    @property
+    def is_answering(self) -> bool:
+        return self._presenter.is_answering
+
     def retry(self) -> None:
         if self.current is not None:
             self.run_turn(self.current, self._runtime.chat.retry(self.current))
@@ -144,7 +147,7 @@ class ChatController(Controller):
         fetchable = model.repository is not None
         views.engine_card.show_status(engine.status, model.name, missing=model.is_missing, fetchable=fetchable)
         views.status_strip.show_engine(engine.status.state, model.name, engine.context_size, engine.context_reason)
-        views.header.show_model(model.name_for(self.conversations.conversation(self.current)))
+        self._show_header()
         if self._model != model.path:
             self._model = model.path
             self.model_changed.emit()
@@ -166,11 +169,7 @@ class ChatController(Controller):
 
     def turn_of(self, conversation_id: str | None = None) -> TurnStatus:
         """Return the state of a conversation's turn, by default of the open one."""
-        id = (self.current or NEW_CHAT_ID) if conversation_id is None else conversation_id
-        self._turns[id] = turn = self._turns.pop(id, TurnStatus())  # the last entry is the most recently used
-        for old in [id for id, other in self._turns.items() if not other.is_running][:-MAX_TURNS]:
-            del self._turns[old]
-        return turn
+        return self._turns[(self.current or NEW_CHAT_ID) if conversation_id is None else conversation_id]
 
     def _handle_event(self, event: events.Event) -> None:
         match event:
@@ -222,7 +221,7 @@ class ChatController(Controller):
         self._loading = False
         self._show_all()
         messages = self._views.transcript.messages
-        if force and messages and messages[-1].awaits_model and not self._presenter.is_answering:
+        if force and messages and messages[-1].awaits_model and not self.is_answering:
             self.retry()  # a model may exist now; else repeat what is missing
         if finished:
             self._views.transcript.announce_reply(finished)
@@ -247,7 +246,7 @@ class ChatController(Controller):
         )
         self._presenter.show_turn(waiting)
         messages = self._views.transcript.messages
-        self.content_changed.emit(bool(messages) or self._presenter.is_answering or self._loading)
+        self.content_changed.emit(bool(messages) or self.is_answering or self._loading)
 
     def handle_request(self, request: MessageRequest) -> None:
         """Run a message's action; all but a fork change the tree and are refused during a reply."""

@@ -75,12 +75,12 @@ class ContextController(Controller):
 
     def _show(self, usage: ContextUsage | None, forecast: Forecast | None) -> None:
         self._usage, self._forecast = usage, forecast
-        self._views.context_meter.show_usage(usage, None if self._is_answering() else forecast)
+        self._views.context_meter.show_usage(usage, None if self._chat.is_answering else forecast)
         self._show_card()
 
     def _show_card(self) -> None:
         chat_id, failure, usage = self._chat.current, self._chat.turn_of().failure, self._usage
-        too_long, is_answering = isinstance(failure, PromptTooLong), self._is_answering()
+        too_long, is_answering = isinstance(failure, PromptTooLong), self._chat.is_answering
         if usage is None and isinstance(failure, PromptTooLong):
             usage = ContextUsage(failure.prompt_tokens, 0, 0, failure.context_size)
         self._composer.block_sending(_(TOO_LONG) if usage and usage.is_over_limit and not is_answering else "")
@@ -107,9 +107,6 @@ class ContextController(Controller):
             self._larger_requested = False
             self._card.hide()
 
-    def _is_answering(self) -> bool:
-        return self._chat.current is not None and self._runtime.chat.is_answering(self._chat.current)
-
     def _handle_event(self, event: Event) -> None:
         match event:
             case events.Speed(conversation_id=id, context_used=used) if id == self._chat.current and self._usage:
@@ -118,7 +115,7 @@ class ContextController(Controller):
                 self._larger, self._larger_requested = None, False
                 self._count_soon()
             case MessagesChanged() | ReplyFinished() | ReadAheadProgress() | Restored():
-                if event.conversation_id == self._chat.current and not self._is_answering():
+                if event.conversation_id == self._chat.current and not self._chat.is_answering:
                     self._count_soon()
             case events.TurnFailed(conversation_id=id, error=error):
                 if isinstance(error, PromptTooLong):

@@ -19,7 +19,6 @@ from kvchat.ui.models.first_start import open_gguf_dialog
 class ModelController(Controller):
     models_requested = Signal()
     repository_requested = Signal(str)  # Hugging Face repository, to choose a file
-    model_changed = Signal()
 
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, window: QWidget) -> None:
         super().__init__(runtime, views, window)
@@ -55,7 +54,7 @@ class ModelController(Controller):
         else:
             await self._use(str(path))
             self._chat.show_engine()
-            self.model_changed.emit()
+            self._chat.model_changed.emit()
 
     def apply_default(self) -> None:
         """Apply a new default model; an open chat that uses another model keeps that one."""
@@ -73,7 +72,7 @@ class ModelController(Controller):
         else:
             self._use_current()
         self._chat.show_engine()
-        self.model_changed.emit()
+        self._chat.model_changed.emit()
 
     def _use_current(self) -> None:
         if path := self._runtime.settings.model_path:

@@ -27,10 +27,8 @@ class DeletedWindow(Panel):
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Recently deleted"), parent, size=(600, 480), min_size=(400, 300))
-        self.retention_label, self.empty_label = (
-            label(kind="muted", wraps=True),
-            label(_("No recently deleted items."), "muted"),
-        )
+        self.retention_label = label(kind="muted", wraps=True)
+        self.empty_label = label(_("No recently deleted items."), "muted")
         self.empty_label.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.list = RowList(look, _("Recently deleted"))
         self.list.row_activated.connect(lambda _: self._restore())
@@ -39,10 +37,8 @@ class DeletedWindow(Panel):
         self.delete_all_button = button(_("Delete all…"), lambda: self._ask_to_delete(self._entries), "danger")
         self.delete_button = button(_("Delete permanently…"), lambda: self._ask_to_delete(self._chosen), "danger")
         self.restore_button = button(_("Restore"), self._restore, "primary")
-        below = row(
-            self.retention_button,
-            (flow(self.delete_all_button, self.delete_button, self.restore_button, at_end=True), 1),
-        )
+        actions = flow(self.delete_all_button, self.delete_button, self.restore_button, at_end=True)
+        below = row(self.retention_button, (actions, 1))
         parts = self.notices, self.retention_label, (self.empty_label, 1), (self.list, 1), below
         column(*parts, on=self, spacing=12, margins=16)
         self._entries: list[DeletedEntry] = []

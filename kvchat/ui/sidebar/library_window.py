@@ -57,13 +57,10 @@ class LibraryWindow(Panel):
         self.stop_button = button(_("Stop processing"), lambda: self._with_current(self._library.cancel))
         self.reprocess_button = button(_("Reprocess"), lambda: self._with_current(self._read))
         self.start_chat_button = button(_("Start a chat"), lambda: self._with_current(self._begin), "primary")
-        purpose, above = (
-            label(_(_PURPOSE), "muted", wraps=True),
-            row(self.add_files_button, self.add_folder_button, STRETCH, spacing=8),
-        )
-        below = row(
-            STRETCH, self.remove_button, self.stop_button, self.reprocess_button, self.start_chat_button, spacing=8
-        )
+        purpose = label(_(_PURPOSE), "muted", wraps=True)
+        above = row(self.add_files_button, self.add_folder_button, STRETCH, spacing=8)
+        actions = self.remove_button, self.stop_button, self.reprocess_button, self.start_chat_button
+        below = row(STRETCH, *actions, spacing=8)
         parts = self.notices, purpose, above, (self.empty_label, 1), (self.list, 1), self.bar, self.details, below
         column(*parts, on=self, spacing=12, margins=(20, 16, 20, 16))
 
@@ -181,16 +178,13 @@ class LibraryWindow(Panel):
 
 class AddDialog(Question):
     def __init__(self, parent: QWidget, name: str, estimate: Estimate) -> None:
-        self.field, self.estimate = (
-            line_edit(_("Name"), _("Name")),
-            label(describe_estimate(estimate), "muted", wraps=True),
-        )
-        self.field.setText(name)
-        self.add_button = button(_("Add"), self.accept, "primary")
-        self.add_button.setEnabled(not estimate.is_too_long)
+        self.field, self.add_button = line_edit(_("Name"), _("Name")), button(_("Add"), self.accept, "primary")
+        self.estimate = label(describe_estimate(estimate), "muted", wraps=True)
         self.field.textChanged.connect(
             lambda _: self.add_button.setEnabled(bool(self.name) and not estimate.is_too_long)
         )
+        self.field.setText(name)
+        self.add_button.setEnabled(not estimate.is_too_long)
         title, answers = _("Add to the library"), (button(_("Not now"), self.reject), self.add_button)
         super().__init__(parent, title, (label(title, "title"), self.field, self.estimate), *answers)
 

@@ -72,11 +72,11 @@ async def test_a_right_click_opens_nothing_and_its_menu_is_about_that_row(
     editor = child(view.viewport(), QLineEdit)
     editor.setText("Another name")
     qtbot.keyClick(editor, Qt.Key.Key_Return)
-    await until(lambda: furnished.chat.by_id["b"].title == "Another name", "the name")
+    await until(lambda: window.chat.conversations.title("b") == "Another name", "the name")
     choose(window, "b", "Delete")
     await until(lambda: window.notices.on_show, "the offer to undo")
     assert window.notices.on_show[0].texts == ("Deleted “Another name”", "")
-    assert listed(window) == "dca"
+    await until(lambda: listed(window) == "dca", "the deletion")
     undo(window, qtbot)
     await until(lambda: listed(window) == "dcba", "the undo")
     assert window.chat.current == "d", "only a chat that was open is opened again"

@@ -8,7 +8,6 @@ from PySide6.QtWidgets import QLabel, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.attachments import document_from_text
-from kvchat.chat.events import ReplyDelta, ReplyFinished
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.library.gguf.facts import read_facts
@@ -16,7 +15,6 @@ from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.controllers.chat import MAX_TURNS
 from kvchat.ui.transcript.message_view import MessageView
 from tests.library.gguf_files import write_gguf
 from tests.ui.staged_runtime import StagedRuntime, a_receipt
@@ -187,19 +185,6 @@ async def test_a_draft_stays_on_disk_until_its_words_are_in_the_chat(
         await window.chat.drafts.save()
         assert kept("") == "precious"
     await until(lambda: runtime.chat.draft("") == "")
-
-
-async def test_what_a_window_remembers_of_turns_does_not_grow_with_the_chats(
-    runtime: StagedRuntime, window: MainWindow
-) -> None:
-    for number in range(3 * MAX_TURNS):
-        id = runtime.chat.add(f"Chat {number}").id
-        runtime.events.publish(ReplyDelta(id, f"reply {number}", "many words", "many thoughts"))
-        if number:
-            runtime.events.publish(ReplyFinished(id, f"reply {number}", None))
-    turns = window.chat._turns
-    assert len(turns) <= MAX_TURNS + 2
-    assert [turn.live_text for turn in turns.values() if turn.live_text] == ["many words"]
 
 
 async def test_drafts_are_there_again_in_the_next_window(furnished: StagedRuntime, look: Look, qtbot: QtBot) -> None:
