@@ -35,7 +35,7 @@ async def test_ctrl_z_has_back_what_was_deleted_last_long_after_the_notice(
     assert set(furnished.chat.by_id) == {"a", "b", "c"}
     undo(window, qtbot)
     await until(lambda: set(furnished.chat.by_id) == {"a", "b", "c", "d"})
-    await until(lambda: window.chat.current == "d")
+    await until(lambda: window.sidebar.chosen == ["d"], "the chat in the list")
     for left in ("abc", "ab"):
         qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
         await until(lambda left=left: "".join(window.chat.conversations.ids[::-1]) == left)
