@@ -7,11 +7,10 @@ restart (warm), and after a restart of all of kvchat, from disk (restored). The 
 import asyncio
 import dataclasses
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import truediv
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,10 +82,10 @@ class BenchHome:
             raise self._error or BenchFailed("The model gave no reply", "", "Try it with another model.")
         return Reply(message.content, message.receipt)
 
-    async def notes(self, tokens: int) -> str:
+    async def notes(self, tokens: int, first: int = 1) -> str:
         engine = (await self.runtime.engine.ready()).engine
-        per_note = len(await engine.prompt_tokens([ChatMessage("user", _numbered_notes(SAMPLE))])) / SAMPLE
-        return _numbered_notes(max(1, round(tokens / per_note)))
+        per_note = len(await engine.prompt_tokens([ChatMessage("user", _numbered_notes(SAMPLE, first))])) / SAMPLE
+        return _numbered_notes(max(1, round(tokens / per_note)), first)
 
     async def restart_engine(self) -> None:
         await self.runtime.stop_engine()
@@ -131,11 +130,20 @@ async def bench_home(
             await home.runtime.close()
 
 
-def _numbered_notes(count: int) -> str:
+def ttft(replies: Sequence[Reply]) -> float:
+    return median(reply.receipt.ttft_ms for reply in replies)
+
+
+def ttft_ratio(replies: Sequence[Reply], baseline: Sequence[Reply]) -> float:
+    pairs = zip(replies, baseline, strict=True)
+    return median(reply.receipt.ttft_ms / other.receipt.ttft_ms for reply, other in pairs)
+
+
+def _numbered_notes(count: int, first: int) -> str:
     lines = [
         f"Note {i}: on day {i * 7 % 365}, {PEOPLE[i % 13]} left the {THINGS[i % 10]} by the {THINGS[(i * 3 + 1) % 10]}"
         f" and wrote down the number {i * 7919 % 10007}."
-        for i in range(1, count + 1)
+        for i in range(first, first + count)
     ]
     return "Read these notes.\n" + "\n".join(lines)
 
@@ -174,15 +182,14 @@ async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
     cold = await home.ask(chat_id, None, save=False)
     row = (await home.runtime.engine.ready()).kv_bytes_per_token
     stays_warm = all(reply.receipt.source is Source.WARM for reply in warm)
-    hot_ms, warm_ms, restored_ms = ([reply.receipt.ttft_ms for reply in replies] for replies in (hot, warm, restored))
     new_rows = [int((after.tokens - before.tokens) * row) for before, after in pairwise(home.saves)]
     return {
         "cold_ttft_ms": cold.receipt.ttft_ms,  # measured once
-        "hot_ttft_ms": median(hot_ms),
-        "warm_ttft_ms": median(warm_ms) if stays_warm else None,  # including the restore
-        "warm_ratio": median(map(truediv, warm_ms, hot_ms)) if stays_warm else None,
-        "restored_ttft_ms": median(restored_ms),  # from disk, restore included
-        "restored_ratio": median(map(truediv, restored_ms, hot_ms)),
+        "hot_ttft_ms": ttft(hot),
+        "warm_ttft_ms": ttft(warm) if stays_warm else None,  # including the restore
+        "warm_ratio": ttft_ratio(warm, hot) if stays_warm else None,
+        "restored_ttft_ms": ttft(restored),  # from disk, restore included
+        "restored_ratio": ttft_ratio(restored, hot),
         "restore_ms": median(reply.receipt.restore_ms for reply in restored),
         "save_ms": median(saved.ms for saved in home.saves[1:]),
         "prompt_tokens": restored[-1].receipt.prompt_tokens,

@@ -1,7 +1,10 @@
 """`python -m tests.bench NAME`: benchmarks for developers, in a kvchat of their own, printed as JSON.
 
-`after-restart`: tokens reused after a restart, for the next turn, regenerate, edit and branch. `size`: a chat of
-gigabytes, and the store alone with a generated file beside `cp`; by default with a generated model.
+`after-restart`: tokens reused after a restart, for the next turn, regenerate, edit and branch. `gateway`: time to
+first token at the API server, beside the engine itself and hearth-llm where that is installed. `growth`: disk use of
+many short turns. `person`: waits of a person who looks and types before Send; with `--part`, a part of it.
+`shared-prompt`: chats on one system prompt. `size`: a chat of gigabytes, and the store alone with a generated file
+beside `cp`; by default with a generated model.
 """
 
 import argparse
@@ -12,19 +15,39 @@ from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import TOKENS
 from kvchat.cli.options import parse_size
 from kvchat.cli.terminal import to_json
-from tests.bench import after_restart, size
+from tests.bench import after_restart, gateway, person, shared_prompt, size
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Measure and print. Raises KvchatError."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("bench", choices=("after-restart", "size"))
-    parser.add_argument("--tokens", type=int, help="approximate length of the chat")
+    parser.add_argument("bench", choices=("after-restart", "gateway", "growth", "person", "shared-prompt", "size"))
+    parser.add_argument("--tokens", type=int, help="approximate length of the chat or prompt")
+    parser.add_argument("--chats", type=int, default=20, help="of shared-prompt")
+    parser.add_argument("--turns", type=int, default=40, help="of growth")
+    parser.add_argument("--part", choices=person.PARTS, help="of person; default: all")
     parser.add_argument("--size", type=parse_size, default=size.SIZE_BYTES, help="of size: bytes of the generated file")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--engine", type=Path)
+    parser.add_argument("--starter", action="store_true")
     given = parser.parse_args()
-    options = BenchOptions(model=given.model, engine=given.engine, tokens=given.tokens)
-    if given.bench == "size":
-        measuring = size.measure(options, given.size)
-    else:
-        measuring = after_restart.measure(options, given.tokens or TOKENS)
+    tokens = given.tokens or (size.TOKENS if given.bench == "size" else TOKENS)
+    options = BenchOptions(model=given.model, engine=given.engine, starter=given.starter, tokens=tokens)
+    match given.bench:
+        case "after-restart":
+            measuring = after_restart.measure(options)
+        case "gateway":
+            measuring = gateway.measure(options)
+        case "growth":
+            measuring = shared_prompt.growth(options, given.turns)
+        case "person":
+            measuring = person.measure(options, (given.part,) if given.part else person.PARTS)
+        case "shared-prompt":
+            measuring = shared_prompt.measure(options, given.chats)
+        case _:
+            measuring = size.measure(options, given.size)
     print(to_json(asyncio.run(measuring)))
+
+
+if __name__ == "__main__":
+    main()

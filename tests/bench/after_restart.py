@@ -12,14 +12,14 @@ QUESTIONS = ("Who was first?", "And who came after that?", "Was it a long day?")
 EDITED, BRANCHED = "Was it a short day?", "And who was last?"
 
 
-async def measure(options: BenchOptions, tokens: int) -> dict[str, Any]:
+async def measure(options: BenchOptions) -> dict[str, Any]:
     """Measure two turns, a third one hot, and every possible next step, each after a restart.
 
     `outputs_agree`: greedy replies equal the hot one. Raises KvchatError.
     """
     async with bench_home(options, reply_tokens=REPLY_TOKENS) as home:
-        chat = await home.runtime.chat.new_conversation(await home.notes(tokens))
-        print_err(f"Building a chat of about {tokens:,} tokens …")
+        chat = await home.runtime.chat.new_conversation(await home.notes(options.tokens))
+        print_err(f"Building a chat of about {options.tokens:,} tokens …")
         for question in QUESTIONS[:2]:
             await home.ask(chat.id, question)
         hot = await home.ask(chat.id, QUESTIONS[2], save=False)

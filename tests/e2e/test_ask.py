@@ -88,3 +88,24 @@ def test_bench_measures_the_users_model(home):
     assert figures["disk_ratio"] >= 1
     assert not home.messages(), "the user's own chats are not touched"
     assert not list((home.folder / "cache").glob("bench-*"))
+
+
+def test_bench_shares_a_system_prompt(home):
+    figures = home.bench("shared-prompt", "--chats", "3", "--tokens", "600", "--model", str(tiny_model("llama")))
+    assert figures["chats"] == 3
+    assert 500 < figures["system_tokens"] < 700
+    assert 150 < figures["own_tokens"] < 260
+    assert figures["disk_ratio"] == figures["disk_bytes"] / figures["unique_rows_bytes"]
+    assert figures["disk_bytes"] < 0.7 * figures["whole_files_bytes"], "the system prompt's rows are kept once"
+    assert figures["cached_tokens"] >= 0.9 * figures["prompt_tokens"], "a new chat begins where the prompt ends"
+
+
+def test_bench_of_a_person_starts_chats_on_prepared_documents(home):
+    figures = home.bench("person", "--part", "documents", "--tokens", "600", "--model", str(tiny_model("llama")))
+    assert (figures["switch"], figures["paste"], figures["busy_prediction_error"]) == (None, None, None)
+    documents = figures["documents"]
+    assert 500 < documents["tokens"] < 700
+    assert documents["chats"] == 20
+    # With so small a model the overhead counts; stored once per chat, the rows would be four times as large.
+    assert documents["disk_bytes"] < 1.2 * documents["unique_rows_bytes"], "the documents' rows are kept once"
+    assert figures["prediction_error"] is not None

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -267,3 +268,18 @@ def _ask(server: Serving, name: str, *messages: agents.Body) -> str:
     assert answer.status_code == 200, answer.text
     server.requests()  # wait until its state is saved
     return answer_text(answer) or ""
+
+
+def test_bench_compares_servers(tmp_path):
+    """kvchat, the engine itself, and hearth if installed."""
+    home, model = Home(tmp_path / "home"), tiny("llama", heeds=True)
+    arguments = "--tokens", "1500", "--model", str(model), *engine_arguments("llama-server")
+    figures = home.bench("gateway", *arguments)
+    ours, engine = figures["servers"][:2]
+    hearth = ["hearth"] if shutil.which("hearth") else []
+    assert [server["name"] for server in figures["servers"]] == ["kvchat", "llama-server", *hearth]
+    assert ours["restarted_read"] <= NEW, "the turn before each restart was saved to its end"
+    assert engine["restarted_cached"] == 0
+    assert ours["disk_ratio"] < 1.5
+    assert engine["overhead_ms"] is None
+    assert not list((home.folder / "cache").glob("bench-*"))

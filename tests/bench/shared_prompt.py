@@ -1,0 +1,115 @@
+"""Disk use of many chats on one system prompt and of many short turns, and how soon one more chat answers."""
+
+from statistics import mean, median
+from typing import Any
+
+from kvchat.chat.record.messages import Role
+from kvchat.cli.arguments import BenchOptions
+from kvchat.cli.bench import PEOPLE, REPLY_TOKENS, THINGS, BenchHome, Reply, bench_home, ttft, ttft_ratio
+from kvchat.cli.terminal import print_err
+from kvchat.engine.api.wire import ChatMessage
+from kvchat.kvstore.savepoint import common_prefix
+
+OWN_TOKENS = 200  # of each chat: its question and its reply
+ROUNDS = 5  # each with a new chat after a restart and a hot one
+GROWTH_REPLY_TOKENS = 24
+
+
+async def growth(options: BenchOptions, turns: int) -> dict[str, Any]:
+    """Measure the store's bytes after each short turn on a system prompt, compared with the saved slot files.
+
+    `whole_files_bytes`: all slot files so far; `last_file_bytes`: the last one. Raises BenchFailed.
+    """
+    async with bench_home(options, reply_tokens=GROWTH_REPLY_TOKENS) as home:
+        chat = await home.runtime.chat.new_conversation(await home.notes(options.tokens))
+        disk, written = list[int](), list[int]()
+        for turn in range(1, turns + 1):
+            print_err(f"Turn {turn} of {turns} …")
+            who, what = PEOPLE[turn % len(PEOPLE)], THINGS[turn % len(THINGS)]
+            await home.ask(chat.id, f"What did {who} do with the {what} on day {turn * 3}?")
+            home.check_saved(turn)
+            usage = await home.runtime.save_points.usage()
+            disk.append(usage.physical_bytes)
+            written.append(usage.bytes_written)
+        files = [saved.bytes for saved in home.saves]
+    return {
+        "system_tokens": options.tokens,
+        "disk_bytes": disk,
+        "bytes_written": written,
+        "whole_files_bytes": [sum(files[: turn + 1]) for turn in range(turns)],
+        "last_file_bytes": files,
+    }
+
+
+async def measure(options: BenchOptions, chats: int) -> dict[str, Any]:
+    """Measure many chats, then a new one after a restart, hot and cold. Raises KvchatError.
+
+    `unique_rows_bytes`: the system prompt's rows once and each chat's own. Recurrent states and sliding windows are
+    not counted: for such models the store keeps more. `restored_…`: sent at once after a restart, restore included;
+    `ahead_…`: opened before Send, as in the window. Ratios are to the hot reply of the same round; medians.
+    """
+    async with bench_home(options) as home:
+        system = await home.notes(options.tokens)
+        for number in range(1, chats + 1):
+            print_err(f"Chat {number} of {chats} …")
+            text = await home.notes(OWN_TOKENS - REPLY_TOKENS, 1000 * number)
+            await _new_chat(home, system, f"{number}. {text}", keep=True)
+            home.check_saved(number)
+        usage, kept = await home.runtime.save_points.usage(), tuple(home.saves)
+
+        hot, restored, ahead = [], [], []
+        for number in range(ROUNDS):
+            print_err(f"New chats, round {number + 1} of {ROUNDS}: after a restart, looked at after a restart, hot …")
+            await home.restart()
+            restored.append(await _new_chat(home, system, _question(3 * number)))
+            await home.restart()
+            ahead.append(await _new_chat(home, system, _question(3 * number + 1), select=True))
+            hot.append(await _new_chat(home, system, _question(3 * number + 2)))
+
+        print_err("A new chat without save points …")
+        await home.runtime.save_points.delete(None)
+        await home.restart()
+        cold = await _new_chat(home, system, _question(3 * ROUNDS))
+
+        loaded = await home.runtime.engine.ready()
+        prompts = [
+            await loaded.engine.prompt_tokens(
+                [ChatMessage(Role.SYSTEM.value, system), ChatMessage(Role.USER.value, _question(number))]
+            )
+            for number in range(2)
+        ]
+    shared = common_prefix(*prompts)
+    own = [saved.tokens - shared for saved in kept]
+    unique = round((shared + sum(own)) * loaded.kv_bytes_per_token)
+    return {
+        "chats": chats,
+        "system_tokens": shared,
+        "own_tokens": mean(own),
+        "disk_bytes": usage.physical_bytes,
+        "unique_rows_bytes": unique,
+        "disk_ratio": usage.physical_bytes / max(1, unique),
+        "whole_files_bytes": sum(saved.bytes for saved in kept),
+        "hot_ttft_ms": ttft(hot),
+        "restored_ttft_ms": ttft(restored),
+        "restored_ratio": ttft_ratio(restored, hot),
+        "restore_ms": median(reply.receipt.restore_ms for reply in restored),
+        "ahead_ttft_ms": ttft(ahead),
+        "ahead_ratio": ttft_ratio(ahead, hot),
+        "cold_ttft_ms": cold.receipt.ttft_ms,
+        "prompt_tokens": restored[0].receipt.prompt_tokens,
+        "cached_tokens": min(reply.receipt.cached_tokens for reply in (*restored, *ahead)),
+    }
+
+
+async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool = False, select: bool = False) -> Reply:
+    """Return the reply in a new chat; with `select`, the chat is opened and restored before the message is sent."""
+    chat = await home.runtime.chat.new_conversation(system)
+    if select:
+        home.runtime.chat.select(chat.id)
+        await home.runtime.chat.idle()
+    return await home.ask(chat.id, text, save=keep)
+
+
+def _question(number: int) -> str:
+    """Return a question that shares only the system prompt with the others."""
+    return f"{PEOPLE[number % len(PEOPLE)]} and the {THINGS[number % len(THINGS)]}: on which day was that?"
