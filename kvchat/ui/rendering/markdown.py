@@ -266,8 +266,7 @@ def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRend
                 f'<td style="border-{side}: 3px solid {theme.line}; padding-{side}: 12px; color: {theme.muted}">'
             )
 
-        def blockquote_close(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return "</td></tr></table>"
+        blockquote_close = footnote_reference_close
 
     return Renderer
 

@@ -99,15 +99,13 @@ class PartColumn(QWidget):
     def _show_group(self, i: int, *, is_growing: bool) -> None:
         group = self._groups[i]
         first = group[0]
-        if i == len(self.parts):
-            self.parts.append(self._new_part(first))
-        part = self.parts[i]
-        fits = isinstance(part, WidePage) is isinstance(first, WideBlock)
-        if isinstance(part, CodeView) or isinstance(first, Code):
-            fits = isinstance(part, CodeView) and isinstance(first, Code) and part.language == first.language
-        if not fits:
-            _remove(part)
-            self.parts[i] = part = self._new_part(first)
+        kind = CodeView if isinstance(first, Code) else WidePage if isinstance(first, WideBlock) else TextPage
+        part = self.parts[i] if i < len(self.parts) else None
+        if type(part) is not kind or (isinstance(part, CodeView) and part.language != getattr(first, "language", "")):
+            if part is not None:
+                _remove(part)
+            part = self._new_part(first)
+            self.parts[i : i + 1] = [part]
         if isinstance(part, CodeView) and isinstance(first, Code):
             part.show_code(first.text, is_growing=is_growing)
         elif isinstance(part, TextPage):

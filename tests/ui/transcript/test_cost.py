@@ -4,14 +4,12 @@ CPU time depends little on how busy the machine is. The tests assert the causes 
 out a bounded part, however long the reply is, and the event loop wakes up once for many tokens.
 """
 
-import asyncio
 import ctypes
 import gc
 import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -19,19 +17,14 @@ from PySide6.QtCore import QCoreApplication, QEvent
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.events import Event, ReplyDelta
 from kvchat.chat.record.messages import Message, MessageState, Role
-from kvchat.engine.api.transport import READ_INTERVAL_S
-from kvchat.settings import Settings
 from kvchat.ui.base.theme import Look
 from kvchat.ui.transcript.part_column import PartColumn
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
-from tests.engine_fixtures import FakeEngine
 from tests.ui.reading import a_message
 from tests.ui.staged_runtime import a_receipt
 from tests.ui.waiting import LONG_MS
-from tests.ui.windows import begun
 
 pytestmark = pytest.mark.slow
 
@@ -78,41 +71,6 @@ def test_a_reply_that_streams(look: Look, qtbot: QtBot, monkeypatch: pytest.Monk
         assert laid_out[0] <= 6
     print(f"\n{name}: {sum(costs) / len(costs) / UPDATE_S:.1%} of a core, longest update {1000 * max(costs):.0f} ms")
     assert view.column.parts
-
-
-STREAMED = "\n\n".join(f"## Heading {i}\n\n- one\n- two\n- three" if i % 7 == 0 else SENTENCE * 3 for i in range(45))
-
-
-async def test_a_streaming_reply_is_cheap(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path, look: Look) -> None:
-    fake_engine.set(FAKE_REPLY=STREAMED, FAKE_TOKEN_DELAY=1 / TOKENS_PER_S)
-    model, engine = str(smollm2), str(fake_engine.path)
-    settings = Settings(model_path=model, engine_path=engine, context_size=65_536, free_floor_bytes=0)
-    came: list[float] = []  # when, in seconds
-    gulps, gulping = 0, False  # a gulp: data the event loop reads without other work in between
-
-    def swallow() -> None:
-        nonlocal gulping
-        gulping = False
-
-    def hear(event: Event) -> None:
-        nonlocal gulps, gulping
-        if isinstance(event, ReplyDelta):
-            came.append(time.monotonic())
-            if not gulping:
-                gulps, gulping = gulps + 1, True
-                asyncio.get_running_loop().call_soon(swallow)
-
-    async with begun(tmp_path / "home", settings, look) as shown:
-        shown.window.resize(1000, 760)
-        runtime = shown.runtime
-        runtime.events.subscribe(hear)
-        chat = await runtime.chat.new_conversation()
-        shown.window.chat.open(chat.id)
-        reply = await runtime.chat.send(chat.id, "Continue")
-        assert reply is not None
-        assert reply.content == STREAMED
-        await runtime.chat.idle()
-    assert gulps < 1.2 * (came[-1] - came[0]) / READ_INTERVAL_S + 5, "the event loop woke up for nearly every token"
 
 
 PAINTED = "Some **words**.\n\n```python\nprint(1)\n```\n\n- one\n- two\n\n```\nand\n```\n\nand words."

@@ -12,8 +12,6 @@ from kvchat.chat.attachments import document_from_text
 from kvchat.chat.record.messages import Role
 from kvchat.text.search import parse_query
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.attachments.chips import ChipRows
-from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.text_page import ask_to_open
 from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.ui.transcript.message_view import UserView
@@ -21,7 +19,7 @@ from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
 from tests.ui.reading import a_message
 from tests.ui.staged_runtime import StagedRuntime, a_receipt
-from tests.ui.transcript.test_transcript import conversation, page
+from tests.ui.transcript.test_transcript import page
 from tests.ui.waiting import LONG_MS, until
 
 __all__ = ["page"]
@@ -100,22 +98,6 @@ def test_what_is_found_or_selected_in_a_folded_message_is_unfolded(page: Transcr
     assert page.selection.selected().replace("\n\n", "\n") == LONG
 
 
-def test_the_last_reply_s_actions_are_always_seen(page: Transcript) -> None:
-    messages = conversation(3)
-    page.show_conversation(messages)
-    last, before = page.views["a2"], page.views["a1"]
-    assert last.action_row.is_shown
-    for view in page.views.values():  # earlier tests leave the offscreen pointer anywhere
-        QApplication.sendEvent(view, QEvent(QEvent.Type.Leave))
-    assert not before.action_row.is_shown
-    before.action_row.buttons[1].setFocus()
-    assert before.action_row.is_shown, "the keyboard is there"
-    page.setFocus()
-    page.update_messages([*messages, *conversation(4)[6:]])
-    assert page.views["a3"].action_row.is_shown
-    assert not last.action_row.is_last
-
-
 @pytest.mark.parametrize("place", ["its text", "beside its text", "a key"])
 async def test_a_right_click_opens_a_menu(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot, place: str) -> None:
     runtime.chat.add("Lakes", id="lakes")
@@ -141,19 +123,6 @@ async def test_a_right_click_opens_a_menu(runtime: StagedRuntime, window: MainWi
     entries["Regenerate the reply"].trigger()
     menu.close()
     assert requested[0].run is Request.REGENERATE
-
-
-def test_chips_stand_side_by_side(look: Look, qtbot: QtBot) -> None:
-    rows = ChipRows(look)
-    qtbot.addWidget(rows)
-    rows.show_attachments([document_from_text(f"{i}.txt", "words") for i in range(6)], removable=True)
-    for width, fewest, most in ((2_000, 1, 1), (400, 2, 4), (100, 6, 6)):
-        rows.resize(width, rows.heightForWidth(width))
-        tops = {chip.y() for chip in rows.chips}
-        assert fewest <= len(tops) <= most
-        assert all(rows.rect().contains(chip.geometry()) for chip in rows.chips)
-        boxes = [chip.geometry() for chip in rows.chips]
-        assert not any(a.intersects(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
 async def test_nothing_grows_with_what_was_attached_or_asked(
