@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QLabel, QLineEdit, QMenu, QPushButton
+from PySide6.QtWidgets import QLabel, QMenu, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import (
@@ -268,37 +268,6 @@ async def test_a_title_that_looks_like_html_is_shown_as_it_is(runtime: StagedRun
     assert window.header.title.text().startswith("<b>bold")
 
 
-async def test_rename_in_place(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    await settled(window, furnished)
-    qtbot.keyClick(window.composer.editor, Qt.Key.Key_F2)
-    editor = child(window.sidebar.list, QLineEdit)
-    editor.selectAll()
-    qtbot.keyClicks(editor, "The lemma")
-    qtbot.keyClick(editor, Qt.Key.Key_Return)
-    await until(lambda: titles(window)[0] == "The lemma")
-    assert window.header.title.full_text == "The lemma"
-
-
-@pytest.fixture
-def named_by_the_model(furnished: StagedRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def generate(chat: str) -> None:
-        furnished.chat.change(chat, title="Named by the model")
-
-    monkeypatch.setattr(furnished.chat.title_generator, "generate", generate)
-
-
-@pytest.mark.usefixtures("named_by_the_model")
-async def test_the_model_s_name_is_shown_at_once_and_moves_nothing(
-    furnished: StagedRuntime, window: MainWindow
-) -> None:
-    await settled(window, furnished)
-    before = titles(window)
-    window.chat.open("jeju")
-    entry(window.header.chat_menu, "Generate a title for this chat").trigger()
-    await until(lambda: titles(window) == [before[0], "Named by the model"])
-    assert window.header.title.full_text == "Named by the model"
-
-
 async def test_dots_say_where_a_conversation_is(furnished: StagedRuntime, window: MainWindow) -> None:
     await until(lambda: sources(window) == [Source.COLD, Source.COLD])
     for chat in ("jeju", "thesis"):
@@ -375,14 +344,6 @@ async def test_an_interrupted_reply_offers_to_try_again(furnished: StagedRuntime
     assert ("retry", "thesis") in furnished.chat.calls
 
 
-async def test_a_message_without_reply_offers_to_answer_it(furnished: StagedRuntime, window: MainWindow) -> None:
-    furnished.chat.write("thesis", Role.USER, "And?")
-    await until(lambda: window.transcript.tail.unanswered_row.isVisible())
-    window.transcript.tail.answer_button.click()
-    assert ("retry", "thesis") in furnished.chat.calls
-    assert not window.transcript.tail.unanswered_row.isVisible()
-
-
 async def test_one_card_where_engine_and_turn_fail_alike(
     furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
@@ -456,6 +417,14 @@ async def test_pin_and_never_save_from_the_conversation_s_own_menus(
     ]
 
 
+@pytest.fixture
+def named_by_the_model(furnished: StagedRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def generate(chat: str) -> None:
+        furnished.chat.change(chat, title="Named by the model")
+
+    monkeypatch.setattr(furnished.chat.title_generator, "generate", generate)
+
+
 @pytest.mark.usefixtures("named_by_the_model")
 async def test_both_menus_of_a_chat_have_the_same_entries(
     furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
@@ -503,18 +472,6 @@ async def test_engine_failure_card_and_its_buttons(furnished: StagedRuntime, win
     assert card.isHidden()
 
 
-async def test_engine_coming_back_says_what_happened(furnished: StagedRuntime, window: MainWindow) -> None:
-    failure = EngineFailure(FailureKind.OUT_OF_MEMORY, "Out of memory", "Killed.", "Close something.")
-    furnished.set_engine(EngineState.STARTING, failure=failure, restart_attempt=2)
-    assert window.engine_card.title.text() == "Out of memory"
-    assert "attempt 2" in window.engine_card.detail.text()
-    furnished.set_engine(EngineState.LOADING)
-    assert window.engine_card.title.text() == "Loading SmolLM2-135M-Instruct…"
-    furnished.set_engine(EngineState.LOADING, is_testing=True)
-    assert window.engine_card.title.text() == "Testing chat memory…"
-    assert not window.engine_card.restart_button.isVisible()
-
-
 async def test_errors_notices_and_bugs_are_shown_in_one_place(furnished: StagedRuntime, window: MainWindow) -> None:
     furnished.refuse = KvchatError("Cannot restart", "No model.", "Choose one.")
     window.header.requested.emit("restart-engine")
@@ -553,28 +510,6 @@ async def test_an_open_receipt_stays_open_when_it_learns_what_came_after_the_rep
     assert timeline.isVisible()
     told = "Loading 21 ms, Processing 70 ms, First token 0.22 s, Generating 9.98 s, Finalizing 0.22 s, Saving 90 ms"
     assert timeline.accessibleName() == f"Timeline: {told}"
-
-
-async def test_receipt_opens_on_click(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    await settled(window, furnished)
-    receipt = replies(window)[0].receipt
-    assert receipt is not None
-    assert receipt.text == "0.3 s · remembered"
-    assert "processed 12 new tokens, remembered 5,906 from disk" in receipt.line.toolTip()
-    qtbot.mouseClick(receipt.line, Qt.MouseButton.LeftButton)
-    await until(lambda: receipt.details is not None and receipt.details.isVisible())
-    assert receipt.line.accessibleName() == "Receipt: 0.3 s · remembered, details expanded"
-    receipt.line.setFocus()
-    qtbot.keyClick(receipt.line, Qt.Key.Key_Space)
-    assert receipt.line.accessibleName() == "Receipt: 0.3 s · remembered, details collapsed"
-    assert receipt.details is not None
-    assert receipt.details.isHidden()
-    furnished.chat.write("thesis", Role.ASSISTANT, "x", receipt=a_receipt(hollow=True, cached_tokens=0))
-    await until(lambda: len(replies(window)) == 2)
-    receipt = replies(window)[-1].receipt
-    assert receipt is not None
-    assert receipt.text.startswith("⚠ ")
-    assert receipt.line.property("tone") == "warn"
 
 
 async def test_strip_shows_engine_context_and_turn(furnished: StagedRuntime, window: MainWindow) -> None:
@@ -624,30 +559,6 @@ async def test_the_strip_forgets_what_it_told_of_a_chat_when_another_is_opened(
     furnished.events.publish(Speed("thesis", 41.3, 6000))
     window.chat.open("thesis")
     assert "41 tokens/s" in window.status_strip.remarks.text, "a reply that goes on stays told"
-
-
-async def test_long_conversations_open_at_their_end(furnished: StagedRuntime, window: MainWindow) -> None:
-    for i in range(100):
-        furnished.chat.write("jeju", Role.USER, f"Question {i}")
-    window.chat.open("jeju")
-    bar = window.transcript.verticalScrollBar()
-    await until(lambda: bar.maximum() > 0 and bar.value() == bar.maximum())
-    assert "All about Thesis, chapter 3." not in [reply.text for reply in replies(window)]
-    assert furnished.chat.said("jeju")[-1].id in window.transcript.views
-
-
-async def test_the_reader_is_not_pulled_away_while_a_reply_comes(furnished: StagedRuntime, window: MainWindow) -> None:
-    for i in range(30):
-        furnished.chat.write("thesis", Role.USER, f"Question {i}")
-    bar = window.transcript.verticalScrollBar()
-    await until(lambda: len(window.transcript.views) == 32 and bar.value() == bar.maximum() > 0)
-    bar.setValue(0)
-    before = bar.maximum()
-    furnished.chat.write(
-        "thesis", Role.ASSISTANT, "\n\n".join("More." for _ in range(30)), receipt=a_receipt(Source.HOT)
-    )
-    await until(lambda: bar.maximum() > before)
-    assert bar.value() == 0
 
 
 async def test_the_window_remembers_its_place(furnished: StagedRuntime, window: MainWindow, look: Look) -> None:

@@ -58,20 +58,6 @@ async def test_it_is_said_how_long_it_takes_and_can_be_left(
     assert not boxes()
 
 
-async def test_an_engine_that_takes_a_while_to_stop_needs_no_box(
-    qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tray, "SHOWN_AFTER_S", 0.01)
-    monkeypatch.setattr(tray, "UPDATED_EVERY_S", 0.01)
-    runtime = Slow(tmp_path)
-    runtime.left = None
-    closing = asyncio.create_task(close_with_progress(runtime))
-    await asyncio.sleep(0.1)
-    assert not boxes()
-    runtime.told.set()
-    await closing
-
-
 def said(window: MainWindow) -> str:
     """Return the text of the open question; empty if there is none."""
     question = window.quit_controller.question

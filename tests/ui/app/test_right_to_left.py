@@ -105,15 +105,6 @@ def drawn(picture: QImage, y: int, colour: str) -> list[int]:
     return [x for x in range(picture.width()) if picture.pixelColor(x, y) == QColor(colour)]
 
 
-async def test_and_else_at_the_left(furnished: StagedRuntime, window: MainWindow, look: Look) -> None:
-    furnished.chat.write("d", Role.ASSISTANT, f"> Somebody said this\n\n{CODE}")
-    window.chat.open("a")
-    window.chat.open("d")
-    await until(lambda: window.findChildren(CodeView))
-    assert bar_at(window, look) < 0.1
-    assert indent(window.findChildren(CodeView)[0]) > 0
-
-
 def test_a_row_is_turned_round() -> None:
     option = QStyleOptionViewItem()
     option.rect = QRect(100, 0, 200, 20)

@@ -20,10 +20,6 @@ LEFT = Qt.MouseButton.LeftButton
 CTRL = Qt.KeyboardModifier.ControlModifier
 
 
-def listed(window: MainWindow) -> list[str]:
-    return [chat.title for chat in window.sidebar.model.chats]
-
-
 @pytest.mark.parametrize("change", ["more", "fewer", "order", "same"])
 async def test_a_list_that_changes_leaves_a_title_to_be_typed(
     furnished: StagedRuntime, window: MainWindow, qtbot: QtBot, change: str
@@ -48,19 +44,6 @@ async def test_a_list_that_changes_leaves_a_title_to_be_typed(
     qtbot.keyClick(editor, Qt.Key.Key_Return)
     await until(lambda: furnished.chat.by_id["d"].title == "Half a title")
     assert window.chat.current == "d"
-
-
-async def test_the_only_chat_can_be_renamed_while_the_list_is_told_anew(
-    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot
-) -> None:
-    runtime.chat.add("Only", id="only")
-    await until(lambda: listed(window) == ["Only"])
-    window.chat.open("only")
-    window.sidebar.begin_rename()
-    editor = child(window.sidebar.list, QLineEdit)
-    qtbot.keyClicks(editor, "Other")
-    await window.chat.conversations.reload()
-    assert editor.text() == "Other"
 
 
 async def test_a_double_click_on_the_title_renames(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
@@ -117,15 +100,6 @@ async def test_a_narrow_window_shows_the_sidebar_or_the_page(
     assert window.chat.current == "b"
     window.resize(900, 600)
     assert window.sidebar.isVisible()
-
-
-async def test_f11_fills_the_screen_and_gives_it_back(
-    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
-) -> None:
-    qtbot.keyClick(window.composer.editor, Qt.Key.Key_F11)
-    assert window.isFullScreen()
-    qtbot.keyClick(window.composer.editor, Qt.Key.Key_F11)
-    assert not window.isFullScreen()
 
 
 async def test_the_menus_part_this_chat_from_kvchat(furnished: StagedRuntime, window: MainWindow) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from PySide6.QtCore import QPoint, QRect, QSize, Qt
+from PySide6.QtCore import QPoint, QRect, QSize
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QWidget
 
@@ -18,15 +18,11 @@ from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
 from kvchat.settings import ZOOMS
-from kvchat.text.language import set_language
 from kvchat.ui.app import window_state
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs import panel
-from kvchat.ui.settings.model import ModelPage
-from kvchat.ui.settings.storage import StoragePage
 from tests.ui.cut_off import cut_off
-from tests.ui.every_window import furnish
 from tests.ui.staged_runtime import StagedRuntime, a_receipt, counted
 from tests.ui.waiting import until
 from tests.ui.windows import on_show
@@ -104,33 +100,12 @@ async def test_the_main_window(furnished: StagedRuntime, wide: MainWindow, look:
     await whole(wide, "the first start")
 
 
-@pytest.mark.usefixtures("catalogues")
-@pytest.mark.parametrize("language", ["de", "fr"])
-async def test_small_windows_cut_no_long_words_off(language: str, runtime: StagedRuntime, look: Look) -> None:
-    furnish(runtime)
-    set_language(language)
-    async with on_show(runtime, look) as window:
-        storage, settings = window.side_windows.open_storage(), window.side_windows.open_settings()
-        page = settings.page(ModelPage)
-        await until(lambda: storage.list.usage.rows and page.memory.isVisibleTo(page))
-        settings.show_page(ModelPage.name)
-        window.window_layout.splitter.setSizes([1, 1000])
-        for top in (storage, settings):
-            top.resize(top.minimumSizeHint().expandedTo(top.minimumSize()))
-        for part in (window.sidebar, storage, page.memory):
-            await whole(part, type(part).__name__)
-        storage.close()
-        settings.close()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("language", "text", "scale", "screen"),
     [
         ("de", 100, 1, "1600x1000"),
-        ("de", 150, 1, "1600x1000"),
         ("de", 200, 1, "800x600"),
-        ("fr", 200, 1, "1600x1000"),
         ("pseudo", 200, 1, "800x600"),
         ("de", 100, 3, "3840x2160"),
     ],
@@ -174,22 +149,3 @@ async def test_another_text_size_is_in_force_at_once(furnished: StagedRuntime, w
     for zoom in ZOOMS:
         look.apply_settings(replace(furnished.settings, zoom=zoom))
         await until(is_round, f"a round button at {zoom} %")
-
-
-async def test_the_settings(furnished: StagedRuntime, wide: MainWindow) -> None:
-    settings = wide.side_windows.open_settings()
-    for page in settings.pages:
-        settings.show_page(page.name)
-        await whole(settings, page.name)
-        row, metrics = settings.list.visualItemRect(settings.list.currentItem()), settings.list.fontMetrics()
-        room = row.adjusted(10, 0, -10, 0)  # a name that needs much of the screen wraps
-        needed = metrics.boundingRect(room, Qt.TextFlag.TextWordWrap, page.name)
-        assert needed.width() <= room.width()
-        assert needed.height() <= room.height()
-    for entry in (
-        settings.page(StoragePage).settings["quota_bytes"],
-        settings.page(StoragePage).settings["max_age_days"],
-    ):
-        words = entry.field.placeholderText()
-        assert entry.field.fontMetrics().horizontalAdvance(words) + 16 <= entry.field.width()
-    settings.close()

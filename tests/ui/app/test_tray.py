@@ -9,7 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.engine.api.connection import EngineState
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.tray import Tray, logo_state
+from kvchat.ui.app.tray import Tray
 from kvchat.ui.base.icons import LogoState
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
@@ -20,22 +20,6 @@ def tray(runtime: StagedRuntime, window: MainWindow) -> Iterator[Tray]:
     tray = Tray(runtime, window)
     yield tray
     tray.close()
-
-
-@pytest.mark.parametrize(
-    ("state", "busy", "mark"),
-    [
-        (EngineState.STOPPED, False, LogoState.STOPPED),
-        (EngineState.STOPPING, False, LogoState.STOPPED),
-        (EngineState.STARTING, False, LogoState.LOADING),
-        (EngineState.LOADING, True, LogoState.LOADING),
-        (EngineState.READY, False, LogoState.READY),
-        (EngineState.READY, True, LogoState.BUSY),
-        (EngineState.FAILED, False, LogoState.FAILED),
-    ],
-)
-def test_marks(state: EngineState, busy: bool, mark: LogoState) -> None:
-    assert logo_state(state, busy) is mark
 
 
 async def test_tooltip_and_menu_follow_the_engine(runtime: StagedRuntime, window: MainWindow, tray: Tray) -> None:

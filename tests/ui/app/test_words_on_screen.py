@@ -19,18 +19,13 @@ from PySide6.QtWidgets import (
 )
 
 import kvchat
-from kvchat.chat.events import FirstToken, Prefilling, ReplyFinished
-from kvchat.session.events import Restored, Restoring, Saved, SaveSkipped, Saving
-from kvchat.session.proof import Source, Verdict
 from kvchat.text import language
-from kvchat.text.reasons import Reason, ReasonCode
-from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.manual.manual_window import ManualWindow
 from kvchat.ui.transcript.footer import ReceiptView
 from tests.text.test_catalogues import template
 from tests.ui.every_window import furnish, open_all
-from tests.ui.staged_runtime import StagedRuntime, a_receipt
+from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import on_show
 
@@ -83,16 +78,6 @@ def terms_in(text: str) -> list[str]:
         text = text.replace(words, "")
     text = re.sub(r"\S*/\S*", "", text)  # paths are named as they are
     return TERM.findall(text)
-
-
-@pytest.mark.parametrize("text", ["fetched", "prefilled", "slots", "warm", "settled", "for good"])
-def test_a_term_is_known_in_all_its_forms(text: str) -> None:
-    assert terms_in(text)
-
-
-@pytest.mark.parametrize("text", ["photos", "disk", "saved", "a warning", "Restore from a backup…"])
-def test_plain_words_are_let_through(text: str) -> None:
-    assert not terms_in(text)
 
 
 def literals(path: Path) -> Iterator[str]:
@@ -176,36 +161,6 @@ def outside_brackets(text: str) -> str:
     while text != (text := re.sub(r"⟦[^⟦⟧]*⟧", "", text)):
         pass
     return text.replace("&nbsp;", " ")
-
-
-@pytest.mark.slow
-async def test_no_term_is_shown_by_the_window(furnished: StagedRuntime, window: MainWindow) -> None:
-    window.chat.open("thesis")
-    await until(lambda: len(window.findChildren(ReceiptView)) == len(Source))
-    told: list[str] = []
-    for event in (
-        Restoring(136_000_000, 5906, conversation_id="thesis"),
-        Restored(136_000_000, 5906, 21.0, conversation_id="thesis"),
-        Prefilling("thesis", 5910, 5918),
-        FirstToken("thesis", 310.0, 5906, 5918, Verdict(Source.DISK, hollow=False, miss_reason=None), 21.4),
-        ReplyFinished("thesis", "m", a_receipt()),
-        Saving(conversation_id="thesis"),
-        Saved(137_000_000, 6100, 310.0, conversation_id="thesis"),
-        SaveSkipped(Reason(ReasonCode.DISK_FULL), conversation_id="thesis"),
-    ):
-        furnished.events.publish(event)
-        told += texts(window)
-    for receipt in window.findChildren(ReceiptView):
-        assert receipt.details is None
-    windows = await open_all(furnished, window)
-    window.show_first_start()
-    for top in windows:
-        told += texts(top)
-    assert {"Storage", "Speed and token counts", "Sampling", "Chat memory"} <= set(told)
-    assert any(text.startswith("remembered: 136 MB in 21 ms") for text in told), "the strip was read"
-    assert sorted({text for text in told if terms_in(text)}) == []
-    for top in windows[1:]:
-        top.close()
 
 
 def texts(top: QWidget) -> list[str]:

@@ -7,7 +7,7 @@ from PySide6.QtCore import QSize
 from PySide6.QtGui import QIcon, QImage
 from PySide6.QtWidgets import QApplication
 
-from kvchat.ui.base.icons import GREY, RED, TEAL, LogoState, app_icon, app_svg, icon, tray_icon, tray_svg
+from kvchat.ui.base.icons import GREY, RED, TEAL, LogoState, app_svg, icon, tray_icon, tray_svg
 from tests.ui.base.contrast import contrast
 
 ASSETS = Path(__file__).parents[3] / "assets"
@@ -32,11 +32,6 @@ def test_states_differ_in_shape_not_only_in_colour(qapp: QApplication, size: int
         image = tray_icon(state).pixmap(QSize(size, size)).toImage().convertToFormat(QImage.Format.Format_Alpha8)
         shapes.add(bytes(image.constBits()))
     assert len(shapes) == len(LogoState)
-
-
-def test_the_app_icon_is_drawn(qapp: QApplication) -> None:
-    image = app_icon().pixmap(QSize(64, 64)).toImage()
-    assert image.pixelColor(32, 4).name() == TEAL
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])

@@ -8,17 +8,13 @@ from kvchat.ui.widgets.entries import DAYS, GIGABYTES, MINUTES, TOKENS, Notation
 @pytest.mark.parametrize(
     ("notation", "text", "value"),
     [
-        (TOKENS, "32768", 32_768),
         (TOKENS, "32,768 tokens", 32_768),
         (TOKENS, "32K", 32_768),
         (DAYS, "90 days", 90),
-        (MINUTES, "15 min", 15),
         (GIGABYTES, "7.5 GB", 7_500_000_000),
-        (GIGABYTES, "7,5", 7_500_000_000),
         (GIGABYTES, "1,500", 1500 * GB),
         (GIGABYTES, ".5", GB // 2),
         (GIGABYTES, "500 MB", 500_000_000),
-        (GIGABYTES, "2tb", 2000 * GB),
     ],
 )
 def test_reads_what_people_write(notation: Notation, text: str, value: int) -> None:
