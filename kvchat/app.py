@@ -92,9 +92,7 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _SHOW_WINDOW) ->
 
 
 class _KvchatApplication(QApplication):
-    """QApplication that handles file-open events from the macOS Finder."""
-
-    open_requested = Signal(StartRequest)
+    open_requested = Signal(StartRequest)  # from the macOS Finder
 
     def event(self, event: QEvent) -> bool:
         if isinstance(event, QFileOpenEvent):

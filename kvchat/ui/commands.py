@@ -1,7 +1,7 @@
 """Commands: the table of shortcuts, the sheet that lists them, and the command palette (Ctrl+K)."""
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -162,11 +162,11 @@ def menu_title(action: str) -> str:
     return "\t".join(part for part in (_(shortcut.title), left_to_right(shortcut.key_text)) if part)
 
 
-def install_shortcuts(
-    window: QWidget, handlers: Mapping[str, Callable[[], object]], table: Iterable[Shortcut] = SHORTCUTS
-) -> dict[str, QAction]:
+def install_shortcuts(window: QWidget, handlers: Mapping[str, Callable[[], object]]) -> dict[str, QAction]:
     actions: dict[str, QAction] = {}
-    for shortcut in filter(lambda entry: entry.is_installed, table):
+    for shortcut in SHORTCUTS:
+        if shortcut.action not in handlers:
+            continue
         action = QAction(_(shortcut.title), window)
         action.setShortcuts([QKeySequence(keys) for keys in shortcut.keys])
         action.setShortcutContext(Qt.ShortcutContext.WindowShortcut)
@@ -208,8 +208,6 @@ class PaletteEntry:
 
 
 class Palette(QDialog):
-    """Fuzzy search for chats and commands."""
-
     dismissed = Signal(str)  # closed without an action; the typed text
 
     def __init__(
@@ -309,7 +307,6 @@ def best_matches(typed: str, texts: Sequence[str], count: int) -> list[int]:
 
 
 def _score(query: str, text: str, title: str) -> int:
-    """Return 0 for no match."""
     position = text.find(query)
     if position == 0:
         return _WHOLE if title == query else _START

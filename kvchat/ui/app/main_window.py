@@ -62,7 +62,6 @@ class MainWindow(QMainWindow):
         self.composer.focus()
 
     def show_first(self, chats: Sequence[Conversation], drafts: Mapping[str, str]) -> None:
-        """Show chats and drafts as read from disk."""
         arranged_chats = arranged(chats, self.sidebar.arrangement)
         newest = arranged_chats[0].id if arranged_chats else None
         self.sidebar.show_chats(chats, Row, newest)
@@ -72,14 +71,6 @@ class MainWindow(QMainWindow):
 
     def join(self, runtime: Runtime) -> None:
         """Create and connect everything missing from the first frame."""
-        self.runtime = runtime
-        self._make_views()
-        self._make_controllers()
-        self._connect()
-        self._joined = True
-        self._choose_page()
-
-    def _make_views(self) -> None:
         from kvchat.ui.base.tasks import TaskRunner
         from kvchat.ui.chat.cards import ContextCard, EngineCard
         from kvchat.ui.dialogs.panel import Notices
@@ -87,16 +78,20 @@ class MainWindow(QMainWindow):
         from kvchat.ui.transcript.find import FindBar
         from kvchat.ui.transcript.transcript import Transcript
 
-        look = self.look
+        self.runtime, look = runtime, self.look
         self.notices = Notices(look)
         self.runner = TaskRunner(self.notices.show_error, self.notices.show_bug)
         self.transcript = Transcript(look)
         self.find_bar = FindBar(look, self.transcript)
         self.engine_card, self.context_card = EngineCard(), ContextCard()
-        self.first_start = FirstStart(self.runtime, look, self.runner, lambda path: self.models.use(path))
+        self.first_start = FirstStart(runtime, look, self.runner, lambda path: self.models.use(path))
         cards = self.engine_card, self.context_card
         self._chat_page.complete(self.notices, self.find_bar, self.transcript, cards)
         self._pages.addWidget(self.first_start)
+        self._make_controllers()
+        self._connect()
+        self._joined = True
+        self._choose_page()
 
     def _make_controllers(self) -> None:
         from kvchat.ui.app.keyboard import FocusController, KeyboardController

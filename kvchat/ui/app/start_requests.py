@@ -29,7 +29,7 @@ from kvchat.ui.base.building import button, column, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer
-from kvchat.ui.commands import SHORTCUTS, install_shortcuts
+from kvchat.ui.commands import install_shortcuts
 from kvchat.ui.controllers.attachments import AttachmentLoader
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.views import ChatPresenter, Controller
@@ -68,7 +68,7 @@ class QuickWindow(Panel):
         self.attachments = AttachmentLoader(runtime, composer, self, runner, self.notices, self)
         self.subscribe_while_open(runtime.events.subscribe, self.attachments.handle_event)
         handlers = {"attach": self.attachments.choose_files, "screenshot": self.attachments.take_screenshot}
-        install_shortcuts(self, handlers, [shortcut for shortcut in SHORTCUTS if shortcut.action in handlers])
+        install_shortcuts(self, handlers)
         transcript.retry_requested.connect(
             lambda: self._with_chat(lambda id: self._run_turn(id, runtime.chat.retry(id)))
         )
@@ -221,7 +221,6 @@ class StartRequestHandler(Controller):
             self.open(target)
 
     def open(self, target: str) -> None:
-        """Open a link, or a file by absolute path."""
         is_opened = self._open_link(target) if target.startswith("kvchat:") else self._open_file(target)
         if not is_opened:
             self._window.notices.notify(_("The link target was not found"), target[:_MAX_SHOWN])
@@ -242,7 +241,6 @@ class StartRequestHandler(Controller):
         return True
 
     def _open_link(self, link: str) -> bool:
-        """Show the target of a kvchat:// link. Return False if there is none."""
         try:
             parts = urlsplit(link)
         except ValueError:  # broken IPv6 address

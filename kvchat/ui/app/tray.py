@@ -38,10 +38,6 @@ _LOGOS = {
 }
 
 
-def logo_state(state: EngineState, busy: bool) -> LogoState:
-    return LogoState.BUSY if busy and state is EngineState.READY else _LOGOS.get(state, LogoState.STOPPED)
-
-
 class Tray(Controller):
     """The tray icon and its menu. While a tray exists, closing the window keeps the app running."""
 
@@ -86,7 +82,9 @@ class Tray(Controller):
 
     @property
     def logo(self) -> LogoState:
-        return logo_state(self._runtime.engine.status.state, bool(self._runtime.chat.answering_chats))
+        state = self._runtime.engine.status.state
+        is_busy = state is EngineState.READY and self._runtime.chat.answering_chats
+        return LogoState.BUSY if is_busy else _LOGOS.get(state, LogoState.STOPPED)
 
     def refresh(self) -> None:
         state, logo = self._runtime.engine.status.state, self.logo
@@ -241,7 +239,6 @@ class QuitController(QObject):
         return is_first
 
     def _list_unfinished(self) -> list[str]:
-        """Describe what quitting would end, one sentence each."""
         title, runtime = self._window.chat.conversations.title, self._runtime
         ends = [
             _("A reply is being generated in “{title}”. The text so far is saved.", title=title(chat))

@@ -1,7 +1,7 @@
 """One-click offer of an engine for the graphics card, with download progress and errors."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from PySide6.QtCore import Signal
@@ -10,7 +10,6 @@ from PySide6.QtWidgets import QComboBox, QWidget
 
 from kvchat.engine.discovery.graphics import Backend, Graphics, driver_advice, suitable_backends
 from kvchat.engine_host.setup import EngineDownload, EngineSetup, Stage
-from kvchat.engine_host.trial import TrialStep
 from kvchat.errors import KvchatError
 from kvchat.library.remote.github import approximate_size
 from kvchat.text.formatting import format_rough_duration, format_size
@@ -80,9 +79,14 @@ class EngineOffer(QWidget):
             if not self.isVisible():
                 raise
             return
-        if trial is not None:
-            self.show_steps(trial.steps)
-            self.tried.emit()
+        if trial is None:
+            return
+        if trial.steps and (failure := trial.steps[-1].error) is not None:
+            self.show_error(failure)
+        else:
+            detail = "\n".join(f"✓ {step.name}: {step.detail}" for step in trial.steps)
+            self._show_outcome(_("The new engine works and has been selected"), detail, "", "")
+        self.tried.emit()
 
     def look(self) -> None:
         async def show() -> None:
@@ -117,13 +121,6 @@ class EngineOffer(QWidget):
         if file is not None:
             self.bar.setValue(int(1000 * download.downloaded_bytes / max(file.size, 1)))
         self.progress_label.setText(_progress_text(download))
-
-    def show_steps(self, steps: Sequence[TrialStep]) -> None:
-        if steps and (error := steps[-1].error) is not None:
-            self.show_error(error)
-            return
-        detail = "\n".join(f"✓ {step.name}: {step.detail}" for step in steps)
-        self._show_outcome(_("The new engine works and has been selected"), detail, "", "")
 
     def show_error(self, error: KvchatError) -> None:
         self._show_outcome(error.title, error.detail, error.advice, "bad")

@@ -3,7 +3,7 @@
 import re
 from importlib.resources import files
 
-from PySide6.QtCore import QPoint, QSize, Qt, QUrl
+from PySide6.QtCore import QPoint, QSignalBlocker, QSize, Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QResizeEvent, QTextBlock, QTextCursor, QTextOption
 from PySide6.QtWidgets import QFrame, QListWidget, QListWidgetItem, QTextBrowser, QWidget
 
@@ -122,19 +122,14 @@ class ManualWindow(Panel):
         self.text_search.reached.connect(lambda: self.page.scroll_to(self.page.textCursor().block()))
         self.list.currentRowChanged.connect(self.page.go_to)
         self.page.verticalScrollBar().valueChanged.connect(self._select_heading)
-        look.changed.connect(self._restyle)
+        for restyle in (self._fit_list, self.page.show_text, self.text_search.mark_all):
+            look.changed.connect(restyle)
         self._fit_list()
         self.text_search.setFocus()
 
     def _select_heading(self) -> None:
-        self.list.blockSignals(True)  # the list only follows
-        self.list.setCurrentRow(self.page.current())
-        self.list.blockSignals(False)
-
-    def _restyle(self) -> None:
-        self._fit_list()
-        self.page.show_text()
-        self.text_search.mark_all()
+        with QSignalBlocker(self.list):  # the list only follows
+            self.list.setCurrentRow(self.page.current())
 
     def _fit_list(self) -> None:
         self.list.ensurePolished()
