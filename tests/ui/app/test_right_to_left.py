@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QPoint, QRect, QRectF, Qt
+from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QColor, QImage, QTextCursor, QTextLayout, QTextOption
-from PySide6.QtWidgets import QApplication, QFrame, QStyleOptionViewItem
+from PySide6.QtWidgets import QApplication, QFrame
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import Role
@@ -23,7 +23,6 @@ from kvchat.ui.models.model_choice import found_row
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
 from kvchat.ui.transcript.message_view import UserView
-from kvchat.ui.widgets.lists import mirrored_box
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import engine_hangs, on_show
@@ -103,15 +102,6 @@ def test_keys_paths_and_icons_that_point_somewhere(mirrored: None, look: Look, t
 def drawn(picture: QImage, y: int, colour: str) -> list[int]:
     """Return the x coordinates with this colour in row `y`."""
     return [x for x in range(picture.width()) if picture.pixelColor(x, y) == QColor(colour)]
-
-
-def test_a_row_is_turned_round() -> None:
-    option = QStyleOptionViewItem()
-    option.rect = QRect(100, 0, 200, 20)
-    assert mirrored_box(option, QRect(110, 4, 9, 9)) == QRect(110, 4, 9, 9)
-    option.direction = Qt.LayoutDirection.RightToLeft
-    assert mirrored_box(option, QRect(110, 4, 9, 9)) == QRect(281, 4, 9, 9)
-    assert mirrored_box(option, QRectF(110, 4, 9, 9)) == QRectF(281, 4, 9, 9)
 
 
 async def test_tab_goes_the_same_way(furnished: StagedRuntime, look: Look, qapp: QApplication, qtbot: QtBot) -> None:

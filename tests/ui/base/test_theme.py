@@ -67,15 +67,6 @@ def test_a_selected_formula_can_be_read(theme: Theme) -> None:
     assert contrast(theme.selection, theme.page) >= 1.25
 
 
-def test_a_choice_overrides_the_system(qapp: QApplication) -> None:
-    look = Look(qapp, "dark")
-    assert look.theme is DARK
-    assert qapp.palette().window().color().name() == DARK.page
-    look.apply_settings(Settings(theme="light"))
-    assert look.theme is LIGHT
-    look.deleteLater()
-
-
 def test_system_follows_the_desktop(qapp: QApplication) -> None:
     look = Look(qapp, "system")
     heard: list[str] = []
