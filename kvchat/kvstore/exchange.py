@@ -210,7 +210,8 @@ def import_memory(inventory: Inventory, conversation_id: str, manifest: Manifest
     Existing blocks are not requested. `stream` may raise anything; it is read to its end. Raises BadMemory if it
     does not match the manifest, StoreRefused if it must not be kept or does not fit.
     """
-    files = inventory.blocks.with_own_record()  # another thread's cleanup must not delete new blocks
+    # Its own record of new blocks: another thread's cleanup must not delete them.
+    files = BlockFiles(inventory.blocks.folder, sync=inventory.blocks.sync)
     new = sum(size for name, size in manifest.blocks.items() if files.find(name, size) is None)
     inventory.require_room(max(point.recipe.file_size for point in manifest.points), 0)
     inventory.require_room(new, new)

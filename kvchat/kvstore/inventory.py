@@ -61,7 +61,6 @@ class Inventory:
             lost = [int(point_id) for point_id in unabsorbed.keys() - self.staging.recover(unabsorbed)]
             usage.discard(db, lost, Reason(ReasonCode.NOT_FINISHED), self.clock(), notify=False)
         self.blocks.remove_temporary()
-        disk.remove(self.folder / "set-aside")  # bad blocks of earlier versions
         self.delete_orphans()
         self.index.is_fresh = False
 
@@ -210,7 +209,7 @@ class Inventory:
     def losses(self) -> tuple[SavePointLoss, ...]:
         """Return the losses since the last call, so that the user is told of each once."""
         with self.index.write() as db:
-            return usage.take_unreported_losses(db) + usage.take_unreported_index_loss(db)
+            return usage.take_unreported_losses(db, index=True)
 
     def unchecked(self, checker: str) -> UncheckedPoints:
         """Return the save points added since `checker` called `mark_checked`; all if another has called it since."""

@@ -232,7 +232,7 @@ class Restorer:
                 cause = Reason(ReasonCode.ERROR, {"message": str(error)})
                 self._inventory.delete_unusable(point_id, cause, notify=True)
             with self._index.read() as db:
-                reason = usage.loss_reason(db, int(point_id))
+                reason = usage.find_loss(db, "save_point_id = ?", int(point_id))
         except (IndexLost, IndexFailed) as second:
             return Reason(ReasonCode.NOT_READABLE, {"error": second.detail})
         if reason is None and exists and not isinstance(error, _PointDeleted):
@@ -260,7 +260,7 @@ def _miss_reason(
     prompt: Tokens,
 ) -> Reason:
     is_program = bool(program_of(conversation_id))
-    loss = usage.newest_loss_reason(db, conversation_id, kind)
+    loss = usage.find_loss(db, "conversation = ? AND fingerprint_id = ?", conversation_id, kind)
     if loss is not None:
         return loss
     query = (

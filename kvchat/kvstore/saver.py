@@ -173,10 +173,17 @@ class Saver:
         slot_file = self._staging.find_warm(point_id)
         with self._index.read() as db:
             point = points.load(db, int(point_id))
-            before = _previous_save(db, point, self._predecessors.get(point_id)) if point else None
-        if point is None:
-            self._staging.drop(point_id)
-            return False
+            if point is None:
+                self._staging.drop(point_id)
+                return False
+            before: PreviousSave | None = None
+            if predecessor := self._predecessors.get(point_id):
+                origin = points.load(db, int(predecessor.point_id))
+                recipe = points.find_recipe(db, int(predecessor.point_id))
+                if origin is not None and recipe is not None and origin.fingerprint == point.fingerprint:
+                    shared = common_prefix(origin.tokens, point.tokens)
+                    before = PreviousSave(recipe, shared, min(shared, predecessor.unchanged_tokens))
+            before = before or _find_known(db, point.fingerprint, point.tokens, point.audience)
         if slot_file is None:
             raise FileChanged("its file was changed before it was absorbed")
         new = _new_bytes(point.size, point.n_tokens, before)
@@ -221,16 +228,6 @@ def _check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -
 
 def _new_bytes(size: int, n_tokens: int, previous: PreviousSave | None) -> int:
     return size * (n_tokens - previous.shared_tokens) // n_tokens if previous else size
-
-
-def _previous_save(db: sqlite3.Connection, point: SavePoint, predecessor: Predecessor | None) -> PreviousSave | None:
-    if predecessor is not None:
-        origin = points.load(db, int(predecessor.point_id))
-        recipe = points.find_recipe(db, int(predecessor.point_id))
-        if origin is not None and recipe is not None and origin.fingerprint == point.fingerprint:
-            shared = common_prefix(origin.tokens, point.tokens)
-            return PreviousSave(recipe, shared, min(shared, predecessor.unchanged_tokens))
-    return _find_known(db, point.fingerprint, point.tokens, point.audience)
 
 
 def _find_known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens, audience: str) -> PreviousSave | None:

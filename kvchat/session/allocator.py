@@ -96,7 +96,7 @@ class Allocator:
         self._turns.append(turn)
         self._preempt(owner, is_waiting=any(request.owner == owner for request in self._pending))
         try:
-            while not self._may_begin(turn):
+            while self._next_turn() is not turn or self._is_full_for(turn):
                 if (other := self.blocking_chat(owner)) is not None and other != reported:
                     reported = other
                     on_wait(other)
@@ -120,10 +120,9 @@ class Allocator:
         self._turns.sort(key=lambda turn: turn.owner != owner)
         self.notify_change()
 
-    def _may_begin(self, turn: Turn) -> bool:
+    def _next_turn(self) -> Turn | None:
         answered = {other.owner for other in self._turns if other.has_begun}
-        waiting = (other for other in self._turns if not other.has_begun and other.owner not in answered)
-        return next(waiting, None) is turn and not self._is_full_for(turn)
+        return next((turn for turn in self._turns if not turn.has_begun and turn.owner not in answered), None)
 
     def _is_full_for(self, turn: Turn) -> bool:
         models = [other.model for other in self._turns if other.has_begun]

@@ -43,14 +43,12 @@ class Strategy(Enum):
 
     @property
     def more_careful(self) -> Strategy:
-        match self:
-            case Strategy.PLAIN:
-                return Strategy.SETTLE
-            case Strategy.FULL_WINDOW:
-                return Strategy.COMPLETE
-            case Strategy.COMPLETE:
-                return Strategy.LONG
-        return Strategy.NONE
+        next_steps = {
+            Strategy.PLAIN: Strategy.SETTLE,
+            Strategy.FULL_WINDOW: Strategy.COMPLETE,
+            Strategy.COMPLETE: Strategy.LONG,
+        }
+        return next_steps.get(self, Strategy.NONE)
 
 
 @dataclass(frozen=True)

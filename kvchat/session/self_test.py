@@ -49,11 +49,8 @@ async def self_test(host: ReadyEngine) -> Finding:
     except TimeoutError:
         return Finding(promised, proved=False, reason=Reason(ReasonCode.TOO_SLOW_TO_TRY))
     except (EngineRefused, StoreRefused, OSError) as error:
-        return Finding(promised, proved=False, reason=_untested(save_failure_reason(error)))
-
-
-def _untested(reason: Reason) -> Reason:
-    return Reason(ReasonCode.NOT_TRIED, {"reason": reason})
+        reason = Reason(ReasonCode.NOT_TRIED, {"reason": save_failure_reason(error)})
+        return Finding(promised, proved=False, reason=reason)
 
 
 @contextlib.asynccontextmanager
@@ -89,13 +86,16 @@ class _Trial:
         """Try the promised strategy, then more careful ones; a sliding window first with a shorter chat."""
         window = self._host.window
         length = max(TEST_TOKENS, window + WINDOW_MARGIN) if window else TEST_TOKENS
-        text = await self._test_text(length + 2 * FOLLOWING_TOKENS)
+        needed = length + 2 * FOLLOWING_TOKENS
+        # Text without repetition, assuming a typical vocabulary.
+        lines = (f"Item {number} weighs {number * 37 % 991} grams." for number in range(needed // 6 + 8))
+        text = (await self._host.engine.prompt_tokens([ChatMessage("user", "\n".join(lines))]))[:needed]
         strategy, reason, proved = promised_strategy, None, True
         has_window = promised_strategy is Strategy.COMPLETE and window >= TEST_TOKENS
         if has_window and (fault := await self._find_fault(promised_strategy, text, TEST_TOKENS)):
             strategy, reason = (Strategy.LONG if window < self._host.limit else Strategy.NONE), fault
         if strategy.saves and (obstacle := await self._find_obstacle(text, length)):
-            proved, reason = False, reason or _untested(obstacle)
+            proved, reason = False, reason or Reason(ReasonCode.NOT_TRIED, {"reason": obstacle})
         while proved and strategy.saves and (fault := await self._find_fault(strategy, text, length)):
             strategy, reason = strategy.more_careful, fault
         if promised_strategy is Strategy.COMPLETE and strategy in (Strategy.LONG, Strategy.NONE):
@@ -157,9 +157,3 @@ class _Trial:
         if timings.cache_n < PROVED_SHARE * length:
             return Reason(ReasonCode.USED_LESS, {"accepted": length, "used": timings.cache_n})
         return None
-
-    async def _test_text(self, length: int) -> Tokens:
-        """Return `length` tokens of text without repetition, assuming a typical vocabulary."""
-        lines = (f"Item {number} weighs {number * 37 % 991} grams." for number in range(length // 6 + 8))
-        tokens = await self._host.engine.prompt_tokens([ChatMessage("user", "\n".join(lines))])
-        return tokens[:length]

@@ -53,18 +53,14 @@ class BlockFiles:
 
     def __init__(self, folder: Path, *, sync: bool = True) -> None:
         """`sync` False leaves flushing to the system; a power cut may then lose save points."""
-        self._folder = disk.private_folder(folder)
+        self.folder = disk.private_folder(folder)
         self._temporary = disk.private_folder(folder / _TEMPORARY)
-        self._sync = sync
+        self.sync = sync
         self.new_block_sizes: dict[bytes, int] = {}  # disk bytes of blocks in no recipe yet
-
-    def with_own_record(self) -> BlockFiles:
-        """Return the same folder with a separate record of new blocks."""
-        return BlockFiles(self._folder, sync=self._sync)
 
     def path(self, block: bytes) -> Path:
         name = block.hex()
-        return self._folder / name[:2] / name
+        return self.folder / name[:2] / name
 
     def find(self, block: bytes, size: int | None = None) -> int | None:
         """Return the block's bytes on disk if it exists, with that size if given, else None; it is not read."""
@@ -115,7 +111,7 @@ class BlockFiles:
         if block.temporary is None:
             return 0
         try:
-            if self._sync:
+            if self.sync:
                 with block.temporary.open("rb+", buffering=0) as file:
                     os.fsync(file.fileno())
             path = self.path(block.name)
@@ -149,7 +145,7 @@ class BlockFiles:
     def overhead_bytes(self) -> int:
         """Return the disk usage of all but blocks: folders and temporary files."""
         total = sum(map(disk.tree_size, disk.listing(self._temporary)))
-        for folder in (self._folder, *disk.listing(self._folder)):
+        for folder in (self.folder, *disk.listing(self.folder)):
             with contextlib.suppress(OSError):
                 total += disk.disk_usage(folder.stat())
         return total
@@ -160,7 +156,7 @@ class BlockFiles:
 
     def unknown_blocks(self, known_blocks: Collection[bytes]) -> Iterator[bytes]:
         """Yield the blocks not in `known_blocks`, except those just written."""
-        for folder in disk.listing(self._folder):
+        for folder in disk.listing(self.folder):
             for path in disk.listing(folder):
                 name = bytes.fromhex(path.name) if _NAME.fullmatch(path.name) else None
                 if name is not None and name not in known_blocks and name not in self.new_block_sizes:

@@ -9,7 +9,7 @@ row that a sliding window lacks. `rebuild.py` carries it out.
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -232,7 +232,16 @@ def _compose(layout: Layout, n_tokens: int, masked_position: int | None = None) 
     checkpoints = [checkpoint for checkpoint in layout.checkpoints if checkpoint.n_tokens <= n_tokens]
     if layout.checkpoint_head is not None and checkpoints:  # servers write no empty appendix
         pieces += [Span(layout.checkpoint_head.offset, 8), struct.pack("<I", len(checkpoints)), *checkpoints]
-    return merge_adjacent(pieces)
+    plan: list[Piece] = []  # with adjacent pieces merged
+    for piece in pieces:
+        before = plan[-1] if plan else None
+        if isinstance(before, bytes) and isinstance(piece, bytes):
+            plan[-1] = before + piece
+        elif isinstance(before, Span) and isinstance(piece, Span) and before.end == piece.offset:
+            plan[-1] = Span(before.offset, before.size + piece.size)
+        elif len(piece):
+            plan.append(piece)
+    return tuple(plan)
 
 
 def _cache_pieces(cache: AttentionCache, n_tokens: int, masked_position: int | None) -> Iterator[Piece]:
@@ -250,16 +259,3 @@ def _cache_pieces(cache: AttentionCache, n_tokens: int, masked_position: int | N
             yield bytes(region.row_size)
         for run in runs:
             yield Span(region.offset + run.row * region.row_size, run.rows * region.row_size)
-
-
-def merge_adjacent(pieces: Iterable[Piece]) -> Plan:
-    plan: list[Piece] = []
-    for piece in pieces:
-        before = plan[-1] if plan else None
-        if isinstance(before, bytes) and isinstance(piece, bytes):
-            plan[-1] = before + piece
-        elif isinstance(before, Span) and isinstance(piece, Span) and before.end == piece.offset:
-            plan[-1] = Span(before.offset, before.size + piece.size)
-        elif len(piece):
-            plan.append(piece)
-    return tuple(plan)

@@ -166,24 +166,22 @@ def discard(db: sqlite3.Connection, point_ids: Sequence[int], reason: Reason, no
     points.delete(db, point_ids)
 
 
-def loss_reason(db: sqlite3.Connection, point_id: int) -> Reason | None:
-    row = db.execute("SELECT reason FROM losses WHERE save_point_id = ?", (point_id,)).fetchone()
+def find_loss(db: sqlite3.Connection, condition: str, *values: object) -> Reason | None:
+    """Return the reason of the newest loss that meets the condition."""
+    row = db.execute(f"SELECT reason FROM losses WHERE {condition} ORDER BY id DESC LIMIT 1", values).fetchone()
     return _parse_reason(row[0]) if row else None
 
 
-def newest_loss_reason(db: sqlite3.Connection, conversation_id: str, kind: int | None) -> Reason | None:
-    """Return why a conversation has no save point for a fingerprint, None if it never had one."""
-    query = "SELECT reason FROM losses WHERE conversation = ? AND fingerprint_id = ? ORDER BY id DESC LIMIT 1"
-    row = db.execute(query, (conversation_id, kind)).fetchone()
-    return _parse_reason(row[0]) if row else None
-
-
-def take_unreported_losses(db: sqlite3.Connection) -> tuple[SavePointLoss, ...]:
-    """Return the losses the user has not been told about; mark them as told."""
+def take_unreported_losses(db: sqlite3.Connection, *, index: bool = False) -> tuple[SavePointLoss, ...]:
+    """Return the losses the user has not been told about, with `index` that of the index, too; mark them as told."""
     query = "SELECT conversation, count(*), max(reason) FROM losses WHERE NOT told GROUP BY conversation, reason"
     rows = db.execute(query).fetchall()
     db.execute("UPDATE losses SET told = 1 WHERE NOT told")
-    return tuple(SavePointLoss(name, points, _parse_reason(reason)) for name, points, reason in rows)
+    losses = [SavePointLoss(name, points, _parse_reason(reason)) for name, points, reason in rows]
+    if index and index_lost_at(db) is not None and _read_marker(db, "told") is None:
+        _write_marker(db, "told", "")
+        losses.append(SavePointLoss("", 0, Reason(ReasonCode.INDEX_LOST)))
+    return tuple(losses)
 
 
 def _parse_reason(stored: str) -> Reason:
@@ -200,13 +198,6 @@ def note_index_loss(db: sqlite3.Connection) -> None:
 def index_lost_at(db: sqlite3.Connection) -> datetime | None:
     at = _read_marker(db, "lost")
     return moment(float(at)) if at is not None else None
-
-
-def take_unreported_index_loss(db: sqlite3.Connection) -> tuple[SavePointLoss, ...]:
-    if index_lost_at(db) is None or _read_marker(db, "told") is not None:
-        return ()
-    _write_marker(db, "told", "")
-    return (SavePointLoss("", 0, Reason(ReasonCode.INDEX_LOST)),)
 
 
 def unchecked(db: sqlite3.Connection, checker: str) -> UncheckedPoints:
