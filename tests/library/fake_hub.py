@@ -133,17 +133,14 @@ class _Handler(BaseHTTPRequestHandler):
         files = self.hub.releases[tag]
         return {
             "tag_name": tag,
-            "name": tag,
             "draft": False,
             "prerelease": bool(re.fullmatch(self.hub.previews, tag)),
             "assets": [
                 {
                     "name": name,
                     "state": "uploaded",
-                    "content_type": "application/gzip",
                     "size": len(content),
                     "digest": f"sha256:{self._digest(name, content)}",
-                    "browser_download_url": f"{self.hub.url}/ggml-org/llama.cpp/releases/download/{tag}/{name}",
                 }
                 for name, content in files.items()
             ],
@@ -165,19 +162,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _info(self, name: str) -> dict[str, Any]:
         return {
-            "_id": "1",
             "id": name,
-            "modelId": name,
             "sha": REVISION,
             "downloads": 1234,
             "likes": 56,
             "lastModified": "2026-11-01T12:00:00.000Z",
             "gated": "manual" if name in self.hub.gated else False,
-            "tags": ["gguf"],
         }
 
     def _sibling(self, path: str, content: bytes) -> dict[str, Any]:
-        entry = {"rfilename": path, "size": len(content), "blobId": hashlib.sha1(content).hexdigest()}
+        entry = {"rfilename": path, "size": len(content)}
         if path.endswith(".gguf"):
             entry["lfs"] = {"sha256": self._digest(path, content), "size": len(content), "pointerSize": 135}
         return entry

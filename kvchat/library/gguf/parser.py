@@ -122,11 +122,6 @@ class GgufHeader:
     tensors: tuple[TensorInfo, ...]
     data_offset: int  # bytes from the start of the file to the first tensor
 
-    @property
-    def data_end(self) -> int:
-        """File size in bytes implied by the tensor list."""
-        return self.data_offset + max((tensor.offset + tensor.bytes for tensor in self.tensors), default=0)
-
     def fields(self, prefix: str) -> GgufFields:
         return GgufFields(self.values, prefix)
 
@@ -137,7 +132,7 @@ def read_header(path: Path) -> GgufHeader:
         size = path.stat().st_size
         with open_regular_file(path) as file:
             header = _parse(_Reader(file, size), path)
-        if header.data_end <= size:
+        if header.data_offset + max((tensor.offset + tensor.bytes for tensor in header.tensors), default=0) <= size:
             return header
     except FileNotFoundError:
         raise ModelFileMissing(path) from None

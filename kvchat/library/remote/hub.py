@@ -144,7 +144,16 @@ class Hub:
         query = {"search": text, "filter": "gguf", "sort": "downloads", "direction": -1, "limit": MAX_RESULTS}
         entries = await self._json("/api/models", query)
         with _valid_response(_("Search")):
-            return tuple(map(_parse_model, entries))
+            return tuple(
+                HubModel(
+                    str(entry["id"]),
+                    int(entry.get("downloads") or 0),
+                    int(entry.get("likes") or 0),
+                    datetime.fromisoformat(entry["lastModified"]) if entry.get("lastModified") else None,
+                    bool(entry.get("gated")),
+                )
+                for entry in entries
+            )
 
     async def repository(self, repository: str) -> HubRepository:
         """Return a repository by "owner/name". Raises HubError, AccessNeeded."""
@@ -243,17 +252,6 @@ def _valid_response(source: str) -> Any:
             f"{source}: {error!r}.",
             _("The response may not come from Hugging Face. Check your network and proxy."),
         ) from error
-
-
-def _parse_model(entry: dict[str, Any]) -> HubModel:
-    updated = entry.get("lastModified")
-    return HubModel(
-        str(entry["id"]),
-        int(entry.get("downloads") or 0),
-        int(entry.get("likes") or 0),
-        datetime.fromisoformat(updated) if updated else None,
-        bool(entry.get("gated")),
-    )
 
 
 def _parse_files(entries: Iterable[dict[str, Any]]) -> tuple[HubFile, ...]:

@@ -112,13 +112,13 @@ class FirstStart(QWidget):
             self._download.cancel()
 
     def _load(self) -> None:
-        for run in (self._load_starter(), self._load_hardware(), self._load_models()):
-            self._runner.start(run)
+        async def load_starter() -> None:
+            self._has_starter = await asyncio.to_thread(is_starter_downloaded, self._runtime.paths.models)
+            self.starter_button.setText(starter_title(is_downloaded=self._has_starter))
+            self.starter_button.setAccessibleName(self.starter_button.text())
 
-    async def _load_starter(self) -> None:
-        self._has_starter = await asyncio.to_thread(is_starter_downloaded, self._runtime.paths.models)
-        self.starter_button.setText(starter_title(is_downloaded=self._has_starter))
-        self.starter_button.setAccessibleName(self.starter_button.text())
+        for run in (load_starter(), self._load_hardware(), self._load_models()):
+            self._runner.start(run)
 
     async def _load_hardware(self) -> None:
         runtime = self._runtime

@@ -117,19 +117,16 @@ class LocalModels(QWidget):
         for folder in folders:
             others = [other for other in folders if other != folder]
             title = _("Stop scanning {folder}", folder=folder).replace("&", "&&")
-            menu.addAction(title, partial(self._set_folders, others))
+            menu.addAction(title, partial(self.set_folders, others))
         menu.popup(self.folders_button.mapToGlobal(self.folders_button.rect().topLeft()))
         return menu
 
-    def add_folder(self, folder: str) -> None:
-        self._set_folders([*self._runtime.settings.model_folders, folder])
-
     def _ask_folder(self) -> None:
         dialog = file_dialog(self, _("Choose a folder with models"), QFileDialog.FileMode.Directory)
-        dialog.fileSelected.connect(self.add_folder)
+        dialog.fileSelected.connect(lambda path: self.set_folders([*self._runtime.settings.model_folders, path]))
         dialog.open()
 
-    def _set_folders(self, folders: Sequence[str]) -> None:
+    def set_folders(self, folders: Sequence[str]) -> None:
         async def apply() -> None:
             unique = tuple(dict.fromkeys(folders))
             await self._runtime.apply_settings(dataclasses.replace(self._runtime.settings, model_folders=unique))

@@ -34,7 +34,6 @@ def test_header_agrees_with_llama_cpp(tiny_model: Callable[[str], Path]) -> None
     path = tiny_model("llama")
     header, reference = read_header(path), gguf.GGUFReader(path)
     assert header.data_offset == reference.data_offset
-    assert 0 <= path.stat().st_size - header.data_end < 32  # writers pad the end
     for ours, theirs in zip(header.tensors, reference.tensors, strict=True):
         assert (ours.name, ours.shape, ours.bytes) == (theirs.name, tuple(theirs.shape), theirs.n_bytes)
     keys = {key for key in reference.fields if not key.startswith("GGUF.")}

@@ -132,7 +132,7 @@ async def test_folders_are_added_and_dropped(runtime: StagedRuntime, models: Mod
     await until(lambda: models.local.list.rows)
     runtime.models.there = []
     runtime.models.locked = (UnreadableFolder(Path("/locked"), "Permission denied"),)
-    models.local.add_folder(str(tmp_path))
+    models.local.set_folders([str(tmp_path)])
     await until(lambda: not models.local.list.rows)
     assert runtime.settings.model_folders == (str(tmp_path),)
     assert models.local.status.text() == "/locked cannot be read."

@@ -7,7 +7,6 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPlainTextEdit
 from pytestqt.qtbot import QtBot
 
-from kvchat.settings import Settings
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.programs.last_requests import describe_request, receipt_of
 from kvchat.ui.programs.programs_window import ProgramsWindow
@@ -35,8 +34,6 @@ def words(window: ProgramsWindow) -> str:
 
 
 async def test_programs_stand_with_what_was_found_the_last_one_first(filled: StagedRuntime, window: MainWindow) -> None:
-    assert Settings().api_rules == ()
-    assert not Settings().api_server
     programs = window.side_windows.open_programs()
     assert [row.title for row in programs.list.rows] == [CLAUDE, "opencode", LONG_NAME]
     first = programs.list.rows[0]

@@ -1,11 +1,10 @@
 """The settings window, used by fields, lists and buttons, with the staged runtime."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QPoint, Qt, QUrl
+from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QWidget
 from pytestqt.qtbot import QtBot
@@ -99,22 +98,6 @@ async def test_starting_at_login_is_the_desktop_s_to_know(
     await until(lambda: settings.notices.on_show)
     assert settings.notices.on_show[0].texts[0] == "The “Start at login” setting could not be changed"
     await until(lambda: not entry.switch.isChecked())
-
-
-async def test_what_is_on_or_off_has_a_switch(
-    runtime: StagedRuntime, settings: SettingsWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    switch = settings.page(GeneralPage).settings["model_titles"].switch
-    before = runtime.settings.model_titles
-    assert (switch.isChecked(), switch.accessibleName()) == (before, "Automatic chat titles")
-    qtbot.keyClick(switch, Qt.Key.Key_Space)
-    await until(lambda: runtime.settings.model_titles is not before)
-    end = QPoint(switch.width() - 3, switch.height() // 2)  # where a check box of the style has nothing
-    qtbot.mouseClick(switch, LEFT, pos=end)
-    await until(lambda: runtime.settings.model_titles is before)
-    runtime.settings = replace(runtime.settings, model_titles=not before)
-    runtime.events.publish(SettingsChanged())
-    assert switch.isChecked() is not before
 
 
 async def test_when_the_engine_runs_and_what_others_change(
