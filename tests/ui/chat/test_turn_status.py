@@ -81,14 +81,6 @@ def test_the_first_token_proves_what_of_the_restore_was_used(first: FirstToken, 
     assert status.remarks[0] == expected
 
 
-def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
-    hollow = RestoreFailed(Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}), hollow=True)
-    status = told(*A_RESTORE, hollow)
-    assert status.remarks[0] == Remark("read again: the loaded memory was not used", "warn")
-    status.handle_event(ReplyFinished("c", "m", a_receipt(Source.COLD, hollow=True, cached_tokens=12)))
-    assert status.remarks[0].tone == "warn"
-
-
 def test_at_the_end_the_strip_has_the_receipt_s_figures() -> None:
     receipt = a_receipt(tokens_per_second=6.7, restore_ms=2080.0, prefetched=True)
     status = told(

@@ -48,7 +48,10 @@ async def test_enter_during_a_reply_queues_and_the_reply_s_end_sends(
     qtbot.mouseClick(waiting.edit_button, Qt.MouseButton.LeftButton)
     assert (window.composer.draft, waiting.isVisible()) == ("second", False)
     enter(qtbot, window.composer, " try")
-    enter(qtbot, window.composer, "and more")
+    assert not window.composer.send_after_reply_button.isVisible(), "there is nothing to send"
+    window.composer.editor.insertPlainText("and more")
+    qtbot.mouseClick(button(window.composer, "Send after this reply"), Qt.MouseButton.LeftButton)
+    assert (window.composer.draft, furnished.chat.is_answering(chat)) == ("", True)
     assert window.chat.send_controller.queued(chat)[0] == "second try\n\nand more"
     window.chat.open("a")
     assert not waiting.isVisible(), "it waits in its own chat"
@@ -59,20 +62,6 @@ async def test_enter_during_a_reply_queues_and_the_reply_s_end_sends(
     furnished.chat.finish()
     await until(lambda: not window.runner._tasks)
     assert len(sent(furnished)) == 2
-
-
-async def test_the_mouse_alone_queues(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    """The button appears beside Stop, only if there is something to send."""
-    chat, composer = await answering(window, furnished, qtbot), window.composer
-    assert button(composer, "Stop").isVisible()
-    assert not composer.send_after_reply_button.isVisible()
-    composer.editor.insertPlainText("second")
-    qtbot.mouseClick(button(composer, "Send after this reply"), Qt.MouseButton.LeftButton)
-    assert (composer.draft, composer.queued_message.summary.full_text) == ("", "second")
-    assert not composer.send_after_reply_button.isVisible()
-    assert furnished.chat.is_answering(chat)
-    furnished.chat.finish()
-    await until(lambda: sent(furnished) == ["first", "second"])
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
