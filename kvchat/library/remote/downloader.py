@@ -321,5 +321,6 @@ async def run_on_own_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         with contextlib.suppress(RuntimeError):  # it has just ended
             loop.call_soon_threadsafe(task.cancel)
+        thread.add_done_callback(lambda ended: ended.exception())  # retrieved: nobody waits for it
         await asyncio.wait([thread], timeout=LAST_MOMENT_S)
         raise
