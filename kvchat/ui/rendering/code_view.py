@@ -26,7 +26,7 @@ from kvchat.ui.widgets.text_search import format_range, select
 
 _PIECE = 20_000  # characters lexed as one text
 _MAX_LINE = 2_000  # characters shown of a line; the copy button gives all of it
-_SLOW_S, _MAX_SLOW_S = 0.003, 0.5  # a token slower than this is slow; limit for all slow tokens together
+_SLOW_S, _MAX_SLOW_S = 0.003, 0.5  # a token slower than this is slow; limit for a piece's
 _LINE_HEIGHT = 128.0  # percent
 _STEP_S = 0.006  # longest step of highlighting
 _MAX_HIGHLIGHTED = 400_000  # characters; the rest stays plain
@@ -59,7 +59,7 @@ class LineHighlighter:
             Name.Tag: theme.code_keyword,
             Name.Attribute: theme.code_name,
         }
-        self._slow_left = _MAX_SLOW_S
+        self._slow_left, self._start = _MAX_SLOW_S, 0
         self._safe = self.safe_line = 0  # where lexing can resume: no token was open there
         self._text = self._piece = ""
         self._tokens: Iterator[tuple[int, _TokenType, str]] = iter(())
@@ -100,12 +100,14 @@ class LineHighlighter:
             now = time.thread_time()
             self._slow_left -= now - before if now - before > _SLOW_S else 0
             if self._slow_left < 0:
-                self._lexer, self._tokens = None, iter(())
+                self._lexer, self._tokens, self.safe_line = None, iter(()), len(self.spans) - 1
                 return False
             before = now
         return True
 
     def _begin_piece(self) -> None:
+        if self._safe != self._start:  # or garbage collections would add up
+            self._slow_left = _MAX_SLOW_S
         self._start = self._safe
         self._piece = self._text[self._safe : self._safe + _PIECE]
         if self._lexer is not None:
