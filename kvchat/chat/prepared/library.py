@@ -304,11 +304,11 @@ class Library:
 def _raise_too_long(tokens: int, engine: ReadyEngine, documents: Sequence[Document]) -> NoReturn:
     room = engine.limit - engine.reserve(None)
     ends = list(itertools.accumulate(len(document.text) for document in documents))  # in characters
-    amount = _("about {share} of it fits", share=format_percent(100 * room // tokens / 100))
+    amount = _("about {share} of it", share=format_percent(100 * room // tokens / 100))
     if len(ends) > 1:
         fits = format_number(sum(end * tokens <= room * ends[-1] for end in ends))
         count = format_number(len(ends))
-        amount = _("the first {fits} of its {count} files fit, {amount}", fits=fits, count=count, amount=amount)
+        amount = _("{fits} of its {count} files, {amount}", fits=fits, count=count, amount=amount)
     counts = {"tokens": format_number(tokens), "room": format_number(room), "amount": amount}
     detail = _("It has {tokens} tokens, but only {room} fit in the context: {amount}.", **counts)
     raise PreparationError(_("This is too long for the model's context"), detail, _(_TOO_LONG))

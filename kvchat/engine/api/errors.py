@@ -202,7 +202,7 @@ _GPU_LOST = _Rule(  # backend errors after a driver reset or loss of the card: g
     r"(CUDA|ROCm|MUSA|HIP) error|DeviceLost|device lost|GPU is lost|fallen off the bus|unspecified launch failure"
     r"|command buffer \d+ failed|SYCL error",
     FailureKind.GPU_LOST,
-    N_("The GPU stopped working for the engine"),
+    N_("The engine lost access to the GPU"),
     N_(
         "This can happen when the GPU driver is reset or updated, or after sleep. If it continues, "
         "restart the computer."

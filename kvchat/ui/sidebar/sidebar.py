@@ -249,7 +249,7 @@ class Sidebar(QFrame):
         self.empty_label = label(_("No chats yet.\nYour chats will appear here."), "small", wraps=True)
         self.empty_label.setContentsMargins(10, 4, 10, 0)
         self.empty_label.hide()  # not loaded yet: unread chats are not missing
-        tip = _("Documents processed once, ready to start chats with")
+        tip = _("Documents processed in advance for new chats")
         self.library_button = button(_("Library"), kind="usage", tip=tip)
         self.usage_button = ElidedButton("usage", padding=_BESIDE_USAGE)
         self.usage_button.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
