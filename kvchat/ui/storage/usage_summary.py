@@ -239,7 +239,8 @@ class UsageSummary(QWidget):
             figure.setText(format_size(count) if count else _("nothing"))
         floor, others = format_size(usage.free_floor_bytes), ""
         rule = _(
-            "When less than {free_floor_bytes} is free on the disk, kvchat stops saving chat memory.", free_floor_bytes=floor
+            "When less than {free_floor_bytes} is free on the disk, kvchat stops saving chat memory.",
+            free_floor_bytes=floor,
         )
         if usage.other_bytes:
             size = format_size(usage.other_bytes)
