@@ -27,7 +27,7 @@ from kvchat.chat.record.tree import copy_to_branch
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
-from kvchat.session.exchange import Exchange, Request
+from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.host import MAX_RESERVE, ReadyEngine
 from kvchat.session.slot import Slot
 from kvchat.session.slot_request import Priority
@@ -170,7 +170,7 @@ class ContextService:
             owner = conversation_id or ""
 
             async def enlarge(slot: Slot, _may_continue: Callable[[], bool]) -> None:
-                await self._turn_context.exchange(slot, owner).with_room(Request((), model=chosen.model), tokens)
+                await self._turn_context.exchange(slot, owner).with_room(PromptRequest((), model=chosen.model), tokens)
 
             async def enlarge_when_idle() -> None:  # restarts the engine with room for the unsent draft
                 with contextlib.suppress(KvchatError):  # the next request reports it
@@ -252,7 +252,7 @@ class ContextService:
             plain = replace(reduction.sampling, max_tokens=reduction.reserve, stop=None, json_schema=None, grammar=None)
             chunks: list[str] = []
             exchange = self._turn_context.exchange(slot, conversation_id)
-            request = Request(messages, lambda: plain, reduction.chosen.model, reduction.chosen.options.template)
+            request = PromptRequest(messages, lambda: plain, reduction.chosen.model, reduction.chosen.options.template)
             async with exchange.explaining_losses():
                 await exchange.answer(request, lambda chunk: chunks.append(chunk.text))
             if not (summary := "".join(chunks).strip()):
@@ -280,7 +280,7 @@ class ContextService:
         turn_context.require_no_reply(conversation_id)
         chosen, branch = await turn_context.settings_and_branch(conversation_id)
         exchange = Exchange(turn_context.slots, slot, turn_context.host, conversation_id)
-        request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
+        request = PromptRequest(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
         engine = (await exchange.ready(request)).engine
         sizes = [
             await engine.engine.count_tokens(prompt_content(message)) + _extra_tokens(message) for message in branch

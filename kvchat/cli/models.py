@@ -17,7 +17,7 @@ from kvchat.library.gguf.facts import read_facts
 from kvchat.library.memory.demand import LoadLimits, available_memory
 from kvchat.library.memory.verdict import judge_size
 from kvchat.library.model_library import FoundModel, ModelLibrary, UnreadableFolder
-from kvchat.library.remote.downloader import Order, fetch_on_own_loop
+from kvchat.library.remote.downloader import DownloadOrder, fetch_on_own_loop
 from kvchat.library.remote.hub import HubFile, HubRepository, parse_repository
 from kvchat.library.remote.starter import suggestions_for, tier_for
 from kvchat.settings import load_settings
@@ -139,7 +139,7 @@ async def get(options: arguments.GetModelOptions, commands: Commands) -> int:
     def report_progress(done: int, rate: float, checking: bool) -> None:
         show_progress(_("Checking:") if checking else _("Downloading:"), done, file.size)
 
-    order = Order(repository.repository, repository.revision, file)
+    order = DownloadOrder(repository.repository, repository.revision, file)
     path = await fetch_on_own_loop(order, commands.paths.models, hub, report_progress)
     print_out(str(path))
     if options.use:

@@ -31,7 +31,7 @@ from kvchat.engine_host.choice import user_arguments
 from kvchat.engine_host.engines import server_key
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
-from kvchat.library.remote.downloader import Order, disk_failure, fetch_on_own_loop, run_on_own_loop
+from kvchat.library.remote.downloader import DownloadOrder, disk_failure, fetch_on_own_loop, run_on_own_loop
 from kvchat.library.remote.github import REPOSITORY, GitHub, backend_of, builds_for
 from kvchat.library.remote.starter import installed_starter, starter_path
 from kvchat.settings import Settings
@@ -60,7 +60,7 @@ class EngineDownload:
     """The progress of a download, in bytes and bytes per second; `rate` is 0 if unknown."""
 
     stage: Stage
-    order: Order | None = None  # None while looking it up
+    order: DownloadOrder | None = None  # None while looking it up
     downloaded_bytes: int = 0
     rate: float = 0.0
     steps: tuple[TrialStep, ...] = ()
@@ -211,7 +211,7 @@ class EngineSetup:
             return error.detail or error.title
         return ""
 
-    async def _newest_build(self, backend: Backend | None) -> Order:
+    async def _newest_build(self, backend: Backend | None) -> DownloadOrder:
         """Find the newest build for this computer's GPU, of the backend if given. Raises KvchatError."""
         graphics = await asyncio.to_thread(detect_graphics)
         if not graphics.vendors:
@@ -255,7 +255,7 @@ class EngineSetup:
         model = await asyncio.to_thread(trial_model, self._paths, self._settings())
         return engine, await try_engine(engine.location, model, report_step, needs=backend_of(name))
 
-    def _make_room(self, order: Order) -> None:
+    def _make_room(self, order: DownloadOrder) -> None:
         """Delete other partial downloads and check the free space. Raises KvchatError."""
         try:
             self._downloads.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -277,7 +277,7 @@ class EngineSetup:
                 _("Free up disk space, then try again."),
             )
 
-    def _unpack(self, order: Order, stop: threading.Event) -> None:
+    def _unpack(self, order: DownloadOrder, stop: threading.Event) -> None:
         target = self._engines / order.file.name
         try:
             with tempfile.TemporaryDirectory(prefix=".new-", dir=self._engines, ignore_cleanup_errors=True) as name:

@@ -18,7 +18,7 @@ from kvchat.gateway.pending_request import MustRestart, PendingRequest, shared_t
 from kvchat.gateway.records import RequestRecord, Stage, headers_of, is_lost
 from kvchat.gateway.rewriting import PromptRewriter
 from kvchat.kvstore.savepoint import SHARED_AUDIENCE, Tokens, common_prefix
-from kvchat.session.exchange import Exchange, Request
+from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.prefill import TARGET_STEP_MS, prefill_ahead, tail_size
 from kvchat.session.proof import SOURCES, LoadedState, Source
 from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN, PrefillSample
@@ -34,7 +34,7 @@ PROVED = ("cached", "prompt")  # known from the answer; the rest, at its start
 @dataclass
 class Forwarder:
     pending: PendingRequest
-    request: Request
+    request: PromptRequest
     exchange: Exchange
     set_stage: Callable[[RequestRecord, Stage], None]
     rewriter: PromptRewriter

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.gateway.diagnosis.prompts import Divergence
-from kvchat.gateway.diagnosis.rules import Change
+from kvchat.gateway.diagnosis.rules import PromptChange
 from kvchat.kvstore.savepoint import program_owner
 from kvchat.system.files import atomic_write, read_json
 from kvchat.text.reasons import Reason, ReasonCode
@@ -78,7 +78,7 @@ class RequestRecord:
     whole_only: bool = False  # the states are usable only as a whole
     is_unlike_stored: bool = False  # no similar prompt is known for the program
     divergence: Divergence | None = None  # from the closest earlier prompt; its texts are shown only in the window
-    changes: tuple[Change, ...] = ()  # by enabled rules; also window-only
+    changes: tuple[PromptChange, ...] = ()  # by enabled rules; also window-only
     has_own_key: bool = False  # the program used its own API key
     is_shared: bool = False  # all programs share their memory
     _began: float = field(default_factory=time.perf_counter, repr=False)

@@ -10,7 +10,7 @@ from datetime import datetime
 from kvchat.engine.api.errors import EngineRefused
 from kvchat.gateway.diagnosis import causes
 from kvchat.gateway.diagnosis.prompts import Divergence, Prompt, RecentPrompts
-from kvchat.gateway.diagnosis.rules import RULES, Change, RuleState
+from kvchat.gateway.diagnosis.rules import RULES, PromptChange, RuleState
 from kvchat.gateway.dialects.request import Form, ParsedRequest
 from kvchat.gateway.pending_request import PendingRequest, RenderedPrompt
 from kvchat.gateway.records import RequestRecord
@@ -50,10 +50,10 @@ class PromptRewriter:
 
     def rewrite(
         self, program: str, request: ParsedRequest, rules: Collection[str]
-    ) -> tuple[ParsedRequest, tuple[Change, ...]]:
+    ) -> tuple[ParsedRequest, tuple[PromptChange, ...]]:
         """Apply a program's enabled rules; return the same request if nothing changed. Never raises."""
         state, now = self._states.setdefault(program, RuleState()), self._clock()
-        body, changes = request.body, list[Change]()
+        body, changes = request.body, list[PromptChange]()
         try:
             for rule in RULES.values():  # fixed order
                 if rule.name in rules:
@@ -101,7 +101,7 @@ class PromptRewriter:
         self._states.pop(program, None)
 
 
-def tokens_saved(changes: Iterable[Change], text: str, tokens: int, cached: int) -> dict[str, int]:
+def tokens_saved(changes: Iterable[PromptChange], text: str, tokens: int, cached: int) -> dict[str, int]:
     """Estimate the tokens each rule saved in a prompt of `tokens` tokens, of which `cached` were cached.
 
     Tokens found after the first point of divergence are credited to the rule that applied there.

@@ -20,7 +20,7 @@ from kvchat.gateway.records import MAX_MODEL_NAME, RequestLog, RequestRecord, St
 from kvchat.gateway.rewriting import PromptRewriter, tokens_saved
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import ignore_event
-from kvchat.session.exchange import Exchange, Request
+from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.host import EngineHost
 from kvchat.session.lease import Lease
 from kvchat.session.prefill import Settling
@@ -166,7 +166,7 @@ class RequestRunner:
         model = await self.find_model(pending.request.model)
         record.answering_model = model.name if model else ""
         messages = (ChatMessage("user", "", pictures=pictures),) if pictures else ()
-        request = Request(messages, model=model.path if model else None)
+        request = PromptRequest(messages, model=model.path if model else None)
         if self.host.is_ready(request.model, vision=request.vision):  # without an engine, no slot holds anything
             engine = await self.host.ready(request.model, vision=request.vision)
             self.crashes.watch(engine.engine.lifetime)
@@ -175,7 +175,7 @@ class RequestRunner:
         while not await self._answer_in_slot(pending, request):
             self.log.set_stage(record, Stage.QUEUED)
 
-    async def _answer_in_slot(self, pending: PendingRequest, request: Request) -> bool:
+    async def _answer_in_slot(self, pending: PendingRequest, request: PromptRequest) -> bool:
         """Answer, then settle and save; False if the request must start over."""
         record = pending.record
         async with contextlib.AsyncExitStack() as stack:

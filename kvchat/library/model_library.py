@@ -11,7 +11,7 @@ from kvchat.library.gguf.facts import GgufFacts, part_name, read_facts
 from kvchat.library.gguf.parser import NotAModel
 from kvchat.library.memory.verdict import Judgement
 from kvchat.library.model_files import ModelFolder, Source, inode_of, model_files, model_folders
-from kvchat.library.remote.downloader import Order
+from kvchat.library.remote.downloader import DownloadOrder
 from kvchat.library.remote.downloads import Downloads
 from kvchat.library.remote.hub import Hub, HubFile, HubRepository, TokenStore
 from kvchat.system.concurrency import in_thread
@@ -88,11 +88,11 @@ class ModelLibrary:
 
     def download(self, repository: HubRepository, file: HubFile) -> Path:
         """Start downloading a model; return its future path. Raises HubError for an invalid file name."""
-        return self.downloads.begin(Order(repository.repository, repository.revision, file))
+        return self.downloads.begin(DownloadOrder(repository.repository, repository.revision, file))
 
     def is_downloaded(self, repository: HubRepository, file: HubFile) -> bool:
         """Return True if kvchat downloaded this model. Raises HubError for an invalid file name."""
-        return Order(repository.repository, repository.revision, file).is_downloaded(self._paths.models)
+        return DownloadOrder(repository.repository, repository.revision, file).is_downloaded(self._paths.models)
 
     def _folders(self) -> list[ModelFolder]:
         return model_folders(self._paths.models, map(expand_user, self._chosen()))

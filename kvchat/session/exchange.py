@@ -50,7 +50,7 @@ class PromptTooLong(KvchatError):
 
 
 @dataclass(frozen=True)
-class Request:
+class PromptRequest:
     messages: Sequence[ChatMessage]
     sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # called when ready: it may depend on the model
     model: str | None = None  # path; None: the one in use
@@ -92,7 +92,7 @@ class Exchange:
     def engine(self) -> ReadyEngine | None:
         return self.lease.engine if self.lease else None
 
-    async def answer(self, request: Request, on_chunk: ChunkHandler) -> None:
+    async def answer(self, request: PromptRequest, on_chunk: ChunkHandler) -> None:
         """Prepare the slot and send; `on_chunk` gets the chunks, and the progress before them.
 
         If the context runs out because other slots use it, a started answer ends as if it had filled the context.
@@ -150,7 +150,7 @@ class Exchange:
         if self._is_restore_cleared:
             self._slot.unproved_point = None
 
-    async def prepare(self, request: Request) -> Lease:
+    async def prepare(self, request: PromptRequest) -> Lease:
         """Get an engine ready and the best state into its slot. Raises like `answer`."""
         self.loaded, self._prefilled, self.timings, self.result = NOTHING_LOADED, None, None, None
         lease = await self.ready(request)
@@ -168,7 +168,7 @@ class Exchange:
             self.loaded = replace(self.loaded, miss_reason=Reason(ReasonCode.FIRST_REPLY))
         return lease
 
-    async def ask(self, request: Request, on_chunk: ChunkHandler) -> None:
+    async def ask(self, request: PromptRequest, on_chunk: ChunkHandler) -> None:
         """Send a prepared request, then prove what was loaded for it. Raises like `answer`."""
         lease, self.finish_reason = self._leased, None
         lease.note_contents(self.prompt[: self.loaded.expected_cached], loaded=self.loaded)
@@ -203,7 +203,7 @@ class Exchange:
             await self._host.note_restore(hollow=verdict.hollow)
         return self.result
 
-    async def ready(self, request: Request, tokens: int = 0) -> Lease:
+    async def ready(self, request: PromptRequest, tokens: int = 0) -> Lease:
         """Lease the slot of a ready engine with room for `tokens`, if it can grow so far. Raises KvchatError."""
         slots, slot, model, vision = self._slots, self._slot, request.model, request.vision
         is_ready, asked_at, engine = self._host.is_ready(model, vision=vision), time.perf_counter(), None
@@ -221,7 +221,7 @@ class Exchange:
         self.lease = Lease(slots, slot, engine.with_template(request.template), self._owner, self._notify)
         return self.lease
 
-    async def with_room(self, request: Request, tokens: int) -> Lease:
+    async def with_room(self, request: PromptRequest, tokens: int) -> Lease:
         """Like `ready`, for an engine that is too small: restart it, which empties its slot."""
         self._notify(MakingRoom(tokens))
         try:
@@ -265,7 +265,7 @@ class Exchange:
         assert self.lease is not None, "prepare comes first"
         return self.lease
 
-    async def _answer(self, request: Request, on_chunk: ChunkHandler) -> None:
+    async def _answer(self, request: PromptRequest, on_chunk: ChunkHandler) -> None:
         lease = await self.prepare(request)
         if request.system and not self.loaded.expected_cached:
 

@@ -15,7 +15,7 @@ from kvchat.engine_host import host as engine_host
 from kvchat.engine_host.host import IdleStop
 from kvchat.kvstore.exchange import stored_manifest
 from kvchat.runtime import Runtime
-from kvchat.session.exchange import Exchange, Request
+from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.prefill import StepPacer
 from kvchat.session.restore_cost import PrefillSample
 from kvchat.session.slot import Slot
@@ -141,7 +141,7 @@ async def _forge(runtime: Runtime, file: Path) -> None:
     assert evil != tokens
 
     async def work(slot: Slot, may_continue: object) -> None:
-        lease = await Exchange(runtime.chat.slots, slot, runtime.engine, chat.id).ready(Request([]))
+        lease = await Exchange(runtime.chat.slots, slot, runtime.engine, chat.id).ready(PromptRequest([]))
         await lease.engine.engine.erase_slot()
         await lease.engine.engine.prefill(evil)
         path = lease.engine.slot_path / "forged.slot"

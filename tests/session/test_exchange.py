@@ -17,7 +17,7 @@ from kvchat.engine.api.wire import ChatChunk, ChatMessage, PromptProgress, Sampl
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.events import MakingRoom, RequestSent, SessionEvent, WaitingForEngine
-from kvchat.session.exchange import Exchange, PromptTooLong, Request
+from kvchat.session.exchange import Exchange, PromptRequest, PromptTooLong
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.proof import Source
 from kvchat.session.restore_support import Finding, Strategy
@@ -97,7 +97,7 @@ class Session:
         )
 
     async def ask(self, on_chunk: Callable[[ChatChunk], bool] | None = None) -> None:
-        await self.exchange.answer(Request([MESSAGE]), on_chunk or self.chunks.append)
+        await self.exchange.answer(PromptRequest([MESSAGE]), on_chunk or self.chunks.append)
 
 
 DONE = EngineRefused(400, "the script is over")
@@ -128,7 +128,7 @@ async def test_the_slot_contents_are_known_after_a_stop_before_the_answer(
     engine.hangs = asyncio.Event()
     session = Session(ready(engine, strategy))
     known = await engine.prompt_tokens([MESSAGE])
-    await session.exchange.ready(Request([MESSAGE]))
+    await session.exchange.ready(PromptRequest([MESSAGE]))
     if strategy.saves:
         session.exchange.lease.note_contents(known[:40], is_exact=True)
     asking = asyncio.ensure_future(session.ask())

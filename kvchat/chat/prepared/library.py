@@ -31,7 +31,7 @@ from kvchat.engine.api.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, Fingerprint, Tokens
 from kvchat.session.events import SaveSkipped, SessionEvent
-from kvchat.session.exchange import Exchange, Request
+from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.host import MAX_RESERVE, RESERVE_SHARE, ReadyEngine
 from kvchat.session.prefill import prefill_and_save, save_points_of
 from kvchat.session.proof import NOTHING_AHEAD
@@ -91,13 +91,13 @@ class ReadingTask:
     total: int = 0  # 0: not counted
 
 
-Purge = Callable[[Mapping[str, set[str]]], Coroutine[Any, Any, None]]
+PurgeMemory = Callable[[Mapping[str, set[str]]], Coroutine[Any, Any, None]]
 
 
 class Library:
     """Event-loop thread only. All methods raise KvchatError."""
 
-    def __init__(self, turn_context: TurnContext, purge: Purge, on_slot_changed: Callable[[], object]) -> None:
+    def __init__(self, turn_context: TurnContext, purge: PurgeMemory, on_slot_changed: Callable[[], object]) -> None:
         """`purge` deletes an owner's saved state. `on_slot_changed`: called when a slot was used."""
         self._turn_context, self._purge, self._on_slot_changed = turn_context, purge, on_slot_changed
         self.reading: dict[str, ReadingTask] = {}  # by id
@@ -252,12 +252,12 @@ class Library:
         exchange = Exchange(turn_context.slots, slot, turn_context.host, prepared.owner, on_event)
         messages = prompt_messages([system_message([document.attachment for document in documents])])
         async with exchange.explaining_losses():
-            lease = await exchange.ready(Request(messages))
+            lease = await exchange.ready(PromptRequest(messages))
             boundary = await lease.turn_boundary(messages)
             tokens = len(boundary)
             needed = tokens + lease.engine.reserve(None)
             if lease.engine.too_small(needed) and needed <= lease.engine.limit:
-                lease = await exchange.with_room(Request(messages), needed)
+                lease = await exchange.with_room(PromptRequest(messages), needed)
             if needed > min(lease.engine.limit, lease.engine.context_size):
                 _raise_too_long(tokens, lease.engine, documents)
             if not (lease.saving_enabled and lease.engine.can_save(tokens)):

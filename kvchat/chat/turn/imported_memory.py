@@ -19,7 +19,7 @@ from kvchat.engine.api.errors import EngineError
 from kvchat.engine.api.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import CHATS_AUDIENCE, Fingerprint, StoreRefused, Tokens, imported_audience, is_imported
-from kvchat.session.exchange import PromptTooLong, Request
+from kvchat.session.exchange import PromptRequest, PromptTooLong
 from kvchat.session.lease import Lease
 from kvchat.session.prefill import prefill_and_save, save_points_of
 from kvchat.session.slot import Slot
@@ -60,7 +60,7 @@ class MemoryVerifier:
         turn_context = self._turn_context
         chosen, branch = await turn_context.settings_and_branch(conversation_id)
         messages = prompt_messages(branch)
-        request = Request(messages, model=chosen.model, template=chosen.options.template)
+        request = PromptRequest(messages, model=chosen.model, template=chosen.options.template)
         if not start and not turn_context.host.is_ready(chosen.model, vision=needs_vision(messages)):
             return ImportTestResult(is_pending=True)
 
@@ -143,7 +143,7 @@ class MemoryVerifier:
         chosen, branch = await turn_context.settings_and_branch(conversation_id)
         if not ends_with_reply(branch):
             raise VerificationError(_("The last message has no reply yet."))
-        request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
+        request = PromptRequest(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
         exchange, restore_cost = turn_context.exchange(slot, conversation_id), turn_context.slots.restore_cost
         async with exchange.explaining_losses():
             lease = await exchange.ready(request)

@@ -26,7 +26,7 @@ from kvchat.engine.api.errors import EngineError
 from kvchat.engine.api.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens, common_prefix
-from kvchat.session.exchange import Request
+from kvchat.session.exchange import PromptRequest
 from kvchat.session.lease import Lease
 from kvchat.session.prefill import SaveCallback, prefill_and_save, save_nothing
 from kvchat.session.proof import LoadedState
@@ -165,7 +165,7 @@ class ReadAhead:
             return False  # only sending a message loads another model or projector
         if not ends_with_reply(branch) and any(message.role is not Role.SYSTEM for message in branch):
             return False
-        request = Request(messages, model=chosen.model, template=chosen.options.template)
+        request = PromptRequest(messages, model=chosen.model, template=chosen.options.template)
         try:
             lease = await turn_context.exchange(slot, owner).ready(request)
             boundary = await lease.turn_boundary(messages)

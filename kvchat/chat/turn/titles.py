@@ -17,7 +17,7 @@ from kvchat.engine.api.errors import EngineError
 from kvchat.engine.api.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
-from kvchat.session.exchange import Exchange, Request
+from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.host import TemplateOptions
 from kvchat.session.slot import Slot
 from kvchat.session.slot_request import Priority
@@ -134,7 +134,7 @@ class TitleGenerator:
             if not (isinstance(loss, EngineError) and loss.restore_fault):  # the cause is set aside: retry
                 attempt.answer = attempt.answer or ""
 
-    async def _title_request(self, attempt: _TitleAttempt, exchange: Exchange) -> tuple[Request, Tokens] | None:
+    async def _title_request(self, attempt: _TitleAttempt, exchange: Exchange) -> tuple[PromptRequest, Tokens] | None:
         """Return the request and its turn boundary; None if the chat would have to be processed again."""
         turn_context, conversation_id = self._turn_context, attempt.conversation_id
         chosen = await turn_context.answer_settings(conversation_id)
@@ -144,7 +144,7 @@ class TitleGenerator:
         ):
             return None
         messages = [*history, ChatMessage(Role.USER.value, TITLE_REQUEST)]
-        request = Request(messages, model=chosen.model, template=chosen.options.template)
+        request = PromptRequest(messages, model=chosen.model, template=chosen.options.template)
         lease = await exchange.ready(request)
         boundary = await lease.turn_boundary(history)
         if lease.slot.holder(lease.engine.generation) != conversation_id:

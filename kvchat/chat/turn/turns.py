@@ -45,7 +45,7 @@ from kvchat.engine.api.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens, is_imported
 from kvchat.session.events import RequestSent, SaveSkipped, SessionEvent
-from kvchat.session.exchange import Exchange, Request
+from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.lease import save_failure_reason
 from kvchat.session.prefill import Settling, SystemPrompt
 from kvchat.system.concurrency import InterruptibleTask
@@ -172,7 +172,7 @@ class Turn:
             self._chosen_sampling = sampling
             return sampling
 
-        async def stream(request: Request) -> None:
+        async def stream(request: PromptRequest) -> None:
             last = request.messages[-1]
             echo = EchoFilter(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
             try:
@@ -182,7 +182,7 @@ class Turn:
 
         has_system = self.saves and path[0].role is Role.SYSTEM
         system = SystemPrompt(path[0].id, is_shared) if has_system else None
-        request = Request(messages, choose_sampling, chosen.model, chosen.options.template, system)
+        request = PromptRequest(messages, choose_sampling, chosen.model, chosen.options.template, system)
         async with reply.periodic_flush():
             await stream(request)
             while exchange.has_outgrown_context and exchange.result:

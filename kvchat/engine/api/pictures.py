@@ -26,7 +26,7 @@ FIRST_PICTURE_ID = -2  # −1 is llama-server's placeholder
 CACHE_BYTES = 64_000_000  # recent pictures, sent again when the slot is settled
 _PLACEHOLDER = Picture(b"\x89PNG")  # templates ignore picture contents
 
-Call = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # POST a body to a path
+PostJson = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # POST a body to a path
 Tokenize = Callable[[str, bool], Awaitable[tuple[int, ...]]]  # ids of a text; True adds the special ones of prompts
 
 
@@ -37,7 +37,7 @@ def pictures_unusable(reason: str) -> EngineRefused:
 class PicturePrompts:
     """Prompts with pictures for one engine process. Every method raises EngineGone or EngineRefused."""
 
-    def __init__(self, call: Call, tokenize: Tokenize, projector: str, marker: str) -> None:
+    def __init__(self, call: PostJson, tokenize: Tokenize, projector: str, marker: str) -> None:
         """`projector`: its identity. `marker`: a picture's placeholder in a rendered prompt."""
         self._call, self._tokenize, self._projector, self._marker = call, tokenize, projector, marker
         self._cache: dict[Picture, tuple[int, ...]] = {}  # ids, last used last

@@ -77,7 +77,7 @@ _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
 
 
 @dataclass(frozen=True)
-class Change:
+class PromptChange:
     rule: str
     location: str
     original: str
@@ -105,17 +105,17 @@ class Rule:
     title: str
     description: str  # one sentence
     # Returns the body, copied where it changed. May raise anything if the body is not a valid request.
-    apply: Callable[[Body, RuleState, datetime], tuple[Body, list[Change]]]
+    apply: Callable[[Body, RuleState, datetime], tuple[Body, list[PromptChange]]]
 
 
-def _remove_billing_header(body: Body, state: RuleState, now: datetime) -> tuple[Body, list[Change]]:
+def _remove_billing_header(body: Body, state: RuleState, now: datetime) -> tuple[Body, list[PromptChange]]:
     path: Path
     for where, path, text in _texts(N_("the system prompt"), ("system",), body.get("system")):
         match = _BILLING.search(text)
         if match is None:
             continue
         differs = state.has_changed(BILLING_HEADER, "", match.group())
-        change = Change(BILLING_HEADER, where, match.group().strip()[:_MAX_SHOWN], "", differs)
+        change = PromptChange(BILLING_HEADER, where, match.group().strip()[:_MAX_SHOWN], "", differs)
         value: Any = _BILLING.sub("", text)
         blocks = body["system"]
         if isinstance(blocks, list) and len(blocks) > 1 and not value.strip():
@@ -127,7 +127,7 @@ def _remove_billing_header(body: Body, state: RuleState, now: datetime) -> tuple
     return body, []
 
 
-def _hold_clock(body: Body, state: RuleState, now: datetime) -> tuple[Body, list[Change]]:
+def _hold_clock(body: Body, state: RuleState, now: datetime) -> tuple[Body, list[PromptChange]]:
     """Keep the first date and time in the system prompt and the first message for 24 hours."""
     left, changes = _MAX_SEARCHED, []
     for where, path, whole in list(_fixed_texts(body)):
@@ -149,7 +149,7 @@ def _hold_clock(body: Body, state: RuleState, now: datetime) -> tuple[Body, list
             continue
         match, old = pairs[0]
         before, after = (_line(text, match, stamp)[:_MAX_SHOWN] for stamp in (match.group(), old))
-        changes.append(Change(HOLD_CLOCK, where, before, after, differs, after.strip()))
+        changes.append(PromptChange(HOLD_CLOCK, where, before, after, differs, after.strip()))
         for match, old in reversed(pairs):
             whole = whole[: match.start()] + old + whole[match.end() :]
         body = _replaced(body, path, whole)

@@ -62,7 +62,7 @@ class Origin(Protocol):
 
 
 @dataclass(frozen=True)
-class Order:
+class DownloadOrder:
     """A model to download, as stored next to the unfinished model."""
 
     repository: str
@@ -100,7 +100,7 @@ class Order:
         )
 
 
-def unfinished_orders(models: Path) -> Iterator[Order]:
+def unfinished_orders(models: Path) -> Iterator[DownloadOrder]:
     """Yield the unfinished downloads in a folder tree; skips hidden folders."""
     for path in sorted(models.rglob(f"*{ORDER_SUFFIX}")):
         if any(piece.startswith(".") for piece in path.relative_to(models).parts):
@@ -110,7 +110,7 @@ def unfinished_orders(models: Path) -> Iterator[Order]:
             yield order
 
 
-def discard(order: Order, models: Path) -> None:
+def discard(order: DownloadOrder, models: Path) -> None:
     """Delete the downloaded parts of an unfinished model. Raises OSError."""
     order.order_file(models).unlink(missing_ok=True)
     for part in order.file.parts:
@@ -120,7 +120,7 @@ def discard(order: Order, models: Path) -> None:
             folder.rmdir()
 
 
-async def fetch_model(order: Order, models: Path, origin: Origin, on_progress: Progress) -> Path:
+async def fetch_model(order: DownloadOrder, models: Path, origin: Origin, on_progress: Progress) -> Path:
     """Download the missing parts, check hashes and move them into place; return the first file.
 
     Cancelling keeps what has arrived, for resuming. Raises HubError, DownloadFailed.
@@ -168,7 +168,7 @@ _active_targets: set[Path] = set()  # first files of active downloads
 class _PartDownload:
     """Download of one file, hashed as it is written."""
 
-    order: Order
+    order: DownloadOrder
     part: HubPart
     path: Path
     origin: Origin
@@ -235,7 +235,7 @@ class _PartDownload:
         )
 
 
-def _check_room(order: Order, models: Path) -> None:
+def _check_room(order: DownloadOrder, models: Path) -> None:
     repository, path = order.repository, order.file.parts[0].path
     largest = max(part.size for part in order.file.parts)
     if largest > MAX_FILE_BYTES:
@@ -269,18 +269,18 @@ def disk_failure(folder: Path, error: OSError) -> DownloadFailed:
     )
 
 
-def _read_order(path: Path) -> Order | None:
+def _read_order(path: Path) -> DownloadOrder | None:
     try:
         raw = read_json(path)
         parts = tuple(HubPart(str(p["path"]), int(p["size"]), str(p["sha256"])) for p in raw["file"]["parts"])
         file = HubFile(str(raw["file"]["name"]), str(raw["file"]["quantisation"]), parts)
-        return Order(str(raw["repository"]), str(raw["revision"]), file) if parts else None
+        return DownloadOrder(str(raw["repository"]), str(raw["revision"]), file) if parts else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 async def fetch_on_own_loop(
-    order: Order, folder: Path, origin: Origin, report: Callable[[int, float, bool], object]
+    order: DownloadOrder, folder: Path, origin: Origin, report: Callable[[int, float, bool], object]
 ) -> Path:
     """Run `fetch_model` with `run_on_own_loop`.
 

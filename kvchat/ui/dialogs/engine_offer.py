@@ -21,7 +21,7 @@ from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import flow
 
-Start = Callable[[Coroutine[Any, Any, None]], object]
+StartTask = Callable[[Coroutine[Any, Any, None]], object]
 PROMISE = N_(
     "kvchat downloads the engine from llama.cpp’s releases on GitHub, verifies its hash and uses it "
     "only if it passes a test. Your current engine stays installed."
@@ -33,7 +33,7 @@ class EngineOffer(QWidget):
 
     tried = Signal()  # an engine was added, chosen or not
 
-    def __init__(self, look: Look, engines: EngineSetup, start: Start, *, standalone: bool = False) -> None:
+    def __init__(self, look: Look, engines: EngineSetup, start: StartTask, *, standalone: bool = False) -> None:
         """start: starts a task; standalone: standalone, hidden until `look` finds an unused graphics card"""
         super().__init__()
         self._engines, self._start = engines, start

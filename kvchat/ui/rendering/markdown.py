@@ -19,7 +19,7 @@ _MAX_PLAIN = 3_000  # characters of a block
 _EMPTY_LINE = '<p class="plain" style="-qt-paragraph-type:empty"><br></p>'
 _WITHOUT_BULLETS = '<ul style="list-style-type:none">'
 
-Env = dict[str, Any]  # markdown-it's: link references and footnotes so far
+MarkdownEnv = dict[str, Any]  # markdown-it's: link references and footnotes so far
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ class Markdown:
     def __init__(self, theme: Theme) -> None:
         self._parser = markdown_parser(renderer_class(theme))
 
-    def units(self, text: str, env: Env, *, streaming: bool) -> list[Unit]:
+    def units(self, text: str, env: MarkdownEnv, *, streaming: bool) -> list[Unit]:
         """Return the units of `text` in order; store definitions in `env`. Never raises."""
         env[STREAMING] = streaming
         return list(_units(self._parser.parse(text, env)))
 
-    def blocks(self, unit: Unit, source: str, env: Env) -> list[Block]:
+    def blocks(self, unit: Unit, source: str, env: MarkdownEnv) -> list[Block]:
         """Render a unit whose Markdown is `source`; a list item with code gives several blocks."""
         first = unit.tokens[0]
         if is_too_deep(unit.tokens):
@@ -105,7 +105,7 @@ class Markdown:
             return self._item(unit, source, env)
         return [Prose(*self._render(unit.tokens, source, env), heading=first.type == "heading_open")]
 
-    def _item(self, unit: Unit, source: str, env: Env) -> list[Block]:
+    def _item(self, unit: Unit, source: str, env: MarkdownEnv) -> list[Block]:
         tokens = unit.tokens[1:-1]
         base = unit.tokens[0].level + 1
         tag = _WITHOUT_BULLETS if unit.tokens[0].attrGet("class") else "<ul>"  # tasks have a class and a box
@@ -130,7 +130,7 @@ class Markdown:
             run = []
         return blocks
 
-    def _render(self, tokens: Sequence[Token], source: str, env: Env) -> tuple[str, str, tuple[Formula, ...]]:
+    def _render(self, tokens: Sequence[Token], source: str, env: MarkdownEnv) -> tuple[str, str, tuple[Formula, ...]]:
         env[FORMULAS] = []
         text = self._parser.renderer.render(tokens, self._parser.options, env)
         return text.strip(), source, tuple(env[FORMULAS])

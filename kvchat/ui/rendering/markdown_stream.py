@@ -13,7 +13,17 @@ from typing import Any
 
 from markdown_it.token import Token
 
-from kvchat.ui.rendering.markdown import ITEM, Block, Code, Env, Markdown, Prose, Unit, code_language, plain_block
+from kvchat.ui.rendering.markdown import (
+    ITEM,
+    Block,
+    Code,
+    Markdown,
+    MarkdownEnv,
+    Prose,
+    Unit,
+    code_language,
+    plain_block,
+)
 
 SLICE = 4_000  # characters per step
 TABLE_CELLS = 120  # per table while it grows; more rows go into another table below with the same head
@@ -56,7 +66,10 @@ class MarkdownStream:
         self._tail = ""  # read, not settled
         self._ordinal: int | None = None  # of the tail's first item in a list that began earlier
         self._fence: _Fence | None = None
-        self._env: Env = {"references": {}, "footnotes": {"refs": {}, "list": {}}}  # definitions in settled text
+        self._env: MarkdownEnv = {
+            "references": {},
+            "footnotes": {"refs": {}, "list": {}},
+        }  # definitions in settled text
         self._pieces: list[str] = []  # settled pieces of the table the tail continues
         self.finished = False  # set it when no more text is expected: the next steps settle the whole text
 
@@ -123,7 +136,7 @@ class MarkdownStream:
             self._tail = self._tail[position:]
         return bool(units) and self._begin_tail(units[keep])
 
-    def _final(self, unit: Unit, source: str, env: Env) -> list[Block]:
+    def _final(self, unit: Unit, source: str, env: MarkdownEnv) -> list[Block]:
         """Return a settled unit's blocks. A formula still open in it will not be closed."""
         if unit.kind == "table_open":
             before, self._pieces = self._pieces, []
@@ -139,7 +152,7 @@ class MarkdownStream:
             return self._read(source, env)
         return self._markdown.blocks(unit, source, env)
 
-    def _read(self, source: str, env: Env) -> list[Block]:
+    def _read(self, source: str, env: MarkdownEnv) -> list[Block]:
         units = self._markdown.units(source, env, streaming=False)
         return [block for unit in units for block in self._markdown.blocks(unit, source, env)]
 
@@ -172,7 +185,7 @@ class MarkdownStream:
         self.settled_blocks += list(blocks)  # iterating may remove settled blocks
         self.open_blocks = []
 
-    def _define(self, env: Env) -> None:
+    def _define(self, env: MarkdownEnv) -> None:
         fresh = _labels(env) - _labels(self._env)
         self._env = _copy(env)
         for i, old in enumerate(self.settled_blocks):
@@ -208,13 +221,13 @@ def _source(text: str, starts: list[int], unit: Unit) -> str:
     return text[starts[unit.first_line] : end].rstrip("\n") + "\n"
 
 
-def _labels(env: Env) -> set[str]:
+def _labels(env: MarkdownEnv) -> set[str]:
     """Return the references to definitions, [LABEL] or [^LABEL], in capitals."""
     notes: dict[str, Any] = env["footnotes"]["refs"]
     return {f"[{label}]" for label in env["references"]} | {f"[^{label[1:].upper()}]" for label in notes}
 
 
-def _copy(env: Env) -> Env:
+def _copy(env: MarkdownEnv) -> MarkdownEnv:
     return {
         "references": dict(env.get("references", {})),
         "footnotes": {"refs": dict.fromkeys(env["footnotes"]["refs"], -1), "list": {}},  # -1: not referenced yet

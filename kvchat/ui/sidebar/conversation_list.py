@@ -20,7 +20,7 @@ from kvchat.text.formatting import one_line
 from kvchat.text.language import N_, _, join_list
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
-from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, draw_text, mirrored_box
+from kvchat.ui.widgets.lists import ROW, ItemDelegate, ItemList, ItemModel, ModelIndex, draw_text, mirrored_box
 
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Conversation
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvchat.kvstore.savepoint import ConversationUsage
 
 
-class Order(Enum):
+class SortOrder(Enum):
     """Sort order; chats kept on top come first."""
 
     USED = N_("Last used first")
@@ -40,7 +40,7 @@ class Order(Enum):
 class Arrangement:
     """View of the chats: all unarchived ones, one folder's, or the archive."""
 
-    order: Order = Order.USED
+    order: SortOrder = SortOrder.USED
     folder: str | None = None
     archive: bool = False
 
@@ -56,7 +56,9 @@ class Arrangement:
         try:
             values = json.loads(text)
             folder = values["folder"]
-            return Arrangement(Order[values["order"]], None if folder is None else str(folder), bool(values["archive"]))
+            return Arrangement(
+                SortOrder[values["order"]], None if folder is None else str(folder), bool(values["archive"])
+            )
         except (ValueError, LookupError, TypeError):
             return Arrangement()
 
@@ -65,9 +67,9 @@ def arranged(chats: Sequence[Conversation], arrangement: Arrangement) -> list[Co
     """Return the visible chats in order. chats: last used first"""
     folder = arrangement.folder
     visible = [chat for chat in chats if chat.archived == arrangement.archive and folder in (None, chat.folder)]
-    if arrangement.order is Order.CREATED:
+    if arrangement.order is SortOrder.CREATED:
         visible.sort(key=lambda chat: -chat.created_at.timestamp())
-    elif arrangement.order is Order.NAME:
+    elif arrangement.order is SortOrder.NAME:
         visible.sort(key=lambda chat: chat.title.casefold())
     return sorted(visible, key=lambda chat: not chat.on_top)
 
@@ -83,10 +85,10 @@ _AGES = N_("Today"), N_("Yesterday"), N_("Last 7 days"), N_("Last 30 days"), N_(
 
 
 def with_headings(
-    chats: Sequence[Conversation], order: Order, now: datetime | None = None
+    chats: Sequence[Conversation], order: SortOrder, now: datetime | None = None
 ) -> Sequence[Conversation | Heading]:
     """Return the chats in order under date headings; without headings if ordered by name."""
-    if order is Order.NAME:
+    if order is SortOrder.NAME:
         return chats
     now = now or datetime.now().astimezone()
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -101,12 +103,12 @@ def with_headings(
     return rows
 
 
-def _times(chats: Sequence[Conversation], order: Order, now: float) -> list[float]:
+def _times(chats: Sequence[Conversation], order: SortOrder, now: float) -> list[float]:
     """Return when each chat was used, or made, in seconds since 1970, never increasing and at most `now`.
 
     Clocks may have been wrong: a time before that of a later chat, or in the future, is replaced by its neighbor's.
     """
-    times = [(chat.updated_at if order is Order.USED else chat.created_at).timestamp() for chat in chats]
+    times = [(chat.updated_at if order is SortOrder.USED else chat.created_at).timestamp() for chat in chats]
     latest = 0.0
     for place in reversed(range(len(times))):
         if times[place] <= now:
@@ -164,7 +166,7 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
         self._row_of, self._row_numbers = row_of, {chat.id: place for place, chat in enumerate(chats)}
         self.set_rows(chats)
 
-    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+    def data(self, index: ModelIndex, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         row = self.rows[index.row()]
         return self._row_of(row) if role == ROW and not isinstance(row, Heading) else super().data(index, role)
 
@@ -181,24 +183,24 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
         place = self._row_numbers.get(conversation_id or "")
         return QModelIndex() if place is None else self.index(place)
 
-    def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
+    def setData(self, index: ModelIndex, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
         title = str(value).strip()
         if role != Qt.ItemDataRole.EditRole or not title or title == self.rows[index.row()].title:
             return False
         self.renamed.emit(self.rows[index.row()].id, title)
         return True
 
-    def flags(self, index: Index) -> Qt.ItemFlag:
+    def flags(self, index: ModelIndex) -> Qt.ItemFlag:
         if isinstance(self.rows[index.row()], Heading):
             return Qt.ItemFlag.NoItemFlags
         return Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable | Qt.ItemFlag.ItemIsEditable
 
 
 class ConversationDelegate(ItemDelegate):
-    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
+    def sizeHint(self, option: QStyleOptionViewItem, index: ModelIndex) -> QSize:
         return QSize(80, option.fontMetrics.height() + 18)
 
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: ModelIndex) -> None:
         row: Row | Heading = index.data(ROW)
         if isinstance(row, Heading):
             painter.setFont(self.small_font(option.font))
@@ -230,17 +232,17 @@ class ConversationDelegate(ItemDelegate):
         )
         painter.restore()
 
-    def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
+    def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: ModelIndex) -> QWidget:
         editor = QLineEdit(parent, maxLength=200)
         editor.setAccessibleName(_("New title"))
         return editor
 
-    def setEditorData(self, editor: QWidget, index: Index) -> None:
+    def setEditorData(self, editor: QWidget, index: ModelIndex) -> None:
         """Set the title unless the user has typed: the list may be refreshed at any time."""
         if isinstance(editor, QLineEdit) and not editor.isModified():
             super().setEditorData(editor, index)
 
-    def updateEditorGeometry(self, editor: QWidget, option: QStyleOptionViewItem, index: Index) -> None:
+    def updateEditorGeometry(self, editor: QWidget, option: QStyleOptionViewItem, index: ModelIndex) -> None:
         editor.setGeometry(mirrored_box(option, option.rect.adjusted(self.look.px(26), 2, -2, -2)))
 
     def _paint_dot(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> None:

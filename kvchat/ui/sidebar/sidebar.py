@@ -46,14 +46,14 @@ from kvchat.ui.sidebar.conversation_list import (
     ChatList,
     ConversationDelegate,
     ConversationModel,
-    Order,
     Row,
+    SortOrder,
     arranged,
     folders_of,
     with_headings,
 )
 from kvchat.ui.widgets.layouts import ElidedButton
-from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, draw_text
+from kvchat.ui.widgets.lists import ROW, ItemDelegate, ItemList, ItemModel, ModelIndex, draw_text
 from kvchat.ui.widgets.text_search import format_range
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ class _ResultModel(ItemModel["ChatHit"]):
 
 
 class _ResultDelegate(ItemDelegate):
-    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
+    def sizeHint(self, option: QStyleOptionViewItem, index: ModelIndex) -> QSize:
         lines = 1 + (_LINES if index.data(ROW).excerpt else 0)
         return QSize(80, lines * (option.fontMetrics.height() + 2) + 2 * _ABOVE)
 
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: ModelIndex) -> None:
         theme, hit = self.look.theme, index.data(ROW)
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
@@ -353,7 +353,7 @@ class Sidebar(QFrame):
         views = [(_("All chats"), replace(now, folder=None, archive=False))]
         views += [(folder, replace(now, folder=folder, archive=False)) for folder in self.folders]
         views += [(_("Archive"), replace(now, folder=None, archive=True))]
-        orders = [(_(order.value), replace(now, order=order)) for order in Order]
+        orders = [(_(order.value), replace(now, order=order)) for order in SortOrder]
         for group in (views, orders):
             for title, arrangement in group:
                 action = menu.addAction(title.replace("&", "&&"))

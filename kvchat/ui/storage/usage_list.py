@@ -16,7 +16,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.commands import add_keep_actions
 from kvchat.ui.storage.usage_summary import describe_loss, describe_split, describe_use
 from kvchat.ui.widgets.controls import mix
-from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, draw_text, mirrored_box
+from kvchat.ui.widgets.lists import ROW, ItemDelegate, ItemList, ItemModel, ModelIndex, draw_text, mirrored_box
 
 _MENU_KEYS = (Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_Space)
 BUTTON, _PAD, _GAP, _BAR = 28, 9, 6, 7  # pixels, the first at 100 % text
@@ -55,11 +55,11 @@ def shared_colour(look: Look) -> QColor:
 class UsageDelegate(ItemDelegate):
     shows_selection = False
 
-    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
+    def sizeHint(self, option: QStyleOptionViewItem, index: ModelIndex) -> QSize:
         small = QFontMetrics(self.small_font(option.font)).height()
         return QSize(120, 2 * _PAD + option.fontMetrics.height() + small + 2 * _GAP + _BAR)
 
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: ModelIndex) -> None:
         row: UsageRow = index.data(ROW)
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)

@@ -34,7 +34,7 @@ _STATE_TEXTS = {
 }
 
 
-class Request(Enum):
+class RequestKind(Enum):
     REGENERATE = "regenerate"  # new alternative reply
     REGENERATE_WITH = "regenerate-with"  # the same with another model, chosen first
     CONTINUE = "continue"  # extend the reply
@@ -46,7 +46,7 @@ class Request(Enum):
 
 @dataclass(frozen=True)
 class MessageRequest:
-    run: Request
+    run: RequestKind
     message: Message
     text: str = ""
 

@@ -31,7 +31,7 @@ JUMP_ROOM = _JUMP_SIZE + 2 * _JUMP_MARGIN  # pixels used at the page's bottom
 _AT_END = 40  # pixels from the end that count as the end
 _AHEAD, _MAX_VIEWS = 40, 120  # messages: widgets made before they are seen; maximum number of widgets
 
-View = UserView | ReplyView
+AnyMessageView = UserView | ReplyView
 
 
 class RowHeights:
@@ -79,7 +79,7 @@ class MessageColumn(QScrollArea):
         self.messages: Sequence[Message] = []
         self._rows = RowHeights()
         self._row_by_id: dict[str, int] = {}
-        self.views: dict[str, View] = {}  # of messages with a widget
+        self.views: dict[str, AnyMessageView] = {}  # of messages with a widget
         self._pinned: Callable[[], set[str]] = set  # messages whose widgets stay, besides those being edited
         self._follow = True
         self._value = 0  # last scroll bar value
@@ -135,7 +135,7 @@ class MessageColumn(QScrollArea):
     def whole_message(self, message: Message, *, markdown: bool) -> str:
         return message.content.strip("\n") if markdown else message_text(self._style.markdown, message)
 
-    def _new_view(self, message: Message) -> View:
+    def _new_view(self, message: Message) -> AnyMessageView:
         raise NotImplementedError
 
     def _estimated_height(self, message: Message) -> int:
@@ -191,7 +191,7 @@ class MessageColumn(QScrollArea):
                     has_changed |= self._measure(row, view, width)
         return top
 
-    def _measure(self, row: int, view: View, width: int) -> bool:
+    def _measure(self, row: int, view: AnyMessageView, width: int) -> bool:
         height = view.heightForWidth(width) + _gap_below(view)
         if not view.complete:
             height = max(height, self._rows.heights[row])
@@ -219,7 +219,7 @@ class MessageColumn(QScrollArea):
         self._content.resize(area, max(self._height(), self.viewport().height()))
         self._bar.setValue(top)
 
-    def _view(self, row: int) -> View:
+    def _view(self, row: int) -> AnyMessageView:
         message = self.messages[row]
         view = self.views.get(message.id)
         if view is None:
@@ -283,5 +283,5 @@ class MessageColumn(QScrollArea):
         self._arrange(TOP + self._rows.top(row) + round(share_above * self._rows.heights[row]) - value)
 
 
-def _gap_below(view: View) -> int:
+def _gap_below(view: AnyMessageView) -> int:
     return _GAP_AFTER_USER if isinstance(view, UserView) else GAP

@@ -13,7 +13,7 @@ from kvchat.ui.attachments.chips import ChipRows
 from kvchat.ui.base.building import button, column, label, row, styled
 from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.text_page import PageStyle
-from kvchat.ui.transcript.footer import MessageActions, MessageRequest, Request
+from kvchat.ui.transcript.footer import MessageActions, MessageRequest, RequestKind
 from kvchat.ui.transcript.part_column import PartColumn
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 
@@ -115,7 +115,7 @@ class MessageView(QWidget):
         self._hidden_widgets: list[QWidget] = []  # by the editor
         if siblings := message.siblings:
             position, count = siblings.index(message.id), len(siblings)
-            self.action_row.add_pager(position, count, lambda to: self._request(Request.SWITCH, siblings[to]))
+            self.action_row.add_pager(position, count, lambda to: self._request(RequestKind.SWITCH, siblings[to]))
 
     @property
     def complete(self) -> bool:
@@ -142,7 +142,7 @@ class MessageView(QWidget):
             action, hint = _("Send"), _("The later messages stay in their own branch.")
         old = self.message.content.strip("\n") if text is None else text
         self.editor = MessageEditor(old, self.page_style.font, action, hint, enter=is_user, parent=self)
-        self.editor.finished.connect(lambda text: self._request(Request.EDIT, text))
+        self.editor.finished.connect(lambda text: self._request(RequestKind.EDIT, text))
         self.editor.canceled.connect(self.end_edit)
         self.editor.changed.connect(self.changed)
         parts = self.findChildren(QWidget, options=Qt.FindChildOption.FindDirectChildrenOnly)
@@ -165,7 +165,7 @@ class MessageView(QWidget):
             part.show()
         self.changed.emit()
 
-    def _request(self, run: Request, text: str = "") -> None:
+    def _request(self, run: RequestKind, text: str = "") -> None:
         self.requested.emit(MessageRequest(run, self.message, text))
 
     def enterEvent(self, event: QEnterEvent) -> None:
@@ -194,7 +194,7 @@ class UserView(MessageView):
         add = self.action_row.add
         add("copy", _("Copy this message"), lambda: QGuiApplication.clipboard().setText(message.content))
         add("edit", _("Edit this message"), self.edit)
-        add("trash", _("Delete this message and everything after it"), lambda: self._request(Request.DELETE))
+        add("trash", _("Delete this message and everything after it"), lambda: self._request(RequestKind.DELETE))
         self._blocks = plain_blocks(message.content.strip("\n"))
         self._has_text = bool(message.content.strip()) or not message.attachments
         self._built_blocks = 0  # blocks

@@ -14,7 +14,7 @@ from kvchat.ui.base.building import button, styled
 from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.text_page import PageStyle
-from kvchat.ui.transcript.footer import ReceiptView, ReplyFooter, Request
+from kvchat.ui.transcript.footer import ReceiptView, ReplyFooter, RequestKind
 from kvchat.ui.transcript.message_view import BUILD_MS, MessageView, short_name
 from kvchat.ui.transcript.part_column import PartColumn
 
@@ -108,11 +108,11 @@ class ReplyView(MessageView):
         add, request = self.action_row.add, self._request
         add("copy", _("Copy the reply"), lambda: QGuiApplication.clipboard().setText(self.text))
         add("edit", _("Edit the reply"), self.edit)
-        add("again", _("Regenerate the reply"), lambda: request(Request.REGENERATE))
-        add("swap", _("Regenerate with another model"), lambda: request(Request.REGENERATE_WITH))
-        self._continue = add("go-on", _("Continue the reply"), lambda: request(Request.CONTINUE))
-        add("fork", _("Fork into a new chat"), lambda: request(Request.FORK))
-        add("trash", _("Delete the reply and everything after it"), lambda: request(Request.DELETE))
+        add("again", _("Regenerate the reply"), lambda: request(RequestKind.REGENERATE))
+        add("swap", _("Regenerate with another model"), lambda: request(RequestKind.REGENERATE_WITH))
+        self._continue = add("go-on", _("Continue the reply"), lambda: request(RequestKind.CONTINUE))
+        add("fork", _("Fork into a new chat"), lambda: request(RequestKind.FORK))
+        add("trash", _("Delete the reply and everything after it"), lambda: request(RequestKind.DELETE))
 
     @property
     def complete(self) -> bool:

@@ -15,8 +15,8 @@ from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.text_page import PageStyle, TextPage, ask_to_open
 from kvchat.ui.transcript.find import HitMarks
-from kvchat.ui.transcript.footer import MessageRequest, Request
-from kvchat.ui.transcript.message_column import GAP, JUMP_ROOM, TOP, MessageColumn, View
+from kvchat.ui.transcript.footer import MessageRequest, RequestKind
+from kvchat.ui.transcript.message_column import GAP, JUMP_ROOM, TOP, AnyMessageView, MessageColumn
 from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.selection import Selection
@@ -218,8 +218,8 @@ class Transcript(MessageColumn):
                 self._edits[id] = editor.field.toPlainText()
         super()._drop(ids)
 
-    def _new_view(self, message: Message) -> View:
-        view: View
+    def _new_view(self, message: Message) -> AnyMessageView:
+        view: AnyMessageView
         if message.role is Role.USER:
             view = UserView(self._style, message, self._content)
         else:
@@ -251,7 +251,7 @@ class Transcript(MessageColumn):
             self._branch_switch = None
         return view
 
-    def _watch(self, text: QTextEdit, view: View) -> None:
+    def _watch(self, text: QTextEdit, view: AnyMessageView) -> None:
         self.selection.watch(text, view)
         self.marks.watch(text)
         if isinstance(text, TextPage):
@@ -267,14 +267,14 @@ class Transcript(MessageColumn):
         if self._follow:
             self._arrange()
 
-    def _set_last(self, view: View) -> None:
+    def _set_last(self, view: AnyMessageView) -> None:
         if isinstance(view, ReplyView):
             view.set_last(self._row_by_id[view.message.id] == len(self.messages) - 1)
 
     def _forward_request(self, request: MessageRequest) -> None:
         """When branches are switched by keyboard, focus the same button of the next branch."""
         siblings, pager = request.message.siblings, self.views[request.message.id].action_row.pager
-        if request.run is Request.SWITCH and any(button.hasFocus() for button in pager):
+        if request.run is RequestKind.SWITCH and any(button.hasFocus() for button in pager):
             self._branch_switch = request.text, siblings.index(request.text) > siblings.index(request.message.id)
         self.message_requested.emit(request)
 

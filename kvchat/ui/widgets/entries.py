@@ -15,7 +15,7 @@ from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.controls import Switch
 
-Change = Callable[[str, Any], object]  # called with the setting's name and new value
+ChangeSetting = Callable[[str, Any], object]  # called with the setting's name and new value
 _FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # widths that align fields of different units
 _SEPARATORS = re.compile(r"[\s,_'’]")
 _SIZE = re.compile(r"(\d+|\d*\.\d+)([mgt]?)[bo]?", re.IGNORECASE)
@@ -114,7 +114,7 @@ class Entry(QWidget):
 
 class ChoiceEntry(Entry):
     def __init__(
-        self, look: Look, name: str, title: str, help: str, choices: Sequence[tuple[Any, str]], change: Change
+        self, look: Look, name: str, title: str, help: str, choices: Sequence[tuple[Any, str]], change: ChangeSetting
     ) -> None:
         self.choice_box = ChoiceBox(look, title)
         super().__init__(title, help, self.choice_box)
@@ -132,7 +132,7 @@ class ChoiceEntry(Entry):
 
 
 class SwitchEntry(Entry):
-    def __init__(self, look: Look, name: str, title: str, help: str, change: Change) -> None:
+    def __init__(self, look: Look, name: str, title: str, help: str, change: ChangeSetting) -> None:
         self.switch = Switch(look, title, help)
         super().__init__(title, help, self.switch)
         self._name = name
@@ -180,7 +180,15 @@ class _ShortField(QLineEdit):
 
 class NumberEntry(FieldEntry):
     def __init__(
-        self, name: str, title: str, help: str, notation: Notation, change: Change, *, default: str = "", reset: str
+        self,
+        name: str,
+        title: str,
+        help: str,
+        notation: Notation,
+        change: ChangeSetting,
+        *,
+        default: str = "",
+        reset: str,
     ) -> None:
         """default: placeholder; reset: text of the button that clears the field"""
         field, self.reset_button = _ShortField(), button(reset, self._reset, "link", name=f"{title}: {reset}")

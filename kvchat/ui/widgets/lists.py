@@ -22,10 +22,10 @@ from kvchat.text.language import join_list
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.layouts import plain_tip
 
-Index = QModelIndex | QPersistentModelIndex
+ModelIndex = QModelIndex | QPersistentModelIndex
 ROW = Qt.ItemDataRole.UserRole
 _PAD, _GAP = 9, 4  # pixels around and between a Row's two lines
-Box = TypeVar("Box", QRect, QRectF)
+Rect = TypeVar("Rect", QRect, QRectF)
 
 
 class HasTitle(Protocol):
@@ -76,10 +76,10 @@ class ItemModel(QAbstractListModel, Generic[R]):
         self.changePersistentIndexList(indexes, [self.index(places[old_keys[index.row()]]) for index in indexes])
         self.layoutChanged.emit()
 
-    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
+    def rowCount(self, parent: ModelIndex = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(self.rows)
 
-    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+    def data(self, index: ModelIndex, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         row = self.rows[index.row()]
         match role:
             case Qt.ItemDataRole.UserRole:
@@ -93,7 +93,7 @@ class ItemModel(QAbstractListModel, Generic[R]):
         return None
 
 
-def mirrored_box(option: QStyleOptionViewItem, box: Box) -> Box:
+def mirrored_box(option: QStyleOptionViewItem, box: Rect) -> Rect:
     """Mirror a row's box in right-to-left languages; Qt mirrors only text."""
     if option.direction is not Qt.LayoutDirection.RightToLeft:
         return box
@@ -118,7 +118,9 @@ class ItemDelegate(QStyledItemDelegate):
         super().__init__(parent)
         self.look = look
 
-    def helpEvent(self, event: QHelpEvent, view: QAbstractItemView, option: QStyleOptionViewItem, index: Index) -> bool:
+    def helpEvent(
+        self, event: QHelpEvent, view: QAbstractItemView, option: QStyleOptionViewItem, index: ModelIndex
+    ) -> bool:
         if event.type() == QHelpEvent.Type.ToolTip and index.isValid():
             tip = index.data(Qt.ItemDataRole.ToolTipRole)
             QToolTip.showText(event.globalPos(), plain_tip(tip or ""), view)
@@ -167,7 +169,7 @@ class ItemList(QListView):
         self.setAccessibleName(name)
         look.changed.connect(self.viewport().update)
 
-    def dataChanged(self, first: Index, last: Index, roles: Sequence[int] = ()) -> None:
+    def dataChanged(self, first: ModelIndex, last: ModelIndex, roles: Sequence[int] = ()) -> None:
         """Skip the relayout for equal-height rows: a list may have thousands."""
         if self.uniformItemSizes():
             QAbstractItemView.dataChanged(self, first, last, roles)
@@ -248,11 +250,11 @@ class RowList(ItemList):
 
 
 class RowDelegate(ItemDelegate):
-    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
+    def sizeHint(self, option: QStyleOptionViewItem, index: ModelIndex) -> QSize:
         small = QFontMetrics(self.small_font(option.font)).height()
         return QSize(120, 2 * _PAD + option.fontMetrics.height() + _GAP + small)
 
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: ModelIndex) -> None:
         row: Row = index.data(ROW)
         theme = self.look.theme
         painter.save()

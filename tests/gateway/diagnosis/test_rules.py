@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from kvchat.gateway.diagnosis.prompts import Prompt
-from kvchat.gateway.diagnosis.rules import RULES, Change
+from kvchat.gateway.diagnosis.rules import RULES, PromptChange
 from kvchat.gateway.dialects.request import Form, ParsedRequest
 from kvchat.gateway.rewriting import PromptRewriter, tokens_saved
 from tests.gateway import agents
@@ -25,7 +25,7 @@ class Clock:
 
 def rewrite(
     rewriter: PromptRewriter, body: Body, rules: Collection[str] = tuple(RULES)
-) -> tuple[Body, tuple[Change, ...]]:
+) -> tuple[Body, tuple[PromptChange, ...]]:
     request = ParsedRequest(Form.CHAT, json.dumps(body, ensure_ascii=False).encode(), body)
     rewritten, changes = rewriter.rewrite("program", request, rules)
     assert json.loads(rewritten.raw) == rewritten.body
@@ -95,7 +95,7 @@ def test_other_dates_are_left_alone(messages: list[Body], days: tuple[str, str])
 
 
 def test_saved_tokens_are_counted_from_the_engines_count() -> None:
-    def saved(rewritten: tuple[Body, tuple[Change, ...]], prompt: Prompt, cached: int) -> dict[str, int]:
+    def saved(rewritten: tuple[Body, tuple[PromptChange, ...]], prompt: Prompt, cached: int) -> dict[str, int]:
         return tokens_saved(rewritten[1], prompt.text, len(prompt), cached)
 
     rewriter = PromptRewriter(clock=Clock())

@@ -17,7 +17,7 @@ import pytest
 
 from kvchat.library.remote import downloader
 from kvchat.library.remote import hub as hub_module
-from kvchat.library.remote.downloader import DownloadFailed, Order, discard, fetch_model, unfinished_orders
+from kvchat.library.remote.downloader import DownloadFailed, DownloadOrder, discard, fetch_model, unfinished_orders
 from kvchat.library.remote.hub import AccessNeeded, Hub, HubError, HubFile, HubPart, Unreachable
 from tests.library.fake_hub import REVISION, TOKEN, FakeHub
 
@@ -33,13 +33,13 @@ def hub(served: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Hub:
     return Hub(lambda: None)
 
 
-def order(*paths: str, repository: str = REPOSITORY, content: bytes = CONTENT) -> Order:
+def order(*paths: str, repository: str = REPOSITORY, content: bytes = CONTENT) -> DownloadOrder:
     digest = hashlib.sha256(content).hexdigest()
     parts = tuple(HubPart(path, len(content), digest) for path in paths or (FILE,))
-    return Order(repository, REVISION, HubFile("Thing-7B-Q8_0", "Q8_0", parts))
+    return DownloadOrder(repository, REVISION, HubFile("Thing-7B-Q8_0", "Q8_0", parts))
 
 
-async def fetch(hub: Hub, models: Path, which: Order | None = None) -> Path:
+async def fetch(hub: Hub, models: Path, which: DownloadOrder | None = None) -> Path:
     return await fetch_model(which or order(), models, hub, lambda done, checking: None)
 
 

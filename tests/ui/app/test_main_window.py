@@ -27,7 +27,7 @@ from kvchat.chat.turn.forecasts import Forecast
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.errors import EngineError, EngineFailure, FailureKind
 from kvchat.errors import KvchatError
-from kvchat.library.remote.downloader import Order
+from kvchat.library.remote.downloader import DownloadOrder
 from kvchat.library.remote.downloads import Download, DownloadState
 from kvchat.library.remote.hub import HubFile, HubPart
 from kvchat.session.events import Restored, Restoring
@@ -581,7 +581,7 @@ async def test_quitting_in_the_middle_of_something_asks(
     window.chat.send_controller.send("go on")
     await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
     window.transfer.in_progress.append("Importing…")
-    order = Order("a/b", "c", HubFile("m", "", (HubPart("m.gguf", 10, "0" * 64),)))
+    order = DownloadOrder("a/b", "c", HubFile("m", "", (HubPart("m.gguf", 10, "0" * 64),)))
     waiting = Download(order, Path("m.gguf"), DownloadState.FETCHING)
     furnished.models.downloads._downloads[waiting.path] = waiting
     leave()

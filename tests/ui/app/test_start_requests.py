@@ -21,7 +21,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.start_requests import QuickWindow, StartRequestHandler
 from kvchat.ui.base.theme import Look
 from kvchat.ui.models.models_window import ModelsWindow
-from kvchat.ui.transcript.footer import MessageRequest, Request
+from kvchat.ui.transcript.footer import MessageRequest, RequestKind
 from kvchat.ui.transcript.reply_view import ReplyView
 from tests.library.gguf_files import write_gguf
 from tests.ui.staged_runtime import StagedRuntime
@@ -166,7 +166,7 @@ async def test_a_quick_question_is_answered_in_its_window(
     await until(lambda: not furnished.chat.is_answering(chat))
     assert window.chat.current == "d", "the main window stays where it was"
     reply = await furnished.chat.messages(chat)
-    quick.transcript.message_requested.emit(MessageRequest(Request.REGENERATE, reply[-1]))
+    quick.transcript.message_requested.emit(MessageRequest(RequestKind.REGENERATE, reply[-1]))
     await until(lambda: furnished.chat.is_answering(chat))
     furnished.chat.finish()
     await until(lambda: not furnished.chat.is_answering(chat))

@@ -8,7 +8,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.record.messages import Conversation
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.sidebar.conversation_list import Arrangement, Order, Row
+from kvchat.ui.sidebar.conversation_list import Arrangement, Row, SortOrder
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child, on_show
@@ -115,8 +115,8 @@ async def test_a_pin_and_folders_come_and_go(furnished: StagedRuntime, window: M
 @pytest.mark.parametrize(
     ("last", "now", "shown"),
     [
-        (Arrangement(Order.NAME), Arrangement(Order.NAME), "abcd"),
-        (Arrangement(Order.NAME, "R&D, “旅行”"), Arrangement(Order.NAME, "R&D, “旅行”"), "b"),
+        (Arrangement(SortOrder.NAME), Arrangement(SortOrder.NAME), "abcd"),
+        (Arrangement(SortOrder.NAME, "R&D, “旅行”"), Arrangement(SortOrder.NAME, "R&D, “旅行”"), "b"),
         (Arrangement(folder="Gone"), Arrangement(), "dcba"),
         (Arrangement(archive=True), Arrangement(archive=True), "a"),
     ],
@@ -163,6 +163,6 @@ async def test_all_of_thousands_stay_chosen_in_another_order(furnished: StagedRu
         furnished.chat.add(f"Chat {number}", id=f"n{number}")
     await until(lambda: window.sidebar.model.rowCount() == 2005)
     window.sidebar.list.selectAll()
-    window.sidebar.arrange(Arrangement(Order.NAME))
+    window.sidebar.arrange(Arrangement(SortOrder.NAME))
     assert len(window.sidebar.chosen) == 2004
     assert window.sidebar.chosen == window.chat.conversations.ids

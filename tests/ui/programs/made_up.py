@@ -5,7 +5,7 @@ from datetime import datetime
 
 from kvchat.api_service import LoadedSlot
 from kvchat.gateway.diagnosis.prompts import Divergence
-from kvchat.gateway.diagnosis.rules import Change
+from kvchat.gateway.diagnosis.rules import PromptChange
 from kvchat.gateway.records import Cost, RequestRecord, Stage, Total
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.ui.staged_runtime import StagedRuntime
@@ -42,7 +42,7 @@ def parted() -> RequestRecord:
         before.replace("Sun Nov 22", "Mon Nov 23"),
     )  # fmt: skip
     header = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=0aaa9;"
-    change = Change("billing-header", "the system prompt", header, "", would_diverge=True)
+    change = PromptChange("billing-header", "the system prompt", header, "", would_diverge=True)
     return a_request(
         1, source="cold", cached=312, read_ms=41_000.0, first_ms=41_300.0, saved_ms=600.0, divergence=divergence,
         changes=(change,),

@@ -7,7 +7,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import Conversation
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.sidebar.conversation_list import Arrangement, Heading, Order, arranged, with_headings
+from kvchat.ui.sidebar.conversation_list import Arrangement, Heading, SortOrder, arranged, with_headings
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 
@@ -19,7 +19,7 @@ def chat(id: str, *, hours: float, on_top: bool = False) -> Conversation:
     return Conversation(id, id, False, when, when, None, on_top=on_top)
 
 
-def shown(chats: list[Conversation], order: Order = Order.USED) -> list[str]:
+def shown(chats: list[Conversation], order: SortOrder = SortOrder.USED) -> list[str]:
     rows = with_headings(arranged(chats, Arrangement(order)), order, NOW)
     return [f"[{row.title}]" if isinstance(row, Heading) else row.id for row in rows]
 
@@ -33,8 +33,8 @@ def test_chats_are_parted_by_day() -> None:
     ]
     assert shown([*chats[:1], chat("kept", hours=900, on_top=True)]) == ["[Pinned]", "kept", "[Today]", "now"]
     assert shown([]) == []
-    assert shown([chat("a", hours=900)], Order.CREATED) == ["[Earlier]", "a"]
-    assert shown(chats[::5], Order.NAME) == ["now", "old"], "names have no days"
+    assert shown([chat("a", hours=900)], SortOrder.CREATED) == ["[Earlier]", "a"]
+    assert shown(chats[::5], SortOrder.NAME) == ["now", "old"], "names have no days"
 
 
 def test_times_of_a_wrong_clock_go_with_their_neighbors() -> None:
@@ -45,7 +45,7 @@ def test_times_of_a_wrong_clock_go_with_their_neighbors() -> None:
     assert shown([ahead, now, old]) == ["[Today]", "ahead", "now", "[Earlier]", "old"]
     assert shown([ahead, old]) == ["[Today]", "ahead", "[Earlier]", "old"]
     assert shown([behind, now, ahead, late]) == ["[Today]", "behind", "now", "ahead", "[Yesterday]", "late"]
-    assert shown([ahead, now, old], Order.CREATED) == ["[Today]", "ahead", "now", "[Earlier]", "old"]
+    assert shown([ahead, now, old], SortOrder.CREATED) == ["[Today]", "ahead", "now", "[Earlier]", "old"]
 
 
 async def test_a_heading_is_no_chat(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:

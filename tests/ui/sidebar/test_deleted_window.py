@@ -11,7 +11,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.sidebar.deleted_window import row_of
-from kvchat.ui.transcript.footer import MessageRequest, Request
+from kvchat.ui.transcript.footer import MessageRequest, RequestKind
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child, question
@@ -47,7 +47,7 @@ async def test_ctrl_z_has_back_what_was_deleted_last_long_after_the_notice(
     undo(window, qtbot)
     await until(lambda: window.chat.current == "d")
     await until(lambda: len(window.transcript.messages) == 1)
-    window.chat.handle_request(MessageRequest(Request.DELETE, window.transcript.messages[0]))
+    window.chat.handle_request(MessageRequest(RequestKind.DELETE, window.transcript.messages[0]))
     await until(lambda: not furnished.chat.said("d") and window.notices.undos)
     undo(window, qtbot)
     await until(lambda: len(furnished.chat.said("d")) == 1)

@@ -9,7 +9,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
-from kvchat.ui.transcript.footer import MessageRequest, Request
+from kvchat.ui.transcript.footer import MessageRequest, RequestKind
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
 from tests.ui.staged_runtime import StagedRuntime
@@ -82,9 +82,9 @@ async def test_stop_and_continue_look_as_after_a_restart(
         await grows(0, at, 17)
         window.chat.stop()
         await is_as_in_a_window_opened_now()
-        for request in (Request.CONTINUE, Request.REGENERATE):
+        for request in (RequestKind.CONTINUE, RequestKind.REGENERATE):
             page.message_requested.emit(MessageRequest(request, chat.said("lakes")[-1]))
-            await grows(at if request is Request.CONTINUE else 0, len(text), 11)
+            await grows(at if request is RequestKind.CONTINUE else 0, len(text), 11)
             chat.finish()
             await is_as_in_a_window_opened_now()
         await chat.recently_deleted.purge_chat("lakes")

@@ -13,7 +13,7 @@ from kvchat.chat.record.messages import Role
 from kvchat.text.search import parse_query
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.rendering.text_page import ask_to_open
-from kvchat.ui.transcript.footer import MessageRequest, Request
+from kvchat.ui.transcript.footer import MessageRequest, RequestKind
 from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
@@ -122,7 +122,7 @@ async def test_a_right_click_opens_a_menu(runtime: StagedRuntime, window: MainWi
     assert QApplication.clipboard().text() == "This."
     entries["Regenerate the reply"].trigger()
     menu.close()
-    assert requested[0].run is Request.REGENERATE
+    assert requested[0].run is RequestKind.REGENERATE
 
 
 async def test_nothing_grows_with_what_was_attached_or_asked(
