@@ -35,7 +35,7 @@ from kvchat.text.language import N_, _, format_number, join_sentences
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
 TRUNCATED_NAME = N_("Beginning of {name}")  # a truncated document
-MIN_PART_TOKENS = 64  # tokens; a shorter part is useless
+MIN_PART_TOKENS = 64  # a shorter part is useless
 RECENT_CHATS = 3  # chats likely to be continued: the context starts large enough for each
 BUDGET_DIVISORS = (2, 4, 8, 0)  # the last turns get 1/n of the context's tokens; 0: the last turn alone
 BYTES_PER_TOKEN = 4  # rough, until an engine counts
@@ -181,7 +181,7 @@ class ContextService:
         return ContextUsage(used, waiting, reserve, engine.limit, not exact)
 
     async def count_tokens(self, attachment: Attachment) -> _TokenCount:
-        """Count an attachment's tokens and return True with them; without a ready engine, an estimate and False."""
+        """Return an attachment's token count and True; without a ready engine, an estimate and False."""
         if self._turn_context.host.is_ready(vision=bool(attachment.data)):
             return await self._count_document(await self._turn_context.host.ready(), attachment)
         estimate = len(attachment.text.encode()) // BYTES_PER_TOKEN

@@ -56,7 +56,7 @@ class Prefilling(_ChatEvent):
 @dataclass(frozen=True)
 class ReadAheadProgress(_ChatEvent):
     done_tokens: int  # processed tokens
-    total: int  # tokens to process; equal to `done`: finished, perhaps early
+    total: int  # tokens to process; equal to `done_tokens`: finished, perhaps early
     draft: bool  # True: the draft; False: the chat
 
 

@@ -69,7 +69,7 @@ def leading_excerpt(text: str, terms: Sequence[Term] = ()) -> Excerpt:
 
 
 def strip_markdown(piece: str, *, code: bool = False) -> str:
-    """Strip the markup from a piece of Markdown, cut anywhere; `code`: it begins in a fenced block."""
+    """Strip the markup from Markdown, which may be cut anywhere; `code`: it begins in a fenced block."""
 
     def strip_part(part: str) -> str:
         rows = _ROW.sub(lambda row: row[0].replace("|", " "), _LINE.sub("", part))
@@ -82,10 +82,10 @@ def strip_markdown(piece: str, *, code: bool = False) -> str:
 MAX_CHATS = 100  # per search
 _MAX_MESSAGES = 500  # newest messages checked per search
 _BATCH_MESSAGES = 200  # messages per index transaction: some 20 ms
-_BATCH_CHARACTERS = 400_000  # characters: documents exceed messages
+_BATCH_CHARACTERS = 400_000  # one document may be longer than all messages
 _MERGE_PAGES, _FULL_MERGE_PAGES = 200, -200  # index pages rewritten per transaction
 _DOCUMENT_BUDGET_S = 0.02  # time to read documents for one search's excerpts
-_MAX_DOCUMENT_CHARACTERS = 200_000  # characters per document
+_MAX_DOCUMENT_CHARACTERS = 200_000
 
 _HITS_QUERY = """
     SELECT conversation_id, message_id, conversations.title AS chat_title FROM searched_words
@@ -135,7 +135,7 @@ class Finder:
             self._indexing = asyncio.create_task(index())
 
     async def purge_deleted(self) -> None:
-        """Purge deleted words from the index, which only marks them as gone."""
+        """Purge deleted words, which the index has only marked as gone."""
 
         def merge(database: Database, pages: int) -> bool:
             """Merge part of the index; True if there is more. Negative `pages` begin a merge (FTS5's `merge`)."""
@@ -241,7 +241,7 @@ def _find_terms(database: Database, terms: tuple[Term, ...]) -> tuple[ChatHit, .
 
 
 class _DocumentExcerpts:
-    """Excerpts of attachments. They are read for a limited time in all; then their names are shown."""
+    """Excerpts of attachments; once their total reading time is used up, the names of the rest."""
 
     def __init__(self, db: sqlite3.Connection, terms: tuple[Term, ...]) -> None:
         self._db, self._terms, self._spent_s = db, terms, 0.0

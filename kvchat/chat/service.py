@@ -324,7 +324,7 @@ class ChatService:
         await self.title_generator.idle()
 
     async def save_and_stop(self, stop: Callable[[], Awaitable[bool]]) -> None:
-        """Save everything and stop the engine between turns. `stop` returns True if it did."""
+        """Save everything and stop the engine between turns. `stop` returns True if it stopped the engine."""
         async with self.slots.exclusive():
             await self.turn_context.absorb(timeout_s=0.0)
             if await stop():

@@ -244,7 +244,7 @@ def choose_slot(slots: Sequence[SlotState]) -> tuple[int, bool]:
 def with_state_support(
     ready: ReadyEngine, process: RunningServer, facts: ServerFacts, *, is_free: bool
 ) -> ReadyEngine | None:
-    """Add how to keep the server's states; None if its folder or model is not readable. Reads the disk."""
+    """Add what it takes to keep the server's states; None if its folder or model is not readable. Reads the disk."""
     folder = reachable_slot_folder(process)
     if folder is None:
         return None

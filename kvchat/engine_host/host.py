@@ -157,7 +157,7 @@ class IdleStop:
     chat: ChatService
     host: SwitchingHost
     check_interval_s: float = CHECK_INTERVAL_S
-    others_idle_s: Callable[[], float] = lambda: math.inf  # other programs'
+    others_idle_s: Callable[[], float] = lambda: math.inf  # of other programs
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:

@@ -62,19 +62,19 @@ class RequestRecord:
     source: str = ""  # as in a reply's receipt: hot, warm, disk, cold; proved once `cached` is known
     found: int | None = None  # prompt tokens found in a slot or the store beforehand
     prompt: int | None = None
-    read: int = 0  # so far
+    read: int = 0  # processed so far
     cached: int | None = None  # proved by the engine's count
     predicted: int | None = None
     queue_ms: float = 0.0
     restore_ms: float = 0.0
     read_ms: float = 0.0  # steps plus the engine's processing
     first_ms: float | None = None  # until the first answer byte was sent
-    write_ms: float = 0.0  # non-streamed answers: before that byte
+    write_ms: float = 0.0  # generation time of a non-streamed answer
     total_ms: float | None = None
     miss: Reason | None = None  # why tokens had to be reprocessed, apart from a divergence
     saved_ms: float = 0.0  # processing time saved
     slot: int | None = None
-    saved_by_rule: dict[str, int] = field(default_factory=dict)  # tokens
+    saved_by_rule: dict[str, int] = field(default_factory=dict)  # tokens, by rule name
     whole_only: bool = False  # the states are usable only as a whole
     is_unlike_stored: bool = False  # no similar prompt is known for the program
     divergence: Divergence | None = None  # from the closest earlier prompt; its texts are shown only in the window
@@ -201,7 +201,7 @@ class Cost:
 class Total:
     requests: int = 0
     prompt: int = 0  # tokens
-    cached: int = 0  # of those, found
+    cached: int = 0  # prompt tokens that were cached
     saved_ms: float = 0.0  # processing time saved
     last_at: float = 0.0  # time.time()
     misses: dict[str, Cost] = field(default_factory=dict)  # reprocessed tokens by reason code

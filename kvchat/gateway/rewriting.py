@@ -23,7 +23,7 @@ from kvchat.text.search import common_prefix_length
 EnabledRules = Callable[[str], Collection[str]]  # names of a program's enabled rules
 THREAD_BYTES = 20_000  # rewriting a larger body takes longer than switching threads
 TOKENS_BEFORE, TOKENS_AFTER = 64, 160  # detokenized around a divergence
-MIN_MATCH_CHARS = 40  # that follow a divergence, to find it in the rendered prompt
+MIN_MATCH_CHARS = 40  # after a divergence, to find it in the rendered prompt
 _INVALID_BODY = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 

@@ -131,7 +131,7 @@ def from_json(data: Any) -> Manifest:
 
 
 def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> ManifestPoint:
-    """Raises BadMemory, RecipeError and type errors."""
+    """Parse one save point. Raises BadMemory, RecipeError and type errors."""
     shared, message_id = _number(entry["shared"]), entry["message_id"]
     tokens = (*before[:shared], *(_number(token, -_MAX_TOKEN, _MAX_TOKEN) for token in entry["tokens"]))
     if shared > len(before) or not tokens or not isinstance(message_id, str | None):
@@ -210,7 +210,7 @@ def import_memory(inventory: Inventory, conversation_id: str, manifest: Manifest
     Existing blocks are not requested. `stream` may raise anything; it is read to its end. Raises BadMemory if it
     does not match the manifest, StoreRefused if it must not be kept or does not fit.
     """
-    # Its own record of new blocks: another thread's cleanup must not delete them.
+    # A separate record of new blocks: another thread's cleanup must not delete them.
     files = BlockFiles(inventory.blocks.folder, sync=inventory.blocks.sync)
     new = sum(size for name, size in manifest.blocks.items() if files.find(name, size) is None)
     inventory.require_room(max(point.recipe.file_size for point in manifest.points), 0)

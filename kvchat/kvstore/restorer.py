@@ -34,7 +34,7 @@ from kvchat.kvstore.savepoint import (
 from kvchat.kvstore.saver import Saver
 from kvchat.text.reasons import Reason, ReasonCode
 
-_RECENT_COUNT = 16  # save points that the size of the next restore is expected from
+_RECENT_COUNT = 16  # save points used last, to predict the next size
 _MAX_PLACES = 500  # examined per plan
 MIN_RESTORED_SHARE = 32  # tokens; any two chats with one chat template may share this many
 

@@ -82,7 +82,7 @@ class Fingerprint:
     build: str = ""  # engine build, if the state format depends on it; "" for plain attention
 
     def __post_init__(self) -> None:
-        """Raises TypeError: it may come from a damaged index or a foreign file."""
+        """Raise TypeError for values of a damaged index or a foreign file."""
         if not all(type(value) is (int if name == "streams" else str) for name, value in asdict(self).items()):
             raise TypeError("a field of another type")
 

@@ -187,7 +187,7 @@ class Staging:
         return warm is not None and not warm.is_absorbed
 
     def mark_absorbed(self, point_id: str | None = None) -> None:
-        """Let a save point's warm file make room for others; without one, all whose save points the index lost."""
+        """Let a save point's warm file make room for others; None: all files whose save points the index lost."""
         with self._lock:
             for id, warm in self._warm_files.items():
                 warm.is_absorbed |= point_id in (None, id)
@@ -252,7 +252,7 @@ class Staging:
                 memory_files.delete(file)
 
     def drop(self, point_id: str) -> None:
-        """Delete a warm file, and spare files, as they still contain old data."""
+        """Delete a warm file, and the spare files, which still contain old data."""
         with self._lock:
             warm = self._warm_files.pop(point_id, None)
             for file in (*self._spare_files, *([warm.path] if warm else ())):

@@ -179,7 +179,7 @@ class Allocator:
 
     @contextlib.contextmanager
     def settling(self, slot: Slot, stop: StopCallback, finish_early: StopCallback | None = None) -> Iterator[None]:
-        """Mark the holder as settling, which nobody waits for. `stop` stops it, `finish_early` for another owner."""
+        """Mark the holder as settling. `stop` ends that, `finish_early` ends it for another waiting owner."""
         request = self._request_in(slot)
         reprocess_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
         request.state, request.stop, request.finish_early = RequestState.SETTLING, stop, finish_early or stop

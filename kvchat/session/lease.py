@@ -61,7 +61,7 @@ class Lease:
         """True if saving is useful: the engine can, and the store works."""
         return self.engine.saves and self._store.problem is None
 
-    # Access to its rows
+    # Access to the slot's rows
 
     async def take_over(self, reader: str = "") -> None:
         """Erase the slot unless the owner may use its rows: the engine would reuse any common prefix.
@@ -107,7 +107,7 @@ class Lease:
                 await self.slots.changed.wait()
 
     async def _erase(self, slot: Slot) -> None:
-        """Erase a slot; unreadable until a reader is assigned. Raises EngineGone."""
+        """Erase a slot and set its audience to NO_AUDIENCE. Raises EngineGone."""
         slot.forget()
         slot.audience = NO_AUDIENCE
         engine = self.engine.on_slot(slot.number).engine

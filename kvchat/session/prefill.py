@@ -130,7 +130,7 @@ async def prefill_and_save(
     progress: Callable[[int], None],
     step_ms: float = TARGET_STEP_MS,
 ) -> bool:
-    """Like `prefill_ahead`, stop by stop, calling `save` at each; True if it reached the end."""
+    """Like `prefill_ahead`, for each of `stops` in turn, calling `save` there; True if it reached the end."""
     for number, stop in enumerate(stops):
         if number:
             loaded = await lease.load_boundary(stop)

@@ -10,7 +10,7 @@ from kvchat.text.formatting import TimeRange
 
 LONG_PREFILL_MS = 2000.0  # processing this long is saved at once
 MIN_GAIN = 32  # tokens; restoring fewer is never worth it
-MIN_LEARNED_TOKENS = 8  # tokens; for fewer, overhead dominates
+MIN_LEARNED_TOKENS = 8  # for fewer, overhead dominates
 # Tokens; fewer measure overhead, not the rate. On a CPU, llama.cpp's attention takes two to five times as long
 # per token for fewer tokens, growing with their depth.
 MIN_MEASURED_TOKENS = 64

@@ -42,7 +42,7 @@ class Slot:
 
     def __init__(self, number: int = 0) -> None:
         self.number = number  # index among kvchat's slots, from 0
-        self.used_at = 0  # goes up at every slot use
+        self.used_at = 0  # counts uses of all slots; not a time
         self.is_window_owned = True  # the current or last owner is the window
         self.is_streaming = False  # a reply is streaming
         self.is_leaving = False  # its program is about to release it

@@ -81,7 +81,7 @@ def start_command() -> list[str]:
 
 
 def _entry() -> Path:
-    """https://specifications.freedesktop.org/autostart-spec: the user's folder has priority."""
+    """Return the path of the entry (Linux: https://specifications.freedesktop.org/autostart-spec)."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "LaunchAgents" / f"{_LABEL}.plist"
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"

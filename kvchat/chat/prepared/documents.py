@@ -23,11 +23,11 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _, format_number, join_list, plural
 
-MAX_TEXT_CHARACTERS = 32_000_000  # characters; more than any context holds
+MAX_TEXT_CHARACTERS = 32_000_000  # more than any context holds
 MAX_FILES = 20_000  # checked at most
 _SNIFF_BYTES = 8192  # bytes of a file checked before reading the rest
 
-# After the documents, which come first because only they are long.
+# Follows the documents in the prompt: attachments precede the text.
 INSTRUCTION = "Answer with the help of these documents."
 
 

@@ -31,7 +31,7 @@ from kvchat.session.restore_cost import PrefillSample
 from kvchat.text.language import _
 
 INTERRUPT_ABANDONED = "UPDATE messages SET state = 'interrupted' WHERE state = 'streaming'"
-# By a counter, which no wrong clock turns back: a trigger counts each new `updated_at`. That column orders rows
+# No wrong clock turns back the counter `used`: a trigger sets it at each new `updated_at`. That column orders rows
 # from before the counter and imported ones (see kvchat.transfer.rows).
 ORDER_BY_LAST_USED = "ORDER BY used DESC, updated_at DESC, rowid DESC"
 

@@ -14,7 +14,7 @@ from kvchat.text.language import _
 
 LOCK_TIMEOUT_S = 10.0  # write lock timeout (the app and `ask` share the file)
 BACKUP_FOLDER = "backups"  # folder beside the file, see kvchat.chat.record.recovery
-SMALL_FILE_BYTES = 64_000_000  # bytes: checking such a file takes a fraction of a second
+SMALL_FILE_BYTES = 64_000_000  # checking such a file takes a fraction of a second
 
 
 class StorageFailed(KvchatError):

@@ -27,7 +27,7 @@ from kvchat.text.language import _
 KEPT_BACKUPS = 3
 CHECK_INTERVAL_S = 3600.0
 DAMAGE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # of a damaged file: SQLite quotes invalid text
-LARGE_FILE_BYTES = 256_000_000  # bytes: larger files are copied daily, not at every exit
+LARGE_FILE_BYTES = 256_000_000  # larger files are copied daily, not at every exit
 # Chat data, ordered so that references resolve. Search tables are rebuilt from it.
 TABLES = (
     "conversations",

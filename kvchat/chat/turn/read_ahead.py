@@ -36,9 +36,9 @@ from kvchat.session.slot_request import Priority
 from kvchat.text.reasons import Reason, ReasonCode
 
 TYPING_PAUSE_S = 0.6  # delay after the last draft change
-PASTE_CHARACTERS = 400  # characters; more at once were pasted
+PASTE_CHARACTERS = 400  # more at once were pasted
 DWELL_S = 1.0  # time on a chat before it is processed if nothing can be restored
-UNSTABLE_TOKENS = 8  # tokens at a draft's end that typing may change
+UNSTABLE_TOKENS = 8  # at a draft's end; typing may change them
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,7 @@ class DailyReplies:
     """The replies of one day and kind. Times in seconds."""
 
     day: date
-    kind: str  # one of KINDS
+    kind: str  # one of REPLY_KINDS
     count: int
     saved_s: float  # estimated
     first_token_s: float  # total time from Send to the first token

@@ -282,7 +282,7 @@ def store_question(
 def select_question(
     database: Database, conversation_id: str, reply: Message | None = None, *, continues: bool = False
 ) -> TurnStart:
-    """Answer the question of this reply, or the branch's last one, again. `continues`: complete the reply instead."""
+    """Answer this reply's question, or the branch's last one, again. `continues`: complete the reply instead."""
     path = database.path(reply.id) if reply else database.branch(conversation_id)
     question = next((message for message in reversed(path) if message.role is Role.USER), None)
     if question is None:

@@ -281,7 +281,7 @@ class LlamaServerClient:
         return wire.parse_slot_file(await self._http.request_json("POST", path, body, timeout_s=_SLOT_TIMEOUT_S))
 
     def forward(self, path: str, body: bytes) -> contextlib.AbstractAsyncContextManager[EngineResponse]:
-        """See `Transport.forward`. If the request reads into the slot, update `rows`."""
+        """See `Transport.forward`. If the request changes the slot, update `rows`."""
         return self._http.forward(path, body, silence_s=_REPLY_TIMEOUT_S)
 
     async def get(self, path: str, timeout_s: float = QUICK_TIMEOUT_S) -> bytes:

@@ -45,7 +45,7 @@ class ProcessExit:
         return -self.code if self.code < 0 else None
 
     def explain(self, *, was_ready: bool = False) -> EngineFailure:
-        """Explain why the process ended unasked. `was_ready`: it had been serving before."""
+        """Explain why the process ended by itself. `was_ready`: it had been serving."""
         library = find_line(MISSING_LIBRARY, self.last_lines)
         if library is not None or self.code == _WINDOWS_DLL_NOT_FOUND:
             return EngineFailure(

@@ -24,7 +24,7 @@ _START_MARKER = "kvchat starts "  # begins the line logged before each engine st
 _LINE_END = re.compile(r"\r\n|\n|\r")
 # Do not wait for a reader if the log is a pipe.
 _OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0)
-_MAX_LINE_CHARS = 4_000  # characters; longer lines are cut to limit memory use
+_MAX_LINE_CHARS = 4_000  # longer lines are cut to limit memory use
 _MAX_QUEUED_LINES = 5_000  # lines waiting for the disk; further lines are dropped
 
 

@@ -154,8 +154,8 @@ class Prompt:
 class Divergence:
     """The point where a prompt diverges from the closest earlier one, and why. Texts never go to disk."""
 
-    shared_tokens: int  # shared tokens
-    prompt_tokens: int  # prompt tokens
+    shared_tokens: int
+    prompt_tokens: int
     cause: Reason
     earlier_text: str = ""  # text around it in the earlier prompt
     new_text: str = ""  # in this prompt

@@ -47,7 +47,7 @@ class _RowSpan:
     cache: int
     run: Run
     known_block: BlockUse | None  # existing block of these rows, according to the previous save point
-    is_unchanged: bool  # assumed identical, see `split_slot_file`
+    is_unchanged: bool  # assumed identical to the block
 
 
 def split_slot_file(
@@ -60,7 +60,7 @@ def split_slot_file(
 ) -> tuple[Recipe, int]:
     """Split the file into blocks, write the missing ones; return the recipe and the bytes written.
 
-    Blocks of `previous` with identical bytes are not written again. Its `unchanged` tokens are those whose rows have
+    Blocks of `previous` with identical bytes are not written again. Its unchanged tokens are those whose rows have
     stayed in the engine's slot, not recomputed, since that save point was saved or restored: their bytes are
     identical, because an engine never changes a row. So only the last such block of each cache and one other are
     read, and all of them if these differ. The rows of a window that has slid are always read.

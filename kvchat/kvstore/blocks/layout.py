@@ -90,7 +90,7 @@ class CacheRows:
         return self.first_position > 0
 
     def runs_between(self, first: int, end: int) -> tuple[Run, ...]:
-        """Return runs of the rows of tokens with first ≤ position < last, in position order."""
+        """Return runs of the rows of tokens with first ≤ position < end, in position order."""
         cut = []
         for run in sorted(self.runs, key=lambda run: run.position):
             start, stop = max(first, run.position), min(end, run.end[1])
@@ -106,7 +106,7 @@ class AttentionCache(CacheRows):
 
     @property
     def data_head(self) -> Span:
-        """v_trans, n_layer, n_rot_k, n_rot_v."""
+        """The fields v_trans, n_layer, n_rot_k and n_rot_v."""
         return Span(self.cells.end, 16)
 
     @property
@@ -166,7 +166,7 @@ class Layout:
 
     @property
     def row_map(self) -> RowMap:
-        """Its row positions, with breaks at recurrent state and checkpoints, which may recur in later saves."""
+        """The file's row positions, with breaks at recurrent state and checkpoints, which may recur in later saves."""
         caches = tuple(
             CacheRows(tuple(region for region in cache.regions if region.row_size), cache.runs)
             for cache in self.attention

@@ -78,7 +78,7 @@ class Digests:
     """Hashes of a block read piece by piece: BLAKE3, its permanent name, and XXH3, several times as fast."""
 
     def __init__(self, *, name: bool = True) -> None:
-        """Without `name` only XXH3, which detects accidental changes to a known block."""
+        """Without `name`, compute only XXH3, which detects accidental changes to a known block."""
         self._blake3 = blake3() if name else None
         self._xxh3 = xxhash.xxh3_128()
 

@@ -162,7 +162,7 @@ def pack_row_map(row_map: RowMap) -> bytes:
 
 
 def unpack_row_map(packed: bytes) -> RowMap:
-    """Raises RecipeError."""
+    """Unpack a stored row map. Raises RecipeError."""
     try:
         return row_map_from_json(json.loads(zlib.decompressobj().decompress(packed, _MAX_MAP_BYTES)))
     except (ValueError, zlib.error) as error:

@@ -233,7 +233,7 @@ def model_identity(path: Path) -> str:
 
 
 def file_identity(path: Path) -> str:
-    """Return the same digest for a non-model file, such as a projector. Raises OSError."""
+    """Return such a digest of another file, such as a projector. Raises OSError."""
     digest = blake3()
     _add_part(digest, path, _HEADER_BYTES)
     return digest.hexdigest()

@@ -24,9 +24,9 @@ from kvchat.text.language import _, join_list, plural
 COMPUTER = "memory"  # bar name of main memory
 ENGINE_BYTES = 128 * 1024 * 1024  # the engine's process, HTTP threads and small buffers
 MARGIN_SHARE = 0.10  # of free memory, left for other uses
-MIN_MARGIN_BYTES = 256 * 1024 * 1024  # bytes
-_MAX_RESERVED_BYTES = 4 << 30  # bytes
-MAX_ENTRIES = 200  # of load limits; keeps newest
+MIN_MARGIN_BYTES = 256 * 1024 * 1024
+_MAX_RESERVED_BYTES = 4 << 30
+MAX_ENTRIES = 200  # load limits kept, newest first
 DAY_S, MAX_DAYS = 86_400.0, 32  # until a larger context is tried again
 
 

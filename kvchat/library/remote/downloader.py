@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 ORDER_SUFFIX, PART_SUFFIX = ".download", ".part"
 CHUNK = 4 * 1024 * 1024  # bytes hashed at a time when a download resumes
 WRITE_BUFFER = 256 * 1024  # bytes that a kill may lose
-RESERVED_DISK_BYTES = 500_000_000  # disk bytes that a download leaves free
+RESERVED_DISK_BYTES = 500_000_000  # a download leaves them free
 RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before each retry while no data arrives
-MAX_FILE_BYTES = 50_000_000_000  # bytes; the Hub gives larger files only to clients of its Xet protocol
+MAX_FILE_BYTES = 50_000_000_000  # the Hub gives larger files only to clients of its Xet protocol
 REPORT_INTERVAL_S = 0.2
 RATE_WINDOW_S = 5.0  # the displayed rate is the average over this time
 
