@@ -32,7 +32,7 @@ ESTIMATED_PICTURE_TOKENS = 1000  # per picture, until the model counts it: 256 t
 _TIFF_SIGNATURES = (b"II*\0", b"MM\0*")
 
 
-logging.getLogger("pypdf").addHandler(logging.NullHandler())  # else it prints warnings about the file
+logging.getLogger("pypdf").addHandler(logging.NullHandler())  # pypdf would print warnings
 
 
 class AttachmentError(KvchatError):

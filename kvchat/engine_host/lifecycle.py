@@ -216,7 +216,7 @@ class EngineLifecycle:
                 )
                 connection.publish(EngineStatus(EngineState.FAILED, failure))
                 raise
-            if not self._is_closed:  # meanwhile
+            if not self._is_closed:  # `close` may have run
                 await start()
 
     async def _restart(self, *, vision: bool, tokens: int) -> None:

@@ -25,7 +25,7 @@ MAX_BUFFERED = 64_000_000  # bytes waiting for a client
 @dataclass(frozen=True)
 class RenderedPrompt:
     ids: Tokens
-    text: str = ""  # empty if given as token ids
+    text: str = ""  # empty if the client sent token ids
 
 
 UNKNOWN = RenderedPrompt(())

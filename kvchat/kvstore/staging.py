@@ -22,7 +22,7 @@ class _WarmFile:
     path: Path
     stamp: tuple[int, ...]
     window: int  # window in tokens whose missing row was added; 0: as saved
-    is_absorbed: bool  # else it is the save point's only copy
+    is_absorbed: bool  # False: the only copy of the save point
 
 
 class Staging:

@@ -119,7 +119,7 @@ def parse_lm_studio(entry: Mapping[str, Any], name: str) -> Row:
         versions = [_dict(version) for version in _list(message.get("versions"))]
         chosen = message.get("currentlySelected", 0)
         for i, version in enumerate(versions):
-            texts: dict[bool, list[str]] = {False: [], True: []}  # by whether they are thoughts
+            texts: dict[bool, list[str]] = {False: [], True: []}  # True: thoughts
             for step in [_dict(step) for step in _list(version.get("steps"))] or [version]:
                 thinks = _dict(step.get("style")).get("type") == "thinking"
                 texts[thinks].append(_blocks(map(_dict, _list(step.get("content"))), "text"))

@@ -87,7 +87,7 @@ class ChatDocuments:
 @dataclass(frozen=True)
 class ReadingTask:
     task: asyncio.Future[Any]
-    done_tokens: int = 0  # tokens
+    done_tokens: int = 0
     total: int = 0  # 0: not counted
 
 

@@ -35,7 +35,7 @@ _RESTORED_SOURCES = (Source.WARM, Source.DISK)
 @dataclass(frozen=True)
 class Forecast:
     source: Source  # where the chat's state will come from
-    tokens_to_read: int  # tokens after Send
+    tokens_to_read: int  # to process after Send
     wait: TimeRange | None = None  # for the first token; None: unknown
     has_messages: bool = True
 

@@ -66,7 +66,7 @@ class ReplyWriter:
         self._thinking_ms: float | None = None  # None while thinking or without it
         self._engine_wait_s = 0.0  # waiting for an engine to start, not part of the time to the first token
         self.earlier_tokens = 0  # as in the receipt
-        self.queue_wait_s = 0.0  # waiting for another conversation's turn; not part of that time either
+        self.queue_wait_s = 0.0  # waiting for another conversation's turn; not in the time to the first token
         self._loaded = NOTHING_LOADED  # how the slot was prepared
         self._awaiting_output = False  # waiting for output of the engine
         self._steps: list[LoadResult] = []  # several if outgrown or crowded out

