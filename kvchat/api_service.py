@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kvchat.engine_host.host import SwitchingHost
-from kvchat.engine_host.model import AnsweringModel
+from kvchat.engine_host.model import CurrentModel
 from kvchat.errors import KvchatError
 from kvchat.gateway.keys import ANY_PROGRAM, Keys, KeyStore
 from kvchat.kvstore.savepoint import program_owner
@@ -25,7 +25,7 @@ from kvchat.system.paths import Paths
 
 if TYPE_CHECKING:
     from kvchat.gateway.gateway import Gateway
-    from kvchat.gateway.records import RequestRecord, Totals
+    from kvchat.gateway.records import DailyTotals, RequestRecord
 
 _SETTINGS = ("api_server", "api_host", "api_port", "api_origins")  # a change of these reopens the server
 SAVE_DELAY_S = 5.0  # batches requests into one write
@@ -44,7 +44,7 @@ class ApiService:
     settings: Callable[[], Settings]
     slots: Slots
     host: SwitchingHost
-    model: AnsweringModel
+    model: CurrentModel
     models: ModelLibrary
     notify: Callable[[str, str], None]
     absorb: Callable[[], Awaitable[None]]  # absorbs waiting save files
@@ -83,10 +83,10 @@ class ApiService:
         return self._gateway.runner.background.idle_s if self._gateway else float("inf")
 
     @cached_property
-    def totals(self) -> Totals:
-        from kvchat.gateway.records import Totals
+    def totals(self) -> DailyTotals:
+        from kvchat.gateway.records import DailyTotals
 
-        return Totals(self.paths.state / "programs.json")
+        return DailyTotals(self.paths.state / "programs.json")
 
     @property
     def active(self) -> Sequence[RequestRecord]:
@@ -178,11 +178,11 @@ class ApiService:
             await self._save()
 
     def _count(self, record: RequestRecord) -> None:
-        from kvchat.gateway.records import Stage, Total
+        from kvchat.gateway.records import ProgramTotal, Stage
 
         if record.stage is not Stage.DONE:
             return
-        self.totals.count(record.program, Total.of(record, self.slots.restore_cost.prefill_ms))
+        self.totals.count(record.program, ProgramTotal.of(record, self.slots.restore_cost.prefill_ms))
         if self._saving is None:
             loop = asyncio.get_running_loop()
             self._saving = loop.call_later(SAVE_DELAY_S, lambda: self._background.start(self._save()))
@@ -194,11 +194,11 @@ class ApiService:
 
     async def _open(self, host: str, port: int, keys: Mapping[str, str]) -> str:
         await asyncio.to_thread(importlib.import_module, "kvchat.gateway.gateway")  # takes a tenth of a second
-        from kvchat.gateway.checks import Checks, parse_origins
+        from kvchat.gateway.checks import AccessPolicy, parse_origins
 
         owner = await asyncio.to_thread(owner_of, self.paths.data)
         known_keys = Keys(keys, owner.api_key if owner and owner.pid == os.getpid() else "")
-        return await self.gateway.open(Checks(host, known_keys, parse_origins(self.settings().api_origins)), port)
+        return await self.gateway.open(AccessPolicy(host, known_keys, parse_origins(self.settings().api_origins)), port)
 
     async def _change_keys(self, change: Callable[[KeyStore, str], object], program: str) -> None:
         try:

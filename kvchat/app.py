@@ -27,7 +27,7 @@ from kvchat.cli.owned import Commands, DataFolderInUse, show_running_window
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings
 from kvchat.system.concurrency import LoopThreads, Worker
-from kvchat.system.owner import Ownership, StartRequest, owner_of
+from kvchat.system.owner import InstanceLock, StartRequest, owner_of
 from kvchat.system.paths import RESTORING, Paths, resolve_paths
 from kvchat.text.language import _
 from kvchat.ui.app.main_window import MainWindow
@@ -66,7 +66,7 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _SHOW_WINDOW) ->
     report_accessible_roles()
     settings = load_settings(paths.settings_file)
     set_ui_language(settings.language)
-    ownership = Ownership(paths.data, _("the kvchat window"))
+    ownership = InstanceLock(paths.data, _("the kvchat window"))
     deadline = time.monotonic() + _COMMAND_TIMEOUT_S
     try:
         paths.ensure()
@@ -129,7 +129,7 @@ class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
 
 async def _run(
     qt: _KvchatApplication,
-    ownership: Ownership,
+    ownership: InstanceLock,
     paths: Paths,
     settings: Settings,
     request: StartRequest,

@@ -20,7 +20,7 @@ from kvchat.engine.api.connection import DOWN_STATES, EngineState, EngineStatus
 from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.process.log import EngineLog
 from kvchat.engine_host.host import IdleStop, SwitchingHost
-from kvchat.engine_host.model import AnsweringModel
+from kvchat.engine_host.model import CurrentModel
 from kvchat.engine_host.setup import EngineSetup
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import BlockStore
@@ -84,7 +84,7 @@ class Runtime:
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
 
         self.models.downloads.subscribe(self._download_changed)
-        self.model = AnsweringModel(
+        self.model = CurrentModel(
             settings=lambda: self.settings, host=self.engine, library=self.models, engine_settings=self._engine_settings
         )
         turn_context = TurnContext(

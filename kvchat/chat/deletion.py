@@ -24,7 +24,7 @@ from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import as_datetime, as_text
 from kvchat.chat.record.recovery import scrub_backups
-from kvchat.chat.search import Finder, leading_excerpt
+from kvchat.chat.search import ChatSearch, leading_excerpt
 from kvchat.chat.turn_context import TurnContext
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import StoreRefused, program_of
@@ -62,7 +62,7 @@ class RecentlyDeleted:
     this run and at the next start.
     """
 
-    def __init__(self, turn_context: TurnContext, finder: Finder, stop_work: Callable[[str], None]) -> None:
+    def __init__(self, turn_context: TurnContext, finder: ChatSearch, stop_work: Callable[[str], None]) -> None:
         """`stop_work` stops the work in progress for a chat."""
         self._turn_context, self._finder, self._stop_work = turn_context, finder, stop_work
         self._timer: asyncio.TimerHandle | None = None

@@ -112,7 +112,7 @@ class ChatSearchResult:
     complete: bool  # all messages were indexed
 
 
-class Finder:
+class ChatSearch:
     """Searches, and keeps the index up to date in the background. Event-loop thread only."""
 
     def __init__(self, turn_context: TurnContext) -> None:

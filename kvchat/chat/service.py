@@ -27,7 +27,7 @@ from kvchat.chat.record import tree
 from kvchat.chat.record.database import ConversationGone, Database, Draft
 from kvchat.chat.record.messages import NEW_CHAT_ID, Attachment, Conversation, Message, MessageState, Role, new_message
 from kvchat.chat.record.tree import RemovedMessages, copy_to_branch
-from kvchat.chat.search import Finder
+from kvchat.chat.search import ChatSearch
 from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecasts
 from kvchat.chat.turn.imported_memory import MemoryVerifier
@@ -137,7 +137,7 @@ class ChatService:
         self.title_generator = TitleGenerator(turn_context)
         turn_context.background = self._background = Background(self.title_generator.on_busy_changed)
         self.forecasts, self.read_ahead = Forecasts(turn_context), ReadAhead(turn_context)
-        self.finder = Finder(turn_context)
+        self.finder = ChatSearch(turn_context)
         turn_context.is_answering = self.is_answering
         self.context, self.options = ContextService(turn_context), OptionsService(turn_context)
         self.turns = Turns(turn_context, self.context, on_slot_changed=self.read_ahead.start)

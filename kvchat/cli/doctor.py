@@ -24,7 +24,7 @@ from kvchat.kvstore.memory_files import MEMORY_FOLDER, StagingMemory, describe_s
 from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser
-from kvchat.library.memory.demand import Demand, LoadLimits, MemoryFacts, available_memory, limit_key, staging_room
+from kvchat.library.memory.demand import LoadLimits, MemoryFacts, ModelDemand, available_memory, limit_key, staging_room
 from kvchat.session.restore_support import forget_model, newest_finding
 from kvchat.settings import Settings, load_settings
 from kvchat.store_service import describe_limit, store_problem
@@ -133,7 +133,7 @@ def _inspect_model(
         limit = limits.find(limit_key(model_identity(facts.path), facts.size, build, memory.device_kind))
     except KvchatError as error:
         return report | {"problem": str(error)}, None
-    demand = Demand(facts, settings.kv_type, FULL_WINDOW in settings.engine_arguments.split(), limit=limit)
+    demand = ModelDemand(facts, settings.kv_type, FULL_WINDOW in settings.engine_arguments.split(), limit=limit)
     names = ("name", "architecture", "quantisation", "size", "trained_context")
     report |= {"path": str(facts.path), "usable": True} | {name: getattr(facts, name) for name in names}
     report["kv_bytes_per_token"] = kv_bytes_per_token(facts.kv, settings.kv_type, settings.kv_type)

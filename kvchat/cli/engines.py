@@ -13,7 +13,7 @@ from kvchat.cli.terminal import columns, print_out, print_result, show_progress
 from kvchat.engine.discovery.engines import EngineEntry, find_engine, list_engines, usable_engine
 from kvchat.engine.discovery.graphics import Backend, detect_graphics, install_advice
 from kvchat.engine_host.setup import DownloadedEngine, EngineSetup, Stage, downloaded_engines, trial_model
-from kvchat.engine_host.trial import Trial, TrialStep, try_engine
+from kvchat.engine_host.trial import EngineTrial, TrialStep, try_engine
 from kvchat.errors import KvchatError
 from kvchat.settings import SETTING_NAMES, Settings, load_settings, validation_error
 from kvchat.system.paths import resolve_paths
@@ -86,7 +86,7 @@ def _print_step(step: TrialStep) -> None:
         print_out(f"    {step.error.advice}")
 
 
-def _trial_fields(engine: object, trial: Trial) -> dict[str, Any]:
+def _trial_fields(engine: object, trial: EngineTrial) -> dict[str, Any]:
     steps = [{"name": step.name, "detail": step.detail, "failed": step.error is not None} for step in trial.steps]
     return {"engine": str(engine), "works": trial.works, "steps": steps}
 

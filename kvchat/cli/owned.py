@@ -36,7 +36,7 @@ from kvchat.cli.terminal import (
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.concurrency import LoopThreads
-from kvchat.system.owner import Ownership, StartRequest, allow_owner_to_raise_window, connect
+from kvchat.system.owner import InstanceLock, StartRequest, allow_owner_to_raise_window, connect
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.text.language import _
 
@@ -190,7 +190,7 @@ def run(command: Command, options: Any) -> int:
         return _run_locally(None, paths, command.name, options)
     paths.ensure()
     while True:
-        ownership = Ownership(paths.data, f"kvchat {command.name.split()[0]}")
+        ownership = InstanceLock(paths.data, f"kvchat {command.name.split()[0]}")
         if ownership.claim():
             return _run_locally(ownership, paths, command.name, options)
         if (connection := connect(paths.data)) is not None:
@@ -200,7 +200,7 @@ def run(command: Command, options: Any) -> int:
         time.sleep(_RETRY_INTERVAL_S)
 
 
-def _run_locally(ownership: Ownership | None, paths: Paths, name: str, options: object) -> int:
+def _run_locally(ownership: InstanceLock | None, paths: Paths, name: str, options: object) -> int:
     """Run a command on an event loop in another thread, until it and other clients' commands have ended.
 
     This thread handles signals, input and output. The loop's thread holds `ownership`, if any.
@@ -302,7 +302,7 @@ def run_client(connection: Connection, name: str, options: object, *, is_owner: 
     )
 
 
-async def _serve(ownership: Ownership | None, paths: Paths, name: str, terminal: Terminal) -> None:
+async def _serve(ownership: InstanceLock | None, paths: Paths, name: str, terminal: Terminal) -> None:
     asyncio.get_running_loop().set_default_executor(LoopThreads())
     commands = Commands(paths, f"kvchat {name.split()[0]}")
     commands.own_terminal = terminal

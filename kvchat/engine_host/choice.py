@@ -24,17 +24,17 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import FileStamps, GgufFacts, file_identity, file_stamps, model_identity, read_facts
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser, slots_for
 from kvchat.library.memory.demand import (
-    Demand,
     DeviceMemory,
     LoadLimit,
     LoadLimits,
     MemoryFacts,
+    ModelDemand,
     available_memory,
     limit_key,
 )
 from kvchat.library.memory.verdict import Judgement, judge
 from kvchat.library.model_files import name_from_path, projector_of
-from kvchat.session.restore_support import Strategy, Subject
+from kvchat.session.restore_support import FindingKey, Strategy
 from kvchat.settings import Settings
 from kvchat.system.files import file_size
 from kvchat.text.language import _
@@ -87,7 +87,7 @@ class ModelMissing(KvchatError):
 class EngineChoice:
     location: EngineLocation
     plan: LaunchPlan
-    demand: Demand  # with the load limit learned in these circumstances
+    demand: ModelDemand  # with the load limit learned in these circumstances
     context: ContextChoice  # allocated now
     max_context: ContextChoice  # maximum as chats grow
     fingerprint: Fingerprint
@@ -110,12 +110,12 @@ class EngineChoice:
         return promised_strategy(self.facts, swa_full=self.demand.swa_full)
 
     @property
-    def subject(self) -> Subject:
+    def subject(self) -> FindingKey:
         """The subject of a restore finding: a projector may change whether the engine restores a text's state."""
         if self.plan.projector is None:
-            return Subject(self.fingerprint, self.build)
+            return FindingKey(self.fingerprint, self.build)
         options = f"{self.fingerprint.options} with a projector".strip()
-        return Subject(replace(self.fingerprint, options=options), self.build)
+        return FindingKey(replace(self.fingerprint, options=options), self.build)
 
     def smaller_choices(self) -> tuple[EngineChoice, ...]:
         """Return the choices to try, in order, if loading runs out of memory."""
@@ -162,7 +162,7 @@ def choose_engine(
     key = limit_key(loaded, facts.size, engine.identity, memory.device_kind)
     limit = limits.find(key) if limits else None
     swa_full = FULL_WINDOW in extra  # the user keeps sliding windows at full length
-    demand = Demand(facts, settings.kv_type, swa_full, projector_bytes, limit=limit)
+    demand = ModelDemand(facts, settings.kv_type, swa_full, projector_bytes, limit=limit)
     if engine.options is not None and engine.options.find("--kv-unified") is None:
         slots = 1
     else:
@@ -273,7 +273,7 @@ class ModelJudge:
                 identity = model_identity(facts.path)
                 limit = self.limits.find(limit_key(identity, facts.size, build, memory.device_kind))
         swa_full = FULL_WINDOW in settings.engine_arguments.split()
-        demand = Demand(facts, settings.kv_type, swa_full, file_size(projector) if projector else 0, limit=limit)
+        demand = ModelDemand(facts, settings.kv_type, swa_full, file_size(projector) if projector else 0, limit=limit)
         return judge(demand, memory, settings.context_size)
 
 

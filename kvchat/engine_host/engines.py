@@ -39,7 +39,7 @@ from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.demand import COMPUTER, LoadLimit, LoadLimits, MemoryBar
 from kvchat.library.model_files import display_name
 from kvchat.session.host import ReadyEngine
-from kvchat.session.restore_support import Finding, Strategy, Subject
+from kvchat.session.restore_support import FindingKey, RestoreFinding, Strategy
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import SecretStore
@@ -147,7 +147,7 @@ class ManagedEngine:
             _("The model now uses less memory. {reason}{again}", reason=context.reason, again=retry),
         )
 
-    async def inspect(self) -> tuple[ReadyEngine, Subject] | None:
+    async def inspect(self) -> tuple[ReadyEngine, FindingKey] | None:
         """Ask a ready engine for its facts; None if the weights changed after it was fingerprinted."""
         choice = self.choice
         assert choice is not None
@@ -162,7 +162,7 @@ class ManagedEngine:
             fingerprint=choice.fingerprint,
             context_size=facts.context_size,
             kv_bytes_per_token=kv_bytes_per_token(choice.facts.kv, choice.plan.kv_type, choice.plan.kv_type),
-            finding=Finding(choice.promised_strategy, proved=False),
+            finding=RestoreFinding(choice.promised_strategy, proved=False),
             window=choice.facts.kv.window,
             vision=facts.vision,
             slots=tuple(range(choice.plan.slots)),
@@ -206,7 +206,7 @@ class ExternalEngine:
         stored = await asyncio.to_thread(self._key.load)  # may ask the user to unlock a keyring
         return partial(self.connection.connect, ServerAddress(url, stored[0] if stored else ""))
 
-    async def inspect(self) -> tuple[ReadyEngine, Subject | None]:
+    async def inspect(self) -> tuple[ReadyEngine, FindingKey | None]:
         """Query the server; no subject if its states cannot be kept. Raises EngineError."""
         engine, generation = await self.connection.ready(), self.connection.generation
         self.server = facts = await engine.facts()
@@ -224,7 +224,7 @@ class ExternalEngine:
             Fingerprint(facts.model_path, "", "", "", 0, ""),
             facts.context_size,
             0.0,
-            Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.OUT_OF_REACH)),
+            RestoreFinding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.OUT_OF_REACH)),
             vision=facts.vision,
             slots=(number,),
             model_name=display_name(Path(facts.model_path)) if facts.model_path else "",
@@ -232,7 +232,7 @@ class ExternalEngine:
         if self._process is None:
             return ready, None
         savable = await asyncio.to_thread(with_state_support, ready, self._process, facts, is_free=is_free)
-        return (savable, Subject(savable.fingerprint, facts.build)) if savable else (ready, None)
+        return (savable, FindingKey(savable.fingerprint, facts.build)) if savable else (ready, None)
 
 
 def choose_slot(slots: Sequence[SlotState]) -> tuple[int, bool]:
@@ -276,5 +276,5 @@ def with_state_support(
         fingerprint=fingerprint,
         kv_bytes_per_token=kv_bytes_per_token(gguf.kv, type_k, type_v),
         window=gguf.kv.window,
-        finding=Finding(promised, proved=False, reason=None if is_free else Reason(ReasonCode.IN_USE)),
+        finding=RestoreFinding(promised, proved=False, reason=None if is_free else Reason(ReasonCode.IN_USE)),
     )

@@ -19,7 +19,7 @@ from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.parser import ModelFileMissing
 from kvchat.library.memory.demand import LoadLimits
 from kvchat.session.host import ReadyEngine
-from kvchat.session.restore_support import Finding, FindingStore, Strategy, Subject
+from kvchat.session.restore_support import FindingKey, FindingStore, RestoreFinding, Strategy
 from kvchat.session.self_test import self_test
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths
@@ -57,7 +57,7 @@ class EngineLifecycle:
         self._start_settings: Settings | None = None  # settings at its start
         self._started_with_vision = False  # it was started for pictures
         self._ready: ReadyEngine | None = None
-        self._subject: Subject | None = None  # of the restore findings
+        self._subject: FindingKey | None = None  # of the restore findings
         self._inspection: asyncio.Task[None] | None = None  # of a newly started engine
         self._starter: asyncio.Task[None] | None = None
         self._is_testing = self._is_closed = False
@@ -87,7 +87,7 @@ class EngineLifecycle:
         return self.known if self.status.state is EngineState.READY else None
 
     @property
-    def finding(self) -> Finding | None:
+    def finding(self) -> RestoreFinding | None:
         return self._usable_engine.finding if self._usable_engine else None
 
     def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool:
@@ -263,7 +263,7 @@ class EngineLifecycle:
                     hung_or_stopped = loss.lifetime is None or loss.lifetime.failure is None
                     if engine is self.external or hung_or_stopped:  # no result of its self-test
                         raise reason from loss
-                    died = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
+                    died = RestoreFinding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
                     await self._findings.learn(subject, died)
                     return
                 finally:

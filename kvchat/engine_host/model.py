@@ -18,7 +18,7 @@ from kvchat.settings import Settings
 from kvchat.text.language import _
 
 
-class AnsweringModel:
+class CurrentModel:
     """The model from the settings or the user's server, and the properties of other models by path."""
 
     def __init__(

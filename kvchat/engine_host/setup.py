@@ -29,7 +29,7 @@ from kvchat.engine.discovery.graphics import Backend, Graphics, detect_graphics
 from kvchat.engine.process.external import parse_address
 from kvchat.engine_host.choice import user_arguments
 from kvchat.engine_host.engines import server_key
-from kvchat.engine_host.trial import Trial, TrialStep, try_engine
+from kvchat.engine_host.trial import EngineTrial, TrialStep, try_engine
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import DownloadOrder, disk_failure, fetch_on_own_loop, run_on_own_loop
 from kvchat.library.remote.github import REPOSITORY, GitHub, backend_of, builds_for
@@ -129,7 +129,7 @@ class EngineSetup:
         chosen = settings.engine_path or settings.engine_url or any(engine.path for engine in installed_engines())
         return None if chosen or not graphics.vendors or graphics.system == "darwin" else graphics
 
-    async def get(self, backend: Backend | None = None) -> Trial | None:
+    async def get(self, backend: Backend | None = None) -> EngineTrial | None:
         """Download, test and perhaps select an engine for the GPU; None if cancelled or busy. Raises KvchatError."""
         if self.download is not None:
             return None
@@ -183,7 +183,7 @@ class EngineSetup:
         locations = [engine.location for engine in downloaded]
         return await asyncio.to_thread(list_engines, self._settings().engine_path, locations)
 
-    async def test_engine(self, location: EngineLocation, on_step: Callable[[TrialStep], None]) -> Trial:
+    async def test_engine(self, location: EngineLocation, on_step: Callable[[TrialStep], None]) -> EngineTrial:
         model = await asyncio.to_thread(trial_model, self._paths, self._settings())
         return await try_engine(location, model, on_step)
 
@@ -231,7 +231,7 @@ class EngineSetup:
             _("See {source}, or choose a llama-server on this computer.", source=self.source),
         )
 
-    async def _download_and_test(self, backend: Backend | None) -> tuple[DownloadedEngine, Trial]:
+    async def _download_and_test(self, backend: Backend | None) -> tuple[DownloadedEngine, EngineTrial]:
         """Download an engine and test it; an existing one is only tested. A failing engine is kept."""
         order = await self._newest_build(backend)
         name, size = order.file.name, order.file.size

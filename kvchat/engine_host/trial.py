@@ -21,7 +21,7 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.session.host import ReadyEngine
-from kvchat.session.restore_support import Finding, Strategy
+from kvchat.session.restore_support import RestoreFinding, Strategy
 from kvchat.session.self_test import self_test
 from kvchat.text.formatting import format_duration, format_rate
 from kvchat.text.language import _, join_list
@@ -37,7 +37,7 @@ class TrialStep:
 
 
 @dataclass(frozen=True)
-class Trial:
+class EngineTrial:
     """The test steps in order; only the last can have failed."""
 
     steps: tuple[TrialStep, ...]
@@ -52,7 +52,7 @@ async def try_engine(
     model: Path | None,
     on_step: Callable[[TrialStep], None] = lambda _: None,
     needs: Backend | None = None,
-) -> Trial:
+) -> EngineTrial:
     """Query an engine; with a model, also load it, get a reply and test restoring. Raises no KvchatError."""
     steps: list[TrialStep] = []
 
@@ -82,7 +82,7 @@ async def try_engine(
                 await _run(location, plan, report_step)
     except KvchatError as error:
         report_step(TrialStep(error.title, error.detail, error))
-    return Trial(tuple(steps))
+    return EngineTrial(tuple(steps))
 
 
 async def _run(location: EngineLocation, plan: LaunchPlan, report_step: Callable[[TrialStep], None]) -> None:
@@ -116,7 +116,7 @@ async def _run(location: EngineLocation, plan: LaunchPlan, report_step: Callable
         await supervisor.close()
 
 
-async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPlan) -> Finding:
+async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPlan) -> RestoreFinding:
     promised, window, per_token = Strategy.PLAIN, 0, 0.0
     with contextlib.suppress(KvchatError):  # the engine could load it
         facts = await asyncio.to_thread(read_facts, plan.model)
@@ -124,7 +124,7 @@ async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPla
         per_token = kv_bytes_per_token(facts.kv, plan.kv_type, plan.kv_type)
     context_size = (await engine.facts()).context_size
     fingerprint = Fingerprint(str(plan.model), plan.kv_type, plan.kv_type, "auto", 1, "")
-    untested = Finding(promised, proved=False)
+    untested = RestoreFinding(promised, proved=False)
     return await self_test(
         ReadyEngine(engine, generation, plan.slot_path, fingerprint, context_size, per_token, untested, window=window)
     )

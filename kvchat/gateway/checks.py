@@ -30,7 +30,7 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:/?#@\s]*)(?::\d{0,5})?")
 
 
 @dataclass(frozen=True)
-class Checks:
+class AccessPolicy:
     host: str  # the listening address
     keys: Keys
     origins: frozenset[str] = frozenset()  # web pages that may use the gateway; * for all

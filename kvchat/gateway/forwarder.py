@@ -28,7 +28,7 @@ from kvchat.text.reasons import Reason, ReasonCode
 MIN_HEAD = 64  # tokens; reprocessing fewer beats saving
 MIN_STEPPED = 256  # tokens; the request itself processes fewer
 IDLE_STEP_MS = 2000.0  # target time of a step while the window is not in use: small steps are slower
-PROVED = ("cached", "prompt")  # known from the answer; the rest, at its start
+PROVED_FIELDS = ("cached", "prompt")  # known from the answer; the rest, at its start
 
 
 @dataclass
@@ -261,7 +261,7 @@ class Forwarder:
     def _headers(self, answer: EngineResponse) -> dict[str, str]:
         headers, record = {"content-type": answer.headers.get("content-type", "application/json")}, self.pending.record
         receipt = record.receipt() if record.found is not None else {"model": record.answering_model}
-        return headers | headers_of({name: value for name, value in receipt.items() if name not in PROVED})
+        return headers | headers_of({name: value for name, value in receipt.items() if name not in PROVED_FIELDS})
 
 
 def _is_small_match(found: int, prompt: int) -> bool:

@@ -19,7 +19,7 @@ from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.errors import EngineGone
 from kvchat.engine.process.external import is_loopback
 from kvchat.errors import KvchatError
-from kvchat.gateway.checks import Checks, check_bounds, read_body
+from kvchat.gateway.checks import AccessPolicy, check_bounds, read_body
 from kvchat.gateway.dialects.request import (
     ASIDE,
     GENERATING,
@@ -69,7 +69,7 @@ class Gateway:
         self.log = RequestLog(shares)
         self.metrics, self.total_metrics = (Metrics(self.log, by_program=by_program) for by_program in (True, False))
         self.runner = RequestRunner(slots, host, catalogue.find, self.log, absorb, PromptRewriter(enabled_rules))
-        self._checks: Checks | None = None  # for incoming requests while open
+        self._checks: AccessPolicy | None = None  # for incoming requests while open
         self._listener: Listener | None = None
         self._body_bytes = 0  # request bodies in memory
 
@@ -80,7 +80,7 @@ class Gateway:
         host = f"[{self._checks.host}]" if ":" in self._checks.host else self._checks.host
         return f"http://{host}:{self._listener.port}"
 
-    async def open(self, checks: Checks, port: int) -> str:
+    async def open(self, checks: AccessPolicy, port: int) -> str:
         """Open the gateway, closing an open one; return its URL. Raises KvchatError."""
         if not checks.keys and not is_loopback(checks.host):
             raise KvchatError(
@@ -242,7 +242,7 @@ class _Endpoint:
             await self._handler(scope, receive, send)
 
 
-def _guarded(app: ASGIApp, checks: Checks) -> ASGIApp:
+def _guarded(app: ASGIApp, checks: AccessPolicy) -> ASGIApp:
     """Check host, origin and key of each request before the app gets it."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:

@@ -188,38 +188,38 @@ _CODES = frozenset(ReasonCode)
 
 
 @dataclass
-class Cost:
+class TokenCost:
     times: int = 0
     tokens: int = 0
     ms: float = 0.0
 
-    def add(self, other: Cost) -> None:
+    def add(self, other: TokenCost) -> None:
         self.times, self.tokens, self.ms = self.times + other.times, self.tokens + other.tokens, self.ms + other.ms
 
 
 @dataclass
-class Total:
+class ProgramTotal:
     requests: int = 0
     prompt: int = 0  # tokens
     cached: int = 0  # prompt tokens that were cached
     saved_ms: float = 0.0  # processing time saved
     last_at: float = 0.0  # time.time()
-    misses: dict[str, Cost] = field(default_factory=dict)  # reprocessed tokens by reason code
-    saved_by_rule: dict[str, Cost] = field(default_factory=dict)
+    misses: dict[str, TokenCost] = field(default_factory=dict)  # reprocessed tokens by reason code
+    saved_by_rule: dict[str, TokenCost] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, record: RequestRecord, prefill_ms: Callable[[int], float]) -> Total:
+    def of(cls, record: RequestRecord, prefill_ms: Callable[[int], float]) -> ProgramTotal:
         """Return the totals of one request; `prefill_ms` estimates the processing time of tokens."""
         prompt, cached, divergence = record.prompt or 0, record.cached or 0, record.costly_divergence
         total = cls(1, prompt, cached, record.saved_ms, time.time())
         if reason := divergence.cause if divergence else record.miss if is_lost(record.miss) else None:
-            total.misses[reason.code] = Cost(1, prompt - cached, record.read_ms)
+            total.misses[reason.code] = TokenCost(1, prompt - cached, record.read_ms)
         total.saved_by_rule |= {
-            rule: Cost(1, tokens, prefill_ms(tokens)) for rule, tokens in record.saved_by_rule.items()
+            rule: TokenCost(1, tokens, prefill_ms(tokens)) for rule, tokens in record.saved_by_rule.items()
         }
         return total
 
-    def add(self, other: Total) -> None:
+    def add(self, other: ProgramTotal) -> None:
         self.requests += other.requests
         self.prompt += other.prompt
         self.cached += other.cached
@@ -228,38 +228,38 @@ class Total:
         for own, theirs in ((self.misses, other.misses), (self.saved_by_rule, other.saved_by_rule)):
             for name, cost in theirs.items():
                 if name in own or len(own) < MAX_CAUSES:
-                    own.setdefault(name, Cost()).add(cost)
+                    own.setdefault(name, TokenCost()).add(cost)
 
     @property
     def share(self) -> float:
         return self.cached / self.prompt if self.prompt else 0.0
 
 
-class Totals:
+class DailyTotals:
     """Stored in one small file; an unreadable one counts as empty. Event loop thread only, except `write`."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._writing = threading.Lock()
-        self._days: dict[str, dict[str, Total]] = {}  # by day and program
+        self._days: dict[str, dict[str, ProgramTotal]] = {}  # by day and program
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, TimeoutError):
             for day, programs in read_json(file, _MAX_FILE).items():
                 self._days[str(day)] = {str(name): _parse_total(facts) for name, facts in programs.items()}
 
-    def count(self, program: str, total: Total) -> None:
+    def count(self, program: str, total: ProgramTotal) -> None:
         day = datetime.fromtimestamp(total.last_at).date().isoformat()
         programs = self._days.setdefault(day, {})
         if program not in programs and len(programs) >= MAX_PROGRAMS:
             program = "other"
-        programs.setdefault(program, Total()).add(total)
+        programs.setdefault(program, ProgramTotal()).add(total)
         for old in sorted(self._days)[:-MAX_DAYS]:
             del self._days[old]
 
-    def by_program(self) -> dict[str, Total]:
-        totals: dict[str, Total] = {}
+    def by_program(self) -> dict[str, ProgramTotal]:
+        totals: dict[str, ProgramTotal] = {}
         for _, programs in sorted(self._days.items()):
             for program, total in programs.items():
-                totals.setdefault(program, Total()).add(total)
+                totals.setdefault(program, ProgramTotal()).add(total)
         return totals
 
     def forget(self, program: str) -> None:
@@ -274,7 +274,7 @@ class Totals:
             new.write_text(text, "utf-8")
 
 
-def _parse_total(facts: Mapping[str, Any]) -> Total:
+def _parse_total(facts: Mapping[str, Any]) -> ProgramTotal:
     """Parse stored totals. Raises ValueError, TypeError or AttributeError if invalid."""
 
     def numbers(values: Mapping[str, Any], *names: str) -> Iterator[Any]:
@@ -284,10 +284,10 @@ def _parse_total(facts: Mapping[str, Any]) -> Total:
             yield value
 
     misses, saved_by_rule = (
-        {key: Cost(*numbers(values, "times", "tokens", "ms")) for key, values in facts.get(name, {}).items()}
+        {key: TokenCost(*numbers(values, "times", "tokens", "ms")) for key, values in facts.get(name, {}).items()}
         for name in ("misses", "saved_by_rule")
     )
-    total = Total(*numbers(facts, "requests", "prompt", "cached", "saved_ms", "last_at"))
+    total = ProgramTotal(*numbers(facts, "requests", "prompt", "cached", "saved_ms", "last_at"))
     total.misses = {code: cost for code, cost in misses.items() if code in _CODES}
     total.saved_by_rule = saved_by_rule
     return total

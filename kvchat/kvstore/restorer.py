@@ -36,7 +36,7 @@ from kvchat.text.reasons import Reason, ReasonCode
 
 _RECENT_COUNT = 16  # save points used last, to predict the next size
 _MAX_PLACES = 500  # examined per plan
-MIN_RESTORED_SHARE = 32  # tokens; any two chats with one chat template may share this many
+MIN_RESTORED_TOKENS = 32  # tokens; any two chats with one chat template may share this many
 
 
 class _PointDeleted(Exception):
@@ -248,7 +248,7 @@ def _unreadable(error: IndexLost | IndexFailed) -> Reason:
 
 def is_worth_restoring(shared: int, saved: int, prompt: int) -> bool:
     """True if `shared` leading tokens of the prompt are many, or half of the shorter of prompt and save point."""
-    return shared >= MIN_RESTORED_SHARE or (shared > 0 and 2 * shared >= min(saved, prompt))
+    return shared >= MIN_RESTORED_TOKENS or (shared > 0 and 2 * shared >= min(saved, prompt))
 
 
 def _miss_reason(
@@ -271,7 +271,7 @@ def _miss_reason(
     if fingerprint in others:
         nearest = next(token_tree.places(db, trees, prompt), None)
         shared = nearest.shared if nearest else 0
-        if shared >= MIN_RESTORED_SHARE:
+        if shared >= MIN_RESTORED_TOKENS:
             return Reason(ReasonCode.GOES_ON_OTHERWISE if is_program else ReasonCode.CANNOT_GO_BACK)
         if is_program:
             return Reason(ReasonCode.NOTHING_ALIKE)

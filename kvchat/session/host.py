@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kvchat.engine.api.client import LlamaServerClient
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.session.restore_support import Finding, Strategy
+from kvchat.session.restore_support import RestoreFinding, Strategy
 
 TemplateOptions = tuple[tuple[str, bool | str], ...]  # chat template options: name and value
 MAX_CHARS_PER_TOKEN = 64  # upper bound of the average; English has 4 to 5
@@ -23,7 +23,7 @@ class ReadyEngine:
     fingerprint: Fingerprint
     context_size: int  # tokens
     kv_bytes_per_token: float
-    finding: Finding  # restore capabilities
+    finding: RestoreFinding  # restore capabilities
     window: int = 0  # the model's sliding window in tokens; 0: none
     vision: bool = False  # accepts images
     max_context: int = 0  # tokens it may grow to after a restart; 0: cannot grow

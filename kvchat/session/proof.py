@@ -95,7 +95,7 @@ def judge_load(loaded: LoadedState, cached: int, prompt: int) -> Verdict:
         if loaded.restore is None:
             return Verdict(Source.COLD, hollow=False, miss_reason=loaded.miss_reason or Reason(ReasonCode.NOT_REUSED))
         places = {"accepted": loaded.restore.save_point.n_tokens, "reused": cached}
-        return Verdict(Source.COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW, places))
+        return Verdict(Source.COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW_RESTORE, places))
     source = SOURCES[loaded.restore.tier] if loaded.restore else Source.HOT
     if loaded.prefilled_ahead.ms >= max(NOTICEABLE_MS, loaded.restore.ms if loaded.restore else 0.0):
         source = Source.AHEAD  # it saved a noticeable wait

@@ -24,7 +24,7 @@ HOLLOW_LIMIT = 2  # hollow restores in a row until a proved strategy is replaced
 
 
 class Strategy(Enum):
-    """Ways to save and restore states, most useful first; `Finding.description` explains each."""
+    """Ways to save and restore states, most useful first; `RestoreFinding.description` explains each."""
 
     PLAIN = "plain"  # a state can be cut back to any prefix
     FULL_WINDOW = "full window"  # sliding window kept whole by --swa-full: like SETTLE
@@ -52,7 +52,7 @@ class Strategy(Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class RestoreFinding:
     strategy: Strategy
     proved: bool  # by the self-test or a later restore; else assumed from the architecture
     reason: Reason | None = None  # why it differs from the architecture's, or is unproved
@@ -69,7 +69,7 @@ class Finding:
         description = _(text, how=_(_STRATEGY_TEXT.get(self.strategy, "")))
         return join_sentences(description, self.reason.as_sentence if self.reason else "")
 
-    def after_restore(self, *, hollow: bool) -> Finding:
+    def after_restore(self, *, hollow: bool) -> RestoreFinding:
         if not hollow:
             return replace(self, proved=True, hollow=0)
         reason = Reason(ReasonCode.UNUSED)
@@ -77,7 +77,7 @@ class Finding:
             if self.hollow + 1 < HOLLOW_LIMIT:
                 return replace(self, hollow=self.hollow + 1)
             reason = Reason(ReasonCode.UNUSED_AGAIN, {"count": HOLLOW_LIMIT})
-        return Finding(self.strategy.more_careful, proved=False, reason=reason)
+        return RestoreFinding(self.strategy.more_careful, proved=False, reason=reason)
 
 
 _STRATEGY_TEXT = {
@@ -94,7 +94,7 @@ _MAX_ROWS, _MAX_BYTES = 200, 4_000_000  # newest entries kept; a larger file is 
 
 
 @dataclass(frozen=True)
-class Subject:
+class FindingKey:
     fingerprint: Fingerprint  # model, KV types and every flag that changes what a state means
     build: str  # of the engine
 
@@ -106,7 +106,7 @@ class FindingStore:
         """`notify` takes a title and a sentence for the user."""
         self._file, self._notify = file, notify
 
-    async def known(self, subject: Subject) -> Finding | None:
+    async def known(self, subject: FindingKey) -> RestoreFinding | None:
         """Return the finding of an earlier test; None if there is none or a retest is due."""
         for row in await asyncio.to_thread(_read_rows, self._file):
             if _matches(row, subject):
@@ -115,10 +115,10 @@ class FindingStore:
                 return finding if works or row["found_at"] >= time.time() - RETEST_AFTER_S else None
         return None
 
-    async def forget(self, subject: Subject) -> None:
+    async def forget(self, subject: FindingKey) -> None:
         await asyncio.to_thread(_update, self._file, lambda row: not _matches(row, subject))
 
-    async def learn(self, subject: Subject, finding: Finding, previous: Finding | None = None) -> None:
+    async def learn(self, subject: FindingKey, finding: RestoreFinding, previous: RestoreFinding | None = None) -> None:
         """Store a finding. Tell the user if restoring does not work, or less well than it seemed."""
         await asyncio.to_thread(store_finding, self._file, subject, finding, time.time())
         if not finding.strategy.saves:
@@ -129,7 +129,7 @@ class FindingStore:
             self._notify(_("Chat memory did not work as expected"), finding.description)
 
 
-def newest_finding(file: Path, model: str) -> tuple[Finding, str] | None:
+def newest_finding(file: Path, model: str) -> tuple[RestoreFinding, str] | None:
     """Return the last finding for a model, by its identity, and its engine build, or None."""
     row = next((row for row in _read_rows(file) if row["fingerprint"].get("model") == model), None)
     finding = _finding(row) if row else None
@@ -140,7 +140,7 @@ def forget_model(file: Path, model: str) -> None:
     _update(file, lambda row: row["fingerprint"].get("model") != model)
 
 
-def store_finding(file: Path, subject: Subject, finding: Finding, found_at: float) -> None:
+def store_finding(file: Path, subject: FindingKey, finding: RestoreFinding, found_at: float) -> None:
     """Store a finding, replacing an older one; `found_at` in seconds since 1970."""
     new = {"found_at": found_at, **asdict(subject), **asdict(finding), "strategy": finding.strategy.value}
     _update(file, lambda row: not _matches(row, subject), new)
@@ -165,12 +165,12 @@ def _read_rows(file: Path) -> list[dict[str, Any]]:
     return []
 
 
-def _matches(row: dict[str, Any], subject: Subject) -> bool:
+def _matches(row: dict[str, Any], subject: FindingKey) -> bool:
     return bool(row["build"] == subject.build and row["fingerprint"] == asdict(subject.fingerprint))
 
 
-def _finding(row: dict[str, Any]) -> Finding | None:
+def _finding(row: dict[str, Any]) -> RestoreFinding | None:
     with suppress(KeyError, ValueError, TypeError):
         strategy = Strategy(row["strategy"])
-        return Finding(strategy, bool(row["proved"]), reason_of(row["reason"]), int(row["hollow"]))
+        return RestoreFinding(strategy, bool(row["proved"]), reason_of(row["reason"]), int(row["hollow"]))
     return None

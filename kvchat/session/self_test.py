@@ -22,7 +22,7 @@ from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import Lease, save_failure_reason
 from kvchat.session.proof import PROVED_SHARE
-from kvchat.session.restore_support import Finding, Strategy
+from kvchat.session.restore_support import RestoreFinding, Strategy
 from kvchat.session.slots import Slots
 from kvchat.text.reasons import Reason, ReasonCode
 
@@ -36,7 +36,7 @@ SLOT_FILE_COPIES = 4  # slot file sizes that must fit: two saves, their blocks, 
 _NAME = "self-test"
 
 
-async def self_test(host: ReadyEngine) -> Finding:
+async def self_test(host: ReadyEngine) -> RestoreFinding:
     """Test which strategy works with this engine, starting with the one its architecture promises.
 
     Takes about a second. If it takes too long, the promised strategy is returned as unproved. Raises EngineGone if
@@ -47,10 +47,10 @@ async def self_test(host: ReadyEngine) -> Finding:
         async with asyncio.timeout(LIMIT_S), _trial(host) as trial:
             return await trial.run(promised)
     except TimeoutError:
-        return Finding(promised, proved=False, reason=Reason(ReasonCode.TOO_SLOW_TO_TRY))
+        return RestoreFinding(promised, proved=False, reason=Reason(ReasonCode.TOO_SLOW_TO_TRY))
     except (EngineRefused, StoreRefused, OSError) as error:
         reason = Reason(ReasonCode.NOT_TRIED, {"reason": save_failure_reason(error)})
-        return Finding(promised, proved=False, reason=reason)
+        return RestoreFinding(promised, proved=False, reason=reason)
 
 
 @contextlib.asynccontextmanager
@@ -82,7 +82,7 @@ class _Trial:
         if isinstance(event, SaveSkipped):
             self._skipped = event.reason
 
-    async def run(self, promised_strategy: Strategy) -> Finding:
+    async def run(self, promised_strategy: Strategy) -> RestoreFinding:
         """Try the promised strategy, then more careful ones; a sliding window first with a shorter chat."""
         window = self._host.window
         length = max(TEST_TOKENS, window + WINDOW_MARGIN) if window else TEST_TOKENS
@@ -100,7 +100,7 @@ class _Trial:
             strategy, reason = strategy.more_careful, fault
         if promised_strategy is Strategy.COMPLETE and strategy in (Strategy.LONG, Strategy.NONE):
             reason = Reason(ReasonCode.NEEDS_SWA_FULL, {"reason": reason})
-        return Finding(strategy, proved, reason)
+        return RestoreFinding(strategy, proved, reason)
 
     async def _find_obstacle(self, text: Tokens, length: int) -> Reason | None:
         needed = length + 2 * FOLLOWING_TOKENS
@@ -113,7 +113,7 @@ class _Trial:
         return None
 
     async def _find_fault(self, strategy: Strategy, text: Tokens, length: int) -> Reason | None:
-        host = replace(self._host, finding=Finding(strategy, proved=False))
+        host = replace(self._host, finding=RestoreFinding(strategy, proved=False))
         lease = Lease(self._slots, self._slots.all_slots[0], host, _NAME, self._on_event)
         end = length + FOLLOWING_TOKENS
         saved, following, other = text[:length], text[length:end], text[end:]

@@ -14,7 +14,7 @@ from kvchat.text.language import _
 P = ParamSpec("P")
 R = TypeVar("R")
 
-LAST_MOMENT_S = 1.0
+SHUTDOWN_TIMEOUT_S = 1.0
 Progress = Callable[[int, int], None]  # done, total; total is 0 if unknown
 
 
@@ -81,7 +81,7 @@ class LoopThreads(ThreadPoolExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait=False, cancel_futures=cancel_futures)
-        latest = time.monotonic() + LAST_MOMENT_S
+        latest = time.monotonic() + SHUTDOWN_TIMEOUT_S
         for thread in tuple(self._threads) if wait else ():
             thread.join(max(0.0, latest - time.monotonic()))
 

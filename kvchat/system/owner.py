@@ -61,7 +61,7 @@ def allow_owner_to_raise_window() -> None:
         ctypes.windll.user32.AllowSetForegroundWindow(-1)  # ASFW_ANY
 
 
-class Ownership:
+class InstanceLock:
     """Ownership of one data folder, which must exist. If it cannot be locked, everyone owns it."""
 
     def __init__(self, folder: Path, name: str) -> None:

@@ -86,7 +86,7 @@ class ReasonCode(StrEnum):
     LONGER_THAN_CONTEXT = "longer-than-context", N_("it has {tokens} tokens, but the context length is {context_size}")
 
     # Why it was loaded but not used
-    HOLLOW = "hollow", N_("the engine accepted {accepted} tokens but reused only {reused}")
+    HOLLOW_RESTORE = "hollow", N_("the engine accepted {accepted} tokens but reused only {reused}")
     REUSED_LESS = "reused-less", N_("the engine reused only {reused} of the {held} tokens it held")
     NOT_REUSED = "not-reused", N_("the engine did not reuse its cached tokens")
     PURGED = "purged", N_("the engine discarded the chat to make room for others")

@@ -25,7 +25,7 @@ _RANGES = (
 )
 # Legitimate marks of other scripts and emoji: among plain letters, digits and code they only deceive.
 _MARKS = {"\u061c": "ALM", "\u200c": "ZWNJ", "\u200d": "ZWJ", "\u200e": "LRM", "\u200f": "RLM"}
-_STRAY = re.compile(f"(?<![^\x00-\x7f])[{''.join(_MARKS)}]+(?![^\x00-\x7f])")
+_STRAY_MARKS = re.compile(f"(?<![^\x00-\x7f])[{''.join(_MARKS)}]+(?![^\x00-\x7f])")
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f"
 _SUSPECT = re.compile("[" + _CONTROLS + "".join(_HIDDEN) + _RANGES + "]")
 _DELETE, _CONTROL_PICTURES = 0x7F, 0x2400
@@ -52,7 +52,7 @@ def safe_prose(text: str) -> str:
 
 def safe_code(text: str) -> str:
     """Make code safe to show: name every hidden character."""
-    text = _STRAY.sub(lambda found: "".join(f"⟦{_MARKS[char]}⟧" for char in found[0]), text)
+    text = _STRAY_MARKS.sub(lambda found: "".join(f"⟦{_MARKS[char]}⟧" for char in found[0]), text)
     return _SUSPECT.sub(lambda found: _keep_if_legitimate(found) or _picture(found[0]) or f"⟦{_name(found[0])}⟧", text)
 
 
@@ -104,26 +104,26 @@ _AFTER = re.compile(
 )
 _LOOKS_SECRET = re.compile(r"\bhf_[A-Za-z0-9]{8,}|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{16,}")
 _IN_URL = re.compile(r"(?<=://)[^/\s:@]+(?::[^/\s@]*)?@")
-_SHORTEST_NAME = 3  # shorter names would match in other words
+_MIN_NAME_LENGTH = 3  # shorter names would match in other words
 
 
 @dataclass(frozen=True)
-class Identity:
+class UserIdentity:
     home: str
     user: str
     host: str
 
 
-def current_user() -> Identity:
+def current_user() -> UserIdentity:
     """Return the user of this process; an unknown user name is empty."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):
         user = ""
-    return Identity(str(Path.home()), user, socket.gethostname())
+    return UserIdentity(str(Path.home()), user, socket.gethostname())
 
 
-def redact(text: str, person: Identity, secrets: Iterable[str] = ()) -> str:
+def redact(text: str, person: UserIdentity, secrets: Iterable[str] = ()) -> str:
     """Remove secrets and personal names. `secrets`: additional known ones, such as the engine's key."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, _REMOVED)
@@ -133,6 +133,6 @@ def redact(text: str, person: Identity, secrets: Iterable[str] = ()) -> str:
     if len(person.home) > 1:
         text = re.sub(rf"{re.escape(person.home)}(?![\w.-])", "~", text)
     for name, word in ((person.user, "‹user›"), (person.host, "‹computer›")):
-        if len(name) >= _SHORTEST_NAME:
+        if len(name) >= _MIN_NAME_LENGTH:
             text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", word, text, flags=re.IGNORECASE)
     return text

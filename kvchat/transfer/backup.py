@@ -41,7 +41,7 @@ VERSION = 1
 MANIFEST = "manifest.json"
 # Everything a backup contains and a restore takes, by name in the zip.
 DATABASE, SETTINGS = "data/conversations.db", "config/settings.json"
-CHUNK = 1024 * 1024  # bytes
+CHUNK_BYTES = 1024 * 1024  # bytes
 # The settings that choose what answers: the program to run, and the servers chats go to.
 ENGINE_SETTINGS = ("engine_path", "engine_arguments", "engine_url", "rpc_workers")
 
@@ -91,7 +91,7 @@ def write_backup(paths: Paths, out: IO[bytes], progress: Progress = lambda done,
             for name, file in files.items():
                 digest, start = blake3(), done
                 with open_regular_file(file) as source, archive.open(name, "w", force_zip64=True) as packed:
-                    while chunk := source.read(CHUNK):
+                    while chunk := source.read(CHUNK_BYTES):
                         digest.update(chunk)
                         done += packed.write(chunk)
                         progress(done, unpacked)
@@ -245,7 +245,7 @@ def _unpack(
     digest, size = blake3(), 0
     try:
         with archive.open(name) as packed, target.open("xb") as out:
-            while (chunk := packed.read(CHUNK)) and size <= entry["size"]:
+            while (chunk := packed.read(CHUNK_BYTES)) and size <= entry["size"]:
                 digest.update(chunk)
                 size += out.write(chunk)
                 report(done + size)

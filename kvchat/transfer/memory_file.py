@@ -43,7 +43,7 @@ from kvchat.transfer.exporting import ExportForm, export_target, write_export
 from kvchat.transfer.untrusted_files import MAX_PIECE, read_conversations
 
 _CHATS, _MEMORY, _BLOCKS = "chats.json", "memory.json", "blocks/"
-CHUNK = 1 << 20  # bytes
+CHUNK_BYTES = 1 << 20  # bytes
 NOT_VERIFIED = N_("kvchat cannot tell whether it is genuine, so only this chat uses it.")
 _CUT_OFF = N_("it is incomplete or damaged")
 MAGIC = b"kvchat sealed "
@@ -62,7 +62,7 @@ class PassphraseNeeded(KvchatError):
 
 
 def encrypt(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
-    key = pyrage.x25519.Identity.generate()
+    key = pyrage.x25519.UserIdentity.generate()
     salt = secrets.token_bytes(_SALT)
     out.write(MAGIC + _VERSION + salt + _cipher(passphrase, salt).encrypt(_NONCE, str(key).encode(), None))
     source = _PieceReader(pieces)
@@ -81,7 +81,7 @@ def decrypted(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
     try:
         if version != _VERSION:
             raise ValueError
-        key = pyrage.x25519.Identity.from_str(_cipher(passphrase, salt).decrypt(_NONCE, encrypted, None).decode())
+        key = pyrage.x25519.UserIdentity.from_str(_cipher(passphrase, salt).decrypt(_NONCE, encrypted, None).decode())
     except (InvalidTag, pyrage.IdentityError, ValueError) as error:
         raise PassphraseNeeded(_("Wrong passphrase")) from error  # or its first bytes are damaged
     reading, writing = os.pipe()
@@ -112,7 +112,7 @@ class _PieceReader:
         self._pieces, self._remainder = iter(pieces), memoryview(b"")
         self.error: Exception | None = None  # from the source
 
-    def read(self, size: int = CHUNK) -> bytes:
+    def read(self, size: int = CHUNK_BYTES) -> bytes:
         try:
             while not self._remainder and (piece := next(self._pieces, None)) is not None:
                 self._remainder = memoryview(piece)
@@ -230,7 +230,7 @@ def has_memory(path: Path) -> bool:
 @contextmanager
 def open_memory_file(path: Path, passphrase: str = "") -> Iterator[MemoryFile]:
     """Open a file written by `export_with_memory`. Raises PassphraseNeeded and OSError."""
-    with io.BufferedReader(open_regular_file(path), CHUNK) as file:  # type: ignore[type-var]
+    with io.BufferedReader(open_regular_file(path), CHUNK_BYTES) as file:  # type: ignore[type-var]
         if not file.peek(len(MAGIC)).startswith(MAGIC):
             yield MemoryFile(file)
             return
@@ -302,7 +302,7 @@ def _members(stream: IO[bytes]) -> Iterator[tuple[str, int, Iterator[bytes]]]:
 def _content(stream: IO[bytes], size: int) -> Iterator[bytes]:
     left = size
     while left:
-        piece = _read_exactly(stream, min(left, CHUNK))
+        piece = _read_exactly(stream, min(left, CHUNK_BYTES))
         left -= len(piece)
         yield piece
     _read_exactly(stream, -size % tarfile.BLOCKSIZE)

@@ -6,14 +6,14 @@ import pytest
 
 from kvchat.chat.record.database import Database
 from kvchat.session.host import ReadyEngine
-from kvchat.session.restore_support import Finding, Strategy
+from kvchat.session.restore_support import RestoreFinding, Strategy
 from tests.chat.stage import Stage
 from tests.engine_fixtures import FakeEngine
 
 
 def use_finding(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
-    async def found(host: ReadyEngine) -> Finding:
-        return Finding(strategy, proved=True)
+    async def found(host: ReadyEngine) -> RestoreFinding:
+        return RestoreFinding(strategy, proved=True)
 
     monkeypatch.setattr("kvchat.engine_host.lifecycle.self_test", found)
 

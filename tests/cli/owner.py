@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from kvchat.cli.owned import Commands
 from kvchat.runtime import Runtime
 from kvchat.settings import load_settings
-from kvchat.system.owner import Ownership
+from kvchat.system.owner import InstanceLock
 from kvchat.system.paths import Paths
 
 
@@ -18,7 +18,7 @@ def running_owner(paths: Paths, name: str = "kvchat serve") -> Iterator[Runtime]
     started, stop = threading.Event(), threading.Event()
 
     async def run() -> None:
-        ownership = Ownership(paths.data, name)
+        ownership = InstanceLock(paths.data, name)
         assert ownership.claim()
         commands = Commands(paths, name)
         runtimes.append(await commands.runtime(load_settings(paths.settings_file)))

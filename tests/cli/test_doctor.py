@@ -14,7 +14,7 @@ from kvchat.cli.doctor import collect, is_healthy, lines
 from kvchat.engine.discovery.engines import REQUIRED_OPTIONS
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import model_identity
-from kvchat.session.restore_support import Finding, Strategy, Subject, newest_finding, store_finding
+from kvchat.session.restore_support import FindingKey, RestoreFinding, Strategy, newest_finding, store_finding
 from kvchat.settings import Settings, load_settings, save_settings
 from tests.library.gguf_files import write_gguf
 
@@ -65,10 +65,10 @@ def test_everything_is_found(paths, engine, smollm2, settings):
 
 def test_restore_capabilities_are_shown_once_known(paths, smollm2, settings):
     assert "not tried yet" in "\n".join(lines(collect(paths, settings)))
-    subject = Subject(Fingerprint(model_identity(smollm2), "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
-    store_finding(paths.restore_findings, subject, Finding(Strategy.PLAIN, proved=True), 0.0)
+    subject = FindingKey(Fingerprint(model_identity(smollm2), "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
+    store_finding(paths.restore_findings, subject, RestoreFinding(Strategy.PLAIN, proved=True), 0.0)
     report = collect(paths, settings)
-    description = Finding(Strategy.PLAIN, True).description
+    description = RestoreFinding(Strategy.PLAIN, True).description
     build = "version: 11434 (abc1234)"
     assert report["restoring"] == {"strategy": "plain", "words": description, "build": build}
     text = "\n".join(lines(report))
@@ -81,8 +81,8 @@ def test_restore_capabilities_can_be_deleted(paths, smollm2, settings, capsys):
     assert main(["doctor", "--retest"]) == 0  # there are none yet
     assert not paths.restore_findings.exists()
     for model in (model_identity(smollm2), "another"):
-        subject = Subject(Fingerprint(model, "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
-        store_finding(paths.restore_findings, subject, Finding(Strategy.NONE, proved=True), 0.0)
+        subject = FindingKey(Fingerprint(model, "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
+        store_finding(paths.restore_findings, subject, RestoreFinding(Strategy.NONE, proved=True), 0.0)
     main(["doctor"])
     assert "kvchat saves no chat memory" in capsys.readouterr().out
     main(["doctor", "--retest"])
@@ -95,8 +95,8 @@ def test_a_pipe_or_nonsense_in_place_of_the_findings_is_ignored(paths):
     os.mkfifo(paths.restore_findings)
     assert newest_finding(paths.restore_findings, "a") is None
     paths.restore_findings.unlink()
-    subject = Subject(Fingerprint("a", "f16", "f16", "auto", 1, ""), "b1")
-    store_finding(paths.restore_findings, subject, Finding(Strategy.NONE, proved=True), 0.0)
+    subject = FindingKey(Fingerprint("a", "f16", "f16", "auto", 1, ""), "b1")
+    store_finding(paths.restore_findings, subject, RestoreFinding(Strategy.NONE, proved=True), 0.0)
     rows = json.loads(paths.restore_findings.read_text("utf-8"))
     for nonsense in (5, "of the moon"):
         paths.restore_findings.write_text(json.dumps([row | {"strategy": nonsense} for row in rows]))

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.discovery.graphics import Backend, GpuVendor, Graphics
 from kvchat.engine_host import setup as engine_setup
 from kvchat.engine_host.setup import EngineDownload, EngineSetup, Stage, downloaded_engines
-from kvchat.engine_host.trial import Trial, TrialStep
+from kvchat.engine_host.trial import EngineTrial, TrialStep
 from kvchat.errors import KvchatError
 from kvchat.library.remote import downloader
 from kvchat.library.remote.downloader import DownloadFailed
@@ -64,7 +65,7 @@ class Home:
         assert trial.works
         assert self.settings.engine_path == str(self.program)
 
-    async def fails(self, backend: Backend | None = None) -> Trial:
+    async def fails(self, backend: Backend | None = None) -> EngineTrial:
         """Download an engine that fails its trial, so it is not used."""
         trial = await self.setup.get(backend)
         assert not trial.works
@@ -248,7 +249,8 @@ async def test_real_llama_server_in_an_archive(
     step = (await home.fails(Backend.VULKAN)).steps[-1]
     assert step.name == "The engine does not detect the GPU"
     assert "Vulkan" in step.detail
-    monkeypatch.setattr(engine_setup, "backend_of", lambda name: None)  # as if the processor were enough
+    on_cpu = partial(engine_setup.try_engine, needs=None)  # as if the processor were enough
+    monkeypatch.setattr(engine_setup, "try_engine", lambda *arguments, needs: on_cpu(*arguments))
     trial = await home.setup.get(Backend.VULKAN)
     assert trial.works, trial.steps[-1]
     assert trial.steps[-1].name == "Chat memory"

@@ -3,12 +3,12 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine_host.trial import Trial, TrialStep, try_engine
+from kvchat.engine_host.trial import EngineTrial, TrialStep, try_engine
 from tests.engine.waiting import is_alive
 from tests.engine_fixtures import FakeEngine
 
 
-async def tried(fake: FakeEngine, *, model: bool = True) -> Trial:
+async def tried(fake: FakeEngine, *, model: bool = True) -> EngineTrial:
     steps: list[TrialStep] = []
     trial = await try_engine(fake.location, fake.plan.model if model else None, steps.append)
     assert tuple(steps) == trial.steps

@@ -13,7 +13,7 @@ from kvchat.gateway.gateway import Gateway
 from kvchat.gateway.records import RequestLog, RequestRecord
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
-from kvchat.system.owner import Ownership
+from kvchat.system.owner import InstanceLock
 from tests.running import opened
 
 WORDS = "Tell me about the river and the garden, please, and leave nothing out. " * 3
@@ -65,7 +65,7 @@ async def running_gateway(
     home: Path, settings: Settings, keys: Mapping[str, str] | None = None, **headers: str
 ) -> AsyncIterator[RunningGateway]:
     async with opened(home, settings) as runtime:
-        ownership = Ownership(runtime.paths.data, "kvchat serve")
+        ownership = InstanceLock(runtime.paths.data, "kvchat serve")
         assert ownership.claim()
         ownership.listen(lambda connection: connection.close())
         url = await runtime.api_server.open("127.0.0.1", 0, keys or {})

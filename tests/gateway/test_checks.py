@@ -8,15 +8,15 @@ import pytest
 from starlette.datastructures import Headers
 
 from kvchat.errors import KvchatError
-from kvchat.gateway.checks import Checks, parse_origins
+from kvchat.gateway.checks import AccessPolicy, parse_origins
 from kvchat.gateway.dialects.request import RequestRefused
 from kvchat.gateway.keys import ANY_PROGRAM, Keys, KeyStore, program_name, read_key_file
 from kvchat.system.paths import resolve_paths
 
-HERE = Checks("127.0.0.1", Keys({}))
+HERE = AccessPolicy("127.0.0.1", Keys({}))
 
 
-def status(checks: Checks, **headers: str) -> int:
+def status(checks: AccessPolicy, **headers: str) -> int:
     headers = Headers({name.replace("_", "-"): value for name, value in headers.items()})
     try:
         checks.check_host_and_origin(headers)
@@ -44,7 +44,7 @@ def test_foreign_host_names_are_refused() -> None:
 
 
 def test_only_allowed_web_origins_are_accepted() -> None:
-    named = Checks("127.0.0.1", Keys({}), parse_origins("https://chat.example/, http://localhost:3000"))
+    named = AccessPolicy("127.0.0.1", Keys({}), parse_origins("https://chat.example/, http://localhost:3000"))
     host = "127.0.0.1:8737"
     for origin in ("https://evil.example", "null", "http://127.0.0.1:8737", "https://chat.example.evil.example"):
         assert status(named, host=host, origin=origin) == 403
@@ -60,7 +60,7 @@ def test_key_identifies_its_program() -> None:
     assert keys.program_of("one-for-all") == ANY_PROGRAM
     assert keys.program_of("") is None
     assert keys.program_of("ünknown") is None
-    checks = Checks("0.0.0.0", keys)
+    checks = AccessPolicy("0.0.0.0", keys)
     headers = {"user-agent": "claude-cli/2.0 (external, cli)"}
     assert checks.program(Headers(headers | {"authorization": "Bearer one-for-all"})) == "claude-cli"
     assert checks.program(Headers(headers | {"x-api-key": "one-for-all"})) == "claude-cli"
@@ -70,11 +70,11 @@ def test_key_identifies_its_program() -> None:
     assert refused.value.status == 401
     assert "another" not in refused.value.message
     for known in ({}, {"kvchat": "the-key-of-kvchat"}, {"": "everybodys-key"}):  # the owner's key, and no name
-        checks = Checks("127.0.0.1", Keys(known, "the-owners-key"))
+        checks = AccessPolicy("127.0.0.1", Keys(known, "the-owners-key"))
         for shown in ("", "the-key-of-kvchat", "everybodys-key"):
             assert not checks.is_owner(Headers({"authorization": f"Bearer {shown}", "user-agent": "kvchat"}))
         assert checks.is_owner(Headers({"authorization": "Bearer the-owners-key"}))
-        assert not Checks("127.0.0.1", Keys(known)).is_owner(Headers({"authorization": "Bearer "}))
+        assert not AccessPolicy("127.0.0.1", Keys(known)).is_owner(Headers({"authorization": "Bearer "}))
 
 
 NAMES = {"OpenAI/Python 3.54.0": "openai-python", "Anthropic/JS 0.60.0": "anthropic-js", "": "other"}

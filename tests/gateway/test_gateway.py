@@ -178,7 +178,7 @@ async def test_access_needs_the_right_host_origin_and_key(tmp_path: Path, settin
         for answer in (preflight, await server.client.get("/v1/models", headers=editor | page)):
             assert answer.headers["access-control-allow-origin"] == "https://chat.example"
         with pytest.raises(KvchatError, match="needs an API key"):  # the network can reach it
-            await server.gateway.open(checks.Checks("0.0.0.0", Keys({})), 0)
+            await server.gateway.open(checks.AccessPolicy("0.0.0.0", Keys({})), 0)
 
 
 async def test_too_much_is_refused(

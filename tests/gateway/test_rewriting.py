@@ -11,7 +11,7 @@ import pytest
 from kvchat.engine.process.plan import free_port
 from kvchat.gateway.diagnosis.causes import RULE_BY_CAUSE
 from kvchat.gateway.diagnosis.prompts import Divergence
-from kvchat.gateway.records import TOLERANCE, RequestRecord, Totals
+from kvchat.gateway.records import TOLERANCE, DailyTotals, RequestRecord
 from kvchat.settings import Settings
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.engine_fixtures import FakeEngine
@@ -64,7 +64,7 @@ async def test_divergence_is_in_the_receipt_and_the_totals(tmp_path: Path, serve
     total = server.runtime.api_server.totals.by_program()["opencode"]
     assert total.misses[ReasonCode.DATE_IN_SYSTEM].times == before
     await server.runtime.api_server.close()
-    assert Totals(tmp_path / "home" / "state" / "programs.json").by_program()["opencode"] == total
+    assert DailyTotals(tmp_path / "home" / "state" / "programs.json").by_program()["opencode"] == total
 
 
 async def test_rule_avoids_the_divergence_and_counts_saved_tokens(

@@ -6,28 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.gateway.records import MAX_DAYS, MAX_PROGRAMS, Cost, Total, Totals
+from kvchat.gateway.records import MAX_DAYS, MAX_PROGRAMS, DailyTotals, ProgramTotal, TokenCost
 from kvchat.text.reasons import ReasonCode
 
 NOON = datetime(2026, 11, 22, 12)
 
 
-def total(days: int = 0, **others: Cost) -> Total:
+def total(days: int = 0, **others: TokenCost) -> ProgramTotal:
     at = (NOON + timedelta(days=days)).timestamp()
-    return Total(1, 1000, 900, 4000.0, at, {ReasonCode.DATE_IN_SYSTEM: Cost(1, 100, 400.0)}, dict(others))
+    return ProgramTotal(1, 1000, 900, 4000.0, at, {ReasonCode.DATE_IN_SYSTEM: TokenCost(1, 100, 400.0)}, dict(others))
 
 
 def test_totals_survive_a_restart(tmp_path: Path) -> None:
-    totals = Totals(tmp_path / "programs.json")
+    totals = DailyTotals(tmp_path / "programs.json")
     totals.count("zed", total())
-    totals.count("zed", total(1, rule=Cost(1, 50, 200.0)))
+    totals.count("zed", total(1, rule=TokenCost(1, 50, 200.0)))
     totals.count("codex", total())
     totals.write(totals.as_text())
-    for kept in (totals, Totals(tmp_path / "programs.json")):
+    for kept in (totals, DailyTotals(tmp_path / "programs.json")):
         zed = kept.by_program()["zed"]
         assert (zed.requests, zed.prompt, zed.cached, zed.saved_ms, zed.share) == (2, 2000, 1800, 8000.0, 0.9)
-        assert zed.misses == {ReasonCode.DATE_IN_SYSTEM: Cost(2, 200, 800.0)}
-        assert zed.saved_by_rule == {"rule": Cost(1, 50, 200.0)}
+        assert zed.misses == {ReasonCode.DATE_IN_SYSTEM: TokenCost(2, 200, 800.0)}
+        assert zed.saved_by_rule == {"rule": TokenCost(1, 50, 200.0)}
         assert zed.last_at == (NOON + timedelta(days=1)).timestamp()
         assert set(kept.by_program()) == {"zed", "codex"}
     assert (tmp_path / "programs.json").stat().st_mode & 0o077 == 0
@@ -36,7 +36,7 @@ def test_totals_survive_a_restart(tmp_path: Path) -> None:
 
 
 def test_totals_stay_small(tmp_path: Path) -> None:
-    totals = Totals(tmp_path / "programs.json")
+    totals = DailyTotals(tmp_path / "programs.json")
     for day in range(MAX_DAYS + 10):
         totals.count("zed", total(day))
     assert totals.by_program()["zed"].requests == MAX_DAYS
@@ -59,7 +59,7 @@ def test_totals_stay_small(tmp_path: Path) -> None:
 )
 def test_invalid_file_counts_as_empty(tmp_path: Path, raw: str) -> None:
     (tmp_path / "programs.json").write_text(raw)
-    totals = Totals(tmp_path / "programs.json")
+    totals = DailyTotals(tmp_path / "programs.json")
     assert totals.by_program() == {}
     totals.count("zed", total())
     totals.write(totals.as_text())

@@ -161,7 +161,7 @@ def test_every_miss_has_a_reason(bench: Bench) -> None:
     assert reason(tokens, kv_type_k="q8_0") == Reason(ReasonCode.OTHER_SETTINGS, {"settings": settings})
     other = token_range(5) + token_range(95, start=500)
     assert reason(other) == Reason(ReasonCode.BEGINS_DIFFERENTLY, {"shared": 5})
-    hollow = Reason(ReasonCode.HOLLOW, {"accepted": 100, "reused": 0})
+    hollow = Reason(ReasonCode.HOLLOW_RESTORE, {"accepted": 100, "reused": 0})
     bench.inventory.delete_unusable(point.id, hollow)
     assert reason(tokens) == Reason(ReasonCode.SET_ASIDE, {"reason": hollow})
     assert bench.block_files() == []

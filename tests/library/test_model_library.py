@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.library.gguf.facts import GgufFacts
-from kvchat.library.memory.demand import COMPUTER, Demand, DeviceMemory, MemoryBar, MemoryFacts, with_freed_memory
+from kvchat.library.memory.demand import COMPUTER, DeviceMemory, MemoryBar, MemoryFacts, ModelDemand, with_freed_memory
 from kvchat.library.memory.verdict import Judgement, Verdict, judge
 from kvchat.library.model_files import model_folders
 from kvchat.library.model_library import FoundModel, ModelLibrary
@@ -19,7 +19,7 @@ PLENTY = MemoryFacts(64_000_000_000)
 
 
 def fits(facts: GgufFacts) -> Judgement:
-    return judge(Demand(facts), PLENTY)
+    return judge(ModelDemand(facts), PLENTY)
 
 
 @pytest.fixture

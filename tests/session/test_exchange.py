@@ -20,7 +20,7 @@ from kvchat.session.events import MakingRoom, RequestSent, SessionEvent, Waiting
 from kvchat.session.exchange import Exchange, PromptRequest, PromptTooLong
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.proof import Source
-from kvchat.session.restore_support import Finding, Strategy
+from kvchat.session.restore_support import RestoreFinding, Strategy
 from kvchat.session.slots import Slots
 
 MESSAGE = ChatMessage("user", "what was said of the river and of the garden")
@@ -76,7 +76,7 @@ def lost() -> EngineGone:
 
 def ready(engine: Engine, strategy: Strategy = Strategy.NONE, generation: int = 1, size: int = 4096) -> ReadyEngine:
     fingerprint = Fingerprint("m", "f16", "f16", "auto", 1, "")
-    finding = Finding(strategy, proved=True)
+    finding = RestoreFinding(strategy, proved=True)
     return ReadyEngine(cast(LlamaServerClient, engine), generation, Path(), fingerprint, size, 1.0, finding)
 
 

@@ -12,7 +12,7 @@ from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session import self_test as module
 from kvchat.session.host import ReadyEngine
-from kvchat.session.restore_support import Finding, Strategy
+from kvchat.session.restore_support import RestoreFinding, Strategy
 from kvchat.session.self_test import self_test
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.e2e.home import engine_path
@@ -26,7 +26,7 @@ FINGERPRINT = Fingerprint("tiny", "f16", "f16", "auto", 1, "")
 
 async def run_self_test(
     folder: Path, architecture: str, engine: str, promised: Strategy, *extra: str, window: int | None = None
-) -> Finding:
+) -> RestoreFinding:
     """Return its finding; check that it leaves nothing behind."""
     path = engine_path(engine)
     location = EngineLocation(Path(path)) if path else EngineLocation()
@@ -35,7 +35,7 @@ async def run_self_test(
     try:
         client = await supervisor.ready()
         assert isinstance(client, LlamaServerClient)
-        promise = Finding(promised, proved=False)
+        promise = RestoreFinding(promised, proved=False)
         host = ReadyEngine(client, 1, folder, FINGERPRINT, 2048, 1000.0, promise, window or 0)
         finding = await self_test(host)
         assert not disk.listing(folder)
@@ -63,7 +63,7 @@ async def test_the_expected_strategy_is_confirmed(
     tmp_path: Path, architecture: str, engine: str, promised: Strategy, window: int | None, extra: tuple[str, ...]
 ) -> None:
     finding = await run_self_test(tmp_path, architecture, engine, promised, *extra, window=window)
-    assert finding == Finding(promised, proved=True)
+    assert finding == RestoreFinding(promised, proved=True)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvchat.system.owner import Ownership, allow_owner_to_raise_window, connect, owner_of
+from kvchat.system.owner import InstanceLock, allow_owner_to_raise_window, connect, owner_of
 
 OWN = """
 import sys
 from pathlib import Path
-from kvchat.system.owner import Ownership
-ownership = Ownership(Path(sys.argv[1]), "kvchat serve")
+from kvchat.system.owner import InstanceLock
+ownership = InstanceLock(Path(sys.argv[1]), "kvchat serve")
 print(ownership.claim(), flush=True)
 ownership.listen(lambda connection: connection.send(connection.recv()))
 sys.stdin.read()
@@ -41,8 +41,8 @@ def answers(folder: Path) -> bool:
 
 
 @contextmanager
-def listening(folder: Path) -> Iterator[Ownership]:
-    ownership = Ownership(folder, "x")
+def listening(folder: Path) -> Iterator[InstanceLock]:
+    ownership = InstanceLock(folder, "x")
     assert ownership.claim()
     ownership.listen(echo)
     yield ownership
@@ -53,7 +53,7 @@ def test_another_process_takes_over_from_a_killed_owner(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OWN, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"True\n"
-        ours = Ownership(tmp_path, "kvchat ask")
+        ours = InstanceLock(tmp_path, "kvchat ask")
         assert not ours.claim()
         while not answers(tmp_path):
             pass
@@ -69,7 +69,7 @@ def test_another_process_takes_over_from_a_killed_owner(tmp_path: Path) -> None:
 
 
 def test_client_without_the_key_is_refused(tmp_path: Path) -> None:
-    ownership, connected = Ownership(tmp_path, "x"), threading.Event()
+    ownership, connected = InstanceLock(tmp_path, "x"), threading.Event()
     assert ownership.claim()
     ownership.listen(lambda connection: connected.set())
     owner = owner_of(tmp_path)
@@ -91,9 +91,9 @@ def test_folder_is_free_after_the_owner_ends(tmp_path: Path) -> None:
             assert answers(tmp_path)
         ownership.stop_listening()
         assert connect(tmp_path) is None
-        assert not Ownership(tmp_path, "y").claim()
+        assert not InstanceLock(tmp_path, "y").claim()
     assert [file.name for file in tmp_path.iterdir()] in ([], ["owner.lock"])
-    another = Ownership(tmp_path, "y")
+    another = InstanceLock(tmp_path, "y")
     assert another.claim()
     another.release()
     (tmp_path / "owner.lock").unlink(missing_ok=True)

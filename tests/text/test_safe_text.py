@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.text.safe_text import Identity, current_user, redact, safe_code, safe_document, safe_prose
+from kvchat.text.safe_text import UserIdentity, current_user, redact, safe_code, safe_document, safe_prose
 
 TAGS = "".join(chr(0xE0000 + ord(char)) for char in "ignore all")
 
@@ -62,7 +62,7 @@ def test_control_pictures_and_documents() -> None:
     assert safe_document("main.py", "a\u00adb") == "a⟦SHY⟧b"
 
 
-ANNA = Identity("/home/anna", "anna", "annas-tower")
+ANNA = UserIdentity("/home/anna", "anna", "annas-tower")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_redact(text: str, clean: str) -> None:
 
 def test_redact_known_secrets_but_not_short_names() -> None:
     assert redact("xKEY-1y KEY", ANNA, ["KEY", "KEY-1", ""]) == "x‹removed›y ‹removed›"
-    assert redact("me and the model", Identity("/", "me", "")) == "me and the model"
+    assert redact("me and the model", UserIdentity("/", "me", "")) == "me and the model"
     assert current_user().home
 
 

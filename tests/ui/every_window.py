@@ -11,7 +11,7 @@ from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.library.memory.demand import COMPUTER, MemoryBar
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import BreakEven
-from kvchat.session.restore_support import Finding, Strategy
+from kvchat.session.restore_support import RestoreFinding, Strategy
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.settings.model import ModelPage
@@ -35,7 +35,7 @@ def furnish(runtime: StagedRuntime) -> None:
     runtime.keep(replace(runtime.usage_of("jeju"), never_save=True))
     runtime.break_even = BreakEven(1032, 4.2, 1e-5)
     runtime.chat.counted = counted()
-    runtime.engine.finding = Finding(Strategy.SETTLE, proved=False)
+    runtime.engine.finding = RestoreFinding(Strategy.SETTLE, proved=False)
     runtime.engine.memory_bars = (
         MemoryBar(COMPUTER, 16 * GB, GB, 4 * GB, 2 * GB, GB // 2, GB // 10, measured=True, staging=GB),
     )

@@ -22,7 +22,7 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.demand import MemoryBar, MemoryFacts
 from kvchat.session.host import ReadyEngine
-from kvchat.session.restore_support import Finding, Strategy
+from kvchat.session.restore_support import RestoreFinding, Strategy
 from kvchat.settings import GB
 from tests.fake_llama_server import BOS, FIRST_BYTE, SPECIAL, Handler, Slot, render
 
@@ -100,7 +100,7 @@ class FakeEngine(SwitchingHost):
         "main: server is listening",
     )
     status = EngineStatus(EngineState.READY)
-    finding = Finding(Strategy.PLAIN, proved=True)
+    finding = RestoreFinding(Strategy.PLAIN, proved=True)
     memory = MemoryFacts(16 * GB, total=32 * GB)
     seen: Vitals | None = None
     fingerprint = FINGERPRINT

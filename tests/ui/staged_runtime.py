@@ -29,7 +29,7 @@ from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.wire import ChatChunk
 from kvchat.engine.discovery.engines import Device, EngineEntry, EngineLocation
 from kvchat.engine_host.setup import EngineSetup, downloaded_engines
-from kvchat.engine_host.trial import Trial, TrialStep
+from kvchat.engine_host.trial import EngineTrial, TrialStep
 from kvchat.errors import KvchatError
 from kvchat.gateway.records import RequestRecord
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
@@ -277,11 +277,11 @@ class StagedEngines(EngineSetup):
         fetched = downloaded_engines(self._engines)
         return *(EngineEntry(engine.location, chosen=False) for engine in fetched), *self.found
 
-    async def test_engine(self, location: EngineLocation, tell: Callable[[TrialStep], None]) -> Trial:
+    async def test_engine(self, location: EngineLocation, tell: Callable[[TrialStep], None]) -> EngineTrial:
         steps = (TrialStep("Version", str(location)), TrialStep("The engine crashed", "SIGSEGV", KvchatError("x")))
         for step in steps:
             tell(step)
-        return Trial(steps)
+        return EngineTrial(steps)
 
     async def save_key(self, value: str) -> SecretLocation | None:
         self.kept = value or None

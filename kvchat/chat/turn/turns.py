@@ -162,7 +162,7 @@ class Turn:
         chosen = await turn_context.answer_settings(self.conversation_id)
 
         async def is_shared() -> bool:
-            await self._prefill_rate()
+            await self._prefill_ms_per_token()
             return await turn_context.run(Database.shares_system_prompt, path[0].content, reply.message.id)
 
         def choose_sampling() -> Sampling:  # tokens of earlier requests count towards the limit
@@ -195,7 +195,7 @@ class Turn:
         limited = exchange.finish_reason == "length"
         return await self._close_reply(MessageState.LIMITED if limited else MessageState.COMPLETE)
 
-    async def _prefill_rate(self) -> float | None:
+    async def _prefill_ms_per_token(self) -> float | None:
         engine = self._exchange.engine
         return (await self.turn_context.prefill_speed(engine.fingerprint.model)).ms_per_token if engine else None
 
@@ -218,7 +218,7 @@ class Turn:
             return None
         receipt = None
         if (engine := exchange.engine) is not None:
-            receipt = reply.receipt(engine.fingerprint.model, await self._prefill_rate())
+            receipt = reply.receipt(engine.fingerprint.model, await self._prefill_ms_per_token())
         if receipt is not None and engine is not None:
             imported = exchange.lease is not None and is_imported(exchange.lease.slot.audience)
             imported = imported and receipt.cached_tokens > 0

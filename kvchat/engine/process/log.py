@@ -18,7 +18,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
 
-from kvchat.system.concurrency import LAST_MOMENT_S
+from kvchat.system.concurrency import SHUTDOWN_TIMEOUT_S
 
 _START_MARKER = "kvchat starts "  # begins the line logged before each engine start
 _LINE_END = re.compile(r"\r\n|\n|\r")
@@ -113,9 +113,9 @@ class _LogFile:
     def close(self) -> None:
         if (thread := self._thread) is not None:
             with contextlib.suppress(queue.Full):
-                self._lines.put(None, timeout=LAST_MOMENT_S)
+                self._lines.put(None, timeout=SHUTDOWN_TIMEOUT_S)
                 self._thread = None
-            thread.join(LAST_MOMENT_S)
+            thread.join(SHUTDOWN_TIMEOUT_S)
 
     def _run(self) -> None:
         file: BinaryIO | None = None

@@ -60,7 +60,7 @@ class _BadHeader(ValueError):
     """The message says why in a few technical words."""
 
 
-class _Truncated(ValueError):
+class _TruncatedFileError(ValueError):
     """The file is shorter than its header announces."""
 
 
@@ -136,7 +136,7 @@ def read_header(path: Path) -> GgufHeader:
             return header
     except FileNotFoundError:
         raise ModelFileMissing(path) from None
-    except _Truncated:
+    except _TruncatedFileError:
         pass
     except _BadHeader as error:
         advice = _("Choose a file in llama.cpp's GGUF format.")
@@ -246,11 +246,11 @@ class _Reader:
 
     def _fill(self, end: int) -> None:
         if end > self._file_size:
-            raise _Truncated
+            raise _TruncatedFileError
         if end > HEADER_LIMIT:
             raise _BadHeader("the header is impossibly long")
         while len(self._buffer) < end:
             more = self._file.read(max(FIRST_READ, len(self._buffer), end - len(self._buffer)))
             if not more:
-                raise _Truncated
+                raise _TruncatedFileError
             self._buffer += more

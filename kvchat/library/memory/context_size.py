@@ -10,7 +10,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from kvchat.engine.process.log import Placement
-from kvchat.library.memory.demand import Demand, MemoryBar, MemoryFacts, margin, usable_bytes
+from kvchat.library.memory.demand import MemoryBar, MemoryFacts, ModelDemand, margin, usable_bytes
 from kvchat.text.formatting import format_day, format_size
 from kvchat.text.language import N_, _, end_sentence, format_number, join_sentences
 
@@ -75,7 +75,7 @@ def _placement_sentence(placement: Placement, device_names: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def slots_for(demand: Demand, memory: MemoryFacts, requested: int) -> int:
+def slots_for(demand: ModelDemand, memory: MemoryFacts, requested: int) -> int:
     """Return how many chats, up to `requested`, can run in parallel with nearly the same context size.
 
     Full attention needs no memory per slot; sliding windows and recurrent state need one more each.
@@ -91,7 +91,7 @@ def slots_for(demand: Demand, memory: MemoryFacts, requested: int) -> int:
 class ContextChooser:
     """Context sizes for one model and memory state. Raises ValueError for an unknown KV type."""
 
-    def __init__(self, demand: Demand, memory: MemoryFacts) -> None:
+    def __init__(self, demand: ModelDemand, memory: MemoryFacts) -> None:
         self._demand, self._memory, self._facts = demand, memory, demand.facts
         self._min_tokens = min(MIN_CONTEXT, self._facts.trained_context)
         self._trained_context = max(self._min_tokens, round_down(self._facts.trained_context))

@@ -279,7 +279,7 @@ class LoadLimits:
 
 
 @dataclass(frozen=True)
-class Demand:
+class ModelDemand:
     """A model to run: everything its need depends on except context size and available memory."""
 
     facts: GgufFacts

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from kvchat.library.memory.context_size import ContextChooser, partial_offload_note
-from kvchat.library.memory.demand import ENGINE_BYTES, Demand, MemoryFacts, usable_bytes
+from kvchat.library.memory.demand import ENGINE_BYTES, MemoryFacts, ModelDemand, usable_bytes
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, format_number, join_sentences
 
@@ -24,7 +24,7 @@ class Judgement:
     reason: str
 
 
-def judge(demand: Demand, memory: MemoryFacts, requested: int | None = None) -> Judgement:
+def judge(demand: ModelDemand, memory: MemoryFacts, requested: int | None = None) -> Judgement:
     """Judge a model with a known header by the context size kvchat would choose, or by the user's own.
 
     The projector in `demand` is loaded too when there are images.

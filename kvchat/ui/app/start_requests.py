@@ -96,7 +96,7 @@ class QuickWindow(Panel):
     def current_chat(self) -> str | None:
         return self._chat
 
-    def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]:
+    def attachments_of(self, conversation_id: str | None) -> tuple[Attachment, ...]:
         return self.composer.chips.attachments
 
     def attach(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from PySide6.QtCore import QEvent, QObject, QSettings, QSize, Qt
 from PySide6.QtWidgets import QMainWindow, QSplitter, QWidget
 
-from kvchat.system.concurrency import LAST_MOMENT_S
+from kvchat.system.concurrency import SHUTDOWN_TIMEOUT_S
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.chat_page import Header
 from kvchat.ui.sidebar.conversation_list import Arrangement
@@ -35,9 +35,9 @@ class WindowState:
             self._thread.start()
 
     def wait_until_written(self) -> None:
-        """Wait for the write, at most `LAST_MOMENT_S`. Not on the loop."""
+        """Wait for the write, at most `SHUTDOWN_TIMEOUT_S`. Not on the loop."""
         if self._thread is not None:
-            self._thread.join(LAST_MOMENT_S)
+            self._thread.join(SHUTDOWN_TIMEOUT_S)
 
     def _write(self) -> None:
         with self._writing:

@@ -30,7 +30,7 @@ _HEIGHT, _MAX_WIDTH, _MIN_WIDTH = 72, 144, 40  # pixels of a tile
 _GAP = 4  # pixels
 _POLL_MS = 15
 _MAX_NAME = 34  # characters shown
-_MAX_MARKS = 1000
+_MAX_MATCHES = 1000
 _MARGIN, _MIN_VIEW, _MAX_VIEW = QSize(32, 32), QSize(320, 240), QSize(960, 680)
 _thread = ThreadPoolExecutor(1, thread_name_prefix="thumbnails")
 
@@ -170,7 +170,7 @@ class AttachmentView(QDialog):
         font = code_font(look.fonts.mono, look.fonts.small)
         self.text = plain_text(_("Text of {name}", name=safe_prose(attachment.name)), font, text)
         self.position_label = label(kind="small")
-        self._hits = cursors_at(self.text, text, find_matches(text, terms)[:_MAX_MARKS])
+        self._hits = cursors_at(self.text, text, find_matches(text, terms)[:_MAX_MATCHES])
         self._hit = 0  # index of the current one
         buttons: list[QWidget] = []
         previous = _("Previous match"), "Shift+F3", "chevron-up", -1

@@ -22,7 +22,7 @@ from kvchat.text.language import N_, _
 from kvchat.ui.attachments.pictures import prepare_image, prepare_picture, take_screenshot
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.composer import Composer, local_files
-from kvchat.ui.controllers.sending import PASTED
+from kvchat.ui.controllers.sending import PASTED_TEXT_NAME
 from kvchat.ui.dialogs.confirm import file_dialog
 from kvchat.ui.dialogs.panel import Notices
 
@@ -34,7 +34,7 @@ class Drafts(Protocol):
 
     def current_chat(self) -> str | None: ...
 
-    def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]: ...
+    def attachments_of(self, conversation_id: str | None) -> tuple[Attachment, ...]: ...
 
     def attach(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None: ...
 
@@ -60,7 +60,7 @@ class AttachmentLoader(QObject):
             lambda image: self._load(name := _(PASTED_PICTURE), asyncio.to_thread(prepare_image, name, image))
         )
         composer.text_given.connect(
-            lambda text: self._load(name := _(PASTED), asyncio.to_thread(document_from_text, name, text))
+            lambda text: self._load(name := _(PASTED_TEXT_NAME), asyncio.to_thread(document_from_text, name, text))
         )
         composer.chips.changed.connect(self._count_tokens)
         page.setAcceptDrops(True)
@@ -114,7 +114,7 @@ class AttachmentLoader(QObject):
                 attachment = await reading
                 if attachment.data:
                     await self._runtime.chat.context.check_vision(id)  # a chat may have a model of its own
-                attached = drafts.attached_to(id)
+                attached = drafts.attachments_of(id)
                 if not any((other.name, other.hash) == (attachment.name, attachment.hash) for other in attached):
                     drafts.attach(id, (*attached, attachment))
             except BaseException:

@@ -21,7 +21,7 @@ from kvchat.text.language import _, join_parts, plural
 from kvchat.ui.chat.cards import TOO_LONG
 from kvchat.ui.chat.composer import LONG_PASTE
 from kvchat.ui.controllers.chat import ChatController
-from kvchat.ui.controllers.sending import PASTED
+from kvchat.ui.controllers.sending import PASTED_TEXT_NAME
 from kvchat.ui.controllers.views import Controller, Views
 
 _GATHER_MS = 250  # delay that groups keystrokes and events before the tokens are counted again
@@ -125,7 +125,7 @@ class ContextController(Controller):
     async def _attach_part(self) -> None:
         chat_id, draft, attachments = self._chat.current, self._composer.draft, self._composer.chips.attachments
         if all(attached.data for attached in attachments):
-            draft, attachments = "", (*attachments, document_from_text(_(PASTED), draft))
+            draft, attachments = "", (*attachments, document_from_text(_(PASTED_TEXT_NAME), draft))
         fitting = await self._runtime.chat.context.truncate_longest(chat_id, draft, attachments)
         if chat_id == self._chat.current:
             self._composer.set_draft(draft)

@@ -20,7 +20,7 @@ from kvchat.text.language import N_, _
 from kvchat.ui.chat.composer import SEPARATOR, Composer, fits_field
 from kvchat.ui.controllers.views import Controller, Views
 
-PASTED = N_("Pasted text.txt")
+PASTED_TEXT_NAME = N_("Pasted text.txt")
 _SAVE_MS = 700  # delay that groups edits before saving
 _RETRY_MS = 10_000  # retry failed saves after this delay
 _HELD_S = 5.0  # patience at the end with messages being stored
@@ -56,7 +56,7 @@ class DraftController(Controller):
         self._drafts = {id: Draft(id, texts.get(id, ""), attachments.get(id, ())) for id in texts | attachments}
         for draft in list(self._drafts.values()):
             if not fits_field(draft.text):
-                document = await asyncio.to_thread(document_from_text, _(PASTED), draft.text)
+                document = await asyncio.to_thread(document_from_text, _(PASTED_TEXT_NAME), draft.text)
                 self.set(draft.conversation_id, "", (*draft.attachments, document))
         composer, current = self._composer, self.current_chat
         composer.editor.textChanged.connect(lambda: self.set(current(), composer.draft))
@@ -75,7 +75,7 @@ class DraftController(Controller):
             self._drafts[id] = self._unsaved[id] = Draft(id, text, attachments)
             self._pause.start()
 
-    def attached_to(self, conversation_id: str | None) -> Attachments:
+    def attachments_of(self, conversation_id: str | None) -> Attachments:
         return self.get(conversation_id).attachments
 
     def attach(self, conversation_id: str | None, attachments: Attachments) -> None:

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QWidget
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn.receipts import receipt_source_label
 from kvchat.gateway.diagnosis.rules import RULES
-from kvchat.gateway.records import Cost, RequestRecord, Stage, Total
+from kvchat.gateway.records import ProgramTotal, RequestRecord, Stage, TokenCost
 from kvchat.session.proof import Source
 from kvchat.text.formatting import (
     format_age,
@@ -47,7 +47,7 @@ def describe_stage(record: RequestRecord) -> str:
     return _(_STAGES.get(record.stage, _ENDED.get(record.stage, "")))
 
 
-def program_row(name: str, total: Total) -> Row:
+def program_row(name: str, total: ProgramTotal) -> Row:
     parts = [plural(total.requests, "{count} request", "{count} requests")]
     if total.last_at:
         parts.append(_("last {when}", when=format_age(datetime.fromtimestamp(total.last_at, UTC), datetime.now(UTC))))
@@ -57,7 +57,7 @@ def program_row(name: str, total: Total) -> Row:
     return Row(name, name, join_parts(parts), chip, Tone.GOOD if total.share >= _GOOD_SHARE else Tone.PLAIN)
 
 
-def describe_totals(totals: Sequence[Total]) -> str:
+def describe_totals(totals: Sequence[ProgramTotal]) -> str:
     prompt, cached = sum(total.prompt for total in totals), sum(total.cached for total in totals)
     programs, requests = plural(len(totals), "{count} app", "{count} apps"), sum(total.requests for total in totals)
     text = plural(requests, "{count} request from {programs}", "{count} requests from {programs}", programs=programs)
@@ -67,7 +67,7 @@ def describe_totals(totals: Sequence[Total]) -> str:
     return _("{words}; {share} of their tokens did not have to be reprocessed.", words=text, share=share)
 
 
-def format_cost(cost: Cost) -> str:
+def format_cost(cost: TokenCost) -> str:
     time = format_estimate(cost.ms / 1000) if cost.ms >= _MIN_SAVED_MS else ""
     return join_list((f"{format_number(cost.times)}×", time))
 

@@ -11,7 +11,7 @@ from kvchat.api_service import LoadedSlot
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
 from kvchat.gateway.diagnosis.causes import RULE_BY_CAUSE
 from kvchat.gateway.diagnosis.rules import RULES, Rule
-from kvchat.gateway.records import Cost, RequestRecord, Stage, Total
+from kvchat.gateway.records import ProgramTotal, RequestRecord, Stage, TokenCost
 from kvchat.kvstore.savepoint import program_of
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_tokens
@@ -111,20 +111,20 @@ class ProgramDetails(QWidget):
         look.changed.connect(self._fit)
         self._fit()
 
-    def show_program(self, name: str, total: Total, enabled_rules: Collection[str]) -> None:
+    def show_program(self, name: str, total: ProgramTotal, enabled_rules: Collection[str]) -> None:
         for rule, switch in self.rules.items():
-            lost = Cost()
+            lost = TokenCost()
             for cost in (cost for cause, cost in total.misses.items() if RULE_BY_CAUSE.get(ReasonCode(cause)) == rule):
                 lost.add(cost)
             switch.show_rule(is_on=rule in enabled_rules, saved=total.saved_by_rule.get(rule), lost=lost)
         if self._shown_values != (name, total.misses):
             self._shown_values = (
                 name,
-                {cause: Cost(cost.times, cost.tokens, cost.ms) for cause, cost in total.misses.items()},
+                {cause: TokenCost(cost.times, cost.tokens, cost.ms) for cause, cost in total.misses.items()},
             )
             self._fill(total)
 
-    def _fill(self, total: Total) -> None:
+    def _fill(self, total: ProgramTotal) -> None:
         clear(self.causes)
         causes = sorted(total.misses.items(), key=lambda known: (-known[1].ms, -known[1].tokens))
         if not causes:
@@ -157,7 +157,7 @@ class RuleSwitch(Entry):
     def on(self) -> bool:
         return self.switch.isChecked()
 
-    def show_rule(self, *, is_on: bool, saved: Cost | None, lost: Cost) -> None:
+    def show_rule(self, *, is_on: bool, saved: TokenCost | None, lost: TokenCost) -> None:
         """lost: tokens reprocessed without it"""
         self.switch.setChecked(is_on)
         sentences = [self._description]
@@ -185,7 +185,7 @@ class ProgramsWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Connected apps"), parent, size=(760, 800), min_size=(440, 420))
         self._api_server = runtime.api_server
-        self._totals: Mapping[str, Total] = {}
+        self._totals: Mapping[str, ProgramTotal] = {}
         self._titles: Mapping[str, str] = {}  # of chats in the engine
         self._update_timer = QTimer(self, singleShot=True, interval=_UPDATE_MS)
         self._update_timer.timeout.connect(self.refresh)

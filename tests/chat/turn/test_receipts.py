@@ -69,7 +69,7 @@ def test_receipt_sentence(receipt: Receipt, sentence: str) -> None:
 
 
 def test_hollow_restore_in_receipt_texts() -> None:
-    hollow = replace(COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}))
+    hollow = replace(COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW_RESTORE, {"accepted": 5906, "reused": 0}))
     assert receipt_line(hollow) == "35 s · read again: the loaded memory was not used"
     assert receipt_sentence(hollow) == "34.6 s · reprocessed 5,918 tokens: the loaded memory was not used"
     assert ("Source", "read again; the loaded memory was not used") in receipt_details(hollow)

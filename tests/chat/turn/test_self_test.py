@@ -11,12 +11,12 @@ from kvchat.chat.record.messages import Role
 from kvchat.engine.api.connection import EngineState
 from kvchat.session.events import Saved, SaveSkipped, Saving, WaitingForEngine
 from kvchat.session.proof import Source
-from kvchat.session.restore_support import Finding, Strategy
+from kvchat.session.restore_support import RestoreFinding, Strategy
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.chat.stage import QUESTION, Stage
 
 SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
-PLAIN = Finding(Strategy.PLAIN, proved=True)
+PLAIN = RestoreFinding(Strategy.PLAIN, proved=True)
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def restoring_is_known_to_work() -> None:
     """Override: here the self-test runs."""
 
 
-async def start_engine(stage: Stage) -> Finding:
+async def start_engine(stage: Stage) -> RestoreFinding:
     await stage.runtime.start_engine()
     await stage.until(stage.engine.is_ready)
     assert stage.engine.finding is not None
@@ -109,7 +109,7 @@ async def test_engine_that_crashes_in_the_self_test_restarts_without_it(stage: S
     assert stage.of(WaitingForEngine)
     assert receipt.source is Source.COLD
     reason = Reason(ReasonCode.DIED_OVER_TRIAL)
-    assert stage.engine.finding == Finding(Strategy.NONE, proved=True, reason=reason)
+    assert stage.engine.finding == RestoreFinding(Strategy.NONE, proved=True, reason=reason)
     assert len(stage.fake.launches()) == 2
     assert (await stage.answered(chat, "Still there?")).source is Source.HOT
     assert not stage.errors()
@@ -167,7 +167,7 @@ async def test_two_hollow_restores_in_a_row_change_the_strategy(stage: Stage) ->
     chats = [await stage.answered_chat(f"{number}: {QUESTION}") for number in range(3)]
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     assert (await stage.answered(chats[0], "And then?")).hollow
-    assert stage.engine.finding == Finding(Strategy.PLAIN, proved=True, hollow=1)
+    assert stage.engine.finding == RestoreFinding(Strategy.PLAIN, proved=True, hollow=1)
     await stage.restart()
     assert (await stage.answered(chats[1], "And then?")).hollow
     assert (stage.engine.finding.strategy, stage.engine.finding.proved) == (Strategy.SETTLE, False)
@@ -211,8 +211,8 @@ async def test_engine_crash_while_saving_the_system_prompt_costs_no_reply(stage:
 
 
 def test_successful_restore_clears_a_hollow_one() -> None:
-    once = Finding(Strategy.COMPLETE, proved=True).after_restore(hollow=True)
+    once = RestoreFinding(Strategy.COMPLETE, proved=True).after_restore(hollow=True)
     assert once.strategy is Strategy.COMPLETE
-    assert once.after_restore(hollow=False) == Finding(Strategy.COMPLETE, proved=True)
+    assert once.after_restore(hollow=False) == RestoreFinding(Strategy.COMPLETE, proved=True)
     assert once.after_restore(hollow=True).strategy is Strategy.LONG
-    assert Finding(Strategy.SETTLE, proved=False).after_restore(hollow=True).strategy is Strategy.NONE
+    assert RestoreFinding(Strategy.SETTLE, proved=False).after_restore(hollow=True).strategy is Strategy.NONE

@@ -99,7 +99,7 @@ async def test_states_of_two_chats_do_not_mix(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("switches", "reason"),
     [
-        ({"FAKE_HOLLOW_RESTORE": 1}, ReasonCode.HOLLOW),
+        ({"FAKE_HOLLOW_RESTORE": 1}, ReasonCode.HOLLOW_RESTORE),
         ({"FAKE_REFUSE_RESTORE": 1}, ReasonCode.REFUSED),
         ({"FAKE_DIE_DURING": "restore"}, ReasonCode.DIED_OVER_RESTORE),
     ],
@@ -111,7 +111,7 @@ async def test_failed_restore_falls_back_to_prefill(
     stage.fake.set(**switches)
     await stage.restart()
     receipt = await stage.answered(chat, "And then?")
-    assert (receipt.source, receipt.hollow) == (Source.COLD, reason is ReasonCode.HOLLOW)
+    assert (receipt.source, receipt.hollow) == (Source.COLD, reason is ReasonCode.HOLLOW_RESTORE)
     assert receipt.miss_reason == stage.of(RestoreFailed)[0].reason
     assert receipt.miss_reason.code is reason
     assert stage.of(Saved), "the new state must be saved again"

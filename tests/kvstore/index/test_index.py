@@ -175,7 +175,7 @@ def test_no_query_for_a_turn_scans_a_whole_table(bench: Bench) -> None:
     bench.inventory.occupied()
     bench.inventory.mark_checked("it", bench.inventory.unchecked("it"))
     bench.inventory.unchecked("it")
-    hollow = Reason(ReasonCode.HOLLOW, {"accepted": 799, "reused": 0})
+    hollow = Reason(ReasonCode.HOLLOW_RESTORE, {"accepted": 799, "reused": 0})
     bench.inventory.delete_unusable(bench.save("thesis", token_range(799), message="4").id, hollow)
     bench.inventory.delete_messages("thesis", ["2"])
     bench.inventory.delete_conversation("letter")

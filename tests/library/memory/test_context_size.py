@@ -13,7 +13,7 @@ from kvchat.library.memory.context_size import (
     ContextChooser,
     slots_for,
 )
-from kvchat.library.memory.demand import Demand, DeviceMemory, LoadLimit, MemoryFacts, margin
+from kvchat.library.memory.demand import DeviceMemory, LoadLimit, MemoryFacts, ModelDemand, margin
 from kvchat.settings import GB
 from kvchat.text.formatting import format_size
 from tests.library.gguf_files import LLAMA, write_gguf
@@ -22,7 +22,7 @@ PLENTY = MemoryFacts(500 * GB)
 
 
 def choose(facts: GgufFacts, memory: MemoryFacts, kv_type: str = "f16", wanted: int | None = None) -> ContextChoice:
-    return ContextChooser(Demand(facts, kv_type), memory).choose(wanted)
+    return ContextChooser(ModelDemand(facts, kv_type), memory).choose(wanted)
 
 
 def with_gpus(computer: float, *gpus: float, kind: str = "CUDA") -> MemoryFacts:
@@ -40,9 +40,9 @@ def test_trained_context_is_chosen_if_it_fits(smollm2: Path) -> None:
 
 
 def test_slots_are_used_if_they_barely_shorten_the_context(large: GgufFacts, tmp_path: Path) -> None:
-    assert slots_for(Demand(large), MemoryFacts(10 * GB), 4) == 4, "full attention needs nothing"
+    assert slots_for(ModelDemand(large), MemoryFacts(10 * GB), 4) == 4, "full attention needs nothing"
     fields = LLAMA | {"attention.sliding_window": 4096, "attention.sliding_window_pattern": 2}
-    slides = Demand(read_facts(write_gguf(tmp_path / "slides.gguf", fields)))
+    slides = ModelDemand(read_facts(write_gguf(tmp_path / "slides.gguf", fields)))
     assert slots_for(slides, PLENTY, 4) == 4
     tight = next(MemoryFacts(size) for size in range(0, GB, 1 << 18) if choose(slides.facts, MemoryFacts(size)).fits)
     assert slots_for(slides, tight, 4) == 1
@@ -133,7 +133,7 @@ def test_staging_uses_only_what_the_model_leaves(large: GgufFacts) -> None:
 
 
 def test_load_limit_bounds_the_choice_but_not_the_users_own(large: GgufFacts) -> None:
-    chooser = ContextChooser(Demand(large, limit=LoadLimit(20_480, 1, 1_800_000_000.0)), PLENTY)
+    chooser = ContextChooser(ModelDemand(large, limit=LoadLimit(20_480, 1, 1_800_000_000.0)), PLENTY)
     assert chooser.choose().tokens == 20_480
     assert "try it again on" in chooser.choose().reason
     assert chooser.choose(40_960).tokens == 40_960
@@ -142,7 +142,7 @@ def test_load_limit_bounds_the_choice_but_not_the_users_own(large: GgufFacts) ->
 
 
 def test_smaller_choices_halve_the_context(large: GgufFacts) -> None:
-    chooser = ContextChooser(Demand(large), MemoryFacts(10 * GB))
+    chooser = ContextChooser(ModelDemand(large), MemoryFacts(10 * GB))
     choice = chooser.choose()
     steps = chooser.smaller_choices(choice)
     assert [step.tokens for step in steps][:2] == [choice.tokens // 2 // STEP * STEP, choice.tokens // 4 // STEP * STEP]
@@ -154,7 +154,7 @@ def test_smaller_choices_halve_the_context(large: GgufFacts) -> None:
 
 
 def test_smaller_choices_leave_the_gpu_before_the_context_gets_short(large: GgufFacts) -> None:
-    chooser = ContextChooser(Demand(large), with_gpus(64, 12))
+    chooser = ContextChooser(ModelDemand(large), with_gpus(64, 12))
     choice = chooser.choose()
     assert not choice.offload_note
     steps = chooser.smaller_choices(choice)
@@ -168,7 +168,7 @@ def test_smaller_choices_leave_the_gpu_before_the_context_gets_short(large: Gguf
 
 def test_larger_context_is_offered_if_it_fits(large: GgufFacts) -> None:
     def larger(memory: MemoryFacts, tokens: int = 16_384) -> ContextChoice | None:
-        return ContextChooser(Demand(large), memory).larger_choice(tokens)
+        return ContextChooser(ModelDemand(large), memory).larger_choice(tokens)
 
     roomy, tight = larger(MemoryFacts(64 * GB)), larger(MemoryFacts(10 * GB))
     assert roomy is not None

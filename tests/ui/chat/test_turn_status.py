@@ -29,7 +29,9 @@ from kvchat.ui.chat.turn_status import Remark, TurnStatus
 from tests.ui.staged_runtime import a_receipt
 
 FROM_DISK = Verdict(Source.DISK, hollow=False, miss_reason=None)
-HOLLOW = Verdict(Source.COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}))
+HOLLOW_RESTORE = Verdict(
+    Source.COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW_RESTORE, {"accepted": 5906, "reused": 0})
+)
 FIRST = Reason(ReasonCode.FIRST_REPLY)
 A_RESTORE = (Restoring(136_000_000, 5906), Restored(136_000_000, 5906, 21.4))
 
@@ -70,7 +72,10 @@ def test_each_event_in_words(event: TurnEvent, expected: Remark | None) -> None:
         (FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4), Remark("remembered: 136 MB in 21 ms", "good", 2)),
         (FirstToken("c", 9000, 5906, 15918, FROM_DISK, 21.4), Remark("partly remembered: 136 MB in 21 ms", "", 2)),
         (FirstToken("c", 100, 2990, 3000, FROM_DISK), Remark("remembered: 136 MB", "good", 2)),
-        (FirstToken("c", 34_600, 12, 5918, HOLLOW), Remark("read again: the loaded memory was not used", "warn")),
+        (
+            FirstToken("c", 34_600, 12, 5918, HOLLOW_RESTORE),
+            Remark("read again: the loaded memory was not used", "warn"),
+        ),
     ],
 )
 def test_the_first_token_proves_what_of_the_restore_was_used(first: FirstToken, expected: Remark) -> None:

@@ -236,7 +236,7 @@ async def test_a_file_belongs_to_the_chat_it_was_attached_in_and_send_waits_for_
     window.chat.open(second)
     assert not window.composer.notice.isVisible()
     disk.set()
-    await until(lambda: window.chat.drafts.attached_to(first))
+    await until(lambda: window.chat.drafts.attachments_of(first))
     assert not names(window), "another chat is open"
     window.chat.open(first)
     assert names(window) == ["notes.md"]

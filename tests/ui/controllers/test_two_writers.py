@@ -11,7 +11,7 @@ from PySide6.QtTest import QTest
 from kvchat.chat.record.messages import Role
 from kvchat.cli.owned import Commands
 from kvchat.settings import load_settings
-from kvchat.system.owner import Ownership
+from kvchat.system.owner import InstanceLock
 from kvchat.system.paths import resolve_paths
 from kvchat.ui.base.theme import Look
 from tests.chat.turn.test_two_writers import AskCommand, home, prompts
@@ -29,7 +29,7 @@ async def opened(home: Home, look: Look) -> AsyncIterator[Open]:
     paths = resolve_paths({"KVCHAT_HOME": str(home.folder)})
     async with begun(home.folder, load_settings(paths.settings_file), look) as window:
         await window.runtime.engine.ready()
-        ownership, commands = Ownership(paths.data, "the kvchat window"), Commands(paths, "the kvchat window")
+        ownership, commands = InstanceLock(paths.data, "the kvchat window"), Commands(paths, "the kvchat window")
         assert ownership.claim()
         commands.open_runtime = window.runtime
         ownership.listen(commands.serve_connection)

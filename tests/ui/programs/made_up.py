@@ -6,7 +6,7 @@ from datetime import datetime
 from kvchat.api_service import LoadedSlot
 from kvchat.gateway.diagnosis.prompts import Divergence
 from kvchat.gateway.diagnosis.rules import PromptChange
-from kvchat.gateway.records import Cost, RequestRecord, Stage, Total
+from kvchat.gateway.records import ProgramTotal, RequestRecord, Stage, TokenCost
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.ui.staged_runtime import StagedRuntime
 
@@ -53,14 +53,14 @@ def fill(runtime: StagedRuntime) -> None:
     """Add three programs, requests in progress, and slot contents."""
     server, now = runtime.api_server, datetime.now().timestamp()
     misses = {
-        ReasonCode.DATE_IN_SYSTEM: Cost(3, 62_000, 123_000.0),
-        ReasonCode.TOOLS_CHANGED: Cost(2, 21_000, 41_000.0),
-        ReasonCode.SUMMARISED: Cost(1, 9_000, 18_000.0),
+        ReasonCode.DATE_IN_SYSTEM: TokenCost(3, 62_000, 123_000.0),
+        ReasonCode.TOOLS_CHANGED: TokenCost(2, 21_000, 41_000.0),
+        ReasonCode.SUMMARISED: TokenCost(1, 9_000, 18_000.0),
     }
-    mended = {"billing-header": Cost(48, 980_000, 1_950_000.0)}
-    server.totals.count(CLAUDE, Total(124, 2_400_000, 2_210_000, 4_400_000.0, now - 40, misses, mended))
-    server.totals.count("opencode", Total(31, 420_000, 402_000, 700_000.0, now - 4000))
-    server.totals.count(LONG_NAME, Total(2, 3_000, 0, 0.0, now - 90_000))
+    mended = {"billing-header": TokenCost(48, 980_000, 1_950_000.0)}
+    server.totals.count(CLAUDE, ProgramTotal(124, 2_400_000, 2_210_000, 4_400_000.0, now - 40, misses, mended))
+    server.totals.count("opencode", ProgramTotal(31, 420_000, 402_000, 700_000.0, now - 4000))
+    server.totals.count(LONG_NAME, ProgramTotal(2, 3_000, 0, 0.0, now - 90_000))
     left, hot = a_request(5, stage=Stage.LEFT), a_request(7, source="hot", restore_ms=0.0)
     server.recent = [a_request(9), hot, left, parted(), a_request(3, "opencode")]
     reading = a_request(0, stage=Stage.READING, slot=0, found=4_096, read=8_192, cached=None, first_ms=None)

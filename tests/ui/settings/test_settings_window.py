@@ -14,7 +14,7 @@ from kvchat.engine.api.connection import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.library.memory.demand import COMPUTER, MemoryBar
-from kvchat.session.restore_support import Finding, Strategy
+from kvchat.session.restore_support import RestoreFinding, Strategy
 from kvchat.settings import GB, Settings
 from kvchat.text.formatting import TimeRange
 from kvchat.text.reasons import Reason, ReasonCode
@@ -120,7 +120,7 @@ async def test_when_the_engine_runs_and_what_others_change(
 async def test_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not_work(
     runtime: StagedRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
-    runtime.engine.finding = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
+    runtime.engine.finding = RestoreFinding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
     settings.show_page(ModelPage.name)
     runtime.events.publish(SettingsChanged())
     assert "The engine crashed" in settings.page(ModelPage).restoring.help.text()
