@@ -195,7 +195,7 @@ class ChatSession:
             case MakingRoom(is_finished=False):
                 print_err(_("increasing the context length..."))
             case RestoreFailed(reason=reason):
-                print_err(_("the save point was not used: {reason}", reason=reason.text))
+                print_err(_("chat memory was not used: {reason}", reason=reason.text))
             case Saved(bytes=saved_bytes, ms=ms) if self.reports_saves:
                 print_err(_("saved {size} in {ms} ms", size=format_size(saved_bytes), ms=format_number(ms)))
             case SaveSkipped(reason=reason) if self.reports_saves:

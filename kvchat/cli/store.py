@@ -67,7 +67,10 @@ def _read_chats(paths: Paths) -> tuple[Titles, SecondsSaved]:
     saved: SecondsSaved = {}
     with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:
         titles = {chat.id: chat.title for chat in database.conversations()}
-        titles |= {documents.owner: _("Prepared: {name}", name=documents.name) for documents in all_prepared(database)}
+        titles |= {
+            documents.owner: _("Prepared documents: {name}", name=documents.name)
+            for documents in all_prepared(database)
+        }
         saved = database.seconds_saved()
     return titles, saved
 

@@ -78,7 +78,9 @@ class ManagedEngine:
         return self.connection.pid
 
     def vision_error(self) -> VisionUnsupported:
-        return VisionUnsupported(_("This model"), _("Its vision file (mmproj) does not support images."))
+        return VisionUnsupported(
+            _("This model"), _("The engine loaded the vision file (mmproj) but reports no image support.")
+        )
 
     def staged(self) -> StagingMemory:
         """Return the memory the store uses. Lists its files: call it off the event loop."""

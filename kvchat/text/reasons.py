@@ -122,7 +122,7 @@ class ReasonCode(StrEnum):
     NO_FILE = "no-file", N_("the engine reported a save but created no file")
     FILE_BROKEN = "file-broken", N_("the engine's file is damaged ({error})")
     FILE_CUT = "file-cut", N_("the engine's file is incomplete: {written} written, {there} found")
-    NOTHING_HELD = "nothing-held", N_("the engine held no tokens of this chat")
+    NOTHING_HELD = "nothing-held", N_("the engine had no tokens from this chat")
     OTHERS_HELD = "others-held", N_("the engine holds another prompt: {tokens} tokens, {shared} of them from this chat")
     HELD_LESS = "held-less", N_("the engine held {held} tokens instead of {tokens}")
     BLOCKS_DELETED = "blocks-deleted", N_("its blocks were deleted repeatedly during the save")

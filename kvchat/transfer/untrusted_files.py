@@ -144,7 +144,7 @@ class _JsonText:
                 )
             if sum(self._buffer.count(sign, self.position) for sign in '{["') > MAX_PARTS:
                 raise ValueError(
-                    _("one chat in it has more than {most_parts} parts", most_parts=format_number(MAX_PARTS))
+                    _("one chat in it has more than {most_parts} JSON elements", most_parts=format_number(MAX_PARTS))
                 )
             self._fill(max(_STEP, len(self._buffer) - self.position))
 

@@ -45,7 +45,7 @@ def test_a_folder_is_prepared_used_changed_reprocessed_and_removed(home, tmp_pat
     assert answer["receipt"]["source"] == "disk"
     assert answer["receipt"]["cached_tokens"] >= documents["tokens"] - 1
     assert home.ask("--new", "--on", "Manual", "And the garden?")["chat_id"] != answer["chat_id"]
-    assert "Prepared: Manual" in home.run("store").stdout
+    assert "Prepared documents: Manual" in home.run("store").stdout
 
     (folder / "b.md").write_text("The boat. " + STORY)
     [stale] = list_prepared(home)

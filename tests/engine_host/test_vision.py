@@ -66,7 +66,7 @@ async def test_audio_projector(stage: Stage) -> None:
     assert await stage.runtime.chat.context.count_tokens(RED) == (ESTIMATED_PICTURE_TOKENS, False)
     await show(stage, chat)
     assert str(projector) in arguments(stage)
-    assert "(mmproj) does not support images" in str(stage.of(TurnFailed)[-1].error)
+    assert "(mmproj) but reports no image support" in str(stage.of(TurnFailed)[-1].error)
     other = await stage.chat()
     await stage.answered(other)
 

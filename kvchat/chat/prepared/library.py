@@ -263,7 +263,7 @@ class Library:
             if not (lease.saving_enabled and lease.engine.can_save(tokens)):
                 problem = turn_context.store.problem
                 detail = problem.detail if problem else lease.engine.finding.description
-                raise PreparationError(_("Prepared documents cannot be saved on this computer"), detail, "")
+                raise PreparationError(_("Documents cannot be prepared"), detail, "")
             digest = blake3(repr(lease.engine.fingerprint).encode())
             for document in documents:
                 digest.update(f"{document.source.name}\0{document.source.hash}\0".encode())

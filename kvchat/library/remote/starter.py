@@ -255,7 +255,7 @@ class Suggestion:
 # Sizes are rounded; kvchat lists a repository's files again before a download and reports missing ones.
 SUGGESTIONS = (
     Suggestion(0, "unsloth/Qwen3-4B-Instruct-2507-GGUF", "Q4_K_M", 2_500_000_000, N_("Small, and good for its size.")),
-    Suggestion(0, "bartowski/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M", 2_020_000_000, N_("Even faster; best in English.")),
+    Suggestion(0, "bartowski/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M", 2_020_000_000, N_("Very fast; best in English.")),
     Suggestion(
         0,
         "unsloth/Qwen3-30B-A3B-Instruct-2507-GGUF",
