@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvchat.gateway.gateway import Gateway
     from kvchat.gateway.records import DailyTotals, RequestRecord
 
-_SETTINGS = ("api_server", "api_host", "api_port", "api_origins")  # a change of these reopens the server
+_SETTINGS = ("api_server", "api_host", "api_port", "api_origins")  # changing one reopens the server
 SAVE_DELAY_S = 5.0  # batches requests into one write
 
 
@@ -50,7 +50,7 @@ class ApiService:
     absorb: Callable[[], Awaitable[None]]  # absorbs waiting save files
     url: str | None = None  # API server address; None if it is off
     _gateway: Gateway | None = None
-    _follows: bool = False  # set at the first follow()
+    _follows: bool = False  # set by follow_settings()
     _closed: bool = False  # for good
     _change_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _changing_keys: asyncio.Lock = field(default_factory=asyncio.Lock)

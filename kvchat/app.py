@@ -102,7 +102,7 @@ class _KvchatApplication(QApplication):
 
 
 class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
-    """Event loop that continues when Qt ends its own, such as on display loss, so that kvchat saves and quits."""
+    """Event loop that outlives Qt's, which ends if the display is lost, so that kvchat can save and quit."""
 
     def __init__(self, qt: QApplication) -> None:
         super().__init__(qt)
@@ -120,7 +120,7 @@ class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
                 return result
             if not self.display_gone:
                 self.display_gone = True
-                qInstallMessageHandler(lambda *_: None)  # Qt repeats it every round
+                qInstallMessageHandler(lambda *_: None)  # Qt warns in every round
                 message = _("The connection to the display was lost; kvchat is saving your chats and quitting.")
                 print(message, file=sys.stderr)
                 for seconds in (0.0, _SAVE_TIMEOUT_S):  # the second signal skips saves and dialogs

@@ -63,7 +63,7 @@ class Runtime:
         self.paths, self.settings, self.events = paths, settings, EventBus()
         self._worker, self._database, self._store = worker, database, store
         self._log = EngineLog(paths.engine_log)
-        self._stop_requests = 0  # number of stop requests
+        self._stop_requests = 0
         self._loaded_model: str | None = None  # path of a chat's own model, replacing the default for new chats
         self._closed = False
         self._storing_settings = asyncio.Lock()

@@ -98,7 +98,7 @@ def store_problem(paths: Paths) -> str:
 
 
 def saved_models(usage: StoreUsage) -> set[str]:
-    """Return the models of the saved chats, by fingerprint name."""
+    """Return the fingerprint names of the saved chats' models."""
     return {chat.model for chat in usage.conversations if chat.tokens}
 
 
@@ -127,7 +127,7 @@ class StoreService:
         settings: Callable[[], Settings],
         speed: Callable[[str], Awaitable[PrefillSpeed]],
     ) -> None:
-        """`speed` takes a model's name in fingerprints."""
+        """`speed` takes a model's fingerprint name."""
         self.store = store
         self._paths, self._settings, self._speed = paths, settings, speed
 

@@ -1,1 +1,1 @@
-"""Commands of the command line, and process setup and exit. No Qt, no display."""
+"""The kvchat commands, and process setup and exit. No Qt, no display."""

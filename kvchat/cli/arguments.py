@@ -1,4 +1,4 @@
-"""The commands, each with a class of its options. Imports no implementation."""
+"""The commands, each with its options class. Imports no implementation."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ class ImportOptions(PassphraseOptions):
     passphrase: str = ""
 
     def with_input(self) -> ImportOptions:
-        """Read the passphrase; wait for hung files here, not in the owner process. Raises KvchatError."""
+        """Read the passphrase; check for hung files, which would block the owner. Raises KvchatError."""
         for file in self.files:
             try:
                 run_with_timeout(file.stat)

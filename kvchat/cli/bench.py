@@ -1,7 +1,7 @@
 """`kvchat bench`: response times of the user's own model, and bytes written to disk.
 
 Each of several short turns is answered three times from the same prompt: from the slot (hot), after an engine
-restart (warm), and after a restart of all of kvchat, from disk (restored). The last is also answered cold.
+restart (warm), and after a restart of all of kvchat, from disk (restored). The last turn is also answered cold.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ QUESTIONS = (  # one per round
 )
 PEOPLE = ("Ada", "Bram", "Chen", "Dana", "Elif", "Femi", "Goro", "Hana", "Ivan", "Juno", "Kofi", "Lena", "Mina")
 THINGS = ("river", "lamp", "garden", "letter", "bridge", "violin", "harbour", "engine", "orchard", "mirror")
-SAMPLE = 40  # notes counted for tokens
+SAMPLE = 40  # notes tokenized
 REPLY_TOKENS = 32
 
 
@@ -60,7 +60,7 @@ class BenchHome:
         self._paths, self.settings = paths, settings  # settings apply at the next restart
         self.greedy_sampling = Sampling(reply_tokens, temperature=0.0, seed=1)
         self._error: KvchatError | None = None
-        self.saves: list[Saved] = []  # by all turns so far
+        self.saves: list[Saved] = []  # of all turns so far
         self.runtime = runtime
         runtime.events.subscribe(self._handle_event)
 
@@ -195,7 +195,7 @@ async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
         "prompt_tokens": restored[-1].receipt.prompt_tokens,
         "cached_tokens": restored[-1].receipt.cached_tokens,
         "disk_bytes": usage.physical_bytes,
-        "disk_ratio": usage.physical_bytes / max(1.0, home.saves[-1].tokens * row),  # to the conversation's KV rows
+        "disk_ratio": usage.physical_bytes / max(1.0, home.saves[-1].tokens * row),  # per byte of the chat's KV rows
         "last_reply_bytes_written": written[-1],
         "new_rows_bytes_last_reply": new_rows[-1],  # KV rows of the last turn's own tokens
         "write_ratio": sum(written) / max(1, sum(new_rows)),  # over all short turns

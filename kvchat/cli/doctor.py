@@ -69,7 +69,7 @@ def collect(paths: Paths, settings: Settings) -> Report:
     engine, memory = _inspect_engine(settings)
     model, context = _inspect_model(settings, memory, LoadLimits(paths.load_limits), engine["build"])
     restoring = None  # no engine has run this model
-    # For any engine build: a broken one may not report its own.
+    # Match any engine build: a broken engine may report none.
     if model["usable"] and (newest := newest_finding(paths.restore_findings, model_identity(Path(model["path"])))):
         finding, build = newest
         restoring = {"strategy": finding.strategy.value, "words": finding.description, "build": build}

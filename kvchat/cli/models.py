@@ -98,7 +98,7 @@ def suggest(options: arguments.JsonOptions) -> int:
     ]
     fields = [dataclasses.asdict(model) for model in suggestions]
     for values in fields:
-        values["why"] = values.pop("reason")  # as scripts know it
+        values["why"] = values.pop("reason")  # name scripts use
     title = _("For a GPU with {tier} GB:", tier=tier) if tier else _("For a computer without a large GPU:")
     lines = [title, *columns(rows), _("Download one with `kvchat models get NAME`.")]
     return print_result(options.as_json, {"memory_gb": tier, "suggestions": fields}, lines)

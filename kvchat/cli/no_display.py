@@ -25,7 +25,7 @@ _X11_LIBRARIES = (
     *("libxcb-shm.so.0", "libxcb-sync.so.1", "libxcb-util.so.1", "libxcb-xfixes.so.0", "libxcb-xkb.so.1"),
 )
 _WAYLAND_LIBRARIES = ("libwayland-client.so.0", "libwayland-cursor.so.0")
-_PACKAGES = {  # Debian names that do not follow the library's
+_PACKAGES = {  # Debian packages not named after the library
     "libglib-2.0.so.0": "libglib2.0-0",
     "libgthread-2.0.so.0": "libglib2.0-0",
     "libbrotlidec.so.1": "libbrotli1",

@@ -68,7 +68,7 @@ class Options:
         dataclass(frozen=True)(cls)
 
     def with_input(self) -> Any:
-        """Add input that only the started process can read, such as standard input. Raises KvchatError."""
+        """Return options with input only this process can read, such as stdin. Raises KvchatError."""
         return self
 
 
@@ -146,7 +146,7 @@ def setting_parser(name: str, convert: Callable[[str], float]) -> Callable[[str]
 
 
 def decode_argument(argument: str) -> str:
-    """Decode text of another locale as UTF-8; show invalid bytes as such."""
+    """Decode as UTF-8, whatever the locale; invalid bytes become U+FFFD."""
     if not _SURROGATES.search(argument):
         return argument
     return os.fsencode(argument).decode("utf-8", "replace")

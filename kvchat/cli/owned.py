@@ -65,8 +65,8 @@ class Commands:
         self.open_runtime: Runtime | None = None
         self.runtime_lock = asyncio.Lock()  # hold it to open the runtime, or to keep others from doing so
         self.own_terminal: Terminal | None = None  # for this process's command
-        self.is_long_running = False  # its command runs until told to end
-        self.started = asyncio.Event()  # a command
+        self.is_long_running = False  # own command runs until ended
+        self.started = asyncio.Event()  # set by the first command
         self._loop = asyncio.get_running_loop()
         self._running: dict[asyncio.Task[None], Terminal] = {}
         self._closed = False
@@ -138,7 +138,7 @@ class Commands:
 
     def _begin(self, terminal: Terminal, name: str, options: object) -> None:
         if self._closed or (name == "open" and not (self.show_window or self.is_long_running)):
-            terminal.send("gone")  # it can own the folder soon
+            terminal.send("gone")  # client can own the folder
             return
         terminal.send("begun")
         self.started.set()
@@ -222,7 +222,7 @@ def _run_locally(ownership: InstanceLock | None, paths: Paths, name: str, option
 
 
 def run_client(connection: Connection, name: str, options: object, *, is_owner: bool = False) -> int | None:
-    """Print the command's output and send it typed input; return its exit code, or None if the owner did not begin it.
+    """Print the command's output and send it typed input; return its exit code, or None if it never started.
 
     `is_owner`: this process owns the data and closes everything before it ends. Raises KvchatError.
     """

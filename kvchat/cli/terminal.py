@@ -45,7 +45,7 @@ class Terminal:
         self.stop: Callable[[], object] | None = None  # called on Ctrl+C instead of `end`
         self.end: Callable[[], object] = lambda: None
         self.ended_by = INTERRUPTED  # exit code of an ended command
-        self.is_interactive = self.stdout_is_tty = self.stderr_is_tty = False  # unless it is a terminal
+        self.is_interactive = self.stdout_is_tty = self.stderr_is_tty = False  # set by the client
         self._connection = connection
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._outbox: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()

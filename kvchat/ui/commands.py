@@ -29,7 +29,7 @@ from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, room_on_screen
 
 @dataclass(frozen=True)
 class Shortcut:
-    """Action; without keys it is only in the palette. One not installed is only in the sheet."""
+    """Action. Without keys it is only in the palette; if not installed, only in the sheet."""
 
     group: str
     action: str

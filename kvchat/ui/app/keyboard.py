@@ -34,7 +34,7 @@ from kvchat.ui.transcript.transcript import Transcript
 
 
 class KeyboardController(QObject):
-    """Install the window's shortcuts, open palette and sheet.
+    """The window's shortcuts, palette and shortcut sheet.
 
     handlers: the window's action handlers, except those of this class; useless_actions: returns the actions that would
     do nothing now; field: has the focus most of the time
@@ -71,7 +71,7 @@ class KeyboardController(QObject):
         field.slash_typed.connect(lambda: runner.start(self.offer_presets()))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Leave Ctrl+Z to the window while the field, which claims it, has nothing to undo."""
+        """Leave Ctrl+Z to the window while the message field has nothing to undo."""
         is_override = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
         is_undo = is_override and event.matches(QKeySequence.StandardKey.Undo)  # type: ignore[attr-defined]
         if is_undo and not self._field.document().isUndoAvailable():

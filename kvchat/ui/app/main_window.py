@@ -134,7 +134,7 @@ class MainWindow(QMainWindow):
                     action.trigger()
 
     async def finish(self) -> None:
-        """Save the window's position, stop listening, end running tasks. The owner closes the runtime.
+        """Save the window's position, stop listening, end tasks. The caller closes the runtime.
 
         Raises StorageFailed if unsent text could not be saved.
         """

@@ -39,13 +39,13 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.transcript.transcript import Transcript
 from kvchat.ui.widgets.layouts import ElidedLabel
 
-_WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; this high after a question
+_WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; height after a question
 
 
 class QuickWindow(Panel):
     """A window that opens empty, unless it still waits for a reply."""
 
-    chat_wanted = Signal(str)  # in the main window
+    chat_wanted = Signal(str)  # chat id
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, chat: ChatController) -> None:
         """chat: follows each turn, as the main window may open its chat meanwhile"""
@@ -55,7 +55,7 @@ class QuickWindow(Panel):
         self.setObjectName("quick")
         self._main = chat
         self._chat: str | None = None
-        self._new: NewChat | None = None  # that chat until its first message is saved
+        self._new: NewChat | None = None  # new chat until its first message is saved
         self._initial_height = 0  # when shown, in pixels
         self.transcript, self.composer = transcript, composer = Transcript(look), Composer(look)
         self._presenter = ChatPresenter(

@@ -196,7 +196,7 @@ _NO_TRAY = N_(
     "Closing the window quits kvchat because this desktop has no system tray. On GNOME, the "
     "extension “AppIndicator and KStatusNotifierItem Support” adds one."
 )
-_BOX_LETTERS = 56  # wide
+_BOX_LETTERS = 56  # width
 SHOWN_AFTER_S, UPDATED_EVERY_S = 1.0, 0.5
 
 
@@ -286,7 +286,7 @@ class ShutdownDialog(QDialog):
 
 
 async def close_with_progress(runtime: Runtime) -> None:
-    """Close the runtime. If it takes long, a box says why, and `Quit now` ends it."""
+    """Close the runtime. If that takes long, show why and offer `Quit now`."""
     closing, box = asyncio.ensure_future(runtime.close()), None
     await asyncio.wait({closing}, timeout=SHOWN_AFTER_S)
     while not closing.done():

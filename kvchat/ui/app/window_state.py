@@ -35,7 +35,7 @@ class WindowState:
             self._thread.start()
 
     def wait_until_written(self) -> None:
-        """Wait for the write, at most `SHUTDOWN_TIMEOUT_S`. Not on the loop."""
+        """Block until written, at most `SHUTDOWN_TIMEOUT_S`."""
         if self._thread is not None:
             self._thread.join(SHUTDOWN_TIMEOUT_S)
 

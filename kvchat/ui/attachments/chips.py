@@ -134,7 +134,7 @@ class ChipRows(QWidget):
         self.changed.emit()
 
     def show_terms(self, terms: tuple[Term, ...]) -> None:
-        """Mark attachments with these terms; they open at the first."""
+        """Mark attachments with a match; they open at the first."""
         self._terms = terms
         for chip in self.chips:
             matches = self._matches(chip.attachment)
@@ -161,7 +161,7 @@ def short_name(name: str) -> str:
 
 
 class AttachmentView(QDialog):
-    """A document's text, at the first search term; F3 goes to the next."""
+    """A document's text, opened at the first match; F3 goes to the next."""
 
     def __init__(self, look: Look, attachment: Attachment, terms: Sequence[Term], parent: QWidget) -> None:
         super().__init__(parent)
@@ -171,7 +171,7 @@ class AttachmentView(QDialog):
         self.text = plain_text(_("Text of {name}", name=safe_prose(attachment.name)), font, text)
         self.position_label = label(kind="small")
         self._hits = cursors_at(self.text, text, find_matches(text, terms)[:_MAX_MATCHES])
-        self._hit = 0  # index of the current one
+        self._hit = 0  # current index
         buttons: list[QWidget] = []
         previous = _("Previous match"), "Shift+F3", "chevron-up", -1
         for name, keys, glyph, by in (previous, (_("Next match"), "F3", "chevron-down", 1)):

@@ -45,7 +45,7 @@ _MAX_PNG = 1_000_000  # bytes; above this, sent as JPEG
 _JPEG_QUALITY = 90
 _KEEP_RATIO, _SMOOTH = Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation
 
-_REDRAW_S = 0.3  # until the desktop has redrawn behind the window
+_REDRAW_S = 0.3  # for the desktop to redraw behind the window
 _DIALOG_S = 120.0  # time limit for the desktop's dialog; then the window is shown again
 _MIN_DRAG = 4  # pixels; a shorter drag is a click
 _STEP = 10  # pixels by which an arrow key moves or resizes the region

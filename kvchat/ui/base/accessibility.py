@@ -11,7 +11,7 @@ _TRANSLATOR = "language"
 
 
 def set_ui_language(chosen: str) -> None:
-    """Switch to the language of that setting, also in Qt's dialogs and menus."""
+    """Switch to the chosen language, also in Qt's dialogs and menus."""
     before, language = current_language(), set_language(chosen, QLocale.system().uiLanguages())
     app = QCoreApplication.instance()
     if language == before or app is None:

@@ -43,7 +43,7 @@ class TaskRunner:
         task.add_done_callback(done)
 
     async def close(self) -> None:
-        """Cancel all tasks. Those that wait for a hung engine end with it."""
+        """Cancel all tasks and wait a limited time for them to end."""
         for task in tuple(self._tasks):
             task.cancel()
         if self._tasks:

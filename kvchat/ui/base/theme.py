@@ -32,10 +32,10 @@ class Colour:
 
 @dataclass(frozen=True)
 class Theme:
-    """Set of colours. The single accent also means "proved": the memory worked."""
+    """Set of colours. The one accent also marks memory that worked."""
 
     name: str
-    column: int  # of the values
+    column: int  # index into `Colour`
 
     page = Colour("#fdfdfb", "#1a1c1b", "#ffffff", "#000000")  # transcript background
     sidebar = Colour("#f5f5f1", "#141615", "#ffffff", "#000000")  # sidebar and strip

@@ -76,7 +76,7 @@ class Header(QWidget):
         self._fit_model()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Follow the model button's font, rename after a double click, and keep Esc in the field from the window."""
+        """Follow the model button's font, rename on a double click, and let Esc cancel only the renaming."""
         match event:
             case _ if event.type() == QEvent.Type.FontChange:
                 self._fit_model()

@@ -195,7 +195,7 @@ class Composer(QWidget):
         self._show_notice()
 
     def set_starting(self, starting: bool) -> bool:
-        """starting: delay sending. Return True if a send was delayed, which this cancels."""
+        """Delay sending if `starting`. Return True if this cancelled a delayed send."""
         was_delayed, self._is_starting = self._send_when_ready, starting
         self.cancel_delayed_send()
         return was_delayed
@@ -327,21 +327,21 @@ class Composer(QWidget):
 
 
 class StartupDrafts(QObject):
-    """Drafts typed while kvchat starts, by conversation id; "" for a chat not yet begun."""
+    """Drafts typed while kvchat starts, by conversation id; "" for a new chat."""
 
     changed = Signal(str, str)  # conversation id and draft
 
     def __init__(self, composer: Composer, parent: QObject) -> None:
         super().__init__(parent)
         self.conversation_id = ""  # of the draft in the composer
-        self.is_restored = False  # the last page and draft
+        self.is_restored = False  # set by `restore`
         self._composer = composer
         self._drafts: dict[str, str] = {}
         self._too_long: set[str] = set()  # stored drafts that will become attachments
         composer.editor.textChanged.connect(self._emit_changed)
 
     def restore(self, conversation_id: str, drafts: Mapping[str, str]) -> None:
-        """Insert the page's draft before what was already typed."""
+        """Insert the stored draft before the text already typed."""
         self.conversation_id, self.is_restored = conversation_id, True
         self._too_long = {id for id, text in drafts.items() if not fits_field(text)}
         self._drafts = {id: text for id, text in drafts.items() if id not in self._too_long}

@@ -50,7 +50,7 @@ class ContextBar(RoundBar):
 
 
 class ContextMeter(QWidget):
-    """Context bar with its label. Always takes its room, so that the composer never jumps."""
+    """Context bar with its label. Its space is reserved, so that the composer never jumps."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()

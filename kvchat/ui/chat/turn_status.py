@@ -38,7 +38,7 @@ class Remark:
 
 
 class TurnStatus:
-    """One turn. Its remarks are in order; a later one on the same topic replaces the earlier."""
+    """Status of one turn. A later remark on the same topic replaces the earlier one."""
 
     def __init__(self) -> None:
         self.awaits_output = False  # sent, no token yet
@@ -177,7 +177,7 @@ class TurnStatus:
             self._remove("ahead")
 
     def _show_source(self, verdict: Verdict, source: str, restored_ms: float) -> None:
-        """Show where the prompt's tokens came from, first of all remarks."""
+        """Show, as the first remark, where the prompt's tokens came from."""
         is_reused = verdict.source is not Source.COLD and source == _(SOURCE_LABELS[verdict.source])
         detail, tone = "", "good" if is_reused else ""
         if verdict.hollow:

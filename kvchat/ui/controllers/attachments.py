@@ -30,7 +30,7 @@ PASTED_PICTURE, SCREENSHOT = N_("Pasted image.png"), N_("Screenshot.png")
 
 
 class Drafts(Protocol):
-    """Attachments of unsent messages, by conversation id; None for a chat not yet begun."""
+    """Attachments of unsent messages, by conversation id; None for a new chat."""
 
     def current_chat(self) -> str | None: ...
 
@@ -154,7 +154,7 @@ class AttachmentLoader(QObject):
                 if chip in self._composer.chips.chips:
                     chip.show_tokens(tokens, counted=counted)
 
-        self._runner.start(count(), lambda error: None)  # engine gone: its card reports it
+        self._runner.start(count(), lambda error: None)  # the engine card reports errors
 
     def handle_event(self, event: Event) -> None:
         if isinstance(event, EngineChanged) and self._composer.chips.chips:

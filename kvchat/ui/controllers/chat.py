@@ -67,11 +67,11 @@ class ChatController(Controller):
 
     @property
     def current(self) -> str | None:
-        """The open conversation; None on the page of one not yet begun."""
+        """Id of the open conversation; None for a new, unsaved chat."""
         return self._page.conversation_id
 
     async def start(self, first: StartupDrafts) -> None:
-        """Show what was written while kvchat started, and send it if the user wanted to."""
+        """Show the drafts typed during startup; send one if the user pressed Send."""
         self.show_engine()
         written = first.end()
         await self.drafts.load()
@@ -222,7 +222,7 @@ class ChatController(Controller):
         self._show_all()
         messages = self._views.transcript.messages
         if force and messages and messages[-1].awaits_model and not self.is_answering:
-            self.retry()  # a model may exist now; else repeat what is missing
+            self.retry()  # a model may exist now; else fails as before
         if finished:
             self._views.transcript.announce_reply(finished)
 

@@ -39,9 +39,9 @@ class ContextController(Controller):
         self._larger: ContextChoice | None = None  # larger context that could be chosen
         self._last_started = self._last_shown = 0  # counts overlap: an earlier one's late result is stale
         self._larger_requested = False  # since the card appeared
-        self._dismissed: set[str | None] = set()  # conversations whose card the user dismissed
+        self._dismissed: set[str | None] = set()  # chats whose card the user dismissed
         self._summaries: dict[str, asyncio.Task[Any]] = {}  # in progress, by conversation id
-        self._gather = self._timer(_GATHER_MS, self._count, lambda error: None)  # a turn reports it
+        self._gather = self._timer(_GATHER_MS, self._count, lambda error: None)  # turns report errors
         card, composer = self._card, self._composer
         for changed in (composer.editor.textChanged, composer.chips.changed, chat.conversation_changed):
             changed.connect(self._count_soon)
@@ -189,7 +189,7 @@ class ChatDocumentsController(Controller):
             case events.LibraryChanged(progress=False) | events.EngineChanged() | events.SettingsChanged():
                 self._pause.start()
             case events.ReplyFinished(conversation_id=id) if id == self._chat.current and self._documents:
-                self._pause.start()  # it now has its own memory
+                self._pause.start()  # the chat now has its own memory
 
     async def _load(self) -> None:
         id, runtime = self._chat.current, self._runtime

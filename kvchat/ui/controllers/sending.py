@@ -23,7 +23,7 @@ from kvchat.ui.controllers.views import Controller, Views
 PASTED_TEXT_NAME = N_("Pasted text.txt")
 _SAVE_MS = 700  # delay that groups edits before saving
 _RETRY_MS = 10_000  # retry failed saves after this delay
-_HELD_S = 5.0  # patience at the end with messages being stored
+_HELD_S = 5.0  # on quitting, wait for messages being stored
 
 Attachments = tuple[Attachment, ...]
 
@@ -37,7 +37,7 @@ class DraftController(Controller):
         self._run = runtime.chat.turn_context.run
         self._drafts: dict[str, Draft] = {}
         self._unsaved: dict[str, Draft] = {}
-        self._saved_attachments: dict[str, Attachments] = {}  # on disk, where known: they may be large
+        self._saved_attachments: dict[str, Attachments] = {}  # known to be on disk: not rewritten
         self._hold_counts: Counter[str] = Counter()
         self._all_released = asyncio.Event()
         self._all_released.set()
@@ -160,8 +160,8 @@ class SendController(Controller):
     A chat has at most one queued message: later text is appended to it.
     """
 
-    chat_started, withdrawn = Signal(), Signal()  # open page's conversation: started; could not be stored
-    changed = Signal()  # the queued messages
+    chat_started, withdrawn = Signal(), Signal()  # open page's chat: begun; could not be stored
+    changed = Signal()  # queue changed
 
     def __init__(
         self,

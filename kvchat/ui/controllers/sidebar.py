@@ -125,7 +125,7 @@ class SidebarController(Controller):
         self._sidebar.list.viewport().update()
 
     def fill_menu(self, menu: QMenu, id: str, ids: list[str], rename: Callable[[], object]) -> None:
-        """Fill `menu` for these chats; the entries show the state of `id`, one of them. Empty: it has not begun."""
+        """Fill `menu` for these chats; the entries show the state of `id`, one of them; "" is a new chat."""
         menu.clear()
         runtime, start, add = self._runtime, self._runner.start, menu.addAction
         chat, usage, arrange = self.conversation(id), self._usage.get(id), runtime.chat.arrange

@@ -8,7 +8,7 @@ from PySide6.QtGui import QGuiApplication
 def set_activation_token(token: str) -> None:
     """Let the next window that asks come to the front, with the desktop's activation token.
 
-    Without one, Wayland only marks the window. Qt takes it from the environment and removes it.
+    Without one, Wayland only marks the window. Qt reads and removes the environment variable.
     """
     if token and on_wayland():
         os.environ["XDG_ACTIVATION_TOKEN"] = token

@@ -114,7 +114,7 @@ async def is_metered() -> bool:
 
 
 class PassphraseDialog(Question):
-    """Dialog for a passphrase. An `optional` one seals a file and is typed twice: a typo could not be undone."""
+    """Dialog for a passphrase. An `optional` one encrypts a file and is typed twice, to catch typos."""
 
     def __init__(self, parent: QWidget, title: str, text: str, action: str, *, optional: bool) -> None:
         self.field = line_edit(_("Passphrase"), _("Passphrase (optional)") if optional else _("Passphrase"))

@@ -34,7 +34,7 @@ class EngineOffer(QWidget):
     tried = Signal()  # an engine was added, chosen or not
 
     def __init__(self, look: Look, engines: EngineSetup, start: StartTask, *, standalone: bool = False) -> None:
-        """start: starts a task; standalone: standalone, hidden until `look` finds an unused graphics card"""
+        """start: starts a task; standalone: hidden until `look` finds an unused graphics card"""
         super().__init__()
         self._engines, self._start = engines, start
         self._unsubscribe: Callable[[], None] | None = None

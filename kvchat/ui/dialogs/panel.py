@@ -290,7 +290,7 @@ class Panel(FittingDialog):
         return QSize(*map(self._look.px, size)).boundedTo(room_on_screen())
 
     def setVisible(self, visible: bool) -> None:
-        """Fit the screen, and restore the position, where Qt mistakes the frame's for that of the contents."""
+        """Fit the screen, and restore the frame's position, which Qt would apply to the contents."""
         for child in self.findChildren(QPushButton):
             child.setAutoDefault(False)  # Enter in a field must not press it
         if visible and not self.isVisible():

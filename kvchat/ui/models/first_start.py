@@ -45,7 +45,7 @@ class FirstStart(QWidget):
         self._download: asyncio.Task[None] | None = None
         self._has_starter = False
         self.engine_offer = EngineOffer(look, runtime.engines, runner.start, standalone=True)
-        self.engine_offer.tried.connect(self._load)  # graphics memory fits more
+        self.engine_offer.tried.connect(self._load)  # larger models may fit now
         self.machine_label, self.storage_label = label(kind="small", wraps=True), label(kind="small", wraps=True)
         self.local_model_buttons: list[QPushButton] = []  # models already present
         self.login_box = QCheckBox(_("Start kvchat at login, in the tray"))

@@ -178,7 +178,6 @@ def result_row(model: HubModel) -> Row:
 
 
 def file_row(file: HubFile, memory: MemoryFacts, *, is_downloaded: bool) -> Row:
-    """Return the row of a model in a repository."""
     judgement = judge_size(file.size, memory)
     text, parts = format_size(file.size), len(file.parts)
     if parts > 1:

@@ -26,7 +26,7 @@ from kvchat.ui.widgets.text_search import format_range, select
 
 _PIECE = 20_000  # characters lexed as one text
 _MAX_LINE = 2_000  # characters shown of a line; the copy button gives all of it
-_SLOW_S, _MAX_SLOW_S = 0.003, 0.5  # a token slower than this is slow; limit for a piece's
+_SLOW_S, _MAX_SLOW_S = 0.003, 0.5  # a token this slow counts; limit per piece
 _LINE_HEIGHT = 128.0  # percent
 _STEP_S = 0.006  # longest step of highlighting
 _MAX_HIGHLIGHTED = 400_000  # characters; the rest stays plain
@@ -65,14 +65,14 @@ class LineHighlighter:
         self._tokens: Iterator[tuple[int, _TokenType, str]] = iter(())
 
     def begin(self, text: str) -> None:
-        """Begin with `text`, or resume after the part known: where a line last began outside any token."""
+        """Highlight `text`; if it extends the last one, resume at the last line outside any token."""
         if not text.startswith(self._text[: self._safe]):
             self._safe = self.safe_line = 0
         self._text = text[:_MAX_HIGHLIGHTED]
         self._begin_piece()
 
     def advance(self, seconds: float) -> bool:
-        """Highlight on; return True if more is left."""
+        """Continue; return True if more is left."""
         before = time.thread_time()
         until = before + seconds
         while before < until:

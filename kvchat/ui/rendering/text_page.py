@@ -59,7 +59,7 @@ class PageStyle:
 class TextPage(QTextBrowser):
     """Page with one QTextDocument. Loads nothing and follows no links; see `anchorClicked`."""
 
-    link_reached = Signal()  # by Tab; the cursor is there
+    link_reached = Signal()  # Tab reached a link
 
     def __init__(self, style: PageStyle, accessible_name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""Settings, Model and context: the model, its context length, and the memory that takes."""
+"""Settings, Model and context: the model, its context length, and the memory they need."""
 
 from collections.abc import Sequence
 

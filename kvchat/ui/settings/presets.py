@@ -53,7 +53,7 @@ class OptionsPanel(Panel):
     async def _load_options(
         self, model: str | None, is_current: Callable[[], bool], *, has_begun: bool = False
     ) -> bool:
-        """Show a model's options if `is_current` still holds once they are loaded; return True if so."""
+        """Load a model's options; show them and return True if `is_current()` still holds."""
         options = await self._runtime.model.template_options(model)
         defaults = await self._runtime.model.default_sampling(model)
         if is_current():

@@ -27,7 +27,7 @@ from kvchat.ui.widgets.entries import SwitchEntry
 P = TypeVar("P", bound=SettingsPage)
 
 _PAGE_PADDING = 16  # pixels above plus below a page name
-_LIST_PADDING = 66  # and beside it, with the list's own
+_LIST_PADDING = 66  # pixels beside a page name, incl. the list's
 
 
 class GeneralPage(SettingsPage):
@@ -41,7 +41,7 @@ class GeneralPage(SettingsPage):
 
 
 class LoginEntry(SwitchEntry):
-    """Start at login: stored by the desktop, not in kvchat's settings."""
+    """Start at login; stored by the desktop, not kvchat."""
 
     def __init__(self, look: Look, page: SettingsPage) -> None:
         text = _("Starts in the tray without opening the window, so that your chats are ready.")

@@ -76,11 +76,11 @@ def arranged(chats: Sequence[Conversation], arrangement: Arrangement) -> list[Co
 
 @dataclass(frozen=True)
 class Heading:
-    id: str  # no chat's
+    id: str  # not a chat's
     title: str
 
 
-_DAYS = 0, 1, 7, 30  # that each group reaches back
+_DAYS = 0, 1, 7, 30  # days back, by group
 _AGES = N_("Today"), N_("Yesterday"), N_("Last 7 days"), N_("Last 30 days"), N_("Earlier")
 
 

@@ -213,7 +213,7 @@ class SearchPanel(QWidget):
 
 
 _ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # ignores held keys
-_BESIDE_USAGE = 56  # pixels: its icon at 200 % text, and the style's padding
+_BESIDE_USAGE = 56  # pixels: usage icon at 200 % text, style's padding
 
 
 class Sidebar(QFrame):
@@ -242,13 +242,13 @@ class Sidebar(QFrame):
         view.setEditTriggers(QAbstractItemView.EditTrigger.EditKeyPressed | QAbstractItemView.EditTrigger.DoubleClicked)
         view.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         view.customContextMenuRequested.connect(self._show_menu)
-        view.setUniformItemSizes(True)  # else thousands are measured
+        view.setUniformItemSizes(True)  # else Qt measures thousands
         view.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         view.delete_pressed.connect(self._ask_delete)
         view.selectionModel().selectionChanged.connect(self._select)
         self.empty_label = label(_("No chats yet.\nYour chats will appear here."), "small", wraps=True)
         self.empty_label.setContentsMargins(10, 4, 10, 0)
-        self.empty_label.hide()  # not loaded yet: unread chats are not missing
+        self.empty_label.hide()  # until chats are loaded
         tip = _("Documents processed in advance for new chats")
         self.library_button = button(_("Library"), kind="usage", tip=tip)
         self.usage_button = ElidedButton("usage", padding=_BESIDE_USAGE)

@@ -31,7 +31,7 @@ _INVITATION = N_("Move the slider to see which chat memory would be deleted and 
 class PruneCard(QFrame):
     """Card that shows prune plans, but neither makes nor runs them."""
 
-    plan_dropped = Signal()  # another is needed, for `target`
+    plan_dropped = Signal()  # needs a plan for `target`
     prune_requested = Signal(object)  # the visible PrunePlan
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -127,8 +127,8 @@ class StoragePanel(Panel):
         self._titles: Mapping[str, str] = {}
         self._seconds_saved: Mapping[str, float] = {}  # last result
         self._planning: asyncio.Task[None] | None = None
-        self._one_plan = asyncio.Lock()  # at a time: the store may need a second for each
-        self._changes_in_progress = 0  # changes in progress: a new plan would miss them
+        self._one_plan = asyncio.Lock()  # a plan may take a second
+        self._changes_in_progress = 0  # a new plan would miss them
         self.summary = UsageSummary(look)
         self.prune_card = PruneCard()
         self.list = UsageList(look)
@@ -189,7 +189,7 @@ class StoragePanel(Panel):
         for widget in (self.limits_label, self._limits_button):
             widget.setVisible(not usage.problem)
         if self.prune_card.plan is None or before is None or before.conversations != usage.conversations:
-            self.prune_card.set_total(usage.physical_bytes)  # drops the plan, which fills the list
+            self.prune_card.set_total(usage.physical_bytes)  # also refills the list
         else:
             self._fill()
         self.delete_all_button.setEnabled(has_memory)

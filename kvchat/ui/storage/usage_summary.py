@@ -173,7 +173,7 @@ def _must_be_reprocessed(count: int) -> str:
 
 
 class SavingsBar(RoundBar):
-    """Bar as long as whole slot files would be; the strong part is on disk."""
+    """Bar for the size of whole slot files; its strong part is on disk."""
 
     share = 1.0  # part of the bar on disk
 

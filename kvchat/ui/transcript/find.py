@@ -90,7 +90,7 @@ class FindBar(QFrame):
         super().__init__()
         self._page = page
         self._hits: list[str] = []  # message ids, top to bottom
-        self._hit = 0  # index of the current one
+        self._hit = 0  # index of the current hit
         self._mark, self._mark_count = 0, 0  # current mark in that message, and its mark count
         styled(self, "notice")
         self.setAccessibleName(_("Find in this chat"))

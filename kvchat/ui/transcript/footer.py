@@ -81,7 +81,7 @@ class MessageActions(QWidget):
         self._row.insertWidget(0, time)
 
     def add_pager(self, position: int, count: int, on_step: Callable[[int], object]) -> None:
-        """Show the branch number, `position` counted from 0; `on_step` gets another's position."""
+        """Show the branch number; `position` is 0-based, `on_step` gets the new one."""
         place = label(f"{position + 1} / {count}", "small")
         place.setAccessibleName(_("Branch {position} of {count}", position=position + 1, count=count))
         previous = "chevron-left", _("Previous branch"), position - 1
@@ -188,7 +188,7 @@ class ReceiptView(QWidget):
 
 class ReplyFooter(QWidget):
     def __init__(self, message: Message, actions: QWidget, look: Look, *, retry: Any, on_continue: Any) -> None:
-        """retry, go_on: callables or signals"""
+        """retry, on_continue: callables or signals"""
         super().__init__()
         self.receipt: ReceiptView | None = None
         self._continue: QPushButton | None = None  # for an unfinished reply

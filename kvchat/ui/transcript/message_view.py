@@ -197,7 +197,7 @@ class UserView(MessageView):
         add("trash", _("Delete this message and everything after it"), lambda: self._request(RequestKind.DELETE))
         self._blocks = plain_blocks(message.content.strip("\n"))
         self._has_text = bool(message.content.strip()) or not message.attachments
-        self._built_blocks = 0  # blocks
+        self._built_blocks = 0
         self._natural_width = 0
         self._is_long = False
 
