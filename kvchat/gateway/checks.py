@@ -1,8 +1,8 @@
 """Access checks (host name, web origin, key, size), and rejection of requests that could harm the engine.
 
-For any client, llama-server would fetch pictures from any address, even on the user's own network. Its recursive
-parser overflows the stack on deep nesting. It tokenizes a whole text before it notices that it does not fit, using
-some 100 bytes of memory per byte of text, and it keeps the log probabilities of each token it generates.
+Without these checks, any client could make llama-server fetch images from the user's own network. Its recursive
+parser overflows the stack on deep nesting. It tokenizes a text completely, using about 100 bytes of memory per byte,
+before it notices that the text is too long, and it keeps the log probabilities of each token it generates.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class AccessPolicy:
             )
 
     def program(self, headers: Headers) -> str:
-        """Return the program by its API key, else by User-Agent. Raises RequestRefused without a valid key.
+        """Identify the program by its API key or User-Agent. Raises RequestRefused if a required key is invalid.
 
         A program that has its own key cannot be impersonated by its User-Agent.
         """
@@ -85,9 +85,9 @@ def _key_in(headers: Headers) -> str:
 
 
 async def read_body(headers: Headers, receive: Receive, count: Callable[[int], None]) -> bytes:
-    """Read the whole body; `count` receives the size of each part and may raise RequestRefused.
+    """Read the whole request body, calling `count` with the size of each part.
 
-    Raises RequestRefused if it is too large or too slow, ConnectionError if the client disconnected.
+    Raises RequestRefused if the body is too large or too slow, ConnectionError if the client disconnected.
     """
     too_large = RequestRefused(413, f"A request may have at most {MAX_BODY:,} bytes.", "request_too_large")
     declared = headers.get("content-length", "")
@@ -129,7 +129,7 @@ _TOO_DEEP = f"The body is nested more than {MAX_NESTING} levels deep."
 
 
 def check_bounds(body: Json, size: int = 0) -> None:
-    """Raise RequestRefused for a body of `size` bytes that exceeds a limit on length, nesting or grammar."""
+    """Raise RequestRefused if a body of `size` bytes exceeds a limit on length, nesting, grammars or images."""
     for name, value in body.items():
         listed = len(value) if isinstance(value, dict) else 0
         if isinstance(value, list):
@@ -163,7 +163,7 @@ def check_bounds(body: Json, size: int = 0) -> None:
                             raise RequestRefused(
                                 400, f"A JSON schema may have at most {MAX_GRAMMAR_CHARS:,} characters."
                             )
-                    if name == "multimodal_data":  # beside a completion prompt
+                    if name == "multimodal_data":  # images of a completion prompt
                         files = [file for file in item if isinstance(file, str)]
                 size -= sum(map(len, files))
                 depth += sum(map(_pixels, files))
@@ -180,7 +180,7 @@ def check_bounds(body: Json, size: int = 0) -> None:
 
 
 def _picture_urls(parts: list[Any]) -> Iterator[str]:
-    """Yield the URLs the engine would fetch from messages or their parts, except in tool arguments."""
+    """Yield the image URLs in messages or message parts; the engine fetches no URL in tool arguments."""
     for part in parts:
         for name, value in part.items() if isinstance(part, dict) else ():
             if name in ("content", "output") and isinstance(value, list):
@@ -192,10 +192,10 @@ def _picture_urls(parts: list[Any]) -> Iterator[str]:
 
 
 def _pixels(file: str) -> int:
-    """Count the pixels of a base64 image: a few bytes may decode to gigabytes."""
+    """Count the pixels of a base64 image, as a small file may decode to gigabytes. Raises RequestRefused."""
     try:
         width, height = image_size(base64.b64decode(file.partition(";base64,")[2] or file))
-    except ValueError:  # no picture: engine reports it
+    except ValueError:  # not an image: the engine reports it
         return 0
     if width * height > MAX_PIXELS:
         raise RequestRefused(400, f"A picture may have at most {MAX_PIXELS:,} pixels.")
@@ -203,7 +203,7 @@ def _pixels(file: str) -> int:
 
 
 def _parse_nested(name: str, text: str) -> list[tuple[Any, int, bool]]:
-    """Parse a string as the engine would, by its field name: tool call arguments are JSON."""
+    """Check a string that the engine parses; return any JSON in it, such as tool call arguments, to be checked."""
     if name in GRAMMARS and len(text) > MAX_GRAMMAR_CHARS:
         raise RequestRefused(400, f"A grammar may have at most {MAX_GRAMMAR_CHARS:,} characters.")
     if name in ("grammar", "pattern") and nesting_depth(text) > MAX_NESTING:
@@ -213,6 +213,6 @@ def _parse_nested(name: str, text: str) -> list[tuple[Any, int, bool]]:
             return [(json.loads(text), 1, True)]
         except RecursionError:
             raise RequestRefused(400, _TOO_DEEP) from None
-        except ValueError:  # engine reports it
+        except ValueError:  # the engine reports it
             pass
     return []

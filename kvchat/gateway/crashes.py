@@ -1,9 +1,8 @@
-"""Detects programs whose requests crash the engine, and refuses them for a while.
+"""Detection of programs whose requests crash the engine; kvchat refuses them for ten minutes.
 
-If the engine crashes with requests of one program only, that program is guilty. With several, each is suspected and
-from then on answered alone, so that the next crash identifies one; the others are then cleared. A program that
-crashes the engine only alongside others stays suspected and always runs alone. A hang is detected after ten minutes,
-so one is enough.
+If the engine crashes while it has requests of one program only, that program is to blame; after three such crashes it
+is refused. If it has requests of several programs, all are suspected and run alone, so that the next crash identifies
+one and clears the others. A single hang is enough, as it takes ten minutes to detect.
 """
 
 import asyncio
@@ -17,28 +16,28 @@ from weakref import WeakSet
 from kvchat.engine.api.errors import EngineGone, EngineLifetime, FailureKind
 from kvchat.gateway.dialects.request import RequestRefused
 
-MAX_CRASHES, CRASH_WINDOW_S = 3, 600.0  # crashes and seconds until a program is refused
+MAX_CRASHES, CRASH_WINDOW_S = 3, 600.0  # a program is refused after this many crashes in this time
 REFUSED_S = 600.0
 ABANDONED_S = 10.0  # time after a disconnect in which a request may still crash the engine
 
 
 class Crashes:
-    """Event loop thread only. A program is identified by its key, or by User-Agent if there are no keys."""
+    """Crashes by program, which is identified by key or User-Agent. Event loop thread only."""
 
     def __init__(
         self, restored: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`restored`: True if a restored, still unproven state may also be the cause."""
+        """`restored` returns True if a restored state that is not yet proved may also be the cause."""
         self._restored, self._clock = restored, clock
         self._admitted: Counter[str] = Counter()  # requests in progress or waiting for a slot
-        self._in_engine: Counter[str] = Counter()  # those sent to the engine
-        self._abandoned: dict[str, float] = {}  # when a request was last abandoned in the engine
-        self._crashes: dict[str, list[float]] = {}  # caused by each program
+        self._in_engine: Counter[str] = Counter()  # requests now in the engine
+        self._abandoned: dict[str, float] = {}  # time of the last request abandoned in the engine
+        self._crashes: dict[str, list[float]] = {}  # times, by the program to blame
         self._suspected_until: dict[str, float] = {}  # end times
         self._refused_until: dict[str, float] = {}  # end times
         self._watched_lifetimes: WeakSet[EngineLifetime] = WeakSet()
         self._current: EngineLifetime | None = None  # the engine last used, until it ends
-        self._entry_lock = asyncio.Lock()  # in order of arrival
+        self._entry_lock = asyncio.Lock()  # admits requests in order of arrival
         self._changed = asyncio.Event()
 
     def check(self, program: str) -> None:
@@ -49,7 +48,7 @@ class Crashes:
 
     @contextlib.asynccontextmanager
     async def admitting(self, program: str) -> AsyncIterator[None]:
-        """Wrap a request from start to end; a suspected program runs alone. Raises RequestRefused as `check` does."""
+        """Context manager for a whole request; suspected programs run alone. Raises RequestRefused."""
         async with self._entry_lock:
             while not self._may_start(program):
                 self._changed.clear()
@@ -66,7 +65,7 @@ class Crashes:
 
     @contextlib.asynccontextmanager
     async def using_engine(self, program: str) -> AsyncIterator[None]:
-        """Wrap a program's use of the engine. Errors are re-raised once their cause is known."""
+        """Context manager for a program's use of the engine; re-raises EngineGone once a crash has been judged."""
         self._in_engine[program] += 1
         try:
             yield

@@ -1,4 +1,4 @@
-"""Runs a program's request in its slot: load, process in steps, forward, stream the reply, check the reuse."""
+"""Run a program's request in its slot: load a state, prefill, forward, stream the reply, check the reuse."""
 
 import json
 import time
@@ -25,10 +25,10 @@ from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN, PrefillSample
 from kvchat.system.concurrency import run_in_thread_if_large, shielded
 from kvchat.text.reasons import Reason, ReasonCode
 
-MIN_HEAD = 64  # tokens; reprocessing fewer beats saving
-MIN_STEPPED = 256  # tokens; the request itself processes fewer
+MIN_HEAD = 64  # tokens; fewer are not worth saving
+MIN_STEPPED = 256  # tokens; fewer are processed by the request itself
 IDLE_STEP_MS = 2000.0  # target time of a step while the window is not in use: small steps are slower
-PROVED_FIELDS = ("cached", "prompt")  # known from the answer; the rest, at its start
+PROVED_FIELDS = ("cached", "prompt")  # receipt fields known only at the end of the answer
 
 
 @dataclass
@@ -39,12 +39,12 @@ class Forwarder:
     set_stage: Callable[[RequestRecord, Stage], None]
     rewriter: PromptRewriter
     crashes: Crashes
-    recent_heads: deque[tuple[str, Tokens, bool]]  # prompt heads by program; True: has its own key
+    recent_heads: deque[tuple[str, Tokens, bool]]  # owner, prompt head, True if it has its own key
 
     async def run(self) -> ResponseParser | None:
-        """Answer the request; return the parsed response, None if the engine refused it.
+        """Answer the request; return the parsed response, or None if the engine refused the request.
 
-        Not resent after a crash that it may have caused. Raises EngineError and MustRestart.
+        A request that may have crashed the engine is not sent again. Raises EngineError and MustRestart.
         """
         async with self.exchange.explaining_losses():
             return await self.exchange.attempt(self._answer, lambda: self.pending.response.has_begun, resend=False)
@@ -80,13 +80,13 @@ class Forwarder:
 
     @property
     def _is_known(self) -> bool:
-        """True for a single prompt with known token ids that fits the context. Only these are restored and saved."""
+        """True for a single prompt of known tokens that fits the context. Only such prompts are restored and saved."""
         is_single = not self.pending.request.needs_several_slots
         return is_single and 0 < len(self.pending.prompt.ids) < self.lease.engine.context_size
 
     @property
     def _engine_picks_slot(self) -> bool:
-        """True for Anthropic requests: the engine takes the slot with the longest prefix."""
+        """True for Anthropic requests, for which the engine picks the slot with the longest matching prefix."""
         return self.pending.request.form is Form.MESSAGES and len(self.lease.slots.all_slots) > 1
 
     def _record_found(self) -> None:
@@ -108,10 +108,10 @@ class Forwarder:
             record.miss = loaded.miss_reason or Reason(ReasonCode.NOTHING_ALIKE)
 
     async def _prefixes_to_save(self, loaded: LoadedState) -> dict[Tokens, str | None]:
-        """Map the prefixes to save for other conversations to their audience (None: the default).
+        """Map each prefix to save for other conversations to its audience (None: the default).
 
-        States that can be cut already serve the program itself. A prefix sent by two programs, each with its own
-        key, is shared with all (`kvchat.kvstore.savepoint`).
+        A state that can be cut already serves the program's own conversations. A prefix sent by two programs, each
+        with its own key, is shared with all programs (`kvchat.kvstore.savepoint`).
         """
         lease, ids, has_own_key = self.lease, self.pending.prompt.ids, self.pending.record.has_own_key
         few = len(ids) - loaded.expected_cached < MIN_HEAD
@@ -128,7 +128,7 @@ class Forwarder:
         return {head: None} if worthwhile and not lease.engine.can_cut else {}
 
     async def _process_in_steps(self) -> bool:
-        """Process all but the last tokens of a long prompt in steps, so that others can run; False if not needed."""
+        """Prefill a long prompt in steps, except its end, so that other requests can run; False if not needed."""
         loaded, slots, slot = self.exchange.loaded, self.lease.slots, self.lease.slot
         ids, record, speed = self.pending.prompt.ids, self.pending.record, slots.restore_cost.speed
         rate, step_ms = speed.ms_per_token, TARGET_STEP_MS if slots.is_window_active else IDLE_STEP_MS
@@ -172,7 +172,7 @@ class Forwarder:
         rows, has_begun, parser = engine.rows.invalidate(), False, ResponseParser(request.form, request.stream)
         self.set_stage(pending.record, Stage.ANSWERING)
         try:
-            # Several answers use no lease on the slot's state, which may be another owner's.
+            # With several answers, the slot may still hold another owner's state.
             reuse = not request.needs_several_slots or lease.slot.holder(lease.engine.generation) == lease.owner
             body = request.body_for_slot(engine.slot, reuse=reuse)
             async with lease.guarding_restore(), engine.forward(pending.path, body) as answer:
@@ -194,7 +194,7 @@ class Forwarder:
         return parser
 
     async def _receive(self, answer: EngineResponse, parser: ResponseParser) -> bytes:
-        """Pass a stream on; return the rest of it, or the whole body, for the client."""
+        """Pass a streamed answer on as it arrives; return the body of a non-streamed answer."""
         response, lease, prompt = self.pending.response, self.lease, len(self.pending.prompt.ids)
         if parser.stream:
             response.begin(200, self._headers(answer) | {"cache-control": "no-cache"})
@@ -223,13 +223,13 @@ class Forwarder:
         self.pending.response.send_whole(answer.status_code, self._headers(answer), body)
 
     def _note_contents(self, *, has_begun: bool) -> None:
-        """Record the slot's contents: the whole prompt once the answer has begun, else what is certain."""
+        """Record the slot's contents: the whole prompt if the answer has begun, else only the certain part."""
         lease, contents, ids = self.lease, self.lease.slot.contents, self.pending.prompt.ids
         held_tokens = common_prefix(contents.tokens, ids) if contents else 0
         if self._is_known and has_begun:
             lease.note_contents(ids)
         elif self._is_known and contents and (lease.engine.can_cut or held_tokens == len(contents.tokens)):
-            lease.note_contents(ids[:held_tokens])  # at least; more may have been processed
+            lease.note_contents(ids[:held_tokens])  # the minimum: the engine may have processed more
         elif self._is_known or has_begun:
             lease.slot.forget()
 
@@ -265,5 +265,5 @@ class Forwarder:
 
 
 def _is_small_match(found: int, prompt: int) -> bool:
-    """True if `found` is no more than unrelated prompts have in common."""
+    """True if a prompt's `found` tokens are as few as unrelated prompts share."""
     return found < MIN_GAIN <= prompt - found

@@ -1,4 +1,4 @@
-"""Causes of divergence of two prompts, from the part of the body at that point and its text."""
+"""Causes of a divergence between two prompts, found from the request part and text around it."""
 
 import re
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def find_divergence(old: Prompt, new: Prompt) -> Divergence:
 
 
 def _find_place(old: Contents, new: Prompt, at: int) -> PromptPart:
-    """Find the part of the body that contains this character of the rendered prompt."""
+    """Find the part of the request that contains character `at` of the rendered prompt."""
     now, text = new.contents, new.text
     search_start, candidate = 0, -1  # candidate: message index
     for system in now.system if text else ():
@@ -84,7 +84,7 @@ def _find_place(old: Contents, new: Prompt, at: int) -> PromptPart:
 
 
 def _first_difference(old: Contents, new: Contents, number: int) -> PromptPart:
-    """Find the first difference in the bodies, from message `number` on; -1: before the first message."""
+    """Find the first part that differs, from message index `number` on; -1 starts with tools and system prompt."""
     changed = number
     if old != UNKNOWN_CONTENTS:  # else only the text of a stored state is known
         if number < 0 and old.tools != new.tools:

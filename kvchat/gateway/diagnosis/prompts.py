@@ -1,7 +1,7 @@
-"""Prompts of programs: the contents of a body, the closest earlier prompt, and where two diverge.
+"""Programs' prompts: parsed contents, the closest earlier prompt, and the divergence of two prompts.
 
-Token ids are compared with numpy, texts by bisection: a few milliseconds for 128K tokens. All of it is in memory
-only.
+Token ids are compared with numpy and texts by bisection, in a few milliseconds for 128K tokens. Prompts are kept in
+memory only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ UNKNOWN_CONTENTS = Contents()
 
 
 def parse_contents(chat: Mapping[str, Any]) -> Contents:
-    """Parse a chat completion, or a text completion, ignoring whatever has an unknown shape."""
+    """Parse a chat or text completion request, ignoring parts of unknown shape."""
     source = chat.get("messages", chat.get("prompt"))
     system: list[str] = []
     messages: list[Message] = []
@@ -112,7 +112,7 @@ _REPLY_HEAD = 8  # tokens at a prompt's end that start the reply; templates rend
 
 
 class Prompt:
-    """A prompt's token ids and text, with the parsed chat. The chat itself is not kept: it may contain images."""
+    """A prompt's token ids, text and parsed contents. The request is not kept, as it may contain images."""
 
     def __init__(self, ids: Sequence[int] | Ids, text: str = "", chat: Mapping[str, Any] | None = None) -> None:
         self.ids: Ids = np.asarray(ids if isinstance(ids, np.ndarray) else array("i", ids), np.int32)
@@ -130,7 +130,7 @@ class Prompt:
 
     @cached_property
     def minhash(self) -> npt.NDArray[np.uint32]:
-        """The smallest hashes of its 8-token runs, sorted; similar prompts share many (MinHash)."""
+        """MinHash: the smallest hashes of the prompt's 8-token runs, sorted. Similar prompts share many."""
         grams, width = self.ids.astype(np.uint32), 1
         while width < _GRAM and len(grams) > width:
             grams = grams[:-width] * _MIX + grams[width:]
@@ -146,13 +146,13 @@ class Prompt:
         return int(differs.argmax()) if differs.any() else size
 
     def extends(self, other: Prompt) -> bool:
-        """True if it begins with all of the other, less its reply head, or is itself the beginning of it."""
+        """True if this prompt starts with `other` (except its reply head) or `other` starts with this prompt."""
         return self.shared_tokens(other) >= min(len(self), max(len(other) - _REPLY_HEAD, 1))
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The point where a prompt diverges from the closest earlier one, and why. Texts never go to disk."""
+    """Position and cause of a prompt's divergence from the closest earlier one. Texts never go to disk."""
 
     shared_tokens: int
     prompt_tokens: int
@@ -165,7 +165,7 @@ class Divergence:
         return self.cause.code in (ReasonCode.OTHER_CONVERSATION, ReasonCode.OTHER_WAY)
 
     def sentence(self, processed: int, seconds: float) -> str:
-        """Describe the divergence and its cost: `processed` tokens that were reprocessed, in `seconds`."""
+        """Describe the divergence and its cost: `processed` reprocessed tokens and the `seconds` they took."""
         at, of, cause = format_number(self.shared_tokens), format_number(self.prompt_tokens), self.cause.text
         text = _("the prompt changed at token {at} of {of}: {cause}", at=at, of=of, cause=cause)
         text = _("{words}; {tokens} tokens reprocessed", words=text, tokens=format_number(processed))
@@ -181,13 +181,13 @@ ProgramKey = tuple[str, str]  # program and model
 
 
 class RecentPrompts:
-    """A bounded LRU cache. A prompt that extends another replaces it."""
+    """Recent prompts, within limits; the oldest go first. A prompt replaces the one it extends."""
 
     def __init__(self) -> None:
         self._prompts: list[tuple[ProgramKey, Prompt]] = []  # oldest first
 
     def closest(self, key: ProgramKey, prompt: Prompt) -> Prompt | None:
-        """Return the prompt with the longest common prefix, else the most similar one, or None."""
+        """Return the earlier prompt with the longest common prefix, else the most similar one, or None."""
         best, most = None, _MIN_SIMILARITY
         own = [earlier for program, earlier in reversed(self._prompts) if program == key]
         for earlier in own:

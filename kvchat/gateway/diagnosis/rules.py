@@ -1,6 +1,6 @@
-"""Rules that rewrite text that breaks a program's prompt prefix, each off until switched on.
+"""Rules that rewrite text that breaks a program's prompt prefix. Each is off until enabled.
 
-A rule replaces one text in the request's body and reports the text before and after. Its state is in memory only.
+A rule replaces texts in the request's body and reports them before and after. Its state is in memory only.
 """
 
 import copy
@@ -36,10 +36,10 @@ def mask_timestamps(text: str) -> str:
 
 
 def current_timestamps(text: str, now: datetime) -> list[re.Match[str]]:
-    """Find statements of the current date or time: `now`, plus or minus a day for time zones.
+    """Find the timestamps in `text` that state the current date or time.
 
-    Skips deadlines and examples: the line must label the value as the current date or time, and a date must be
-    today's.
+    The text before a timestamp must label it as a date or time, and a date must be within a day of `now` (because of
+    time zones). This excludes deadlines and examples.
     """
     days = [now + timedelta(days=shift) for shift in (-1, 0, 1)]
     current: list[re.Match[str]] = []
@@ -92,7 +92,7 @@ class RuleState:
     texts: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # hash of the last original text
 
     def has_changed(self, rule: str, location: str, text: str) -> bool:
-        """Return True if the text differs from the last one at `location`, and remember it."""
+        """Remember the text; return True if it differs from the last one at `location`."""
         last = self.texts.pop((rule, location), None)
         self.texts[rule, location] = hash(text)
         _trim(self.texts)
@@ -128,7 +128,7 @@ def _remove_billing_header(body: Body, state: RuleState, now: datetime) -> tuple
 
 
 def _hold_clock(body: Body, state: RuleState, now: datetime) -> tuple[Body, list[PromptChange]]:
-    """Keep the first date and time in the system prompt and the first message for 24 hours."""
+    """Keep the dates and times first sent in the system prompt and first message for 24 hours."""
     left, changes = _MAX_SEARCHED, []
     for where, path, whole in list(_fixed_texts(body)):
         text = whole[:left]

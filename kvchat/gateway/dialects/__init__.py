@@ -1,1 +1,1 @@
-"""API dialects: requests, their prompts' ids, and responses. Only usage and model names are rewritten."""
+"""API dialects: parsing and conversion of requests, and correction of usage and model names in responses."""

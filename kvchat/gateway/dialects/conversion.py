@@ -1,7 +1,8 @@
-"""Converts requests of other dialects to chat completions, as llama-server itself does.
+"""Conversion of other dialects' requests to chat completions, as in llama-server itself.
 
-llama-server renders only that form (`/apply-template`), and the prompt's ids must be those it will use. A body that
-it would refuse is Unconvertible, and llama-server reports the error. tests/gateway/test_real_engine.py compares both.
+llama-server renders only chat completions (`/apply-template`), and kvchat needs the same token ids. A body that
+llama-server would refuse raises Unconvertible; the engine reports the error. tests/gateway/test_real_engine.py
+compares both.
 """
 
 import base64
@@ -21,7 +22,7 @@ _UNCOUNTABLE = ("input_audio", "input_video", "file")  # their tokens are unknow
 
 
 class Unconvertible(ValueError):
-    """The body breaks its dialect."""
+    """The request cannot be converted to a chat completion."""
 
 
 def from_messages(body: Mapping[str, Any]) -> Json:
@@ -51,7 +52,7 @@ def from_messages(body: Mapping[str, Any]) -> Json:
 
 
 def _convert_message(message: Json) -> list[Json]:
-    """Convert one message: text and tool calls first, then tool results."""
+    """Convert an Anthropic message to one with its text and tool calls, then its tool results."""
     content, role = message.get("content"), message.get("role")
     if "content" not in message and role == "assistant":
         return []
@@ -143,7 +144,7 @@ def from_responses(body: Mapping[str, Any]) -> Json:
 
 
 def _append_item(messages: list[Json], item: Json) -> None:
-    """Convert one input item, which may belong to the previous assistant message."""
+    """Convert an input item; append it to `messages` or merge it into the last assistant message."""
     last = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
     content = item.get("content")
     if isinstance(content, str):
@@ -191,7 +192,7 @@ def _convert_part(part: Json, *allowed: str) -> Json:
 
 
 def split_pictures(chat: Json) -> tuple[Json, tuple[Picture, ...]]:
-    """Split a chat request into text with placeholders and images. Raises Unconvertible."""
+    """Replace images with placeholders; return the chat and the images. Raises Unconvertible."""
     pictures: list[Picture] = []
     messages = chat.get("messages")
     if not isinstance(messages, list):

@@ -1,4 +1,4 @@
-"""Parses a response while passing it on: the engine's counts, corrected for the client, and the reply."""
+"""Parser for responses passed on to clients: corrects the engine's counts and collects the reply."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -11,14 +11,14 @@ from kvchat.gateway.dialects.request import THREAD_BYTES, Form, RequestRefused
 
 @dataclass(frozen=True)
 class Usage:
-    """The prompt tokens kvchat itself processed for a request, and the model that answered."""
+    """Corrections to a response: the model's name, and prompt tokens that kvchat processed itself."""
 
     model: str = ""  # name shown to clients; empty: keep the engine's name
     read: int = 0  # prompt tokens kvchat processed in the slot before forwarding the request
     read_ms: float = 0.0
 
     def reused(self, cached: Any) -> int:
-        """Return how many of the `cached` tokens were in the slot before the request."""
+        """Return how many of the engine's `cached` tokens were in the slot before the request."""
         return max(0, int(cached or 0) - self.read)
 
     def correct(self, answer: Json) -> bool:
@@ -57,7 +57,7 @@ MAX_PARSED = 64_000_000  # bytes; longer responses are not kept
 
 @dataclass
 class ResponseParser:
-    """Parses one response: call `feed` with its bytes, then `finish`. Both return the bytes for the client."""
+    """Parser for one response. Call `feed` with each chunk, then `finish`; both return bytes for the client."""
 
     form: Form
     stream: bool
@@ -72,9 +72,9 @@ class ResponseParser:
     _output: list[Any] | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Add bytes; return the complete lines of a stream, nothing for a non-streamed response.
+        """Add a chunk; return the complete lines of a stream, or nothing for a non-streamed response.
 
-        Raises RequestRefused if what is left to parse is too long.
+        Raises RequestRefused if the unparsed bytes exceed MAX_PARSED.
         """
         self._size += len(data)
         self._partial_line += data
@@ -96,7 +96,7 @@ class ResponseParser:
 
     @property
     def reply(self) -> Json | None:
-        """The reply in its dialect's format; None if incomplete."""
+        """The reply in its dialect's format, or None if it is incomplete or too long."""
         if not self.is_complete or self._size > MAX_PARSED:
             return None
         blocks = [self._blocks[index] for index in sorted(self._blocks)]
@@ -128,9 +128,9 @@ class ResponseParser:
         return line if corrected is data else b"data: " + corrected + line[len(line.rstrip()) :]
 
     def _parse(self, data: bytes) -> bytes:
-        """Parse an object from the engine; return it for the client, unchanged if it is correct.
+        """Parse a JSON object from the engine; return it with the corrected counts and model name.
 
-        An object of unknown form is passed on unchanged and its contents are ignored.
+        An object of unknown form is returned unchanged and ends the parsing of the response.
         """
         try:
             event = _parse_object(data)

@@ -1,4 +1,4 @@
-"""The dialect of each path, and the parsed request. Requests are forwarded unchanged."""
+"""Parsed requests, and the dialect of each path."""
 
 import itertools
 import json
@@ -52,7 +52,7 @@ READING = ("/v1/embeddings", "/embeddings", "/rerank", "/v1/rerank", "/reranking
 
 
 class RequestRefused(Exception):
-    """The request is rejected. `kind` is the OpenAI error type."""
+    """Refusal of a request with an HTTP status; `kind` is the OpenAI error type."""
 
     def __init__(self, status: int, message: str, kind: str = "invalid_request_error", retry_after_s: int = 0) -> None:
         super().__init__(message)
@@ -86,7 +86,7 @@ class ParsedRequest:
 
     @cached_property
     def needs_several_slots(self) -> bool:
-        """True if the request needs one slot per answer, or any number for embeddings."""
+        """True if the request has several prompts or answers, or generates nothing (such as embeddings)."""
         prompt, prompts = self.body.get("prompt"), 1
         if self.form is Form.COMPLETION and isinstance(prompt, list):
             # Token ids and texts in one list form one prompt; a text may have pictures.
@@ -96,7 +96,7 @@ class ParsedRequest:
 
     @property
     def _wants_one_answer(self) -> bool:
-        """True if the answer count is missing or the integer 1: the engine also reads 2.0 as 2."""
+        """True if the answer count is missing or the integer 1. Floats do not count: the engine reads 2.0 as 2."""
         counts = (self.body.get(name) for name in ("n", "n_cmpl"))
         return all(count is None or (type(count) is int and count == 1) for count in counts)
 
@@ -113,9 +113,9 @@ class ParsedRequest:
                 raise RequestRefused(400, "The prompt has token ids that no vocabulary has.")
 
     def body_for_slot(self, slot: int, *, reuse: bool) -> bytes:
-        """Return the unchanged body pinned to a slot, overriding the client's choice.
+        """Return the body with appended options that pin it to a slot, overriding the client's.
 
-        `reuse`: the engine may reuse the slot's contents.
+        `reuse`: True if the engine may reuse the slot's contents.
         """
         raw = self.raw.rstrip()
         options = SLOT_OPTIONS % (slot, b"true" if reuse else b"false")
@@ -138,13 +138,13 @@ class ParsedRequest:
 
     @cached_property
     def chat_and_pictures(self) -> tuple[Json, tuple[Picture, ...]]:
-        """The chat with placeholders, and its images. Raises Unconvertible."""
+        """`chat` with image placeholders, and the images. Raises Unconvertible."""
         return split_pictures(self.chat)
 
     def with_other_start(self, text: str) -> Json | None:
-        """Make another conversation with the same system prompt and tools whose first message is `text`.
+        """Return a new conversation's request: the same system prompt and tools, and `text` from the user.
 
-        None without system prompt and tools. Raises Unconvertible.
+        None for a text completion, or without system prompt and tools. Raises Unconvertible.
         """
         if self.form is Form.COMPLETION:
             return None
@@ -155,9 +155,9 @@ class ParsedRequest:
         return self.chat | {"messages": [*system, {"role": "user", "content": text}]}
 
     def next_request(self, reply: Json, text: str) -> Json | str | None:
-        """Return the most likely next request: this one, the reply, then `text` from the user or a tool.
+        """Return the likely next request: this request, the reply, then `text` from the user or a tool.
 
-        It is a chat completion or, for text completions, a string; None if unpredictable. Raises Unconvertible.
+        A chat completion or, for text completions, a prompt; None if unpredictable. Raises Unconvertible.
         """
         if self.form is Form.COMPLETION:
             prompt = self.body.get("prompt")
@@ -182,7 +182,7 @@ class ParsedRequest:
 
 
 def parse_request(form: Form, raw: bytes) -> ParsedRequest:
-    """Parse a body. Raises RequestRefused."""
+    """Parse a request body. Raises RequestRefused if it is not a JSON object."""
     try:
         text = raw.decode("utf-8-sig")
         body = _YieldingDecoder().decode(text) if len(raw) > THREAD_BYTES else json.loads(text)
@@ -194,7 +194,7 @@ def parse_request(form: Form, raw: bytes) -> ParsedRequest:
 
 
 def refusal(form: Form | None, status: int, message: str, kind: str) -> Json:
-    """Return an error in the dialect's format. `kind` is OpenAI's; Anthropic's is derived."""
+    """Return an error in the dialect's format. `kind` is OpenAI's type; Anthropic's depends on `status`."""
     if form is Form.MESSAGES:
         kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
         kinds |= {413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error"}
@@ -212,7 +212,7 @@ def _list(value: Any) -> list[Any]:
 
 
 class _YieldingDecoder(json.JSONDecoder):
-    """JSON decoder that lets other threads run; the default one is three times as fast but blocks them."""
+    """JSON decoder that lets other threads run; the default decoder blocks them but is three times as fast."""
 
     def __init__(self) -> None:
         super().__init__()
