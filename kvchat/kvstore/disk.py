@@ -1,4 +1,4 @@
-"""The store's files and folders, private to the user."""
+"""File operations for the store; all files and folders are private to the user."""
 
 import contextlib
 import hashlib
@@ -16,7 +16,7 @@ _RUN = secrets.token_hex(8)  # per process
 
 
 def private_folder(folder: Path) -> Path:
-    """Make `folder`, with mode 0700 even if it exists. Raises OSError."""
+    """Create `folder` if missing, set its mode to 0700 and return it. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
     return folder
@@ -30,15 +30,15 @@ def listing(folder: Path) -> list[Path]:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free disk space at `folder`, which is created if missing. Raises OSError."""
+    """Return the free disk space at `folder`, creating it if missing. Raises OSError."""
     return shutil.disk_usage(private_folder(folder)).free
 
 
 def hash_file(path: Path) -> str:
     """Return the file's BLAKE3 hash in hex. Raises OSError.
 
-    Read in pieces, not memory-mapped: a bad disk sector, or another process truncating the file, then raises
-    OSError instead of killing the app (SIGBUS).
+    The file is read in pieces, not memory-mapped: with a mapping, a bad disk sector or a truncation by another
+    process would kill the app (SIGBUS) instead of raising OSError.
     """
     with path.open("rb", buffering=0) as file:
         return hashlib.file_digest(file, lambda: blake3(max_threads=blake3.AUTO)).hexdigest()  # type: ignore
@@ -60,7 +60,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename, or copy and delete across file systems. The target gets mode 0600. Raises OSError."""
+    """Rename a file, or copy and delete it across file systems. The target gets mode 0600. Raises OSError."""
     try:
         source.rename(target)
     except FileNotFoundError:
@@ -76,12 +76,12 @@ def temporary_name() -> str:
 
 
 def name_for_engine() -> str:
-    """Return a new file name marked as kvchat's, since an engine's folder may be the user's own."""
+    """Return a new file name with a prefix of kvchat's, since an engine's slot folder may belong to the user."""
     return f"{_own_prefix()}{_RUN}-{secrets.token_hex(4)}"
 
 
 def remove_stale_for_engine(folder: Path) -> None:
-    """Delete earlier processes' `name_for_engine` files; only one process owns the data folder."""
+    """Delete the `name_for_engine` files of earlier kvchat processes with the same data folder."""
     prefix = _own_prefix()
     for entry in listing(folder):
         if entry.name.startswith(prefix) and not entry.name.startswith(prefix + _RUN):

@@ -1,4 +1,4 @@
-"""Export of save points from one store and import into another. Each block is checked against the hash in its name."""
+"""Export of save points from one store and import into another. Each block is checked against its name, a hash."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,20 +53,20 @@ BlockStream = Iterator[tuple[bytes, Iterable[bytes]]]  # block name and its cont
 
 
 class BadMemory(ValueError):
-    """The memory cannot be imported; the message says why."""
+    """An exported memory that cannot be imported; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class ManifestPoint:
     tokens: Tokens
-    message_id: str | None  # last message they contain
+    message_id: str | None  # last message in the tokens
     prefill_ms: float  # estimated processing time on the source machine
     recipe: Recipe
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Save points of one conversation and fingerprint, oldest first, and the blocks they need."""
+    """The exported save points of one conversation and fingerprint, oldest first."""
 
     fingerprint: Fingerprint
     points: tuple[ManifestPoint, ...]
@@ -157,9 +157,10 @@ def _number(value: Any, minimum: int = 0, limit: int = _MAX_NUMBER) -> int:
 
 
 def stored_manifest(folder: Path, conversation_id: str) -> Manifest | None:
-    """Return a conversation's save points for the model that answered last, or None.
+    """Return a manifest of a conversation's absorbed save points, or None if there are none.
 
-    Excludes save points not yet absorbed. Only reads: another process may own the folder. Raises KvchatError.
+    Covers only the fingerprint of the newest one. Never writes, as another process may own the folder. Raises
+    KvchatError.
     """
     index = folder / disk.INDEX
     if not index.exists():
@@ -184,7 +185,7 @@ def stored_manifest(folder: Path, conversation_id: str) -> Manifest | None:
 
 
 def read_blocks(folder: Path, manifest: Manifest) -> BlockStream:
-    """Yield the blocks from the store in `folder`, each verified at its end. Raises StoreRefused."""
+    """Yield the manifest's blocks from the store in `folder`. Reading a damaged one to its end raises StoreRefused."""
     blocks = BlockFiles(folder / disk.BLOCKS)
 
     def read(name: bytes, size: int) -> Iterator[bytes]:
@@ -207,8 +208,8 @@ def read_blocks(folder: Path, manifest: Manifest) -> BlockStream:
 def import_memory(inventory: Inventory, conversation_id: str, manifest: Manifest, stream: BlockStream) -> int:
     """Import save points for one conversation, all or none; return the number of new bytes.
 
-    Existing blocks are not requested. `stream` may raise anything; it is read to its end. Raises BadMemory if it
-    does not match the manifest, StoreRefused if it must not be kept or does not fit.
+    The contents of existing blocks are not read. Raises BadMemory if `stream` does not match the manifest,
+    StoreRefused if the conversation is never saved or there is no room, and any error of `stream`.
     """
     # A separate record of new blocks: another thread's cleanup must not delete them.
     files = BlockFiles(inventory.blocks.folder, sync=inventory.blocks.sync)
@@ -229,7 +230,7 @@ def import_memory(inventory: Inventory, conversation_id: str, manifest: Manifest
 
 
 def _receive(files: BlockFiles, manifest: Manifest, stream: BlockStream) -> dict[bytes, bytes]:
-    """Write the missing blocks; return their XXH3, by name."""
+    """Write the blocks that the store lacks; return their XXH3 hashes by name."""
     missing, xxh3 = dict(manifest.blocks), {}
 
     def limited(content: Iterable[bytes], size: int) -> Iterator[bytes]:
@@ -265,7 +266,7 @@ def _record(
     xxh3: dict[bytes, bytes],
     written: int,
 ) -> int:
-    """Add the save points to the index; return the newest."""
+    """Add the save points to the index; return the id of the newest."""
     audience = imported_audience(conversation_id)
     with inventory.index.write() as db:
         if points.never_save(db, conversation_id):

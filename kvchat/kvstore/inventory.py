@@ -1,4 +1,4 @@
-"""The contents of a store: files, index and limits, with the queries, deletions and checks for all of them."""
+"""The contents of a store (files, index, limits), and queries, deletions and checks on them."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ PROGRAMS_AGE_DAYS = 14.0  # agents resume a thread within days or never; their s
 
 @dataclass(eq=False)
 class Inventory:
-    """The files and the index of a block store, and their maintenance. Thread-safe."""
+    """Queries and maintenance of a store's files and index. Thread-safe."""
 
     folder: Path
     bounds: Bounds
@@ -53,7 +53,7 @@ class Inventory:
         return disk.free_bytes(self.folder)
 
     def recover(self) -> None:
-        """Adopt or delete the files that a killed process left. Checks that the store is writable."""
+        """Adopt or delete files left by a killed process. Fails if the store is not writable."""
         with self.index.write() as db:
             if self.index.is_fresh and any(self.blocks.unknown_blocks(())):
                 usage.note_index_loss(db)  # the index was deleted, but not its blocks
@@ -65,13 +65,13 @@ class Inventory:
         self.index.is_fresh = False
 
     def today(self) -> str:
-        """Return the UTC day used to count written bytes."""
+        """Return the UTC date under which written bytes are counted."""
         return self.clock().date().isoformat()
 
     def require_room(self, size: int, bytes_to_write: int, conversation_id: str = "") -> None:
-        """Raise NotSaved if `size` bytes exceed the quota or leave less than the minimum free disk space.
+        """Raise NotSaved if `size` exceeds the quota, or writing would leave less than the minimum free disk space.
 
-        `bytes_to_write`: bytes not yet on disk: all before the engine saves, none afterwards.
+        `bytes_to_write`: the part of the data in bytes that is not on disk yet.
         """
         if self.index.problem is not None:
             raise self.index.problem
@@ -89,7 +89,7 @@ class Inventory:
             return frozenset(map(str, points.staged(db)))
 
     def run_deferred_work(self) -> None:
-        """Do the work that would have delayed an answer: record restores, sweep after an index loss."""
+        """Record recent restores and, after an index loss, delete orphaned blocks. Deferred to keep answers fast."""
         restored_at, self.restored_at = self.restored_at, {}
         if restored_at:
             with contextlib.suppress(IndexFailed), self.index.write() as db:
@@ -103,8 +103,8 @@ class Inventory:
     def collect(self) -> int:
         """Delete the blocks that no save point uses; return the bytes freed.
 
-        Blocks are unlinked inside a transaction that keeps other threads from starting to use them: an absorb checks
-        in its own transaction that all its blocks still exist.
+        Files are deleted within a write transaction, so that no other thread can start to use them: `Saver.absorb`
+        checks within its own transaction that its blocks still exist.
         """
         freed = last_id = 0
         while True:
@@ -118,14 +118,14 @@ class Inventory:
                 return freed
 
     def delete_orphans(self) -> int:
-        """Delete block files missing from the index, left by a killed process; return their bytes."""
+        """Delete block files that are not in the index (left by a killed process); return the bytes freed."""
         with self.index.read() as db:
             indexed_names = {name for (name,) in db.execute("SELECT name FROM blocks")}
         return self.delete_unknown(list(self.blocks.unknown_blocks(indexed_names)))
 
     @disk_errors()
     def delete_unknown(self, names: Sequence[bytes]) -> int:
-        """Delete those of these blocks that the index does not know; return their bytes."""
+        """Delete the given blocks unless they are in the index; return the bytes freed."""
         freed = 0
         for start in range(0, len(names), _DELETE_BATCH):
             with self.index.write() as db:
@@ -138,7 +138,7 @@ class Inventory:
 
     @disk_errors()
     def delete_bad_blocks(self, sizes: Mapping[bytes, int]) -> None:
-        """Delete bad blocks, with their expected sizes by name, and every save point that needs one."""
+        """Delete bad blocks and the save points that need them. `sizes`: expected size by block name."""
         for block, size in sizes.items():
             with self.index.write() as db:
                 fault = self.blocks.find_fault(block, size)
@@ -152,7 +152,7 @@ class Inventory:
         self.collect()
 
     def delete_unusable(self, point_id: str, reason: Reason, *, notify: bool = False) -> None:
-        """Delete a save point and record the reason; `notify`: the user is told, once."""
+        """Delete a save point and record the reason; with `notify`, report the loss to the user once."""
         self._discard([int(point_id)], Reason(ReasonCode.SET_ASIDE, {"reason": reason}), notify=notify)
 
     @disk_errors()
@@ -183,7 +183,7 @@ class Inventory:
 
     @disk_errors()
     def occupied(self) -> int:
-        """Return the bytes of everything in the store's folder on disk."""
+        """Return the disk usage of the store's folder in bytes."""
         with self.index.read() as db:
             blocks = usage.block_bytes(db)
         blocks += sum(list(self.blocks.new_block_sizes.values()))
@@ -207,12 +207,12 @@ class Inventory:
         return summaries
 
     def losses(self) -> tuple[SavePointLoss, ...]:
-        """Return the losses since the last call, so that the user is told of each once."""
+        """Return the losses to report to the user, each only once."""
         with self.index.write() as db:
             return usage.take_unreported_losses(db, index=True)
 
     def unchecked(self, checker: str) -> UncheckedPoints:
-        """Return the save points added since `checker` called `mark_checked`; all if another has called it since."""
+        """Return the save points added since the last `mark_checked`, or all if that was by another checker."""
         with self.index.read() as db:
             return usage.unchecked(db, checker)
 
@@ -225,14 +225,14 @@ class Inventory:
             points.set_flag(db, conversation_id, "pinned", pinned)
 
     def never_save(self, conversation_id: str, never: bool) -> None:
-        """Set whether a conversation is never saved. Existing save points stay until deleted."""
+        """Enable or disable saving for a conversation. Existing save points stay until deleted."""
         with self.index.write() as db:
             points.set_flag(db, conversation_id, "never_save", never)
 
-    # Deletion: each method returns the freed bytes
+    # Deletion: these methods return the bytes freed
 
     def delete_conversation(self, conversation_id: str) -> int:
-        """Delete a conversation's save points. Those that others extend are handed over to them."""
+        """Delete a conversation's save points, except those handed over by `transfer_to_extensions`."""
         with self.index.write() as db:
             ids = points.transfer_to_extensions(db, points.points_of(db, conversation_id))
             points.delete(db, ids)
@@ -247,7 +247,7 @@ class Inventory:
         return self._free(ids) + self.delete_orphans()
 
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
-        """Delete the save points of these messages and those without one; hand over those that others extend."""
+        """Delete the save points of these messages or of no message, except those handed over as above."""
         with self.index.write() as db:
             condition = "name = ? AND (message_id IS NULL OR message_id IN (SELECT value FROM json_each(?)))"
             query, messages = f"{points.POINTS} WHERE {condition}", json.dumps(list(message_ids))
@@ -256,7 +256,7 @@ class Inventory:
         return self._free(ids)
 
     def imported(self) -> set[str]:
-        """Return the conversations with imported memory."""
+        """Return the ids of conversations with imported memory."""
         with self.index.read() as db:
             return usage.with_imported(db)
 
@@ -282,7 +282,7 @@ class Inventory:
 
     @disk_errors()
     def enforce(self, protected: int | None = None) -> None:
-        """Delete expired save points, then the least valuable ones. Other programs have a share of the bounds."""
+        """Delete expired save points, then the least valuable ones until the bounds are met, programs' first."""
         bounds = self.bounds
         self._expire(PROGRAMS_AGE_DAYS, protected, programs=True)
         if bounds.max_age_days is not None:
@@ -291,7 +291,7 @@ class Inventory:
             sizes = (
                 "SELECT file_size FROM save_points s JOIN conversations c ON c.id = conversation_id WHERE name GLOB ?"
             )
-            # Shared rows count several times here: only if this is too much, `plan_programs` looks closer.
+            # Upper bound, counting shared rows several times; `plan_programs` computes the exact size.
             too_much = sum(points.numbers(db, sizes, f"{PROGRAM}*")) > bounds.programs_quota
             candidates, needs = usage.candidates(db, protected) if too_much else ([], None)
         if needs is not None:
@@ -326,7 +326,7 @@ class Inventory:
 
     @disk_errors()
     def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
-        """Hash every block; delete bad ones and their save points. `progress`: bytes done, total."""
+        """Hash every block; delete bad ones and their save points. Calls `progress(bytes_done, bytes_total)`."""
         self.index.check()
         self.collect()  # a process killed while deleting leaves index rows of deleted blocks
         bad_recipes: dict[str, Reason] = {}

@@ -1,7 +1,7 @@
-"""Files in memory, where engines save and restore: possible places, and their mapped pages.
+"""Slot files in RAM: the folder for them, its capacity, and memory-mapped files.
 
-Giving a file in memory new pages takes longer than copying its bytes (3.6 times, 1 GB on two cores), and entering
-pages in this process's memory costs 40 %. So files are overwritten, and the last two stay mapped.
+Allocating pages for a file in RAM takes 3.6 times as long as copying its bytes (1 GB on two cores), and mapping them
+into this process adds 40 %. So existing files are overwritten, and the last two stay mapped.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ MemoryRoom = Callable[[int], int]  # maps bytes in memory now to the bytes allow
 
 @dataclass(frozen=True)
 class StagingMemory:
-    """The RAM a store uses or could use, in bytes."""
+    """RAM for a store's slot files, in bytes."""
 
-    reclaimable: int = 0  # in use, freed when a model needs the room
+    reclaimable: int = 0  # in use, but freed when a model needs it
     capacity: int = 0  # available if nothing else needs it
 
 
@@ -43,7 +43,7 @@ NO_STAGING_MEMORY = StagingMemory()
 
 
 def stamp(file: Path) -> tuple[int, ...]:
-    """Return size, mtime and ctime: a write changes at least the ctime, which cannot be reset."""
+    """Return size, mtime and ctime. Every write changes the ctime, which programs cannot set."""
     status = file.stat()
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
@@ -55,7 +55,7 @@ def delete(file: Path) -> None:
 
 
 class MappedFile:
-    """A private file, open and memory-mapped for as long as it is in use."""
+    """A memory-mapped file, kept open until the object is no longer referenced."""
 
     def __init__(self, file: FileIO, size: int) -> None:
         self.file = FileIO(os.dup(file.fileno()), "r+")
@@ -66,7 +66,7 @@ class MappedFile:
         self.file.close()  # another thread may use it until now
 
     def populate_all(self, size: int, cancelled: Callable[[], bool]) -> None:
-        """Allocate pages for the first `size` bytes, in steps, until cancelled. Raises OSError."""
+        """Allocate and map pages for the first `size` bytes; stop when cancelled. Raises OSError."""
         for offset in range(0, size, _POPULATE_CHUNK):
             if cancelled():
                 break
@@ -84,7 +84,7 @@ _mapped: dict[Path, MappedFile] = {}  # files last or next overwritten in this p
 
 
 def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> MappedFile:
-    """Map the open file, extended to `size`. `ready`: allocate its pages now; lack of room raises OSError."""
+    """Map an open file, extended to `size`. With `ready`, allocate its pages; raises OSError if memory is full."""
     status = os.fstat(file.fileno())
     if ready and disk.disk_usage(status) < size:
         os.posix_fallocate(file.fileno(), 0, size)
@@ -100,12 +100,12 @@ def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> Mapped
 
 
 def open_private(path: Path) -> FileIO:
-    """Open a file only this user can read, creating it if needed. Raises OSError."""
+    """Open a file for reading and writing; create it with mode 0600 if missing. Raises OSError."""
     return FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
 
 
 def private_folder_in(memory: Path, folder: Path) -> Path | None:
-    """Return a private folder in memory for the store at `folder`, None if impossible."""
+    """Return a private folder under `memory` for the store at `folder`, or None if it cannot be created."""
     if not hasattr(os, "getuid"):
         return None
     store = blake3(str(folder.absolute()).encode()).hexdigest(length=6)
@@ -122,14 +122,14 @@ def private_folder_in(memory: Path, folder: Path) -> Path | None:
 
 
 def staging_capacity(folder: Path, held_bytes: int = 0) -> int:
-    """Return the capacity of an in-memory file system, including `held_bytes`: 0 if not writable."""
+    """Return the free space of an in-memory file system plus `held_bytes`, or 0 if it is not writable."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return 0
     return max(0, held_bytes + shutil.disk_usage(folder).free - SLACK)
 
 
 def describe_staging(folder: Path, allowed: int, held_bytes: int = 0) -> str:
-    """Describe where slot files are staged, and why, given an in-memory file system with `held_bytes` bytes in use."""
+    """Describe where slot files are staged, and why. `held_bytes`: bytes of slot files now in `folder`."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"on disk: no files can be made in {folder}"
     capacity = staging_capacity(folder, held_bytes)  # a plan made for a small folder allows no more

@@ -1,4 +1,4 @@
-"""Restoring: finds the best save point for a prompt and puts its verified slot file into the engine's folder."""
+"""Restoring: finds the best save point for a prompt and places its slot file in the engine's slot folder."""
 
 import contextlib
 import sqlite3
@@ -35,12 +35,12 @@ from kvchat.kvstore.saver import Saver
 from kvchat.text.reasons import Reason, ReasonCode
 
 _RECENT_COUNT = 16  # save points used last, to predict the next size
-_MAX_PLACES = 500  # examined per plan
+_MAX_PLACES = 500  # tree nodes examined per plan
 MIN_RESTORED_TOKENS = 32  # tokens; any two chats with one chat template may share this many
 
 
 class _PointDeleted(Exception):
-    """The save point was deleted after it was found."""
+    """The save point was deleted after the restore was planned."""
 
 
 class Restorer:
@@ -52,17 +52,17 @@ class Restorer:
         self._background = ThreadPoolExecutor(1, "memory", positioned.lower_priority)
 
     def close(self) -> None:
-        """Stop preparing files, and wait for the background thread."""
+        """Stop preparing files and wait for the background thread to become idle."""
         self._closed = True
         self.prepare().result()
 
     def find(
         self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
     ) -> RestorePlan | RestoreMiss:
-        """Return the plan that leaves the least of the prompt to prefill, or why there is none.
+        """Return the plan that leaves the least of the prompt to prefill, or the reason that there is none.
 
-        Covers all save points `conversation_id` may reuse; without `can_cut` only those whose tokens all begin the
-        prompt.
+        Considers all save points that `conversation_id` may reuse. Unless the engine can cut a state (`can_cut`),
+        the whole save point must be a prefix of the prompt.
         """
         try:
             with self._index.read() as db:
@@ -79,13 +79,13 @@ class Restorer:
     def stage(
         self, plan: RestorePlan, slot_path: Path, *, window: int = 0, cancelled: CancelCheck = never
     ) -> StagedFile | RestoreMiss:
-        """Put the plan's verified slot file into the engine's slot folder.
+        """Place the plan's slot file in the engine's slot folder.
 
-        A partial plan is composed to exactly that length if the layout allows, else the whole file is given for the
-        engine to cut: StagedFile.n_tokens is the number of tokens in it. `window`: the model's sliding window in
-        tokens, if the engine needs one more row (see `with_masked_rows`); an unabsorbed file is absorbed first.
-        A bad block is deleted with every save point that needs it, and returns a Miss. Raises Cancelled soon after
-        `cancelled` returns true, leaving no file.
+        For a partial plan the file is cut to the planned length if the layout allows; otherwise the engine must cut
+        the whole file. StagedFile.n_tokens is the number of tokens in the file. `window`: sliding window in tokens of
+        a model that needs the row added by `with_masked_rows`, else 0; an unabsorbed file is absorbed first.
+        On a bad block, deletes it and the save points that need it, and returns a RestoreMiss. Raises Cancelled,
+        leaving no file, soon after `cancelled` returns True.
         """
         self._has_staged = True
         point, target = plan.save_point, slot_path / f"{disk.name_for_engine()}.slot"
@@ -107,19 +107,19 @@ class Restorer:
             return RestoreMiss(Reason(ReasonCode.NOT_READABLE, {"error": refused.detail}))
 
     def unstage(self, staged: StagedFile, *, engine_done: bool = True) -> None:
-        """Remove the staged file. `engine_done` False: the engine may still be reading it."""
+        """Remove a staged file. Pass `engine_done=False` if the engine may still be reading it."""
         self._staging.unstage(staged.path, engine_done=engine_done)
         self.prepare()
 
     def keep_in_memory(self, max_bytes: int) -> None:
-        """Set the memory limit; files waiting to be absorbed are exempt."""
+        """Limit the slot files kept in RAM. Files not yet absorbed stay even above the limit."""
         self._staging.trim(max_bytes=max_bytes)
         if not self._has_staged:
             self._background.submit(self._warm_last_program)
         self.prepare()
 
     def prepare(self) -> Future[None]:
-        """Preallocate memory in the background for the next composed file, as large as a recent one."""
+        """Preallocate a file in the background for the next restore, as large as the largest recent save point."""
         return self._background.submit(self._prepare)
 
     def _prepare(self) -> None:
@@ -139,7 +139,7 @@ class Restorer:
             self._has_staged = True
 
     def complete_window(self, point_id: str, window: int, cancelled: CancelCheck) -> None:
-        """Prepare the warm file a window needs, in the background; ignore damage. Raises IndexLost, IndexFailed."""
+        """Rebuild a slot file in RAM, with the row `window` needs. Ignores damage. Raises IndexLost, IndexFailed."""
         if not self._staging.in_memory:
             return
         with contextlib.suppress(RebuildFailed, RecipeError, OSError, Cancelled):
@@ -172,7 +172,7 @@ class Restorer:
         return None
 
     def _write_to(self, plan: RestorePlan, target: Path, window: int, cancelled: CancelCheck) -> tuple[int, Tier]:
-        """Put the file at `target`; return its tokens and where it came from."""
+        """Create the slot file at `target`; return its token count and source tier."""
         point, n_tokens = plan.save_point, plan.tokens_used
         if (plan.tier is Tier.WARM or plan.is_whole) and self._staging.link_warm(point.id, window, target):
             return point.n_tokens, Tier.WARM
@@ -193,7 +193,7 @@ class Restorer:
     def _rebuild(
         self, point: SavePoint, recipe: Recipe, window: int, target: Path | None, cancelled: CancelCheck
     ) -> None:
-        """Compose the whole file, keep it warm, and link it to `target`, if any."""
+        """Compose the whole slot file, link it to `target` if given, and keep it warm."""
         plan: Plan = (Span(0, recipe.file_size),)
         if window:
             with contextlib.suppress(CannotCompose):  # the chat is within the window, or its layout is unknown
@@ -206,7 +206,7 @@ class Restorer:
             self._staging.trim()
 
     def _composed(self, plan: Plan, recipe: Recipe, target: Path | None, cancelled: CancelCheck) -> Path:
-        """Compose the planned file, on disk if memory runs out. Raises as `compose` does."""
+        """Compose the planned file in RAM, or on disk if RAM runs out. Raises what `compose` raises."""
         file = self._staging.allocate(sum(map(len, plan)), target)
         try:
             compose(plan, recipe, self._blocks, file, cancelled, low_priority=target is None)
@@ -218,7 +218,7 @@ class Restorer:
         return file
 
     def _failure_reason(self, point_id: str, error: Exception) -> Reason:
-        """Delete damaged blocks or save points; return why the restore failed."""
+        """Delete damaged blocks or save points; return the reason that the restore failed."""
         if isinstance(error, OSError):
             return Reason(ReasonCode.NOT_STAGED, {"error": str(error.strerror)})
         if isinstance(error, IndexLost | IndexFailed):
@@ -247,7 +247,7 @@ def _unreadable(error: IndexLost | IndexFailed) -> Reason:
 
 
 def is_worth_restoring(shared: int, saved: int, prompt: int) -> bool:
-    """True if `shared` leading tokens of the prompt are many, or half of the shorter of prompt and save point."""
+    """True if `shared` tokens reach MIN_RESTORED_TOKENS, or half of the prompt or of the save point."""
     return shared >= MIN_RESTORED_TOKENS or (shared > 0 and 2 * shared >= min(saved, prompt))
 
 

@@ -1,11 +1,10 @@
-"""Values and errors of the save-point store, and the audiences of save points.
+"""Data types and errors of the save-point store, and the audiences of save points.
 
-An audience is the set of owners that may reuse a save point. Its rows serve every prompt that begins with its tokens,
-so a client that reuses them learns that another's prompt began with these tokens, and gets answers based on them.
-Therefore each audience has a token tree of its own: a lookup cannot find save points of another. An engine's slot has
-an audience, too.
+An audience is the set of owners that may reuse a save point. A client that reuses one learns that
+somebody sent a prompt with the same beginning, and gets answers computed from its rows. Therefore each audience has
+its own token tree, so that a lookup cannot find another audience's save points. Engine slots have audiences, too.
 
-A program's system prompt becomes available to all programs once two programs have sent it completely in this run of
+A program's system prompt becomes available to all programs once two programs have sent all of it in this run of
 kvchat, each with its own key. User-Agent names do not count, as any client can send them, nor do the user's chats. So
 a program learns nothing from its own requests. Only somebody with two programs' keys can learn that a third program
 sent exactly the same system prompt.
@@ -28,8 +27,8 @@ from kvchat.text.reasons import Reason, ReasonCode
 Tokens = tuple[int, ...]
 PROGRAM = "program/"  # owner prefix of other programs' save points, in place of a conversation id
 _PREPARED = "prepared:"  # owner prefix of prepared documents
-CHATS_AUDIENCE = "chats"  # the user's own chats, in the window and on the command line
-SHARED_AUDIENCE = "shared"  # prepared documents, usable by all
+CHATS_AUDIENCE = "chats"  # the user's own chats, in the app and on the command line
+SHARED_AUDIENCE = "shared"  # prepared documents, which every owner may reuse
 NO_AUDIENCE = "nobody"  # for a slot that several requests may have used or a restore is filling
 IMPORTED_PREFIX = "imported/"  # audience prefix of imported chat memory
 
@@ -39,7 +38,7 @@ def program_owner(program: str) -> str:
 
 
 def program_of(conversation_id: str) -> str:
-    """Return the program an owner stands for; empty for a conversation."""
+    """Return the name of the program that is the owner, or "" if the owner is a conversation."""
     return conversation_id[len(PROGRAM) :] if conversation_id.startswith(PROGRAM) else ""
 
 
@@ -50,7 +49,7 @@ def audience_of(owner: str) -> str:
 
 
 def imported_audience(conversation_id: str) -> str:
-    """Return the audience of memory imported with a chat: that chat alone, as it cannot be verified."""
+    """Return the audience of a chat's imported memory: only this chat, as the memory cannot be verified."""
     return IMPORTED_PREFIX + conversation_id
 
 
@@ -64,13 +63,13 @@ def readable_audiences(owner: str) -> tuple[str, ...]:
 
 
 def shareable_audiences(audience: str) -> tuple[str, ...]:
-    """Return the audiences whose blocks a save point of this one may share."""
+    """Return the audiences with which a save point of this audience may share blocks."""
     return (audience, SHARED_AUDIENCE, *([CHATS_AUDIENCE] if is_imported(audience) else ()))
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Everything that must match for a save point to be valid in an engine."""
+    """Properties of an engine and its model that must match for a save point to be usable."""
 
     model: str  # identity of the weights, see library.model_identity
     kv_type_k: str
@@ -82,12 +81,12 @@ class Fingerprint:
     build: str = ""  # engine build, if the state format depends on it; "" for plain attention
 
     def __post_init__(self) -> None:
-        """Raise TypeError for values of a damaged index or a foreign file."""
+        """Raise TypeError if a field has the wrong type, as in a damaged index or imported file."""
         if not all(type(value) is (int if name == "streams" else str) for name, value in asdict(self).items()):
             raise TypeError("a field of another type")
 
     def differences(self, other: Fingerprint) -> tuple[Reason, ...]:
-        """Return the differing fields; only the model if that differs."""
+        """Return the fields that differ, or only the model if that differs."""
         names = [name for name, value in asdict(self).items() if value != getattr(other, name)]
         return tuple(Reason(ReasonCode(name)) for name in (names[:1] if self.model != other.model else names))
 
@@ -100,7 +99,7 @@ class SavePoint:
     tokens: Tokens  # exact token ids of the state
     size: int  # bytes of the slot file
     prefill_ms: float = 0.0  # estimated processing time of these tokens on this machine
-    audience: str = ""  # who may reuse it
+    audience: str = ""  # set of owners that may reuse it
 
     @property
     def n_tokens(self) -> int:
@@ -116,16 +115,16 @@ class Predecessor:
 
 
 class Tier(Enum):
-    WARM = "warm"  # whole in the staging folder
-    DISK = "disk"  # composed from blocks
+    WARM = "warm"  # as a slot file in the staging folder
+    DISK = "disk"  # as blocks
 
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """The save point that leaves the least of a prompt to prefill, and the usable part of it."""
+    """The best save point for a prompt, and how many of its tokens to restore."""
 
     save_point: SavePoint
-    tokens_used: int  # at most the save point's; less only if the engine can cut a state
+    tokens_used: int  # fewer than the save point's only if the engine can cut a state
     tier: Tier
     bytes: int  # size of the slot file to read; estimated if only a part is composed
 
@@ -136,7 +135,7 @@ class RestorePlan:
 
 @dataclass(frozen=True)
 class SavePointSummary:
-    """A save point without its tokens, for listing many."""
+    """A save point without its tokens, for lists of many save points."""
 
     message_id: str | None  # last message in its tokens
     fingerprint: Fingerprint
@@ -147,11 +146,11 @@ class SavePointSummary:
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A verified slot file in an engine's slot folder, ready for `action=restore`."""
+    """A slot file in an engine's slot folder, ready for `action=restore`."""
 
     save_point: SavePoint
     path: Path  # the engine receives path.name
-    n_tokens: int  # number the engine must report
+    n_tokens: int  # number of restored tokens that the engine must report
     tier: Tier
 
 
@@ -169,7 +168,7 @@ class ConversationUsage:
     exclusive_bytes: int = 0  # freed by deleting it
     shared_bytes: int = 0  # also used by other conversations
     tokens: int = 0  # of its longest save point
-    model: str = ""  # name in fingerprints of the model it was saved with
+    model: str = ""  # Fingerprint.model of its longest save point
     reprocessing: TimeRange | None = None  # estimated time; None: unknown
     pinned: bool = False
     never_save: bool = False
@@ -188,10 +187,10 @@ class StoreUsage:
     logical_bytes: int = 0  # all slot files if each were stored whole
     physical_bytes: int = 0  # total disk usage: blocks, index, staged files
     unique_rows_bytes: int = 0  # KV row blocks, or plain bytes if the layout is unknown
-    bytes_written: int = 0  # ever
+    bytes_written: int = 0  # since the index was created
     bytes_written_today: int = 0
     warm_bytes: int = 0  # slot files kept in memory
-    chat_bytes: int = 0  # a long chat with the current model; 0: unknown
+    chat_bytes: int = 0  # size of a long chat with the current model; 0: unknown
     staged: str = ""  # where slot files are staged and why, as a sentence
     programs_quota_bytes: int = 0  # share of the quota for other programs
     problem: str = ""  # why saving is off and what to do; all other fields are then unset
@@ -203,13 +202,13 @@ class PrunedConversation:
     conversation_id: str
     save_points: int
     bytes_freed: int
-    save_points_left: int  # 0: it will be cold
-    reprocessing: TimeRange | None = None  # estimated time if cold; None: unknown
+    save_points_left: int  # 0: the chat must be reprocessed
+    reprocessing: TimeRange | None = None  # estimated time for this; None: unknown
 
 
 @dataclass(frozen=True)
 class PrunePlan:
-    """The save points a prune would remove, and the cost. Making a plan removes nothing."""
+    """The save points to remove, and the effects of removing them."""
 
     save_point_ids: tuple[str, ...]  # in removal order
     bytes_freed: int
@@ -227,7 +226,7 @@ class PrunePlan:
 
 @dataclass(frozen=True)
 class UncheckedPoints:
-    messages: dict[str, frozenset[str]]  # messages that save points end in, by conversation; none if unknown
+    messages: dict[str, frozenset[str]]  # ids of the save points' last messages, where known, by conversation
     last_id: int  # last save point covered
 
 
@@ -249,7 +248,7 @@ class VerifyReport:
     blocks: int
     bytes: int
     bad_blocks: int
-    losses: tuple[SavePointLoss, ...]  # lost with them, by conversation
+    losses: tuple[SavePointLoss, ...]  # save points lost to bad blocks, by conversation
 
     @property
     def is_clean(self) -> bool:
@@ -264,7 +263,7 @@ class Bounds:
 
     @property
     def programs_quota(self) -> int:
-        """Bytes on disk for other programs, not counting blocks that chats also keep."""
+        """Maximum disk usage of other programs in bytes, excluding blocks that chats also use."""
         return self.quota // 2
 
     def max_point_bytes(self, conversation_id: str) -> int:
@@ -277,22 +276,22 @@ _USUAL_DISK = 256 * GB
 
 
 def default_quota(disk_bytes: int, chat_bytes: int = 0, kept_bytes: int = 0) -> int:
-    """Return the default quota: ten chats of `chat_bytes`, at least 20 GB, if the disk allows.
+    """Return the default quota: ten times `chat_bytes`, at least 20 GB, within a limit for the disk.
 
-    The limit is a tenth of a 256 GB disk. The share grows by a fortieth with each doubling, up to a quarter, and
-    shrinks to a twentieth: a small disk is needed for other things. `kept_bytes`, already in use, count within that
-    limit, so that switching to a smaller model deletes no memory of a larger one.
+    The limit is 10 % of a 256 GB disk; each doubling of the disk adds 2.5 percentage points, within 5 to 25 %.
+    Within this limit the default is at least `kept_bytes` (memory already in use), so that switching to a smaller
+    model deletes nothing.
     """
     share = 0.1 + 0.025 * math.log2(max(disk_bytes, 1) / _USUAL_DISK)
     default_bytes = max(DEFAULT_QUOTA, DEFAULT_CHATS * chat_bytes, kept_bytes)
     return min(default_bytes, round(min(0.25, max(0.05, share)) * disk_bytes))
 
 
-CancelCheck = Callable[[], bool]  # polled from any thread by slow work, which ends early once true
+CancelCheck = Callable[[], bool]  # polled by slow operations, from any thread; they stop once it is true
 
 
 class Cancelled(Exception):
-    """Slow work was stopped because nobody needs it any more. Nothing is left half done."""
+    """An operation was cancelled and left no partial result."""
 
 
 def never() -> bool:
@@ -300,11 +299,11 @@ def never() -> bool:
 
 
 class StoreRefused(KvchatError):
-    """A store operation failed; the message tells the user why."""
+    """A store operation failed; the message gives the user the reason."""
 
 
 class NotSaved(StoreRefused):
-    """Nothing was saved: disk nearly full, quota too small, wrong tokens."""
+    """Nothing was saved, for example because the disk is nearly full or the quota too small."""
 
     def __init__(self, reason: Reason, advice: str = "") -> None:
         super().__init__(_("Not saved"), reason.as_sentence, advice)

@@ -1,4 +1,4 @@
-"""Saving: turns a slot file just saved by the engine into a save point, absorbed in the background."""
+"""Saving: turns slot files saved by the engine into save points, and absorbs them into the store later."""
 
 import contextlib
 import sqlite3
@@ -38,16 +38,16 @@ class Saver:
         self._inventory, self._index = inventory, inventory.index
         self._staging, self._blocks = inventory.staging, inventory.blocks
         self._absorbing = threading.Lock()
-        # (conversation, save point, window) of files that need one more window row before an engine can use them.
+        # (conversation, save point, window) of files that an engine can use only once a window row is added.
         self._windows: deque[tuple[str, str, int]] = deque()
         self._predecessors: dict[str, Predecessor] = {}  # by unabsorbed save point
 
     @saving_errors()
     def check_room(self, size: int, conversation_id: str, path: Path, fingerprint: Fingerprint, tokens: Tokens) -> None:
-        """Raise NotSaved if a slot file of about `size` bytes cannot be kept, or its conversation never is.
+        """Prepare for a save of about `size` bytes. Raises NotSaved without room, or if saving is off for the chat.
 
-        `path`: where the engine will save it, in memory or on disk; then call `add` or `Staging.discard_saved`.
-        `tokens`: what the file will hold; parts already in the store are not written again.
+        `path`: the file that the engine will save; call `add` or `Staging.discard_saved` for it afterwards.
+        `tokens`: tokens of the slot; a prefix already in the store needs no room.
         """
         with self._index.read() as db:
             if points.never_save(db, conversation_id):
@@ -78,15 +78,15 @@ class Saver:
         predecessor: Predecessor | None = None,
         audience: str | None = None,
     ) -> SavePoint:
-        """Turn a file the engine has just saved into a save point: fast, and at first only in the warm tier.
+        """Turn a file just saved by the engine into a warm save point, to be absorbed later.
 
-        `expected_size`: bytes the engine reported. `prefill_ms`: estimated time to process these tokens again.
-        `window`: as for `Restorer.stage`; the file with the added row is made when this one is absorbed.
-        `message_id`: the last message in the tokens; the save point is deleted with it.
-        `predecessor`: the save point the slot continues from; unchanged rows are not read again.
-        `audience`: by default the conversation's own.
-        The file is always moved or deleted. Raises NotSaved if it is empty, incomplete, holds other tokens than
-        `expected`, exceeds the bounds, or its conversation is never saved.
+        `expected_size`: bytes reported by the engine. `prefill_ms`: estimated time to process the tokens again.
+        `window`: as for `Restorer.stage`; the file with the added row is built after this one is absorbed.
+        `message_id`: last message in the tokens; deleting the message deletes the save point.
+        `predecessor`: the save point that the slot continues from; its unchanged rows are not read again.
+        `audience`: audience of the save point, by default the conversation's.
+        The file is always moved or deleted. Raises NotSaved if it is empty or incomplete, its tokens are not
+        `expected`, it exceeds the bounds, or saving is off for the conversation.
         """
         staged, point = slot_file, None
         audience = audience_of(conversation_id) if audience is None else audience
@@ -120,9 +120,9 @@ class Saver:
         return point
 
     def take_windows(self) -> list[tuple[str, int]]:
-        """Return, once, the window and newest save point of each conversation missing a window row.
+        """Return each conversation's newest save point that needs a window row, and its window; clear the list.
 
-        Other such files are dropped: no engine can use them as they are.
+        The warm files of older ones are deleted, as no engine can use them without the row.
         """
         newest: dict[str, tuple[str, int]] = {}
         while self._windows:
@@ -135,9 +135,9 @@ class Saver:
         return list(newest.values())
 
     def absorb(self, cancelled: CancelCheck, *, low_priority: bool = False) -> AbsorbReport:
-        """Absorb every waiting file until cancelled. `low_priority`: run at the lowest priority.
+        """Absorb the staged files until cancelled, with `low_priority` at the lowest CPU priority.
 
-        Save points that cannot be kept are lost; the report gives the reasons.
+        Save points that cannot be stored are deleted; the report gives the reasons.
         """
         absorbed = 0
         refused: list[Reason] = []
@@ -169,7 +169,7 @@ class Saver:
 
     @saving_errors()
     def _absorb(self, point_id: str, cancelled: CancelCheck, low_priority: bool) -> bool:
-        """Return False if it was deleted meanwhile. Raises NotSaved, OSError, FileChanged, Cancelled."""
+        """Absorb a save point; False if it was deleted meanwhile. Raises NotSaved, OSError, FileChanged, Cancelled."""
         slot_file = self._staging.find_warm(point_id)
         with self._index.read() as db:
             point = points.load(db, int(point_id))
@@ -207,7 +207,7 @@ class Saver:
 
 
 def _check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -> int:
-    """Return a saved file's size. Raises NotSaved unless it is complete and holds `expected`."""
+    """Return a saved file's size. Raises NotSaved unless the file is complete and has the expected tokens."""
     try:
         size = slot_file.stat().st_size
         tokens = parser.read_tokens(slot_file)

@@ -1,7 +1,7 @@
-"""Staging: where engines save and restore, in memory if there is room, and which files stay warm there.
+"""Staging: slot files that engines save or restore, in RAM if there is room, and the warm ones kept for later.
 
-An engine gets one folder on disk when it starts. A file is placed in memory, with a link in that folder, if it fits
-into the memory free at that moment (in a container /dev/shm may have only 64 MB); otherwise it goes through the disk.
+When an engine starts, it gets a slot folder on disk. A file that fits into the free RAM is placed there, with a link
+in the slot folder; any other file is placed on disk. (In a container /dev/shm may have only 64 MB.)
 """
 
 import contextlib
@@ -21,27 +21,27 @@ from kvchat.system.files import file_size
 class _WarmFile:
     path: Path
     stamp: tuple[int, ...]
-    window: int  # window in tokens whose missing row was added; 0: as saved
+    window: int  # sliding window in tokens for which a row was added; 0: file as saved
     is_absorbed: bool  # False: the only copy of the save point
 
 
 class Staging:
     """The store's staging folders. Thread-safe. Methods that create or move files raise OSError.
 
-    Slot files stay warm: in memory while there is room, in LRU order; on disk only the last one, which the engine
-    can restore without further delay. They are not verified before the engine gets them: only this process writes
-    here, and a file whose timestamps show that someone touched it is not used.
+    Slot files stay warm, so that an engine can restore them without delay: those in RAM until other files need the
+    room, least recently used first; on disk only the last one used. Their contents are not verified, since only this
+    process writes them; a file whose timestamps have changed is not used.
     """
 
     def __init__(self, folder: Path, room: MemoryRoom) -> None:
         self._lock = threading.RLock()
         self._planned_room, self._memory_root = room, memory_files.MEMORY_FOLDER
         self._warm_files: OrderedDict[str, _WarmFile] = OrderedDict()  # by save point
-        self._linked: dict[Path, Path] = {}  # file by the engine's path
+        self._linked: dict[Path, Path] = {}  # link in the slot folder -> file
         self._still_read: set[Path] = set()  # an engine may still read these: do not overwrite
         self._spare_files: list[Path] = []  # in memory, to be overwritten
         self._final_sizes: dict[Path, int] = {}  # of files in memory that an engine is writing
-        self._max_bytes = sys.maxsize  # planned bytes in memory beside the loaded model
+        self._max_bytes = sys.maxsize  # limit of bytes in memory while a model is loaded
         self._folder = disk.private_folder(folder)
         self._memory: Path | None = None
         if room(0) > 0:
@@ -59,10 +59,10 @@ class Staging:
         return disk.private_folder(self._folder / disk.temporary_name())
 
     def recover(self, unabsorbed: Mapping[str, int]) -> set[str]:
-        """Adopt files a killed process left in memory, delete all others; return the adopted save points.
+        """Adopt unabsorbed files that a killed process left in memory, delete all others; return their save points.
 
-        `unabsorbed`: the sizes of these save points. Files on disk are not adopted: after a power cut a file may
-        have the right length but not its data.
+        `unabsorbed`: file size by unabsorbed save point. Files on disk are not adopted: after a power failure, a file
+        may have the right length but incomplete data.
         """
         adopted = set[str]()
         for file in disk.listing(self._memory) if self._memory else ():
@@ -83,10 +83,10 @@ class Staging:
                 memory_files.delete(file)
             disk.remove(self._memory)
 
-    # Saving: an engine writes to a path in its slot folder
+    # Files that an engine saves to its slot folder
 
     def redirect_to_memory(self, path: Path, size: int) -> bool:
-        """Let an engine save about `size` bytes to memory, not to `path` in a `slot_folder`; False if impossible."""
+        """Link `path` in a slot folder to memory for a file of about `size` bytes; False if that is impossible."""
         with self._lock:
             if self._memory is None or not self._is_own(path) or not self._make_room(size):
                 return False
@@ -97,12 +97,12 @@ class Staging:
             return True
 
     def discard_saved(self, path: Path) -> None:
-        """Delete the file that an engine saved, or was to save, at `path`."""
+        """Delete the file saved at `path`, or undo `redirect_to_memory` if none was."""
         with contextlib.suppress(OSError):
             memory_files.delete(self._resolve_redirect(path) or path)
 
     def claim_saved(self, path: Path) -> Path:
-        """Move the file an engine saved at `path` to where `add_warm` expects it."""
+        """Take the file that an engine saved at `path` out of its slot folder; return its new path for `add_warm`."""
         file = self._resolve_redirect(path)
         if file is None:
             file = self.path_on_disk()
@@ -110,7 +110,7 @@ class Staging:
         return file
 
     def _resolve_redirect(self, path: Path) -> Path | None:
-        """Remove the link made by `redirect_to_memory` and return its target, or None."""
+        """Remove the link made by `redirect_to_memory` and return its target, or None if `path` is no such link."""
         with self._lock:
             if self._memory is None or not self._is_own(path) or not path.is_symlink():
                 return None
@@ -122,7 +122,7 @@ class Staging:
     # Composing files for engines
 
     def allocate(self, size: int, target: Path | None) -> Path:
-        """Return a file to compose in, for `link` or `add_warm`; `target` itself if outside our folders."""
+        """Return a path for a file to be composed; `target` itself if it is not in one of our slot folders."""
         with self._lock:
             if target is not None and not self._is_own(target):
                 return target
@@ -146,10 +146,10 @@ class Staging:
         return file.parent == self._memory
 
     def preallocate(self, size: int, cancelled: Callable[[], bool]) -> None:
-        """Prepare a reusable file of that size if memory allows, until cancelled.
+        """Prepare a spare file of `size` bytes if memory allows; stop when cancelled. For a background thread.
 
-        Only after memory was planned for kvchat's own engine; other engines' files are composed in place. For a
-        background thread.
+        Does nothing before `trim` has set a memory limit, that is, without an engine of kvchat's own: files for other
+        engines are composed in place.
         """
         if self._memory is None or not size or self._max_bytes == sys.maxsize:
             return
@@ -158,7 +158,7 @@ class Staging:
             file = self._take_spare(self._memory)
             fits = self._fits(size - file_size(file))
             if fits or file_size(file):
-                self._spare_files.append(file)  # now, so that a restore can take it before it is ready
+                self._spare_files.append(file)  # early, so that a restore need not wait for it
             if fits:
                 with memory_files.open_private(file) as opened:
                     mapped = memory_files.mapped(file, opened, size, ready=False)
@@ -172,7 +172,7 @@ class Staging:
     # Warm files
 
     def add_warm(self, point_id: str, file: Path, window: int = 0, *, absorbed: bool = False) -> None:
-        """Keep a save point's whole file warm; unless `absorbed`, it stays until `mark_absorbed`."""
+        """Keep a save point's slot file warm. Unless `absorbed`, it cannot be evicted before `mark_absorbed`."""
         with self._lock:
             if not absorbed:
                 file = file.rename(file.with_name(f"{point_id}.slot"))  # name `recover` looks for
@@ -187,13 +187,13 @@ class Staging:
         return warm is not None and not warm.is_absorbed
 
     def mark_absorbed(self, point_id: str | None = None) -> None:
-        """Let a save point's warm file make room for others; None: all files whose save points the index lost."""
+        """Allow a save point's warm file to be evicted, or all files with None, as after an index loss."""
         with self._lock:
             for id, warm in self._warm_files.items():
                 warm.is_absorbed |= point_id in (None, id)
 
     def find_warm(self, point_id: str) -> Path | None:
-        """Return a save point's warm file, None if missing or touched by someone."""
+        """Return a save point's warm file, or None if it is missing or was modified."""
         with self._lock:
             warm = self._warm_files.get(point_id)
             with contextlib.suppress(OSError):
@@ -203,12 +203,12 @@ class Staging:
             return None
 
     def has_warm(self, point_id: str, *, on_disk: bool = False) -> bool:
-        """True if a save point has a warm file, unchecked; `on_disk`: only if it is on disk."""
+        """True if a save point has a warm file, with `on_disk` one on disk. Does not check the file."""
         warm = self._warm_files.get(point_id)
         return warm is not None and not (on_disk and warm.path.parent != self._folder)
 
     def link_warm(self, point_id: str, window: int, target: Path) -> bool:
-        """Link the warm file to `target`; False if there is none with the row needed for `window`."""
+        """Link the warm file to `target`; False if there is none with the row that `window` needs."""
         with self._lock:
             path = self.find_warm(point_id)
             if path is None or self._warm_files[point_id].window != window:
@@ -217,7 +217,7 @@ class Staging:
             return True
 
     def link(self, file: Path, target: Path) -> None:
-        """Link a file to `target` until `unstage`; copy it if the engine could not follow a link."""
+        """Link a file to `target` until `unstage`; copy it if no link is possible."""
         if file == target:
             return
         with self._lock:
@@ -229,7 +229,7 @@ class Staging:
             self._linked[target] = file
 
     def unstage(self, target: Path, *, engine_done: bool) -> None:
-        """Remove the link; a file no longer needed becomes spare, unless the engine may still be reading it."""
+        """Remove the link and recycle its file. Pass `engine_done=False` if the engine may still be reading it."""
         with self._lock:
             file = self._linked.pop(target, None)
             with contextlib.suppress(OSError):  # an open file (Windows) is deleted with its slot folder
@@ -241,7 +241,7 @@ class Staging:
                 self.recycle(file)
 
     def recycle(self, file: Path) -> None:
-        """Reuse or delete a file from `allocate` or returned by an engine, unless still needed."""
+        """Make a file in memory a spare file, or delete it if it cannot be reused. Skips linked and warm files."""
         with self._lock:
             if file in self._linked.values() or any(warm.path == file for warm in self._warm_files.values()):
                 return
@@ -252,7 +252,7 @@ class Staging:
                 memory_files.delete(file)
 
     def drop(self, point_id: str) -> None:
-        """Delete a warm file, and the spare files, which still contain old data."""
+        """Delete a save point's warm file, and all spare files, as they may contain its data."""
         with self._lock:
             warm = self._warm_files.pop(point_id, None)
             for file in (*self._spare_files, *([warm.path] if warm else ())):
@@ -260,9 +260,9 @@ class Staging:
             self._spare_files.clear()
 
     def trim(self, *, include_disk: bool = False, max_bytes: int | None = None) -> None:
-        """Delete files until the memory limit is met, least recently used first; keep unabsorbed ones.
+        """Delete spare and absorbed files, least recently used first, until the memory limit is met.
 
-        On disk the last used stays, unless `include_disk`. `max_bytes`: the new memory limit.
+        Of the files on disk, keep only the last one used, or none with `include_disk`. `max_bytes`: new memory limit.
         """
         with self._lock:
             if self._memory is not None:
@@ -283,7 +283,7 @@ class Staging:
             return StagingMemory(self._reclaimable(self._unused()), capacity)
 
     def bytes_in_memory(self) -> int:
-        """Return the bytes in memory, with files that an engine is writing at their final size."""
+        """Return the bytes of files in memory. A file being written by an engine counts at its expected size."""
         with self._lock:
             held_bytes = 0
             for path in disk.listing(self._memory) if self._memory else ():
@@ -304,7 +304,7 @@ class Staging:
         return held_bytes + size <= room and size + SLACK <= disk.free_bytes(self._memory)
 
     def _take_spare(self, memory: Path) -> Path:
-        """Return the largest spare file, or a new path."""
+        """Remove and return the largest spare file, or return a new path if there is none."""
         largest = max(self._spare_files, key=file_size, default=None)
         if largest is None:
             return memory / disk.temporary_name()
@@ -315,7 +315,7 @@ class Staging:
         return path.parent.parent == self._folder
 
     def _unused(self) -> list[str]:
-        """Return the save points whose warm files in memory may be deleted, least recently used first."""
+        """Return save points whose warm files in memory can be evicted, least recently used first."""
         linked = set(self._linked.values())
         unused = ((id, w) for id, w in self._warm_files.items() if w.is_absorbed and w.path not in linked)
         return [id for id, warm in unused if self.is_in_memory(warm.path)]
@@ -324,7 +324,7 @@ class Staging:
         return sum(map(file_size, [*self._spare_files, *(self._warm_files[point_id].path for point_id in unused)]))
 
     def _make_room(self, size: int) -> bool:
-        """Delete files until `size` more bytes fit; delete nothing and return False if they cannot."""
+        """Delete files until `size` more bytes fit. If that is impossible, delete nothing and return False."""
         unused = self._unused()
         if size > 0 and not self._fits(size - self._reclaimable(unused)):
             return False
@@ -335,7 +335,7 @@ class Staging:
         return self._fits(size)
 
     def _renew_stamp(self, file: Path) -> None:
-        """Accept the change time of a file that was linked or unlinked."""
+        """Update the stamp of a warm file after a link to it was made or removed, which changes its ctime."""
         for warm in self._warm_files.values():
             with contextlib.suppress(OSError):
                 if warm.path == file and memory_files.stamp(file)[:2] == warm.stamp[:2]:

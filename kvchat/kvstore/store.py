@@ -1,8 +1,8 @@
-"""The store of save points: blocks of KV rows, each kept once. Its folder:
-    index.db                 every save point: tokens, recipe, use (SQLite)
+"""The store of save points: blocks of KV rows, each stored once. Its folder:
+    index.db                 tokens, recipe and last use of every save point (SQLite)
     blocks/ab/abcdef...      a block, named by the BLAKE3 of its content
-    staging/                 slot files in transit, if there is no memory for them
-If there is memory to spare, staging is under /dev/shm instead.
+    staging/                 engines' slot folders, and slot files not in RAM
+With enough free RAM, slot files are staged under /dev/shm instead.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ TITLE = N_("Chat memory is unavailable")
 
 
 class BlockStore:
-    """A store and its parts: `saver` and `restorer` for a turn, `inventory`, and `staging` for an engine's files.
+    """A store, with its parts `saver`, `restorer`, `inventory` and `staging`.
 
-    All their methods may block on disk: call them off the event loop (asyncio.to_thread). They may be called from
-    several threads of the one process that owns the folder, and raise StoreRefused unless stated otherwise.
+    All their methods may block on disk, so do not call them on the event loop (use asyncio.to_thread). They are
+    thread-safe, but only one process may own the folder. They raise StoreRefused unless stated otherwise.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class BlockStore:
     ) -> None:
         """Open or create the store. Raises StoreRefused, and migrations.DatabaseTooNew.
 
-        `problem`: why nothing can be kept; then `folder` only holds files of engines, and `close` deletes it.
+        `problem`: error that prevents saving; `folder` then holds only engines' files, and `close` deletes it.
         """
         self.problem = problem
         self._closing, self._closed = threading.Lock(), False
@@ -66,7 +66,7 @@ class BlockStore:
             raise store_unusable(folder, error) from error
 
     def close(self, cancelled: CancelCheck = never) -> None:
-        """Absorb waiting files until cancelled, then delete them. Call it after the engines have ended."""
+        """Absorb staged files until cancelled, then delete all. Call this after the engines have stopped."""
         inventory = self.inventory
         with self._closing:
             if self._closed:
@@ -84,7 +84,7 @@ class BlockStore:
 
     @disk_errors()
     def absorb_pending(self, cancelled: CancelCheck = never) -> AbsorbReport:
-        """Absorb waiting files until cancelled, and enforce the bounds. For a background thread after each save."""
+        """Absorb staged files until cancelled, and enforce the bounds. Call after each save, off the main thread."""
         inventory = self.inventory
         inventory.run_deferred_work()
         newest = max(map(int, inventory.unabsorbed()), default=None)
@@ -108,5 +108,5 @@ def unavailable(cause: KvchatError) -> StoreRefused:
 
 
 def store_without_memory(cause: KvchatError) -> BlockStore:
-    """Return a store that keeps nothing and says why; engines get a temporary folder."""
+    """Return a store that saves nothing because of `cause`; engines get a temporary folder."""
     return BlockStore(Path(tempfile.mkdtemp(prefix="kvchat-")), Bounds(0, 0), problem=unavailable(cause))

@@ -1,1 +1,1 @@
-"""Slot files: their layout, splitting into blocks, and rebuilding from blocks. Knows no index."""
+"""Slot files: their layout, splitting into blocks, and rebuilding from blocks. Does not use the index."""

@@ -1,8 +1,8 @@
 """Absorbing: splits a slot file into blocks and writes only the new ones.
 
-A row that an earlier save point also has is compared with that save point's block, by XXH3. Where rows are known to be
-unchanged (see `split_slot_file`), only two blocks are compared, as samples. New rows are read once: a block gets its
-name when it is written.
+Rows of tokens that an earlier save point covers are compared with its blocks, by XXH3. Of rows known to be unchanged
+(see `split_slot_file`), only two blocks per cache are compared, as samples. New rows are read once: they are hashed
+while they are written.
 """
 
 import os
@@ -32,21 +32,21 @@ from kvchat.kvstore.blocks.recipe import (
 )
 from kvchat.kvstore.savepoint import CancelCheck, never
 
-_FLUSHING_THREADS = 4  # wait for the disk while others compute
+_FLUSHING_THREADS = 4  # they wait for the disk while other threads compute
 
 
 @dataclass(frozen=True)
 class PreviousSave:
     recipe: Recipe
-    shared_tokens: int  # leading tokens
-    unchanged_tokens: int = 0  # leading tokens whose rows the engine has kept: see `split_slot_file`
+    shared_tokens: int  # number of leading tokens that the new file shares
+    unchanged_tokens: int = 0  # number of those whose rows the engine has kept, see `split_slot_file`
 
 
 @dataclass(frozen=True)
 class _RowSpan:
     cache: int
     run: Run
-    known_block: BlockUse | None  # existing block of these rows, according to the previous save point
+    known_block: BlockUse | None  # the previous save point's block for these tokens
     is_unchanged: bool  # assumed identical to the block
 
 
@@ -58,12 +58,12 @@ def split_slot_file(
     *,
     low_priority: bool = False,
 ) -> tuple[Recipe, int]:
-    """Split the file into blocks, write the missing ones; return the recipe and the bytes written.
+    """Split the file into blocks and write the missing ones; return the recipe and the bytes written.
 
-    Blocks of `previous` with identical bytes are not written again. Its unchanged tokens are those whose rows have
-    stayed in the engine's slot, not recomputed, since that save point was saved or restored: their bytes are
-    identical, because an engine never changes a row. So only the last such block of each cache and one other are
-    read, and all of them if these differ. The rows of a window that has slid are always read.
+    Blocks of `previous` with identical bytes are not written again. Unchanged tokens are those whose rows have stayed
+    in the engine's slot since `previous` was saved or restored. Their bytes are identical, because an engine changes
+    no existing row. So only two of their blocks in each cache are read, the last and a random one; if either differs,
+    all are read. The rows of a window that has slid are always read.
 
     Raises OSError, Cancelled, and FileChanged if the file changes meanwhile.
     """
@@ -95,7 +95,7 @@ class _Splitter:
     run_parallel: Callable[..., list[Any]]
 
     def reuse(self, spans: Sequence[_RowSpan]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
-        """Return the uses of spans found in known blocks, and the remaining runs, merged where possible."""
+        """Return the uses of known blocks that can be reused, and the runs of all other rows, as (cache, run)."""
         known_spans = [span for span in spans if span.known_block]
         trusted = [span for span in known_spans if span.is_unchanged]
         samples = _sample_spans(trusted)
@@ -126,7 +126,7 @@ class _Splitter:
         return uses, new
 
     def _matching(self, spans: Sequence[_RowSpan]) -> list[_RowSpan]:
-        """Return the spans whose rows equal their block's. After a row that differs, all rows of its cache differ."""
+        """Return the spans equal to their known block. In each cache, skips all spans after one that differs."""
         first_different: dict[int, int] = {}  # token position, by cache
 
         def compare(span: _RowSpan, buffer: memoryview) -> bool:
@@ -170,7 +170,7 @@ class _Splitter:
         return True
 
     def write(self, runs: Sequence[tuple[int, Run]], chunks: Sequence[Span]) -> list[tuple[BlockUse, int]]:
-        """Write rows and chunks of residue as blocks; return their uses, each with the bytes written."""
+        """Write rows and residue chunks as blocks; return the use of each block and the bytes written for it."""
         jobs = [partial(self._write_rows, cache, part) for cache, run in runs for part in cut_at_blocks(run)]
         jobs += [partial(self._write_residue, chunk) for chunk in chunks]
         flushing: list[tuple[WrittenBlock, Future[int]]] = []
@@ -207,7 +207,7 @@ class _Splitter:
         return use, written
 
     def _read_pieces(self, parts: Sequence[Span], buffer: memoryview) -> Iterator[memoryview]:
-        """Yield the bytes of spans, one buffer at a time. Raises FileChanged if the file is shorter."""
+        """Yield the bytes of the spans in pieces that fit the buffer. Raises FileChanged if the file is too short."""
         for part in parts:
             for offset in range(part.offset, part.end, len(buffer)):
                 piece = buffer[: min(len(buffer), part.end - offset)]
@@ -219,7 +219,7 @@ class _Splitter:
 
 
 def _row_spans(number: int, cache: CacheRows, previous: PreviousSave | None) -> Iterator[_RowSpan]:
-    """Yield the rows of a cache, cut where the blocks of the previous save point begin and end."""
+    """Yield the rows of a cache, split at the boundaries of the previous save point's blocks."""
     known_uses: list[BlockUse] = []
     shared = unchanged = 0
     old = previous.recipe.row_map.caches[number : number + 1] if previous else ()
@@ -248,7 +248,7 @@ def _row_spans(number: int, cache: CacheRows, previous: PreviousSave | None) -> 
 
 
 def _sample_spans(trusted: Sequence[_RowSpan]) -> list[_RowSpan]:
-    """Return the last span of each cache and a random other one."""
+    """Return two spans of each cache to compare: the last one and a random other."""
     by_cache: dict[int, list[_RowSpan]] = {}
     for span in trusted:
         by_cache.setdefault(span.cache, []).append(span)

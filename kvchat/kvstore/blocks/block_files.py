@@ -1,6 +1,6 @@
-"""Block files: each named by the BLAKE3 of its content, complete or absent even after a crash.
+"""Block files, named by the BLAKE3 of their content. After a crash, a block is either complete or absent.
 
-Blocks of rows hold them as they are; a block of residue, the rest of a slot file, may be deflated.
+Blocks of rows are uncompressed; blocks of residue, the rest of a slot file, may be deflated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_DEFLATED_RATIO = 0.8
 
 
 class FileChanged(Exception):
-    """A slot file changed while it was being split into blocks."""
+    """A slot file changed before or while it was split into blocks."""
 
 
 class DamagedBlock(Exception):
@@ -40,19 +40,19 @@ class DamagedBlock(Exception):
 
 @dataclass(frozen=True)
 class WrittenBlock:
-    """A block's content, not yet renamed into place."""
+    """A block that was written to a temporary file and must be committed."""
 
     name: bytes
     xxh3: bytes
     size: int
-    temporary: Path | None  # its path; None: the block exists already
+    temporary: Path | None  # path of the temporary file, or None if the block already exists
 
 
 class BlockFiles:
-    """The folder of block files: `<first two digits>/<64 digits>`. All methods raise OSError."""
+    """The folder of block files `<first 2 hex digits>/<64 hex digits>`. All methods raise OSError."""
 
     def __init__(self, folder: Path, *, sync: bool = True) -> None:
-        """`sync` False leaves flushing to the system; a power cut may then lose save points."""
+        """With `sync=False`, blocks are not flushed to disk, and a power failure may lose save points."""
         self.folder = disk.private_folder(folder)
         self._temporary = disk.private_folder(folder / _TEMPORARY)
         self.sync = sync
@@ -63,7 +63,7 @@ class BlockFiles:
         return self.folder / name[:2] / name
 
     def find(self, block: bytes, size: int | None = None) -> int | None:
-        """Return the block's bytes on disk if it exists, with that size if given, else None; it is not read."""
+        """Return the block's disk usage, or None if it does not exist or has another size than `size`."""
         try:
             status = self.path(block).stat()
         except FileNotFoundError:
@@ -71,7 +71,7 @@ class BlockFiles:
         return disk.disk_usage(status) if size in (None, status.st_size) else None
 
     def find_all(self, sizes: Mapping[bytes, int]) -> dict[bytes, int] | None:
-        """Return the bytes on disk of all these blocks, or None if one is missing."""
+        """Return the disk usage of blocks, given with their sizes, or None if any is missing or of another size."""
         on_disk: dict[bytes, int] = {}
         for block, size in sizes.items():
             is_found = self.find(block, size)
@@ -85,7 +85,7 @@ class BlockFiles:
             self.new_block_sizes.pop(block, None)
 
     def write(self, content: Iterable[bytes | memoryview]) -> WrittenBlock:
-        """Write content to a temporary file unless the block exists; `commit` makes it a block."""
+        """Write a block to a temporary file for `commit`. If the block already exists, delete the file again."""
         temporary = disk.private_folder(self._temporary) / disk.temporary_name()
         digests, size = Digests(), 0
         try:
@@ -107,7 +107,7 @@ class BlockFiles:
             raise
 
     def commit(self, block: WrittenBlock) -> int:
-        """Flush the content and rename it to its block name, replacing an existing block; return the bytes written."""
+        """Flush the temporary file and rename it to the block's name; return the bytes written."""
         if block.temporary is None:
             return 0
         try:
@@ -130,7 +130,7 @@ class BlockFiles:
                 block.temporary.unlink(missing_ok=True)
 
     def find_fault(self, block: bytes, size: int) -> str | None:
-        """Read the block; return what is wrong with it, or None."""
+        """Read the whole block; return a description of its fault, or None if it is intact."""
         path = self.path(block)
         try:
             actual = path.stat().st_size
@@ -143,7 +143,7 @@ class BlockFiles:
             return f"the disk cannot read it ({error.strerror})"
 
     def overhead_bytes(self) -> int:
-        """Return the disk usage of all but blocks: folders and temporary files."""
+        """Return the disk usage of folders and temporary files in bytes."""
         total = sum(map(disk.tree_size, disk.listing(self._temporary)))
         for folder in (self.folder, *disk.listing(self.folder)):
             with contextlib.suppress(OSError):
@@ -155,7 +155,7 @@ class BlockFiles:
             self.path(block).unlink()
 
     def unknown_blocks(self, known_blocks: Collection[bytes]) -> Iterator[bytes]:
-        """Yield the blocks not in `known_blocks`, except those just written."""
+        """Yield the blocks neither in `known_blocks` nor in `new_block_sizes`."""
         for folder in disk.listing(self.folder):
             for path in disk.listing(folder):
                 name = bytes.fromhex(path.name) if _NAME.fullmatch(path.name) else None
@@ -168,7 +168,7 @@ class BlockFiles:
 
 
 def pack_residue(raw: bytes, *, deflate: bool) -> tuple[bytes, bytes]:
-    """Return a residue block's content: a byte for the form, then the bytes, deflated if worthwhile."""
+    """Return a residue block's content: a format byte, and the data, deflated if `deflate` and worthwhile."""
     middle = max(0, len(raw) // 2 - _SAMPLE_BYTES // 2)
     sample = raw[middle : middle + _SAMPLE_BYTES]
     if deflate and len(zlib.compress(sample, 1)) < _MAX_DEFLATED_RATIO * len(sample):
@@ -177,7 +177,7 @@ def pack_residue(raw: bytes, *, deflate: bool) -> tuple[bytes, bytes]:
 
 
 def read_residue(use: BlockUse, blocks: BlockFiles) -> bytes:
-    """Return the verified bytes of a residue block. Raises DamagedBlock."""
+    """Read, verify and inflate a residue block. Raises DamagedBlock."""
     try:
         with blocks.path(use.block).open("rb") as file:
             stored = file.read(min(use.size, RESIDUE_CHUNK + 1) + 1)

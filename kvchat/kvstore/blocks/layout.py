@@ -1,11 +1,11 @@
-"""The layout of slot files, and plans for files that were never saved. Values only, no reading.
+"""The layout of slot files, and plans for new files composed from stored ones. No I/O.
 
-A slot file is a header, one cache after the other, then the engine's context checkpoints, without gaps. A layout
-(made by `parser.py`) holds offsets and counts, never rows, so it stays some KB however large the file is. The store
-keeps its row map: the positions of the rows, and where the rest may be cut.
+A slot file consists of a header, the caches and the engine's context checkpoints, without gaps. A layout (created by
+`parser.py`) has offsets and counts, but no rows, so it takes a few KB whatever the file's size. The store keeps its
+row map: the positions of the rows, and the offsets at which to split the rest.
 
-A plan describes a new file as a sequence of literal bytes and ranges of the stored file: cut to a prefix, or with the
-row that a sliding window lacks. `rebuild.py` carries it out.
+A plan describes a new file as a sequence of literal bytes and ranges of the stored file. The new file is cut to a
+prefix, or has the row that a sliding window needs. `rebuild.py` executes plans.
 """
 
 import struct
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 class CannotCompose(Exception):
-    """The file cannot be composed from these saves; the message is for the log."""
+    """A file cannot be composed from the stored one; the message is for the log."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Header:
     version: int
     wrapped: bool  # True: -1, 1, n, tokens, n_media, media… (newer servers); else bare tokens
     tokens: Span  # token ids only, 4 bytes each
-    media: Span | None = None  # n_media and the following data, if pictures exist
+    media: Span | None = None  # n_media and the data after it; None without images
 
 
 @dataclass(frozen=True)
 class Region:
-    """One layer's K or V rows in one cache, contiguous."""
+    """The contiguous K or V rows of one layer in one cache."""
 
     offset: int  # of the first row
     row_size: int  # bytes
@@ -61,13 +61,13 @@ class Run:
 
     @property
     def end(self) -> tuple[int, int]:
-        """Row and position after the last."""
+        """The row and the token position after the last row."""
         return self.row + self.rows, self.position + self.rows
 
 
 @dataclass(frozen=True)
 class CacheRows:
-    """The positions of a KV cache's rows, for a contiguous range of tokens up to the file's last."""
+    """The positions of a KV cache's rows. Their tokens are a contiguous range that ends with the file's last."""
 
     regions: tuple[Region, ...]  # in file order
     runs: tuple[Run, ...]  # in row order, without gaps
@@ -86,11 +86,11 @@ class CacheRows:
 
     @property
     def is_window(self) -> bool:
-        """True if a sliding window has dropped the oldest tokens' rows."""
+        """True if the oldest tokens' rows are missing, because a sliding window has passed them."""
         return self.first_position > 0
 
     def runs_between(self, first: int, end: int) -> tuple[Run, ...]:
-        """Return runs of the rows of tokens with first ≤ position < end, in position order."""
+        """Return the runs of tokens with first ≤ position < end, in order of position."""
         cut = []
         for run in sorted(self.runs, key=lambda run: run.position):
             start, stop = max(first, run.position), min(end, run.end[1])
@@ -116,23 +116,23 @@ class AttentionCache(CacheRows):
 
 @dataclass(frozen=True)
 class RowMap:
-    """The positions of all rows in a slot file; no caches if the layout is unknown or has no rows."""
+    """The positions of all rows in a slot file. Without caches, the layout is unknown or has no rows."""
 
     caches: tuple[CacheRows, ...] = ()
-    breaks: tuple[int, ...] = ()  # offsets that split the residue into parts that may recur
+    breaks: tuple[int, ...] = ()  # file offsets at which the residue is split, see `Layout.row_map`
 
 
 @dataclass(frozen=True)
 class RecurrentState(Span):
-    """The recurrent layers' state after the last token; it cannot be split by token."""
+    """The recurrent layers' state after the last token, which cannot be cut to fewer tokens."""
 
 
 @dataclass(frozen=True)
 class Checkpoint(Span):
-    """A context checkpoint of the server: a copy of window rows or recurrent state, in every later save as well."""
+    """A context checkpoint of the server: a copy of window rows or recurrent state, repeated in later saves."""
 
-    n_tokens: int  # length the engine can roll back to
-    first_position: int  # of its oldest row; the last token for recurrent state
+    n_tokens: int  # number of tokens to which the engine can roll back
+    first_position: int  # token position of its oldest row; of the last token for recurrent state
 
 
 Cache = AttentionCache | RecurrentState
@@ -140,7 +140,7 @@ Cache = AttentionCache | RecurrentState
 
 @dataclass(frozen=True)
 class Layout:
-    """A whole slot file; its parts cover each of its `size` bytes exactly once."""
+    """The layout of a slot file. Its parts cover each of the `size` bytes exactly once."""
 
     size: int
     header: Header
@@ -166,7 +166,7 @@ class Layout:
 
     @property
     def row_map(self) -> RowMap:
-        """The file's row positions, with breaks at recurrent state and checkpoints, which may recur in later saves."""
+        """The file's row map. Breaks separate recurrent state and checkpoints, which later saves may repeat."""
         caches = tuple(
             CacheRows(tuple(region for region in cache.regions if region.row_size), cache.runs)
             for cache in self.attention
@@ -181,7 +181,7 @@ Plan = tuple[Piece, ...]
 
 
 def cut(layout: Layout, n_tokens: int) -> Plan:
-    """Plan the file for exactly the first `n_tokens` tokens, as the engine itself would save it.
+    """Plan a file of only the first `n_tokens` tokens, identical to one saved by the engine.
 
     Raises CannotCompose if the state cannot be cut: recurrent state, pictures, a window that lost its oldest rows.
     """
@@ -198,12 +198,12 @@ def cut(layout: Layout, n_tokens: int) -> Plan:
 
 
 def with_masked_rows(layout: Layout, window: int) -> Plan:
-    """Plan the file with an added row of zeros in each window cache that has lost rows.
+    """Plan the file with a row of zeros added to each window cache that has lost rows.
 
-    An engine that keeps no checkpoints in the file uses it only if its oldest row is older than the next token's
+    Without checkpoints in the file, the engine uses a window only if its oldest row is older than the next token's
     window of `window` tokens, but saves no row that old (llama.cpp b11434, tools/server/server-context.cpp,
-    `pos_min_thold`). The row is masked for every token that can follow: at this position the engine goes back by
-    one token at most, which the saved rows allow. Raises CannotCompose if the rows do not match such a window.
+    `pos_min_thold`). The added row is masked for all later tokens, since the engine goes back by one token at most,
+    which the saved rows allow. Raises CannotCompose if the rows do not match a window of this size.
     """
     n_tokens = layout.n_tokens
     starts = (n_tokens - window, (n_tokens - 1) // window * window)  # window or chunk (llama4) start
@@ -213,7 +213,7 @@ def with_masked_rows(layout: Layout, window: int) -> Plan:
 
 
 def _compose(layout: Layout, n_tokens: int, masked_position: int | None = None) -> Plan:
-    """Plan the file for the first tokens; `masked_position`: token of the row of zeros for window caches."""
+    """Plan a file of `n_tokens` tokens. `masked_position`: token position of a row of zeros for window caches."""
     header, media = layout.header, layout.header.media
     pieces: list[Piece] = [Span(0, 8)]  # magic and version
     if header.wrapped:

@@ -1,24 +1,24 @@
-"""Reader of slot files: their tokens, and their layout. Any byte it does not understand raises SlotFileError.
+"""Parser for the tokens and the layout of slot files. Unknown content raises SlotFileError.
 
 Format (state version 4, little endian), from llama.cpp: src/llama-context.cpp (state_seq_save_file),
 src/llama-kv-cache.cpp and src/llama-memory-recurrent.cpp (state_write, state_write_meta, state_write_data).
   header      magic 'ggsq' u32 | version u32 | n u32 | n x i32
-In files of older servers the n words are the token list itself; since `server_tokens::serialize`
-(tools/server/server-common.cpp) they wrap it: `-1, 1, n_tokens, tokens…, n_media, media…`, where the tokens of media
-are PLACEHOLDER. Then come the caches, none of which names its kind:
+In files of older servers the n words are the token list; since `server_tokens::serialize`
+(tools/server/server-common.cpp) they wrap it: `-1, 1, n_tokens, tokens…, n_media, media…`, where PLACEHOLDER stands
+for each token of an image. The caches follow, without a field for their kind:
   attention   n_stream u32 | n_cells u32 | cells | v_trans, n_layer, n_rot_k, n_rot_v u32
               | per layer: type i32, row_size u64, n_cells K rows | the same for V (none with MLA)
   cell        pos i32, n_seq u32, [x, y, token i32: only with M-RoPE or PLE], seq_id i32
   recurrent   n_cells u32 | pos i32, n_seq u32 | s_trans, n_layer u32
               | per recurrent layer: type i32, row_size u64, R row | the same for S
-Order of the caches: plain models have one; models with a sliding window the base, then the window; models with an
-indexer (DSA, MSA) the indexed cache, then the indexer; hybrids attention, then recurrent. Of two caches, the window is
-the one whose rows do not reach back to token 0.
+Order of the caches: plain models have one; models with a sliding window have the base, then the window; models with an
+indexer (DSA, MSA) have the indexed cache, then the indexer; hybrids have attention, then recurrent. Of two caches,
+the window is the one whose rows do not reach back to token 0.
 Newer servers append their context checkpoints under the same state version (seen in files of b11549):
   "SCKP" u32, 1 u32, count u32 | per checkpoint: n_tokens i64, pos_min i32, pos_max i32
               | three times (target, draft, speculation): size u64, bytes
-The file does not say if cells have the optional fields or if V follows: the parser tries each way, and only one may
-reach the end. There is no checksum: changed rows cannot be detected.
+No field tells whether cells have the optional fields or whether V follows: the parser tries every combination, and
+exactly one must reach the end. There is no checksum, so changed rows cannot be detected.
 """
 
 from __future__ import annotations
@@ -51,33 +51,33 @@ from kvchat.kvstore.savepoint import Tokens
 
 MAGIC = 0x67677371  # 'ggsq'
 VERSION = 4
-# The token list has had the same place in every state version so far. The engine decides which versions it loads;
-# a value outside this range is no version.
+# All state versions so far have the token list in the same place. The engine decides which versions it loads;
+# a value outside this range marks a foreign file.
 _PLAUSIBLE_VERSIONS = range(1, 1000)
 WRAPPED = -1  # no token has this id, so it marks the wrapped form
 WRAPPED_VERSION = 1
-PLACEHOLDER = -1  # placeholder for a token of any picture
+PLACEHOLDER = -1  # stands for a token of an image
 CHECKPOINT_VERSION = 1
 CHECKPOINT_MAGIC = 0x504B4353  # "SCKP"
 SHORT_CELL, LONG_CELL = 12, 24
 # Bytes per block by ggml type id, for KV caches and recurrent states.
 BLOCK_BYTES = {0: 4, 1: 2, 2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 20: 18, 30: 2}
-# More than any model has, few enough to limit the cost of a hostile file.
+# Limits above those of any model, to bound the cost of parsing a malicious file.
 _MAX_LAYERS, _MAX_RUNS, _MAX_ROW_BYTES = 1024, 4096, 1 << 28
 MAX_CACHES, _MAX_CHECKPOINTS, _MAX_TRIES = 4, 1024, 64
 
 Read = Callable[[int, int], bytes]  # (offset, size)
-RawTokens = npt.NDArray[np.int32]  # an array: a list of 128K tokens would take longer than a restore may
+RawTokens = npt.NDArray[np.int32]  # an array, because building a list of 128K tokens is too slow for a restore
 
 
 class SlotFileError(Exception):
-    """The file is no complete slot file, or its layout is unknown; the message says why."""
+    """A file that is no complete slot file or has an unknown layout; the message gives the reason."""
 
 
 def read_tokens(path: Path) -> RawTokens:
-    """Return the token ids of the slot file at `path`; none for the file of an empty slot.
+    """Return the token ids of the slot file at `path`, an empty array if the slot was empty.
 
-    Image tokens are PLACEHOLDER. Reads only the header and never allocates more than the file's length.
+    Image tokens are PLACEHOLDER. Reads only the header, and allocates no more memory than the file's length.
     Raises SlotFileError for an empty, truncated or foreign file, OSError if the file cannot be read.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block forever
@@ -87,7 +87,7 @@ def read_tokens(path: Path) -> RawTokens:
 
 
 def matches_tokens(tokens: RawTokens, expected: Tokens) -> bool:
-    """True if a file's tokens match these; images (ids below PLACEHOLDER) are matched by position only."""
+    """True if a file has the expected tokens. Ids below PLACEHOLDER (images) match any token."""
     expected_tokens = np.asarray(expected, "<i4")
     pictures = expected_tokens < PLACEHOLDER
     if len(tokens) != len(expected_tokens) or (PLACEHOLDER in tokens) != pictures.any():
@@ -98,14 +98,14 @@ def matches_tokens(tokens: RawTokens, expected: Tokens) -> bool:
 def parse_layout(path: Path) -> Layout:
     """Return the layout of the slot file at `path`. Raises SlotFileError; OSError if it cannot be read.
 
-    Reads header, cell metadata and region heads, not rows; memory is needed only for token list and metadata.
+    Reads the header, cell metadata and region heads, but no rows.
     """
     with path.open("rb", buffering=0) as file:
         return _open(file).parse()
 
 
 def parse(size: int, read: Read) -> Layout:
-    """Return the layout of `size` bytes. `read` is only called within them. Raises SlotFileError."""
+    """Return the layout of a slot file of `size` bytes, read by calls of `read`. Raises SlotFileError."""
     return _SlotFile(size, read).parse()
 
 
@@ -118,7 +118,7 @@ def _open(file: FileIO) -> _SlotFile:
 
 
 class _SlotFile:
-    """One reading of a file: tries a bounded number of ways to parse it."""
+    """Parser of one slot file, which tries a bounded number of possible layouts."""
 
     def __init__(self, size: int, read: Read) -> None:
         self._size, self._read, self._attempts = size, read, 0
@@ -172,7 +172,7 @@ class _SlotFile:
         return layouts[0]
 
     def _possible_layouts(self, header: Header, offset: int, preceding: tuple[Cache, ...]) -> Iterator[Layout]:
-        """Yield all ways to read the file from `offset`, where the caches `preceding` end."""
+        """Yield all possible layouts of the file, given the caches that precede `offset`."""
         self._attempts += 1
         if self._attempts > _MAX_TRIES:
             raise SlotFileError("it can be read in too many ways")
@@ -225,7 +225,7 @@ class _SlotFile:
         return AttentionCache(tuple(regions), runs, cells, cell_size)
 
     def _cell_runs(self, cells: Span, cell_size: int) -> tuple[Run, ...]:
-        """Check every cell and return their token runs; a window cache is a ring buffer."""
+        """Check all cells and return their runs of consecutive tokens (several in a window, a ring buffer)."""
         data = self._read_bytes(cells.offset, cells.size, "the cells")
         words = np.frombuffer(data, dtype="<i4").reshape(-1, cell_size // 4)
         positions = words[:, 0]

@@ -1,16 +1,16 @@
-"""Positioned reads and writes from several threads at once, and their thread pool.
+"""Positioned reads and writes, parallel jobs, and hashes for block I/O.
 
 Bytes that the store reads, hashes and writes for a slot file of N bytes (tests/kvstore/blocks/test_io_counts.py). "New"
-is what a turn added; the few KB that are not rows are not counted.
+means the rows added by a turn; the few KB of residue are not counted.
 
     first save (absorb)                         read N    hashed N    written N
     next turn, rows known to be unchanged       new + 2 blocks    new + 2 blocks    new
     next turn otherwise, as after a restart     read N    hashed N    written new
     restore of a warm file                      0         0           0
     restore from disk                           read N    hashed N    written N
-    restore of a part                           read and hashed the blocks that contain it, written the part
+    restore of a part                           read and hashed: the blocks with this part; written: the part
 
-A piece is read, hashed and written while it is in the cache of one core, so that memory sees it once.
+Each piece is read, hashed and written while it is in one core's cache, to save memory bandwidth.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 def read_at(file: FileIO, buffer: memoryview, offset: int) -> None:
-    """Fill the buffer from `offset` of the file. Raises OSError, and EOFError if the file is too short."""
+    """Fill the buffer with the bytes at `offset`. Raises OSError, and EOFError if the file is too short."""
     while len(buffer):
         if sys.platform != "win32":
             count = os.preadv(file.fileno(), [buffer], offset)
@@ -53,7 +53,7 @@ def read_at(file: FileIO, buffer: memoryview, offset: int) -> None:
 
 
 def read_into(file: FileIO, buffers: Sequence[memoryview], offset: int) -> None:
-    """Like `read_at`, into one buffer after the other."""
+    """Fill several buffers in order, like `read_at`."""
     done = os.preadv(file.fileno(), buffers, offset) if sys.platform != "win32" and len(buffers) > 1 else 0
     for buffer in buffers:
         if len(buffer) > done:
@@ -75,10 +75,10 @@ def write_at(file: FileIO, data: memoryview | bytes, offset: int) -> None:
 
 
 class Digests:
-    """Hashes of a block read piece by piece: BLAKE3, its permanent name, and XXH3, several times as fast."""
+    """Incremental hashes of a block: BLAKE3, used as its name, and XXH3, which is several times as fast."""
 
     def __init__(self, *, name: bool = True) -> None:
-        """Without `name`, compute only XXH3, which detects accidental changes to a known block."""
+        """Pass `name=False` to compute only XXH3, which detects accidental changes to a known block."""
         self._blake3 = blake3() if name else None
         self._xxh3 = xxhash.xxh3_128()
 
@@ -98,7 +98,7 @@ class Digests:
 
 
 def prefetch(path: Path) -> None:
-    """Ask the system to read the file ahead, so that a slow disk is not waited for twice."""
+    """Ask the system to start reading the file into the page cache."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_RDONLY)
@@ -120,10 +120,10 @@ def run_parallel(
     *,
     low_priority: bool = False,
 ) -> list[Result]:
-    """Run every job with a buffer of PIECE bytes per thread; return the results in order.
+    """Call `function(job, buffer)` for every job in a thread pool; return the results in order of jobs.
 
-    Raises the first failed job's error once no other runs, and Cancelled between jobs. `low_priority`: the threads
-    run at low CPU and disk priority.
+    Each thread has a buffer of PIECE bytes; `low_priority` lowers its CPU and disk priority. After an error, starts
+    no further job, waits for the running ones and raises the error. Raises Cancelled if cancelled between jobs.
     """
     local = threading.local()
     failed = threading.Event()
@@ -150,7 +150,7 @@ def run_parallel(
 
 
 def lower_priority() -> None:
-    """Lower this thread's CPU priority permanently, and its disk priority if the scheduler supports it."""
+    """Lower this thread's CPU priority for good, and its disk priority if the I/O scheduler supports this."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)

@@ -1,7 +1,7 @@
-"""Rebuilds slot files from blocks, several at a time, each verified before anyone may use the file.
+"""Rebuilds slot files from blocks, in several threads. Every block is verified by its hash.
 
-A plan lists the bytes of a stored file that make up the new one; to rebuild a file as it was saved, it lists all.
-Every block is verified by its hash, the recipe by its seal, and every byte is written once.
+A plan lists the bytes of a stored file that make up the new file: all of them if the file is rebuilt as it was saved.
+Every byte is written only once.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from kvchat.kvstore.savepoint import CancelCheck, never
 
 _MAX_BUFFERS = 256  # buffers per read call; systems allow 1024
 _MIN_PREFETCH_BYTES = 1 << 16
-_Destinations = list[tuple[int | None, int]]  # (target, or None to discard; length)
-_Job = tuple[BlockUse, _Destinations]  # a block and the targets of all its bytes, in order
+_Destinations = list[tuple[int | None, int]]  # (target offset, or None to discard; length)
+_Job = tuple[BlockUse, _Destinations]  # a block and the destinations of all its bytes, in order
 
 
 class RebuildFailed(Exception):
-    """The file cannot be rebuilt: blocks are bad, or, if `bad_blocks` is empty, the recipe is wrong."""
+    """A slot file cannot be rebuilt, because of `bad_blocks` or, if this is empty, an invalid recipe."""
 
     def __init__(self, recipe: Recipe, blocks: BlockFiles) -> None:
-        """Check every block of the recipe."""
+        """Find the bad blocks by reading every block of the recipe."""
         self.bad_blocks = {block: size for block, size in recipe.blocks.items() if blocks.find_fault(block, size)}
         super().__init__("a block is damaged" if self.bad_blocks else "its recipe was changed")
 
@@ -57,12 +57,11 @@ def compose(
     *,
     low_priority: bool = False,
 ) -> None:
-    """Carry out a plan on a stored slot file.
+    """Write the file described by a plan on a stored slot file to `target`.
 
     `target` is created with mode 0600, or overwritten in place: allocating pages for a file in memory takes longer
-    than everything else, and several threads can read at once into existing, mapped pages. `low_priority`: run at low
-    priority. Raises RebuildFailed after checking every block, OSError if `target` cannot be written, and Cancelled.
-    On any failure no file is left.
+    than all else, and several threads can read into existing, mapped pages at once. With `low_priority`, runs at low
+    priority. Raises RebuildFailed, OSError if `target` cannot be written, and Cancelled; `target` is then deleted.
     """
     try:
         with memory_files.open_private(target) as file:
@@ -89,7 +88,7 @@ def compose(
 
 
 def _jobs(recipe: Recipe, copies: Sequence[tuple[Span, int]]) -> Iterator[_Job]:
-    """Yield the jobs for the recipe's blocks that the copies (span, target offset) need. Raises RecipeError."""
+    """Yield a job for each block needed for the copies (stored span, target offset). Raises RecipeError."""
     check_whole(recipe)
     residue = residue_spans(recipe.row_map, recipe.file_size)
     copies = sorted(copies, key=lambda copy: copy[0].offset)
@@ -115,7 +114,7 @@ def _jobs(recipe: Recipe, copies: Sequence[tuple[Span, int]]) -> Iterator[_Job]:
 
 
 def _targets(part: Span, copies: Sequence[tuple[Span, int]], starts: Sequence[int]) -> Iterator[tuple[int | None, int]]:
-    """Yield target offset (None to skip) and length for each piece of the part. `starts`: of the sorted copies."""
+    """Yield the destinations of a part of the stored file. `starts`: stored offsets of the sorted copies."""
     at, end = part.offset, part.end
     for span, target in copies[max(0, bisect_right(starts, at) - 1) : bisect_left(starts, end)]:
         first, last = max(at, span.offset), min(end, span.end)
@@ -129,7 +128,7 @@ def _targets(part: Span, copies: Sequence[tuple[Span, int]], starts: Sequence[in
 
 
 def _run_job(jobs: tuple[_Job, BlockUse | None], buffer: memoryview, *, blocks: BlockFiles, out: _OutputFile) -> None:
-    """Do a job, and prefetch the block of a later one. Raises DamagedBlock."""
+    """Run a job, and prefetch the block of a later job. Raises DamagedBlock."""
     (use, destinations), later = jobs
     if later is not None:
         positioned.prefetch(blocks.path(later.block))
@@ -159,7 +158,7 @@ def _run_job(jobs: tuple[_Job, BlockUse | None], buffer: memoryview, *, blocks: 
 def _scatter(
     file: FileIO, destinations: _Destinations, out: _OutputFile, buffer: memoryview, digests: positioned.Digests
 ) -> None:
-    """Read the block once, sequentially, into its target places. Raises DamagedBlock."""
+    """Read the block sequentially, hash it, and copy it to its destinations. Raises DamagedBlock."""
     read = 0
     for batch in _batches(destinations, len(buffer)):
         buffers, rest = out.buffers(batch, buffer), buffer
@@ -201,7 +200,7 @@ class _OutputFile:
         self.mapped = memory_files.mapped(target, file, size) if 0 < size <= 2 * allocated else None
 
     def buffers(self, batch: _Destinations, buffer: memoryview) -> list[memoryview]:
-        """Return where to read to: the mapped target, or the buffer to write from."""
+        """Return the buffers to read a batch into: parts of the mapped file, or of `buffer` if it is not mapped."""
         if self.mapped is None:
             return [buffer[: sum(length for _, length in batch)]]
         buffers = []
@@ -218,7 +217,7 @@ class _OutputFile:
 
 
 def stored_layout(recipe: Recipe, blocks: BlockFiles) -> Layout:
-    """Parse the layout of a stored slot file from its residue alone. Raises CannotCompose, RebuildFailed."""
+    """Parse the layout of a stored slot file, reading only its residue. Raises CannotCompose, RebuildFailed."""
     if not recipe.row_map.caches:
         raise CannotCompose("its layout is unknown")
     places: list[tuple[Span, int, BlockUse]] = []  # (span in the file, offset in block, block), in file order

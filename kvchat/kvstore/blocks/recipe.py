@@ -1,6 +1,6 @@
-"""Recipes: the blocks a slot file is built from, and where their rows go. Pure values and arithmetic.
+"""Recipes: the blocks that make up a slot file, and the places of their rows. No I/O.
 
-A row map holds the positions of each KV cache's rows in the file; everything else is the residue. A block of rows
+A row map holds the positions of each KV cache's rows in the file; all other bytes are the residue. A block of rows
 holds `rows` consecutive rows of one cache: those of the cache's first region, then those of the second, and so on.
 A block of residue holds up to 4 MiB of the residue's bytes, in file order. A file of unknown layout is all residue.
 """
@@ -20,11 +20,11 @@ BLOCK_ROWS = 256
 RESIDUE = -1  # `cache` value of a residue block
 RESIDUE_CHUNK = 4 << 20
 _MAX_MAP_BYTES = 64_000_000
-_MAX_VALUE = 1 << 50  # of the numbers in a row map
+_MAX_VALUE = 1 << 50  # limit for the numbers in a row map
 
 
 class RecipeError(Exception):
-    """The recipe is invalid: regions overlap, blocks leave a hole, or bytes were changed."""
+    """An invalid recipe: regions overlap, blocks leave a gap, or bytes were changed."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BlockUse:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All it takes to rebuild a slot file byte for byte."""
+    """Everything needed to rebuild a slot file byte for byte from its blocks."""
 
     file_size: int
     row_map: RowMap
@@ -53,17 +53,17 @@ class Recipe:
 
     @property
     def blocks(self) -> dict[bytes, int]:
-        """Size of each block, by name."""
+        """Sizes of the block files in bytes, by name."""
         return {use.block: use.size for use in self.uses}
 
     def digest(self) -> bytes:
-        """Hash the whole recipe, so that a damaged index cannot misplace rows."""
+        """Return a hash of the whole recipe, which detects a damaged index."""
         uses = [[use.block.hex(), use.size, use.cache, use.row, use.rows, use.skip, use.position] for use in self.uses]
         return blake3(pack_row_map(self.row_map) + json.dumps([self.file_size, uses]).encode()).digest(length=16)
 
 
 def residue_spans(row_map: RowMap, file_size: int) -> tuple[Span, ...]:
-    """Return the file's non-row spans. Raises RecipeError if regions overlap or exceed the file."""
+    """Return the spans of the file without rows. Raises RecipeError if regions overlap or exceed the file."""
     if any(not cache.regions or min(r.row_size for r in cache.regions) <= 0 for cache in row_map.caches):
         raise RecipeError("a cache without rows")
     regions = sorted((r.offset, r.row_size * cache.rows) for cache in row_map.caches for r in cache.regions)
@@ -95,12 +95,12 @@ def check_whole(recipe: Recipe) -> None:
 
 
 def row_parts(cache: CacheRows, row: int, rows: int) -> tuple[Span, ...]:
-    """Return the spans of some rows, region by region: the content of their block, in order."""
+    """Return the file's spans of `rows` rows from `row` on, one per region, in the order of a block."""
     return tuple(Span(r.offset + row * r.row_size, rows * r.row_size) for r in cache.regions)
 
 
 def residue_parts(spans: Sequence[Span], start: int, length: int) -> Iterator[Span]:
-    """Yield the file's spans of some residue bytes."""
+    """Yield the file's spans of `length` residue bytes from residue offset `start` on."""
     place = 0
     for span in spans:
         first, last = max(start, place), min(start + length, place + span.size)
@@ -110,7 +110,7 @@ def residue_parts(spans: Sequence[Span], start: int, length: int) -> Iterator[Sp
 
 
 def residue_chunks(spans: Sequence[Span], breaks: Sequence[int]) -> Iterator[Span]:
-    """Yield the residue in chunks, as offsets within it: none crosses a break or exceeds 4 MiB."""
+    """Yield chunks of the residue, as spans within it. No chunk crosses a break or exceeds 4 MiB."""
     starts = {0}
     place = 0
     for span in spans:
@@ -122,7 +122,7 @@ def residue_chunks(spans: Sequence[Span], breaks: Sequence[int]) -> Iterator[Spa
 
 
 def cut_at_blocks(run: Run) -> Iterator[Run]:
-    """Yield parts of the run of at most 256 rows, cut at positions that are multiples of 256."""
+    """Split the run at token positions that are multiples of 256."""
     row, position = run.row, run.position
     while row < run.end[0]:
         rows = min(run.end[0] - row, BLOCK_ROWS - position % BLOCK_ROWS)
@@ -139,7 +139,7 @@ def row_map_to_json(row_map: RowMap) -> list[Any]:
 
 
 def row_map_from_json(data: Any) -> RowMap:
-    """Parse the untrusted output of `row_map_to_json`. Raises RecipeError."""
+    """Parse untrusted data in the format of `row_map_to_json`. Raises RecipeError."""
     try:
         caches, breaks = data
         rows = tuple(

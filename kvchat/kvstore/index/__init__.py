@@ -1,1 +1,1 @@
-"""The index: save points, the tokens they stand for, and the blocks they are made of."""
+"""The SQLite index of save points, their tokens and their recipes."""

@@ -1,9 +1,9 @@
-"""Eviction: which save points to delete. Pure decisions on values.
+"""Eviction: chooses the save points to delete. No I/O.
 
-A save point is worth the prefill it saves per byte it keeps on disk, halved for every week since its last use. What
-other save points keep as well counts as neither lost nor freed. Older turns go before any save point of a
-conversation's last turn. Other programs have many threads under one name: for them, a last turn is where a thread
-ends, or where several begin. All their save points go before any chat's.
+The value of a save point is the prefill time it saves per byte on disk, halved for every week since its last use.
+Only blocks that no remaining save point uses count as freed. A conversation's older turns are deleted before its last
+turn. A program has many threads under one name: its last turns are those where a thread ends or several begin.
+Programs' save points are deleted before those of chats.
 """
 
 from collections import Counter
@@ -23,17 +23,17 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Candidate(NamedTuple):
-    """A save point as eviction sees it; given in the order of ids. Times are Unix seconds."""
+    """The data of a save point that eviction uses. Times are Unix seconds."""
 
     id: int
     conversation_id: str
-    fingerprint_id: int  # each has its own last save point
+    fingerprint_id: int  # each fingerprint of a conversation has its own last turn
     prefill_ms: float
     created_at: float
     last_used_at: float
     is_protected: bool  # pinned or in use: never removed
-    message_id: str | None = None  # message it ends in; with sliding windows two share one and are used together
-    continuation_count: int | None = None  # for programs: number of continuations; None for a conversation
+    message_id: str | None = None  # last message; with sliding windows, two save points share one
+    continuation_count: int | None = None  # different continuations of a program's save point; None for chats
 
     @property
     def is_program(self) -> bool:
@@ -42,18 +42,18 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BlockNeeds:
-    """The blocks each save point needs: those on the path to its end in a tree of uses."""
+    """The blocks that each save point needs, as paths in a tree of block uses."""
 
     last_uses: Numbers  # last use of each candidate
-    parents: Numbers  # previous use of each use, always a smaller number; -1: none
+    parents: Numbers  # previous use of each use, a smaller index; -1: none
     blocks: Numbers  # block of each use
     sizes: Numbers  # disk bytes of each block
 
 
 def plan_prune(candidates: Sequence[Candidate], needs: BlockNeeds, used: int, target: int, now: float) -> PrunePlan:
-    """Plan the removals that reduce `used` bytes to `target`: the least valuable first, no more than needed.
+    """Plan the removals that reduce `used` bytes to `target`, least valuable first and no more than needed.
 
-    Protected save points and those that are no candidates stay, even if the target is missed.
+    Protected save points stay, even if the target is missed.
     """
     order: list[int] = []
     if used > target:
@@ -73,14 +73,14 @@ def plan_prune(candidates: Sequence[Candidate], needs: BlockNeeds, used: int, ta
 
 
 def plan_programs(candidates: Sequence[Candidate], needs: BlockNeeds, target: int, now: float) -> PrunePlan:
-    """Plan removals so that programs keep at most `target` bytes that no chat also keeps."""
+    """Plan removals so that the blocks used only by programs take at most `target` bytes."""
     used = int(sum(_freed([place for place, point in enumerate(candidates) if point.is_program], needs)))
     chats_protected = [point if point.is_program else point._replace(is_protected=True) for point in candidates]
     return plan_prune(chats_protected, needs, used, target, now)
 
 
 def _spare_unneeded(order: list[int], needs: BlockNeeds, target: int) -> list[int]:
-    """Keep what fits: once a chat's last turn is removed, older ones may be small enough to stay."""
+    """Drop save points from `order` that need not be removed to free `target` bytes."""
     gone = _last_turns(order, needs) < len(order)
     sizes, blocks, parents = needs.sizes.tolist(), needs.blocks.tolist(), needs.parents.tolist()
     excess = sum(_freed(order, needs)) - target
@@ -102,10 +102,10 @@ def _spare_unneeded(order: list[int], needs: BlockNeeds, target: int) -> list[in
 
 
 def _removal_order(candidates: Sequence[Candidate], needs: BlockNeeds, now: float) -> list[int]:
-    """Return the removable save points' indices, first to remove first; a last turn follows its older turns.
+    """Return the indices of the removable save points in removal order; a last turn follows its older turns.
 
-    Ranked by prefill time saved per byte held, decayed by age. The lost and the freed part are the same share,
-    so the ratio is that of the whole save point.
+    Prefill time and bytes are those of the whole save point: sharing blocks reduces the time lost and the bytes
+    freed by a removal in the same ratio.
     """
     path_bytes: list[float] = []  # bytes on the path to each use
     for parent, size in zip(needs.parents.tolist(), needs.sizes[needs.blocks].tolist(), strict=True):
@@ -115,7 +115,7 @@ def _removal_order(candidates: Sequence[Candidate], needs: BlockNeeds, now: floa
         for point, end in zip(candidates, needs.last_uses.tolist(), strict=False)
     ]
     newest: dict[tuple[str, int], int] = {}
-    thread_ends = set[tuple[str, str | None]]()  # of programs: where a thread ends, or several begin
+    thread_ends = set[tuple[str, str | None]]()  # programs' messages where a thread ends or several begin
     for place, point in enumerate(candidates):
         before = newest.setdefault((point.conversation_id, point.fingerprint_id), place)
         if (candidates[before].created_at, before) < (point.created_at, place):
@@ -143,7 +143,7 @@ def _freed(order: Sequence[int], needs: BlockNeeds) -> list[float]:
 
 
 def _last_turns(order: Sequence[int], needs: BlockNeeds) -> Numbers:
-    """Return the index in `order` of each block's last user; `len(order)` if a remaining one needs it."""
+    """Return the index in `order` of each block's last user, or `len(order)` if a remaining save point uses it."""
     stays = len(order)
     turns = np.full(len(needs.last_uses), stays, np.int64)
     turns[list(order)] = np.arange(stays)

@@ -1,6 +1,6 @@
-"""The index: one SQLite file with every save point. It may always be lost; the store then starts empty.
+"""The index file: an SQLite database of all save points. If it is lost, the store starts empty.
 
-Readers have their own connections, so that a lookup never waits for a writer.
+Readers have their own connections, so a lookup never waits for a writer.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ from kvchat.text.language import N_, _
 from kvchat.text.reasons import Reason, ReasonCode
 
 TOO_NEW = N_("Your chat memory was saved by a newer version of kvchat")
-_PAGE_BYTES = 8192  # an index page holds a whole token segment and its neighbors
-_LOG_BYTES = 400_000  # size of the write-ahead log before a checkpoint
+_PAGE_BYTES = 8192  # a page has room for several token segments
+_LOG_BYTES = 400_000  # size of the write-ahead log that triggers a checkpoint
 _MAX_IDLE_READERS = 4
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
 _ENVIRONMENT = {
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM),
     *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PROTOCOL),
 }
-# Errors that damaged rows can cause in our own code. They may also be bugs, so the index is checked first.
+# Errors that damaged rows can cause in our code. They may also be bugs, so `is_sane` decides.
 _SUSPICIOUS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError, sqlite3.Error)
 
 
@@ -42,7 +42,7 @@ class IndexLost(StoreRefused):
 
 
 class IndexFailed(StoreRefused):
-    """A disk or lock error: nothing was done."""
+    """A disk or lock error, after which the transaction was rolled back."""
 
     def __init__(self, error: object) -> None:
         super().__init__(_("Chat memory could not be read or written."), f"{error}.")
@@ -50,17 +50,18 @@ class IndexFailed(StoreRefused):
 
 
 class Index:
-    """Thread-safe: each transaction has its own connection. Every method raises IndexLost and IndexFailed."""
+    """Transactions on the index file. Thread-safe. All methods raise IndexLost and IndexFailed."""
 
     def __init__(
         self, path: Path, on_loss: Callable[[], None] = lambda: None, problem: StoreRefused | None = None
     ) -> None:
-        """Open or create the file. `on_loss` is called if it was damaged or deleted. Also raises DatabaseTooNew.
+        """Open or create the file. Also raises DatabaseTooNew.
 
-        `problem`: do not open it; each transaction raises this.
+        `on_loss`: called when the file was damaged or deleted. `problem`: error to raise in each transaction,
+        without opening the file.
         """
         self.path, self.problem = path, problem
-        self.is_fresh = False  # the file was created or replaced since the block files were last checked
+        self.is_fresh = False  # True after the file was created or replaced, until the block files are checked
         self._on_loss = on_loss
         self._writing = threading.RLock()
         self._idle_readers: list[sqlite3.Connection] = []
@@ -81,7 +82,7 @@ class Index:
                 self._writer.close()
 
     def shrink(self) -> None:
-        """Erase deleted save points; free their space if most of the file is unused. Skipped while others read."""
+        """Remove deleted data from the write-ahead log; compact the file if most of it is unused. Ignores errors."""
         with self._writing, contextlib.suppress(sqlite3.Error):
             self._writer.execute("PRAGMA busy_timeout = 100")
             free, pages = (self._writer.execute(f"PRAGMA {name}_count").fetchone()[0] for name in ("freelist", "page"))
@@ -91,7 +92,7 @@ class Index:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """Open a transaction with a consistent snapshot of the index."""
+        """Open a read transaction, which sees a consistent snapshot of the index."""
         generation = self._generation
         try:
             connection = self._idle_readers.pop()
@@ -108,7 +109,7 @@ class Index:
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """Open an exclusive write transaction. Rolled back if it raises."""
+        """Open an exclusive write transaction; roll it back if its block raises."""
         with self._writing:
             if self.problem is not None:
                 raise self.problem
@@ -177,7 +178,7 @@ class Index:
         return connection
 
     def _renew(self, generation: int) -> None:
-        """Replace the damaged file, unless another thread has done so."""
+        """Replace the damaged file, unless another thread has done so since `generation`."""
         with self._writing:
             if generation != self._generation:
                 return
@@ -195,7 +196,7 @@ class Index:
             self.is_fresh = True
 
     def _close_idle_readers(self) -> None:
-        """Close idle readers now and busy ones when done: the path is or becomes another file."""
+        """Close idle readers now, and busy ones when they finish, because the file is replaced."""
         self._generation += 1
         while self._idle_readers:
             self._idle_readers.pop().close()
@@ -203,7 +204,7 @@ class Index:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a read transaction on an index another process may use. Raises IndexFailed."""
+    """Open a read transaction on an index that another process may be using. Raises IndexFailed."""
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             connection.execute("BEGIN")
@@ -213,7 +214,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def check_readable(path: Path) -> None:
-    """Raise DatabaseTooNew, or IndexFailed, if an index cannot be opened. A damaged one passes: it is recreated."""
+    """Raise DatabaseTooNew or IndexFailed if an index cannot be opened. Accepts a damaged one, as it is recreated."""
     try:
         with reading(path) as connection:
             check_version(connection, path, MIGRATIONS, _(TOO_NEW))
@@ -230,7 +231,7 @@ def write_error(error: OSError) -> NotSaved:
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Convert disk errors to IndexFailed."""
+    """Raise IndexFailed for an OSError in the block."""
     try:
         yield
     except OSError as error:
@@ -239,7 +240,7 @@ def disk_errors() -> Iterator[None]:
 
 @contextmanager
 def saving_errors() -> Iterator[None]:
-    """Convert index errors to NotSaved."""
+    """Raise NotSaved for an index error in the block."""
     try:
         yield
     except IndexLost as error:
@@ -256,7 +257,7 @@ def store_unusable(folder: Path, error: Exception) -> StoreRefused:
 
 
 def check_store(folder: Path) -> None:
-    """Raise KvchatError if the folder has no usable store. Only reads: another process may own it."""
+    """Raise KvchatError if the folder has no usable store. Never writes, as another process may own the folder."""
     index = folder / disk.INDEX
     try:
         os.scandir(folder).close()

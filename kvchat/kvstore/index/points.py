@@ -1,7 +1,7 @@
-"""Save points and their recipes in the index: each function works within the caller's transaction.
+"""Save points and their recipes in the index. All functions run within the caller's transaction.
 
-Recipes are paths in a tree of links: what many turns share is stored once. A link is one use of a block after those
-on the path to it. Links on no save point's path are deleted.
+A recipe is stored as a path in a tree of links, so that turns share the links of common blocks. A link is the use of
+one block; its parent is the previous use. Links on no save point's path are deleted.
 """
 
 import json
@@ -30,7 +30,7 @@ def fingerprint_id(db: sqlite3.Connection, fingerprint: Fingerprint) -> int | No
 
 
 def _facts(fingerprint: Fingerprint) -> str:
-    """Return the fingerprint as JSON without default values: older save points lack newer fields."""
+    """Return the fingerprint as JSON, without default values, because older save points lack newer fields."""
     facts = {f.name: value for f in fields(fingerprint) if (value := getattr(fingerprint, f.name)) != f.default}
     return json.dumps(facts, sort_keys=True)
 
@@ -90,7 +90,7 @@ def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
 
 
 def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
-    """Delete save points with their recipes. Blocks no longer used are left for `unused_blocks`."""
+    """Delete save points and their recipes, but not their blocks (see `unused_blocks`)."""
     for point_id in point_ids:
         query = "DELETE FROM save_points WHERE id = ? RETURNING node_id, link_id"
         for node_id, link_id in db.execute(query, (point_id,)).fetchall():
@@ -99,16 +99,16 @@ def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
 
 
 def transfer_to_extensions(db: sqlite3.Connection, point_ids: Sequence[int]) -> list[int]:
-    """Hand each save point that a remaining one extends over to the latter's conversation; return the others.
+    """Give each save point that a remaining one extends to the latter's conversation; return the others.
 
-    If states cannot be cut, the save point at the end of a shared system prompt is useful to every conversation with
-    that prompt, but belongs to the first of them. The same goes for save points on the path of another branch.
+    The save point at the end of a shared system prompt belongs to the first conversation with this prompt, but is
+    useful to all of them if states cannot be cut. The same applies to save points that several branches extend.
     """
     query = (
         "SELECT s.id, tree_id, node_id FROM save_points s JOIN nodes n ON n.id = node_id"
         " WHERE s.id IN (SELECT value FROM json_each(?)) ORDER BY s.n_tokens DESC"
     )
-    empty_nodes: set[int] = set()  # longest first, so no place in a chat's line is checked twice
+    empty_nodes: set[int] = set()  # longest first, so that no node is checked twice
     rest = []
     for point_id, tree_id, node_id in db.execute(query, (json.dumps(list(point_ids)),)).fetchall():
         successor = _find_successor(db, frozenset(point_ids), empty_nodes, tree_id, node_id)
@@ -125,7 +125,7 @@ def transfer_to_extensions(db: sqlite3.Connection, point_ids: Sequence[int]) -> 
 def _find_successor(
     db: sqlite3.Connection, excluded: frozenset[int], empty_nodes: set[int], tree_id: int, node_id: int
 ) -> int | None:
-    """Return a save point below this node; None if there is none, or if another one is exactly at it."""
+    """Return a save point not in `excluded` below the node, or None if there is none, or one at the node itself."""
 
     def successor_at(node_id: int, condition: str = "NOT never_save") -> int | None:
         ids = numbers(db, f"{POINTS} WHERE node_id = ? AND {condition}", node_id)
@@ -154,7 +154,7 @@ def points_of(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
 
 
 def forget(db: sqlite3.Connection, conversation_id: str | None) -> None:
-    """Delete a conversation's loss records, or all, and the conversation itself if empty."""
+    """Delete the loss records and the empty, unflagged rows of one conversation, or of all with None."""
     condition, values = ("true", ()) if conversation_id is None else ("{} = ?", (conversation_id,))
     db.execute(f"DELETE FROM losses WHERE {condition.format('conversation')}", values)
     empty = "NOT EXISTS (SELECT 1 FROM save_points WHERE conversation_id = conversations.id)"
@@ -167,12 +167,15 @@ def numbers(db: sqlite3.Connection, query: str, *values: object) -> list[int]:
 
 
 def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk: Mapping[bytes, int]) -> bool:
-    """Mark a staged save point absorbed and delete older ones with its tokens; False if it was deleted meanwhile."""
+    """Store the recipe of a staged save point; return False if this was deleted.
+
+    Also deletes the conversation's older absorbed save points with the same tokens.
+    """
     row = db.execute("SELECT conversation_id, node_id FROM save_points WHERE id = ?", (point_id,)).fetchone()
     if row is None:
         return False
     conversation, node_id = row
-    some_rows = bool(recipe.row_map.caches)  # no caches: unknown layout, all counted as rows
+    some_rows = bool(recipe.row_map.caches)  # without caches (unknown layout) all blocks count as rows
     db.executemany(
         "INSERT INTO blocks (name, size, residue, disk_bytes, xxh3) VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (name) DO UPDATE SET xxh3 = excluded.xxh3 WHERE excluded.xxh3 <> x''",
@@ -189,7 +192,7 @@ def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk:
 
 
 def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
-    """Return an absorbed save point's recipe, else None. Raises RecipeError if it was changed."""
+    """Return a save point's recipe, or None if it is not absorbed. Raises RecipeError if the seal is wrong."""
     query = "SELECT file_size, row_map, seal, link_id FROM save_points WHERE id = ? AND link_id IS NOT NULL"
     row = db.execute(query, (point_id,)).fetchone()
     if row is None:
@@ -210,21 +213,21 @@ def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
 
 
 def find_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
-    """Return an absorbed save point's recipe, unless it was changed."""
+    """Return a save point's recipe, or None if it is not absorbed or the seal is wrong."""
     with suppress(RecipeError):
         return load_recipe(db, point_id)
     return None
 
 
 def unused_blocks(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, bytes, int]]:
-    """Return the next unused blocks after an id, in order: id, name, bytes on disk."""
+    """Return (id, name, disk bytes) of up to `limit` unused blocks with ids above `after`, in order."""
     unused = "NOT EXISTS (SELECT 1 FROM links WHERE block_id = blocks.id)"
     query = f"SELECT id, name, disk_bytes FROM blocks WHERE id > ? AND {unused} ORDER BY id LIMIT ?"
     return db.execute(query, (after, limit)).fetchall()
 
 
 def _add_path(db: sqlite3.Connection, recipe: Recipe) -> int:
-    """Add the links of a recipe that are missing; return the last. Rows shared with the next turn come first."""
+    """Add a recipe's missing links; return the last link's id. Rows that later turns can share come first."""
     is_window = [cache.is_window for cache in recipe.row_map.caches]
 
     def sort_key(use: BlockUse) -> tuple[int, int, int, int]:
@@ -246,7 +249,7 @@ def _add_path(db: sqlite3.Connection, recipe: Recipe) -> int:
 
 
 def _drop_unused_links(db: sqlite3.Connection, link_id: int) -> None:
-    """Delete the links at the end of a path that no save point needs any more."""
+    """Delete unused links from the end of a path upwards."""
     unused = (
         "DELETE FROM links WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM links WHERE parent_id = ?1)"
         " AND NOT EXISTS (SELECT 1 FROM save_points WHERE link_id = ?1) RETURNING parent_id"

@@ -1,8 +1,7 @@
-"""The index's schema as numbered steps (see kvchat.system.migrations), and checks of its rows.
+"""The index's schema as a list of migrations (see kvchat.system.migrations), and integrity checks.
 
-Token lists are kept as a tree of segments (see token_tree), so that shared parts are stored, and compared, once.
-Recipes are paths in a tree of links, so that the uses of blocks that many turns share are stored once as well.
-Times are seconds since 1970.
+Token lists are stored as a tree of segments (see token_tree), so that common prefixes are stored and compared only
+once. Recipes are stored as paths in a tree of links for the same reason (see points). Times are seconds since 1970.
 """
 
 import json
@@ -16,7 +15,7 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.system.migrations import migrate
 
 SEGMENT, TOKEN_BYTES = 256, 4  # maximum tokens per tree node; bytes per token
-_MAX_NUMBER = 1 << 50  # bytes or milliseconds; a sum of 8,000 of these still fits
+_MAX_NUMBER = 1 << 50  # bytes or milliseconds; the sum of 8,000 such values fits into 64 bits
 _SUM_RANGE = f"BETWEEN -{4096 * _MAX_NUMBER} AND {4096 * _MAX_NUMBER}"
 _MAX_TIME_S = 1 << 34  # seconds since 1970
 _MAX_TOKENS = 1 << 31
@@ -31,7 +30,7 @@ _SUM_TRIGGERS = (
 )
 _SUM_COLUMNS = ("conversations.held_bytes", "conversations.exclusive_bytes", "blocks.holders")
 
-# Strict tables with CHECKs: SQLite itself detects damaged contents (see `is_sane`).
+# Tables are strict, with CHECKs, so that SQLite detects damaged contents (see `is_sane`).
 MIGRATIONS: tuple[str, ...] = (
     f"""
     CREATE TABLE fingerprints (id INTEGER PRIMARY KEY, facts TEXT NOT NULL UNIQUE) STRICT;
@@ -120,7 +119,7 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE marks (name TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
     """,
-    # Sums once kept by triggers: reading all rows takes less time than keeping them did.
+    # Drop sums updated by triggers: computing them from all rows when needed takes less time.
     "\n".join(
         (
             *(f"DROP TRIGGER IF EXISTS {name};" for name in _SUM_TRIGGERS),
@@ -137,11 +136,11 @@ _TEXTS = (
 
 
 class CorruptIndex(ValueError):
-    """The index contains an impossible value."""
+    """An impossible value in the index."""
 
 
 def is_sane(db: sqlite3.Connection) -> bool:
-    """True if the file is intact and every row plausible, or if it cannot be read at all."""
+    """True if the file and all its rows are valid, or if it cannot be checked (locked, I/O error, no memory)."""
     try:
         if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok" or _schema(db) != _expected_schema():
             return False
@@ -160,7 +159,7 @@ def is_sane(db: sqlite3.Connection) -> bool:
 
 
 def _schema(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
-    """Return tables, indexes and triggers as SQL; nothing else reveals a changed trigger."""
+    """Return tables, indexes and triggers with their SQL, to detect changed triggers."""
     return set(db.execute("SELECT type, name, coalesce(sql, '') FROM main.sqlite_master").fetchall())
 
 
@@ -172,7 +171,7 @@ def _expected_schema() -> set[tuple[str, str, str]]:
 
 
 def moment(seconds: float) -> datetime:
-    """Convert a stored time. Raises CorruptIndex."""
+    """Convert a stored time to a datetime in UTC. Raises CorruptIndex."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, TypeError, OverflowError, OSError) as error:

@@ -1,7 +1,7 @@
-"""The token tree in the index: finds the save points that begin as a prompt does, without reading every list.
+"""The token tree in the index, which finds the save points that share a prefix with a prompt.
 
-A node is a segment of up to 256 tokens, named by the hash of all tokens up to its end. Each fingerprint has a tree
-for each audience.
+A node is a segment of up to 256 tokens, named by a hash of all tokens up to its end. There is one tree for each
+fingerprint and audience.
 """
 
 import json
@@ -19,26 +19,26 @@ from kvchat.kvstore.index.schema import SEGMENT, TOKEN_BYTES, CorruptIndex
 from kvchat.kvstore.savepoint import Tokens
 
 _ROOT = 0
-_HASH_BYTES = 16  # matches are verified against the real token ids
-_MAX_POINTS_PER_NODE = 20  # save points with the same tokens
+_HASH_BYTES = 16  # matches are then compared by token ids
+_MAX_POINTS_PER_NODE = 20  # limit of save points returned by `at`
 _FIND_NODE = "SELECT id FROM nodes WHERE tree_id = ? AND name = ?"
 _CHILDREN = "SELECT id, packed FROM nodes WHERE parent_id = ? AND tree_id = ?"
 
 _Parent = tuple[int, int]  # node and tree
-_Child = tuple[int, int, int]  # node, tokens shared, tokens
+_Child = tuple[int, int, int]  # node, number of shared tokens, number of tokens
 
 
 class NodeMatch(NamedTuple):
     node_id: int
     shared: int
-    whole: bool  # the prompt has all the node's tokens
-    n_tokens: int  # node length; save points below it have more
+    whole: bool  # True if the prompt shares all tokens of the node
+    n_tokens: int  # tokens from the root to the end of the node
 
 
 class _Segment(NamedTuple):
-    """Up to 256 consecutive tokens. Only the last segment of a chain is shorter."""
+    """A segment of 256 tokens; the last one of a chain may be shorter."""
 
-    name: bytes  # BLAKE3 of the previous name and these tokens: equal names mean equal prefixes
+    name: bytes  # BLAKE3 of the previous name and these tokens, that is, of the whole prefix
     end: int  # token position after the segment
     packed: bytes  # the token ids, int32 little endian
 
@@ -65,7 +65,7 @@ def add_tokens(db: sqlite3.Connection, tree_id: int, tokens: Sequence[int]) -> i
 
 
 def tokens_of(db: sqlite3.Connection, node_id: int) -> Tokens:
-    """Return a node's token list. Raises CorruptIndex if it does not match its hashes."""
+    """Return the tokens from the root to the end of a node. Raises CorruptIndex if they do not match its name."""
     rows = db.execute(
         """
         WITH RECURSIVE up (id, parent_id, n_tokens, packed, name) AS (
@@ -101,9 +101,9 @@ def drop_unused(db: sqlite3.Connection, node_id: int) -> None:
 def places(
     db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int], *, whole: bool = False
 ) -> Iterator[NodeMatch]:
-    """Lazily yield the nodes that share leading tokens with the prompt, longest match first.
+    """Lazily yield the nodes that share a prefix with the prompt, longest match first.
 
-    `whole`: only those whose whole token list begins the prompt.
+    With `whole`, yields only nodes all of whose tokens are a prefix of the prompt.
     """
     packed = pack_tokens(prompt)
     return merge(*(_places(db, tree, packed, whole) for tree in trees), key=lambda place: -place.shared)
@@ -128,13 +128,13 @@ def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, whole: bool) ->
 
 
 def at(db: sqlite3.Connection, node_id: int) -> list[int]:
-    """Return the save points at exactly this node, most recently used first; limited in number."""
+    """Return up to _MAX_POINTS_PER_NODE save points at the node, most recently used first."""
     query = "SELECT id FROM save_points WHERE node_id = ? ORDER BY last_used_at DESC LIMIT ?"
     return [row[0] for row in db.execute(query, (node_id, _MAX_POINTS_PER_NODE))]
 
 
 def below(db: sqlite3.Connection, node_id: int, empty_nodes: set[int], *, absorbed: bool = False) -> int | None:
-    """Return a save point at or beyond the node, or None. `empty_nodes`: nodes known to lead to none; updated."""
+    """Return a save point at or below the node, or None. Adds nodes with none to `empty_nodes` and skips them."""
     query = f"SELECT id FROM save_points WHERE node_id = ? {'AND link_id IS NOT NULL ' * absorbed}LIMIT 1"
 
     def lookup(node_id: int) -> int | None:
@@ -147,9 +147,10 @@ def below(db: sqlite3.Connection, node_id: int, empty_nodes: set[int], *, absorb
 def first_at_or_below(
     db: sqlite3.Connection, node_id: int, lookup: Callable[[int], int | None], empty_nodes: set[int]
 ) -> int | None:
-    """Return the first non-None `lookup` of the node or one beyond it. Nodes without one go into `empty_nodes`.
+    """Return the first result of `lookup` that is not None, for the node and those below it.
 
-    Every leaf of the tree has a save point, so the first path down usually finds one.
+    Nodes without a result are added to `empty_nodes`, and skipped. As every leaf has a save point, the first path
+    down usually has a result.
     """
     query = "SELECT id FROM nodes WHERE parent_id = ? AND id > ?"  # ids grow downward: no cycles in a damaged index
     stack: list[tuple[int, Iterator[int]]] = [(_ROOT, iter((node_id,)))]
@@ -168,7 +169,7 @@ def first_at_or_below(
 
 
 def count_continuations(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[int, int]:
-    """Count the ways token lists continue from each node: 0 where one ends, 2 where they diverge."""
+    """Count the different continuations after each node: 0 at the end of a thread, 2 or more at a branch."""
     if not nodes:
         return {}
     query = (
@@ -189,8 +190,8 @@ def count_continuations(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[in
 
 
 def _matching_children(db: sqlite3.Connection, parent: _Parent, remaining: bytes) -> Iterator[_Child]:
-    """Yield the segments after a node that share a prefix with `remaining`, longest first."""
-    # In byte order the best match is adjacent to `remaining`: search outwards from there.
+    """Yield the children of a node that share a prefix with `remaining`, longest first."""
+    # In byte order the best match is next to `remaining`, so search outwards from there.
     before = db.execute(f"{_CHILDREN} AND packed <= ? ORDER BY packed DESC", (*parent, remaining))
     behind = db.execute(f"{_CHILDREN} AND packed > ? ORDER BY packed", (*parent, remaining))
     sides = [
@@ -201,14 +202,14 @@ def _matching_children(db: sqlite3.Connection, parent: _Parent, remaining: bytes
         if not shared:
             return
         exact = db.execute(f"{_CHILDREN} AND packed = ?", (*parent, remaining[: shared * TOKEN_BYTES])).fetchone()
-        if exact:  # before longer ones
+        if exact:  # yield it before longer segments
             yield exact[0], shared, shared
         yield from (child for child in children if child[2] > shared)
 
 
 def _prefix_children(db: sqlite3.Connection, parent: _Parent, remaining: bytes) -> Iterator[_Child]:
-    """Yield the segments after a node that are prefixes of `remaining`, longest first."""
-    # A prefix sorts before `rest`, and is no longer than what `rest` shares with the nearest segment before it.
+    """Yield the children of a node that are prefixes of `remaining`, longest first."""
+    # Prefixes sort before `remaining`, and are no longer than the prefix shared with the nearest segment before it.
     while remaining:
         row = db.execute(f"{_CHILDREN} AND packed <= ? ORDER BY packed DESC LIMIT 1", (*parent, remaining)).fetchone()
         if row is None:

@@ -1,4 +1,4 @@
-"""Sizes, losses and unchecked save points in the index: functions within the caller's transaction."""
+"""Sizes, losses and unchecked save points in the index. All functions run within the caller's transaction."""
 
 import json
 import sqlite3
@@ -20,8 +20,8 @@ from kvchat.text.reasons import Reason, ReasonCode, reason_of
 
 class Totals(NamedTuple):
     save_points: int
-    logical: int  # of all slot files
-    rows: int  # of row blocks
+    logical: int  # bytes of all slot files
+    rows: int  # bytes of row blocks
     disk: int  # disk bytes of all blocks
     bytes_written: int
     written_today: int
@@ -38,7 +38,6 @@ def totals(db: sqlite3.Connection, today: str) -> Totals:
 
 
 def block_bytes(db: sqlite3.Connection) -> int:
-    """Return the disk bytes of all blocks."""
     return int(db.execute("SELECT coalesce(sum(disk_bytes), 0) FROM blocks").fetchone()[0])
 
 
@@ -79,13 +78,13 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
 
 
 def _block_bytes_by_conversation(db: sqlite3.Connection) -> dict[int, tuple[int, int]]:
-    """Return the disk bytes of each conversation's blocks, and of those that no other one uses."""
+    """Return the disk bytes of each conversation's blocks, and of the blocks that only it uses, by its id."""
     points = db.execute(
         "SELECT conversation_id, link_id FROM save_points WHERE link_id IS NOT NULL ORDER BY 1"
     ).fetchall()
     needs = _block_needs(db, [link_id for _, link_id in points])
     parents = needs.parents.tolist()
-    seen_by = [0] * len(parents)  # the last conversation found to hold each use
+    seen_by = [0] * len(parents)  # for each use, the last conversation found to have it
     uses: list[int] = []
     counts: list[int] = []
     for (conversation, _), use in zip(points, needs.last_uses.tolist(), strict=True):
@@ -118,7 +117,7 @@ def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Cand
 
 
 def _block_needs(db: sqlite3.Connection, link_ids: Sequence[int]) -> BlockNeeds:
-    """Return the blocks that recipes need. Raises CorruptIndex. `link_ids`: the last link of each recipe."""
+    """Return the blocks that recipes need. `link_ids`: the last link of each recipe. Raises CorruptIndex."""
     links, parents, blocks = _columns(db, "SELECT id, parent_id, block_id FROM links ORDER BY 1", 3)
     known, sizes = _columns(db, "SELECT id, disk_bytes FROM blocks ORDER BY 1", 2)
     is_first = parents == 0
@@ -147,7 +146,7 @@ def _indices(known: Numbers, values: Numbers) -> Numbers:
 
 
 def _columns(db: sqlite3.Connection, query: str, count: int) -> list[Numbers]:
-    """Return the columns of a query of integers; joined to text for numpy, three times as fast as tuples."""
+    """Return the integer columns of a query. SQLite joins them to text, three times as fast as fetching tuples."""
     columns = [f"group_concat(c{number})" for number in range(count)]
     names = ", ".join(f"c{number}" for number in range(count))
     row = db.execute(f"WITH t ({names}) AS ({query}) SELECT {', '.join(columns)} FROM t").fetchone()
@@ -155,7 +154,7 @@ def _columns(db: sqlite3.Connection, query: str, count: int) -> list[Numbers]:
 
 
 def discard(db: sqlite3.Connection, point_ids: Sequence[int], reason: Reason, now: datetime, *, notify: bool) -> None:
-    """Delete save points and record why, for `Restorer.find`; `notify`: the user is told, once."""
+    """Delete save points and record the reason for `Restorer.find`; with `notify`, also report it to the user once."""
     for point_id in point_ids:
         db.execute(
             "INSERT INTO losses (save_point_id, conversation, fingerprint_id, reason, lost_at, told)"
@@ -167,13 +166,13 @@ def discard(db: sqlite3.Connection, point_ids: Sequence[int], reason: Reason, no
 
 
 def find_loss(db: sqlite3.Connection, condition: str, *values: object) -> Reason | None:
-    """Return the reason of the newest loss that meets the condition."""
+    """Return the reason of the newest loss that matches an SQL condition."""
     row = db.execute(f"SELECT reason FROM losses WHERE {condition} ORDER BY id DESC LIMIT 1", values).fetchone()
     return _parse_reason(row[0]) if row else None
 
 
 def take_unreported_losses(db: sqlite3.Connection, *, index: bool = False) -> tuple[SavePointLoss, ...]:
-    """Return the losses the user has not been told about, with `index` that of the index, too; mark them as told."""
+    """Return the losses not yet reported, with `index` also the loss of the index, and mark them as reported."""
     query = "SELECT conversation, count(*), max(reason) FROM losses WHERE NOT told GROUP BY conversation, reason"
     rows = db.execute(query).fetchall()
     db.execute("UPDATE losses SET told = 1 WHERE NOT told")
