@@ -1,4 +1,4 @@
-"""The gateway: its life cycle, the handler of each path, and the Prometheus counters."""
+"""The gateway's life cycle, request handlers and Prometheus metrics."""
 
 import contextlib
 import re
@@ -49,7 +49,7 @@ _RECEIPT_HEADERS = ("source", "found", "restore-ms", "miss", "cached", "prompt",
 
 
 class Gateway:
-    """Belongs to one event loop. `log` has all requests; subscribe there for changes."""
+    """The API server. Event loop thread only. Subscribe to `log` to follow requests."""
 
     def __init__(
         self,
@@ -60,16 +60,16 @@ class Gateway:
         enabled_rules: EnabledRules = lambda program: (),
         shares: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`absorb` starts background absorption of saved files; `enabled_rules` returns a program's enabled rules.
+        """`absorb` has the store absorb saved files; `enabled_rules` returns a program's enabled rules.
 
-        `shares`: True if all programs share their memory.
+        `shares` returns True if all programs share their memory.
         """
         self._slots, self._host = slots, host
         self.catalogue = catalogue
         self.log = RequestLog(shares)
         self.metrics, self.total_metrics = (Metrics(self.log, by_program=by_program) for by_program in (True, False))
         self.runner = RequestRunner(slots, host, catalogue.find, self.log, absorb, PromptRewriter(enabled_rules))
-        self._checks: AccessPolicy | None = None  # for incoming requests while open
+        self._checks: AccessPolicy | None = None  # None while closed
         self._listener: Listener | None = None
         self._body_bytes = 0  # request bodies in memory
 
@@ -81,7 +81,7 @@ class Gateway:
         return f"http://{host}:{self._listener.port}"
 
     async def open(self, checks: AccessPolicy, port: int) -> str:
-        """Open the gateway, closing an open one; return its URL. Raises KvchatError."""
+        """Start listening and return the URL, closing the gateway first if it is open. Raises KvchatError."""
         if not checks.keys and not is_loopback(checks.host):
             raise KvchatError(
                 _("The API server needs an API key for network access"),
@@ -105,12 +105,12 @@ class Gateway:
         return self.url
 
     async def close(self) -> None:
-        """Stop accepting requests; abort answers in progress, complete saves."""
+        """Stop accepting requests, abort answers in progress, and wait for saves to finish."""
         self._checks = None
         with self.runner.stopped():
             await self.runner.background.wait_until_idle()
             if self._listener is not None:
-                await self._listener.close()  # if cancelled here, the next caller waits for it again
+                await self._listener.close()  # if cancelled, the next call waits again
                 self._listener = None
 
     def forget(self, program: str) -> None:
@@ -161,7 +161,7 @@ class Gateway:
         return Response(metrics.text(), media_type=None, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def _show_requests(self, request: Request) -> Response:
-        """Show current requests, recent ones newest first, and slots: the client's own, or all to the owner."""
+        """List active requests, recent ones (newest first) and slots: all for the owner, else the client's own."""
         program = None if request.scope["is_owner"] else request.scope["program"]
         active, recent = (
             [record.as_json() for record in records if program in (None, record.program)]
@@ -232,7 +232,7 @@ class Gateway:
 
 
 class _Endpoint:
-    """Makes Starlette call the handler with the raw ASGI arguments."""
+    """ASGI endpoint: Starlette passes it the raw ASGI arguments, not a Request."""
 
     def __init__(self, handler: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._handler = handler
@@ -243,7 +243,7 @@ class _Endpoint:
 
 
 def _guarded(app: ASGIApp, checks: AccessPolicy) -> ASGIApp:
-    """Check host, origin and key of each request before the app gets it."""
+    """Wrap `app` in checks of host, origin and, except for public paths, API key."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -267,7 +267,7 @@ def _form_of(path: str) -> Form:
 
 
 async def _parse(path: str, raw: bytes) -> ParsedRequest:
-    """Parse and check the body of a request that may reach the engine. Raises RequestRefused."""
+    """Parse a body and check that the engine can safely process it. Raises RequestRefused."""
 
     def parse() -> ParsedRequest:
         request = parse_request(_form_of(path), raw)
@@ -294,7 +294,7 @@ MAX_PROGRAMS = 50  # clients choose their own names
 
 
 class Metrics:
-    """Program names and counts, no request contents."""
+    """Prometheus metrics: program names and counts, no request contents."""
 
     def __init__(self, log: RequestLog, *, by_program: bool) -> None:
         self._registry = registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""API keys of the gateway: a shared one, and one per program that can be revoked separately."""
+"""API keys of the gateway: a shared key, and keys for single programs that can be revoked separately."""
 
 import contextlib
 import hmac
@@ -21,13 +21,13 @@ UNNAMED = "other"  # a program that sends no name
 MIN_KEY = 8  # characters
 _ACCOUNT = "API keys"
 _MAX_FILE = 100_000
-_MAX_NAME = 40  # letters
+_MAX_NAME = 40  # characters
 _INVISIBLE = "\u115f\u1160\u17b4\u17b5\ufe0e\ufe0f"  # invisible letters and marks
 
 
 class Keys:
     def __init__(self, keys: Mapping[str, str], owner: str = "") -> None:
-        """`keys` by program; `ANY_PROGRAM` for programs told apart by User-Agent. `owner` sees all requests."""
+        """`keys` maps programs, or `ANY_PROGRAM`, to keys; `owner` is the key that may list all requests."""
         self._keys = {name: key.encode() for name, key in keys.items() if key}
         self._owner = owner.encode()
 
@@ -41,14 +41,14 @@ class Keys:
         return bool(self._owner) and hmac.compare_digest(self._owner, key.encode("utf-8", "replace"))
 
     def program_of(self, key: str) -> str | None:
-        """Return the key's program or `ANY_PROGRAM`; None if it is invalid. Compares every key in constant time."""
+        """Return the key's program or `ANY_PROGRAM`, or None if it is invalid. Compares in constant time."""
         key_bytes = key.encode("utf-8", "replace")
         names = [name for name, known in self._keys.items() if hmac.compare_digest(known, key_bytes)]
         return names[-1] if names else None
 
 
 class KeyStore:
-    """The user's API keys, in the keyring or a file. Use it off the event loop."""
+    """The user's API keys, in the keyring or a file. Blocking: do not call it in the event loop."""
 
     def __init__(self, paths: Paths) -> None:
         self._store = SecretStore(_ACCOUNT, paths.config / "api-keys")
@@ -68,7 +68,7 @@ class KeyStore:
         return key
 
     def revoke(self, program: str = ANY_PROGRAM) -> None:
-        """Revoke the program's key. Raises OSError."""
+        """Delete the program's key. Raises OSError if the keys cannot be stored."""
         left = {name: key for name, key in self.load().items() if name != program}
         if left:
             self._store.save(json.dumps(left))
@@ -77,7 +77,7 @@ class KeyStore:
 
 
 def read_key_file(path: Path) -> dict[str, str]:
-    """Read a file of `key` or `program: key` lines. Raises KvchatError, also if other users can read it."""
+    """Read `key` or `program: key` lines. Raises KvchatError, including for a file others can read."""
     try:
         if os.name != "nt" and stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise KvchatError(
@@ -107,7 +107,7 @@ def read_key_file(path: Path) -> dict[str, str]:
 
 
 def program_from_user_agent(agent: str) -> str:
-    """Return a program's name from its User-Agent header, decoded as Latin-1."""
+    """Return the program's name in a User-Agent header that was decoded as Latin-1."""
     with contextlib.suppress(UnicodeError):
         agent = agent.encode("latin-1").decode()
     product, _, version = agent.strip().partition(" ")[0].partition("/")
@@ -118,7 +118,7 @@ def program_from_user_agent(agent: str) -> str:
 
 
 def program_name(text: str) -> str:
-    """Make a name safe to display: letters of any script and digits, nothing invisible."""
+    """Make a name safe to display: replace all but visible letters and digits with hyphens."""
 
     def is_plain(character: str) -> bool:
         return character in "-._" or (unicodedata.category(character)[0] in "LMN" and character not in _INVISIBLE)

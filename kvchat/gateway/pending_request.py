@@ -1,4 +1,4 @@
-"""A request in progress: its prompt's ids, and the response stream to a client that may be slower than the engine."""
+"""A request in progress: its rendered prompt, and a response stream for clients slower than the engine."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ UNKNOWN = RenderedPrompt(())
 
 
 def pictures_in(request: ParsedRequest) -> tuple[Picture, ...]:
-    """Return a request's images; none if it is not convertible, which the engine reports."""
+    """Return a request's images; empty if it cannot be converted, which the engine reports."""
     try:
         return request.chat_and_pictures[1]
     except Unconvertible:
@@ -40,7 +40,7 @@ def pictures_in(request: ParsedRequest) -> tuple[Picture, ...]:
 
 
 async def prompt_of(engine: ReadyEngine, request: ParsedRequest) -> RenderedPrompt:
-    """Return a request's prompt; UNKNOWN if kvchat cannot render it or the engine refuses. Raises EngineGone."""
+    """Render a request's prompt; UNKNOWN if kvchat or the engine cannot render it. Raises EngineGone."""
     try:
         prompt = request.body.get("prompt") if request.form is Form.COMPLETION else None
         if request.form is not Form.COMPLETION:
@@ -58,7 +58,7 @@ async def prompt_of(engine: ReadyEngine, request: ParsedRequest) -> RenderedProm
 
 
 async def shared_tokens(engine: ReadyEngine, make_request: Callable[[str], Json | str | None]) -> Tokens:
-    """Return the common prefix of two prompts made with different probes; empty if there is none. Raises EngineGone."""
+    """Return the common prefix of the prompts that `make_request` returns for two probe texts. Raises EngineGone."""
     prompts: list[Tokens] = []
     for probe in BOUNDARY_PROBES:
         try:
@@ -79,7 +79,7 @@ class ClientTooSlow(ConnectionError):
 
 
 class ResponseStream:
-    """A response being sent: head, then body. Its producer never waits."""
+    """Queue from the response's producer, which never waits, to the client."""
 
     def __init__(self) -> None:
         self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -94,7 +94,7 @@ class ResponseStream:
         self._messages.put_nowait({"type": "http.response.start", "status": status, "headers": encoded})
 
     def write(self, data: bytes) -> None:
-        """Queue body bytes. Raises ClientTooSlow."""
+        """Queue body bytes. Raises ClientTooSlow if more than MAX_BUFFERED are waiting."""
         self._buffered += len(data)
         if self._buffered > MAX_BUFFERED:
             raise ClientTooSlow
@@ -145,16 +145,16 @@ class MustRestart(Exception):
 
 @dataclass(eq=False)
 class PendingRequest:
-    """One request, from admission until the state it left in a slot is saved."""
+    """A request, from admission until its slot's state is saved."""
 
     path: str
     request: ParsedRequest
     record: RequestRecord
     response: ResponseStream = field(default_factory=ResponseStream)
     prompt: RenderedPrompt = UNKNOWN
-    rendered_by: int = 0  # generation of the engine that rendered it
+    rendered_by: int = 0  # generation of the engine that rendered `prompt`
     is_answered: bool = False  # fully generated; the end may not be sent yet
-    is_abandoned: bool = False  # no client waits for it
+    is_abandoned: bool = False  # the client disconnected or the request was stopped
     task: asyncio.Task[None] | None = None
     answering: InterruptibleTask = field(default_factory=InterruptibleTask)
 
@@ -162,7 +162,7 @@ class PendingRequest:
         self.prompt, self.rendered_by = await prompt_of(engine, self.request), engine.generation
 
     def abandon(self) -> None:
-        """Abort the answer: the client disconnected. After a finished answer, saving still continues."""
+        """Abort the answer, as the client disconnected; after a complete answer, saving continues."""
         if not (self.response.has_ended or self.is_answered):
             self._abort()
 

@@ -1,6 +1,6 @@
-"""Records of the gateway's requests: those in progress, the last ones, and daily totals on disk.
+"""Records of the gateway's requests: active and recent requests in memory, daily totals on disk.
 
-Never prompt text: programs, models, counts and times, named as in the headers and in `/kvchat/requests`.
+Reports and files contain programs, models, counts and times, never prompt text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_HEADER = 500  # characters
 MAX_MODEL_NAME = 200  # characters kept of the name that a client chose
 # These do not explain a miss; any other reason does.
 UNEXPLAINED = (None, Reason(ReasonCode.NOTHING_ALIKE), Reason(ReasonCode.GOES_ON_OTHERWISE))
-MIN_EXPLAINED, TOLERANCE = 64, 64  # tokens: fewer need no explanation; tolerance of a match's end
+MIN_EXPLAINED, TOLERANCE = 64, 64  # tokens: fewer need no explanation; tolerance for a match's length
 ALL_PROGRAMS = "all programs"  # owner of shared memory; no program's name contains a space
 
 
@@ -48,7 +48,7 @@ FINISHED = (Stage.DONE, Stage.FAILED, Stage.LEFT)
 
 @dataclass
 class RequestRecord:
-    """One request through the gateway. Times in ms; counts in tokens; None if not known (yet)."""
+    """A request to the gateway. Times are in ms, counts in tokens; None means not known yet."""
 
     id: int
     program: str
@@ -75,10 +75,10 @@ class RequestRecord:
     saved_ms: float = 0.0  # processing time saved
     slot: int | None = None
     saved_by_rule: dict[str, int] = field(default_factory=dict)  # tokens, by rule name
-    whole_only: bool = False  # the states are usable only as a whole
+    whole_only: bool = False  # the engine cannot cut states
     is_unlike_stored: bool = False  # no similar prompt is known for the program
     divergence: Divergence | None = None  # from the closest earlier prompt; its texts are shown only in the window
-    changes: tuple[PromptChange, ...] = ()  # by enabled rules; also window-only
+    changes: tuple[PromptChange, ...] = ()  # by enabled rules; shown only in the window
     has_own_key: bool = False  # the program used its own API key
     is_shared: bool = False  # all programs share their memory
     _began: float = field(default_factory=time.perf_counter, repr=False)
@@ -92,12 +92,12 @@ class RequestRecord:
 
     @property
     def is_known_prompt(self) -> bool:
-        """True if the program is known to have sent a prompt with this beginning."""
+        """True if an earlier prompt of the program is known that begins in the same way."""
         return not self.is_unlike_stored and (self.divergence is None or self.divergence.shared_tokens >= TOLERANCE)
 
     @property
     def costly_divergence(self) -> Divergence | None:
-        """The divergence, if it is why much of the prompt was reprocessed."""
+        """The divergence if it explains why much of the prompt was reprocessed, else None."""
         divergence, known = self.divergence, self.found if self.cached is None else self.cached
         if divergence is None or divergence.is_expected or self.miss not in UNEXPLAINED:
             return None
@@ -120,7 +120,7 @@ class RequestRecord:
         return {name: value for name, value in values.items() if value is not None}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry for `GET /kvchat/requests`, keyed by header name where there is one."""
+        """Return the entry for `GET /kvchat/requests`, with the same names as in response headers."""
         names = [field.name for field in fields(self)]
         values = {name.replace("_", "-"): getattr(self, name) for name in names[: names.index("whole_only")]}
         reason = self.miss_reason
@@ -144,7 +144,7 @@ def headers_of(receipt: dict[str, object]) -> dict[str, str]:
 
 
 class RequestLog:
-    """The active requests and the last finished ones. Event loop thread only."""
+    """The active and the most recently finished requests. Event loop thread only."""
 
     def __init__(self, shares: Callable[[], bool] = lambda: False) -> None:
         self.active: list[RequestRecord] = []  # oldest first
@@ -154,7 +154,7 @@ class RequestLog:
         self._listeners: list[Callable[[RequestRecord], object]] = []
 
     def subscribe(self, listener: Callable[[RequestRecord], object]) -> Callable[[], None]:
-        """Call `listener` when a request arrives or advances; return an unsubscriber."""
+        """Call `listener` when a request arrives or progresses; return a function to unsubscribe."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
@@ -165,7 +165,7 @@ class RequestLog:
         return record
 
     def set_stage(self, record: RequestRecord, stage: Stage) -> None:
-        """Advance a request, unless it has already finished."""
+        """Set a request's stage and notify listeners, unless the request has already finished."""
         if record.stage in FINISHED:
             return
         record.stage = stage
@@ -209,7 +209,7 @@ class ProgramTotal:
 
     @classmethod
     def of(cls, record: RequestRecord, prefill_ms: Callable[[int], float]) -> ProgramTotal:
-        """Return the totals of one request; `prefill_ms` estimates the processing time of tokens."""
+        """Return the totals of one request; `prefill_ms` estimates the time to process a number of tokens."""
         prompt, cached, divergence = record.prompt or 0, record.cached or 0, record.costly_divergence
         total = cls(1, prompt, cached, record.saved_ms, time.time())
         if reason := divergence.cause if divergence else record.miss if is_lost(record.miss) else None:
@@ -236,7 +236,7 @@ class ProgramTotal:
 
 
 class DailyTotals:
-    """Stored in one small file; an unreadable one counts as empty. Event loop thread only, except `write`."""
+    """Daily totals in one file; an unreadable file counts as empty. Event loop thread only, except `write`."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Applies the enabled rules to requests, and finds out why more of a prompt than necessary was processed."""
+"""Rewriting of requests by enabled rules, and diagnosis of prompts that had to be reprocessed."""
 
 import asyncio
 import contextlib
@@ -28,12 +28,12 @@ _INVALID_BODY = (ValueError, LookupError, TypeError, AttributeError, RecursionEr
 
 
 class PromptRewriter:
-    """Applies rules and remembers prompts, in memory only. Event loop thread only."""
+    """Rewriter and memory of programs' recent prompts, never on disk. Event loop thread only."""
 
     def __init__(
         self, enabled_rules: EnabledRules = lambda program: (), clock: Callable[[], datetime] = datetime.now
     ) -> None:
-        """`clock` returns the local time, as programs state the local date in prompts."""
+        """`clock` returns the local time, because programs put the local date into prompts."""
         self._enabled_rules, self._clock = enabled_rules, clock
         self._recent = RecentPrompts()
         self._states: dict[str, RuleState] = {}  # by program
@@ -51,7 +51,7 @@ class PromptRewriter:
     def rewrite(
         self, program: str, request: ParsedRequest, rules: Collection[str]
     ) -> tuple[ParsedRequest, tuple[PromptChange, ...]]:
-        """Apply a program's enabled rules; return the same request if nothing changed. Never raises."""
+        """Apply `rules`; return the request and its changes. An invalid request is returned unchanged."""
         state, now = self._states.setdefault(program, RuleState()), self._clock()
         body, changes = request.body, list[PromptChange]()
         try:
@@ -65,7 +65,7 @@ class PromptRewriter:
         return (replace(request, raw=raw, body=body) if changes else request), tuple(changes)
 
     async def compare(self, pending: PendingRequest, lease: Lease) -> None:
-        """Record where the prompt diverges from earlier ones; after a restart, from stored ones."""
+        """Record where the prompt diverges from a recent prompt or, if none is similar, a stored one."""
         rendered, record, request = pending.prompt, pending.record, pending.request
         if not rendered.ids:
             return
@@ -82,9 +82,9 @@ class PromptRewriter:
         record.divergence = self.diagnose(*key, prompt)
 
     def diagnose(self, program: str, model: str, prompt: Prompt) -> Divergence | None:
-        """Return where and why a prompt diverges from the program's closest one, and remember it.
+        """Return where and why `prompt` diverges from the program's closest earlier prompt for `model`; remember it.
 
-        None if it extends that one, or if none is similar. Prompts are compared per `model`.
+        None if it extends the earlier prompt, or if no earlier prompt is similar.
         """
         before = self._recent.closest((program, model), prompt)
         extends = before is not None and prompt.extends(before)
@@ -104,7 +104,7 @@ class PromptRewriter:
 def tokens_saved(changes: Iterable[PromptChange], text: str, tokens: int, cached: int) -> dict[str, int]:
     """Estimate the tokens each rule saved in a prompt of `tokens` tokens, of which `cached` were cached.
 
-    Tokens found after the first point of divergence are credited to the rule that applied there.
+    Cached tokens after the first avoided divergence are credited to the rule that avoided it.
     """
     places: dict[str, int] = {}
     for change in changes:
@@ -118,9 +118,9 @@ def tokens_saved(changes: Iterable[PromptChange], text: str, tokens: int, cached
 
 
 async def _closest_stored_prompt(lease: Lease, rendered: RenderedPrompt) -> Prompt | None:
-    """Return the program's closest stored prompt; None if there is none or this one extends it.
+    """Return the program's closest stored prompt, or None if there is none or `rendered` extends it.
 
-    Only the text around the divergence is detokenized by the engine. Raises StoreRefused and EngineRefused.
+    The engine detokenizes only the text around the divergence. Raises StoreRefused and EngineRefused.
     """
     ids, store = rendered.ids, lease.slots.store
     if store.problem is not None or not rendered.text:

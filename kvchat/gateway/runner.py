@@ -1,4 +1,4 @@
-"""Assigns each request a slot of an engine with its model, then settles and saves the slot."""
+"""Answer requests: assign each a slot of an engine with its model, then settle and save the slot."""
 
 import asyncio
 import contextlib
@@ -60,7 +60,7 @@ class Catalogue:
         return [in_use, *(model for model in self._files if in_use.path not in (None, model.path))]
 
     async def find(self, name: str) -> Model | None:
-        """Return the model for the name a client gave; None if none is selected yet. Raises RequestRefused."""
+        """Return the model with the client's `name`, or None if no model is selected yet. Raises RequestRefused."""
         in_use, wanted = self.in_use(), name.strip().lower()
         if wanted in DEFAULT_NAMES or (in_use and wanted == in_use.name.lower()):
             return in_use
@@ -87,7 +87,7 @@ MIN_SAVED = 64  # tokens; processing a shorter state again is faster than a look
 
 @dataclass
 class RequestRunner:
-    """Answers requests, one at a time per slot. Event loop thread only."""
+    """Runner that answers one request at a time per slot. Event loop thread only."""
 
     slots: Slots
     host: EngineHost
@@ -110,7 +110,7 @@ class RequestRunner:
 
     @property
     def active(self) -> int:
-        """The number of requests queued or being answered, not those only being saved."""
+        """Number of requests that are queued or being answered, excluding those only being saved."""
         return sum(not pending.response.has_ended for pending in self._pending)
 
     def begin(self, path: str, request: ParsedRequest, record: RequestRecord) -> PendingRequest:
@@ -123,7 +123,7 @@ class RequestRunner:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Context manager: abort all answers and refuse requests until it exits. Saves in progress continue."""
+        """Context manager that aborts all answers and blocks new requests. Saves in progress continue."""
         self.stops += 1
         for pending in tuple(self._pending):
             pending.stop()
@@ -176,7 +176,7 @@ class RequestRunner:
             self.log.set_stage(record, Stage.QUEUED)
 
     async def _answer_in_slot(self, pending: PendingRequest, request: PromptRequest) -> bool:
-        """Answer, then settle and save; False if the request must start over."""
+        """Answer the request, then settle and save its slot; False if the request must start over."""
         record = pending.record
         async with contextlib.AsyncExitStack() as stack:
             slot = await stack.enter_async_context(self.slots.acquire(record.owner, pending.prompt.ids, window=False))
@@ -207,7 +207,7 @@ class RequestRunner:
         return True
 
     async def _settle(self, pending: PendingRequest, slot: Slot, lease: Lease, parser: ResponseParser | None) -> None:
-        """Settle the slot at the next request's boundary and save; if unknown, save what was processed."""
+        """Settle the slot at the next request's boundary and save it; without boundary, save all processed tokens."""
         reply, request = parser.reply if parser else None, pending.request
         if request.needs_several_slots or not pending.prompt.ids or slot.contents is None:
             return

@@ -1,9 +1,9 @@
-"""uvicorn's HTTP protocol in the running event loop, with limits that no number of clients can exceed.
+"""uvicorn's HTTP protocol in the running event loop, with limits on connections and waiting times.
 
-uvicorn has no public way to limit its connections, so `_Connection` relies on `connections`, `cycle`, `conn` and
-`flow` of its H11Protocol, `Listener` on its ServerState; as in
-https://github.com/encode/uvicorn/blob/0.54.0/uvicorn/protocols/http/h11_impl.py and …/uvicorn/server.py. If one of
-them is gone, tests/gateway/test_gateway.py and test_attacks.py fail.
+uvicorn has no public way to limit its connections. `_Connection` therefore relies on `connections`, `cycle`, `conn`
+and `flow` of H11Protocol, and `Listener` on ServerState, as of
+https://github.com/encode/uvicorn/blob/0.54.0/uvicorn/protocols/http/h11_impl.py and …/uvicorn/server.py. If uvicorn
+removes one of them, tests/gateway/test_gateway.py and test_attacks.py fail.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHUTDOWN_TIMEOUT_S = 5.0  # for unfinished responses
 
 
 class _Connection(H11Protocol):
-    """One client. Closed after a time without a request, or at once if there are too many."""
+    """A client's connection; closed if no request arrives in time or there are too many connections."""
 
     _head: asyncio.TimerHandle | None = None
 
@@ -93,7 +93,7 @@ class _Connection(H11Protocol):
             super().shutdown()
 
     def _check_head(self) -> None:
-        """Drop a client that sends no request head; rechecked, as any later head may be missing."""
+        """Close the connection if its client has not sent a complete request head; else check again later."""
         between = self.cycle is None or self.cycle.response_complete
         if between and (self.cycle is None or self.conn.trailing_data[0]):
             self.transport.abort()
@@ -111,7 +111,7 @@ class Listener:
         return len(self._state.connections)
 
     async def close(self) -> None:
-        """Stop listening, let answers end, then abort the rest. If cancelled, it can be called again."""
+        """Stop listening, wait for answers, then abort those left. Can be called again if cancelled."""
         self._server.close()
         for connection in tuple(self._state.connections):
             connection.shutdown()
@@ -130,7 +130,7 @@ class Listener:
 
 
 async def listen(app: ASGIApp, host: str, port: int) -> Listener:
-    """Listen on `host`; port 0 picks a free one. Raises KvchatError."""
+    """Listen on `host`; port 0 picks a free port. Raises KvchatError."""
     config = Config(
         app,
         log_config=None,

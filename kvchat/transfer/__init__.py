@@ -1,1 +1,1 @@
-"""Chats in and out, with or without memory: export, import, backup, repair. Chats themselves are in `chat`."""
+"""Export, import, backup and repair of chats, with or without memory."""

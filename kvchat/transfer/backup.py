@@ -1,7 +1,7 @@
 """Back up the chats and settings as one zip, restore them, and repair a damaged chats file.
 
-A backup is checked and staged, and replaces the data before anything opens the database. The old data is kept. A
-damaged file is repaired from its readable parts and the newest automatic backup, and replaced in the same way.
+A backup to restore is checked and staged. At the next start it replaces the data before anything opens the database;
+the old data is kept. A damaged chats file is rebuilt from its readable parts and the newest automatic backup.
 """
 
 import errno
@@ -39,10 +39,10 @@ _API_SETTINGS = ("api_server", "api_host", "api_port", "api_origins")  # API acc
 FORMAT = "kvchat-backup"
 VERSION = 1
 MANIFEST = "manifest.json"
-# Everything a backup contains and a restore takes, by name in the zip.
+# Names in the zip of all files that are backed up and restored.
 DATABASE, SETTINGS = "data/conversations.db", "config/settings.json"
 CHUNK_BYTES = 1024 * 1024  # bytes
-# The settings that choose what answers: the program to run, and the servers chats go to.
+# Settings that choose the engine: the program to run, and the servers that receive chats.
 ENGINE_SETTINGS = ("engine_path", "engine_arguments", "engine_url", "rpc_workers")
 
 
@@ -52,7 +52,7 @@ class BackupFacts:
     conversations: int
     size: int  # file size in bytes
     unpacked: int = 0  # bytes
-    engine: tuple[str, ...] = ()  # engine in its settings, from `engine_settings_of`
+    engine: tuple[str, ...] = ()  # engine settings in the backup, from `engine_settings_of`
 
 
 def engine_settings_of(settings: Settings) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def engine_settings_of(settings: Settings) -> tuple[str, ...]:
 
 
 def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, total: None) -> BackupFacts:
-    """Write chats and settings, as of one moment, to a private zip. Raises KvchatError."""
+    """Write a snapshot of the chats and settings to a private zip. Raises KvchatError."""
     try:
         with atomic_write(target, private=True) as new, new.open("wb") as out:
             facts = write_backup(paths, out, progress)
@@ -102,7 +102,7 @@ def write_backup(paths: Paths, out: IO[bytes], progress: Progress = lambda done,
 
 
 def check_backup(source: Path) -> BackupFacts:
-    """Return the contents of a backup. Raises KvchatError if the file is damaged or no backup."""
+    """Return the facts about a backup. Raises KvchatError if the file is damaged or not a backup."""
     with _unusable_if_damaged(source), open_zip(source) as archive:
         return _read_manifest(source, archive)[1]
 
@@ -110,10 +110,10 @@ def check_backup(source: Path) -> BackupFacts:
 def stage_restore(
     paths: Paths, source: Path, progress: Progress = lambda done, total: None, *, with_engine: bool = False
 ) -> BackupFacts:
-    """Unpack a backup, verify each byte and the database in it, and stage it for the next start.
+    """Unpack a backup, verify its checksums and database, and stage it for the next start.
 
     Only chats and settings are restored. A backup may come from anyone, so this computer keeps its own settings for
-    remote access and, unless `with_engine`, for the engine. Present data stays unchanged. `progress` gets bytes.
+    the API server and, unless `with_engine`, for the engine. Current data stays unchanged. `progress` gets bytes.
     Raises KvchatError and what `progress` raises; then nothing is staged.
     """
     staged = paths.data / RESTORING
@@ -159,7 +159,7 @@ def discard_staged(paths: Paths) -> None:
 
 
 def finish_restore(paths: Paths) -> Path | None:
-    """Replace the data with a staged backup, if any; return the folder with the old. Resumable."""
+    """Replace the data with the staged backup, if any; return the folder of the old data. Resumable."""
     staged = paths.data / RESTORING
     if not (staged / _READY).exists():
         return None
@@ -179,7 +179,7 @@ def finish_restore(paths: Paths) -> Path | None:
 
 
 def _swap(new: Path, place: Path, aside: Path) -> None:
-    """Move `place` to `aside`, and `new` to `place`. If repeated, the data first moved aside stays."""
+    """Move `place` to `aside` and `new` to `place`. A repeated call keeps the data already in `aside`."""
     aside.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     for suffix in ("-wal", "-shm"):  # an old journal must not be applied to the new database
@@ -192,7 +192,7 @@ def _swap(new: Path, place: Path, aside: Path) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Rename, or copy across file systems; `target` is complete or absent."""
+    """Move a file, also across file systems; `target` is never incomplete."""
     try:
         source.replace(target)
     except OSError as error:
@@ -205,7 +205,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _read_manifest(source: Path, archive: zipfile.ZipFile) -> tuple[dict[str, dict[str, Any]], BackupFacts]:
-    """Check the manifest; return its entries for the files that are restored. Raises zipfile.BadZipFile."""
+    """Check the manifest; return its entries for the files to restore, and facts. Raises zipfile.BadZipFile."""
     try:
         with archive.open(MANIFEST) as packed:
             manifest = json.loads(packed.read(_MAX_MANIFEST))
@@ -239,7 +239,7 @@ def _unpack(
     done: int,
     report: Callable[[int], None],
 ) -> int:
-    """Unpack and verify one file; report and return `done` plus its bytes. Raises zipfile.BadZipFile."""
+    """Unpack and verify one file; report and return `done` plus its size. Raises zipfile.BadZipFile."""
     target = folder / name
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     digest, size = blake3(), 0

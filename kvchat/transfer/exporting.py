@@ -1,4 +1,4 @@
-"""Export of conversations, whole or not at all: all as JSON, or current branches as Markdown or HTML."""
+"""Export of conversations: complete as JSON, or only their current branches as Markdown or HTML."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def export_file(
     target: Path,
     progress: Progress = lambda done, total: None,
 ) -> int:
-    """Write these conversations and return how many. Raises KvchatError and what `progress` raises."""
+    """Export conversations and return their number. Raises KvchatError and what `progress` raises."""
     with export_target(target) as new, new.open("wb") as out:
         zipped = len(conversation_ids) != 1 or target.suffix.lower() == ".zip"
         return write_export(database, conversation_ids, form, out, progress, zipped=zipped)
@@ -138,7 +138,7 @@ def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
 
 
 def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> Iterable[str]:
-    """Yield a page in pieces, with no scripts or remote content."""
+    """Yield the parts of an HTML page without scripts or remote content."""
     yield (
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
@@ -172,7 +172,7 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
 
 
 def file_name(conversation: Conversation, suffix: str) -> str:
-    """Return a file name valid on any system: the title and part of the id."""
+    """Return a file name, valid on any system, made of the title and part of the id."""
     title = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", safe_prose(conversation.title)).strip(" .")[:60].rstrip(" .")
     title = title or _("Chat")
     return f"{title} {conversation.id[:6]}{suffix}"
@@ -187,7 +187,7 @@ def _plain(text: str) -> str:
 
 
 def _safe_markdown(text: str) -> str:
-    """Escape hidden characters in lines with code, drop them elsewhere, and close an open code block."""
+    """Escape hidden characters in lines with code, remove them elsewhere, and close an open code block."""
     fence = ""
     lines = []
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""Conversations of other applications, converted to rows. One function each, for their export formats of 2025."""
+"""Parsers that convert other applications' exports, in their formats of 2025, to rows."""
 
 import html
 import math
@@ -32,7 +32,7 @@ class _Message:
 
 
 def foreign_parser(entry: Any) -> Callable[[Any, str], Row] | None:
-    """Return the parser for this entry by its shape, or None. Its arguments: the entry and a fallback name."""
+    """Return the parser that matches the entry's shape, or None. It takes the entry and a fallback id."""
     if not isinstance(entry, dict):
         return None
     if isinstance(entry.get("mapping"), dict):
@@ -48,7 +48,7 @@ def foreign_parser(entry: Any) -> Callable[[Any, str], Row] | None:
 
 
 def parse_chatgpt(entry: Mapping[str, Any], name: str) -> Row:
-    """Parse one ChatGPT conversation: `mapping` is the tree, `current_node` its leaf."""
+    """Parse a ChatGPT conversation: `mapping` is the message tree, `current_node` its selected leaf."""
     messages = []
     for key, node in entry["mapping"].items():
         message = _dict(_dict(node).get("message"))
@@ -63,7 +63,7 @@ def parse_chatgpt(entry: Mapping[str, Any], name: str) -> Row:
 
 
 def parse_claude(entry: Mapping[str, Any], name: str) -> Row:
-    """Parse an entry of Claude's conversations.json: ordered `chat_messages`, newer ones with parent."""
+    """Parse an entry of Claude's conversations.json. In newer exports, `chat_messages` name their parents."""
     messages: list[_Message] = []
     known_ids: set[str] = set()
     for number, message in enumerate(map(_dict, entry["chat_messages"])):
@@ -88,7 +88,7 @@ def parse_claude(entry: Mapping[str, Any], name: str) -> Row:
 
 
 def parse_open_webui(entry: Mapping[str, Any], name: str) -> Row:
-    """Parse an entry of Open WebUI's export: the tree `chat.history`; in older ones, `chat.messages`."""
+    """Parse an entry of Open WebUI's export: the tree `chat.history` or, in older exports, `chat.messages`."""
     chat = entry["chat"]
     history = _dict(chat.get("history"))
     tree = _dict(history.get("messages"))
@@ -108,7 +108,7 @@ def parse_open_webui(entry: Mapping[str, Any], name: str) -> Row:
 
 
 def parse_lm_studio(entry: Mapping[str, Any], name: str) -> Row:
-    """Parse LM Studio's *.conversation.json: a message answers the selected version before it."""
+    """Parse LM Studio's *.conversation.json; each message follows the selected version of the previous one."""
     messages: list[_Message] = []
     parent: str | None = None
     system = _text(entry.get("systemPrompt"))
@@ -220,7 +220,7 @@ def _without_reasoning(text: str) -> tuple[str, str]:
 
 
 def _seconds(value: Any) -> float | None:
-    """Parse seconds or milliseconds since 1970, or ISO 8601; None for anything else."""
+    """Convert a Unix time in seconds or milliseconds, or an ISO 8601 time, to Unix seconds, or None."""
     if isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value)

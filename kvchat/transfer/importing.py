@@ -1,4 +1,4 @@
-"""Import of conversations: own JSON and other applications' exports, file by file, with an error report."""
+"""Import of conversations from kvchat's and other applications' exports, with an error report."""
 
 import itertools
 import json
@@ -50,11 +50,10 @@ def import_paths(
     store: BlockStore | None = None,
     passphrase: str = "",
 ) -> ImportReport:
-    """Import files, zips and folders. `progress` gets the number of conversations seen, or bytes.
+    """Import files, zips and folders. `progress` gets the number of conversations read, or bytes of memory.
 
-    `call` runs database access, for one conversation at a time. Bad files and entries go into the report. Memory
-    for a new conversation goes into `store`, for that one only; faulty memory is reported and the conversation
-    still imported.
+    `call` runs database access, one conversation at a time. Invalid files and entries are reported. The memory of a
+    new conversation goes into `store` for that conversation only; faulty memory is reported and not imported.
 
     Raises StorageFailed, PassphraseNeeded and what `progress` raises, after undoing the import.
     """

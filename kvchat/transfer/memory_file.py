@@ -1,11 +1,11 @@
-"""A chat with its memory in one file, encrypted if there is a passphrase.
+"""A chat with its memory in one file, optionally encrypted with a passphrase.
 
-A plain tar: the chat as in any export, the manifest of its save points, then each block they need, once. It is not
-trusted: sizes are bounded before anything is read, and no name in the file is used for writing.
+The file is a plain tar: the chat as in any export, the manifest of its save points, then each block they need, once.
+Files are untrusted: sizes are checked before contents are read, and no name in a file is used for writing.
 
-It is encrypted with age, whose authenticated chunks can be streamed, to a key made for this file. That key is
-encrypted with the passphrase by hashlib's scrypt (about a second and a quarter of a GB of memory), because age's own
-blocks Python's other threads.
+Files are encrypted with age, whose authenticated chunks can be streamed, and a key made for each file. The passphrase
+encrypts that key by hashlib's scrypt (about 1 second and 256 MB of memory), as age's own scrypt blocks Python's other
+threads.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def encrypt(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
 
 @contextmanager
 def decrypted(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
-    """Decrypt a file after MAGIC. A truncated or damaged one ends early: readers must detect the end."""
+    """Decrypt a file positioned after MAGIC. The contents of a damaged file end early, without an error."""
     version, salt, encrypted = file.read(len(_VERSION)), file.read(_SALT), file.read(_ENCRYPTED_KEY)
     try:
         if version != _VERSION:
@@ -106,7 +106,7 @@ def _cipher(passphrase: str, salt: bytes) -> ChaCha20Poly1305:
 
 
 class _PieceReader:
-    """A readable file for pyrage, made of pieces."""
+    """File object that reads from an iterable of bytes, for pyrage."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces, self._remainder = iter(pieces), memoryview(b"")
@@ -157,7 +157,7 @@ class NoSavedMemory(KvchatError):
 
 
 def memory_to_export(store: Path, conversation_id: str) -> Manifest:
-    """Return a chat's save points in the store in this folder. Raises NoSavedMemory and StoreRefused."""
+    """Return the manifest of a chat's save points in `store`. Raises NoSavedMemory and StoreRefused."""
     manifest = exchange.stored_manifest(store, conversation_id)
     if manifest is None:
         raise NoSavedMemory
@@ -172,7 +172,7 @@ def export_with_memory(
     passphrase: str = "",
     progress: Progress = lambda done, total: None,
 ) -> int:
-    """Write a chat with its memory to a private file; return the bytes. A failure leaves no file.
+    """Write a chat with its memory to a private file; return its size. A failure leaves no file.
 
     `store`: the store's folder, which another process may own. `progress` gets bytes.
     """
@@ -215,7 +215,7 @@ def _member(name: str, size: int, content: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def is_memory_file(path: Path) -> bool:
-    """Return True for a chat with memory, by its first bytes. Raises OSError."""
+    """Return True if the file's first bytes are those of a chat with memory. Raises OSError."""
     with open_regular_file(path) as file:
         begin = file.read(tarfile.BLOCKSIZE)
     return begin.startswith(MAGIC) or (begin.startswith(_CHATS.encode() + b"\0") and begin[257:262] == b"ustar")
@@ -251,7 +251,7 @@ class MemoryFile:
     def import_into(
         self, store: BlockStore, conversation_id: str, progress: Progress = lambda done, total: None
     ) -> ImportedMemory:
-        """Store the memory, all or nothing. Raises BadMemory, StoreRefused and what `progress` raises."""
+        """Import the memory completely or not at all. Raises BadMemory, StoreRefused and what `progress` raises."""
         try:
             description = next(read_conversations(io.BytesIO(self._read_member(_MEMORY)))).value
             manifest = from_json(description)
@@ -285,7 +285,7 @@ class MemoryFile:
 
 
 def _members(stream: IO[bytes]) -> Iterator[tuple[str, int, Iterator[bytes]]]:
-    """Yield each member's name, size and content. Raises BadMemory if cut off."""
+    """Yield each tar member's name, size and content. Raises BadMemory if incomplete or damaged."""
     while (head := _read_exactly(stream, tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
         try:
             member = tarfile.TarInfo.frombuf(head, "ascii", "strict")

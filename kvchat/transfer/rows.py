@@ -1,4 +1,4 @@
-"""A conversation as rows: content of kvchat's JSON and result of every import."""
+"""Conversations as database rows, the content of kvchat's JSON exports and the result of import parsers."""
 
 import base64
 import json
@@ -50,11 +50,11 @@ _SOURCES = frozenset(source.value for source in Source)
 
 
 class BadConversation(ValueError):
-    """A conversation that cannot be imported, and why."""
+    """The conversation cannot be imported; the message gives the reason."""
 
 
 def conversation_rows(database: Database, conversation_ids: Sequence[str] | None = None) -> Iterator[Row]:
-    """Yield these conversations, by default all, as rows with all columns, newest first. Raises StorageFailed."""
+    """Yield conversations (default: all, newest first) as rows with their messages. Raises StorageFailed."""
     if conversation_ids is None:
         conversation_ids = [conversation.id for conversation in database.conversations()]
     for conversation_id in conversation_ids:
@@ -69,7 +69,7 @@ def conversation_rows(database: Database, conversation_ids: Sequence[str] | None
 
 
 def store_rows(database: Database, conversation: Row) -> bool:
-    """Store a whole conversation; False if its id exists already. Raises BadConversation and StorageFailed."""
+    """Check and store a conversation; False if its id already exists. Raises BadConversation and StorageFailed."""
     messages = conversation.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise BadConversation(_("it has no list of messages"))
@@ -99,7 +99,7 @@ def store_rows(database: Database, conversation: Row) -> bool:
 
 
 def replace_foreign_ids(conversation: Row) -> Row:
-    """Replace foreign ids: terminals display them, and `program/…` would name other memory."""
+    """Replace ids not made by kvchat: they could garble terminals or name a program's memory (`program/…`)."""
 
     def own_id(id: Any) -> Any:
         if not isinstance(id, str) or _OWN_ID.fullmatch(id):
@@ -180,7 +180,7 @@ def _checked_message(message: Row, number: int) -> Row:
 
 
 def _checked_attachment(attachment: Row, description: str) -> Row:
-    """Check a row; an image must be one that could be attached by hand."""
+    """Check an attachment's row; an image must be one that the user could attach."""
     clean = _clean(attachment, _ATTACHMENT_TYPES, description)
     if "data" in clean:
         try:
@@ -216,7 +216,7 @@ def _without_surrogates(text: str) -> str:
 
 
 def _check_tree(leaf_id: Any, messages: Sequence[Row]) -> None:
-    """Raise BadConversation unless the messages form trees and the leaf is one of them."""
+    """Raise BadConversation unless the messages form trees and `leaf_id` is None or one of them."""
     parents = {message["id"]: message.get("parent_id") for message in messages}
     if len(parents) < len(messages):
         raise BadConversation(_("two of its messages have the same id"))

@@ -1,4 +1,4 @@
-"""Export, import and backup for the window: off the UI thread, parallel to the chats, reported as events."""
+"""Export, import and backup for the window, in other threads while chats continue."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,7 +25,7 @@ TestMemory = Callable[[str, Fingerprint, bool], Awaitable[ImportTestResult]]
 
 
 class TransferService:
-    """Imports and exports for the window. `progress` runs on another thread. Cancelling undoes all."""
+    """Exports, imports and backups. `progress` is called in another thread. Cancelling undoes the operation."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class TransferService:
     async def export_with_memory(
         self, conversation_id: str, target: Path, progress: Progress, passphrase: str = ""
     ) -> int:
-        """Write a conversation with its memory; return the bytes. Raises KvchatError."""
+        """Export a conversation with its memory; return the file's size in bytes. Raises KvchatError."""
 
         def export(report: Progress) -> int:
             with closing(Database(self._paths.database)) as database:
@@ -63,7 +63,7 @@ class TransferService:
     async def import_files(
         self, paths: Sequence[Path], progress: Progress, passphrase: str = "", *, start: bool = False
     ) -> ImportReport:
-        """Import files and folders; `start`: an engine may be started to test their memory."""
+        """Import files and folders; `start` allows starting an engine to test imported memory."""
         run = partial(
             import_paths, self._database, paths, call=self._worker.call, store=self._store, passphrase=passphrase
         )
@@ -79,7 +79,7 @@ class TransferService:
         return replace(report, notes=tuple(notes))
 
     def _absorbed(self) -> Path:
-        """Absorb the waiting files of the store; return its folder."""
+        """Absorb the store's pending files; return its folder. Raises NoSavedMemory without a store."""
         if self._store is None:
             raise NoSavedMemory
         self._store.absorb_pending()

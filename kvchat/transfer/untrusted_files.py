@@ -1,4 +1,4 @@
-"""Untrusted zips and JSON, read within limits. Lists of chats are read piece by piece."""
+"""Readers of untrusted zips and JSON, with size limits. Lists of chats are parsed one by one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 @contextmanager
 def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip within limits. Raises OSError and zipfile.BadZipFile."""
+    """Open a zip; refuse too many files or an unusual compression. Raises OSError and zipfile.BadZipFile."""
     with open_regular_file(path) as file:
         end = zipfile._EndRecData(file)  # type: ignore[attr-defined]  # as ZipFile finds it
         if end is not None and end[_DIRECTORY_SIZE] > MAX_DIRECTORY:
@@ -61,7 +61,7 @@ class ParsedConversation:
 
 
 def read_conversations(file: IO[bytes]) -> Iterator[ParsedConversation]:
-    """Parse a conversation, or a list of them one by one. Raises ValueError and RecursionError."""
+    """Parse a file with one conversation or a list, one at a time. Raises ValueError and RecursionError."""
     text = _JsonText(io.TextIOWrapper(file, "utf-8-sig", newline=""))
     if is_own := text.skip(_OWN):
         yield from _read_list(text, is_own=is_own)
@@ -96,7 +96,7 @@ def _read_list(text: _JsonText, *, is_own: bool) -> Iterator[ParsedConversation]
 
 
 class _JsonText:
-    """A JSON text read in steps, with the line and column of errors."""
+    """JSON text read in chunks; errors give the line and column in the file."""
 
     def __init__(self, file: io.TextIOWrapper) -> None:
         self._file = file
