@@ -99,7 +99,7 @@ def remove(path: Path) -> None:
 
 
 def disk_usage(status: os.stat_result) -> int:
-    """Return the disk usage of a file or folder, or its length if the system does not report it."""
+    """Return a file's or folder's disk usage in bytes, or its length if the system does not report usage."""
     blocks: int | None = getattr(status, "st_blocks", None)  # always 512-byte units; absent on Windows
     return status.st_size if blocks is None else 512 * blocks
 

@@ -41,7 +41,7 @@ FORMAT, VERSION = "kvchat-memory", 1
 _MAX_NUMBER = 1 << 50
 _MAX_TOKEN = 1 << 31
 _BLOCK_NAME_BYTES = 32
-_MAX_POINTS = 100  # newest per conversation; older ones add only states that cutting cannot produce
+_MAX_POINTS = 100  # the newest of a conversation; older ones matter only for states that cannot be cut
 _PIECE_BYTES = 1 << 20
 _GONE = (
     N_("Part of this chat’s memory was deleted or damaged in the meantime."),
@@ -131,7 +131,7 @@ def from_json(data: Any) -> Manifest:
 
 
 def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> ManifestPoint:
-    """Parse one save point. Raises BadMemory, RecipeError and type errors."""
+    """Parse one save point of a manifest. Raises BadMemory, RecipeError, or what `from_json` catches."""
     shared, message_id = _number(entry["shared"]), entry["message_id"]
     tokens = (*before[:shared], *(_number(token, -_MAX_TOKEN, _MAX_TOKEN) for token in entry["tokens"]))
     if shared > len(before) or not tokens or not isinstance(message_id, str | None):

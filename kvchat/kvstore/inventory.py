@@ -31,7 +31,7 @@ from kvchat.text.formatting import format_size
 from kvchat.text.language import _
 from kvchat.text.reasons import Reason, ReasonCode
 
-_DELETE_BATCH = 200  # blocks deleted per transaction, so other threads wait briefly
+_DELETE_BATCH = 200  # blocks per transaction, so that other threads wait only briefly
 PROGRAMS_AGE_DAYS = 14.0  # agents resume a thread within days or never; their shared prefix is used daily
 
 
@@ -261,7 +261,7 @@ class Inventory:
             return usage.with_imported(db)
 
     def delete_imported(self, conversation_id: str) -> int:
-        """Delete a conversation's imported memory and the save points that extend it."""
+        """Delete a conversation's imported save points and those that extend them."""
         with self.index.write() as db:
             query = "SELECT s.id FROM save_points s JOIN nodes n ON n.id = node_id JOIN trees t ON t.id = tree_id"
             ids = points.numbers(db, f"{query} WHERE audience = ?", imported_audience(conversation_id))

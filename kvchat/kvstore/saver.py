@@ -30,7 +30,7 @@ from kvchat.text.formatting import format_size
 from kvchat.text.reasons import Reason, ReasonCode
 
 _CHECK_INTERVAL_S = 0.05  # cancellation poll while another thread absorbs
-_MAX_ATTEMPTS = 3  # another thread may delete a block just as we start to use it
+_MAX_ATTEMPTS = 3  # another thread may delete a block before the recipe refers to it
 
 
 class Saver:

@@ -84,7 +84,7 @@ class BlockStore:
 
     @disk_errors()
     def absorb_pending(self, cancelled: CancelCheck = never) -> AbsorbReport:
-        """Absorb staged files until cancelled, and enforce the bounds. Call after each save, off the main thread."""
+        """Absorb staged files until cancelled, and enforce the bounds. For a background thread, after each save."""
         inventory = self.inventory
         inventory.run_deferred_work()
         newest = max(map(int, inventory.unabsorbed()), default=None)

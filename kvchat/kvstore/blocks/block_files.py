@@ -35,7 +35,7 @@ class FileChanged(Exception):
 
 
 class DamagedBlock(Exception):
-    """A block is missing, truncated, or does not match its name."""
+    """A block that is missing, truncated or does not match its name."""
 
 
 @dataclass(frozen=True)

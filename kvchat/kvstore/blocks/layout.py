@@ -53,7 +53,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Run:
-    """Rows of consecutive tokens: row `row + i` of the cache holds token `position + i`."""
+    """Rows of consecutive tokens. Row `row + i` of the cache belongs to token `position + i`."""
 
     row: int
     position: int
@@ -106,7 +106,7 @@ class AttentionCache(CacheRows):
 
     @property
     def data_head(self) -> Span:
-        """The fields v_trans, n_layer, n_rot_k and n_rot_v."""
+        """The span of the fields v_trans, n_layer, n_rot_k and n_rot_v."""
         return Span(self.cells.end, 16)
 
     @property

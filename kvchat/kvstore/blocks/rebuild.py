@@ -192,7 +192,7 @@ def _batches(destinations: _Destinations, max_bytes: int) -> Iterator[_Destinati
 
 
 class _OutputFile:
-    """The output file, mapped if most of its pages are already allocated."""
+    """The output file of `compose`, memory-mapped if at least half of it is allocated."""
 
     def __init__(self, target: Path, file: FileIO, size: int) -> None:
         allocated = disk.disk_usage(os.fstat(file.fileno())) if sys.platform == "linux" else 0

@@ -34,7 +34,7 @@ _SUSPICIOUS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeErr
 
 
 class IndexLost(StoreRefused):
-    """The index was damaged and replaced by an empty one."""
+    """The index was damaged and has been replaced by an empty one."""
 
     def __init__(self) -> None:
         detail = _("kvchat set it aside and created a new one. Each chat is reprocessed once.")
