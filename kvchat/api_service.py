@@ -1,4 +1,4 @@
-"""The API server, run as the settings say. Its packages are imported when it first starts."""
+"""The API server, controlled by the settings. Its packages are imported at its first start."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ApiService:
 
     @cached_property
     def gateway(self) -> Gateway:
-        """Requests, counters and models behind the API server; loaded when first needed."""
+        """The gateway behind the API server, loaded on first use."""
         from kvchat.gateway.gateway import Gateway
         from kvchat.gateway.runner import Catalogue, Model
 
@@ -132,7 +132,7 @@ class ApiService:
             await asyncio.to_thread(self.slots.store.inventory.delete_conversation, program_owner(owner))
 
     async def follow_settings(self) -> None:
-        """Open or close the server according to the settings, now and whenever they change."""
+        """Open or close the server as set, now and after each settings change."""
         self._follows = True
         await asyncio.to_thread(lambda: self.totals)  # load off the window's thread
         async with self._change_lock:
@@ -154,7 +154,7 @@ class ApiService:
             await self.follow_settings()
 
     async def open(self, host: str, port: int, keys: Mapping[str, str] | None = None) -> str:
-        """Open the server with these keys, by default the user's; return its address. Raises KvchatError."""
+        """Open the server and return its address. `keys` defaults to the user's API keys. Raises KvchatError."""
         async with self._change_lock:
             self.url = await self._open(host, port, keys if keys is not None else await self.keys())
             return self.url

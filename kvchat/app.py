@@ -1,6 +1,6 @@
-"""Startup and event loop of the app. Imports only what the window's first frame needs.
+"""Startup and event loop of the app. Imports only modules needed for the first frame.
 
-The rest, several times as much, is imported afterwards: `kvchat.application`.
+`kvchat.application` imports the rest, several times as much, afterwards.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _KvchatApplication(QApplication):
 
 
 class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
-    """Event loop that outlives Qt's, which ends if the display is lost, so that kvchat can save and quit."""
+    """Event loop that continues after Qt's ends with the display, so that kvchat can save and quit."""
 
     def __init__(self, qt: QApplication) -> None:
         super().__init__(qt)
@@ -209,7 +209,7 @@ async def _run(
 
 
 class _FirstDrafts:
-    """Chats and drafts shown before the runtime opens their file. Ignores errors: the runtime reports them."""
+    """Chats and drafts shown before the runtime opens the database. Leaves error reports to the runtime."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._worker = file, Worker("first-drafts")

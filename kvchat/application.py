@@ -1,4 +1,4 @@
-"""Runtime, full window and tray: connects them after the window's first frame and shuts them down."""
+"""Connects the runtime, full window and tray after the first frame, and shuts them down."""
 
 import asyncio
 import contextlib
@@ -30,9 +30,9 @@ _RELEASE_INTERVAL_MS = 10_000
 
 
 async def open_or_repair(paths: Paths, settings: Settings, release: Callable[[], Awaitable[None]]) -> Runtime | None:
-    """Open the runtime, offering to repair damaged chats; None if declined. Raises KvchatError.
+    """Open the runtime, offering to repair damaged chats. Return None if declined. Raises KvchatError.
 
-    `release` makes the startup window close the chats' file.
+    `release` makes the startup window close the database.
     """
     try:
         return await open_runtime(paths, settings)
@@ -127,7 +127,7 @@ class Application:
 
 
 def release_cancelled_timers(loop: asyncio.AbstractEventLoop) -> int:
-    """Free cancelled timers and return their number: qasync keeps each, with its callback, until it would have fired.
+    """Free the cancelled timers that qasync keeps until their due time, and return their number.
 
     Each chunk of a reply sets a time limit, so cancelled timers would pile up for minutes. qasync stores them in
     private attributes: https://github.com/CabbageDevelopment/qasync/blob/v0.28.0/src/qasync/__init__.py. An unknown

@@ -1,4 +1,4 @@
-"""The runtime without Qt: builds and connects what the app, `ask` and `bench` share."""
+"""The Qt-free runtime shared by the app, `ask` and `bench`: builds and connects their components."""
 
 import asyncio
 import dataclasses
@@ -140,7 +140,7 @@ class Runtime:
 
     @property
     def break_even(self) -> BreakEven | None:
-        """Tokens above which restoring pays off; None until measured."""
+        """Prompt length in tokens above which restoring saves time; None until measured."""
         return self.engine.break_even(self.chat.slots.restore_cost)
 
     async def statistics(self) -> ReplyStatistics:
@@ -192,7 +192,7 @@ class Runtime:
         return redact("\n\n".join(parts) + "\n", current_user(), self.engine.secrets)
 
     async def start(self) -> None:
-        """Start the engine, titles, API server and backups per the settings, for a long-running app."""
+        """Start the engine, chat titles, API server and backups as set, for a long-running app."""
         if problem := self.save_points.problem:
             self._notify(problem.title, problem.explanation)
         self._backups.start()
@@ -219,7 +219,7 @@ class Runtime:
         self._background.start(self.engine.start())
 
     async def stop_engine(self) -> None:
-        """Stop all replies, finish saving, and stop the engine, even a hung one. New requests wait."""
+        """Stop all replies, finish saving, and stop the engine, even if it hangs. New requests wait."""
         self._stop_requests += 1
         self.chat.stop_all()
         with self.api_server.stopped(), self.chat.slots.paused() as left:
@@ -253,13 +253,13 @@ class Runtime:
             await self.restart_engine()
 
     async def use_engine(self, path: str | None) -> None:
-        """Use this engine: now or, if a reply is running, from the next start."""
+        """Switch to this engine now or, if a reply is running, at the next engine start."""
         await self.apply_settings(dataclasses.replace(self.settings, engine_path=path))
         if self.model.is_configured and self.chat.idle_s and self.api_server.idle_s:
             await self.restart_engine()
 
     async def locate_model(self, missing: str, path: Path) -> None:
-        """Continue the conversations of a missing model with this one. Raises KvchatError."""
+        """Use the model at `path` for the conversations of a missing model. Raises KvchatError."""
         if missing == self.settings.model_path:
             await self.use_model(path)
         if missing == self.model.path or self.engine.status.state in DOWN_STATES:
@@ -269,7 +269,7 @@ class Runtime:
         await self.chat.relocate_model(missing, str(path))
 
     async def apply_settings(self, settings: Settings) -> None:
-        """Apply the settings and store them. They apply even if SettingsNotSaved is raised."""
+        """Apply and store the settings. If storing fails, they still apply and SettingsNotSaved is raised."""
         before, self.settings = self.settings, settings
         self.events.publish(SettingsChanged())
         async with self._storing_settings:  # concurrent changes: the file ends with the settings in force

@@ -1,6 +1,6 @@
-"""The user's settings: one JSON file, read tolerantly, written atomically.
+"""The user's settings: a JSON file, read leniently and written atomically.
 
-One table has each setting's default, rule, label and help. Engine start options apply at the engine's next start.
+One table defines each setting's default, rule, label and help. Start options apply at the next engine start.
 """
 
 import contextlib
@@ -345,7 +345,7 @@ class SettingsNotSaved(KvchatError):
 
 
 def load_settings(path: Path) -> Settings:
-    """Read the settings, with defaults for missing or invalid values. Rename a non-JSON file to `.bad`."""
+    """Read the settings, using defaults for missing or invalid values. A file that is not JSON is renamed to `.bad`."""
     try:
         return parse_settings(read_json(path, _MAX_FILE_BYTES))
     except (FileNotFoundError, TimeoutError):
@@ -366,7 +366,7 @@ def parse_settings(raw: Any) -> Settings:
 
 
 def save_settings(path: Path, settings: Settings) -> None:
-    """Write the settings and any from a newer kvchat. Raises SettingsNotSaved."""
+    """Write the settings, preserving unknown ones of newer versions. Raises SettingsNotSaved."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         newer = {}

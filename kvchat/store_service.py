@@ -1,4 +1,4 @@
-"""Save points for the window, `ask` and `bench`: off the UI thread, within the limits in the settings."""
+"""Access to save points for the window, `ask` and `bench`, off the UI thread and within the configured limits."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ LONG_CHAT = 32_768  # tokens; size estimates assume a chat this long
 
 
 def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bounds:
-    """Return the save point limits; `kept_bytes`: their current size. Raises OSError."""
+    """Return the save point limits. `kept_bytes` is the current size of all save points. Raises OSError."""
     quota = settings.quota_bytes
     if quota is None:
         existing = next(folder for folder in (paths.cache, *paths.cache.parents) if is_folder(folder))
@@ -41,7 +41,7 @@ def apply_bounds(paths: Paths, settings: Settings, store: BlockStore) -> None:
 
 
 def long_chat_bytes(settings: Settings) -> int:
-    """Return the bytes of a 32K-token chat with the model in the settings; 0 if unknown."""
+    """Return the save size of a 32K-token chat with the configured model in bytes; 0 if unknown."""
     if settings.model_path is None or settings.engine_url:
         return 0
     try:
@@ -70,12 +70,12 @@ def describe_limit(paths: Paths, settings: Settings) -> str:
 
 
 def open_store(paths: Paths, settings: Settings) -> BlockStore:
-    """Open the store; its in-memory data stays within `staging_room`."""
+    """Open the store, with staging limited to `staging_room`."""
     return BlockStore(paths.save_points, store_bounds(paths, settings), staging_room)
 
 
 def open_store_or_empty(paths: Paths, settings: Settings) -> BlockStore:
-    """Open the store, or one that keeps nothing and says why, so that chats still work."""
+    """Open the store; if that fails, return a store that keeps nothing and has the reason, so that chats still work."""
     try:
         return open_store(paths, settings)
     except KvchatError as error:
@@ -127,7 +127,7 @@ class StoreService:
         settings: Callable[[], Settings],
         speed: Callable[[str], Awaitable[PrefillSpeed]],
     ) -> None:
-        """`speed` takes a model's fingerprint name."""
+        """`speed` returns the prefill speed for a model's fingerprint name."""
         self.store = store
         self._paths, self._settings, self._speed = paths, settings, speed
 
@@ -146,7 +146,7 @@ class StoreService:
         return await asyncio.to_thread(self.store.inventory.delete_conversation, conversation_id)
 
     async def plan_prune(self, target_bytes: int) -> PrunePlan:
-        """Plan pruning the store to a size, with the cost. Removes nothing."""
+        """Return a plan, with its cost, for pruning the store to `target_bytes`. Deletes nothing."""
         return plan_with_times(
             await asyncio.to_thread(self.store.inventory.plan_prune, target_bytes), await self.usage()
         )

@@ -1,4 +1,4 @@
-"""llama-server: finding, running and calling it. Knows nothing of conversations or save points.
+"""Finding, running and calling llama-server. Independent of conversations and save points.
 
 - `discovery`: `engines.py` asks each build once for its number and `--help`: builds that are too old are refused,
   optional arguments it lacks are left out. `arguments.py` checks the user's own; those that change what a state means

@@ -1,6 +1,6 @@
 """Guard that kills the engine when the app ends, even by SIGKILL.
 
-The engine is started through this file, run as a script of its own (stdlib only, a few milliseconds). On Linux it
+The engine is started through this file, run as a separate script (stdlib only, a few milliseconds). On Linux it
 asks the kernel to be killed when its parent dies and then becomes the engine. Elsewhere it stays as a small parent
 that holds a pipe from the app: when the pipe closes, the app is gone and the engine is killed. On Windows both are
 in a job that ends with the guard, so that the engine does not outlive the guard either.
@@ -28,7 +28,7 @@ _CREATE_NO_WINDOW = 0x08000000  # winbase.h
 def command(engine_command: Sequence[str], *, use_pipe: bool) -> list[str]:
     """Return the command that runs `engine_command` guarded by this process.
 
-    A pipe needs a standard input that is held open; without one, only Linux's kernel can guard.
+    With `use_pipe`, the caller must hold standard input open. Without it, only Linux has a guard.
     """
     mode = _PIPE_MODE if use_pipe else _KERNEL_MODE
     # -I -S: no site-packages or user paths; this script needs neither and starts in a third of the time.
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _join_job() -> None:
-    """On Windows, join a job with the future engine; it ends when our handle, the last one, closes."""
+    """On Windows, join a job that the engine inherits; the job ends when this process closes the last handle."""
     if sys.platform == "win32":
         import ctypes
 

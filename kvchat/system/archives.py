@@ -21,7 +21,7 @@ _CHUNK = 1024 * 1024
 
 
 class UnsafeArchive(ValueError):
-    """The file is no archive, or has a member that must not be unpacked; the message names it."""
+    """The file is not an archive, or has an unsafe member, which the message names."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class _Member:
 
 
 def unpack(archive: Path, target: Path, stop: threading.Event) -> None:
-    """Unpack a .zip or .tar.gz, without its single top folder; ends at `stop`. Raises UnsafeArchive."""
+    """Unpack a .zip or .tar.gz, without its single top folder. `stop` aborts. Raises UnsafeArchive."""
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target) as name:
         work = Path(name)
         total = 0

@@ -1,4 +1,4 @@
-"""Tasks and threads beside the event loop."""
+"""Background tasks and worker threads."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ Progress = Callable[[int, int], None]  # done, total; total is 0 if unknown
 
 
 class Background:
-    """Keep tasks alive until they end. They report KvchatErrors themselves; anything else they raise is a bug."""
+    """Keeps tasks alive until they end. Tasks handle KvchatErrors themselves; any other exception is a bug."""
 
     def __init__(self, on_busy: Callable[[bool], None] = lambda busy: None) -> None:
         """`on_busy` gets True whenever a task begins, and False when all have ended."""
@@ -63,7 +63,7 @@ class Worker:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call `function` on the worker's thread, even if the caller is cancelled: a write must happen."""
+        """Call `function` on the worker's thread. Cancelling the caller does not prevent the call."""
         call = asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
         call.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone
         return await asyncio.shield(call)
@@ -77,7 +77,7 @@ class Worker:
 
 
 class LoopThreads(ThreadPoolExecutor):
-    """A loop's threads. At the end they get a moment to finish; a hung one is abandoned."""
+    """Thread pool of an event loop. At shutdown, threads get a short time to finish; hung threads are abandoned."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait=False, cancel_futures=cancel_futures)
@@ -91,7 +91,7 @@ class Stopped(Exception):
 
 
 async def in_thread(function: Callable[[threading.Event], R]) -> R:
-    """Call `function` in a thread. On cancel, set its event and wait for its end."""
+    """Call `function` in a thread. On cancellation, set the event passed to it and wait for its end."""
     stop = threading.Event()
     task = asyncio.ensure_future(asyncio.to_thread(function, stop))
     try:
@@ -136,7 +136,7 @@ async def in_thread_with_progress(function: Callable[[Progress], R], progress: P
 
 @dataclass
 class InterruptibleTask:
-    """Work that others may end early without cancelling the waiting caller."""
+    """A task that others may interrupt without cancelling the caller that awaits it."""
 
     task: asyncio.Task[Any] | None = None
 
@@ -159,7 +159,7 @@ class InterruptibleTask:
 
 
 async def shielded(coroutine: Coroutine[Any, Any, R]) -> R:
-    """Await work that continues if the caller is cancelled; re-raise the cancellation when it ends."""
+    """Await a coroutine to its end even if the caller is cancelled, then re-raise the cancellation."""
     task = asyncio.ensure_future(coroutine)
     try:
         return await asyncio.shield(task)

@@ -1,4 +1,4 @@
-"""Reading regular files under untrusted names, within limits of size and time, and atomic writes.
+"""Reading of regular files from untrusted paths, with size and time limits, and atomic writes.
 
 Every step has a time limit, as a pipe or a lost network folder may never answer. A hung thread is abandoned.
 """
@@ -43,7 +43,7 @@ def file_size(path: Path) -> int:
 
 
 def file_stamp(path: Path) -> tuple[int, int, int]:
-    """Return the size, modification time in ns and inode of a file; zeros without one."""
+    """Return a file's size, modification time in ns and inode; zeros if it cannot be read."""
     try:
         status = path.stat()
     except OSError:
@@ -112,7 +112,7 @@ def is_folder(path: Path) -> bool:
 
 
 def run_with_timeout(function: Callable[[], R]) -> R:
-    """Call `function` in a thread. Raises TimeoutError if it takes too long; it then runs on."""
+    """Call `function` in a thread. Raises TimeoutError if it takes too long; the thread continues."""
     done: Future[R] = Future()
 
     def run() -> None:
@@ -167,7 +167,7 @@ class _FileWithTimeout(io.RawIOBase):
         return os.lseek(self._descriptor, offset, whence)
 
     def close(self) -> None:
-        """Close the descriptor, unless a read still hangs on it."""
+        """Close the descriptor, unless a hung read still uses it."""
         if not self.closed and not self._hangs:
             os.close(self._descriptor)
         super().close()

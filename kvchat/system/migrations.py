@@ -1,4 +1,4 @@
-"""Numbered steps for a SQLite schema: append-only, each applied once, atomically with its record."""
+"""Append-only, numbered migrations of a SQLite schema, each applied once in a transaction that records it."""
 
 import contextlib
 import sqlite3
@@ -50,7 +50,7 @@ def check_version(connection: sqlite3.Connection, path: Path, steps: Sequence[st
 
 
 def back_up(connection: sqlite3.Connection, target: Path, step: Callable[[], None] = lambda: None) -> None:
-    """Copy a live database as of one moment. Calls `step` repeatedly."""
+    """Copy a consistent snapshot of a live database, calling `step` after each batch of pages."""
     connection.execute("BEGIN")  # else a write between two steps would restart the backup
     try:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()

@@ -1,6 +1,6 @@
-"""Ownership of the data folder by one process; others connect to it and have it do their work.
+"""Ownership of the data folder by one process. Other processes connect to the owner and send it requests.
 
-The lock dies with its process. A file beside it holds the owner's address and a secret that each side proves to know:
+The lock dies with its process. A file next to it holds the owner's address and a secret that each side proves to know:
 the folder is private to the user, so nobody else can pose as the owner or connect to it.
 """
 
@@ -62,7 +62,7 @@ def allow_owner_to_raise_window() -> None:
 
 
 class InstanceLock:
-    """Ownership of one data folder, which must exist. If it cannot be locked, everyone owns it."""
+    """Ownership of one data folder, which must exist. If locking fails, every process owns it."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name

@@ -18,7 +18,7 @@ class SecretLocation(Enum):
 
 
 class SecretStore:
-    """Storage for a secret. A keyring may ask the user to unlock it: use this off the event loop."""
+    """Storage for a secret. Call it off the event loop: a keyring may ask the user to unlock it."""
 
     def __init__(self, account: str, file: Path) -> None:
         """`account`: its name in the keyring; `file`: the fallback."""
@@ -33,7 +33,7 @@ class SecretStore:
         return None
 
     def save(self, value: str) -> SecretLocation:
-        """Store a secret; return where. Readers see the old or the new one. Raises OSError if it cannot be written."""
+        """Store a secret and return its location. Readers see the old or the new value. Raises OSError."""
         with contextlib.suppress(Exception):
             import keyring
 

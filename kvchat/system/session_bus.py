@@ -10,7 +10,7 @@ _TIMEOUT_S = 10.0
 
 
 class NoAnswer(Exception):
-    """No bus, or no such service on it."""
+    """The bus or the service is not available."""
 
 
 class Service(NamedTuple):
@@ -43,7 +43,7 @@ class SessionBus:
             raise NoAnswer(str(error)) from error
 
     def send(self, service: Service, method: str, signature: str = "", *body: Any) -> None:
-        """Call without waiting for a reply or requiring a receiver."""
+        """Call a method without waiting for a reply; a missing service is ignored."""
 
         async def call() -> None:
             with contextlib.suppress(NoAnswer):

@@ -69,7 +69,7 @@ class UnchangedRows:
 
 
 class PromptTokenizer:
-    """Incremental tokenizing: a prompt that begins like an earlier one is tokenized from there on.
+    """Incremental tokenizer: processes only the part of a prompt after a cached prefix.
 
     Special tokens split a text: the parts before and after one are tokenized separately. So a prompt can be cut where
     a message ends, at the model's end-of-text token. The first prompt that can be cut tests whether this holds for the
@@ -134,8 +134,8 @@ class LlamaServerClient:
     ) -> None:
         """`silence_timeout_s`: longest silence within a stream, in seconds; a prefill shows progress after each batch.
 
-        `exclusive`: nobody else sends requests to this server. `on_fault` gets every request error before the caller
-        does; `on_silence` is called now and then while a reply that had begun is silent.
+        `exclusive`: no other program uses this server. `on_fault` gets every request error before the caller does;
+        `on_silence` is called periodically while a started reply produces no output.
         """
         self.base_url, self.key, self.exclusive = base_url, key, exclusive
         self._rows = defaultdict[int, UnchangedRows](lambda: UnchangedRows(exclusive))
@@ -163,7 +163,7 @@ class LlamaServerClient:
         return status == 200
 
     async def verify(self) -> ServerFacts:
-        """Return the facts of a server that rejects calls without our key and knows ours. Raises ForeignServer.
+        """Return the server's facts after checking that it requires and accepts our key. Raises ForeignServer.
 
         The call without the key goes first, so that a foreign server never gets our key.
         """

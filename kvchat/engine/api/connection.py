@@ -1,4 +1,4 @@
-"""The connection to an engine that may stop and start again: wait until it is ready, or observe its status."""
+"""Connection to an engine that may restart: wait until the engine is ready, or observe its status."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EngineConnection:
     """Status, listeners and the connection to a ready engine. Event-loop thread only."""
 
     def __init__(self, generations: Iterator[int]) -> None:
-        """`generations`: shared by all that provide engines to the same chat."""
+        """`generations`: counter shared by all connections that serve the same chats."""
         self.generation = 0  # grows with each engine: compare it before trusting what a slot held
         self._generations = generations
         self._status = EngineStatus(EngineState.STOPPED)

@@ -62,7 +62,7 @@ class EngineLifetime:
 
     @property
     def crashed(self) -> bool:
-        """True if it ended and a request or a restored state may be the cause."""
+        """True if the engine ended, possibly because of a request or a restored state."""
         return self.failure is not None and self.failure.kind not in _EXTERNAL_CAUSES
 
     def end(self, failure: EngineFailure | None) -> None:
@@ -74,7 +74,7 @@ class EngineLifetime:
                 listener()
 
     def on_end(self, listener: Callable[[], None]) -> None:
-        """Call `listener` at the end; at once if ended."""
+        """Call `listener` when the lifetime ends; immediately if it already has."""
         if self._ended.is_set():
             listener()
         else:
@@ -89,7 +89,7 @@ class EngineLifetime:
 
 
 class EngineUnusable(KvchatError):
-    """The configured engine or server cannot be used, at least not with these settings."""
+    """The configured engine or server cannot be used with the current settings."""
 
 
 class EngineError(KvchatError):
@@ -104,7 +104,7 @@ class EngineGone(EngineError):
         self.lifetime = lifetime  # None outside a client
 
     async def explain(self) -> EngineError:
-        """Wait for the reason why the engine ended; return it, or this error if the engine is still running."""
+        """Wait for the engine's end and return the reason; return this error if the engine still runs."""
         if self.lifetime is None or not await self.lifetime.wait_for_end():
             return self
         if self.lifetime.failure is None:  # stopped by the user
@@ -140,7 +140,7 @@ class EngineRefused(EngineError):
 
 
 class ForeignServer(EngineError):
-    """The server that answers is not ours."""
+    """Another server is listening at the engine's address."""
 
 
 class EngineFailed(EngineError):
@@ -150,7 +150,7 @@ class EngineFailed(EngineError):
 
 
 class EngineBroken(EngineFailed, EngineGone):
-    """The engine answers, but only a restart can fix it: treat it as gone."""
+    """The engine responds but must be restarted. Handled like EngineGone."""
 
     def __init__(self, reason: EngineFailure, lifetime: EngineLifetime) -> None:
         super().__init__(reason)
@@ -173,7 +173,7 @@ _WORKER_GONE = re.compile(r"ggml-rpc\S*: (?:Failed to connect to (?P<worker>\S+)
 
 
 class _Rule:
-    """A failure and the log lines that report it."""
+    """A failure and the pattern of the log lines that report it."""
 
     def __init__(self, pattern: str, kind: FailureKind, title: str, advice: str) -> None:
         self._pattern = re.compile(pattern, re.IGNORECASE)
@@ -269,7 +269,7 @@ _STARTUP_RULES = (
 
 
 def diagnose(lines: Sequence[str], *, was_ready: bool) -> EngineFailure | None:
-    """Return why the engine ended, if logged. Order matters: out of memory also logs "failed to load"."""
+    """Return the logged reason for the exit, or None. Rule order matters: out of memory also logs "failed to load"."""
     rules = _RUNTIME_RULES if was_ready else _RUNTIME_RULES + _STARTUP_RULES
     return next(filter(None, (rule.find(lines) for rule in rules)), None)
 
@@ -279,7 +279,7 @@ def rpc_server_failure(text: str) -> EngineFailure | None:
 
 
 def fatal_failure(status: int, message: str) -> EngineFailure | None:
-    """Return why an engine that answers this can no longer work; None for a normal refusal."""
+    """Return the failure if this response means that the engine must be restarted; None for a normal refusal."""
     if failure := _GPU_LOST.find([message]):
         return failure
     if status == _SERVER_ERROR and _CANNOT_COMPUTE.search(message):

@@ -1,9 +1,9 @@
-"""Pictures: file type by header, the ids that stand for one in a prompt, processing in the slot.
+"""Pictures: file type, placeholder ids in prompts, and requests.
 
 llama-server puts the same placeholder wherever a picture's tokens are, and tells pictures apart by a list of its
 own (tools/server/server-common.cpp, `server_tokens`). kvchat instead gives each picture its own ids, below all
-tokens and derived from its bytes and the projector: the same picture is found again in any conversation, and two
-never look alike.
+tokens and derived from its bytes and the projector: the same picture has the same ids in any conversation, and
+different pictures have different ids.
 """
 
 import base64
@@ -38,7 +38,7 @@ class PicturePrompts:
     """Prompts with pictures for one engine process. Every method raises EngineGone or EngineRefused."""
 
     def __init__(self, call: PostJson, tokenize: Tokenize, projector: str, marker: str) -> None:
-        """`projector`: its identity. `marker`: a picture's placeholder in a rendered prompt."""
+        """`projector`: the projector's identity. `marker`: a picture's placeholder in a rendered prompt."""
         self._call, self._tokenize, self._projector, self._marker = call, tokenize, projector, marker
         self._cache: dict[Picture, tuple[int, ...]] = {}  # ids, last used last
 
@@ -110,7 +110,7 @@ class PicturePrompts:
 
 
 def picture_ids(projector: str, picture: Picture, count: int) -> tuple[int, ...]:
-    """Return `count` ids that stand for a picture: −2 and below, within 31 bits."""
+    """Return `count` placeholder token ids for a picture: −2 and below, within 31 bits."""
     # Include the count: if another build makes more tokens, these must not be a prefix of those.
     digest = blake3(f"{projector}\0{count}\0".encode() + picture.data).digest(length=4 * count)
     ids: list[int] = (FIRST_PICTURE_ID - (np.frombuffer(digest, "<i4") & 0x3FFFFFFF)).tolist()

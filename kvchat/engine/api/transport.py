@@ -1,7 +1,7 @@
-"""HTTP/1.1 to a llama-server, one connection per request. The only place that translates foreign errors.
+"""HTTP/1.1 client for llama-server, one connection per request. Converts all network errors to EngineErrors.
 
-The server closes connections after a streamed reply, and creating an httpx2 client takes a millisecond; this takes
-a fifth of that. No proxy is used between kvchat and its engine.
+The server closes connections after a streamed reply, and creating an httpx2 client takes a millisecond, five
+times as long as this. No proxy is used between kvchat and its engine.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _GONE_ADVICE = N_("kvchat restarts it automatically. Send the message again.")
 
 
 class EngineResponse:
-    """A response. Read it once: reading raises EngineGone and EngineSilent."""
+    """A response, to be read once. Reading raises EngineGone or EngineSilent."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silence_s: float, lifetime: EngineLifetime
@@ -151,7 +151,7 @@ class Transport:
             response.abort()
 
     async def get_status(self, path: str, timeout_s: float) -> int:
-        """GET without the key, since the server may be a foreign one; return the status."""
+        """Send a GET without the key, since the server may be another program's; return the status."""
         async with self._open("GET", path, b"", {}, timeout_s) as response:
             await response.read_head()
             return response.status_code
@@ -184,7 +184,7 @@ class Transport:
             yield response
 
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
-        """Yield the events of a streamed response. Raises EngineGone when it breaks off early."""
+        """Yield the events of a streamed response. Raises EngineGone if the stream ends early."""
         done = asyncio.get_running_loop().create_future()
         self._streams.add(done)
         has_begun = has_ended = False
@@ -253,7 +253,7 @@ class Transport:
 
 @functools.cache
 def _tls_context() -> ssl.SSLContext:
-    """TLS context for a server the user runs elsewhere. Slow to create."""
+    """Return a TLS context for a user's remote server. Slow."""
     return httpx2.create_ssl_context(trust_env=False)
 
 

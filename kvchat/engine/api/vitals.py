@@ -1,4 +1,4 @@
-"""Vital signs of an engine: its memory, its slot, its speed. For display only."""
+"""Engine status for display only: memory, slot and speed."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Vitals:
-    """A snapshot of an engine. None: unknown. Sizes in bytes."""
+    """Snapshot of an engine's vitals; None if unknown. Sizes in bytes."""
 
     pid: int | None
     memory: int | None  # resident, with the model's mapped pages

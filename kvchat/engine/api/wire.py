@@ -1,6 +1,6 @@
 """Values exchanged with llama-server: written as requests, parsed from responses. No I/O.
 
-Parsing is tolerant: servers differ by version, and a field that is missing or of the wrong type counts as absent.
+Parsing is lenient: servers differ by version, and a field that is missing or of the wrong type counts as absent.
 
 Field names follow llama.cpp's server README (tools/server/README.md).
 """

@@ -1,1 +1,1 @@
-"""Discovery of engines and graphics cards, and what each engine can do. Keeps no engine running."""
+"""Discovery of engines, their features and graphics cards. Leaves no engine running."""

@@ -159,7 +159,7 @@ def state_arguments(arguments: Sequence[str], *, external: bool = False) -> str:
 
 
 def named_files(state_arguments: str) -> tuple[str, ...]:
-    """Return possible file names in the arguments: a LoRA adapter is `path`, `path,path` or `path:scale`."""
+    """Return all possible file names in the arguments. A LoRA value is `path`, `path,path` or `path:scale`."""
     tokens = [part for word in shlex.split(state_arguments) for part in {word, *word.split(",")}]
     return tuple(sorted({name for word in tokens for name in (word, word.rpartition(":")[0]) if name}))
 

@@ -29,7 +29,7 @@ EMBEDDED = "embedded"  # in the setting `engine_path`
 
 @dataclass(frozen=True)
 class EngineLocation:
-    """A llama-server, or the embedded engine if `path` is None. Both speak the same HTTP."""
+    """A llama-server, or the embedded engine if `path` is None. Both have the same HTTP API."""
 
     path: Path | None = None
 
@@ -52,7 +52,7 @@ class Device:
 
 
 class EngineNotFound(EngineUnusable):
-    """No engine was found, or the one at the configured path is missing or cannot run."""
+    """No engine was found, or the engine at the configured path is missing or cannot run."""
 
 
 def find_engine(settings_path: str | None) -> EngineLocation:
@@ -77,7 +77,7 @@ def find_engine(settings_path: str | None) -> EngineLocation:
 
 
 def installed_engines() -> list[EngineLocation]:
-    """List this machine's engines, each program once, in order of preference, the embedded one last."""
+    """List the engines on this machine without duplicates, in order of preference, the embedded engine last."""
     programs: dict[Path, Path] = {}  # by resolved path
     for folder in search_folders():
         program = folder / program_name()
@@ -109,7 +109,7 @@ def search_folders() -> list[Path]:
 
 
 def list_devices(location: EngineLocation, workers: Sequence[str] = ()) -> tuple[Device, ...]:
-    """List the engine's devices and its RPC workers'; empty if it has only the CPU. Blocks. Raises EngineNotFound."""
+    """List the devices of the engine and its RPC workers, without the CPU. Blocks. Raises EngineNotFound."""
     if location.path is None:
         return parse_embedded_devices(_run_command(embedded.command(embedded.DEVICES)))
     shared = ["--rpc", ",".join(workers)] if workers else []  # must come first: --list-devices exits
@@ -282,7 +282,7 @@ class EngineEntry:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Names of its device kinds, such as "CUDA" and "Vulkan", except the CPU."""
+        """Names of the device kinds other than CPU, such as "CUDA" and "Vulkan"."""
         names = (re.sub(r"\d+$", "", device.name) for device in self.devices)
         return tuple(dict.fromkeys(name for name in names if name != "CPU"))
 

@@ -1,4 +1,4 @@
-"""Graphics cards of this computer, engines that suit them, and why an engine does not see one.
+"""Graphics cards of this computer, suitable engines, and reasons why an engine does not detect a card.
 
 Engines from llama.cpp's releases load their compute backends at startup; if one cannot be loaded, they silently use
 the CPU (`GGML_BACKEND_DL`, ggml/src/ggml-backend-reg.cpp).
@@ -57,7 +57,7 @@ class Graphics:
 
 
 def detect_graphics() -> Graphics:
-    """Detect GPUs: on Linux from /sys, elsewhere by what the driver installed; no program is run."""
+    """Detect GPUs without running a program: on Linux from /sys, on Windows from the drivers' files."""
     if sys.platform == "darwin":
         return Graphics(sys.platform, (GpuVendor.APPLE,) if platform.machine() == "arm64" else ())
     if sys.platform == "win32":
@@ -143,7 +143,7 @@ def cannot_run_error(reason: str) -> KvchatError:
 
 
 def undetected_gpu_error(program: Path, backend: Backend) -> KvchatError:
-    """Explain why the engine has no device of that kind. Blocks while `ldd` runs."""
+    """Return an error that says why the engine has no device of this kind. Blocks while `ldd` runs."""
     reason = describe_missing_libraries(program) or _(_DRIVER_HINTS[backend])
     return KvchatError(_("The engine does not detect the GPU"), reason, _(_RETRY_ADVICE))
 

@@ -1,1 +1,1 @@
-"""Running an engine: its command line, process, log, supervision, and why it ended. Chooses none."""
+"""Running a given engine: command line, process, log, supervision and crash diagnosis."""

@@ -1,4 +1,4 @@
-"""One running engine process, and why it ended."""
+"""An engine process and the reason for its exit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ProcessExit:
         return -self.code if self.code < 0 else None
 
     def explain(self, *, was_ready: bool = False) -> EngineFailure:
-        """Explain why the process ended by itself. `was_ready`: it had been serving."""
+        """Explain why the process ended by itself. `was_ready`: the engine had finished loading."""
         library = find_line(MISSING_LIBRARY, self.last_lines)
         if library is not None or self.code == _WINDOWS_DLL_NOT_FOUND:
             return EngineFailure(
@@ -150,7 +150,7 @@ class EngineProcess(asyncio.SubprocessProtocol):
         return not self._end_task.done()
 
     async def wait(self) -> ProcessExit:
-        """Wait until it ended and its output is read. Safe for several callers, and to cancel."""
+        """Wait for the exit and the last output. Supports several callers and cancellation."""
         await asyncio.shield(self._end_task)
         out_of_memory = _count_oom_kills() > self._oom_kills_before
         return ProcessExit(self._transport.get_returncode() or 0, self._log.since_start[-_LAST_LINES:], out_of_memory)

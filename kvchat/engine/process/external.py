@@ -1,4 +1,4 @@
-"""A llama-server that the user runs: kvchat connects to it, and never starts or stops it.
+"""Connection to a llama-server that the user runs; kvchat never starts or stops the server.
 
 If its process is on this computer, its arguments are read from the process.
 """
@@ -81,7 +81,7 @@ class ExternalServer(EngineConnection):
         self._check_now = asyncio.Event()  # set when a request fails
 
     async def connect(self, address: ServerAddress) -> None:
-        """Start looking for the server. Returns at once: `ready` and listeners get the result."""
+        """Start connecting and return at once; `ready` and listeners get the result."""
         await self._end_monitor()
         self.publish(EngineStatus(EngineState.STARTING))
         self._task = asyncio.create_task(self._monitor(address), name="external engine")
@@ -230,7 +230,7 @@ def reachable_slot_folder(server: RunningServer, proc: Path = Path("/proc")) -> 
     """Return the server's slot folder if it is accessible, else None.
 
     Does not test by saving a slot, since another program may be using it. If the server runs in a container, its
-    folder may not be the one of that name here; on Linux, `proc` shows this.
+    folder may differ from the folder of the same name here; on Linux, `proc` shows this.
     """
     name = server.value_of("--slot-save-path")
     folder = server.folder / name if name else None

@@ -32,7 +32,7 @@ class EngineLog:
     """Collects the engine's output, bounded in lines, line length and bytes on disk."""
 
     def __init__(self, path: Path | None = None, *, lines: int = 2_000, file_bytes: int = 2_000_000) -> None:
-        """`path`: also write it there, mode 0600; at `file_bytes` rotate it to `<name>.1`."""
+        """`path`: log file, mode 0600; rotated to `<name>.1` at `file_bytes`."""
         self._lines: deque[str] = deque(maxlen=lines)
         self._file = _LogFile(path, file_bytes) if path is not None else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -48,7 +48,7 @@ class EngineLog:
 
     @property
     def since_start(self) -> tuple[str, ...]:
-        """The lines of the last process, as far as they are kept."""
+        """The kept lines of the last process."""
         lines = self.lines
         starts = [number for number, line in enumerate(lines) if line.startswith(_START_MARKER)]
         return lines[starts[-1] + 1 :] if starts else lines
@@ -57,7 +57,7 @@ class EngineLog:
         self.note(_START_MARKER + shlex.join(command))
 
     def feed(self, data: bytes) -> None:
-        """Add output, cut anywhere."""
+        """Add a chunk of output; it may end within a line or character."""
         self.bytes_seen += len(data)
         *finished, self._partial_line = _LINE_END.split(self._partial_line + self._decoder.decode(data))
         for line in finished:
@@ -96,7 +96,7 @@ class EngineLog:
 
 
 class _LogFile:
-    """Writes lines in its own thread: a hung disk would block the window along with the engine's output."""
+    """Writes lines in a separate thread, so that a hung disk blocks neither the window nor the engine."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path, self._max_bytes = path, max_bytes
@@ -156,7 +156,7 @@ class Level(IntEnum):
 
 
 def filter_by_level(lines: Iterable[str], minimum: Level) -> list[str]:
-    """Return the lines of that level or above.
+    """Return the lines with at least the `minimum` level.
 
     A line without a level is an error if it reads like one, else it has the level of the line before.
     """

@@ -1,4 +1,4 @@
-"""The launch plan: everything that decides how an engine starts, and its translation for each kind of engine."""
+"""The launch plan: all start options of an engine, and their conversion for each kind of engine."""
 
 import dataclasses
 import json
@@ -55,7 +55,7 @@ class LaunchPlan:
 
 
 def llama_server_arguments(plan: LaunchPlan) -> list[str]:
-    """Convert the plan to llama-server's arguments, as spelled by current builds and those of the year before."""
+    """Convert the plan to llama-server's arguments, as spelled by current builds and those of the previous year."""
     known_options = plan.known_options
     # kvchat can do without these: a build that lacks one has no such feature to turn off.
     optional = [
@@ -129,7 +129,7 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
 
 @dataclass(frozen=True)
 class Invocation:
-    """One start. The key is only in the environment: every user can see a command line."""
+    """Command line and environment of one engine start. Only the environment has the key: command lines are public."""
 
     plan: LaunchPlan  # with the chosen port
     command: tuple[str, ...]

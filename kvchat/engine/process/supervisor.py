@@ -32,7 +32,7 @@ from kvchat.text.language import _, format_number, join_sentences
 
 @dataclass(frozen=True)
 class MonitorPolicy:
-    """Times for monitoring, in seconds; generous, because a busy computer is no fault."""
+    """Times for monitoring, in seconds; long enough that a busy computer does not count as a fault."""
 
     check_interval_s: float = 10.0
     response_timeout_s: float = 20.0  # timeout for /health
@@ -59,13 +59,13 @@ class EngineMonitor:
             self._wake.set()
 
     def check_now(self) -> None:
-        """Check the engine now instead of after the interval, because a reply went silent."""
+        """Check the engine now rather than after the interval. Called when a reply goes silent."""
         if not self._alerted:
             self._alerted = True
             self._wake.set()
 
     async def wait_for_failure(self, client: LlamaServerClient) -> EngineFailure:
-        """Wait until the process is unusable and return why. Cancel it if the process ended by itself."""
+        """Wait until the engine is unusable and return the reason. Cancel the call if the process ends by itself."""
         stuck, misses = asyncio.create_task(self._wait_until_stuck(client), name="engine-loop-watch"), 0
         stuck.add_done_callback(lambda _: self._wake.set())
         try:
@@ -96,7 +96,7 @@ class EngineMonitor:
             await asyncio.wait({stuck})
 
     async def _wait_until_stuck(self, client: LlamaServerClient) -> None:
-        """Wait until the engine's loop gives no answer for longer than any batch lasts."""
+        """Wait until the engine's loop has been unresponsive for longer than any batch takes."""
         misses = 0
         while misses < 2:  # one miss may be the computer falling asleep
             sent_at = time.monotonic()
@@ -189,7 +189,7 @@ class EngineSupervisor(EngineConnection):
     async def start(self, location: EngineLocation, plan: LaunchPlan, step_down: StepDown | None = None) -> None:
         """Start an engine, stopping a running one first. Returns at once: `ready` and listeners get the result.
 
-        `step_down` returns a smaller plan each time loading ran out of memory, None when there is none.
+        `step_down` is called when loading runs out of memory; it returns a smaller plan, or None if there is none.
         """
         async with self._serial:
             await self._end(EngineState.STOPPING)
@@ -218,7 +218,7 @@ class EngineSupervisor(EngineConnection):
             self._task = None
 
     def _run_ended(self, task: asyncio.Task[None]) -> None:
-        """Publish an internal error as a failure, so that nobody waits for an engine that will never be ready."""
+        """Publish an internal error as a failure, so that callers do not wait forever for the engine."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             task.get_loop().call_exception_handler({"message": "the engine supervisor broke", "exception": error})
