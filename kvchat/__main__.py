@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run kvchat and return the exit code; without `argv`, act as the whole process and exit."""
+    """Run kvchat with `argv` and return the exit code. Without `argv`, use the process's arguments."""
     if argv is not None:
         return _main(argv)
     flag, rest = sys.argv[1:2], sys.argv[2:]

@@ -164,7 +164,7 @@ class ApiService:
             await self._gateway.runner.background.wait_until_idle()
 
     def stopped(self) -> contextlib.AbstractContextManager[None]:
-        """Context manager: abort all answers and refuse requests until it exits. Saves continue."""
+        """Return a context that aborts all responses and refuses requests until its exit. Saves continue."""
         return contextlib.nullcontext() if self._gateway is None else self._gateway.runner.stopped()
 
     async def close(self) -> None:

@@ -87,7 +87,7 @@ class LoopThreads(ThreadPoolExecutor):
 
 
 class Stopped(Exception):
-    """The work was asked to stop."""
+    """Raised in work that was asked to stop."""
 
 
 async def in_thread(function: Callable[[threading.Event], R]) -> R:
@@ -141,7 +141,7 @@ class InterruptibleTask:
     task: asyncio.Task[Any] | None = None
 
     async def run(self, coroutine: Coroutine[Any, Any, R]) -> R | None:
-        """Run the work; None if `interrupt` ended it. Cancelling the caller cancels it."""
+        """Run the coroutine; None if `interrupt` ended it. Cancelling the caller cancels it."""
         self.task = task = asyncio.ensure_future(coroutine)
         try:
             await asyncio.wait([task])
@@ -154,7 +154,7 @@ class InterruptibleTask:
         return None if task.cancelled() else task.result()
 
     def interrupt(self) -> bool:
-        """End the work; True if there was any. Only once: a second time would end its cleanup."""
+        """Interrupt the task, at most once, to spare its cleanup. Return True if one was running."""
         return self.task is not None and (self.task.cancelling() > 0 or self.task.cancel())
 
 

@@ -1,6 +1,6 @@
 """Reading of regular files from untrusted paths, with size and time limits, and atomic writes.
 
-Every step has a time limit, as a pipe or a lost network folder may never answer. A hung thread is abandoned.
+Every step has a time limit, because a pipe or a lost network folder may never respond. A hung thread is abandoned.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class TooLarge(OSError):
 
 
 def open_regular_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError: NotAFile, or TimeoutError without an answer."""
+    """Open a regular file for reading. Raises OSError, including NotAFile and TimeoutError."""
 
     def opened() -> io.RawIOBase:
         check_is_regular_file(path, path.stat().st_mode)  # first: opening a device can have side effects
@@ -87,7 +87,7 @@ def read_json(path: Path, limit: int = 64_000_000) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON from an untrusted source. Raises ValueError, also if it is nested too deeply."""
+    """Parse JSON from an untrusted source. Raises ValueError, also for excessive nesting."""
     try:
         return json.loads(text)
     except RecursionError as error:

@@ -1,6 +1,6 @@
 """Start at login: an autostart file on Linux, a value of the Run key on Windows, a LaunchAgent on macOS.
 
-That entry is the only record, so the desktop's own settings apply as well. kvchat starts hidden, in the tray.
+The entry is the only record, so changes in the system's settings count, too. kvchat starts hidden, in the tray.
 """
 
 import importlib

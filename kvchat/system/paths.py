@@ -89,7 +89,7 @@ def resolve_paths(environment: dict[str, str] | None = None) -> Paths:
 
 
 def expand_user(name: str) -> Path:
-    """Expand `~`; unchanged if the home folder is unknown."""
+    """Expand `~`, or keep it if the home folder is unknown."""
     try:
         return Path(name).expanduser()
     except RuntimeError:

@@ -59,7 +59,7 @@ class UnchangedRows:
         self.count = tokens if self._exclusive else 0
 
     def invalidate(self) -> int:
-        """Record that a request begins or the slot's contents change; return the count known until now."""
+        """Record that a request begins or the slot's contents change; return the previous count."""
         before, self.count = self.count, 0
         return before
 
@@ -156,7 +156,7 @@ class LlamaServerClient:
         await self._http.close()
 
     async def is_loaded(self, timeout_s: float = _HEALTH_TIMEOUT_S) -> bool:
-        """Query /health; False while loading. Raises EngineGone if nobody listens yet, and ForeignServer."""
+        """Query /health; False while loading. Raises EngineGone if no server is listening, and ForeignServer."""
         status = await self._http.get_status("/health", timeout_s)
         if status not in (200, 503):
             raise ForeignServer(_("Another program is using the engine's port"), f"/health says {status}.")
@@ -197,7 +197,7 @@ class LlamaServerClient:
         return other
 
     async def check_schema(self, schema: str) -> None:
-        """Raise EngineRefused for an unusable JSON schema: POST /apply-template makes a grammar of it."""
+        """Raise EngineRefused for an unusable JSON schema. POST /apply-template converts it to a grammar."""
         await self._render(wire.prompt_body([ChatMessage("user", "?")]) | {"json_schema": json.loads(schema)})
 
     async def facts(self) -> ServerFacts:
@@ -212,7 +212,7 @@ class LlamaServerClient:
         return (await self.request_tokens(body, pictures))[1]
 
     async def stable_prefix_tokens(self, messages: Sequence[ChatMessage]) -> tuple[TokenIds, int]:
-        """Return the ids up to the end of the last message, which may grow, and the number of tokens after it.
+        """Return the ids up to the end of the last message (may be extended), and the number of tokens after it.
 
         Without pictures.
         """
@@ -236,7 +236,7 @@ class LlamaServerClient:
         return len(await self._tokenize_text(text, False))
 
     async def count_tokens_up_to(self, text: str, limit: int) -> tuple[int, bool]:
-        """Count a text's tokens; False if the rest beyond `limit` was extrapolated."""
+        """Return a text's token count, and True if it is exact; counts above `limit` may be extrapolated."""
         tokens = 0
         for begin in range(0, len(text), COUNT_CHUNK_CHARS):
             end = begin + COUNT_CHUNK_CHARS

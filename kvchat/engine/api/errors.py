@@ -289,12 +289,12 @@ def fatal_failure(status: int, message: str) -> EngineFailure | None:
 
 
 def find_line(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
-    """Return the first match: later lines repeat it in vaguer words."""
+    """Return the first matching line, or None; later matches are less specific."""
     return next((_PREFIX.sub("", line).strip() for line in lines if pattern.search(line)), None)
 
 
 def last_error(lines: Sequence[str]) -> str:
-    """Return the last line of level E, or else the last."""
+    """Return the last error line, or else the last line that is not blank."""
     errors = [line for line in lines if re.match(r"^(\d+\.)+\d+ E ", line) or "error" in line.lower()]
     candidates = errors or [line for line in lines if line.strip()]
     return _PREFIX.sub("", candidates[-1]).strip() if candidates else ""

@@ -121,7 +121,7 @@ ENGINE_DEFAULTS = Sampling()
 
 @dataclass(frozen=True)
 class SlotFile:
-    """The response to a save or a restore. A restore is proved only by the next request's cache_n."""
+    """The response to a save or a restore. Only the next request's `cache_n` proves a restore."""
 
     tokens: int
     bytes: int
@@ -153,14 +153,14 @@ def prompt_body(messages: Sequence[ChatMessage], template: Mapping[str, bool | s
 
 
 def chat_body(prompt: Body, sampling: Sampling, slot: int = 0) -> Body:
-    """Build a streamed chat request, pinned to the slot that we save; unpinned, it may land in another."""
+    """Build a streamed chat request pinned to `slot`; without this, the engine may choose another slot."""
     options = vars(sampling) | {"json_schema": json.loads(sampling.json_schema) if sampling.json_schema else None}
     set_options = {name: value for name, value in options.items() if value is not None}
     return prompt | _cached_stream(slot) | {"timings_per_token": True} | set_options
 
 
 def prefill_body(prompt: Sequence[int] | Body, slot: int = 0) -> Body:
-    """Build a request that processes a prompt (tokens, or text and files) without a reply; streamed, to show a hang."""
+    """Build a streamed request to process a prompt (tokens, or text and files) without a reply."""
     return {"prompt": prompt, "n_predict": 0} | _cached_stream(slot)
 
 
@@ -188,7 +188,7 @@ def parse_error(text: str | bytes, status: int) -> EngineRefused:
 
 
 def parse_event(data: str) -> ChatChunk | EngineRefused | None:
-    """Parse one `data:` of a streamed chat completion or /completion; None if irrelevant."""
+    """Parse one `data:` line of a streamed chat completion or /completion; None if irrelevant."""
     event = parse_object(data)
     if "error" in event:
         return parse_error(data, 500)
@@ -220,7 +220,7 @@ def _parse_timings(timings: Body) -> Timings:
 
 
 def ends_stream(data: str) -> bool:
-    """True if this `data:` is the last one: "[DONE]" after a chat, `stop` after a /completion."""
+    """True if this `data:` line is the last: "[DONE]" after a chat, `stop` after a /completion."""
     return data == "[DONE]" or parse_object(data).get("stop") is True
 
 
@@ -230,7 +230,7 @@ def parse_slot_file(body: Body) -> SlotFile:
 
 
 def parse_facts(body: Body) -> ServerFacts:
-    """Parse the response of /props. The context size is in the generation settings; in older builds on top."""
+    """Parse the response of /props. The context size is in the generation settings or, in older builds, at the top."""
     settings = _dict(body, "default_generation_settings")
     return ServerFacts(
         context_size=_int(settings, "n_ctx") or _int(body, "n_ctx"),

@@ -46,7 +46,7 @@ class ServerAddress:
 
 @dataclass(frozen=True)
 class PollPolicy:
-    """Times for the server search, in seconds."""
+    """Timing of connection attempts and checks, in seconds."""
 
     unreachable_after_s: float = 4.0  # time without a first answer before reporting none
     return_timeout_s: float = 20.0  # the same after an earlier answer: it may restart
@@ -209,7 +209,7 @@ def is_loopback(host: str) -> bool:
 
 
 def find_server(url: str) -> RunningServer | None:
-    """Find the process that serves this address; None if it is remote or not accessible to us."""
+    """Find the server process at this address; None if it is remote or inaccessible."""
     address = httpx2.URL(url)
     if not is_loopback(address.host):
         return None
