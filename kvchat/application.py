@@ -130,8 +130,8 @@ def release_cancelled_timers(loop: asyncio.AbstractEventLoop) -> int:
     """Free the cancelled timers that qasync keeps until their due time, and return their number.
 
     Each chunk of a reply sets a time limit, so cancelled timers would pile up for minutes. qasync stores them in
-    private attributes: https://github.com/CabbageDevelopment/qasync/blob/v0.28.0/src/qasync/__init__.py. An unknown
-    qasync is left alone.
+    private attributes: https://github.com/CabbageDevelopment/qasync/blob/v0.28.0/src/qasync/__init__.py. Does nothing
+    if a qasync version lacks them.
     """
     timers = getattr(loop, "_timer", None)
     handles = getattr(timers, "_SimpleTimer__callbacks", None)

@@ -71,9 +71,9 @@ class UnchangedRows:
 class PromptTokenizer:
     """Incremental tokenizer: processes only the part of a prompt after a cached prefix.
 
-    Special tokens split a text: the parts before and after one are tokenized separately. So a prompt can be cut where
-    a message ends, at the model's end-of-text token. The first prompt that can be cut tests whether this holds for the
-    model; if not, every prompt is tokenized whole.
+    Special tokens split a text: the parts before and after one are tokenized separately. A prompt can therefore be cut
+    after a message's end-of-text token. The first such prompt tests whether this holds for the model; if not, every
+    prompt is tokenized whole.
     """
 
     def __init__(self, tokenize: Tokenize) -> None:
@@ -214,7 +214,7 @@ class LlamaServerClient:
     async def stable_prefix_tokens(self, messages: Sequence[ChatMessage]) -> tuple[TokenIds, int]:
         """Return the ids up to the end of the last message (may be extended), and the number of tokens after it.
 
-        Without pictures.
+        Does not support pictures.
         """
         last = messages[-1]
         longer = [*messages[:-1], replace(last, content=f"{last.content} {GROWTH_PROBE}")]

@@ -86,7 +86,7 @@ class EngineResponse:
             raise EngineRefused(self.status_code, _("The response is invalid")) from error
 
     def read_in_batches(self, closing: asyncio.Event, on_silence: Callable[[], None]) -> None:
-        """Pause before each read, so that data arrives in batches, but not after `closing`; report long silences."""
+        """Pause before each read to batch data, until `closing` is set; call `on_silence` during long silences."""
         self._closing, self._on_silence = closing, on_silence
 
     async def _next(self) -> object:
@@ -143,7 +143,7 @@ class Transport:
         self._streams: set[asyncio.Future[None]] = set()
 
     async def close(self) -> None:
-        """Drop all connections after reading a dead engine's last output."""
+        """Drop all connections, after a short wait for running streams to deliver their last data."""
         self._closing.set()
         if self._streams:
             await asyncio.wait(self._streams, timeout=_DRAIN_TIMEOUT_S)
@@ -222,7 +222,7 @@ class Transport:
     async def _open(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], silence_s: float
     ) -> AsyncIterator[EngineResponse]:
-        """Send a request; call `read_head` on the response. Leaving early drops the connection."""
+        """Send a request and yield the response before its head is read. Leaving early drops the connection."""
         if self._closing.is_set():
             title, detail = _("The engine is no longer running"), _("It was stopped or restarted.")
             raise EngineGone(title, detail, _(_GONE_ADVICE), self.lifetime)

@@ -120,7 +120,7 @@ class _LogFile:
     def _run(self) -> None:
         file: BinaryIO | None = None
         while (line := self._lines.get()) is not None:
-            with contextlib.suppress(OSError):  # a running engine matters more
+            with contextlib.suppress(OSError):  # a missing log must not stop the engine
                 if file is None:
                     self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                     file = os.fdopen(os.open(self._path, _OPEN_FLAGS, 0o600), "ab", buffering=0)

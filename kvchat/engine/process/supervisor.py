@@ -209,7 +209,7 @@ class EngineSupervisor(EngineConnection):
         self.log.close()
 
     async def _end(self, state: EngineState) -> None:
-        """End the running task, publishing `state`. If cancelled, the task still finishes by itself."""
+        """Cancel the running task and publish `state`. If this call is cancelled, the task still finishes."""
         if self._task is not None:
             if not self._task.cancelling():  # a second cancel would kill the process at once
                 self.publish(EngineStatus(state))
