@@ -62,7 +62,7 @@ class PassphraseNeeded(KvchatError):
 
 
 def encrypt(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
-    key = pyrage.x25519.UserIdentity.generate()
+    key = pyrage.x25519.Identity.generate()
     salt = secrets.token_bytes(_SALT)
     out.write(MAGIC + _VERSION + salt + _cipher(passphrase, salt).encrypt(_NONCE, str(key).encode(), None))
     source = _PieceReader(pieces)
@@ -81,7 +81,7 @@ def decrypted(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
     try:
         if version != _VERSION:
             raise ValueError
-        key = pyrage.x25519.UserIdentity.from_str(_cipher(passphrase, salt).decrypt(_NONCE, encrypted, None).decode())
+        key = pyrage.x25519.Identity.from_str(_cipher(passphrase, salt).decrypt(_NONCE, encrypted, None).decode())
     except (InvalidTag, pyrage.IdentityError, ValueError) as error:
         raise PassphraseNeeded(_("Wrong passphrase")) from error  # or its first bytes are damaged
     reading, writing = os.pipe()

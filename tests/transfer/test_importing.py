@@ -224,7 +224,7 @@ def test_chats_before_the_damage_are_imported(tmp_path, monkeypatch, step, after
         ("MAX_PIECE", 10_000, b'[{"title": "' + b"x" * 30_000 + b'"}]', "one chat in it is larger than 10 KB"),
         ("MAX_PIECE", 10_000, b'{"title": "' + b"x" * 30_000 + b'"}', "one chat in it is larger than 10 KB"),
         ("MAX_FILE", 10_000, b"[" + b" " * 30_000 + b"]", "it is larger than 10 KB"),
-        ("MAX_PARTS", 1000, b"[[" + b"{}," * 3000 + b"{}]]", "one chat in it has more than 1,000 parts"),
+        ("MAX_PARTS", 1000, b"[[" + b"{}," * 3000 + b"{}]]", "one chat in it has more than 1,000 JSON elements"),
         ("MAX_PARTS", 1000, b"[[" + b"1," * 3000 + b"1]]", "one chat in it has more than 1,000 numbers"),
         ("MAX_PARTS", 1000, b"[[" + b"1.5," * 3000 + b"1]]", "one chat in it has more than 1,000 numbers"),
         ("MAX_PARTS", 1000, b"[" + b"9" * 9000 + b"]", "Exceeds the limit"),
