@@ -145,7 +145,7 @@ class Settings:
     read_ahead: str = _choice(
         "auto",
         (("auto", N_("Automatic")), ("always", N_("Always")), ("never", N_("Never"))),
-        N_("Process ahead"),
+        N_("Process prompts in advance"),
         N_(
             "While you view a chat or type, the engine processes the prompt in advance, so replies "
             "start sooner. Automatic turns this off on battery and with an external llama-server. "

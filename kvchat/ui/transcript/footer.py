@@ -287,7 +287,7 @@ class TranscriptTail(QWidget):
         self.prioritize_button = button(_("Prioritize this chat"), kind="link")
         self.failure_card = FailureCard()
         self.unanswered_row = QWidget()  # a message has no reply
-        self.answer_button = button(_("Try again"), self.retry_requested, "link", name=_("Reply to the last message"))
+        self.answer_button = button(_("Try again"), self.retry_requested, "link", name=_("Try again to get a reply"))
         row(
             label(_("This message has no reply yet."), "small"),
             self.answer_button,
