@@ -23,7 +23,6 @@ from PySide6.QtWidgets import QApplication
 
 from kvchat import __version__
 from kvchat.chat.record.database import Database
-from kvchat.cli.owned import Commands, DataFolderInUse, show_running_window
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings
 from kvchat.system.concurrency import LoopThreads, Worker
@@ -71,6 +70,8 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _SHOW_WINDOW) ->
     try:
         paths.ensure()
         while not ownership.claim():
+            from kvchat.cli.owned import DataFolderInUse, show_running_window  # the first frame needs neither
+
             if show_running_window(paths, request):
                 return 0
             if time.monotonic() > deadline and (owner := owner_of(paths.data)) is not None:
@@ -141,10 +142,7 @@ async def _run(
     loop.set_default_executor(LoopThreads())
     waiting = [request] if request.open or request.quick else []
     handle: Callable[[StartRequest], None] = waiting.append  # until the window is ready
-    commands = Commands(paths, _("the kvchat window"))
-    commands.show_window = lambda request: handle(request)
     qt.open_requested.connect(lambda request: handle(request))
-    ownership.listen(commands.serve_connection)
     if (paths.data / RESTORING).exists():
         from kvchat.transfer.backup import finish_restore
 
@@ -179,6 +177,11 @@ async def _run(
         if not hidden and (settings.model_path or settings.engine_url) and paths.database.exists():
             window.show()
             await drafts.show(window)
+        from kvchat.cli.owned import Commands
+
+        commands = Commands(paths, _("the kvchat window"))
+        commands.show_window = lambda request: handle(request)
+        ownership.listen(commands.serve_connection)
         for name in _PRELOADED_MODULES:
             await asyncio.to_thread(importlib.import_module, name)
         from kvchat.application import Application, open_or_repair

@@ -20,7 +20,7 @@ from kvchat.gateway.rewriting import PromptRewriter
 from kvchat.kvstore.savepoint import SHARED_AUDIENCE, Tokens, common_prefix
 from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.prefill import TARGET_STEP_MS, prefill_ahead, tail_size
-from kvchat.session.proof import SOURCES, LoadedState, Source
+from kvchat.session.proof import LoadedState, Source
 from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN, PrefillSample
 from kvchat.system.concurrency import run_in_thread_if_large, shielded
 from kvchat.text.reasons import Reason, ReasonCode
@@ -97,7 +97,7 @@ class Forwarder:
             return
         record.prompt, record.found = len(ids), loaded.expected_cached
         unrestored = Source.COLD if _is_small_match(loaded.expected_cached, len(ids)) else Source.HOT
-        record.source = (SOURCES[loaded.restore.tier] if loaded.restore else unrestored).value
+        record.source = loaded.restore.tier.value if loaded.restore else unrestored.value
         if loaded.restore:
             point = loaded.restore.save_point
             record.restore_ms = loaded.restore.ms

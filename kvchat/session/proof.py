@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from kvchat.engine.api.wire import Timings
-from kvchat.kvstore.savepoint import SavePoint, Tier
 from kvchat.text.reasons import Reason, ReasonCode
+
+if TYPE_CHECKING:
+    from kvchat.engine.api.wire import Timings
+    from kvchat.kvstore.savepoint import SavePoint, Tier
 
 # A restore is proved if the engine reused this share of the possible tokens, hollow below the other.
 PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
@@ -23,12 +26,9 @@ class Source(Enum):
     AHEAD = "ahead"  # a good part was processed before it was requested
 
     HOT = "hot"  # already in the slot
-    WARM = "warm"  # restored from staging in RAM
-    DISK = "disk"  # restored from the cold tier
+    WARM = "warm"  # restored from staging in RAM; value of `Tier`
+    DISK = "disk"  # restored from the cold tier; value of `Tier`
     COLD = "cold"  # prefilled
-
-
-SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def judge_load(loaded: LoadedState, cached: int, prompt: int) -> Verdict:
             return Verdict(Source.COLD, hollow=False, miss_reason=loaded.miss_reason or Reason(ReasonCode.NOT_REUSED))
         places = {"accepted": loaded.restore.save_point.n_tokens, "reused": cached}
         return Verdict(Source.COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW_RESTORE, places))
-    source = SOURCES[loaded.restore.tier] if loaded.restore else Source.HOT
+    source = Source(loaded.restore.tier.value) if loaded.restore else Source.HOT
     if loaded.prefilled_ahead.ms >= max(NOTICEABLE_MS, loaded.restore.ms if loaded.restore else 0.0):
         source = Source.AHEAD  # it saved a noticeable wait
     if cached >= PROVED_SHARE * expected:

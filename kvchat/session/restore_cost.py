@@ -5,6 +5,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvchat.text.formatting import TimeRange
 
@@ -22,8 +23,7 @@ _RESTORE_SAMPLES = 5  # the rate is the median of these: one may have hit a busy
 _SKIP_FACTOR = 0.8  # factor applied to a rate each time it prevents a restore
 
 
-@dataclass(frozen=True)
-class PrefillSample:
+class PrefillSample(NamedTuple):
     tokens: int
     ms: float
     end: int = -1  # tokens in the slot afterwards; -1: unknown
@@ -51,11 +51,11 @@ class PrefillSpeed:
             before = self.samples.pop()
         self.samples.append(PrefillSample(before.tokens + tokens, before.ms + ms, preceding + tokens))
 
-    def add_earlier_samples(self, samples: Iterable[PrefillSample]) -> None:
-        """Add the samples of earlier runs, oldest first; once."""
+    def add_earlier_samples(self, samples: Iterable[tuple[int, float] | PrefillSample]) -> None:
+        """Add the samples of earlier runs (tokens, ms), oldest first; once."""
         if not self.has_earlier_samples:
             self.has_earlier_samples = True
-            self.samples = deque((*samples, *self.samples), maxlen=_MAX_SAMPLES)
+            self.samples = deque((*(PrefillSample(*sample) for sample in samples), *self.samples), maxlen=_MAX_SAMPLES)
 
     def step_rates(self) -> dict[bool, float]:
         """Return ms per token of the last whole step (True) and the last smaller one, which may be slower."""

@@ -12,7 +12,6 @@ from kvchat.cli.arguments import parse
 from kvchat.cli.store import plan_lines
 from kvchat.kvstore.disk import tree_size
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
-from kvchat.session.restore_cost import PrefillSample
 from kvchat.system.paths import Paths
 from tests.kvstore.store_bench import FULL, Bench
 from tests.store_contents import StoreContents, spoil
@@ -97,7 +96,7 @@ def test_apps_are_named_counted_and_forgotten(filled, capsys, run_json):
 
 
 def test_a_dry_run_deletes_nothing(filled, capsys, monkeypatch):
-    monkeypatch.setattr(Database, "prefill_timings", lambda self, model: [PrefillSample(1000, 1000.0)])
+    monkeypatch.setattr(Database, "prefill_timings", lambda self, model: [(1000, 1000.0)])
     before = filled.kept.block_files()
     assert main(["store", "prune", "--to", "0", "--dry-run"]) == 0
     text = capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import statistics
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
@@ -27,7 +26,6 @@ from kvchat.chat.record.messages import (
     receipt_to_json,
 )
 from kvchat.errors import KvchatError
-from kvchat.session.restore_cost import PrefillSample
 from kvchat.text.language import _
 
 INTERRUPT_ABANDONED = "UPDATE messages SET state = 'interrupted' WHERE state = 'streaming'"
@@ -204,8 +202,8 @@ class Database(DatabaseFile):
         """
         return {row[0]: float(row[1]) for row in self.rows(query) if row[1]}
 
-    def prefill_timings(self, model: str) -> list[PrefillSample]:
-        """Return prefill timings of this model's newest replies and documents of 64 tokens or more, newest last."""
+    def prefill_timings(self, model: str) -> list[tuple[int, float]]:
+        """Return tokens and ms of this model's newest replies and documents of 64 tokens or more, newest last."""
         query = """
             SELECT * FROM (
                 SELECT (receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens'),
@@ -219,9 +217,7 @@ class Database(DatabaseFile):
             WHERE CASE WHEN json_valid(fingerprint) THEN fingerprint ->> '$.model' END = ?1
             ORDER BY 3
         """
-        return [
-            PrefillSample(int(tokens), float(ms)) for tokens, ms, _at in self.rows(query, (model,)) if tokens and ms
-        ]
+        return [(int(tokens), float(ms)) for tokens, ms, _at in self.rows(query, (model,)) if tokens and ms]
 
     def restore_ms_per_byte(self) -> float | None:
         query = """
@@ -231,7 +227,7 @@ class Database(DatabaseFile):
             ORDER BY rowid DESC LIMIT 5
         """
         rates = [float(rate) for (rate,) in self.rows(query) if rate]
-        return statistics.median(rates) if rates else None
+        return sorted(rates)[len(rates) // 2] if rates else None
 
     def draft_texts(self) -> dict[str, str]:
         return {as_text(row["conversation_id"]): as_text(row["text"]) for row in self.rows("SELECT * FROM drafts")}

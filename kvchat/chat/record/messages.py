@@ -3,6 +3,8 @@
 A damaged value in a row is dropped; its message and chat are kept.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math
@@ -11,12 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from kvchat.engine.api.wire import ChatMessage, Picture
 from kvchat.session.proof import Source
 from kvchat.text.reasons import Reason, reason_of
 from kvchat.text.safe_text import safe_prose
+
+if TYPE_CHECKING:
+    from kvchat.engine.api.wire import ChatMessage, Picture
 
 
 class Role(Enum):
@@ -248,6 +252,8 @@ def insert_rows(db: sqlite3.Connection, table: str, rows: Iterable[Mapping[str, 
 
 def prompt_messages(branch: Sequence[Message], *, continues_reply: bool = False) -> list[ChatMessage]:
     """Build the chat template's input; `continues_reply`: the last message is a reply to continue."""
+    from kvchat.engine.api.wire import ChatMessage  # the first frame needs no prompts
+
     joined: list[ChatMessage] = []
     for number, message in enumerate(branch, start=1):
         continued = continues_reply and number == len(branch)  # the reply may contain only thinking
@@ -274,6 +280,8 @@ def prompt_content(message: Message) -> str:
 
 
 def pictures_of(message: Message) -> tuple[Picture, ...]:
+    from kvchat.engine.api.wire import Picture
+
     return tuple(Picture(attachment.data) for attachment in message.attachments if attachment.data)
 
 

@@ -22,7 +22,7 @@ from kvchat.engine.api.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import SavePointSummary, StoreRefused, Tier
 from kvchat.session.host import ReadyEngine
-from kvchat.session.proof import MIN_SHARE, SOURCES, Source
+from kvchat.session.proof import MIN_SHARE, Source
 from kvchat.session.restore_cost import PrefillSpeed
 from kvchat.session.slot import plan_load
 from kvchat.text.formatting import STILL_LOADED, TimeRange, format_estimate
@@ -150,7 +150,7 @@ class Forecasts:
             )
             source, size = Source.HOT if best.reused_tokens >= MIN_SHARE * len(prompt) else Source.COLD, 0
             if best.restore is not None:
-                source, size = SOURCES[best.restore.tier], best.restore.bytes
+                source, size = Source(best.restore.tier.value), best.restore.bytes
             left = len(prompt) + end - best.reused_tokens
             speed = await turn_context.prefill_speed(engine.fingerprint.model)
             return Forecast(source, left, speed.forecast(left, size * await self._restore_rate()))
@@ -197,7 +197,7 @@ def _forecast_chat(
             default=None,
         )
         if best is not None:
-            source, left, size = SOURCES[best.tier], max(0, total - best.tokens), best.bytes
+            source, left, size = Source(best.tier.value), max(0, total - best.tokens), best.bytes
     return Forecast(source, left, speed.forecast(left + MIN_MESSAGE_TOKENS, size * restore_rate))
 
 

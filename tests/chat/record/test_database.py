@@ -138,7 +138,7 @@ def test_prefill_timings_come_from_long_prefills(database: Database) -> None:
     for receipt in (RECEIPT, dataclasses.replace(RECEIPT, cached_tokens=990)):  # the second read only 10 tokens
         reply = database.append(chat.id, None, Role.ASSISTANT, "", MessageState.STREAMING)
         database.update_reply(dataclasses.replace(reply, state=MessageState.COMPLETE, receipt=receipt))
-    assert [sample.ms / sample.tokens for sample in database.prefill_timings("m")] == [2.0]
+    assert [ms / tokens for tokens, ms in database.prefill_timings("m")] == [2.0]
     assert not database.prefill_timings("another")
 
 
