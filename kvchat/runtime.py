@@ -185,8 +185,8 @@ class Runtime:
         changed = [f"{name}: {value!r}" for name, value in settings.items() if value != default[name]]
         parts = ["\n".join(f"{label:<10}{text}" for label, text in rows)]
         for heading, lines in (
-            ("Settings that are not the default", changed),
-            ("Engine log, last lines", self._log.lines[-_MAX_LOG_LINES:]),
+            ("Changed settings", changed),
+            ("Last lines of the engine log", self._log.lines[-_MAX_LOG_LINES:]),
         ):
             parts.append("\n".join([heading, *(f"  {line}" for line in lines or ["(none)"])]))
         return redact("\n\n".join(parts) + "\n", current_user(), self.engine.secrets)

@@ -33,7 +33,7 @@ from kvchat.session.slot import Slot
 from kvchat.session.slot_request import Priority
 from kvchat.text.language import N_, _, format_number, join_sentences
 
-SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
+SUMMARY_REQUEST = "Please summarize our conversation so far in enough detail to continue from the summary alone."
 TRUNCATED_NAME = N_("Beginning of {name}")  # a truncated document
 MIN_PART_TOKENS = 64  # a shorter part is useless
 RECENT_CHATS = 3  # chats likely to be continued: the context starts large enough for each

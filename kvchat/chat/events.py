@@ -183,7 +183,7 @@ class EventBus:
                     loop = asyncio.get_running_loop()
                 except RuntimeError:
                     raise error from None
-                message = f"A listener broke over {type(event).__name__}"
+                message = f"An event listener failed on {type(event).__name__}"
                 loop.call_exception_handler({"message": message, "exception": error})
 
     def for_chat(self, conversation_id: str) -> EventHandler:

@@ -79,7 +79,7 @@ class BenchHome:
         message = await answering
         await self.runtime.chat.idle()
         if message is None or message.receipt is None:
-            raise self._error or BenchFailed("The model gave no reply", "", "Try it with another model.")
+            raise self._error or BenchFailed("The model did not reply", "", "Try another model.")
         return Reply(message.content, message.receipt)
 
     async def notes(self, tokens: int, first: int = 1) -> str:
@@ -157,15 +157,13 @@ async def bench(options: BenchOptions, commands: Commands) -> int:
 
 async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
     """Return the figures. Times in ms, medians of all rounds; sizes in bytes. `--json` prints these names."""
-    print_err(f"Building a chat of about {tokens:,} tokens …")
+    print_err(f"Creating a chat of about {tokens:,} tokens…")
     chat_id = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat_id, await home.notes(tokens - 2 * len(QUESTIONS) * REPLY_TOKENS))
     hot, warm, restored, written = list[Reply](), list[Reply](), list[Reply](), list[int]()
     for number, question in enumerate(QUESTIONS):
         # The slot starts at the turn boundary before the question and ends at the one after it.
-        print_err(
-            f"Round {number + 1} of {len(QUESTIONS)}: hot, then after a restart of the engine, then of everything …"
-        )
+        print_err(f"Round {number + 1} of {len(QUESTIONS)}: hot, after an engine restart, after a restart of kvchat…")
         hot.append(await home.ask(chat_id, question, save=False))
         await home.restart_engine()
         warm.append(await home.ask(chat_id, None, save=False))
@@ -176,7 +174,7 @@ async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
         written.append(usage.bytes_written - before.bytes_written)
     home.check_saved(1 + len(QUESTIONS))
 
-    print_err("Cold: after a restart, without save points …")
+    print_err("Cold: after a restart, without save points…")
     await home.runtime.save_points.delete(chat_id)
     await home.restart_engine()
     cold = await home.ask(chat_id, None, save=False)
@@ -213,7 +211,7 @@ def lines(result: dict[str, Any]) -> list[str]:
         f"{format_duration(result['restored_ttft_ms'])}   ({result['restored_ratio']:.2f} times hot;"
         f" cold takes {speedup:.0f} times as long)"
     )
-    warm = "nothing stays in memory here"
+    warm = "not measured: save points are not kept in memory"
     if result["warm_ttft_ms"] is not None:
         warm = f"{format_duration(result['warm_ttft_ms'])}   ({result['warm_ratio']:.2f} times hot)"
     written = f"{format_size(result['last_reply_bytes_written'])}   ({result['write_ratio']:.2f} times its new rows)"
@@ -223,14 +221,14 @@ def lines(result: dict[str, Any]) -> list[str]:
         ("Time to first token, from memory", warm),
         ("Time to first token after a restart", restored),
         ("  of which restore", format_duration(result["restore_ms"])),
-        ("Tokens taken from the save point", f"{result['cached_tokens']:,} of {result['prompt_tokens']:,}"),
-        ("Saving after the reply", format_duration(result["save_ms"])),
+        ("Tokens reused from the save point", f"{result['cached_tokens']:,} of {result['prompt_tokens']:,}"),
+        ("Time to save after a reply", format_duration(result["save_ms"])),
         ("Written for the last reply", written),
         ("Disk used by the chat", f"{format_size(result['disk_bytes'])}   ({result['disk_ratio']:.2f} times its rows)"),
-        ("Same greedy reply restored as hot", "yes" if result["outputs_agree"] else "NO"),
+        ("Greedy reply after restoring equals the hot one", "yes" if result["outputs_agree"] else "NO"),
         (
-            "Same greedy reply cold as hot",
-            "yes" if result["cold_output_agrees"] else "no (the engine rounds otherwise)",
+            "Greedy cold reply equals the hot one",
+            "yes" if result["cold_output_agrees"] else "no (the engine rounds differently)",
         ),
     ]
     return columns(rows)

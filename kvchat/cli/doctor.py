@@ -35,7 +35,7 @@ from kvchat.text.formatting import format_size
 
 FOLDERS = ("config", "data", "models", "save points", "state")
 SERVER = "server"  # an external engine whose devices are unknown
-_ATTACHED = "run by yourself; kvchat talks to it and was told so in the settings"
+_ATTACHED = "external llama-server set in the settings"
 _LABEL_WIDTH = 14
 _BUS = Service("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
 _WATCHER = "org.kde.StatusNotifierWatcher"  # bus name owned by StatusNotifierItem trays
@@ -146,8 +146,8 @@ def _service(presence: str, detail: str) -> Report:
 
 def find_tray(environment: Mapping[str, str] = os.environ) -> Report:
     if sys.platform != "linux":
-        return _service(AVAILABLE, "part of the system")
-    report = _service(MISSING, "there is no session bus")
+        return _service(AVAILABLE, "provided by the system")
+    report = _service(MISSING, "no session bus")
     if address := environment.get("DBUS_SESSION_BUS_ADDRESS"):
         report = asyncio.run(_find_bus_tray(address))
     if report["presence"] == AVAILABLE or not (display := environment.get("DISPLAY")):
@@ -161,7 +161,7 @@ async def _find_bus_tray(address: str) -> Report:
     try:
         (has_owner,) = await bus.call(_BUS, "NameHasOwner", "s", _WATCHER)
     except NoAnswer as error:
-        return _service(UNKNOWN, f"the session bus does not answer: {error}")
+        return _service(UNKNOWN, f"the session bus does not respond: {error}")
     finally:
         await bus.close()
     if has_owner:
@@ -182,7 +182,7 @@ def _find_x11_tray(display: str) -> Report:
     x11.XCloseDisplay.argtypes = [ctypes.c_void_p]
     connection = x11.XOpenDisplay(display.encode())
     if not connection:
-        return _service(UNKNOWN, f"the X display {display} cannot be reached")
+        return _service(UNKNOWN, f"cannot connect to the X display {display}")
     try:
         owner = x11.XGetSelectionOwner(connection, x11.XInternAtom(connection, b"_NET_SYSTEM_TRAY_S0", 0))
     finally:
@@ -217,10 +217,10 @@ def lines(report: Report) -> list[str]:
         free = f", {format_size(device.free_bytes)} free" if device.free_bytes and device.name != "CPU" else ""
         rows.append(("device", f"{device.name}: {device.description}{free}"))
     if engine["found"] and not (engine["devices"] or engine["problem"] or engine["kind"] == SERVER):
-        rows.append(("device", "the processor alone"))
+        rows.append(("device", "CPU only"))
 
     if model["path"] is None:
-        rows.append(("model", "none chosen yet"))
+        rows.append(("model", "none chosen"))
     elif not model["usable"]:
         rows.append(("model", model["problem"]))
     else:
@@ -234,12 +234,12 @@ def lines(report: Report) -> list[str]:
     if report["restoring"] is not None:
         rows += [("restoring", report["restoring"]["words"]), ("", f"engine: {report['restoring']['build']}")]
     elif model["usable"]:
-        rows.append(("restoring", "not tried yet: kvchat does that when it first starts an engine with this model"))
+        rows.append(("restoring", "not tested yet; kvchat tests it when it first starts an engine with this model"))
 
     memory: MemoryFacts = report["memory"]
     disk, floor = format_size(report["free_disk_bytes"]), format_size(report["free_floor_bytes"])
     rows += [
-        ("memory", f"{format_size(memory.available)} {'allowed here' if memory.is_limited else 'free'}"),
+        ("memory", f"{format_size(memory.available)} {'available to this process' if memory.is_limited else 'free'}"),
         *((name, "{presence}: {detail}".format(**report[name])) for name in ("display", "tray", "keyring")),
         ("free disk", f"{disk}; chat memory is not saved below {floor}"),
         ("limit", report["quota"]),
@@ -247,7 +247,7 @@ def lines(report: Report) -> list[str]:
     ]
     for folder in report["directories"]:
         is_created = folder["exists"] or folder["problem"]
-        rows.append((folder["name"], folder["path"] + ("" if is_created else " (not made yet)")))
+        rows.append((folder["name"], folder["path"] + ("" if is_created else " (not created yet)")))
         if folder["problem"]:
             rows.append(("", folder["problem"]))
     return [f"{label:<{_LABEL_WIDTH}}{text}" for label, text in rows]

@@ -294,4 +294,4 @@ def report_unexpected_error(task: asyncio.Task[None]) -> None:
     """Report a finished task's exception, unless a KvchatError: those go to whoever asks for the engine."""
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, KvchatError):
-        task.get_loop().call_exception_handler({"message": "Inspecting the engine broke", "exception": error})
+        task.get_loop().call_exception_handler({"message": "Inspecting the engine failed", "exception": error})

@@ -51,14 +51,12 @@ class AccessPolicy:
                 self.host.lower(),
             )
         if not is_ours:
-            raise RequestRefused(403, "This name is not this computer's.", "permission_error")
+            raise RequestRefused(403, "The Host header does not name this computer.", "permission_error")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if origin is None and site == "cross-site":
             origin = "a web page"
         if origin is not None and not self.origins & {origin, "*"} and site not in ("none", "same-origin"):
-            raise RequestRefused(
-                403, "Web pages may not use this. Its origin is not among those allowed.", "permission_error"
-            )
+            raise RequestRefused(403, "Requests from this web origin are not allowed.", "permission_error")
 
     def program(self, headers: Headers) -> str:
         """Identify the program by its API key or User-Agent. Raises RequestRefused if a required key is invalid.
@@ -70,7 +68,7 @@ class AccessPolicy:
             return claimed
         program = ANY_PROGRAM if self.is_owner(headers) else self.keys.program_of(_key_in(headers))
         if program is None:
-            raise RequestRefused(401, "The key is missing or not the right one.", "authentication_error")
+            raise RequestRefused(401, "The API key is missing or invalid.", "authentication_error")
         if program == ANY_PROGRAM:
             return UNNAMED if claimed in self.keys else claimed
         return program
@@ -89,7 +87,7 @@ async def read_body(headers: Headers, receive: Receive, count: Callable[[int], N
 
     Raises RequestRefused if the body is too large or too slow, ConnectionError if the client disconnected.
     """
-    too_large = RequestRefused(413, f"A request may have at most {MAX_BODY:,} bytes.", "request_too_large")
+    too_large = RequestRefused(413, f"The request body is larger than {MAX_BODY:,} bytes.", "request_too_large")
     declared = headers.get("content-length", "")
     if declared.isdigit() and int(declared) > MAX_BODY:
         raise too_large
@@ -109,7 +107,7 @@ async def read_body(headers: Headers, receive: Receive, count: Callable[[int], N
                     return bytes(parts)
     except TimeoutError as error:
         raise RequestRefused(
-            408, f"The request did not come within {BODY_TIMEOUT_S:.0f} seconds.", "timeout_error"
+            408, f"The request body did not arrive within {BODY_TIMEOUT_S:.0f} seconds.", "timeout_error"
         ) from error
 
 
@@ -125,7 +123,7 @@ _ALTERNATIVES = ("n_probs", "top_logprobs", "logprobs")
 _PICTURES = re.compile("source|input_.+|.+_url")  # members of a message part that may hold an address
 _FILES = ("url", "image_url", "data", "file_data")  # hold a picture file
 GRAMMARS = ("grammar", "json_schema", "schema", "parameters", "input_schema")
-_TOO_DEEP = f"The body is nested more than {MAX_NESTING} levels deep."
+_TOO_DEEP = f"The request body is nested more than {MAX_NESTING} levels deep."
 
 
 def check_bounds(body: Json, size: int = 0) -> None:
@@ -135,9 +133,9 @@ def check_bounds(body: Json, size: int = 0) -> None:
         if isinstance(value, list):
             listed = sum(not isinstance(item, int | float) for item in value)  # do not count token ids
         if listed > MAX_ENTRIES:
-            raise RequestRefused(400, f"“{name[:40]}” may have at most {MAX_ENTRIES:,} entries.")
+            raise RequestRefused(400, f"“{name[:40]}” has more than {MAX_ENTRIES:,} entries.")
         if name in _ALTERNATIVES and isinstance(value, int | float) and value > MAX_ALTERNATIVES:
-            raise RequestRefused(400, f"“{name}” may be at most {MAX_ALTERNATIVES}.")
+            raise RequestRefused(400, f"“{name}” must be at most {MAX_ALTERNATIVES}.")
     depth = 0
     places: list[tuple[Any, int, bool]] = [(body, 1, False)]
     while places:
@@ -161,7 +159,7 @@ def check_bounds(body: Json, size: int = 0) -> None:
                             raise RequestRefused(400, _TOO_DEEP) from None
                         if length > MAX_GRAMMAR_CHARS:
                             raise RequestRefused(
-                                400, f"A JSON schema may have at most {MAX_GRAMMAR_CHARS:,} characters."
+                                400, f"The JSON schema is longer than {MAX_GRAMMAR_CHARS:,} characters."
                             )
                     if name == "multimodal_data":  # images of a completion prompt
                         files = [file for file in item if isinstance(file, str)]
@@ -170,13 +168,11 @@ def check_bounds(body: Json, size: int = 0) -> None:
     lists = (body.get(name) for name in ("messages", "input", "system"))
     urls = (url for parts in lists if isinstance(parts, list) for url in _picture_urls(parts))
     if not all(url.startswith("data:") for url in urls):
-        raise RequestRefused(
-            400, "Send the picture itself, as a “data:” URL or in base64: kvchat fetches none by its address."
-        )
+        raise RequestRefused(400, "Image URLs are not supported. Send the image as base64 or as a “data:” URL.")
     if depth > MAX_TOTAL_PIXELS:
-        raise RequestRefused(400, f"The pictures of a request may have at most {MAX_TOTAL_PIXELS:,} pixels together.")
+        raise RequestRefused(400, f"The images have more than {MAX_TOTAL_PIXELS:,} pixels in total.")
     if size > MAX_TEXT:
-        raise RequestRefused(400, f"A request may have at most {MAX_TEXT:,} bytes beside its pictures.")
+        raise RequestRefused(400, f"The request body without images is larger than {MAX_TEXT:,} bytes.")
 
 
 def _picture_urls(parts: list[Any]) -> Iterator[str]:
@@ -198,16 +194,16 @@ def _pixels(file: str) -> int:
     except ValueError:  # not an image: the engine reports it
         return 0
     if width * height > MAX_PIXELS:
-        raise RequestRefused(400, f"A picture may have at most {MAX_PIXELS:,} pixels.")
+        raise RequestRefused(400, f"An image has more than {MAX_PIXELS:,} pixels.")
     return width * height
 
 
 def _parse_nested(name: str, text: str) -> list[tuple[Any, int, bool]]:
     """Check a string that the engine parses; return any JSON in it, such as tool call arguments, to be checked."""
     if name in GRAMMARS and len(text) > MAX_GRAMMAR_CHARS:
-        raise RequestRefused(400, f"A grammar may have at most {MAX_GRAMMAR_CHARS:,} characters.")
+        raise RequestRefused(400, f"The grammar is longer than {MAX_GRAMMAR_CHARS:,} characters.")
     if name in ("grammar", "pattern") and nesting_depth(text) > MAX_NESTING:
-        raise RequestRefused(400, f"The brackets of a grammar are nested more than {MAX_NESTING} levels deep.")
+        raise RequestRefused(400, f"The grammar is nested more than {MAX_NESTING} levels deep.")
     if name in ("arguments", "json_schema"):
         try:
             return [(json.loads(text), 1, True)]

@@ -43,7 +43,7 @@ class Crashes:
     def check(self, program: str) -> None:
         left_s = self._refused_until.get(program, 0.0) - self._clock()
         if left_s > 0:
-            message = f"Requests of {program!r} crashed the engine {MAX_CRASHES} times, or hung it. Try again later."
+            message = f"Requests from {program!r} made the engine crash or hang {MAX_CRASHES} times. Try again later."
             raise RequestRefused(429, message, "rate_limit_error", math.ceil(left_s))
 
     @contextlib.asynccontextmanager

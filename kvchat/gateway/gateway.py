@@ -142,7 +142,7 @@ class Gateway:
         name = request.path_params["name"].lower()
         model = next((entry for entry in await self.catalogue.all() if entry.name.lower() == name), None)
         if model is None:
-            raise RequestRefused(404, "There is no such model.", "model_not_found")
+            raise RequestRefused(404, "Model not found.", "model_not_found")
         return JSONResponse(model.as_json())
 
     async def _show_engine(self, request: Request) -> Response:
@@ -178,13 +178,13 @@ class Gateway:
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         runner, program = self.runner, scope["program"]
         if (active := runner.active) >= MAX_ACTIVE:
-            message = f"{active} requests are waiting already."
+            message = f"Too many requests: {active} are already active."
             raise RequestRefused(429, message, "rate_limit_error", RETRY_AFTER_S)
         async with self._body(scope, receive) as raw:
             runner.crashes.check(program)
             request = await _parse(scope["path"], raw)
             if runner.stops:
-                raise RequestRefused(503, "The engine is being stopped.", "unavailable_error", RETRY_AFTER_S)
+                raise RequestRefused(503, "The engine is stopping.", "unavailable_error", RETRY_AFTER_S)
             record = self.log.add(program, scope["path"])
             record.has_own_key = scope["has_own_key"]
             pending = runner.begin(scope["path"], request, record)
@@ -222,7 +222,9 @@ class Gateway:
         def count(size: int) -> None:
             nonlocal counted
             if self._body_bytes + size > MAX_BODY_BYTES:
-                raise RequestRefused(429, "Others have sent too much.", "rate_limit_error", RETRY_AFTER_S)
+                raise RequestRefused(
+                    429, "Too much request data is already being processed.", "rate_limit_error", RETRY_AFTER_S
+                )
             self._body_bytes, counted = self._body_bytes + size, counted + size
 
         try:
@@ -302,13 +304,13 @@ class Metrics:
         self._programs: set[str] = set()
         labels = ("program", "source")
         self._requests = Counter("kvchat_requests", "Finished requests", (*labels, "outcome"), registry=registry)
-        self._prompt = Counter("kvchat_prompt_tokens", "Tokens of prompts", labels, registry=registry)
-        self._cached = Counter("kvchat_cached_tokens", "Prompt tokens found in the cache", labels, registry=registry)
-        self._predicted = Counter("kvchat_predicted_tokens", "Tokens of answers", labels, registry=registry)
+        self._prompt = Counter("kvchat_prompt_tokens", "Prompt tokens", labels, registry=registry)
+        self._cached = Counter("kvchat_cached_tokens", "Prompt tokens reused from the cache", labels, registry=registry)
+        self._predicted = Counter("kvchat_predicted_tokens", "Generated tokens", labels, registry=registry)
         self._saved = Counter("kvchat_saved_seconds", "Processing time saved", labels, registry=registry)
-        first = "kvchat_first_byte_seconds", "Until the first byte", ("source",)
+        first = "kvchat_first_byte_seconds", "Time to the first byte of the response", ("source",)
         self._first_byte = Histogram(*first, buckets=_SECONDS, registry=registry)
-        active = Gauge("kvchat_requests_under_way", "Waiting or being answered", registry=registry)
+        active = Gauge("kvchat_requests_under_way", "Active requests", registry=registry)
         active.set_function(lambda: len(log.active))
         log.subscribe(self._count)
 

@@ -72,8 +72,8 @@ class Catalogue:
             return in_use
         names = [model.name for model in models]
         more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-        available = f"There are: {', '.join(names[:MAX_LISTED])}{more}." if names else "There is none."
-        raise RequestRefused(404, f"There is no model “{name[:100]}”. {available}", "model_not_found")
+        available = f"Available models: {', '.join(names[:MAX_LISTED])}{more}." if names else "No models are available."
+        raise RequestRefused(404, f"Model “{name[:100]}” not found. {available}", "model_not_found")
 
     async def as_json(self) -> dict[str, Any]:
         data = [model.as_json() for model in await self.all()]

@@ -131,10 +131,10 @@ def staging_capacity(folder: Path, held_bytes: int = 0) -> int:
 def describe_staging(folder: Path, allowed: int, held_bytes: int = 0) -> str:
     """Describe where slot files are staged, and why. `held_bytes`: bytes of slot files now in `folder`."""
     if not os.access(folder, os.W_OK | os.X_OK):
-        return f"on disk: no files can be made in {folder}"
+        return f"on disk: {folder} is not writable"
     capacity = staging_capacity(folder, held_bytes)  # a plan made for a small folder allows no more
     if min(allowed, capacity) < SLACK:
-        return f"on disk: {f'{folder} is full' if capacity <= allowed else 'too little memory is free'}"
-    why = f"{folder} has no more" if capacity <= allowed else "more is left for the engine and others"
+        return f"on disk: {f'{folder} is full' if capacity <= allowed else 'not enough free memory'}"
+    why = f"limited by {folder}" if capacity <= allowed else "the rest is reserved for the engine and other apps"
     limit = format_size(min(allowed, capacity))
-    return f"in memory ({folder}), up to {limit}, for {why}; what is larger goes by way of the disk"
+    return f"in memory ({folder}) up to {limit} ({why}); larger files on disk"

@@ -99,7 +99,7 @@ class Restorer:
                 if parser.matches_tokens(parser.read_tokens(target), point.tokens[:n_tokens]):
                     self._inventory.restored_at[int(point.id)] = self._inventory.clock()
                     return StagedFile(point, target, n_tokens, tier)
-            raise RecipeError("it holds something else")
+            raise RecipeError("it contains other tokens")
         except (_PointDeleted, RebuildFailed, RecipeError, IndexLost, IndexFailed, OSError) as error:
             self._staging.unstage(target, engine_done=True)
             return RestoreMiss(self._failure_reason(point.id, error))

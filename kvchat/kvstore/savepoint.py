@@ -83,7 +83,7 @@ class Fingerprint:
     def __post_init__(self) -> None:
         """Raise TypeError if a field has the wrong type, as in a damaged index or imported file."""
         if not all(type(value) is (int if name == "streams" else str) for name, value in asdict(self).items()):
-            raise TypeError("a field of another type")
+            raise TypeError("a field has the wrong type")
 
     def differences(self, other: Fingerprint) -> tuple[Reason, ...]:
         """Return the fields that differ, or only the model if that differs."""

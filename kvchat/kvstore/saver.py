@@ -185,7 +185,7 @@ class Saver:
                     before = PreviousSave(recipe, shared, min(shared, predecessor.unchanged_tokens))
             before = before or _find_known(db, point.fingerprint, point.tokens, point.audience)
         if slot_file is None:
-            raise FileChanged("its file was changed before it was absorbed")
+            raise FileChanged("the file changed before it was absorbed")
         new = _new_bytes(point.size, point.n_tokens, before)
         self._inventory.require_room(new, new, point.conversation_id)
         total = 0

@@ -99,7 +99,7 @@ class SessionBus:
 
     async def _connect(self) -> Any:
         if sys.platform in ("win32", "darwin"):
-            raise NoAnswer("There is no such bus here")
+            raise NoAnswer("No such bus")
         async with self._connecting:
             if self._router is None:
                 try:

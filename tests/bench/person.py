@@ -93,7 +93,7 @@ async def _switch(home: BenchHome, sender: Sender, tokens: int) -> dict[str, Any
     """Leave a chat for another one with a restart in between, and return to it."""
     chat = (await home.runtime.chat.new_conversation(await home.notes(tokens))).id
     other = (await home.runtime.chat.new_conversation()).id
-    print_err(f"Building a chat of about {tokens:,} tokens …")
+    print_err(f"Creating a chat of about {tokens:,} tokens…")
     await home.ask(chat, question(0))
     await home.ask(other, question(1))
     hot, switched, at_once = list[Receipt](), list[Receipt](), list[Receipt]()

@@ -64,7 +64,7 @@ def test_everything_is_found(paths, engine, smollm2, settings):
 
 
 def test_restore_capabilities_are_shown_once_known(paths, smollm2, settings):
-    assert "not tried yet" in "\n".join(lines(collect(paths, settings)))
+    assert "not tested yet" in "\n".join(lines(collect(paths, settings)))
     subject = FindingKey(Fingerprint(model_identity(smollm2), "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
     store_finding(paths.restore_findings, subject, RestoreFinding(Strategy.PLAIN, proved=True), 0.0)
     report = collect(paths, settings)
@@ -86,7 +86,7 @@ def test_restore_capabilities_can_be_deleted(paths, smollm2, settings, capsys):
     main(["doctor"])
     assert "kvchat saves no chat memory" in capsys.readouterr().out
     main(["doctor", "--retest"])
-    assert "not tried yet" in capsys.readouterr().out
+    assert "not tested yet" in capsys.readouterr().out
     assert newest_finding(paths.restore_findings, "another") is not None
 
 
@@ -106,11 +106,11 @@ def test_a_pipe_or_nonsense_in_place_of_the_findings_is_ignored(paths):
 def test_the_report_changes_nothing(paths, engine):
     report = collect(paths, Settings(engine_path=str(engine)))
     assert is_healthy(report), "no model yet is no fault"
-    assert "none chosen yet" in "\n".join(lines(report))
+    assert "none chosen" in "\n".join(lines(report))
     assert not paths.config.parent.exists()
     assert not any(folder["exists"] for folder in report["directories"])
     assert report["free_disk_bytes"] > 0
-    assert "(not made yet)" in "\n".join(lines(report))
+    assert "(not created yet)" in "\n".join(lines(report))
 
 
 def test_a_damaged_model_is_reported(paths, engine, tmp_path):

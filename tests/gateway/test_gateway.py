@@ -129,7 +129,7 @@ async def test_unknown_model_is_the_one_in_use_or_refused(server: RunningGateway
             assert error["error"]["message"]
     error = (await server.client.post(CHAT, json={"model": "gpt-4o", "messages": []})).json()["error"]
     assert error["type"] == "model_not_found"
-    assert "There are: heron" in error["message"]
+    assert "Available models: heron" in error["message"]
     error = (await server.client.post("/api/chat", json={"messages": []})).json()["error"]  # Ollama's path
     assert "Send requests to one of: /v1/chat/completions, " in error["message"]
     assert (await server.client.get(CHAT)).status_code == 405

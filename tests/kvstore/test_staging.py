@@ -87,7 +87,7 @@ def test_memory_is_used_as_far_as_it_is_free_now(tmp_path: Path) -> None:
     free = -1  # another program needs it
     bench.save("two", token_range(300, start=1001))
     assert bench.inventory.usage().warm_bytes == 0
-    assert "too little memory is free" in bench.inventory.usage().staged
+    assert "not enough free memory" in bench.inventory.usage().staged
     for start in (1001, 1):
         assert bench.restore(token_range(310, start)) == file_of(start)
 

@@ -86,7 +86,7 @@ def test_doctor_with_an_impossible_home(
 ) -> None:
     monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / ("x" * 300)))
     main(["doctor"])
-    assert "(not made yet)" in capsys.readouterr().out
+    assert "(not created yet)" in capsys.readouterr().out
 
 
 def test_folders_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:

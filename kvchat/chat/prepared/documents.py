@@ -28,7 +28,7 @@ MAX_FILES = 20_000  # checked at most
 _SNIFF_BYTES = 8192  # bytes of a file checked before reading the rest
 
 # Follows the documents in the prompt: attachments precede the text.
-INSTRUCTION = "Answer with the help of these documents."
+INSTRUCTION = "Use these documents to answer."
 
 
 class PreparationError(KvchatError):

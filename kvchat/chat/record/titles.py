@@ -11,7 +11,7 @@ NEW_TITLE = N_("New chat")
 TITLE_LENGTH = 48  # characters
 
 TITLE_REQUEST = (
-    "Write a title for this chat, of at most five words, in the language of the chat. Answer with the title only."
+    "Write a title of at most five words for this chat, in the language of the chat. Reply with the title only."
 )
 MAX_WORDS, MAX_CHARACTERS = 8, 60
 _STEM_LENGTH = 5  # letters that identify a word in other forms

@@ -221,7 +221,7 @@ class EngineSupervisor(EngineConnection):
         """Publish an internal error as a failure, so that callers do not wait forever for the engine."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            task.get_loop().call_exception_handler({"message": "the engine supervisor broke", "exception": error})
+            task.get_loop().call_exception_handler({"message": "the engine supervisor failed", "exception": error})
             reason = EngineFailure(
                 FailureKind.EXITED,
                 _("kvchat lost track of the engine"),

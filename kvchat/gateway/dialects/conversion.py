@@ -177,13 +177,13 @@ def _append_item(messages: list[Json], item: Json) -> None:
             messages.append(last := {"role": "assistant", "content": []})
         last["reasoning_content"] = _dict(content[0]).get("text")
     else:
-        raise Unconvertible(f"an item of type {kind}")
+        raise Unconvertible(f"unsupported item type {kind}")
 
 
 def _convert_part(part: Json, *allowed: str) -> Json:
     kind = part.get("type")
     if kind not in allowed:
-        raise Unconvertible(f"a part of type {kind}")
+        raise Unconvertible(f"unsupported content type {kind}")
     if kind == "input_image":
         return {"image_url": {"url": part.get("image_url")}, "type": "image_url"}
     if kind == "refusal":
@@ -209,18 +209,18 @@ def split_pictures(chat: Json) -> tuple[Json, tuple[Picture, ...]]:
 def _without_picture(part: Any, pictures: list[Picture]) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in _UNCOUNTABLE:
-        raise Unconvertible(f"{kind} in it")
+        raise Unconvertible(f"unsupported content type {kind}")
     if kind != "image_url":
         return part
     image = part.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
     head, comma, data = str(url).partition(";base64,")
     if not comma or not head.startswith("data:"):
-        raise Unconvertible("a picture that is elsewhere")
+        raise Unconvertible("an image URL that is not a data: URL")
     try:
         pictures.append(Picture(base64.b64decode(data, validate=True)))
     except binascii.Error as error:
-        raise Unconvertible("a picture that is none") from error
+        raise Unconvertible("an image that is not valid base64") from error
     return part | {"image_url": _PLACEHOLDER}
 
 

@@ -82,7 +82,7 @@ class ResponseParser:
         lines = bytes(self._partial_line[:end])
         del self._partial_line[:end]
         if len(self._partial_line) > MAX_PARSED:
-            raise RequestRefused(502, "The answer is too long.", "server_error")
+            raise RequestRefused(502, "The engine's response is too long.", "server_error")
         return b"".join(map(self._parse_line, lines.splitlines(keepends=True)))
 
     def finish(self) -> bytes:

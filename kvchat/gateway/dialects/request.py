@@ -103,14 +103,14 @@ class ParsedRequest:
     def check(self) -> None:
         """Raise RequestRefused for a body that the engine would misinterpret."""
         if self.form is Form.MESSAGES and not self._wants_one_answer:
-            raise RequestRefused(400, "This API gives one answer to a request: leave out “n”.")
+            raise RequestRefused(400, "This API returns one response per request; omit “n”.")
         if self.body.get("lora"):  # LoRA rows in the slot would not match the model's
-            raise RequestRefused(400, "LoRA adapters cannot be chosen in a request.")
+            raise RequestRefused(400, "Requests cannot select LoRA adapters.")
         prompt = self.body.get("prompt")
         if self.form is Form.COMPLETION and isinstance(prompt, list):
             lists = (prompt, *(ids for ids in prompt if isinstance(ids, list)))
             if any(type(token) is int and not 0 <= token < MAX_TOKEN_ID for ids in lists for token in ids):
-                raise RequestRefused(400, "The prompt has token ids that no vocabulary has.")
+                raise RequestRefused(400, "The prompt contains invalid token ids.")
 
     def body_for_slot(self, slot: int, *, reuse: bool) -> bytes:
         """Return the body with appended options that pin it to a slot, overriding the client's.
@@ -134,7 +134,7 @@ class ParsedRequest:
                     return from_responses(self.body)
         except (KeyError, TypeError, AttributeError) as error:
             raise Unconvertible(str(error)) from error
-        raise Unconvertible("it has no messages")
+        raise Unconvertible("the request has no messages")
 
     @cached_property
     def chat_and_pictures(self) -> tuple[Json, tuple[Picture, ...]]:
@@ -187,9 +187,9 @@ def parse_request(form: Form, raw: bytes) -> ParsedRequest:
         text = raw.decode("utf-8-sig")
         body = _YieldingDecoder().decode(text) if len(raw) > THREAD_BYTES else json.loads(text)
         if not isinstance(body, dict):
-            raise ValueError("The body must be a JSON object.")
+            raise ValueError("it is not an object")
     except (ValueError, RecursionError) as error:
-        raise RequestRefused(400, f"The body is not JSON: {error}") from error
+        raise RequestRefused(400, f"The request body is not a valid JSON object: {error}") from error
     return ParsedRequest(form, raw, body)
 
 
@@ -225,7 +225,7 @@ class _YieldingDecoder(json.JSONDecoder):
         def counted(*args: Any) -> tuple[Any, int]:
             self._parts += 1
             if self._parts > MAX_PARTS:
-                raise ValueError(f"It has more than {MAX_PARTS:,} parts.")
+                raise ValueError(f"it has more than {MAX_PARTS:,} elements")
             return parse(*args)
 
         return counted

@@ -81,7 +81,7 @@ def split_slot_file(
         written = splitter.write(new_runs, list(residue_chunks(residue, row_map.breaks)))
         now = os.fstat(file.fileno())
     if (now.st_size, now.st_mtime_ns) != (stamp.st_size, stamp.st_mtime_ns):
-        raise FileChanged("the file was changed while it was taken apart")
+        raise FileChanged("the file changed while it was being read")
     recipe = Recipe(stamp.st_size, row_map, (*uses, *(use for use, _ in written)))
     return recipe, sum(count for _, count in written)
 
@@ -214,7 +214,7 @@ class _Splitter:
                 try:
                     positioned.read_at(self.file, piece, offset)
                 except EOFError as error:
-                    raise FileChanged("the file is shorter than it was") from error
+                    raise FileChanged("the file became shorter") from error
                 yield piece
 
 

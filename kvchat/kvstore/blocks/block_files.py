@@ -135,12 +135,12 @@ class BlockFiles:
         try:
             actual = path.stat().st_size
             if actual != size:
-                return "truncated" if actual < size else "longer than it was"
+                return "truncated" if actual < size else "the file became longer"
             return None if disk.hash_file(path) == block.hex() else "hash differs"
         except FileNotFoundError:
             return "missing"
         except OSError as error:
-            return f"the disk cannot read it ({error.strerror})"
+            return f"read error: {error.strerror}"
 
     def overhead_bytes(self) -> int:
         """Return the disk usage of folders and temporary files in bytes."""

@@ -186,14 +186,14 @@ def cut(layout: Layout, n_tokens: int) -> Plan:
     Raises CannotCompose if the state cannot be cut: recurrent state, pictures, a window that lost its oldest rows.
     """
     if not 0 < n_tokens <= layout.n_tokens:
-        raise CannotCompose(f"{n_tokens} of {layout.n_tokens} tokens")
+        raise CannotCompose(f"cannot keep {n_tokens} of {layout.n_tokens} tokens")
     if n_tokens < layout.n_tokens:
         if layout.header.media is not None:
-            raise CannotCompose("it holds pictures")  # the engine truncates it
+            raise CannotCompose("it contains images")  # the engine truncates it
         if layout.recurrent is not None:
-            raise CannotCompose("recurrent state cannot be cut")
+            raise CannotCompose("recurrent state cannot be shortened")
         if layout.windows:
-            raise CannotCompose(f"its window's rows begin at token {layout.windows[0].first_position:,}")
+            raise CannotCompose(f"its sliding window starts at token {layout.windows[0].first_position:,}")
     return _compose(layout, n_tokens)
 
 
@@ -208,7 +208,7 @@ def with_masked_rows(layout: Layout, window: int) -> Plan:
     n_tokens = layout.n_tokens
     starts = (n_tokens - window, (n_tokens - 1) // window * window)  # window or chunk (llama4) start
     if not layout.windows or any(cache.first_position not in starts for cache in layout.windows):
-        raise CannotCompose(f"its rows are not those of a window of {window:,} tokens")
+        raise CannotCompose(f"its rows do not match a sliding window of {window:,} tokens")
     return _compose(layout, n_tokens, max(0, n_tokens - window - 2))
 
 

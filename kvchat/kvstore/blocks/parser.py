@@ -125,10 +125,10 @@ class _SlotFile:
 
     def _read_bytes(self, offset: int, size: int, description: str) -> bytes:
         if offset < 0 or size < 0 or offset + size > self._size:
-            raise SlotFileError(f"truncated within {description}")
+            raise SlotFileError(f"truncated in {description}")
         data = self._read(offset, size)
         if len(data) != size:
-            raise SlotFileError("truncated while it was read")
+            raise SlotFileError("truncated while being read")
         return data
 
     def _unpack(self, offset: int, form: str, description: str) -> tuple[int, ...]:
@@ -143,39 +143,39 @@ class _SlotFile:
         span = Span(0, 12 + 4 * count)
         words = np.frombuffer(self._read_bytes(12, 4 * count, "the token list"), dtype="<i4")
         if span.end == self._size:
-            raise SlotFileError("truncated: no state after the token list")
+            raise SlotFileError("no state after the token list")
         if not count or words[0] != WRAPPED:
             header, tokens, least = Header(span, version, wrapped=False, tokens=Span(12, 4 * count)), words, 0
         else:
             if count < 4 or words[1] != WRAPPED_VERSION:
-                raise SlotFileError("its token list has an unknown form")
+                raise SlotFileError("unknown token list format")
             end = 3 + int(words[2])
             if not 3 <= end < count:
-                raise SlotFileError("its token list is longer than its place")
+                raise SlotFileError("the token list overlaps the state")
             tokens, least = words[3:end], PLACEHOLDER
             has_media = PLACEHOLDER in tokens
             if has_media != (words[end] != 0) or has_media != (end + 1 < count):
-                raise SlotFileError("its token list has an unknown form")
+                raise SlotFileError("unknown token list format")
             media = Span(12 + 4 * end, 4 * (count - end)) if has_media else None
             header = Header(span, version, wrapped=True, tokens=Span(24, 4 * len(tokens)), media=media)
         if tokens.min(initial=0) < least:
-            raise SlotFileError("its token list holds ids that are no tokens")
+            raise SlotFileError("invalid ids in the token list")
         return header, tokens
 
     def parse(self) -> Layout:
         header, self._tokens = self.read_header()
         if header.version != VERSION or not len(self._tokens):
-            raise SlotFileError(f"state version {header.version}, {len(self._tokens)} tokens")
+            raise SlotFileError(f"unsupported state version {header.version} with {len(self._tokens)} tokens")
         layouts = list(islice(self._possible_layouts(header, header.span.end, ()), 2))
         if len(layouts) != 1:
-            raise SlotFileError("it can be read in more than one way" if layouts else "its layout is unknown")
+            raise SlotFileError("ambiguous layout" if layouts else "unknown layout")
         return layouts[0]
 
     def _possible_layouts(self, header: Header, offset: int, preceding: tuple[Cache, ...]) -> Iterator[Layout]:
         """Yield all possible layouts of the file, given the caches that precede `offset`."""
         self._attempts += 1
         if self._attempts > _MAX_TRIES:
-            raise SlotFileError("it can be read in too many ways")
+            raise SlotFileError("too many possible layouts")
         try:
             checkpoints = self._checkpoints(offset) if self._caches_end(offset) else None
         except SlotFileError:
@@ -205,12 +205,12 @@ class _SlotFile:
     def _attention(self, offset: int, cell_size: int, *, has_v: bool) -> AttentionCache:
         n_stream, n_cells = self._unpack(offset, "II", "a cache's head")
         if n_stream != 1 or not 0 < n_cells <= len(self._tokens):
-            raise SlotFileError(f"{n_stream} KV streams, {n_cells} cells for {len(self._tokens)} tokens")
+            raise SlotFileError(f"unsupported: {n_stream} KV streams, {n_cells} cells for {len(self._tokens)} tokens")
         cells = Span(offset + 8, n_cells * cell_size)
         runs = self._cell_runs(cells, cell_size)
         v_trans, n_layer, _, _ = self._unpack(cells.end, "IIII", "a cache's head")
         if v_trans != 0 or n_layer > _MAX_LAYERS:
-            raise SlotFileError(f"V is transposed (flash attention is off), or {n_layer} layers")
+            raise SlotFileError(f"transposed V (flash attention is off), or invalid layer count {n_layer}")
         regions: list[Region] = []
         end = cells.end + 16
         for _ in range(2 if has_v else 1):  # K of all layers, then V
@@ -221,7 +221,7 @@ class _SlotFile:
                 regions.append(Region(end + 12, row_size))
                 end += 12 + n_cells * row_size
                 if end > self._size or len(types) > 1:
-                    raise SlotFileError("truncated within the rows, or layers of different KV types")
+                    raise SlotFileError("truncated in the rows, or layers of different KV types")
         return AttentionCache(tuple(regions), runs, cells, cell_size)
 
     def _cell_runs(self, cells: Span, cell_size: int) -> tuple[Run, ...]:
@@ -230,16 +230,16 @@ class _SlotFile:
         words = np.frombuffer(data, dtype="<i4").reshape(-1, cell_size // 4)
         positions = words[:, 0]
         if (words[:, 1] != 1).any() or (words[:, -1] != words[0, -1]).any():  # any slot number, but the same one
-            raise SlotFileError("cells of other sequences than the slot's, or with unknown extras")
+            raise SlotFileError("cells of another sequence, or with unknown data")
         total = len(self._tokens)
         first = total - len(positions)
         if positions.min() != first or positions.max() != total - 1 or len(np.unique(positions)) != len(positions):
-            raise SlotFileError("its cells are not those of its last tokens")
+            raise SlotFileError("the cells do not match the last tokens")
         if cell_size == LONG_CELL and (words[:, 4] != self._tokens[positions]).any():
-            raise SlotFileError("unknown extras in its cells")
+            raise SlotFileError("unknown data in the cells")
         breaks = np.flatnonzero(np.diff(positions) != 1) + 1
         if len(breaks) >= _MAX_RUNS:
-            raise SlotFileError("its cells are scattered")
+            raise SlotFileError("the cells are not contiguous")
         edges = [0, *breaks.tolist(), len(positions)]
         return tuple(Run(start, int(positions[start]), end - start) for start, end in pairwise(edges))
 
@@ -247,23 +247,23 @@ class _SlotFile:
         type_id, row_size = self._unpack(offset, "iQ", "a region's head")
         block = BLOCK_BYTES.get(type_id)
         if block is None or row_size % block or row_size > _MAX_ROW_BYTES:
-            raise SlotFileError(f"rows of type {type_id} and {row_size} bytes")
+            raise SlotFileError(f"unsupported rows of type {type_id} with {row_size} bytes")
         return type_id, row_size
 
     def _recurrent(self, offset: int) -> RecurrentState:
         n_cells, position, n_seq, s_trans, n_layer = self._unpack(offset, "IiIII", "the recurrent state")
         if (n_cells, position, n_seq, s_trans) != (1, len(self._tokens) - 1, 0, 0) or not 0 < n_layer <= _MAX_LAYERS:
-            raise SlotFileError("recurrent state of an unknown form")
+            raise SlotFileError("unknown recurrent state format")
         rows: list[tuple[int, int]] = []
         end = offset + 20
         while not self._caches_end(end):
             rows.append(self._row_head(end))
             end += 12 + rows[-1][1]
             if end > self._size or len(rows) > 2 * n_layer:
-                raise SlotFileError("truncated within the recurrent state, or more after it")
+                raise SlotFileError("truncated in the recurrent state, or data after it")
         layers = len(rows) // 2
         if not rows or len(rows) % 2 or len(set(rows[:layers])) > 1 or len(set(rows[layers:])) > 1:
-            raise SlotFileError("recurrent layers of an unknown form")
+            raise SlotFileError("unknown recurrent layer format")
         return RecurrentState(offset, end - offset)
 
     def _checkpoints(self, offset: int) -> tuple[Span | None, tuple[Checkpoint, ...]]:
@@ -272,19 +272,19 @@ class _SlotFile:
         head = Span(offset, 12)
         _, version, count = self._unpack(offset, "III", "the checkpoints' head")
         if version != CHECKPOINT_VERSION or count > _MAX_CHECKPOINTS:
-            raise SlotFileError(f"{count} checkpoints of version {version}")
+            raise SlotFileError(f"unsupported: {count} checkpoints of version {version}")
         checkpoints: list[Checkpoint] = []
         end = head.end
         for _ in range(count):
             start, (n_tokens, pos_min, pos_max) = end, self._unpack(end, "qii", "a checkpoint")
             if not (0 < n_tokens <= len(self._tokens) and 0 <= pos_min <= pos_max < n_tokens):
-                raise SlotFileError("a checkpoint of tokens that are not there")
+                raise SlotFileError("a checkpoint past the last token")
             end += 16
             for _ in range(3):  # target, draft, speculation
                 end += 8 + self._unpack(end, "Q", "a checkpoint")[0]
                 if end > self._size:
-                    raise SlotFileError("truncated within a checkpoint")
+                    raise SlotFileError("truncated in a checkpoint")
             checkpoints.append(Checkpoint(start, end - start, n_tokens, pos_min))
         if end != self._size:
-            raise SlotFileError("bytes after the checkpoints")
+            raise SlotFileError("unknown data after the checkpoints")
         return head, tuple(checkpoints)

@@ -45,7 +45,7 @@ class RebuildFailed(Exception):
     def __init__(self, recipe: Recipe, blocks: BlockFiles) -> None:
         """Find the bad blocks by reading every block of the recipe."""
         self.bad_blocks = {block: size for block, size in recipe.blocks.items() if blocks.find_fault(block, size)}
-        super().__init__("a block is damaged" if self.bad_blocks else "its recipe was changed")
+        super().__init__("a block is damaged" if self.bad_blocks else "its recipe was modified")
 
 
 def compose(
@@ -110,7 +110,7 @@ def _jobs(recipe: Recipe, copies: Sequence[tuple[Span, int]]) -> Iterator[_Job]:
             written += wanted
             yield use, destinations
     if written != sum(span.size for span, _ in copies):
-        raise RecipeError("its recipe leaves a hole")
+        raise RecipeError("its recipe is incomplete")
 
 
 def _targets(part: Span, copies: Sequence[tuple[Span, int]], starts: Sequence[int]) -> Iterator[tuple[int | None, int]]:
@@ -219,7 +219,7 @@ class _OutputFile:
 def stored_layout(recipe: Recipe, blocks: BlockFiles) -> Layout:
     """Parse the layout of a stored slot file, reading only its residue. Raises CannotCompose, RebuildFailed."""
     if not recipe.row_map.caches:
-        raise CannotCompose("its layout is unknown")
+        raise CannotCompose("unknown layout")
     places: list[tuple[Span, int, BlockUse]] = []  # (span in the file, offset in block, block), in file order
     residue = residue_spans(recipe.row_map, recipe.file_size)
     for use in recipe.uses:

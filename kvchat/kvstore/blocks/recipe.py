@@ -65,13 +65,13 @@ class Recipe:
 def residue_spans(row_map: RowMap, file_size: int) -> tuple[Span, ...]:
     """Return the spans of the file without rows. Raises RecipeError if regions overlap or exceed the file."""
     if any(not cache.regions or min(r.row_size for r in cache.regions) <= 0 for cache in row_map.caches):
-        raise RecipeError("a cache without rows")
+        raise RecipeError("a cache has no rows")
     regions = sorted((r.offset, r.row_size * cache.rows) for cache in row_map.caches for r in cache.regions)
     spans: list[Span] = []
     end = 0
     for offset, length in [*regions, (file_size, 0)]:
         if offset < end:
-            raise RecipeError("regions overlap or reach beyond the file")
+            raise RecipeError("regions overlap or exceed the file")
         if offset > end:
             spans.append(Span(end, offset - end))
         end = offset + length
@@ -86,12 +86,12 @@ def check_whole(recipe: Recipe) -> None:
     row_counts = dict.fromkeys(expected_rows, 0)
     for use in recipe.uses:
         if row_counts.get(use.cache) != use.row or use.rows <= 0 or use.skip < 0:
-            raise RecipeError("its recipe leaves a hole")
+            raise RecipeError("its recipe is incomplete")
         if use.cache != RESIDUE and (use.skip + use.rows) * caches[use.cache].row_bytes > use.size:
             raise RecipeError("a block is too small")
         row_counts[use.cache] += use.rows
     if row_counts != expected_rows:
-        raise RecipeError("its recipe leaves a hole")
+        raise RecipeError("its recipe is incomplete")
 
 
 def row_parts(cache: CacheRows, row: int, rows: int) -> tuple[Span, ...]:
@@ -148,7 +148,7 @@ def row_map_from_json(data: Any) -> RowMap:
         )
         return RowMap(rows, tuple(_numbers(breaks)))
     except (ValueError, TypeError) as error:
-        raise RecipeError("it does not say where rows lie") from error
+        raise RecipeError("row positions are missing") from error
 
 
 def _numbers(values: list[Any]) -> list[int]:
@@ -166,4 +166,4 @@ def unpack_row_map(packed: bytes) -> RowMap:
     try:
         return row_map_from_json(json.loads(zlib.decompressobj().decompress(packed, _MAX_MAP_BYTES)))
     except (ValueError, zlib.error) as error:
-        raise RecipeError("its recipe was changed") from error
+        raise RecipeError("its recipe was modified") from error

@@ -208,7 +208,7 @@ def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     uses = tuple(BlockUse(*use) for use in db.execute(path, (link_id,)))
     recipe = Recipe(file_size, unpack_row_map(row_map), uses)
     if recipe.digest() != seal:
-        raise RecipeError("its recipe was changed")
+        raise RecipeError("its recipe was modified")
     return recipe
 
 

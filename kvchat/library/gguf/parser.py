@@ -183,7 +183,7 @@ def _parse(reader: _Reader, path: Path) -> GgufHeader:
         if element == _STRING:
             reader.skip_strings(length)
         elif element not in _SCALARS:
-            raise _BadHeader(f"array of type {element}")
+            raise _BadHeader(f"unknown array type {element}")
         elif length <= MAX_KEPT_ARRAY_LENGTH:
             values[key] = tuple(reader.scalar(element) for _index in range(length))
         else:
@@ -223,14 +223,14 @@ class _Reader:
     def string(self) -> str:
         length = self.number(_U64)
         if length > STRING_LIMIT:
-            raise _BadHeader("a string is impossibly long")
+            raise _BadHeader("string too long")
         return self.take(length).decode("utf-8", "replace")
 
     def scalar(self, kind: int) -> Scalar:
         if kind == _STRING:
             return self.string()
         if kind not in _SCALARS:
-            raise _BadHeader(f"value of type {kind}")
+            raise _BadHeader(f"unknown value type {kind}")
         value: Scalar = self.number(_SCALARS[kind])
         return value
 
@@ -248,7 +248,7 @@ class _Reader:
         if end > self._file_size:
             raise _TruncatedFileError
         if end > HEADER_LIMIT:
-            raise _BadHeader("the header is impossibly long")
+            raise _BadHeader("header too long")
         while len(self._buffer) < end:
             more = self._file.read(max(FIRST_READ, len(self._buffer), end - len(self._buffer)))
             if not more:

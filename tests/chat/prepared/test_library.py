@@ -56,7 +56,7 @@ async def test_chat_on_prepared_documents_starts_warm(stage: Stage, folder: Path
     receipt = await stage.answered(chat, "What of the boat?")
     assert receipt.source in (Source.WARM, Source.DISK)
     assert receipt.cached_tokens >= prepared.tokens - 1
-    assert await stage.service.options.system_prompt(chat) == "Answer with the help of these documents."
+    assert await stage.service.options.system_prompt(chat) == "Use these documents to answer."
     assert await stage.service.options.change_system_prompt(chat, "Be brief.")
     assert (await system_message(stage, chat)).attachments == system.attachments
 

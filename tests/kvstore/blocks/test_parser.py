@@ -308,15 +308,15 @@ def test_any_bytes_are_tokens_or_a_slot_file_error(tmp_path: Path, data: bytes) 
     ("data", "message"),
     [
         (b"", "empty"),
-        (b"qsgg\x04", "truncated within the header"),
+        (b"qsgg\x04", "truncated in the header"),
         (MAGIC + struct.pack("<II", 0xFFFFFFFF, 0) + bytes(9), "not a slot file"),
-        (MAGIC + struct.pack("<II", 4, 1000) + bytes(100), "truncated within the token list"),
-        (packed(-1, 2, 0, 0), "unknown form"),
-        (packed(-1, 1, -3, 0), "longer than its place"),
-        (packed(-1, 1, 1, 7, 1, 0), "unknown form"),
-        (packed(-1, 1, 2, 7, -1, 1), "unknown form"),
-        (packed(-1, 1, 2, -2, -1, 1, 0), "no tokens"),
-        (packed(5, -7), "no tokens"),
+        (MAGIC + struct.pack("<II", 4, 1000) + bytes(100), "truncated in the token list"),
+        (packed(-1, 2, 0, 0), "unknown token list format"),
+        (packed(-1, 1, -3, 0), "overlaps the state"),
+        (packed(-1, 1, 1, 7, 1, 0), "unknown token list format"),
+        (packed(-1, 1, 2, 7, -1, 1), "unknown token list format"),
+        (packed(-1, 1, 2, -2, -1, 1, 0), "invalid ids"),
+        (packed(5, -7), "invalid ids"),
     ],
 )
 def test_errors_name_the_fault(tmp_path: Path, data: bytes, message: str) -> None:
