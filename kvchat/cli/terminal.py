@@ -264,7 +264,7 @@ def _prepare_streams() -> _ErrorRecorder | None:
             continue
         os.open(os.devnull, os.O_RDONLY)  # the lowest free number
     if sys.stdin is None:
-        sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(os.devnull)))  # on Windows, 0 may stay invalid
     elif isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     recorder = None

@@ -162,6 +162,29 @@ def test_closed_streams_are_never_reused_for_files(closed, environment):
         assert b'"chats"' not in file.read_bytes()
 
 
+def test_a_missing_standard_input_is_empty(environment):
+    """Simulate pythonw on Windows, where opening a file leaves the closed descriptors 0 to 2 invalid."""
+    script = """
+import fcntl, os, sys
+real_open = os.open
+def open_above_2(*arguments, **options):
+    number = real_open(*arguments, **options)
+    moved = fcntl.fcntl(number, fcntl.F_DUPFD, 3)
+    os.close(number)
+    return moved
+os.open = open_above_2
+from kvchat.cli.terminal import run_process
+run_process(lambda: print(sys.stdin.read() == "") or 0)
+"""
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"True\n"), done.stderr.decode()
+
+
 def test_ctrl_c_during_imports_prints_no_traceback(environment, tmp_path):
     """A module sends the signal while it is imported: the first of all, and one among others."""
     for name in ("argparse", "httpx2", "sqlite3"):
