@@ -217,6 +217,7 @@ class _PartDownload:
                 self.done, self.hash = 0, hashlib.sha256()
             async for chunk in response.aiter_bytes():
                 if self.done + len(chunk) > part.size:
+                    file.close()  # Windows cannot delete an open file
                     raise self._damaged()
                 file.write(chunk)
                 self._add(chunk, checking=False)

@@ -13,6 +13,7 @@ import time
 from collections import namedtuple
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kvchat.library.remote import downloader
@@ -180,7 +181,17 @@ async def test_damage_on_disk_is_detected(hub: Hub, served: FakeHub, tmp_path: P
 
 
 @pytest.mark.parametrize("sent", [CONTENT[:-1] + b"!", CONTENT + b"more"])
-async def test_wrong_hash_or_size_is_refused(hub: Hub, served: FakeHub, tmp_path: Path, sent: bytes) -> None:
+async def test_wrong_hash_or_size_is_refused(
+    hub: Hub, served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    unlink = Path.unlink
+
+    def unlink_closed(path: Path, **options: bool) -> None:
+        open_files = {file.path for file in psutil.Process().open_files()}
+        assert str(path) not in open_files, "Windows cannot delete an open file"
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", unlink_closed)
     served.repositories[REPOSITORY][FILE] = sent
     with pytest.raises(DownloadFailed, match="is damaged"):
         await fetch(hub, tmp_path)
