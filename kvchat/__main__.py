@@ -11,7 +11,7 @@ from pathlib import Path
 def main(argv: Sequence[str] | None = None) -> int:
     """Run kvchat with `argv` and return the exit code. Without `argv`, use the process's arguments."""
     if argv is not None:
-        return _main(argv)
+        return _run_arguments(argv)
     flag, rest = sys.argv[1:2], sys.argv[2:]
     # A frozen kvchat is started as the engine or its guard: import nothing else.
     if flag == ["--parent-guard"]:
@@ -26,17 +26,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to clean up during imports
     from kvchat.cli.terminal import install_signal_handlers, run_process
 
-    return run_process(lambda: _main(sys.argv[1:], install_signal_handlers))
+    return run_process(lambda: _run_arguments(sys.argv[1:], install_signal_handlers))
 
 
-def _main(arguments: Sequence[str], on_start: Callable[[], None] = lambda: None) -> int:
+def _run_arguments(arguments: Sequence[str], on_start: Callable[[], None] = lambda: None) -> int:
     """Run kvchat; call `on_start` before any disk read, since that may hang."""
     from kvchat.errors import KvchatError
 
     try:
         if arguments:
             return _run_command_line(arguments, on_start)
-        window = _window()  # avoids importing the slow parser
+        window = _prepare_window()  # avoids importing the slow parser
         on_start()
         return window()
     except KvchatError as error:
@@ -57,23 +57,23 @@ def _run_command_line(arguments: Sequence[str], on_start: Callable[[], None]) ->
     command, options = parse(["open", *arguments] if _is_openable(arguments[0]) else arguments)
     if command.kind is CommandKind.WINDOW:
         targets, quick = getattr(options, "targets", ()), command.name == "quick"
-        return _window(targets, quick=quick, starter=options.starter, hidden=options.hidden)()
-    from kvchat.cli.owned import run
+        return _prepare_window(targets, quick=quick, starter=options.starter, hidden=options.hidden)()
+    from kvchat.cli.owned import run_command
 
-    return run(command, options)
+    return run_command(command, options)
 
 
 def _is_openable(first: str) -> bool:
     return first.startswith(("kvchat:", "file:")) or bool(Path(first).suffix and Path(first).is_file())
 
 
-def _window(
+def _prepare_window(
     targets: tuple[str, ...] = (), *, quick: bool = False, starter: bool = False, hidden: bool = False
 ) -> Callable[[], int]:
     """Return a function that opens the window, notifies a running one, or explains why Qt would abort."""
     from kvchat.cli import no_display
 
-    if (problem := no_display.find_problem()) is not None:
+    if (problem := no_display.find_display_problem()) is not None:
         return lambda: no_display.explain(problem, starter=starter)
     from kvchat.cli.owned import show_running_window
     from kvchat.errors import KvchatError

@@ -68,7 +68,7 @@ class ApiService:
             return None if name is None else Model(name, None if self.settings().engine_url else self.model.path)
 
         async def find_files() -> list[Model]:
-            paths = [str(model.path) for model in await self.models.usable()]
+            paths = [str(model.path) for model in await self.models.usable_models()]
             return [Model(self.model.name_of(path), path) for path in paths]
 
         catalogue = Catalogue(in_use, find_files, lambda: self.settings().api_any_model)

@@ -172,14 +172,14 @@ async def _run(
         with contextlib.suppress(NotImplementedError):  # Windows
             loop.add_signal_handler(number, on_quit_signal)
     hidden = hidden or request.quick
-    drafts = _FirstDrafts(paths.database)
+    drafts = _StartupDrafts(paths.database)
     try:
         if not hidden and (settings.model_path or settings.engine_url) and paths.database.exists():
             window.show()
             await drafts.show(window)
-        from kvchat.cli.owned import Commands
+        from kvchat.cli.owned import CommandRunner
 
-        commands = Commands(paths, _("the kvchat window"))
+        commands = CommandRunner(paths, _("the kvchat window"))
         commands.show_window = lambda request: handle(request)
         ownership.listen(commands.serve_connection)
         for name in _PRELOADED_MODULES:
@@ -211,7 +211,7 @@ async def _run(
     return _RESTART if app.should_restart else 0
 
 
-class _FirstDrafts:
+class _StartupDrafts:
     """Chats and drafts shown before the runtime opens the database. Leaves error reports to the runtime."""
 
     def __init__(self, file: Path) -> None:

@@ -208,7 +208,7 @@ class Runtime:
         self._background.start(self._idle_stop.run())
         self.chat.title_generator.enable(lambda: self.settings.model_titles)
 
-    async def serve(self) -> None:
+    async def start_serving(self) -> None:
         """Wait until the engine is ready, for `kvchat serve`. Raises KvchatError."""
         self.chat.recently_deleted.start()
         async with self.chat.slots.exclusive():
@@ -310,7 +310,7 @@ class Runtime:
         self._worker.close()
 
     @property
-    def unfinished(self) -> PendingSave | None:
+    def pending_save(self) -> PendingSave | None:
         return self.chat.slots.save_progress.pending_save()
 
     async def _wait_until_idle(self, idle: Awaitable[None]) -> None:

@@ -13,7 +13,7 @@ from kvchat.chat.record.messages import Attachment, Message
 from kvchat.chat.turn.receipts import receipt_sentence
 from kvchat.cli.arguments import AskOptions, EngineOptions, ServeOptions
 from kvchat.cli.chats import find_chat
-from kvchat.cli.owned import Commands
+from kvchat.cli.owned import CommandRunner
 from kvchat.cli.terminal import (
     current_terminal,
     print_err,
@@ -51,15 +51,15 @@ class NoModelForCommand(KvchatError):
         )
 
 
-async def open_command_runtime(commands: Commands, options: EngineOptions) -> Runtime:
-    if commands.open_runtime and options.engine:
+async def open_command_runtime(runner: CommandRunner, options: EngineOptions) -> Runtime:
+    if runner.open_runtime and options.engine:
         advice = _("Omit --engine, choose the engine in the kvchat settings, or quit kvchat first.")
         raise KvchatError(_("kvchat is already running with another engine"), "", advice)
-    return await commands.runtime(await _chosen_settings(commands, options))
+    return await runner.runtime(await _settings_with_model(runner, options))
 
 
-async def _chosen_settings(commands: Commands, options: EngineOptions) -> Settings:
-    settings = apply_options(await asyncio.to_thread(lambda: commands.settings), options)
+async def _settings_with_model(runner: CommandRunner, options: EngineOptions) -> Settings:
+    settings = apply_options(await asyncio.to_thread(lambda: runner.settings), options)
     if settings.model_path or settings.engine_url:
         return settings
     terminal = current_terminal.get()
@@ -70,8 +70,8 @@ async def _chosen_settings(commands: Commands, options: EngineOptions) -> Settin
         answer = await terminal.read_line(prompt)
         if answer is None or answer.strip().lower() not in ("", "y", "yes"):
             raise NoModelForCommand
-    path = str(await fetch_starter(commands.paths.models, show_starter_progress))
-    await commands.change_settings(model_path=path)
+    path = str(await fetch_starter(runner.paths.models, show_starter_progress))
+    await runner.change_settings(model_path=path)
     return dataclasses.replace(settings, model_path=path)
 
 
@@ -89,21 +89,21 @@ def show_starter_progress(stage: str, done: int, total: int) -> None:
         print_err("")
 
 
-async def serve(options: ServeOptions, commands: Commands) -> int:
+async def serve(options: ServeOptions, runner: CommandRunner) -> int:
     """Serve other programs until SIGINT or SIGTERM, which is no error. Raises KvchatError."""
     from kvchat.gateway.keys import read_key_file
 
-    if not commands.is_local:
+    if not runner.is_own_command:
         detail = _(
             "{name} (process {pid}) is using the engine, and kvchat does not load a model twice.",
-            name=commands.name,
+            name=runner.name,
             pid=os.getpid(),
         )
         advice = _("Enable the API server in the kvchat settings, or quit kvchat first.")
         raise KvchatError(_("kvchat is already running"), detail, advice)
-    commands.is_long_running = True
+    runner.is_long_running = True
     keys = await asyncio.to_thread(read_key_file, options.key_file) if options.key_file else None
-    settings = await _chosen_settings(commands, options)
+    settings = await _settings_with_model(runner, options)
     settings = dataclasses.replace(
         settings,
         api_server=True,
@@ -111,12 +111,12 @@ async def serve(options: ServeOptions, commands: Commands) -> int:
         api_port=options.port or settings.api_port,
         slots=settings.slots if options.slots is None else options.slots,
     )
-    runtime = await commands.runtime(settings)
+    runtime = await runner.runtime(settings)
     runtime.events.subscribe(_print_event)
     if problem := runtime.save_points.problem:
         print_err(str(problem))
     url = await runtime.api_server.open(settings.api_host, settings.api_port, keys)
-    await runtime.serve()
+    await runtime.start_serving()
     print_out(f"ready {url}")
 
     def report_engine_failure(event: events.Event) -> None:
@@ -209,8 +209,8 @@ class ChatSession:
 
 
 @contextlib.asynccontextmanager
-async def _open_chat_session(options: AskOptions, commands: Commands) -> AsyncIterator[ChatSession]:
-    runtime = await open_command_runtime(commands, options)
+async def _open_chat_session(options: AskOptions, runner: CommandRunner) -> AsyncIterator[ChatSession]:
+    runtime = await open_command_runtime(runner, options)
     session = ChatSession(runtime, options)
     unsubscribe = runtime.events.subscribe(session.handle_event)
     try:
@@ -251,17 +251,17 @@ async def _select_chat(runtime: Runtime, options: AskOptions) -> str | NewChat:
     return await library.new_chat(prepared)
 
 
-async def ask(options: AskOptions, commands: Commands) -> int:
+async def ask(options: AskOptions, runner: CommandRunner) -> int:
     if not options.prompt:
-        return await _run_conversation(options, commands)
-    async with _open_chat_session(options, commands) as session:
+        return await _run_conversation(options, runner)
+    async with _open_chat_session(options, runner) as session:
         error: KvchatError | None = None
         reply: Message | None = None
         try:
             reply = await session.ask(options.prompt)
         except KvchatError as failed:
             error = failed  # reported after cleanup
-        if commands.is_local:
+        if runner.is_own_command:
             idle = asyncio.ensure_future(session.runtime.chat.idle())
             try:
                 await asyncio.wait({idle}, timeout=SLOW_SAVE_S)
@@ -285,22 +285,22 @@ async def ask(options: AskOptions, commands: Commands) -> int:
 
 
 def _report_unfinished_save(runtime: Runtime) -> bool:
-    if (unfinished := runtime.unfinished) is None:
+    if (unfinished := runtime.pending_save) is None:
         return False
     text = N_("saving the memory of this chat ({words}); press Ctrl+C to quit without saving it")
     print_err(_(text, words=unfinished.description))
     return True
 
 
-async def _run_conversation(options: AskOptions, commands: Commands) -> int:
+async def _run_conversation(options: AskOptions, runner: CommandRunner) -> int:
     terminal = current_terminal.get()
     assert terminal is not None
-    commands.is_long_running = commands.is_local or commands.is_long_running
-    async with _open_chat_session(options, commands) as session:
+    runner.is_long_running = runner.is_own_command or runner.is_long_running
+    async with _open_chat_session(options, runner) as session:
         runtime = session.runtime
         session.reports_saves = False
         terminal.send("converse")
-        terminal.stop = lambda: runtime.chat.stop(session.chat_id)
+        terminal.stop_reply = lambda: runtime.chat.stop(session.chat_id)
         conversation = await runtime.chat.conversation(session.chat_id)
         title = one_line(safe_prose(conversation.title)) if conversation else ""
         print_err(f"{f'“{title}”. ' if title else ''}{_(_KEYS_HINT)}")
@@ -312,7 +312,7 @@ async def _run_conversation(options: AskOptions, commands: Commands) -> int:
                 await session.ask(question)
             except KvchatError as error:  # already reported; continue
                 print_err("\n  ".join(filter(None, (error.title, error.detail, error.advice))))
-        if commands.is_local and _report_unfinished_save(runtime):
-            terminal.stop = runtime.cancel_saving
+        if runner.is_own_command and _report_unfinished_save(runtime):
+            terminal.stop_reply = runtime.cancel_saving
             await runtime.chat.idle()
     return 0

@@ -20,8 +20,8 @@ from kvchat.cli.options import (
     option,
     owner_command,
     parse_path,
-    parse_positive,
     parse_size,
+    parse_token_count,
     positional,
     read_passphrase,
     read_question,
@@ -121,20 +121,20 @@ class PreparedOptions(EngineOptions, JsonOptions):
     pass
 
 
-@owner_command("prepared remove", "prepared:remove", N_("remove prepared documents"))
+@owner_command("prepared remove", "prepared:remove_prepared", N_("remove prepared documents"))
 class PreparedNameOptions(EngineOptions):
     name: str = positional("NAME", N_("name of the prepared documents"))
 
 
 @async_command("bench", "bench:bench", N_("measure the speedup from save points with your model"))
 class BenchOptions(EngineOptions, JsonOptions):
-    tokens: int | None = option("N", N_("length of the chat in tokens"), type=parse_positive)
+    tokens: int | None = option("N", N_("length of the chat in tokens"), type=parse_token_count)
 
 
 owner_command("store", "store:show_usage", N_("show, prune or verify save points"))(JsonOptions)
 
 
-@owner_command("store prune", "store:prune", N_("delete the least valuable save points to reach a target size"))
+@owner_command("store prune", "store:prune_store", N_("delete the least valuable save points to reach a target size"))
 class PruneOptions(JsonOptions):
     target_bytes: int = option(
         "BYTES", N_("target size: 500MB, 2GB or bytes"), 0, type=parse_size, required=True, name="--to"
@@ -142,12 +142,12 @@ class PruneOptions(JsonOptions):
     dry_run: bool = flag(N_("show what pruning would delete, without deleting it"))
 
 
-owner_command("store verify", "store:verify", N_("check the hash of every block and set damaged ones aside"))(
+owner_command("store verify", "store:verify_store", N_("check the hash of every block and set damaged ones aside"))(
     JsonOptions
 )
 
 
-@owner_command("store forget", "store:forget", N_("delete the save points of an app"))
+@owner_command("store forget", "store:forget_program", N_("delete the save points of an app"))
 class ProgramOptions(JsonOptions):
     program: str = positional("PROGRAM", N_("name as listed"))
 
@@ -163,7 +163,9 @@ class TestEngineOptions(JsonOptions):
 
 
 @owner_command(
-    "engines get", "engines:get", N_("download an engine that uses the GPU; Ctrl+C pauses, the same command resumes")
+    "engines get",
+    "engines:download",
+    N_("download an engine that uses the GPU; Ctrl+C pauses, the same command resumes"),
 )
 class GetEngineOptions(JsonOptions):
     backend: str | None = positional(
@@ -187,12 +189,12 @@ class ModelsOptions(JsonOptions):
     )
 
 
-sync_command("models suggest", "models:suggest", N_("suggest models for this machine, without network access"))(
+sync_command("models suggest", "models:suggest_models", N_("suggest models for this machine, without network access"))(
     JsonOptions
 )
 
 
-@async_command("models search", "models:search", N_("search Hugging Face"))
+@async_command("models search", "models:search_models", N_("search Hugging Face"))
 class SearchModelsOptions(JsonOptions):
     words: tuple[str, ...] = positional("WORDS", N_("words to find in repository names"), (), nargs="+")
 
@@ -201,24 +203,24 @@ class RepositoryOptions(Options):
     repository: str = positional("OWNER/NAME[:QUANT]", N_("for example ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"))
 
 
-@async_command("models files", "models:files", N_("list the models in a repository with their size and fit"))
+@async_command("models files", "models:list_files", N_("list the models in a repository with their size and fit"))
 class FilesOptions(RepositoryOptions, JsonOptions):
     pass
 
 
-@owner_command("models get", "models:get", N_("download a model; Ctrl+C pauses, the same command resumes"))
+@owner_command("models get", "models:download_model", N_("download a model; Ctrl+C pauses, the same command resumes"))
 class GetModelOptions(RepositoryOptions):
     use: bool = flag(N_("use the model for new chats"))
 
 
-@owner_command("models use", "models:use", N_("use a model on this machine for new chats"))
+@owner_command("models use", "models:use_model", N_("use a model on this machine for new chats"))
 class UseModelOptions(JsonOptions):
     words: tuple[str, ...] = positional(
         "NAME", N_("name as listed or part of it, or path of a GGUF file"), (), nargs="+"
     )
 
 
-@sync_command("models token", "models:token", N_("save an access token for gated models, read from standard input"))
+@sync_command("models token", "models:set_token", N_("save an access token for gated models, read from standard input"))
 class TokenOptions(Options):
     forget: bool = flag(N_("delete the saved access token"))
 
@@ -239,13 +241,15 @@ class RenameOptions(ChatOptions):
 
 
 @owner_command(
-    "chats delete", "chats:delete", N_("delete chats; Recently deleted in the window can restore them for a while")
+    "chats delete",
+    "chats:delete",
+    N_("delete chats; Recently deleted in the window can restore them for a while"),
 )
 class ChatsOptions(JsonOptions):
     chats: tuple[str, ...] = positional("ID", N_("chat id as listed, or its first characters"), (), nargs="+")
 
 
-@sync_command("search", "chats:search", N_("search all chats and attachments"))
+@sync_command("search", "chats:search_chats", N_("search all chats and attachments"))
 class SearchOptions(JsonOptions):
     words: tuple[str, ...] = positional(
         "WORDS", N_('words or beginnings of words to find together; use "quotes" for an exact phrase'), (), nargs="+"
@@ -258,7 +262,7 @@ class PassphraseOptions(Options):
     )
 
 
-@sync_command("export", "chats:export", N_("export chats to a file"))
+@sync_command("export", "chats:export_chats", N_("export chats to a file"))
 class ExportOptions(PassphraseOptions):
     target: Path = positional(
         "FILE", N_("output file, whose extension sets the format; - for standard output"), STANDARD_STREAM, type=Path
@@ -291,12 +295,12 @@ class ImportOptions(PassphraseOptions):
         return replace(self, passphrase=read_passphrase(self.passphrase_file))
 
 
-@sync_command("backup", "chats:backup", N_("back up chats and settings to a zip file"))
+@sync_command("backup", "chats:back_up", N_("back up chats and settings to a zip file"))
 class BackupOptions(Options):
     target: Path = positional("FILE", N_("output file; - for standard output"), STANDARD_STREAM, type=Path)
 
 
-@owner_command("restore", "chats:restore", N_("restore a backup; the replaced files are kept"))
+@owner_command("restore", "chats:restore_backup", N_("restore a backup; the replaced files are kept"))
 class RestoreOptions(Options):
     source: Path = positional("FILE", "", STANDARD_STREAM, type=Path)
     with_engine: bool = flag(N_("also restore the engine and its arguments from the settings in the backup"))
@@ -308,13 +312,13 @@ owner_command("repair", "chats:repair_chats", N_("repair a damaged chat database
 sync_command("settings", "engines:show_settings", N_("list, print, change or reset settings"))(JsonOptions)
 
 
-@owner_command("settings reset", "engines:reset", N_("reset a setting to its default"))
+@owner_command("settings reset", "engines:reset_setting", N_("reset a setting to its default"))
 @sync_command("settings get", "engines:show_setting", N_("print a setting"))
 class SettingOptions(JsonOptions):
     name: str = positional("NAME", N_("name of the setting as listed"), choices=SETTING_NAMES)
 
 
-@owner_command("settings set", "engines:change", N_("change a setting"))
+@owner_command("settings set", "engines:change_setting", N_("change a setting"))
 class ChangeSettingOptions(SettingOptions):
     values: tuple[str, ...] = positional(
         "VALUE", N_("new value; a size such as 20GB, several values for a list"), (), nargs="+"

@@ -19,8 +19,8 @@ from kvchat.chat.events import Event, QuestionNotStored, TurnFailed
 from kvchat.chat.record.messages import Message, Receipt
 from kvchat.cli.answering import NoModelForCommand, apply_options, show_starter_progress
 from kvchat.cli.arguments import BenchOptions
-from kvchat.cli.owned import Commands
-from kvchat.cli.terminal import columns, print_err, print_result
+from kvchat.cli.owned import CommandRunner
+from kvchat.cli.terminal import format_columns, print_err, print_result
 from kvchat.engine.api.wire import ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.library.remote.starter import fetch_starter
@@ -31,7 +31,7 @@ from kvchat.settings import Settings, load_settings
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.text.formatting import format_duration, format_size
 
-TOKENS = 3000  # approximate chat length
+DEFAULT_TOKENS = 3000  # approximate chat length
 QUESTIONS = (  # one per round
     "Which of these notes was the first? Answer in one sentence.",
     "Which of these notes was the last? Answer in one sentence.",
@@ -39,7 +39,7 @@ QUESTIONS = (  # one per round
 )
 PEOPLE = ("Ada", "Bram", "Chen", "Dana", "Elif", "Femi", "Goro", "Hana", "Ivan", "Juno", "Kofi", "Lena", "Mina")
 THINGS = ("river", "lamp", "garden", "letter", "bridge", "violin", "harbour", "engine", "orchard", "mirror")
-SAMPLE = 40  # notes tokenized
+SAMPLED_NOTES = 40  # notes tokenized
 REPLY_TOKENS = 32
 
 
@@ -48,7 +48,7 @@ class BenchFailed(KvchatError):
 
 
 @dataclass(frozen=True)
-class Reply:
+class BenchReply:
     text: str
     receipt: Receipt
 
@@ -64,28 +64,29 @@ class BenchHome:
         self.runtime = runtime
         runtime.events.subscribe(self._handle_event)
 
-    async def ask(self, chat_id: str, text: str | None, *, save: bool = True) -> Reply:
+    async def ask(self, chat_id: str, text: str | None, *, save: bool = True) -> BenchReply:
         """Send a message, or regenerate the last reply. Raises KvchatError."""
         chat = self.runtime.chat
         if text is None:
-            return await self.reply(chat.retry(chat_id, self.greedy_sampling, save=save))
-        return await self.reply(chat.send(chat_id, text, self.greedy_sampling, save=save))
+            return await self.wait_for(chat.retry(chat_id, self.greedy_sampling, save=save))
+        return await self.wait_for(chat.send(chat_id, text, self.greedy_sampling, save=save))
 
-    def check_saved(self, times: int) -> None:
+    def check_save_count(self, times: int) -> None:
         if len(self.saves) != times:
             raise BenchFailed("A chat could not be saved", "", "See `kvchat doctor` for the free disk space.")
 
-    async def reply(self, answering: asyncio.Future[Message | None]) -> Reply:
+    async def wait_for(self, answering: asyncio.Future[Message | None]) -> BenchReply:
         message = await answering
         await self.runtime.chat.idle()
         if message is None or message.receipt is None:
             raise self._error or BenchFailed("The model did not reply", "", "Try another model.")
-        return Reply(message.content, message.receipt)
+        return BenchReply(message.content, message.receipt)
 
-    async def notes(self, tokens: int, first: int = 1) -> str:
+    async def make_notes(self, tokens: int, first: int = 1) -> str:
         engine = (await self.runtime.engine.ready()).engine
-        per_note = len(await engine.prompt_tokens([ChatMessage("user", _numbered_notes(SAMPLE, first))])) / SAMPLE
-        return _numbered_notes(max(1, round(tokens / per_note)), first)
+        sample = [ChatMessage("user", _numbered_notes(SAMPLED_NOTES, first))]
+        tokens_per_note = len(await engine.prompt_tokens(sample)) / SAMPLED_NOTES
+        return _numbered_notes(max(1, round(tokens / tokens_per_note)), first)
 
     async def restart_engine(self) -> None:
         await self.runtime.stop_engine()
@@ -130,11 +131,11 @@ async def bench_home(
             await home.runtime.close()
 
 
-def ttft(replies: Sequence[Reply]) -> float:
+def median_ttft(replies: Sequence[BenchReply]) -> float:
     return median(reply.receipt.ttft_ms for reply in replies)
 
 
-def ttft_ratio(replies: Sequence[Reply], baseline: Sequence[Reply]) -> float:
+def median_ttft_ratio(replies: Sequence[BenchReply], baseline: Sequence[BenchReply]) -> float:
     pairs = zip(replies, baseline, strict=True)
     return median(reply.receipt.ttft_ms / other.receipt.ttft_ms for reply, other in pairs)
 
@@ -148,19 +149,19 @@ def _numbered_notes(count: int, first: int) -> str:
     return "Read these notes.\n" + "\n".join(lines)
 
 
-async def bench(options: BenchOptions, commands: Commands) -> int:
+async def bench(options: BenchOptions, runner: CommandRunner) -> int:
     """Run the benchmark and print its results; progress goes to standard error. Raises KvchatError."""
     async with bench_home(options) as home:
-        figures = await _measure(home, options.tokens or TOKENS)
-    return print_result(options.as_json, figures, lines(figures))
+        figures = await _measure(home, options.tokens or DEFAULT_TOKENS)
+    return print_result(options.as_json, figures, format_lines(figures))
 
 
 async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
     """Return the figures. Times in ms, medians of all rounds; sizes in bytes. `--json` prints these names."""
     print_err(f"Creating a chat of about {tokens:,} tokens…")
     chat_id = (await home.runtime.chat.new_conversation()).id
-    await home.ask(chat_id, await home.notes(tokens - 2 * len(QUESTIONS) * REPLY_TOKENS))
-    hot, warm, restored, written = list[Reply](), list[Reply](), list[Reply](), list[int]()
+    await home.ask(chat_id, await home.make_notes(tokens - 2 * len(QUESTIONS) * REPLY_TOKENS))
+    hot, warm, restored, written = list[BenchReply](), list[BenchReply](), list[BenchReply](), list[int]()
     for number, question in enumerate(QUESTIONS):
         # The slot starts at the turn boundary before the question and ends at the one after it.
         print_err(f"Round {number + 1} of {len(QUESTIONS)}: hot, after an engine restart, after a restart of kvchat…")
@@ -172,7 +173,7 @@ async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
         restored.append(await home.ask(chat_id, None))
         usage = await home.runtime.save_points.usage()
         written.append(usage.bytes_written - before.bytes_written)
-    home.check_saved(1 + len(QUESTIONS))
+    home.check_save_count(1 + len(QUESTIONS))
 
     print_err("Cold: after a restart, without save points…")
     await home.runtime.save_points.delete(chat_id)
@@ -183,11 +184,11 @@ async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
     new_rows = [int((after.tokens - before.tokens) * row) for before, after in pairwise(home.saves)]
     return {
         "cold_ttft_ms": cold.receipt.ttft_ms,  # measured once
-        "hot_ttft_ms": ttft(hot),
-        "warm_ttft_ms": ttft(warm) if stays_warm else None,  # including the restore
-        "warm_ratio": ttft_ratio(warm, hot) if stays_warm else None,
-        "restored_ttft_ms": ttft(restored),  # from disk, restore included
-        "restored_ratio": ttft_ratio(restored, hot),
+        "hot_ttft_ms": median_ttft(hot),
+        "warm_ttft_ms": median_ttft(warm) if stays_warm else None,  # including the restore
+        "warm_ratio": median_ttft_ratio(warm, hot) if stays_warm else None,
+        "restored_ttft_ms": median_ttft(restored),  # from disk, restore included
+        "restored_ratio": median_ttft_ratio(restored, hot),
         "restore_ms": median(reply.receipt.restore_ms for reply in restored),
         "save_ms": median(saved.ms for saved in home.saves[1:]),
         "prompt_tokens": restored[-1].receipt.prompt_tokens,
@@ -205,7 +206,7 @@ async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
     }
 
 
-def lines(result: dict[str, Any]) -> list[str]:
+def format_lines(result: dict[str, Any]) -> list[str]:
     speedup = result["cold_ttft_ms"] / result["restored_ttft_ms"]
     restored = (
         f"{format_duration(result['restored_ttft_ms'])}   ({result['restored_ratio']:.2f} times hot;"
@@ -231,4 +232,4 @@ def lines(result: dict[str, Any]) -> list[str]:
             "yes" if result["cold_output_agrees"] else "no (the engine rounds differently)",
         ),
     ]
-    return columns(rows)
+    return format_columns(rows)

@@ -12,8 +12,8 @@ from kvchat.chat.record.messages import Conversation
 from kvchat.chat.search import find, index_batch
 from kvchat.cli import arguments
 from kvchat.cli.options import STANDARD_STREAM, Options, read_passphrase
-from kvchat.cli.owned import Commands
-from kvchat.cli.terminal import columns, print_err, print_out, print_result, show_progress, stdout_is_tty
+from kvchat.cli.owned import CommandRunner
+from kvchat.cli.terminal import format_columns, print_err, print_out, print_result, show_progress, stdout_is_tty
 from kvchat.errors import KvchatError
 from kvchat.system.paths import resolve_paths
 from kvchat.text.formatting import format_size, format_timestamp, one_line
@@ -51,11 +51,11 @@ def _open_database() -> closing[Database]:
 def list_chats(options: arguments.JsonOptions) -> int:
     with _open_database() as database:
         chats = database.conversations()
-    lines = columns(list(map(_row, chats))) or [_("No chats yet. Run `kvchat ask` to start one.")]
+    lines = format_columns(list(map(_chat_row, chats))) or [_("No chats yet. Run `kvchat ask` to start one.")]
     return print_result(options.as_json, {"chats": chats}, lines)
 
 
-def _row(chat: Conversation) -> tuple[str, ...]:
+def _chat_row(chat: Conversation) -> tuple[str, ...]:
     return (
         chat.id[:ID_PREFIX_LENGTH],
         format_timestamp(chat.updated_at),
@@ -72,19 +72,19 @@ def show_chat(options: arguments.ChatOptions) -> int:
     return 0
 
 
-async def rename(options: arguments.RenameOptions, commands: Commands) -> int:
-    chats = (await commands.runtime()).chat
+async def rename(options: arguments.RenameOptions, runner: CommandRunner) -> int:
+    chats = (await runner.runtime()).chat
     chat = find_chat(await chats.conversations(), options.chat)
     title = options.title.strip()
     if not title:
         raise KvchatError(_("A chat needs a title"), _("The text is empty."), _("Type the title after the chat id."))
     await chats.rename(chat.id, title)
     renamed = await chats.conversation(chat.id) or chat
-    return print_result(options.as_json, {"chats": [renamed]}, ["  ".join(_row(renamed)).strip()])
+    return print_result(options.as_json, {"chats": [renamed]}, ["  ".join(_chat_row(renamed)).strip()])
 
 
-async def delete(options: arguments.ChatsOptions, commands: Commands) -> int:
-    runtime = await commands.runtime()
+async def delete(options: arguments.ChatsOptions, runner: CommandRunner) -> int:
+    runtime = await runner.runtime()
     conversations = await runtime.chat.conversations()
     chats = [find_chat(conversations, id) for id in options.chats]
     await runtime.chat.recently_deleted.delete([chat.id for chat in chats])
@@ -96,7 +96,7 @@ async def delete(options: arguments.ChatsOptions, commands: Commands) -> int:
     return print_result(options.as_json, {"chats": chats}, [_("{count} deleted; {kept}.", count=count, kept=retention)])
 
 
-def search(options: arguments.SearchOptions) -> int:
+def search_chats(options: arguments.SearchOptions) -> int:
     with _open_database() as database:
         while index_batch(database):
             pass
@@ -115,7 +115,7 @@ def search(options: arguments.SearchOptions) -> int:
     return 0 if hits else EXIT_NOT_FOUND
 
 
-def export(options: arguments.ExportOptions) -> int:
+def export_chats(options: arguments.ExportOptions) -> int:
     if options.with_memory:
         return _export_with_memory(options)
     if options.passphrase_file:
@@ -148,8 +148,8 @@ def _export_with_memory(options: arguments.ExportOptions) -> int:
     return 0
 
 
-async def import_chats(options: arguments.ImportOptions, commands: Commands) -> int:
-    transfer = (await commands.runtime()).transfer
+async def import_chats(options: arguments.ImportOptions, runner: CommandRunner) -> int:
+    transfer = (await runner.runtime()).transfer
     report = await transfer.import_files(options.files, lambda done, total: None, options.passphrase, start=True)
     for problem in report.problems:
         print_err(str(problem))
@@ -160,7 +160,7 @@ async def import_chats(options: arguments.ImportOptions, commands: Commands) -> 
     return 1 if report.problems else 0
 
 
-def backup(options: arguments.BackupOptions) -> int:
+def back_up(options: arguments.BackupOptions) -> int:
     paths = resolve_paths()
     with _open_database():  # makes sure that there is one
         if options.target == STANDARD_STREAM:
@@ -173,18 +173,18 @@ def backup(options: arguments.BackupOptions) -> int:
     return 0
 
 
-async def restore(options: arguments.RestoreOptions, commands: Commands) -> int:
-    async with commands.exclusive():
-        facts = await asyncio.to_thread(stage_restore, commands.paths, options.source, with_engine=options.with_engine)
-        replaced: Path | None = await asyncio.to_thread(finish_restore, commands.paths)
+async def restore_backup(options: arguments.RestoreOptions, runner: CommandRunner) -> int:
+    async with runner.exclusive():
+        facts = await asyncio.to_thread(stage_restore, runner.paths, options.source, with_engine=options.with_engine)
+        replaced: Path | None = await asyncio.to_thread(finish_restore, runner.paths)
     count = plural(facts.conversations, "{count} chat", "{count} chats")
     sentence = N_("restored {conversations}; the replaced files are in {replaced}")
     print_out(_(sentence, conversations=count, replaced=replaced))
     return 0
 
 
-async def repair_chats(options: Options, commands: Commands) -> int:
-    async with commands.exclusive():
-        repaired = await asyncio.to_thread(repair, commands.paths)
+async def repair_chats(options: Options, runner: CommandRunner) -> int:
+    async with runner.exclusive():
+        repaired = await asyncio.to_thread(repair, runner.paths)
     print_out(repaired.text if repaired else _("The chat database is intact; nothing was changed."))
     return 0

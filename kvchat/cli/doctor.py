@@ -34,11 +34,10 @@ from kvchat.system.session_bus import NoAnswer, Service, SessionBus
 from kvchat.text.formatting import format_size
 
 FOLDERS = ("config", "data", "models", "save points", "state")
-SERVER = "server"  # an external engine whose devices are unknown
-_ATTACHED = "external llama-server set in the settings"
+EXTERNAL_SERVER = "server"  # an external engine whose devices are unknown
 _LABEL_WIDTH = 14
-_BUS = Service("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
-_WATCHER = "org.kde.StatusNotifierWatcher"  # bus name owned by StatusNotifierItem trays
+_BUS_SERVICE = Service("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
+_TRAY_WATCHER = "org.kde.StatusNotifierWatcher"  # bus name owned by StatusNotifierItem trays
 
 
 Report = dict[str, Any]  # keyed as `--json` prints it
@@ -53,8 +52,8 @@ def doctor(options: DoctorOptions) -> int:
         settings = dataclasses.replace(settings, model_path=str(options.model.absolute()))
     if options.retest and settings.model_path:
         forget_model(paths.restore_findings, model_identity(Path(settings.model_path)))
-    report = collect(paths, settings)
-    print_result(options.as_json, report, lines(report))
+    report = collect_report(paths, settings)
+    print_result(options.as_json, report, format_lines(report))
     return 0 if is_healthy(report) else 1
 
 
@@ -64,7 +63,7 @@ def is_healthy(report: Report) -> bool:
     return report["engine"]["found"] and not any(part["problem"] for part in parts)
 
 
-def collect(paths: Paths, settings: Settings) -> Report:
+def collect_report(paths: Paths, settings: Settings) -> Report:
     """Collect the report. Blocks for a second or so: asks the engine for its version and devices."""
     engine, memory = _inspect_engine(settings)
     model, context = _inspect_model(settings, memory, LoadLimits(paths.load_limits), engine["build"])
@@ -73,7 +72,7 @@ def collect(paths: Paths, settings: Settings) -> Report:
     if model["usable"] and (newest := newest_finding(paths.restore_findings, model_identity(Path(model["path"])))):
         finding, build = newest
         restoring = {"strategy": finding.strategy.value, "words": finding.description, "build": build}
-    problem = no_display.find_problem()
+    problem = no_display.find_display_problem()
     folders = [(name, getattr(paths, name.replace(" ", "_"))) for name in FOLDERS]
     store = paths.save_points  # created at first start; until then use a parent folder's disk
     disk = next((folder for folder in (store, *store.parents) if is_folder(folder)), Path(store.anchor))
@@ -86,7 +85,7 @@ def collect(paths: Paths, settings: Settings) -> Report:
         "context": context,
         "restoring": restoring,
         "memory": memory,
-        "display": _service(MISSING, problem.detail) if problem else _service(AVAILABLE, "a window can open"),
+        "display": _describe_service(*((MISSING, problem.detail) if problem else (AVAILABLE, "a window can open"))),
         "tray": find_tray(),
         "keyring": find_keyring(),
         "free_disk_bytes": shutil.disk_usage(disk).free,
@@ -104,7 +103,12 @@ def collect(paths: Paths, settings: Settings) -> Report:
 def _inspect_engine(settings: Settings) -> tuple[Report, MemoryFacts]:
     report: Report = {"found": True, "kind": "", "path": None, "version": "", "build": "", "devices": (), "problem": ""}
     if settings.engine_url:
-        return report | {"kind": SERVER, "path": settings.engine_url, "version": _ATTACHED}, available_memory()
+        report |= {
+            "kind": EXTERNAL_SERVER,
+            "path": settings.engine_url,
+            "version": "external llama-server set in the settings",
+        }
+        return report, available_memory()
     try:
         location = find_engine(settings.engine_path)
     except KvchatError as error:
@@ -140,14 +144,14 @@ def _inspect_model(
     return report, ContextChooser(demand, memory).choose(settings.context_size)
 
 
-def _service(presence: str, detail: str) -> Report:
+def _describe_service(presence: str, detail: str) -> Report:
     return {"presence": presence, "detail": detail}
 
 
 def find_tray(environment: Mapping[str, str] = os.environ) -> Report:
     if sys.platform != "linux":
-        return _service(AVAILABLE, "provided by the system")
-    report = _service(MISSING, "no session bus")
+        return _describe_service(AVAILABLE, "provided by the system")
+    report = _describe_service(MISSING, "no session bus")
     if address := environment.get("DBUS_SESSION_BUS_ADDRESS"):
         report = asyncio.run(_find_bus_tray(address))
     if report["presence"] == AVAILABLE or not (display := environment.get("DISPLAY")):
@@ -159,14 +163,14 @@ def find_tray(environment: Mapping[str, str] = os.environ) -> Report:
 async def _find_bus_tray(address: str) -> Report:
     bus = SessionBus(address)
     try:
-        (has_owner,) = await bus.call(_BUS, "NameHasOwner", "s", _WATCHER)
+        (has_owner,) = await bus.call(_BUS_SERVICE, "NameHasOwner", "s", _TRAY_WATCHER)
     except NoAnswer as error:
-        return _service(UNKNOWN, f"the session bus does not respond: {error}")
+        return _describe_service(UNKNOWN, f"the session bus does not respond: {error}")
     finally:
         await bus.close()
     if has_owner:
-        return _service(AVAILABLE, "a StatusNotifier host is on the session bus")
-    return _service(MISSING, "no StatusNotifier host is on the session bus")
+        return _describe_service(AVAILABLE, "a StatusNotifier host is on the session bus")
+    return _describe_service(MISSING, "no StatusNotifier host is on the session bus")
 
 
 def _find_x11_tray(display: str) -> Report:
@@ -174,7 +178,7 @@ def _find_x11_tray(display: str) -> Report:
     try:
         x11 = ctypes.CDLL("libX11.so.6")
     except OSError:
-        return _service(UNKNOWN, "libX11 is not installed")
+        return _describe_service(UNKNOWN, "libX11 is not installed")
     x11.XOpenDisplay.restype = ctypes.c_void_p
     x11.XInternAtom.restype = x11.XGetSelectionOwner.restype = ctypes.c_ulong
     x11.XGetSelectionOwner.argtypes = [ctypes.c_void_p, ctypes.c_ulong]
@@ -182,14 +186,14 @@ def _find_x11_tray(display: str) -> Report:
     x11.XCloseDisplay.argtypes = [ctypes.c_void_p]
     connection = x11.XOpenDisplay(display.encode())
     if not connection:
-        return _service(UNKNOWN, f"cannot connect to the X display {display}")
+        return _describe_service(UNKNOWN, f"cannot connect to the X display {display}")
     try:
         owner = x11.XGetSelectionOwner(connection, x11.XInternAtom(connection, b"_NET_SYSTEM_TRAY_S0", 0))
     finally:
         x11.XCloseDisplay(connection)
     if owner:
-        return _service(AVAILABLE, f"the X display {display} has a system tray")
-    return _service(MISSING, f"neither the session bus nor the X display {display} has a tray")
+        return _describe_service(AVAILABLE, f"the X display {display} has a system tray")
+    return _describe_service(MISSING, f"neither the session bus nor the X display {display} has a tray")
 
 
 def find_keyring() -> Report:
@@ -199,13 +203,13 @@ def find_keyring() -> Report:
 
         backend = keyring.get_keyring()
     except Exception as error:  # third-party backends may raise anything
-        return _service(UNKNOWN, f"the keyring failed: {error or type(error).__name__}")
+        return _describe_service(UNKNOWN, f"the keyring failed: {error or type(error).__name__}")
     if isinstance(backend, fail.Keyring | null.Keyring):
-        return _service(MISSING, "no keyring service is running")
-    return _service(AVAILABLE, backend.name)
+        return _describe_service(MISSING, "no keyring service is running")
+    return _describe_service(AVAILABLE, backend.name)
 
 
-def lines(report: Report) -> list[str]:
+def format_lines(report: Report) -> list[str]:
     engine, model, context = report["engine"], report["model"], report["context"]
     rows = [("kvchat", f"{report['version']}, Python {report['python']}, {report['system']}")]
     if engine["found"]:
@@ -216,7 +220,7 @@ def lines(report: Report) -> list[str]:
         # The engine reports all memory as free; "memory" shows the real figure.
         free = f", {format_size(device.free_bytes)} free" if device.free_bytes and device.name != "CPU" else ""
         rows.append(("device", f"{device.name}: {device.description}{free}"))
-    if engine["found"] and not (engine["devices"] or engine["problem"] or engine["kind"] == SERVER):
+    if engine["found"] and not (engine["devices"] or engine["problem"] or engine["kind"] == EXTERNAL_SERVER):
         rows.append(("device", "CPU only"))
 
     if model["path"] is None:

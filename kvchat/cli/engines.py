@@ -8,8 +8,8 @@ from typing import Any
 
 from kvchat.cli import arguments
 from kvchat.cli.options import parse_size
-from kvchat.cli.owned import Commands
-from kvchat.cli.terminal import columns, print_out, print_result, show_progress
+from kvchat.cli.owned import CommandRunner
+from kvchat.cli.terminal import format_columns, print_out, print_result, show_progress
 from kvchat.engine.discovery.engines import EngineEntry, find_engine, list_engines, usable_engine
 from kvchat.engine.discovery.graphics import Backend, detect_graphics, install_advice
 from kvchat.engine_host.setup import DownloadedEngine, EngineSetup, Stage, downloaded_engines, trial_model
@@ -20,7 +20,7 @@ from kvchat.system.paths import resolve_paths
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _
 
-_CHECKED_BY_ENGINE = ("engine_arguments", "rpc_workers", "engine_url")
+_VALIDATED_BY_ENGINE = ("engine_arguments", "rpc_workers", "engine_url")
 
 
 def print_engines(options: arguments.JsonOptions) -> int:
@@ -40,11 +40,11 @@ def print_engines(options: arguments.JsonOptions) -> int:
         "graphics": graphics.vendors,
         "advice": install_advice(graphics),
     }
-    print_result(options.as_json, fields, lines(entries, downloaded))
+    print_result(options.as_json, fields, format_lines(entries, downloaded))
     return 0 if any(entry.chosen for entry in entries) else 1
 
 
-def lines(entries: Sequence[EngineEntry], downloaded: Sequence[DownloadedEngine]) -> list[str]:
+def format_lines(entries: Sequence[EngineEntry], downloaded: Sequence[DownloadedEngine]) -> list[str]:
     rows = []
     for entry in entries:
         rows.append(f"{'*' if entry.chosen else ' '} {entry.location}")
@@ -67,10 +67,10 @@ def lines(entries: Sequence[EngineEntry], downloaded: Sequence[DownloadedEngine]
     return rows
 
 
-async def test(options: arguments.TestEngineOptions, commands: Commands) -> int:
-    settings = commands.settings
+async def test(options: arguments.TestEngineOptions, runner: CommandRunner) -> int:
+    settings = runner.settings
     location = find_engine(options.path) if options.path else usable_engine(settings.engine_path).location
-    model = trial_model(commands.paths, settings)
+    model = trial_model(runner.paths, settings)
     if options.as_json:
         trial = await try_engine(location, model, lambda step: None)
         print_result(True, _trial_fields(location, trial), ())
@@ -92,33 +92,33 @@ def _trial_fields(engine: object, trial: EngineTrial) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _setup(commands: Commands) -> AsyncIterator[EngineSetup]:
-    if commands.open_runtime:
-        yield commands.open_runtime.engines
+async def _open_engine_setup(runner: CommandRunner) -> AsyncIterator[EngineSetup]:
+    if runner.open_runtime:
+        yield runner.open_runtime.engines
         return
 
     async def use(path: str | None) -> None:
-        await commands.change_settings(engine_path=path)
+        await runner.change_settings(engine_path=path)
 
-    setup = EngineSetup(commands.paths, lambda: commands.settings, use)
+    setup = EngineSetup(runner.paths, lambda: runner.settings, use)
     try:
         yield setup
     finally:
         await setup.close()
 
 
-async def remove(options: arguments.EngineNameOptions, commands: Commands) -> int:
-    async with _setup(commands) as setup:
+async def remove(options: arguments.EngineNameOptions, runner: CommandRunner) -> int:
+    async with _open_engine_setup(runner) as setup:
         await setup.remove(options.name)
     return print_result(options.as_json, {"removed": options.name}, [_("{name} was removed.", name=options.name)])
 
 
-async def get(options: arguments.GetEngineOptions, commands: Commands) -> int:
+async def download(options: arguments.GetEngineOptions, runner: CommandRunner) -> int:
     backend = next((backend for backend in Backend if backend.value.lower() == options.backend), None)
     stage: Stage | None = None
     steps_shown = 0
 
-    async with _setup(commands) as setup:
+    async with _open_engine_setup(runner) as setup:
 
         def report_progress() -> None:
             nonlocal stage, steps_shown
@@ -147,7 +147,7 @@ async def get(options: arguments.GetEngineOptions, commands: Commands) -> int:
         raise KvchatError(
             _("The engine was not downloaded"), _("The download was canceled, or another one is in progress.")
         )
-    path = commands.settings.engine_path
+    path = runner.settings.engine_path
     result = _("Now in use: {path}", path=path)
     if not trial.works:
         result = _(
@@ -165,7 +165,7 @@ def show_settings(options: arguments.JsonOptions) -> int:
         (name, _format_value(value), "" if value == getattr(defaults, name) else _("changed"))
         for name, value in values.items()
     ]
-    return print_result(options.as_json, values, columns(rows))
+    return print_result(options.as_json, values, format_columns(rows))
 
 
 def show_setting(options: arguments.SettingOptions) -> int:
@@ -173,24 +173,24 @@ def show_setting(options: arguments.SettingOptions) -> int:
     return print_result(options.as_json, {options.name: value}, [_format_value(value)])
 
 
-async def reset(options: arguments.SettingOptions, commands: Commands) -> int:
-    return await _save_setting(options, getattr(Settings(), options.name), commands)
+async def reset_setting(options: arguments.SettingOptions, runner: CommandRunner) -> int:
+    return await _save_setting(options, getattr(Settings(), options.name), runner)
 
 
-async def change(options: arguments.ChangeSettingOptions, commands: Commands) -> int:
+async def change_setting(options: arguments.ChangeSettingOptions, runner: CommandRunner) -> int:
     name, value = options.name, _parse_value(options.name, options.values)
     problem = validation_error(name, value) if value != getattr(Settings(), name) else ""
-    if not problem and value and name in _CHECKED_BY_ENGINE:
-        async with _setup(commands) as setup:
+    if not problem and value and name in _VALIDATED_BY_ENGINE:
+        async with _open_engine_setup(runner) as setup:
             problem = await setup.validation_error(name, value)
     if problem:
         advice = _("Run `kvchat settings reset {name}` to restore the default.", name=name)
         raise KvchatError(_("Invalid value for {name}", name=name), problem, advice)
-    return await _save_setting(options, value, commands)
+    return await _save_setting(options, value, runner)
 
 
-async def _save_setting(options: arguments.SettingOptions, value: Any, commands: Commands) -> int:
-    await commands.change_settings(**{options.name: value})
+async def _save_setting(options: arguments.SettingOptions, value: Any, runner: CommandRunner) -> int:
+    await runner.change_settings(**{options.name: value})
     return print_result(options.as_json, {options.name: value}, [f"{options.name}: {_format_value(value)}"])
 
 

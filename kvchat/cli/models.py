@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.cli import arguments
-from kvchat.cli.owned import Commands
-from kvchat.cli.terminal import columns, current_terminal, print_out, print_result, show_progress
+from kvchat.cli.owned import CommandRunner
+from kvchat.cli.terminal import current_terminal, format_columns, print_out, print_result, show_progress
 from kvchat.engine_host.choice import ModelJudge, query_capacity
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
@@ -33,24 +33,24 @@ class ModelNotFound(KvchatError):
     """The repository has no such model, or several; lists its models."""
 
 
-def _library(commands: Commands, folders: Sequence[Path] = ()) -> ModelLibrary:
+def _library(runner: CommandRunner, folders: Sequence[Path] = ()) -> ModelLibrary:
     added = [str(folder.absolute()) for folder in folders]
-    return ModelLibrary(commands.paths, lambda: (*commands.settings.model_folders, *added))
+    return ModelLibrary(runner.paths, lambda: (*runner.settings.model_folders, *added))
 
 
-async def list_models(options: arguments.ModelsOptions, commands: Commands) -> int:
+async def list_models(options: arguments.ModelsOptions, runner: CommandRunner) -> int:
     for folder in options.folders:
         if not is_folder(folder):
             raise ModelNotFound(_("The folder does not exist"), str(folder), _("Specify an existing folder."))
     models: list[FoundModel] = []
-    settings = commands.settings
-    judge = ModelJudge(settings, query_capacity(settings), LoadLimits(commands.paths.load_limits))
-    unreadable = await _library(commands, options.folders).find(judge, models.append)
+    settings = runner.settings
+    judge = ModelJudge(settings, query_capacity(settings), LoadLimits(runner.paths.load_limits))
+    unreadable = await _library(runner, options.folders).find(judge, models.append)
     models.sort(key=lambda model: (model.judgement is None, model.name.lower()))
-    return print_result(options.as_json, {"models": list(map(_fields, models))}, list_lines(models, unreadable))
+    return print_result(options.as_json, {"models": list(map(_json_fields, models))}, format_models(models, unreadable))
 
 
-def list_lines(models: Sequence[FoundModel], unreadable: Sequence[UnreadableFolder]) -> list[str]:
+def format_models(models: Sequence[FoundModel], unreadable: Sequence[UnreadableFolder]) -> list[str]:
     rows = [
         (
             model.name,
@@ -63,7 +63,7 @@ def list_lines(models: Sequence[FoundModel], unreadable: Sequence[UnreadableFold
         for model in models
         if model.judgement and model.facts
     ]
-    lines = [plural(len(models), "{count} model", "{count} models"), *columns(rows)]
+    lines = [plural(len(models), "{count} model", "{count} models"), *format_columns(rows)]
     for model in models:
         if problem := model.problem:
             lines += [f"  {model.name}: {problem.title}.", f"    {problem.detail}"]
@@ -74,7 +74,7 @@ def list_lines(models: Sequence[FoundModel], unreadable: Sequence[UnreadableFold
     return lines
 
 
-def _fields(model: FoundModel) -> dict[str, Any]:
+def _json_fields(model: FoundModel) -> dict[str, Any]:
     fields = {name: getattr(model, name) for name in ("name", "path", "source", "size", "projector")}
     fields["problem"] = str(model.problem) if model.problem else None
     if model.facts and model.judgement:
@@ -84,7 +84,7 @@ def _fields(model: FoundModel) -> dict[str, Any]:
     return fields
 
 
-def suggest(options: arguments.JsonOptions) -> int:
+def suggest_models(options: arguments.JsonOptions) -> int:
     memory = query_capacity(load_settings(resolve_paths().settings_file)).memory
     tier, suggestions = tier_for(memory), suggestions_for(memory)
     rows = [
@@ -100,39 +100,39 @@ def suggest(options: arguments.JsonOptions) -> int:
     for values in fields:
         values["why"] = values.pop("reason")  # name scripts use
     title = _("For a GPU with {tier} GB:", tier=tier) if tier else _("For a computer without a large GPU:")
-    lines = [title, *columns(rows), _("Download one with `kvchat models get NAME`.")]
+    lines = [title, *format_columns(rows), _("Download one with `kvchat models get NAME`.")]
     return print_result(options.as_json, {"memory_gb": tier, "suggestions": fields}, lines)
 
 
-async def search(options: arguments.SearchModelsOptions, commands: Commands) -> int:
+async def search_models(options: arguments.SearchModelsOptions, runner: CommandRunner) -> int:
     query = " ".join(options.words)
-    hits = await _library(commands).hub.search(query)
+    hits = await _library(runner).hub.search(query)
     gated = _("sign-in required")
     rows = [
         (hit.repository, _("{downloads} downloads", downloads=format_number(hit.downloads)), gated if hit.gated else "")
         for hit in hits
     ]
-    lines = columns(rows) or [_("No repositories with GGUF files match “{what}” on Hugging Face.", what=query)]
+    lines = format_columns(rows) or [_("No repositories with GGUF files match “{what}” on Hugging Face.", what=query)]
     return print_result(options.as_json, {"models": hits}, lines)
 
 
-async def files(options: arguments.FilesOptions, commands: Commands) -> int:
+async def list_files(options: arguments.FilesOptions, runner: CommandRunner) -> int:
     name, _quantisation = _parse_repository(options.repository)
-    repository = await _library(commands).hub.repository(name)
-    memory = query_capacity(commands.settings).memory
+    repository = await _library(runner).hub.repository(name)
+    memory = query_capacity(runner.settings).memory
     verdicts = [(file, judge_size(file.size, memory).verdict) for file in repository.files]
     judged = [dataclasses.asdict(file) | {"size": file.size, "verdict": verdict} for file, verdict in verdicts]
     rows = [(file.name, format_size(file.size), _(verdict.value)) for file, verdict in verdicts]
-    lines = columns(rows) or [_("{repository} has no compatible models.", repository=repository.repository)]
+    lines = format_columns(rows) or [_("{repository} has no compatible models.", repository=repository.repository)]
     if rows and repository.gated:
         lines.append(_("This model is gated: add an access token with `kvchat models token`."))
     fields = {"repository": repository.repository, "revision": repository.revision, "files": judged}
     return print_result(options.as_json, fields, lines)
 
 
-async def get(options: arguments.GetModelOptions, commands: Commands) -> int:
+async def download_model(options: arguments.GetModelOptions, runner: CommandRunner) -> int:
     name, quantisation = _parse_repository(options.repository)
-    hub = _library(commands).hub
+    hub = _library(runner).hub
     repository = await hub.repository(name)
     file = select_file(repository, quantisation)
 
@@ -140,28 +140,28 @@ async def get(options: arguments.GetModelOptions, commands: Commands) -> int:
         show_progress(_("Checking:") if checking else _("Downloading:"), done, file.size)
 
     order = DownloadOrder(repository.repository, repository.revision, file)
-    path = await fetch_on_own_loop(order, commands.paths.models, hub, report_progress)
+    path = await fetch_on_own_loop(order, runner.paths.models, hub, report_progress)
     print_out(str(path))
     if options.use:
-        await _use(commands, path)
+        await _set_default_model(runner, path)
     return 0
 
 
-async def use(options: arguments.UseModelOptions, commands: Commands) -> int:
+async def use_model(options: arguments.UseModelOptions, runner: CommandRunner) -> int:
     name, terminal = " ".join(options.words), current_terminal.get()
-    path = (terminal.folder if terminal else Path.cwd()) / name
+    path = (terminal.working_folder if terminal else Path.cwd()) / name
     if not await asyncio.to_thread(path.is_file):
-        path = await _find_model(_library(commands), name)
-    await _use(commands, path)
+        path = await _find_model(_library(runner), name)
+    await _set_default_model(runner, path)
     return print_result(options.as_json, {"model_path": path}, [_("New chats use {path}.", path=path)])
 
 
-async def _use(commands: Commands, path: Path) -> None:
-    if commands.open_runtime:
-        await commands.open_runtime.use_model(path)
+async def _set_default_model(runner: CommandRunner, path: Path) -> None:
+    if runner.open_runtime:
+        await runner.open_runtime.use_model(path)
     else:
         await asyncio.to_thread(read_facts, path)
-        await commands.change_settings(model_path=str(path))
+        await runner.change_settings(model_path=str(path))
 
 
 async def _find_model(library: ModelLibrary, name: str) -> Path:
@@ -206,7 +206,7 @@ def _parse_repository(text: str) -> tuple[str, str]:
     return repository, quantisation
 
 
-def token(options: arguments.TokenOptions) -> int:
+def set_token(options: arguments.TokenOptions) -> int:
     paths = resolve_paths()
     store = ModelLibrary(paths, lambda: ()).token
     if options.forget:

@@ -5,14 +5,14 @@ import os
 import socket
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvchat.text.language import N_, _, join_list
 
 GREETING = "Say hello in one sentence."
 GREETING_TOKENS = 64
-_ELSEWHERE = N_("Start kvchat in a desktop session, or chat in the terminal with: kvchat ask PROMPT")
+_NO_DISPLAY_ADVICE = N_("Start kvchat in a desktop session, or chat in the terminal with: kvchat ask PROMPT")
 
 # Shared objects linked by Qt's libraries and platform plugins.
 _CORE_LIBRARIES = (
@@ -38,21 +38,22 @@ class DisplayProblem:
     advice: str
 
 
-def find_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem | None:
+def find_display_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem | None:
     """Return why Qt would abort, or None. Checks only Linux: other systems always have a display and the libraries."""
     if sys.platform != "linux":
         return None
     plugin = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
     if plugin not in ("", "xcb") and not plugin.startswith("wayland"):
-        return _missing(_CORE_LIBRARIES)  # offscreen, vnc etc. need no display
+        return _find_missing_libraries(_CORE_LIBRARIES)  # offscreen, vnc etc. need no display
     needed: tuple[str, ...] = _CORE_LIBRARIES
     if environment.get("DISPLAY"):
         needed += _X11_LIBRARIES
     elif environment.get("WAYLAND_DISPLAY"):
         needed += _WAYLAND_LIBRARIES
     else:
-        return DisplayProblem(_("There is no display: neither DISPLAY nor WAYLAND_DISPLAY is set."), _(_ELSEWHERE))
-    return _missing(needed) or _unreachable(environment)
+        detail = _("There is no display: neither DISPLAY nor WAYLAND_DISPLAY is set.")
+        return DisplayProblem(detail, _(_NO_DISPLAY_ADVICE))
+    return _find_missing_libraries(needed) or _find_unreachable_display(environment)
 
 
 def explain(problem: DisplayProblem, *, starter: bool) -> int:
@@ -64,16 +65,18 @@ def explain(problem: DisplayProblem, *, starter: bool) -> int:
     if not starter:
         return 1
     from kvchat.cli.arguments import AskOptions, find_command
-    from kvchat.cli.owned import run
+    from kvchat.cli.owned import run_command
 
+    options = AskOptions(new=True, starter=True)
     if sys.stdin.isatty():
         print(_("Chatting in the terminal instead."), file=sys.stderr)
-        return run(find_command("ask"), AskOptions(new=True, starter=True))
-    print(_("Asking the starter model one question instead: {greeting}", greeting=GREETING), file=sys.stderr)
-    return run(find_command("ask"), AskOptions(prompt=GREETING, new=True, max_tokens=GREETING_TOKENS, starter=True))
+    else:
+        print(_("Asking the starter model one question instead: {greeting}", greeting=GREETING), file=sys.stderr)
+        options = replace(options, prompt=GREETING, max_tokens=GREETING_TOKENS)
+    return run_command(find_command("ask"), options)
 
 
-def _missing(libraries: Iterable[str]) -> DisplayProblem | None:
+def _find_missing_libraries(libraries: Iterable[str]) -> DisplayProblem | None:
     missing, packages = [], []
     for library in libraries:
         try:
@@ -90,7 +93,7 @@ def _missing(libraries: Iterable[str]) -> DisplayProblem | None:
     )
 
 
-def _unreachable(environment: Mapping[str, str]) -> DisplayProblem | None:
+def _find_unreachable_display(environment: Mapping[str, str]) -> DisplayProblem | None:
     names = [name for name in ("DISPLAY", "WAYLAND_DISPLAY") if environment.get(name)]
     if "DISPLAY" in names and _x_server_answers(environment["DISPLAY"]):
         return None
@@ -100,7 +103,7 @@ def _unreachable(environment: Mapping[str, str]) -> DisplayProblem | None:
             if probe.connect_ex(str(path)) == 0:
                 return None
     variables = _(" and ").join(f"{name}={environment[name]}" for name in names)
-    return DisplayProblem(_("Cannot connect to the display at {shown}.", shown=variables), _(_ELSEWHERE))
+    return DisplayProblem(_("Cannot connect to the display at {shown}.", shown=variables), _(_NO_DISPLAY_ADVICE))
 
 
 def _x_server_answers(display: str) -> bool:

@@ -55,7 +55,7 @@ class InvalidQuestion(KvchatError):
 class CommandKind(Enum):
     WINDOW = "window"  # in the application
     SYNC = "sync"  # a function of the options, in the main thread; may only read data
-    ASYNC = "async"  # a coroutine function of the options and `Commands`, without the data folder
+    ASYNC = "async"  # a coroutine function of the options and `CommandRunner`, without the data folder
     OWNER = "owner"  # like ASYNC, in the process that owns the data folder
 
 
@@ -126,7 +126,7 @@ def flag(help: str, *, name: str = "", **metadata: Any) -> Any:
 # Value parsers. argparse turns their errors into usage messages.
 
 
-def parse_positive(digits: str) -> int:
+def parse_token_count(digits: str) -> int:
     value = int(digits)
     if not 1 <= value <= MAX_CONTEXT:
         raise argparse.ArgumentTypeError(

@@ -56,7 +56,7 @@ class DataFolderInUse(KvchatError):
         )
 
 
-class Commands:
+class CommandRunner:
     """Runs commands over one runtime. Event-loop thread only, except `serve_connection` and `serve_terminal`."""
 
     def __init__(self, paths: Paths, name: str) -> None:
@@ -66,7 +66,7 @@ class Commands:
         self.runtime_lock = asyncio.Lock()  # hold it to open the runtime, or to keep others from doing so
         self.own_terminal: Terminal | None = None  # for this process's command
         self.is_long_running = False  # own command runs until ended
-        self.started = asyncio.Event()  # set by the first command
+        self.first_command_started = asyncio.Event()  # set by the first command
         self._loop = asyncio.get_running_loop()
         self._running: dict[asyncio.Task[None], Terminal] = {}
         self._closed = False
@@ -77,7 +77,7 @@ class Commands:
         return self.open_runtime.settings if self.open_runtime else load_settings(self.paths.settings_file)
 
     @property
-    def is_local(self) -> bool:
+    def is_own_command(self) -> bool:
         """True while running this process's own command, not another client's."""
         return self.own_terminal is not None and current_terminal.get() is self.own_terminal
 
@@ -116,7 +116,7 @@ class Commands:
     def serve_terminal(self, terminal: Terminal) -> None:
         try:
             name, options = terminal.receive_command()
-            self._loop.call_soon_threadsafe(self._begin, terminal, name, options)
+            self._loop.call_soon_threadsafe(self._start_command, terminal, name, options)
             while (message := terminal.receive()) != ("bye",):
                 self._loop.call_soon_threadsafe(terminal.handle_message, message)
         except (OSError, EOFError, RuntimeError):  # client or loop gone
@@ -132,22 +132,22 @@ class Commands:
     async def close(self) -> None:
         self._closed = True
         for task, terminal in self._running.items():
-            terminal.fail(KvchatError(_("kvchat quit before the command finished"), "", _("Try again.")))
+            terminal.send_error(KvchatError(_("kvchat quit before the command finished"), "", _("Try again.")))
             task.cancel()
         await self.wait_until_idle()
 
-    def _begin(self, terminal: Terminal, name: str, options: object) -> None:
+    def _start_command(self, terminal: Terminal, name: str, options: object) -> None:
         if self._closed or (name == "open" and not (self.show_window or self.is_long_running)):
             terminal.send("gone")  # client can own the folder
             return
         terminal.send("begun")
-        self.started.set()
-        task = self._loop.create_task(self._run(terminal, name, options))
-        terminal.end = task.cancel
+        self.first_command_started.set()
+        task = self._loop.create_task(self._run_command(terminal, name, options))
+        terminal.end_command = task.cancel
         self._running[task] = terminal
         task.add_done_callback(lambda _: self._running.pop(task))
 
-    async def _run(self, terminal: Terminal, name: str, options: Any) -> None:
+    async def _run_command(self, terminal: Terminal, name: str, options: Any) -> None:
         current_terminal.set(terminal)
         try:
             if name != "open":
@@ -162,9 +162,9 @@ class Commands:
                 code = 0
             terminal.send("done", code)
         except asyncio.CancelledError:
-            terminal.send("done", terminal.ended_by)
+            terminal.send("done", terminal.end_code)
         except KvchatError as error:
-            terminal.fail(error)
+            terminal.send_error(error)
         except Exception:
             print_err(traceback.format_exc())
             terminal.send("done", FAILED)
@@ -178,7 +178,7 @@ def show_running_window(paths: Paths, request: StartRequest) -> bool:
     return run_client(connection, "open", request) == 0
 
 
-def run(command: Command, options: Any) -> int:
+def run_command(command: Command, options: Any) -> int:
     """Run a command and return its exit code. Raises KvchatError.
 
     A command that needs the data folder runs in the process that owns it: this one if there is no owner yet.
@@ -210,7 +210,7 @@ def _run_locally(ownership: InstanceLock | None, paths: Paths, name: str, option
     def run_loop() -> None:
         terminal = Terminal(theirs)
         try:
-            asyncio.run(_serve(ownership, paths, name, terminal))
+            asyncio.run(_serve_commands(ownership, paths, name, terminal))
         finally:
             if ownership is not None:
                 ownership.release()
@@ -302,27 +302,27 @@ def run_client(connection: Connection, name: str, options: object, *, is_owner: 
     )
 
 
-async def _serve(ownership: InstanceLock | None, paths: Paths, name: str, terminal: Terminal) -> None:
+async def _serve_commands(ownership: InstanceLock | None, paths: Paths, name: str, terminal: Terminal) -> None:
     asyncio.get_running_loop().set_default_executor(LoopThreads())
-    commands = Commands(paths, f"kvchat {name.split()[0]}")
-    commands.own_terminal = terminal
+    runner = CommandRunner(paths, f"kvchat {name.split()[0]}")
+    runner.own_terminal = terminal
     if ownership is not None:
         from kvchat.transfer.backup import finish_restore
 
         try:
             await asyncio.to_thread(finish_restore, paths)
         except KvchatError as error:
-            terminal.fail(error)
+            terminal.send_error(error)
             return
-        ownership.listen(commands.serve_connection)
-    threading.Thread(target=commands.serve_terminal, args=(terminal,), name="own-command", daemon=True).start()
-    await commands.started.wait()
-    await commands.wait_until_idle()
+        ownership.listen(runner.serve_connection)
+    threading.Thread(target=runner.serve_terminal, args=(terminal,), name="own-command", daemon=True).start()
+    await runner.first_command_started.wait()
+    await runner.wait_until_idle()
     if ownership is not None:
         ownership.stop_listening()
-        await commands.wait_until_idle()
-    if commands.open_runtime is not None:
-        await commands.open_runtime.close()
+        await runner.wait_until_idle()
+    if runner.open_runtime is not None:
+        await runner.open_runtime.close()
 
 
 def _with_absolute_paths(options: Any) -> Any:

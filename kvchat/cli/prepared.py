@@ -9,16 +9,16 @@ from kvchat.chat.prepared.documents import PreparationError, PreparedSet
 from kvchat.chat.prepared.library import PreparationTooLong, PreparedStatus
 from kvchat.cli.answering import open_command_runtime
 from kvchat.cli.arguments import EngineOptions, PreparedNameOptions, PreparedOptions, PrepareOptions
-from kvchat.cli.owned import Commands
-from kvchat.cli.terminal import columns, padded, print_err, print_out, print_result, stderr_is_tty
+from kvchat.cli.owned import CommandRunner
+from kvchat.cli.terminal import format_columns, pad_to_width, print_err, print_out, print_result, stderr_is_tty
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_duration, format_estimate, format_size, format_timestamp
 from kvchat.text.language import N_, _, format_number, join_list, plural
 from kvchat.text.safe_text import safe_prose
 
 
-async def prepare(options: PrepareOptions, commands: Commands) -> int:
-    runtime = await open_command_runtime(commands, options)
+async def prepare(options: PrepareOptions, runner: CommandRunner) -> int:
+    runtime = await open_command_runtime(runner, options)
     library, documents = runtime.chat.library, await _find_or_add(runtime, options)
 
     def show_progress(event: Event) -> None:
@@ -26,12 +26,12 @@ async def prepare(options: PrepareOptions, commands: Commands) -> int:
         if isinstance(event, LibraryChanged) and stderr_is_tty() and progress is not None:
             done, total = format_number(progress.done_tokens), format_number(progress.total)
             amount = _("{done} of {total} tokens", done=done, total=total) if progress.total else ""
-            print_err("\r" + _("Processing: {amount}", amount=padded(amount, 30)), end="")
+            print_err("\r" + _("Processing: {amount}", amount=pad_to_width(amount, 30)), end="")
 
     unsubscribe = runtime.events.subscribe(show_progress)
     try:
-        documents = await library.read(documents)
-        if commands.is_local:
+        documents = await library.process(documents)
+        if runner.is_own_command:
             await runtime.chat.idle()
     finally:
         unsubscribe()
@@ -73,7 +73,7 @@ async def _find_or_add(runtime: Runtime, options: PrepareOptions) -> PreparedSet
     return await library.add(options.paths, options.name)
 
 
-def _fields(status: PreparedStatus, folder: Path) -> dict[str, Any]:
+def _json_fields(status: PreparedStatus, folder: Path) -> dict[str, Any]:
     documents = status.prepared
     return {
         "name": documents.name,
@@ -93,7 +93,7 @@ def _fields(status: PreparedStatus, folder: Path) -> dict[str, Any]:
     }
 
 
-def _row(status: PreparedStatus) -> tuple[str, ...]:
+def _prepared_row(status: PreparedStatus) -> tuple[str, ...]:
     documents, seconds = status.prepared, format_estimate(status.time) if status.time else _("an unknown time")
     readiness = _("saves {seconds}", seconds=seconds)
     if why_not := status.reprocess_reason:
@@ -110,26 +110,26 @@ def _row(status: PreparedStatus) -> tuple[str, ...]:
     )
 
 
-async def _runtime_for(commands: Commands, options: EngineOptions) -> Runtime:
-    return await (open_command_runtime(commands, options) if options.model or options.engine else commands.runtime())
+async def _runtime_for(runner: CommandRunner, options: EngineOptions) -> Runtime:
+    return await (open_command_runtime(runner, options) if options.model or options.engine else runner.runtime())
 
 
-async def list_prepared(options: PreparedOptions, commands: Commands) -> int:
-    runtime = await _runtime_for(commands, options)
+async def list_prepared(options: PreparedOptions, runner: CommandRunner) -> int:
+    runtime = await _runtime_for(runner, options)
     usage = await runtime.save_points.usage()
     statuses = await runtime.chat.library.statuses(await runtime.engine.fingerprint_and_limit(), usage.conversations)
-    folder = commands.paths.save_points
+    folder = runner.paths.save_points
     text = N_(
         "No prepared documents. Run `kvchat prepare PATH... --name NAME` to process documents in advance for new chats."
     )
     lines = [_(text)]
     if statuses:
-        lines = [_("Saved in {save_points}", save_points=folder), *columns(list(map(_row, statuses)))]
-    return print_result(options.as_json, {"prepared": [_fields(status, folder) for status in statuses]}, lines)
+        lines = [_("Saved in {save_points}", save_points=folder), *format_columns(list(map(_prepared_row, statuses)))]
+    return print_result(options.as_json, {"prepared": [_json_fields(status, folder) for status in statuses]}, lines)
 
 
-async def remove(options: PreparedNameOptions, commands: Commands) -> int:
-    library = (await _runtime_for(commands, options)).chat.library
+async def remove_prepared(options: PreparedNameOptions, runner: CommandRunner) -> int:
+    library = (await _runtime_for(runner, options)).chat.library
     await library.remove(await library.find(options.name))
     print_out(_("“{name}” was removed.", name=safe_prose(options.name)))
     return 0

@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvchat.chat.prepared.documents import all_prepared
 from kvchat.chat.record.database import Database
 from kvchat.cli.arguments import JsonOptions, ProgramOptions, PruneOptions
-from kvchat.cli.owned import Commands
-from kvchat.cli.terminal import columns, padded, print_out, print_result, show_progress, to_json, width
+from kvchat.cli.owned import CommandRunner
+from kvchat.cli.terminal import (
+    cell_width,
+    format_columns,
+    pad_to_width,
+    print_out,
+    print_result,
+    show_progress,
+    to_json,
+)
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan, StoreUsage, VerifyReport, program_of, program_owner
 from kvchat.kvstore.store import BlockStore
@@ -41,20 +49,20 @@ SecondsSaved = Mapping[str, float]  # seconds by conversation id
 MAX_TITLE_LENGTH = 40  # characters
 
 
-def _on_store(command: Callable[[T, Commands, BlockStore], int]) -> Callable[[T, Commands], Awaitable[int]]:
+def _on_store(command: Callable[[T, CommandRunner, BlockStore], int]) -> Callable[[T, CommandRunner], Awaitable[int]]:
     """Call the command in a thread. Without a runtime, open only the store, so damaged chats do not matter."""
 
-    async def run(options: T, commands: Commands) -> int:
-        async with commands.runtime_lock:
-            runtime = commands.open_runtime
+    async def run(options: T, runner: CommandRunner) -> int:
+        async with runner.runtime_lock:
+            runtime = runner.open_runtime
             # Use the app's warm-tier budget: without it, memory left by a killed kvchat would be discarded.
             store = (
                 runtime.save_points.store
                 if runtime
-                else await asyncio.to_thread(lambda: open_store(commands.paths, commands.settings))
+                else await asyncio.to_thread(lambda: open_store(runner.paths, runner.settings))
             )
             try:
-                return await asyncio.to_thread(command, options, commands, store)
+                return await asyncio.to_thread(command, options, runner, store)
             finally:
                 if runtime is None:
                     await asyncio.to_thread(store.close)
@@ -75,7 +83,7 @@ def _read_chats(paths: Paths) -> tuple[Titles, SecondsSaved]:
     return titles, saved
 
 
-def _usage(paths: Paths, store: BlockStore) -> StoreUsage:
+def _usage_with_times(paths: Paths, store: BlockStore) -> StoreUsage:
     usage = store.inventory.usage()
     speeds = {model: PrefillSpeed() for model in saved_models(usage)}
     with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:
@@ -85,24 +93,24 @@ def _usage(paths: Paths, store: BlockStore) -> StoreUsage:
 
 
 @_on_store
-def show_usage(options: JsonOptions, commands: Commands, store: BlockStore) -> int:
-    usage = dataclasses.replace(_usage(commands.paths, store), chat_bytes=long_chat_bytes(commands.settings))
-    titles, saved = _read_chats(commands.paths)
+def show_usage(options: JsonOptions, runner: CommandRunner, store: BlockStore) -> int:
+    usage = dataclasses.replace(_usage_with_times(runner.paths, store), chat_bytes=long_chat_bytes(runner.settings))
+    titles, saved = _read_chats(runner.paths)
     chats = [
         _with_title(chat.conversation_id, titles, chat) | {"seconds_saved": saved.get(chat.conversation_id, 0.0)}
         for chat in usage.conversations
     ]
     fields = dataclasses.asdict(usage) | {"conversations": len(chats), "by_conversation": chats}
     fields["shared_savings_bytes"] = _shared_savings(usage)
-    return print_result(options.as_json, fields, usage_lines(usage, titles, saved))
+    return print_result(options.as_json, fields, format_usage(usage, titles, saved))
 
 
 @_on_store
-def prune(options: PruneOptions, commands: Commands, store: BlockStore) -> int:
-    inventory, titles, target = store.inventory, _read_chats(commands.paths)[0], options.target_bytes
-    plan = plan_with_times(inventory.plan_prune(target), _usage(commands.paths, store))
+def prune_store(options: PruneOptions, runner: CommandRunner, store: BlockStore) -> int:
+    inventory, titles, target = store.inventory, _read_chats(runner.paths)[0], options.target_bytes
+    plan = plan_with_times(inventory.plan_prune(target), _usage_with_times(runner.paths, store))
     if not options.as_json:
-        print_out("\n".join(plan_lines(plan, titles, target, dry_run=options.dry_run)))
+        print_out("\n".join(format_plan(plan, titles, target, dry_run=options.dry_run)))
     freed = inventory.prune(plan) if plan.save_point_ids and not options.dry_run else 0
     if options.as_json:
         fields = {
@@ -121,8 +129,8 @@ def prune(options: PruneOptions, commands: Commands, store: BlockStore) -> int:
 
 
 @_on_store
-def verify(options: JsonOptions, commands: Commands, store: BlockStore) -> int:
-    titles = _read_chats(commands.paths)[0]
+def verify_store(options: JsonOptions, runner: CommandRunner, store: BlockStore) -> int:
+    titles = _read_chats(runner.paths)[0]
     report = store.inventory.verify(partial(show_progress, _("Verifying:")))
     left = {chat.conversation_id: chat.save_points for chat in store.inventory.usage().conversations}
     losses = [
@@ -133,12 +141,12 @@ def verify(options: JsonOptions, commands: Commands, store: BlockStore) -> int:
     ]
     figures = {"blocks": report.blocks, "bytes": report.bytes, "bad_blocks": report.bad_blocks}
     fields = figures | {"clean": report.is_clean, "by_conversation": losses}
-    print_result(options.as_json, fields, report_lines(report, left, titles))
+    print_result(options.as_json, fields, format_verify_report(report, left, titles))
     return 0 if report.is_clean else 1
 
 
 @_on_store
-def forget(options: ProgramOptions, commands: Commands, store: BlockStore) -> int:
+def forget_program(options: ProgramOptions, runner: CommandRunner, store: BlockStore) -> int:
     """Delete a program's save points. Raises KvchatError if there are none."""
     owners = [chat.conversation_id for chat in store.inventory.usage().conversations]
     programs = sorted(filter(None, map(program_of, owners)))
@@ -151,7 +159,7 @@ def forget(options: ProgramOptions, commands: Commands, store: BlockStore) -> in
     return print_result(options.as_json, fields, [_("Freed {freed}.", freed=format_size(freed))])
 
 
-def usage_lines(usage: StoreUsage, titles: Titles, saved: SecondsSaved) -> list[str]:
+def format_usage(usage: StoreUsage, titles: Titles, saved: SecondsSaved) -> list[str]:
     programs = [chat for chat in usage.conversations if program_of(chat.conversation_id)]
     chats = plural(len(usage.conversations) - len(programs), "{count} chat", "{count} chats")
     if programs:
@@ -172,9 +180,9 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: SecondsSaved) -> list[
     if programs:
         held = format_size(sum(chat.exclusive_bytes for chat in programs))
         rows.append((_("API server"), _("not shared: {held} of {programs_quota_bytes} allowed", held=held, **sizes)))
-    label_width = max(18, *(width(label) + 2 for label, _text in rows))
-    lines = [f"{padded(label, label_width)}{text}" for label, text in rows]
-    table = columns([_usage_row(chat, titles, saved) for chat in usage.conversations])
+    label_width = max(18, *(cell_width(label) + 2 for label, _text in rows))
+    lines = [f"{pad_to_width(label, label_width)}{text}" for label, text in rows]
+    table = format_columns([_usage_row(chat, titles, saved) for chat in usage.conversations])
     return [*lines, "", *table] if table else lines
 
 
@@ -185,7 +193,7 @@ def _usage_row(chat: ConversationUsage, titles: Titles, saved: SecondsSaved) -> 
         _("imported, not verified"): chat.imported,
     }
     return (
-        _title(chat.conversation_id, titles),
+        _display_title(chat.conversation_id, titles),
         plural(chat.save_points, "{count} save point", "{count} save points"),
         _("{exclusive_bytes} not shared", exclusive_bytes=format_size(chat.exclusive_bytes)),
         _("{size} shared", size=format_size(chat.shared_bytes)),
@@ -199,7 +207,7 @@ def _shared_savings(usage: StoreUsage) -> int:
     return max(0, usage.logical_bytes - usage.physical_bytes)
 
 
-def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: bool) -> list[str]:
+def format_plan(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: bool) -> list[str]:
     left = format_size(plan.bytes_left)
     if not plan.save_point_ids:
         lines = [_("Nothing to delete: the save points use {bytes_left}.", bytes_left=left)]
@@ -219,9 +227,9 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
             if not chat.save_points_left:
                 cost = _("time to reprocess: {rereading}", rereading=_format_reprocessing(chat.reprocessing))
             count = plural(chat.save_points, "{count} save point", "{count} save points")
-            title, freed = _title(chat.conversation_id, titles), format_size(chat.bytes_freed)
+            title, freed = _display_title(chat.conversation_id, titles), format_size(chat.bytes_freed)
             rows.append((title, count, freed, cost, _format_left(chat.save_points_left)))
-        lines += columns(rows)
+        lines += format_columns(rows)
         lines.append(_("{size} would remain.", size=left) if dry_run else _("{size} remain.", size=left))
     if plan.bytes_left > target_bytes:
         sentence = N_("This is more than {target_bytes} because the index and always-kept save points are not deleted.")
@@ -229,7 +237,7 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
     return lines
 
 
-def report_lines(report: VerifyReport, lost_points: Mapping[str, int], titles: Titles) -> list[str]:
+def format_verify_report(report: VerifyReport, lost_points: Mapping[str, int], titles: Titles) -> list[str]:
     blocks = plural(report.blocks, "{count} block", "{count} blocks")
     checked = _("{blocks} checked ({bytes})", blocks=blocks, bytes=format_size(report.bytes))
     result = _("{count} damaged, deleted.", count=format_number(report.bad_blocks))
@@ -237,14 +245,14 @@ def report_lines(report: VerifyReport, lost_points: Mapping[str, int], titles: T
         result = _("no damage found.")
     rows = [
         (
-            _title(loss.conversation_id, titles),
+            _display_title(loss.conversation_id, titles),
             _("{save_points} lost", save_points=plural(loss.save_points, "{count} save point", "{count} save points")),
             _format_left(lost_points.get(loss.conversation_id, 0)),
             loss.reason.text,
         )
         for loss in report.losses
     ]
-    return [f"{checked}: {result}", *columns(rows)]
+    return [f"{checked}: {result}", *format_columns(rows)]
 
 
 def _with_title(conversation_id: str, titles: Titles, value: DataclassInstance) -> dict[str, Any]:
@@ -254,7 +262,7 @@ def _with_title(conversation_id: str, titles: Titles, value: DataclassInstance) 
     return fields
 
 
-def _title(conversation_id: str, titles: Titles) -> str:
+def _display_title(conversation_id: str, titles: Titles) -> str:
     program = program_of(conversation_id)
     title = _("App: {program}", program=program) if program else titles.get(conversation_id, conversation_id)
     title = one_line(safe_prose(title))

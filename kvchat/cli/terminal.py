@@ -41,10 +41,10 @@ class Terminal:
     """The terminal of a command's caller, over a connection. Messages are tuples, kind first."""
 
     def __init__(self, connection: Connection) -> None:
-        self.folder = Path()  # where the command was started
-        self.stop: Callable[[], object] | None = None  # called on Ctrl+C instead of `end`
-        self.end: Callable[[], object] = lambda: None
-        self.ended_by = INTERRUPTED  # exit code of an ended command
+        self.working_folder = Path()  # where the command was started
+        self.stop_reply: Callable[[], object] | None = None  # called on Ctrl+C instead of `end`
+        self.end_command: Callable[[], object] = lambda: None
+        self.end_code = INTERRUPTED  # exit code of an ended command
         self.is_interactive = self.stdout_is_tty = self.stderr_is_tty = False  # set by the client
         self._connection = connection
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
@@ -54,7 +54,7 @@ class Terminal:
     def receive_command(self) -> tuple[str, object]:
         """Return the command's name and options, the client's first message. Blocks and raises like `receive`."""
         name, options, folder, (stdin_is_tty, self.stdout_is_tty, self.stderr_is_tty) = self.receive()
-        self.folder = Path(folder)
+        self.working_folder = Path(folder)
         self.is_interactive = stdin_is_tty and self.stderr_is_tty
         return name, options
 
@@ -68,10 +68,10 @@ class Terminal:
             case ("line", line):
                 self._lines.put_nowait(line)
             case ("stop",):
-                (self.stop or self.end)()
+                (self.stop_reply or self.end_command)()
             case ("end", code):
-                self.ended_by = code
-                self.end()
+                self.end_code = code
+                self.end_command()
 
     async def read_line(self, prompt: str) -> str | None:
         self.send("read", prompt)
@@ -81,7 +81,7 @@ class Terminal:
         """Send a message, in order, without waiting."""
         self._outbox.put(message)
 
-    def fail(self, error: KvchatError) -> None:
+    def send_error(self, error: KvchatError) -> None:
         self.send("failed", error.title, error.detail, error.advice)
 
     def close(self) -> None:
@@ -139,18 +139,18 @@ def to_json(fields: object) -> str:
     return json.dumps(fields, default=plain, ensure_ascii=False, indent=2)
 
 
-def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(map(padded, row, widths)).rstrip() for row in rows]
+def format_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(cell_width, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(map(pad_to_width, row, widths)).rstrip() for row in rows]
 
 
-def width(text: str) -> int:
-    """Return a text's width in terminal cells: ideographs, kana and Hangul take two."""
+def cell_width(text: str) -> int:
+    """Return the width of a text in terminal cells: ideographs, kana and Hangul take two."""
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
-def padded(text: str, cells: int) -> str:
-    return text + " " * (cells - width(text))
+def pad_to_width(text: str, cells: int) -> str:
+    return text + " " * (cells - cell_width(text))
 
 
 def show_progress(label: str, done: int, total: int) -> None:
@@ -158,7 +158,7 @@ def show_progress(label: str, done: int, total: int) -> None:
     if stderr_is_tty():
         amount = _("{done} of {total}", done=format_size(done), total=format_size(total)) if total else ""
         end = "\n" if total and done == total else ""
-        print_err(f"\r{label} {padded(amount, 24)}", end)
+        print_err(f"\r{label} {pad_to_width(amount, 24)}", end)
 
 
 # Running the process: termination on request, and exit codes.

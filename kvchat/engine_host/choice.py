@@ -33,7 +33,7 @@ from kvchat.library.memory.demand import (
     limit_key,
 )
 from kvchat.library.memory.verdict import Judgement, judge
-from kvchat.library.model_files import name_from_path, projector_of
+from kvchat.library.model_files import name_from_path, projector_beside
 from kvchat.session.restore_support import FindingKey, Strategy
 from kvchat.settings import Settings
 from kvchat.system.files import file_size
@@ -62,7 +62,7 @@ def find_projector(model: Path, extra: Sequence[str]) -> Path | None:
     """Return the projector to load with a model, None if the user's arguments load one. Raises VisionUnsupported."""
     if not _PROJECTOR_OPTIONS.isdisjoint(extra):
         return None
-    projector = projector_of(model)
+    projector = projector_beside(model)
     if projector is None:
         raise VisionUnsupported(name_from_path(model))
     return projector
@@ -267,8 +267,8 @@ class ModelJudge:
 
     def __call__(self, facts: GgufFacts) -> Judgement:
         settings, memory, build = self.settings, self.capacity.memory, self.capacity.build
-        projector, limit = projector_of(facts.path), None
-        if self.limits.knows(facts.size, build, memory.device_kind):  # identifying the model takes far longer
+        projector, limit = projector_beside(facts.path), None
+        if self.limits.has_limit(facts.size, build, memory.device_kind):  # identifying the model takes far longer
             with contextlib.suppress(KvchatError):
                 identity = model_identity(facts.path)
                 limit = self.limits.find(limit_key(identity, facts.size, build, memory.device_kind))

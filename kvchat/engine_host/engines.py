@@ -137,7 +137,7 @@ class ManagedEngine:
     async def _update_limit(self, choice: EngineChoice, failed_choice: EngineChoice | None) -> None:
         context = choice.context
         self.limit = limit = await asyncio.to_thread(
-            self.limits.learn, choice.limit_key, context.tokens, out_of_memory=failed_choice is not None
+            self.limits.record_load, choice.limit_key, context.tokens, out_of_memory=failed_choice is not None
         )
         if failed_choice is None:
             return

@@ -103,6 +103,6 @@ STANDARD_SAMPLING = Sampling(temperature=0.7)
 
 def recommended_sampling(facts: GgufFacts) -> Sampling:
     """Return the sampling for a model. The engine itself applies `general.sampling.*` from the GGUF."""
-    if facts.names_sampling:
+    if facts.has_sampling_defaults:
         return ENGINE_DEFAULTS
     return SMALL_MODEL_SAMPLING if facts.size < SMALL_MODEL_BYTES else STANDARD_SAMPLING

@@ -32,7 +32,7 @@ from kvchat.engine_host.engines import server_key
 from kvchat.engine_host.trial import EngineTrial, TrialStep, try_engine
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import DownloadOrder, disk_failure, fetch_on_own_loop, run_on_own_loop
-from kvchat.library.remote.github import REPOSITORY, GitHub, backend_of, builds_for
+from kvchat.library.remote.github import LLAMA_CPP_REPOSITORY, GitHub, backend_of, builds_for
 from kvchat.library.remote.starter import installed_starter, starter_path
 from kvchat.settings import Settings
 from kvchat.system.archives import UnsafeArchive, unpack
@@ -116,7 +116,7 @@ class EngineSetup:
 
     @property
     def source(self) -> str:
-        return self._github.page(REPOSITORY)
+        return self._github.page(LLAMA_CPP_REPOSITORY)
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` on the loop's thread when `download` changes; return the unsubscriber."""
@@ -217,7 +217,7 @@ class EngineSetup:
         if not graphics.vendors:
             why = _("The embedded engine is as fast as any other on the CPU.")
             raise KvchatError(_("No GPU found"), why, _("If this computer has a GPU, install its driver first."))
-        builds = builds_for(graphics, await run_on_own_loop(self._github.releases(REPOSITORY)))
+        builds = builds_for(graphics, await run_on_own_loop(self._github.releases(LLAMA_CPP_REPOSITORY)))
         for order in builds:
             if backend in (None, backend_of(order.file.name)):
                 return order

@@ -82,7 +82,7 @@ def model_folders(
     places: dict[Source, Iterable[Path | None]] = {
         Source.KVCHAT: [own],
         Source.CHOSEN: chosen,
-        Source.LM_STUDIO: _lm_studio(home),
+        Source.LM_STUDIO: _lm_studio_folders(home),
         Source.HUGGING_FACE: hubs,
         Source.LLAMA_CPP: [variable("LLAMA_CACHE"), cache / "llama.cpp"],
         Source.JAN: [folder / below for folder in jan for below in (Path("llamacpp", "models"), "models")],
@@ -92,7 +92,7 @@ def model_folders(
     return list(dict.fromkeys(folders))
 
 
-def _lm_studio(home: Path) -> Iterator[Path]:
+def _lm_studio_folders(home: Path) -> Iterator[Path]:
     homes = [home / ".lmstudio", home / ".cache" / "lm-studio"]
     with suppress(OSError, UnicodeDecodeError):
         if pointer := read_regular_file(home / ".lmstudio-home-pointer", 1_000_000).decode().strip():
@@ -107,8 +107,8 @@ def _lm_studio(home: Path) -> Iterator[Path]:
 
 # models/manifests/<registry>/<namespace>/<model>/<tag> is JSON with a list of layers; models/blobs/sha256-<hex> are the
 # layers (Ollama's server/modelpath.go and docs/faq.md). The model layer's blob is a GGUF file. kvchat writes nothing.
-MODEL = "application/vnd.ollama.image.model"
-PROJECTOR = "application/vnd.ollama.image.projector"
+_MODEL_MEDIA_TYPE = "application/vnd.ollama.image.model"
+_PROJECTOR_MEDIA_TYPE = "application/vnd.ollama.image.projector"
 _HOME_REGISTRY, _HOME_NAMESPACE = "registry.ollama.ai", "library"  # Ollama omits these in names
 _ollama_names: dict[Path, str | None] = {}  # by blob, of those seen so far
 
@@ -146,7 +146,7 @@ def _models_at_path(path: Path) -> Iterator[ModelFile]:
     yield from (model for model in models if path in (model.path, *model.parts))
 
 
-def projector_of(model: Path) -> Path | None:
+def projector_beside(model: Path) -> Path | None:
     """Return the projector stored with a model, by name, or None. Reads the disk."""
     files = _models_at_path(model)
     if model.parent.name == "blobs":
@@ -188,12 +188,12 @@ def _ollama_models(folder: Path, on_unreadable: OnUnreadable = lambda *_: None) 
         layers: dict[str, str] = {}
         with suppress(OSError, ValueError, KeyError, TypeError):
             layers = {str(layer["mediaType"]): str(layer["digest"]) for layer in read_json(path)["layers"]}
-        if blob := blob_of(layers.get(MODEL, "")):
+        if blob := blob_of(layers.get(_MODEL_MEDIA_TYPE, "")):
             *where, model, tag = parts
             usual = zip(where, (_HOME_REGISTRY, _HOME_NAMESPACE), strict=False)
             name = "/".join([*(part for part, default in usual if part != default), f"{model}:{tag}"])
             _ollama_names[blob] = name
-            yield ModelFile(blob, (blob,), Source.OLLAMA, name, blob_of(layers.get(PROJECTOR, "")))
+            yield ModelFile(blob, (blob,), Source.OLLAMA, name, blob_of(layers.get(_PROJECTOR_MEDIA_TYPE, "")))
 
 
 def _models_below(top: ModelFolder, on_unreadable: OnUnreadable, stop: Event) -> Iterator[ModelFile]:
@@ -211,7 +211,7 @@ def _models_below(top: ModelFolder, on_unreadable: OnUnreadable, stop: Event) ->
     visited: set[tuple[int, int]] = set()
     for folder, folders, files in os.walk(top.path, onerror=report_error, followlinks=True):
         current = Path(folder)
-        identity = inode_of(current)
+        identity = inode_key(current)
         if identity is None or identity in visited or stop.is_set():
             folders.clear()
             continue
@@ -227,7 +227,7 @@ def _models_below(top: ModelFolder, on_unreadable: OnUnreadable, stop: Event) ->
         yield from _models_in_folder(current, names, top.source)
 
 
-def inode_of(path: Path) -> tuple[int, int] | None:
+def inode_key(path: Path) -> tuple[int, int] | None:
     """Return device and inode, which are the same for all links; None if the file is inaccessible."""
     try:
         status = path.stat()
@@ -244,7 +244,7 @@ def _models_in_folder(folder: Path, names: list[str], source: Source) -> Iterato
             part = part_name(name)
             models.setdefault(part.all_names[0] if part else name, []).append(folder / name)
     for first, parts in models.items():
-        projector = projector_for(first, list(models), projectors)
+        projector = match_projector(first, list(models), projectors)
         path = parts[0] if part_name(parts[0].name) is None else folder / first
         yield ModelFile(path, tuple(parts), source, name_from_path(path), folder / projector if projector else None)
     if not models:  # only projectors: list them as is
@@ -253,7 +253,7 @@ def _models_in_folder(folder: Path, names: list[str], source: Source) -> Iterato
             yield ModelFile(path, (path,), source, name_from_path(path))
 
 
-def projector_for(model: str, models: list[str], projectors: list[str]) -> str | None:
+def match_projector(model: str, models: list[str], projectors: list[str]) -> str | None:
     """Return the projector that belongs to a model file in the same folder, by name.
 
     A projector named after no model ("mmproj-F16.gguf") belongs to all, if they are sizes of one model.

@@ -10,7 +10,7 @@ from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import GgufFacts, part_name, read_facts
 from kvchat.library.gguf.parser import NotAModel
 from kvchat.library.memory.verdict import Judgement
-from kvchat.library.model_files import ModelFolder, Source, inode_of, model_files, model_folders
+from kvchat.library.model_files import ModelFolder, Source, inode_key, model_files, model_folders
 from kvchat.library.remote.downloader import DownloadOrder
 from kvchat.library.remote.downloads import Downloads
 from kvchat.library.remote.hub import Hub, HubFile, HubRepository, TokenStore
@@ -55,14 +55,14 @@ class UnreadableFolder:
 class ModelLibrary:
     """Belongs to one event loop. Accesses neither network nor disk until a method is called."""
 
-    def __init__(self, paths: Paths, chosen: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, paths: Paths, user_folders: Callable[[], Sequence[str]]) -> None:
         self.token = TokenStore(paths.config)
         self.hub = Hub(self.token.value)
         self.downloads = Downloads(paths.models, self.hub)
-        self._paths, self._chosen = paths, chosen
+        self._paths, self._user_folders = paths, user_folders
 
     async def find(
-        self, judge: Callable[[GgufFacts], Judgement], found: Callable[[FoundModel], None], in_use: str | None = None
+        self, judge: Callable[[GgufFacts], Judgement], on_found: Callable[[FoundModel], None], in_use: str | None = None
     ) -> tuple[UnreadableFolder, ...]:
         """Search for models, reporting each as found; return the unreadable folders. Cancellable.
 
@@ -77,25 +77,25 @@ class ModelLibrary:
                 folders.append(ModelFolder(Source.FILE, Path(in_use)))
             for model in find_models(folders, stop, unreadable):
                 judged = replace(model, judgement=judge(model.facts)) if model.facts else model
-                loop.call_soon_threadsafe(found, judged)
+                loop.call_soon_threadsafe(on_found, judged)
 
         await in_thread(search)
         return tuple(unreadable)
 
-    async def usable(self) -> list[FoundModel]:
+    async def usable_models(self) -> list[FoundModel]:
         """List the usable models on disk, whether or not they fit. Can be cancelled."""
         return await in_thread(lambda stop: [model for model in find_models(self._folders(), stop, []) if model.facts])
 
     def download(self, repository: HubRepository, file: HubFile) -> Path:
         """Start downloading a model; return its future path. Raises HubError for an invalid file name."""
-        return self.downloads.begin(DownloadOrder(repository.repository, repository.revision, file))
+        return self.downloads.start(DownloadOrder(repository.repository, repository.revision, file))
 
     def is_downloaded(self, repository: HubRepository, file: HubFile) -> bool:
         """Return True if kvchat downloaded this model. Raises HubError for an invalid file name."""
         return DownloadOrder(repository.repository, repository.revision, file).is_downloaded(self._paths.models)
 
     def _folders(self) -> list[ModelFolder]:
-        return model_folders(self._paths.models, map(expand_user, self._chosen()))
+        return model_folders(self._paths.models, map(expand_user, self._user_folders()))
 
     def repository_of(self, path: Path) -> str | None:
         """Return the repository of a model, from its path; None if kvchat did not download it."""
@@ -118,7 +118,7 @@ def find_models(
     for file in (file for folder in folders for file in model_files(folder, add_unreadable, stop)):
         if stop.is_set():
             return
-        identity = inode_of(file.path)
+        identity = inode_key(file.path)
         if identity is not None and identity in visited:  # missing files are all reported
             continue
         visited.add(identity)

@@ -12,7 +12,7 @@ import asyncio
 from pathlib import Path
 
 from kvchat.cli.arguments import BenchOptions
-from kvchat.cli.bench import TOKENS
+from kvchat.cli.bench import DEFAULT_TOKENS
 from kvchat.cli.options import parse_size
 from kvchat.cli.terminal import to_json
 from tests.bench import after_restart, gateway, person, shared_prompt, size
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--engine", type=Path)
     parser.add_argument("--starter", action="store_true")
     given = parser.parse_args()
-    tokens = given.tokens or (size.TOKENS if given.bench == "size" else TOKENS)
+    tokens = given.tokens or (size.DEFAULT_TOKENS if given.bench == "size" else DEFAULT_TOKENS)
     options = BenchOptions(model=given.model, engine=given.engine, starter=given.starter, tokens=tokens)
     match given.bench:
         case "after-restart":

@@ -4,7 +4,7 @@ from typing import Any
 
 from kvchat.chat.record.messages import Role
 from kvchat.cli.arguments import BenchOptions
-from kvchat.cli.bench import Reply, bench_home
+from kvchat.cli.bench import BenchReply, bench_home
 from kvchat.cli.terminal import print_err
 
 REPLY_TOKENS = 12
@@ -18,20 +18,22 @@ async def measure(options: BenchOptions) -> dict[str, Any]:
     `outputs_agree`: greedy replies equal the hot one. Raises KvchatError.
     """
     async with bench_home(options, reply_tokens=REPLY_TOKENS) as home:
-        chat = await home.runtime.chat.new_conversation(await home.notes(options.tokens))
+        chat = await home.runtime.chat.new_conversation(await home.make_notes(options.tokens))
         print_err(f"Building a chat of about {options.tokens:,} tokens …")
         for question in QUESTIONS[:2]:
             await home.ask(chat.id, question)
         hot = await home.ask(chat.id, QUESTIONS[2], save=False)
-        replies: dict[str, Reply] = {}
+        replies: dict[str, BenchReply] = {}
         for name in ("next turn", "regenerate", "edit", "branch"):
             print_err(f"After a restart: {name} …")
             await home.restart()
             questions = [message for message in await home.runtime.chat.messages(chat.id) if message.role is Role.USER]
             if name == "edit":
-                replies[name] = await home.reply(home.runtime.chat.edit(questions[2], EDITED, home.greedy_sampling))
+                replies[name] = await home.wait_for(home.runtime.chat.edit(questions[2], EDITED, home.greedy_sampling))
             elif name == "branch":
-                replies[name] = await home.reply(home.runtime.chat.edit(questions[1], BRANCHED, home.greedy_sampling))
+                replies[name] = await home.wait_for(
+                    home.runtime.chat.edit(questions[1], BRANCHED, home.greedy_sampling)
+                )
             else:
                 replies[name] = await home.ask(chat.id, None)
     return {
@@ -41,7 +43,7 @@ async def measure(options: BenchOptions) -> dict[str, Any]:
     }
 
 
-def _step(name: str, reply: Reply) -> dict[str, Any]:
+def _step(name: str, reply: BenchReply) -> dict[str, Any]:
     receipt = reply.receipt
     return {
         "name": name,

@@ -146,7 +146,7 @@ async def measure(options: BenchOptions) -> dict[str, Any]:
     """
     runs: list[_Measurement] = []
     async with bench_home(options, context_size=2 * options.tokens + MESSAGE_TOKENS, reply_tokens=REPLY_TOKENS) as home:
-        prompts = [await home.notes(options.tokens - 1000, first) for first in (1, 5000)]
+        prompts = [await home.make_notes(options.tokens - 1000, first) for first in (1, 5000)]
         choice, row = home.runtime.engine.choice, (await home.runtime.engine.ready()).kv_bytes_per_token
         if choice is None:
             raise BenchFailed("There is no engine of kvchat's own", "An engine is started again and again here.")

@@ -63,7 +63,7 @@ def question(number: int) -> str:
     return f"In note {number} and after it: on which day did {who} leave the {what} behind, and what was written there?"
 
 
-def ttft(receipts: Sequence[Receipt]) -> float:
+def median_ttft(receipts: Sequence[Receipt]) -> float:
     return median(receipt.ttft_ms for receipt in receipts)
 
 
@@ -91,7 +91,7 @@ async def measure(options: BenchOptions, parts: Sequence[str] = PARTS) -> dict[s
 
 async def _switch(home: BenchHome, sender: Sender, tokens: int) -> dict[str, Any]:
     """Leave a chat for another one with a restart in between, and return to it."""
-    chat = (await home.runtime.chat.new_conversation(await home.notes(tokens))).id
+    chat = (await home.runtime.chat.new_conversation(await home.make_notes(tokens))).id
     other = (await home.runtime.chat.new_conversation()).id
     print_err(f"Creating a chat of about {tokens:,} tokens…")
     await home.ask(chat, question(0))
@@ -110,10 +110,10 @@ async def _switch(home: BenchHome, sender: Sender, tokens: int) -> dict[str, Any
         at_once.append(await sender.ask(chat, question(number + 3)))
     return {
         "prompt_tokens": hot[-1].prompt_tokens,
-        "hot_ttft_ms": ttft(hot),
-        "switch_ttft_ms": ttft(switched),
+        "hot_ttft_ms": median_ttft(hot),
+        "switch_ttft_ms": median_ttft(switched),
         "switch_ratio": median_of_rounds(lambda receipt, other: receipt.ttft_ms / other.ttft_ms, switched, hot),
-        "at_once_ttft_ms": ttft(at_once),
+        "at_once_ttft_ms": median_ttft(at_once),
         "at_once_restore_ms": median(receipt.restore_ms for receipt in at_once),
         "at_once_ratio": median_of_rounds(  # to restore and hot together
             lambda receipt, other: receipt.ttft_ms / (receipt.restore_ms + other.ttft_ms), at_once, hot
@@ -140,15 +140,15 @@ async def _paste(home: BenchHome, sender: Sender) -> dict[str, Any]:
     await home.ask(chat, question(0))
     home.runtime.chat.select(chat)
     await home.runtime.chat.idle()
-    unread = await sender.ask(chat, await home.notes(PASTE, 10_000))
-    pasted = await home.notes(PASTE, 20_000)
+    unread = await sender.ask(chat, await home.make_notes(PASTE, 10_000))
+    pasted = await home.make_notes(PASTE, 20_000)
     home.runtime.chat.prepare(chat, pasted)
     await home.runtime.chat.idle()
     read = await sender.ask(chat, pasted)
     interrupted, beside = list[Receipt](), list[Receipt]()
     for number in range(1, 2 * ROUNDS, 2):
         begun.clear()
-        home.runtime.chat.prepare(chat, await home.notes(PASTE, 30_000 + 1000 * number))
+        home.runtime.chat.prepare(chat, await home.make_notes(PASTE, 30_000 + 1000 * number))
         await begun.wait()
         interrupted.append(await sender.ask(chat, question(number)))
         beside.append(await sender.ask(chat, question(number + 1)))
@@ -157,7 +157,7 @@ async def _paste(home: BenchHome, sender: Sender) -> dict[str, Any]:
         "paste_unread_ttft_ms": unread.ttft_ms,
         "paste_ttft_ms": read.ttft_ms,
         "paste_ratio": read.ttft_ms / unread.ttft_ms,
-        "interrupted_ttft_ms": ttft(interrupted),  # of another message, sent while a paste is processed
+        "interrupted_ttft_ms": median_ttft(interrupted),  # of another message, sent while a paste is processed
         "interrupted_wait_ms": median_of_rounds(  # more than the next one, hot
             lambda receipt, other: max(0.0, receipt.ttft_ms - other.ttft_ms), interrupted, beside
         ),
@@ -171,9 +171,9 @@ async def _documents(home: BenchHome, sender: Sender, tokens: int) -> dict[str, 
     before = await home.runtime.save_points.usage()
     with tempfile.TemporaryDirectory(prefix="kvchat-bench-") as folder:
         file = Path(folder) / "notes.md"
-        file.write_text(await home.notes(tokens), "utf-8")
+        file.write_text(await home.make_notes(tokens), "utf-8")
         library, began_at = home.runtime.chat.library, time.perf_counter()
-        prepared = await library.read(await library.add([file], "Notes"))
+        prepared = await library.process(await library.add([file], "Notes"))
         read_ms = 1000 * (time.perf_counter() - began_at)
         await home.runtime.chat.idle()
         own = 0
@@ -199,8 +199,8 @@ async def _documents(home: BenchHome, sender: Sender, tokens: int) -> dict[str, 
         "disk_bytes": disk,
         "unique_rows_bytes": unique,  # the documents' rows once and each chat's own
         "disk_ratio": disk / unique,
-        "hot_ttft_ms": ttft(hot),
-        "first_ttft_ms": ttft(first),
+        "hot_ttft_ms": median_ttft(hot),
+        "first_ttft_ms": median_ttft(first),
         "first_ratio": median_of_rounds(lambda receipt, other: receipt.ttft_ms / other.ttft_ms, first, hot),
     }
 
@@ -210,13 +210,13 @@ async def _busy(home: BenchHome, sender: Sender) -> None:
     print_err("Forecasts while other programs keep all cores busy …")
     chat = (await home.runtime.chat.new_conversation()).id
     for number, tokens in enumerate(BUSY_MESSAGES[:3]):
-        await home.ask(chat, await home.notes(tokens, 50_000 + 1000 * number))
+        await home.ask(chat, await home.make_notes(tokens, 50_000 + 1000 * number))
     busy = [sys.executable, "-c", "while True: pass"]
     programs = [subprocess.Popen(busy) for _ in range(os.cpu_count() or 1)]  # noqa: ASYNC220
     try:
         await asyncio.sleep(1.0)
         for number, tokens in enumerate(BUSY_MESSAGES):
-            await sender.ask(chat, await home.notes(tokens, 60_000 + 1000 * number))
+            await sender.ask(chat, await home.make_notes(tokens, 60_000 + 1000 * number))
     finally:
         for program in programs:
             program.kill()

@@ -5,7 +5,16 @@ from typing import Any
 
 from kvchat.chat.record.messages import Role
 from kvchat.cli.arguments import BenchOptions
-from kvchat.cli.bench import PEOPLE, REPLY_TOKENS, THINGS, BenchHome, Reply, bench_home, ttft, ttft_ratio
+from kvchat.cli.bench import (
+    PEOPLE,
+    REPLY_TOKENS,
+    THINGS,
+    BenchHome,
+    BenchReply,
+    bench_home,
+    median_ttft,
+    median_ttft_ratio,
+)
 from kvchat.cli.terminal import print_err
 from kvchat.engine.api.wire import ChatMessage
 from kvchat.kvstore.savepoint import common_prefix
@@ -21,13 +30,13 @@ async def growth(options: BenchOptions, turns: int) -> dict[str, Any]:
     `whole_files_bytes`: all slot files so far; `last_file_bytes`: the last one. Raises BenchFailed.
     """
     async with bench_home(options, reply_tokens=GROWTH_REPLY_TOKENS) as home:
-        chat = await home.runtime.chat.new_conversation(await home.notes(options.tokens))
+        chat = await home.runtime.chat.new_conversation(await home.make_notes(options.tokens))
         disk, written = list[int](), list[int]()
         for turn in range(1, turns + 1):
             print_err(f"Turn {turn} of {turns} …")
             who, what = PEOPLE[turn % len(PEOPLE)], THINGS[turn % len(THINGS)]
             await home.ask(chat.id, f"What did {who} do with the {what} on day {turn * 3}?")
-            home.check_saved(turn)
+            home.check_save_count(turn)
             usage = await home.runtime.save_points.usage()
             disk.append(usage.physical_bytes)
             written.append(usage.bytes_written)
@@ -49,12 +58,12 @@ async def measure(options: BenchOptions, chats: int) -> dict[str, Any]:
     `ahead_…`: opened before Send, as in the window. Ratios are to the hot reply of the same round; medians.
     """
     async with bench_home(options) as home:
-        system = await home.notes(options.tokens)
+        system = await home.make_notes(options.tokens)
         for number in range(1, chats + 1):
             print_err(f"Chat {number} of {chats} …")
-            text = await home.notes(OWN_TOKENS - REPLY_TOKENS, 1000 * number)
+            text = await home.make_notes(OWN_TOKENS - REPLY_TOKENS, 1000 * number)
             await _new_chat(home, system, f"{number}. {text}", keep=True)
-            home.check_saved(number)
+            home.check_save_count(number)
         usage, kept = await home.runtime.save_points.usage(), tuple(home.saves)
 
         hot, restored, ahead = [], [], []
@@ -89,19 +98,19 @@ async def measure(options: BenchOptions, chats: int) -> dict[str, Any]:
         "unique_rows_bytes": unique,
         "disk_ratio": usage.physical_bytes / max(1, unique),
         "whole_files_bytes": sum(saved.bytes for saved in kept),
-        "hot_ttft_ms": ttft(hot),
-        "restored_ttft_ms": ttft(restored),
-        "restored_ratio": ttft_ratio(restored, hot),
+        "hot_ttft_ms": median_ttft(hot),
+        "restored_ttft_ms": median_ttft(restored),
+        "restored_ratio": median_ttft_ratio(restored, hot),
         "restore_ms": median(reply.receipt.restore_ms for reply in restored),
-        "ahead_ttft_ms": ttft(ahead),
-        "ahead_ratio": ttft_ratio(ahead, hot),
+        "ahead_ttft_ms": median_ttft(ahead),
+        "ahead_ratio": median_ttft_ratio(ahead, hot),
         "cold_ttft_ms": cold.receipt.ttft_ms,
         "prompt_tokens": restored[0].receipt.prompt_tokens,
         "cached_tokens": min(reply.receipt.cached_tokens for reply in (*restored, *ahead)),
     }
 
 
-async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool = False, select: bool = False) -> Reply:
+async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool = False, select: bool = False) -> BenchReply:
     """Return the reply in a new chat; with `select`, the chat is opened and restored before the message is sent."""
     chat = await home.runtime.chat.new_conversation(system)
     if select:

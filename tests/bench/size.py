@@ -71,8 +71,8 @@ async def measure(options: BenchOptions, made_bytes: int) -> dict[str, Any]:
 async def _restored(home: BenchHome, tokens: int) -> dict[str, Any]:
     print_err(f"Reading a chat of {tokens:,} tokens, as long as that takes …")
     chat_id = (await home.runtime.chat.new_conversation()).id
-    await home.ask(chat_id, await home.notes(tokens))
-    home.check_saved(1)
+    await home.ask(chat_id, await home.make_notes(tokens))
+    home.check_save_count(1)
     times: list[float] = []
     own: list[float] = []
     for number in range(ROUNDS):

@@ -11,7 +11,7 @@ from kvchat.chat.record.messages import MessageState, Role, needs_vision, prompt
 from kvchat.engine.api.pictures import image_size
 from kvchat.engine.api.wire import Picture, prompt_body
 from kvchat.engine_host.choice import VisionUnsupported, find_projector
-from kvchat.library.model_files import projector_of
+from kvchat.library.model_files import projector_beside
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import import_paths
 from tests.pictures import png
@@ -98,10 +98,10 @@ def test_pictures_are_exported_and_checked_on_import(tmp_path: Path) -> None:
 def test_projector_is_found_beside_the_model(tmp_path: Path) -> None:
     model = tmp_path / "gemma-3-4b-it-Q4_K_M.gguf"
     model.touch()
-    assert projector_of(model) is None
+    assert projector_beside(model) is None
     with pytest.raises(VisionUnsupported, match="gemma-3-4b-it"):
         find_projector(model, ())
     assert find_projector(model, ("--mmproj", "own.gguf")) is None
     (tmp_path / "mmproj-F16.gguf").touch()
     assert find_projector(model, ()) == tmp_path / "mmproj-F16.gguf"
-    assert projector_of(tmp_path / "gone" / "model.gguf") is None
+    assert projector_beside(tmp_path / "gone" / "model.gguf") is None

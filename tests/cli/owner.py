@@ -5,7 +5,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from kvchat.cli.owned import Commands
+from kvchat.cli.owned import CommandRunner
 from kvchat.runtime import Runtime
 from kvchat.settings import load_settings
 from kvchat.system.owner import InstanceLock
@@ -20,13 +20,13 @@ def running_owner(paths: Paths, name: str = "kvchat serve") -> Iterator[Runtime]
     async def run() -> None:
         ownership = InstanceLock(paths.data, name)
         assert ownership.claim()
-        commands = Commands(paths, name)
-        runtimes.append(await commands.runtime(load_settings(paths.settings_file)))
-        ownership.listen(commands.serve_connection)
+        runner = CommandRunner(paths, name)
+        runtimes.append(await runner.runtime(load_settings(paths.settings_file)))
+        ownership.listen(runner.serve_connection)
         started.set()
         await asyncio.to_thread(stop.wait)
         ownership.stop_listening()
-        await commands.close()
+        await runner.close()
         await runtimes[0].close()
         ownership.release()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.__main__ import main
-from kvchat.cli.doctor import collect, is_healthy, lines
+from kvchat.cli.doctor import collect_report, format_lines, is_healthy
 from kvchat.engine.discovery.engines import REQUIRED_OPTIONS
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import model_identity
@@ -46,7 +46,7 @@ def settings(engine: Path, smollm2: Path) -> Settings:
 
 
 def test_everything_is_found(paths, engine, smollm2, settings):
-    report = collect(paths, settings)
+    report = collect_report(paths, settings)
     assert is_healthy(report)
     assert (report["engine"]["kind"], report["engine"]["path"]) == ("llama-server", str(engine))
     assert "11434" in report["engine"]["version"]
@@ -55,23 +55,23 @@ def test_everything_is_found(paths, engine, smollm2, settings):
     assert report["model"]["kv_bytes_per_token"] == 23_040
     assert report["context"].tokens == 8192
     assert "free on the GPU" in report["context"].memory_note  # like the app, it counts the engine's devices
-    text = "\n".join(lines(report))
+    text = "\n".join(format_lines(report))
     for part in (str(engine), "NVIDIA H200, 148.9 GB free", "Q4_1, 98 MB", "8,192 tokens: the full", str(smollm2)):
         assert part in text
-    text = "\n".join(lines(collect(paths, replace(settings, context_size=16_384))))
+    text = "\n".join(format_lines(collect_report(paths, replace(settings, context_size=16_384))))
     assert "set by you" in text
     assert "trained for 8,192" in text
 
 
 def test_restore_capabilities_are_shown_once_known(paths, smollm2, settings):
-    assert "not tested yet" in "\n".join(lines(collect(paths, settings)))
+    assert "not tested yet" in "\n".join(format_lines(collect_report(paths, settings)))
     subject = FindingKey(Fingerprint(model_identity(smollm2), "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
     store_finding(paths.restore_findings, subject, RestoreFinding(Strategy.PLAIN, proved=True), 0.0)
-    report = collect(paths, settings)
+    report = collect_report(paths, settings)
     description = RestoreFinding(Strategy.PLAIN, True).description
     build = "version: 11434 (abc1234)"
     assert report["restoring"] == {"strategy": "plain", "words": description, "build": build}
-    text = "\n".join(lines(report))
+    text = "\n".join(format_lines(report))
     assert "restoring     Chat memory works with this engine and model" in text
     assert "engine: version: 11434" in text
 
@@ -104,34 +104,34 @@ def test_a_pipe_or_nonsense_in_place_of_the_findings_is_ignored(paths):
 
 
 def test_the_report_changes_nothing(paths, engine):
-    report = collect(paths, Settings(engine_path=str(engine)))
+    report = collect_report(paths, Settings(engine_path=str(engine)))
     assert is_healthy(report), "no model yet is no fault"
-    assert "none chosen" in "\n".join(lines(report))
+    assert "none chosen" in "\n".join(format_lines(report))
     assert not paths.config.parent.exists()
     assert not any(folder["exists"] for folder in report["directories"])
     assert report["free_disk_bytes"] > 0
-    assert "(not created yet)" in "\n".join(lines(report))
+    assert "(not created yet)" in "\n".join(format_lines(report))
 
 
 def test_a_damaged_model_is_reported(paths, engine, tmp_path):
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(write_gguf(tmp_path / "whole.gguf").read_bytes()[:-2000])
-    report = collect(paths, Settings(model_path=str(cut), engine_path=str(engine)))
+    report = collect_report(paths, Settings(model_path=str(cut), engine_path=str(engine)))
     assert not is_healthy(report)
     assert report["context"] is None
-    assert "The model file is incomplete" in "\n".join(lines(report))
+    assert "The model file is incomplete" in "\n".join(format_lines(report))
 
 
 def test_an_engine_that_is_missing_or_cannot_run_is_reported(paths, tmp_path):
     program = tmp_path / "llama-server"
-    report = collect(paths, Settings(engine_path=str(program)))
+    report = collect_report(paths, Settings(engine_path=str(program)))
     assert (report["engine"]["found"], is_healthy(report)) == (False, False)
-    assert "not found" in "\n".join(lines(report))
+    assert "not found" in "\n".join(format_lines(report))
     program.write_text("#!/bin/sh\necho 'error while loading shared libraries: libggml.so'\nexit 127\n")
     program.chmod(0o755)
-    report = collect(paths, Settings(engine_path=str(program)))
+    report = collect_report(paths, Settings(engine_path=str(program)))
     assert not is_healthy(report)
-    assert "libggml.so" in "\n".join(lines(report))
+    assert "libggml.so" in "\n".join(format_lines(report))
 
 
 def test_the_report_as_json_and_its_exit_code(paths, settings, capsys, run_json):
@@ -160,9 +160,9 @@ def test_the_report_with_the_embedded_engine(paths, tmp_path):
 
 
 def test_an_external_server_is_named_and_not_probed(paths):
-    report = collect(paths, Settings(engine_url="http://127.0.0.1:8080", engine_path="/nowhere"))
+    report = collect_report(paths, Settings(engine_url="http://127.0.0.1:8080", engine_path="/nowhere"))
     assert is_healthy(report)
-    text = "\n".join(lines(report))
+    text = "\n".join(format_lines(report))
     assert "http://127.0.0.1:8080" in text
     assert "CPU only" not in text
 

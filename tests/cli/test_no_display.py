@@ -3,13 +3,13 @@
 import socket
 
 from kvchat.cli import no_display
-from kvchat.cli.no_display import DisplayProblem, find_problem
+from kvchat.cli.no_display import DisplayProblem, find_display_problem
 
 
 def test_a_missing_display_is_explained_unless_the_platform_needs_none(capsys):
-    problem = find_problem({})
+    problem = find_display_problem({})
     assert "neither DISPLAY nor WAYLAND_DISPLAY" in problem.detail
-    assert find_problem({"QT_QPA_PLATFORM": "offscreen"}) is None
+    assert find_display_problem({"QT_QPA_PLATFORM": "offscreen"}) is None
     assert no_display.explain(DisplayProblem("No screen.", "Use kvchat ask."), starter=False) == 1
     assert capsys.readouterr().err == "kvchat cannot open a window. No screen.\n  Use kvchat ask.\n"
 
@@ -18,7 +18,7 @@ def test_missing_libraries_are_named_with_the_command_to_install_them(monkeypatc
     libraries = ("libNot.so.1", "libX12.so.6", "libnot-x11.so.0", "libgssapi_not5.so.2", "libglib-not.so.0")
     monkeypatch.setattr(no_display, "_CORE_LIBRARIES", (*libraries, "libc.so.6"))
     monkeypatch.setitem(no_display._PACKAGES, "libglib-not.so.0", "libglib2.0-0")
-    assert find_problem({"QT_QPA_PLATFORM": "offscreen"}) == DisplayProblem(
+    assert find_display_problem({"QT_QPA_PLATFORM": "offscreen"}) == DisplayProblem(
         f"Qt needs libraries that are not installed: {', '.join(libraries)}.",
         "On Debian or Ubuntu, run: sudo apt-get install -y libnot1 libx12-6 libnot-x11-0 libgssapi-not5-2 libglib2.0-0",
     )
@@ -26,9 +26,9 @@ def test_missing_libraries_are_named_with_the_command_to_install_them(monkeypatc
 
 def test_wayland_is_available_if_its_socket_answers(tmp_path):
     environment = {"WAYLAND_DISPLAY": "wayland-9", "XDG_RUNTIME_DIR": str(tmp_path)}
-    problem = find_problem(environment)
+    problem = find_display_problem(environment)
     assert "WAYLAND_DISPLAY=wayland-9" in problem.detail
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(tmp_path / "wayland-9"))
         server.listen()
-        assert find_problem(environment) is None
+        assert find_display_problem(environment) is None

@@ -9,7 +9,7 @@ import pytest
 from kvchat.__main__ import main
 from kvchat.chat.record.database import Database
 from kvchat.cli.arguments import parse
-from kvchat.cli.store import plan_lines
+from kvchat.cli.store import format_plan
 from kvchat.kvstore.disk import tree_size
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
 from kvchat.system.paths import Paths
@@ -146,7 +146,7 @@ def test_pinned_save_points_stay_and_are_mentioned(filled, capsys):
 
 def test_an_unknown_time_is_not_shown_as_zero():
     plan = PrunePlan(("1",), 5_000_000, (PrunedConversation("a", 1, 5_000_000, 0),), 0)
-    lines = plan_lines(plan, {"a": "A letter"}, 0, dry_run=True)
+    lines = format_plan(plan, {"a": "A letter"}, 0, dry_run=True)
     assert lines[0] == "Would delete 1 save point (5 MB); time to reprocess: unknown."
     assert "0 ms" not in "\n".join(lines)
 

@@ -180,7 +180,7 @@ async def test_recurrent_state_is_not_restored_by_another_build(tmp_path):
 async def prepare(app: App, folder: Path, *, read: bool = True) -> PreparedSet:
     async with app.opened() as runtime:
         made = await runtime.chat.library.add([folder], "Bridges")
-        return await runtime.chat.library.read(made) if read else made
+        return await runtime.chat.library.process(made) if read else made
 
 
 async def first_reply(app: App, documents: PreparedSet) -> tuple[str, int, int, Source]:
@@ -217,7 +217,7 @@ async def test_a_first_question_on_documents_is_warm_and_gets_a_cold_engines_rep
 
     (folder / "b.md").write_text(notes(60, start=300))
     async with app.opened() as runtime:
-        now = await runtime.chat.library.read(documents)
+        now = await runtime.chat.library.process(documents)
     _, cached, _, source = await first_reply(app, now)
     assert source is Source.DISK
     assert cached >= now.tokens - 1

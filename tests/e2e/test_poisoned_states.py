@@ -222,7 +222,7 @@ async def test_a_flipped_byte_of_a_block_never_reaches_the_engine(tmp_path, monk
             first = (await server.client.post("/v1/chat/completions", json=chat_body(SYSTEM))).json()
             await server.settled()
         elif way == "prepared":
-            read = await library.read(await library.add([tmp_path / "notes.txt"], "Notes"))
+            read = await library.process(await library.add([tmp_path / "notes.txt"], "Notes"))
         else:
             await ask(server.runtime, chat, LONGEST)
         if way == "imported":

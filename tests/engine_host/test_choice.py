@@ -142,13 +142,13 @@ def test_failed_load_changes_the_verdict(tmp_path: Path, monkeypatch: pytest.Mon
     facts, limits = llama_8b(tmp_path), LoadLimits(tmp_path / "limits.json")
     judge = ModelJudge(Settings(), HERE, limits)
     assert judge(facts).verdict is Verdict.FITS
-    limits.learn(limit_key("another", facts.size + 1, "version: 1", "CPU"), 4096, out_of_memory=True)
+    limits.record_load(limit_key("another", facts.size + 1, "version: 1", "CPU"), 4096, out_of_memory=True)
     with monkeypatch.context() as patch:  # weights are not read if no load of the model can have failed
         patch.setattr(choosing, "model_identity", lambda path: pytest.fail(f"{path} was read"))
         assert judge(facts).verdict is Verdict.FITS
-    limits.learn(limit_key("another", facts.size, "version: 1", "CPU"), 4096, out_of_memory=True)
+    limits.record_load(limit_key("another", facts.size, "version: 1", "CPU"), 4096, out_of_memory=True)
     assert judge(facts).verdict is Verdict.FITS
-    limits.learn(limit_key(model_identity(facts.path), facts.size, "version: 1", "CPU"), 4096, out_of_memory=True)
+    limits.record_load(limit_key(model_identity(facts.path), facts.size, "version: 1", "CPU"), 4096, out_of_memory=True)
     assert judge(facts).verdict is Verdict.TIGHT
     assert ModelJudge(Settings(), Capacity(HERE.memory, "version: 2"), limits)(facts).verdict is Verdict.FITS
 

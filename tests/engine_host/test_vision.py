@@ -101,7 +101,7 @@ def test_projector_takes_memory_but_keeps_the_fingerprint(tmp_path: Path, fake_e
     assert seeing.context.needed - blind.context.needed == 5_000_000
     assert choose_engine(stage.settings, tmp_path).plan == blind.plan
     limits = LoadLimits(tmp_path / "limits.json")
-    limits.learn(seeing.limit_key, 2048, out_of_memory=True)  # with the projector
+    limits.record_load(seeing.limit_key, 2048, out_of_memory=True)  # with the projector
     assert choose_engine(stage.settings, tmp_path, limits).demand.limit is None
     assert choose_engine(stage.settings, tmp_path, limits, vision=True).demand.limit is not None
     larger = [choice.larger_context(2048, choice.memory, None) for choice in (seeing, blind)]

@@ -10,10 +10,10 @@ import pytest
 from kvchat.library.model_files import (
     ModelFolder,
     Source,
+    match_projector,
     model_folders,
     name_from_path,
     ollama_name,
-    projector_for,
 )
 from kvchat.library.model_library import FoundModel, UnreadableFolder, find_models
 from tests.library.gguf_files import write_gguf
@@ -173,10 +173,10 @@ def test_projector_belongs_to_its_model(tmp_path: Path) -> None:
 
 def test_projector_for() -> None:
     llama, qwen, qwen_sight = "Llama-3-8B.gguf", "Qwen2.5-VL-7B-Q4_K_M.gguf", "mmproj-Qwen2.5-VL-7B-f16.gguf"
-    assert projector_for(qwen, [qwen, llama], [qwen_sight]) == qwen_sight
-    assert projector_for(llama, [qwen, llama], [qwen_sight]) is None
-    assert projector_for(llama, [qwen, llama], ["mmproj-F16.gguf"]) is None
-    assert projector_for("Qwen2.5-VL-72B-Q4_0.gguf", ["Qwen2.5-VL-72B-Q4_0.gguf"], [qwen_sight]) is None
+    assert match_projector(qwen, [qwen, llama], [qwen_sight]) == qwen_sight
+    assert match_projector(llama, [qwen, llama], [qwen_sight]) is None
+    assert match_projector(llama, [qwen, llama], ["mmproj-F16.gguf"]) is None
+    assert match_projector("Qwen2.5-VL-72B-Q4_0.gguf", ["Qwen2.5-VL-72B-Q4_0.gguf"], [qwen_sight]) is None
 
 
 def test_name_from_path() -> None:

@@ -132,7 +132,7 @@ class Library:
         self._turn_context.publish(LibraryChanged())
         return prepared
 
-    async def read(self, prepared: PreparedSet) -> PreparedSet:
+    async def process(self, prepared: PreparedSet) -> PreparedSet:
         """Process the files as they are now, reusing saved state. Yields to all other work."""
         if prepared.id in self.reading:
             raise PreparationError(_("“{name}” is already being processed", name=prepared.name), "", "")

@@ -65,7 +65,7 @@ class GgufFacts:
     weights: Weights
     parts: tuple[Path, ...]  # more than one for a split model
     header_size: int
-    names_sampling: bool = False  # the file sets sampling defaults, which the engine uses
+    has_sampling_defaults: bool = False  # the file sets sampling defaults, which the engine uses
     template_variables: tuple[TemplateVariable, ...] = ()  # chat template options that kvchat knows
 
 
@@ -107,7 +107,7 @@ def _read_facts(path: Path, _stamps: FileStamps) -> GgufFacts:
         weights=_weights(headers, blocks),
         parts=parts,
         header_size=header.data_offset,
-        names_sampling=any(name.startswith("general.sampling.") for name in header.values),
+        has_sampling_defaults=any(name.startswith("general.sampling.") for name in header.values),
         template_variables=template_variables(header.fields("tokenizer").text("chat_template")),
     )
 
@@ -209,7 +209,7 @@ def part_name(name: str) -> PartName | None:
     return PartName(match["stem"], int(match["number"]), int(match["count"])) if match else None
 
 
-SAMPLES = 64
+SAMPLE_COUNT = 64
 SAMPLE_BYTES = 64 * 1024
 _HEADER_BYTES = 1024 * 1024  # read whole if the header is not parsed
 
@@ -245,10 +245,10 @@ def _add_part(digest: blake3, path: Path, header_size: int) -> None:
         file.seek(0)
         digest.update(size.to_bytes(8, "little"))
         digest.update(file.read(header_size))
-        for number in range(SAMPLES):
+        for number in range(SAMPLE_COUNT):
             # The first sample starts after the header; the last ends with the file.
             first, last = header_size, max(header_size, size - SAMPLE_BYTES)
-            file.seek(first + (last - first) * number // (SAMPLES - 1))
+            file.seek(first + (last - first) * number // (SAMPLE_COUNT - 1))
             digest.update(file.read(SAMPLE_BYTES))
 
 

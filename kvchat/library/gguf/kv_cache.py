@@ -27,7 +27,7 @@ _HYBRID_PERIODS = {"minimax-01": 8, "qwen3next": 4, "qwen35": 4, "qwen35moe": 4,
 _HYBRID_BY_HEADS = {"lfm2", "lfm2moe", "plamo2", "jamba"}  # a layer without KV heads is recurrent
 _HYBRID_BY_HEADS |= {"bailingmoe3", "glm5-next", "granitehybrid", "kimi-k3", "kimi-linear"}
 _HYBRID_BY_HEADS_AND_FF = {"nemotron_h", "nemotron_h_moe"}  # likewise, and a layer with a feed-forward part is neither
-_BOTH = {"falcon-h1"}  # each layer has attention and recurrent state
+_ATTENTION_AND_STATE = {"falcon-h1"}  # each layer has attention and recurrent state
 
 # Sparse attention: an extra key row selects tokens. Its length in indexer keys, by architecture.
 _INDEX_KEYS = {"glm5-next": 3, "qwen4exp": 2}
@@ -58,17 +58,17 @@ def kv_layout(fields: GgufFields) -> KvLayout:
     blocks = fields.number("block_count")
     heads_key = "attention.head_count_kv" if fields.has("attention.head_count_kv") else "attention.head_count"
     kv_heads = fields.per_layer(heads_key, blocks)
-    attends, recurs = _kinds(fields, kv_heads)
+    attends, recurs = _layer_kinds(fields, kv_heads)
     slides = _sliding_layers(fields, blocks, recurs)
     state, indexed = _state_values(fields), _indexed_layers(fields, blocks)
     layers = []
     for layer in range(blocks):
-        keys, values = _row(fields, kv_heads[layer], slides[layer], indexed[layer]) if attends[layer] else (0, 0)
+        keys, values = _row_values(fields, kv_heads[layer], slides[layer], indexed[layer]) if attends[layer] else (0, 0)
         layers.append(LayerKv(keys, values, slides[layer], state if recurs[layer] else 0))
     return KvLayout(tuple(layers), _window_tokens(fields) if any(slides) else 0)
 
 
-def _kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], list[bool]]:
+def _layer_kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], list[bool]]:
     """Return which layers have attention, and which have recurrent state. May count too many."""
     architecture, blocks = fields.prefix, len(kv_heads)
     trunk = blocks - fields.number("nextn_predict_layers")  # later layers predict further tokens, unused here
@@ -79,10 +79,10 @@ def _kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], l
         return [False] * blocks, [False] * blocks
     if architecture in _RECURRENT:
         return [False] * blocks, in_trunk
-    if architecture in _BOTH:
+    if architecture in _ATTENTION_AND_STATE:
         return [True] * blocks, in_trunk
     if architecture in _HYBRID_PERIODS:
-        recurs = _by_period(fields, blocks)
+        recurs = _recurrent_layers(fields, blocks)
         attends = [in_trunk[layer] and not recurs[layer] for layer in range(blocks)]
         return attends, [recurs[layer] and in_trunk[layer] for layer in range(blocks)]
     if architecture in _HYBRID_BY_HEADS_AND_FF:
@@ -98,13 +98,13 @@ def _kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], l
     if not _state_values(fields):
         return attends, [False] * blocks
     names_period = fields.has("attention.recurrent_layers") or fields.has("full_attention_interval")
-    recurs = _by_period(fields, blocks) if names_period else [heads == 0 for heads in kv_heads]
+    recurs = _recurrent_layers(fields, blocks) if names_period else [heads == 0 for heads in kv_heads]
     if any(recurs):
         return [attention and not recurs[layer] for layer, attention in enumerate(attends)], recurs
     return attends, [True] * blocks  # unknown: an upper bound
 
 
-def _by_period(fields: GgufFields, blocks: int) -> list[bool]:
+def _recurrent_layers(fields: GgufFields, blocks: int) -> list[bool]:
     """Return which layers are recurrent, from the file's list or the attention interval."""
     if fields.has("attention.recurrent_layers"):
         return [flag != 0 for flag in fields.per_layer("attention.recurrent_layers", blocks)]
@@ -112,7 +112,7 @@ def _by_period(fields: GgufFields, blocks: int) -> list[bool]:
     return [(layer + 1) % period != 0 for layer in range(blocks)]
 
 
-def _row(fields: GgufFields, heads: int, slides: bool, indexed: bool) -> tuple[int, int]:
+def _row_values(fields: GgufFields, heads: int, slides: bool, indexed: bool) -> tuple[int, int]:
     """Return the number of values in one token's K and V rows, given the KV heads."""
     key_length, value_length = head_lengths(fields)
     if slides:
@@ -215,7 +215,7 @@ def kv_bytes(
     """Return the KV cache bytes for `n_ctx` tokens, which `slots` share. Raises ValueError for an unknown KV type."""
     if swa_full:
         layout = replace(layout, layers=tuple(replace(layer, is_sliding=False) for layer in layout.layers))
-    growing = math.ceil(kv_bytes_per_token(layout, kv_type_k, kv_type_v) * pad(n_ctx))
+    growing = math.ceil(kv_bytes_per_token(layout, kv_type_k, kv_type_v) * pad_to_cells(n_ctx))
     return growing + kv_fixed_bytes(layout, n_ctx, kv_type_k, kv_type_v, slots)
 
 
@@ -226,12 +226,12 @@ def kv_bytes_per_token(layout: KvLayout, kv_type_k: str = "f16", kv_type_v: str 
 
 def kv_fixed_bytes(layout: KvLayout, n_ctx: int, kv_type_k: str, kv_type_v: str, slots: int = 1) -> int:
     """Return the bytes of sliding windows (llama_kv_cache_iswa, without --swa-full) and of recurrent state."""
-    window = pad(min(n_ctx, slots * layout.window + BATCH_SIZE))
+    window = pad_to_cells(min(n_ctx, slots * layout.window + BATCH_SIZE))
     rows = sum(_row_bytes(layer, kv_type_k, kv_type_v) for layer in layout.layers if layer.is_sliding)
     return math.ceil(rows * window) + STATE_BYTES * slots * sum(layer.state for layer in layout.layers)
 
 
-def pad(tokens: int) -> int:
+def pad_to_cells(tokens: int) -> int:
     return -(-tokens // CELL_PADDING) * CELL_PADDING
 
 

@@ -22,7 +22,7 @@ HEADER_LIMIT = 512 * 1024 * 1024  # bytes; the largest headers known are about 3
 MAX_KEPT_ARRAY_LENGTH = 4096  # numeric arrays up to this length are kept; per-layer lists are far shorter
 STRING_LIMIT = 16 * 1024 * 1024  # bytes; chat templates are well under 1 MB
 DEFAULT_ALIGNMENT = 32
-FIRST_READ = 1024 * 1024
+FIRST_READ_BYTES = 1024 * 1024
 
 Scalar = int | float | bool | str
 Value = Scalar | tuple[Scalar, ...]
@@ -160,7 +160,7 @@ def unreadable(path: Path, error: OSError) -> NotAModel:
 
 
 def _parse(reader: _Reader, path: Path) -> GgufHeader:
-    if reader.take(4) != b"GGUF":
+    if reader.read(4) != b"GGUF":
         raise _BadHeader("no GGUF magic")
     version = reader.number(_U32)
     if version in (2 << 24, 3 << 24):
@@ -213,18 +213,18 @@ class _Reader:
         self._fill(self.position + n)
         self.position += n
 
-    def take(self, n: int) -> bytes:
+    def read(self, n: int) -> bytes:
         self.skip(n)
         return bytes(self._buffer[self.position - n : self.position])
 
     def number(self, layout: struct.Struct) -> Any:
-        return layout.unpack(self.take(layout.size))[0]
+        return layout.unpack(self.read(layout.size))[0]
 
     def string(self) -> str:
         length = self.number(_U64)
         if length > STRING_LIMIT:
             raise _BadHeader("string too long")
-        return self.take(length).decode("utf-8", "replace")
+        return self.read(length).decode("utf-8", "replace")
 
     def scalar(self, kind: int) -> Scalar:
         if kind == _STRING:
@@ -250,7 +250,7 @@ class _Reader:
         if end > HEADER_LIMIT:
             raise _BadHeader("header too long")
         while len(self._buffer) < end:
-            more = self._file.read(max(FIRST_READ, len(self._buffer), end - len(self._buffer)))
+            more = self._file.read(max(FIRST_READ_BYTES, len(self._buffer), end - len(self._buffer)))
             if not more:
                 raise _TruncatedFileError
             self._buffer += more

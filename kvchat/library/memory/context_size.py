@@ -10,7 +10,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from kvchat.engine.process.log import Placement
-from kvchat.library.memory.demand import MemoryBar, MemoryFacts, ModelDemand, margin, usable_bytes
+from kvchat.library.memory.demand import MemoryBar, MemoryFacts, ModelDemand, margin_bytes, usable_bytes
 from kvchat.text.formatting import format_day, format_size
 from kvchat.text.language import N_, _, end_sentence, format_number, join_sentences
 
@@ -94,7 +94,7 @@ class ContextChooser:
     def __init__(self, demand: ModelDemand, memory: MemoryFacts) -> None:
         self._demand, self._memory, self._facts = demand, memory, demand.facts
         self._min_tokens = min(MIN_CONTEXT, self._facts.trained_context)
-        self._trained_context = max(self._min_tokens, round_down(self._facts.trained_context))
+        self._trained_context = max(self._min_tokens, round_down_to_step(self._facts.trained_context))
         limit = demand.limit.tokens if demand.limit else self._trained_context
         self._max_tokens = max(self._min_tokens, min(self._trained_context, limit))
         self._no_gpu_layers = Placement(0, self._facts.block_count + 1)  # on the GPUs
@@ -107,9 +107,9 @@ class ContextChooser:
             return self._user_choice(requested)
         limit, most = self._demand.limit, self._max_tokens
         enough = min(most, SUFFICIENT_GPU_CONTEXT)
-        tokens = self._largest(most, whole_on_gpu=bool(self._memory.devices))
+        tokens = self._largest_fitting(most, whole_on_gpu=bool(self._memory.devices))
         if self._memory.devices and not (self._fit(tokens).is_whole_on_gpu and tokens >= enough):
-            tokens = self._largest(enough)
+            tokens = self._largest_fitting(enough)
         shown, trained = format_number(tokens), format_number(self._facts.trained_context)
         if not self._fit(tokens).fits:
             text = N_(
@@ -136,12 +136,12 @@ class ContextChooser:
         if self._fit(tokens).is_on_gpu:
             floor = min(SUFFICIENT_GPU_CONTEXT, self._trained_context)
             while tokens > floor:
-                tokens = max(floor, round_down(tokens // 2))
+                tokens = max(floor, round_down_to_step(tokens // 2))
                 steps.append(self._reduced_choice(tokens, choice))
             self._without_gpu = True
             steps.append(self._reduced_choice(tokens, choice))
         while tokens > self._min_tokens:
-            tokens = max(self._min_tokens, round_down(tokens // 2))
+            tokens = max(self._min_tokens, round_down_to_step(tokens // 2))
             steps.append(self._reduced_choice(tokens, choice))
         self._without_gpu = False
         return tuple(steps)
@@ -175,7 +175,7 @@ class ContextChooser:
         most, worthwhile = min(2 * tokens, self._max_tokens), tokens + tokens // MIN_GROWTH_DIVISOR
         was_whole = self._fit(tokens).is_whole_on_gpu
         for whole_on_gpu in (True, False) if was_whole else (False,):
-            larger = self._largest(most, whole_on_gpu)
+            larger = self._largest_fitting(most, whole_on_gpu)
             fit = self._fit(larger)
             if larger < worthwhile or not (fit.is_whole_on_gpu if whole_on_gpu else fit.fits):
                 continue
@@ -213,7 +213,7 @@ class ContextChooser:
         reason = _(text, tokens=format_number(tokens), more=more, less=less)
         return replace(self._choice(tokens, reason), offload_note="")
 
-    def _largest(self, limit: int, whole_on_gpu: bool = False) -> int:
+    def _largest_fitting(self, limit: int, whole_on_gpu: bool = False) -> int:
         """Return the largest context that fits, at least the minimum and at most `limit`."""
 
         def fits(tokens: int) -> bool:
@@ -271,10 +271,10 @@ class ContextChooser:
             text = N_(
                 "With this context, the model needs about {needed} of the {free} {place}; {margin} stays reserved."
             )
-            needed, free, reserved = map(format_size, (fit.needed, fit.free, margin(fit.free)))
+            needed, free, reserved = map(format_size, (fit.needed, fit.free, margin_bytes(fit.free)))
             share = _(text, needed=needed, free=free, place=self._place(tokens), margin=reserved)
         # Half of kvchat's margin: a slightly low estimate moves no layer off the GPU.
-        targets = [margin(device.free) // 2 for device in self._memory.devices if not self._without_gpu]
+        targets = [margin_bytes(device.free) // 2 for device in self._memory.devices if not self._without_gpu]
         return ContextChoice(
             tokens=tokens,
             reason=join_sentences(reason, shared),
@@ -294,5 +294,5 @@ def partial_offload_note(memory: MemoryFacts) -> str:
     return _("Part of the model runs outside {beside}, which is slower.", beside=memory.device_names)
 
 
-def round_down(tokens: int) -> int:
+def round_down_to_step(tokens: int) -> int:
     return tokens // STEP * STEP

@@ -9,14 +9,14 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from kvchat.engine.process.plan import BATCH_SIZE, CONTEXT_CHECKPOINTS
 from kvchat.library.gguf.facts import GgufFacts
-from kvchat.library.gguf.kv_cache import kv_bytes, kv_fixed_bytes, pad
+from kvchat.library.gguf.kv_cache import kv_bytes, kv_fixed_bytes, pad_to_cells
 from kvchat.system.files import atomic_write, read_json
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _, join_list, plural
@@ -92,7 +92,7 @@ class MemoryFacts:
 
 def available_memory(devices: Sequence[DeviceMemory] = (), root: Path = Path("/")) -> MemoryFacts:
     """Return the memory free now, capped by this process's cgroup. `root`: parent of /proc and /sys."""
-    memory, allowed = psutil.virtual_memory(), cgroup_room(root)
+    memory, allowed = psutil.virtual_memory(), cgroup_memory_left(root)
     if allowed is None or allowed >= memory.available:
         return MemoryFacts(memory.available, False, tuple(devices), memory.total)
     return MemoryFacts(allowed, True, tuple(devices), allowed)
@@ -108,7 +108,7 @@ def staging_room(held_bytes: int, root: Path = Path("/")) -> int:
     return memory.with_staging(held_bytes, held_bytes + memory.available).staging_beside(0, 0)
 
 
-def cgroup_room(root: Path = Path("/")) -> int | None:
+def cgroup_memory_left(root: Path = Path("/")) -> int | None:
     """Return the bytes this process's cgroup (v1 or v2) and its parents allow; None if unlimited."""
     try:
         groups = (root / "proc/self/cgroup").read_text("ascii").splitlines()
@@ -146,12 +146,12 @@ def on_battery() -> bool:
     return battery is not None and battery.power_plugged is False
 
 
-def margin(free: int) -> int:
+def margin_bytes(free: int) -> int:
     return min(free, round(max(MIN_MARGIN_BYTES, MARGIN_SHARE * free)))
 
 
 def usable_bytes(free: int) -> int:
-    return free - margin(free)
+    return free - margin_bytes(free)
 
 
 @dataclass(frozen=True)
@@ -214,12 +214,12 @@ class LoadLimit:
     """
 
     tokens: int
-    times: int  # failures at least a day apart
-    at: float  # last failure, in seconds since 1970 (like `until`)
+    failures: int  # failures at least a day apart
+    failed_at: float  # last failure, in seconds since 1970 (like `until`)
 
     @property
     def until(self) -> float:
-        return self.at + DAY_S * min(2.0 ** min(self.times - 1, 16), MAX_DAYS)
+        return self.failed_at + DAY_S * min(2.0 ** min(self.failures - 1, 16), MAX_DAYS)
 
 
 def limit_key(model: str, size: int, build: str, device: str) -> str:
@@ -239,11 +239,11 @@ class LoadLimits:
         entry = self._entries().get(key)
         return entry if entry is not None and self._is_in_force(entry) else None
 
-    def knows(self, size: int, build: str, device: str) -> bool:
+    def has_limit(self, size: int, build: str, device: str) -> bool:
         """True if a model of `size` bytes ran out of memory with this build and device type."""
         return any(key.endswith(limit_key("", size, build, device)) for key in self._entries())
 
-    def learn(self, key: str, tokens: int, *, out_of_memory: bool) -> LoadLimit | None:
+    def record_load(self, key: str, tokens: int, *, out_of_memory: bool) -> LoadLimit | None:
         """Record a load that succeeded with `tokens`; `out_of_memory`: after a larger one failed.
 
         A load above the limit removes it. Returns the limit now in force. If the file cannot be written, another
@@ -256,17 +256,21 @@ class LoadLimits:
         limit = None
         if out_of_memory:
             again = before is not None and not self._is_in_force(before)
-            times = (before.times if before is not None else 1) + again
-            limit = entries[key] = LoadLimit(tokens, times, self._clock())
+            failures = (before.failures if before is not None else 1) + again
+            limit = entries[key] = LoadLimit(tokens, failures, self._clock())
         newest = dict(list(entries.items())[-MAX_ENTRIES:])
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            stored = {
+                key: {"tokens": limit.tokens, "times": limit.failures, "at": limit.failed_at}
+                for key, limit in newest.items()
+            }
             with atomic_write(self._file) as new:
-                new.write_text(json.dumps({key: asdict(entry) for key, entry in newest.items()}, indent=1), "utf-8")
+                new.write_text(json.dumps(stored, indent=1), "utf-8")
         return limit
 
     def _is_in_force(self, entry: LoadLimit) -> bool:
-        return entry.at <= self._clock() < entry.until  # dates in the future are ignored
+        return entry.failed_at <= self._clock() < entry.until  # dates in the future are ignored
 
     def _entries(self) -> dict[str, LoadLimit]:
         try:
@@ -310,7 +314,7 @@ class ModelDemand:
             room = movable
         if not memory.devices or not on_gpu or room <= 0:
             parts = layers + weights.embedding, kv, compute, other + self.projector
-            gpus = [MemoryBar(device.name, device.free, margin(device.free), 0, 0, 0, 0) for device in memory.devices]
+            gpus = (MemoryBar(gpu.name, gpu.free, margin_bytes(gpu.free), 0, 0, 0, 0) for gpu in memory.devices)
             return (*gpus, self._computer_bar(memory, *parts))
         weights_beside = min(max(0, movable - room), movable - kv)
         kv_beside = max(0, movable - room - weights_beside)
@@ -319,15 +323,15 @@ class ModelDemand:
             part = device.free / memory.device_free
             on_device = round((movable - kv - weights_beside) * part), round((kv - kv_beside) * part)
             projector = round(self.projector * part)
-            bars.append(MemoryBar(device.name, device.free, margin(device.free), *on_device, compute, projector))
+            bars.append(MemoryBar(device.name, device.free, margin_bytes(device.free), *on_device, compute, projector))
         # A GPU's input buffers in main memory: mask and embeddings of a micro-batch (measured: Vulkan). Layers off the
         # GPU add almost nothing: it computes their prefill too, and decoding needs one row.
-        inputs = BATCH_SIZE * 4 * (pad(tokens) + 2 * self.facts.embedding_length)
+        inputs = BATCH_SIZE * 4 * (pad_to_cells(tokens) + 2 * self.facts.embedding_length)
         beside = weights.embedding + weights_beside, kv_beside, inputs, other
         return (*bars, self._computer_bar(memory, *beside))
 
     def _computer_bar(self, memory: MemoryFacts, weights: int, kv: int, compute: int, other: int) -> MemoryBar:
-        free, reserved = memory.available, margin(memory.available)
+        free, reserved = memory.available, margin_bytes(memory.available)
         staging = memory.staging_beside(weights + kv + compute + other, reserved)
         return MemoryBar(COMPUTER, free, reserved, weights, kv, compute, other, staging=staging)
 
@@ -340,5 +344,5 @@ class ModelDemand:
         activations = 5 * facts.embedding_length + 3 * facts.inner_length + 2 * facts.heads * facts.key_length
         size = 4 * BATCH_SIZE * activations
         if any(layer.keys for layer in facts.kv.layers):
-            size += BATCH_SIZE * 2 * pad(tokens)  # f16 mask
+            size += BATCH_SIZE * 2 * pad_to_cells(tokens)  # f16 mask
         return size

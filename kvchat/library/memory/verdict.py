@@ -8,7 +8,7 @@ from kvchat.library.memory.demand import ENGINE_BYTES, MemoryFacts, ModelDemand,
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, format_number, join_sentences
 
-COMFORTABLE = 8192  # tokens; with less, a long chat soon loses its beginning
+COMFORTABLE_CONTEXT = 8192  # tokens; with less, a long chat soon loses its beginning
 OVERHEAD_SHARE = 0.15  # of the weights, for buffers and a KV cache of some thousand tokens, if only the size is known
 
 
@@ -43,7 +43,7 @@ def judge(demand: ModelDemand, memory: MemoryFacts, requested: int | None = None
             Verdict.TIGHT,
             _("{tokens} tokens: set by you. {warning}", tokens=format_number(own.tokens), warning=own.warning),
         )
-    if choice.offload_note or choice.tokens < min(demand.facts.trained_context, COMFORTABLE):
+    if choice.offload_note or choice.tokens < min(demand.facts.trained_context, COMFORTABLE_CONTEXT):
         return Judgement(Verdict.TIGHT, choice.full_explanation)
     return Judgement(Verdict.FITS, choice.full_explanation)
 

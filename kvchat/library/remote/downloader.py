@@ -52,7 +52,7 @@ class DownloadFailed(KvchatError):
     """Downloading or storing files failed."""
 
 
-class Origin(Protocol):
+class DownloadSource(Protocol):
     name: str  # for messages
 
     def download(
@@ -77,16 +77,16 @@ class DownloadOrder:
             raise HubError(_("This file has an invalid name"), str(inside), _("Choose another file."))
         return models.joinpath(*pieces)
 
-    def partial(self, models: Path, part: HubPart) -> Path:
+    def partial_path(self, models: Path, part: HubPart) -> Path:
         target = self.target(models, part)
         return target.with_name(target.name + PART_SUFFIX)
 
-    def order_file(self, models: Path) -> Path:
+    def order_path(self, models: Path) -> Path:
         target = self.target(models)
         return target.with_name(target.name + ORDER_SUFFIX)
 
     def save(self, models: Path) -> None:
-        with atomic_write(self.order_file(models)) as new:
+        with atomic_write(self.order_path(models)) as new:
             new.write_text(json.dumps(dataclasses.asdict(self), indent=2), "utf-8")
 
     def is_downloaded(self, models: Path) -> bool:
@@ -95,7 +95,7 @@ class DownloadOrder:
 
     def bytes_done(self, models: Path) -> int:
         return sum(
-            min(part.size, max(file_size(self.partial(models, part)), file_size(self.target(models, part))))
+            min(part.size, max(file_size(self.partial_path(models, part)), file_size(self.target(models, part))))
             for part in self.file.parts
         )
 
@@ -106,26 +106,26 @@ def unfinished_orders(models: Path) -> Iterator[DownloadOrder]:
         if any(piece.startswith(".") for piece in path.relative_to(models).parts):
             continue
         order = _read_order(path)
-        if order is not None and order.order_file(models) == path and not order.is_downloaded(models):
+        if order is not None and order.order_path(models) == path and not order.is_downloaded(models):
             yield order
 
 
-def discard(order: DownloadOrder, models: Path) -> None:
+def discard_download(order: DownloadOrder, models: Path) -> None:
     """Delete the downloaded parts of an unfinished model. Raises OSError."""
-    order.order_file(models).unlink(missing_ok=True)
+    order.order_path(models).unlink(missing_ok=True)
     for part in order.file.parts:
-        order.partial(models, part).unlink(missing_ok=True)
+        order.partial_path(models, part).unlink(missing_ok=True)
     for folder in list(order.target(models).parents)[: 2 + order.file.parts[0].path.count("/")]:
         with contextlib.suppress(OSError):  # it is not empty
             folder.rmdir()
 
 
-async def fetch_model(order: DownloadOrder, models: Path, origin: Origin, on_progress: Progress) -> Path:
+async def fetch_model(order: DownloadOrder, models: Path, source: DownloadSource, on_progress: Progress) -> Path:
     """Download the missing parts, check hashes and move them into place; return the first file.
 
     Cancelling keeps what has arrived, for resuming. Raises HubError, DownloadFailed.
     """
-    target, order_file = order.target(models), order.order_file(models)
+    target, order_file = order.target(models), order.order_path(models)
     if target in _active_targets:
         raise DownloadFailed(
             _("This download is already in progress"),
@@ -141,18 +141,18 @@ async def fetch_model(order: DownloadOrder, models: Path, origin: Origin, on_pro
         stored_order = _read_order(order_file)
         if stored_order is not None and stored_order.file != order.file:  # another version's parts would fail the check
             for part in order.file.parts:
-                order.partial(models, part).unlink(missing_ok=True)
+                order.partial_path(models, part).unlink(missing_ok=True)
         _check_room(order, models)
         order.save(models)
         before, fetched = 0, []
         for part in order.file.parts:
             if file_size(order.target(models, part)) != part.size:  # equal after a kill during the final moves
-                download = _PartDownload(order, part, order.partial(models, part), origin, before, on_progress)
+                download = _PartDownload(order, part, order.partial_path(models, part), source, before, on_progress)
                 await download.run()
                 fetched.append(part)
             before += part.size
         for part in fetched:
-            order.partial(models, part).replace(order.target(models, part))
+            order.partial_path(models, part).replace(order.target(models, part))
         order_file.unlink()
     except OSError as error:
         raise disk_failure(target.parent, error) from error
@@ -171,7 +171,7 @@ class _PartDownload:
     order: DownloadOrder
     part: HubPart
     path: Path
-    origin: Origin
+    source: DownloadSource
     before: int  # bytes of the files before it
     on_progress: Progress
     done: int = 0
@@ -210,7 +210,7 @@ class _PartDownload:
     async def _stream(self, file: BinaryIO) -> None:
         """Read until the server closes. Raises Unreachable if that is too early."""
         order, part = self.order, self.part
-        async with self.origin.download(order.repository, order.revision, part.path, self.done) as response:
+        async with self.source.download(order.repository, order.revision, part.path, self.done) as response:
             if self.done and not response.headers.get("Content-Range", "").startswith(f"bytes {self.done}-"):
                 file.seek(0)  # the server ignored the range
                 file.truncate()
@@ -228,7 +228,7 @@ class _PartDownload:
 
     def _damaged(self) -> DownloadFailed:
         self.path.unlink()
-        path, name = self.part.path, self.origin.name
+        path, name = self.part.path, self.source.name
         return DownloadFailed(
             _("The download is damaged"),
             _("The hash of {path} does not match the one published by {name}.", path=path, name=name),
@@ -281,7 +281,7 @@ def _read_order(path: Path) -> DownloadOrder | None:
 
 
 async def fetch_on_own_loop(
-    order: DownloadOrder, folder: Path, origin: Origin, report: Callable[[int, float, bool], object]
+    order: DownloadOrder, folder: Path, source: DownloadSource, report: Callable[[int, float, bool], object]
 ) -> Path:
     """Run `fetch_model` with `run_on_own_loop`.
 
@@ -301,7 +301,7 @@ async def fetch_on_own_loop(
         with contextlib.suppress(RuntimeError):  # the caller's loop is closed
             caller.call_soon_threadsafe(report, done, rate, checking)
 
-    return await run_on_own_loop(fetch_model(order, folder, origin, on_progress))
+    return await run_on_own_loop(fetch_model(order, folder, source, on_progress))
 
 
 async def run_on_own_loop(coroutine: Coroutine[Any, Any, T]) -> T:

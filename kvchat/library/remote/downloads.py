@@ -8,7 +8,13 @@ from enum import Enum
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.library.remote.downloader import DownloadOrder, Origin, discard, fetch_on_own_loop, unfinished_orders
+from kvchat.library.remote.downloader import (
+    DownloadOrder,
+    DownloadSource,
+    discard_download,
+    fetch_on_own_loop,
+    unfinished_orders,
+)
 from kvchat.text.language import N_, _, join_sentences
 
 
@@ -47,10 +53,10 @@ class Download:
 class Downloads:
     """Belongs to one event loop."""
 
-    def __init__(self, models: Path, hub: Origin) -> None:
-        self._models, self._hub = models, hub
+    def __init__(self, models: Path, source: DownloadSource) -> None:
+        self._models, self._source = models, source
         self._listeners: list[Callable[[Download], object]] = []
-        self._turn = asyncio.Lock()  # one download at a time
+        self._one_at_a_time = asyncio.Lock()  # one download at a time
         self._running: dict[Path, asyncio.Task[None]] = {}
         self._stopping: dict[Path, asyncio.Task[None]] = {}  # stopping, perhaps with files still open
         self._downloads: dict[Path, Download] = {}
@@ -72,7 +78,7 @@ class Downloads:
             if path not in self._downloads:
                 self._set(Download(order, path, DownloadState.PAUSED, done))
 
-    def begin(self, order: DownloadOrder) -> Path:
+    def start(self, order: DownloadOrder) -> Path:
         """Start or resume a download; return its path. Raises HubError for an invalid file name."""
         path = order.target(self._models)
         download = self._downloads.get(path)
@@ -93,7 +99,7 @@ class Downloads:
         if ending := self._stopping.get(path):
             await asyncio.wait([ending])
         if download is not None and download.state is not DownloadState.DONE:
-            await asyncio.to_thread(discard, download.order, self._models)
+            await asyncio.to_thread(discard_download, download.order, self._models)
 
     async def close(self) -> None:
         for path in tuple(self._running):
@@ -121,8 +127,8 @@ class Downloads:
 
         error: Exception | None = None
         try:
-            async with self._turn:
-                await fetch_on_own_loop(order, self._models, self._hub, report)
+            async with self._one_at_a_time:
+                await fetch_on_own_loop(order, self._models, self._source, report)
         except Exception as failure:
             error = failure
         if self._running.get(path) is task:  # not paused or removed meanwhile

@@ -51,7 +51,7 @@ class Release:
 
     tag: str
     files: tuple[HubPart, ...]
-    preview: bool = False
+    is_prerelease: bool = False
 
 
 class GitHub:
@@ -121,8 +121,8 @@ def _parse_release(entry: dict[str, Any]) -> Release:
     return Release(str(entry["tag_name"]), tuple(files), bool(entry["prerelease"]))
 
 
-REPOSITORY = "ggml-org/llama.cpp"
-_NAME = re.compile(r"llama-(b\d+)-bin-(ubuntu|win|macos)-(?:(.+)-)?(x64|arm64)\.(?:zip|tar\.gz)")
+LLAMA_CPP_REPOSITORY = "ggml-org/llama.cpp"
+_BUILD_NAME = re.compile(r"llama-(b\d+)-bin-(ubuntu|win|macos)-(?:(.+)-)?(x64|arm64)\.(?:zip|tar\.gz)")
 _SYSTEMS = {"linux": "ubuntu", "win32": "win", "darwin": "macos"}
 _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 _BACKENDS = {
@@ -173,7 +173,7 @@ def _builds(release: Release, backend: Backend, system: str, machine: str) -> li
     """List the builds in a release, oldest backend version first: it runs with most drivers."""
     platform_names, builds = (_SYSTEMS.get(system), _MACHINES.get(machine.lower())), []
     for file in release.files:
-        match = _NAME.fullmatch(file.path)
+        match = _BUILD_NAME.fullmatch(file.path)
         if match is None or (match[2], match[4]) != platform_names:
             continue
         flavour = match[3] or ("metal" if system == "darwin" else "")
@@ -182,19 +182,19 @@ def _builds(release: Release, backend: Backend, system: str, machine: str) -> li
             libraries = [file for file in release.files if file.path in names][:1]
             parts = HubFile(f"llama.cpp-{match[1]}-{flavour}", "", (file, *libraries))
             version = tuple(map(int, re.findall(r"\d+", flavour)))
-            builds.append((version, flavour, DownloadOrder(REPOSITORY, release.tag, parts)))
+            builds.append((version, flavour, DownloadOrder(LLAMA_CPP_REPOSITORY, release.tag, parts)))
     return [build for *_, build in sorted(builds, key=itemgetter(0, 1))]
 
 
-_KVCHAT = "kvchat/kvchat"
+_KVCHAT_REPOSITORY = "kvchat/kvchat"
 UPDATE_INTERVAL_S = 86_400.0
 _CHECK_INTERVAL_S = 600.0
-_CHECKED = "asked-for-updates"  # in the state folder; mtime: last check
+_CHECK_MARKER = "asked-for-updates"  # in the state folder; mtime: last check
 
 
 async def watch_updates(state: Path, is_enabled: Callable[[], bool], notify: Callable[[str, str], None]) -> None:
     """Check for new versions forever; call `notify` with the number and page of each."""
-    checked = state / _CHECKED
+    checked = state / _CHECK_MARKER
 
     def is_due() -> bool:
         if checked.exists() and 0 <= time.time() - checked.stat().st_mtime < UPDATE_INTERVAL_S:
@@ -205,13 +205,13 @@ async def watch_updates(state: Path, is_enabled: Callable[[], bool], notify: Cal
     while True:
         with contextlib.suppress(OSError, KvchatError):  # a background check: retried tomorrow
             if is_enabled() and await asyncio.to_thread(is_due) and (tag := await newer_tag()):
-                notify(tag.removeprefix("v"), f"{GitHub().page(_KVCHAT)}/tag/{tag}")
+                notify(tag.removeprefix("v"), f"{GitHub().page(_KVCHAT_REPOSITORY)}/tag/{tag}")
         await asyncio.sleep(_CHECK_INTERVAL_S)
 
 
 async def newer_tag() -> str:
     """Return the newest release's tag if newer than this kvchat, else "". Raises KvchatError."""
-    tags = [release.tag for release in await GitHub().releases(_KVCHAT) if not release.preview]
+    tags = [release.tag for release in await GitHub().releases(_KVCHAT_REPOSITORY) if not release.is_prerelease]
     newest = max(tags, key=_version_order, default="")
     return newest if _version_order(newest) > _version_order(__version__) else ""
 

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from kvchat import __version__
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import part_name
-from kvchat.library.model_files import is_projector, projector_for, quantisation_in
+from kvchat.library.model_files import is_projector, match_projector, quantisation_in
 from kvchat.system.files import parse_json, read_limited
 from kvchat.system.secret_store import SecretStore
 from kvchat.text.language import N_, _
@@ -28,7 +28,7 @@ from kvchat.text.language import N_, _
 if TYPE_CHECKING:
     import httpx2
 
-HOME = "https://huggingface.co"
+DEFAULT_ENDPOINT = "https://huggingface.co"
 MAX_RESULTS = 40
 TIMEOUT_S = 20.0  # without data
 MAX_RESPONSE_BYTES = 32_000_000
@@ -134,7 +134,7 @@ class Hub:
 
     @property
     def endpoint(self) -> str:
-        return (os.environ.get("HF_ENDPOINT") or HOME).rstrip("/")
+        return (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
 
     def page(self, repository: str) -> str:
         return f"{self.endpoint}/{repository}"
@@ -276,14 +276,14 @@ def _parse_files(entries: Iterable[dict[str, Any]]) -> tuple[HubFile, ...]:
             folder = PurePosixPath(path).parent
             beside = {PurePosixPath(other).name: other for other in parts if PurePosixPath(other).parent == folder}
             models = [name for name in beside if not is_projector(name)]
-            if projector := projector_for(PurePosixPath(path).name, models, list(filter(is_projector, beside))):
+            if projector := match_projector(PurePosixPath(path).name, models, list(filter(is_projector, beside))):
                 own.append(parts[beside[projector]])
             files.append(HubFile(name, quantisation_in(name), tuple(own)))
     return tuple(sorted(files, key=lambda file: (file.size, file.name)))
 
 
-ACCOUNT = "Hugging Face access token"
-FILE_NAME = "huggingface-token"
+TOKEN_ACCOUNT = "Hugging Face access token"
+TOKEN_FILE_NAME = "huggingface-token"
 EXTERNAL_LOCATION = N_("HF_TOKEN or the Hugging Face command-line tool")
 
 
@@ -301,7 +301,7 @@ class TokenStore:
     """
 
     def __init__(self, config: Path) -> None:
-        self._store = SecretStore(ACCOUNT, config / FILE_NAME)
+        self._store = SecretStore(TOKEN_ACCOUNT, config / TOKEN_FILE_NAME)
         self._token: AccessToken | None = None
         self._is_loaded = False
 

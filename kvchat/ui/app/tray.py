@@ -290,12 +290,12 @@ async def close_with_progress(runtime: Runtime) -> None:
     closing, box = asyncio.ensure_future(runtime.close()), None
     await asyncio.wait({closing}, timeout=SHOWN_AFTER_S)
     while not closing.done():
-        if box is None and runtime.unfinished:
+        if box is None and runtime.pending_save:
             box = ShutdownDialog()
             box.quit_button.clicked.connect(runtime.cancel_saving)
             box.show()
         if box is not None:
-            box.show_progress(runtime.unfinished)
+            box.show_progress(runtime.pending_save)
         await asyncio.wait({closing}, timeout=UPDATED_EVERY_S)
     if box is not None:
         box.accept()

@@ -353,7 +353,7 @@ class DownloadView(QFrame):
     def _resume(self) -> None:
         order = self.download.order
         what = join_list((order.file.name, format_size(self.download.total - self.download.downloaded_bytes)))
-        ask_if_metered(self._window, self._window.run, what, lambda: self._downloads.begin(order))
+        ask_if_metered(self._window, self._window.run, what, lambda: self._downloads.start(order))
 
     def _ask_remove(self) -> None:
         download, window, remove = self.download, self._window, self._owner.remove

@@ -96,7 +96,7 @@ class LibraryWindow(Panel):
 
     async def _read(self, prepared: PreparedSet) -> None:
         try:
-            await self._library.read(prepared)
+            await self._library.process(prepared)
         except KvchatError as error:
             self._errors[prepared.id] = error
             raise

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 async def prepare(stage: Stage, folder: Path, name: str = "Manual") -> PreparedSet:
     library = stage.service.library
-    return await library.read(await library.add([folder], name))
+    return await library.process(await library.add([folder], name))
 
 
 async def start_chat(stage: Stage, prepared: PreparedSet) -> str:
@@ -69,7 +69,7 @@ async def test_interrupted_reading_resumes_at_the_last_save_if_states_cannot_be_
     monkeypatch.setattr(prefill, "MIN_PART", 300)
     library = stage.service.library
     added = await library.add([folder], "Manual")
-    task = asyncio.ensure_future(library.read(added))
+    task = asyncio.ensure_future(library.process(added))
     await stage.until(lambda: (reading := library.reading.get(added.id)) and reading.done_tokens > 600)
     library.stop()  # as when kvchat ends
     with pytest.raises(asyncio.CancelledError):
@@ -77,7 +77,7 @@ async def test_interrupted_reading_resumes_at_the_last_save_if_states_cannot_be_
     saved = max(point.n_tokens for point in stage.save_points())
     stage.slots.forget()
     before = len(stage.requests("/completion"))
-    prepared = await library.read(added)
+    prepared = await library.process(added)
     requests = stage.requests("/completion")[before:]
     assert min(len(body["prompt"]) for body in requests) > saved >= 300  # type: ignore[arg-type]
     receipt = await stage.answered(await start_chat(stage, prepared), "What of the boat?")
@@ -88,7 +88,7 @@ async def test_question_in_a_chat_goes_first(stage: Stage, folder: Path) -> None
     library, chat = stage.service.library, await stage.answered_chat()
     added, before = await library.add([folder], "Manual"), len(stage.requests("/completion"))
     stage.fake.set(FAKE_HOLD_DURING="prefill")
-    task = asyncio.ensure_future(library.read(added))
+    task = asyncio.ensure_future(library.process(added))
     await stage.until(lambda: len(stage.requests("/completion")) > before)
     reply = stage.service.send(chat, "And then?")
     await stage.until(lambda: stage.slots._pending)
@@ -107,7 +107,7 @@ async def test_changed_files_are_listed_and_read_again(stage: Stage, folder: Pat
     assert (await file_changes(stage)).text == "1 file changed, 1 added"
     stage.slots.forget()
     before = len(stage.requests("/completion"))
-    now = await stage.service.library.read(prepared)
+    now = await stage.service.library.process(prepared)
     await stage.idle()
     assert stage.requests("/slots/0?action=restore")
     assert now.tokens > prepared.tokens
@@ -127,7 +127,7 @@ async def test_documents_of_a_chat_stay_known(stage: Stage, folder: Path) -> Non
     await stage.service.options.change_system_prompt(chat, "Be brief.")
     assert await library.chat_documents(chat) == ChatDocuments(NAMES, prepared, is_current=True)
     (folder / "b.md").write_text("The lake. " + STORY)
-    now = await library.read(prepared)
+    now = await library.process(prepared)
     assert await library.chat_documents(chat) == ChatDocuments(NAMES, now, is_current=False)
     assert [status.changes for status in await library.statuses(None, (), now)] == [FileChanges()]
     await library.remove(now)

@@ -342,7 +342,7 @@ async def test_quitting_states_the_pending_save_and_can_skip_it(stage: Stage) ->
     await future
     closing = asyncio.create_task(stage.runtime.close())
     await asyncio.sleep(0)
-    unfinished = stage.runtime.unfinished
+    unfinished = stage.runtime.pending_save
     assert unfinished.bytes > 0
     assert unfinished.seconds is not None
     assert ", about " in unfinished.description
@@ -370,7 +370,7 @@ async def test_absorbing_can_be_skipped_when_quitting(stage: Stage) -> None:
     await stage.until(lambda: calls)
     await future
     closing = asyncio.create_task(stage.runtime.close())
-    await stage.until(lambda: stage.runtime.unfinished)
+    await stage.until(lambda: stage.runtime.pending_save)
     stage.runtime.cancel_saving()
     await closing
     assert stage.kept().absorbed() == 0

@@ -13,7 +13,7 @@ from kvchat.library.memory.context_size import (
     ContextChooser,
     slots_for,
 )
-from kvchat.library.memory.demand import DeviceMemory, LoadLimit, MemoryFacts, ModelDemand, margin
+from kvchat.library.memory.demand import DeviceMemory, LoadLimit, MemoryFacts, ModelDemand, margin_bytes
 from kvchat.settings import GB
 from kvchat.text.formatting import format_size
 from tests.library.gguf_files import LLAMA, write_gguf
@@ -96,10 +96,10 @@ def test_small_gpu_gets_part_of_the_model(large: GgufFacts) -> None:
     choice = choose(large, with_gpus(64, 6))
     assert (choice.tokens, choice.fits) == (SUFFICIENT_GPU_CONTEXT, True)
     assert choice.offload_note == "Part of the model runs outside the GPU, which is slower."
-    assert choice.fit_target == margin(6 * GB) // 2
+    assert choice.fit_target == margin_bytes(6 * GB) // 2
     gpu, memory = choice.bars
     assert gpu.unused == pytest.approx(0, abs=10), "the engine's own distribution is not known yet"
-    assert gpu.margin == margin(6 * GB)
+    assert gpu.margin == margin_bytes(6 * GB)
     assert memory.weights > 295_000_000
     assert sum(bar.kv for bar in choice.bars) == choice.kv_bytes == 131_072 * SUFFICIENT_GPU_CONTEXT
 
@@ -118,7 +118,7 @@ def test_placement_by_the_engine_is_described(large: GgufFacts) -> None:
 def test_shared_gpu_memory_counts_once(large: GgufFacts) -> None:
     choice = choose(large, with_gpus(8, 11, kind="MTL"))
     assert choice.tokens < choose(large, with_gpus(8, 11)).tokens
-    assert sum(bar.needed for bar in choice.bars) <= 8 * GB - margin(8 * GB)
+    assert sum(bar.needed for bar in choice.bars) <= 8 * GB - margin_bytes(8 * GB)
 
 
 def test_staging_uses_only_what_the_model_leaves(large: GgufFacts) -> None:

@@ -9,7 +9,7 @@ from kvchat.library.memory.demand import (
     LoadLimits,
     MemoryFacts,
     available_memory,
-    cgroup_room,
+    cgroup_memory_left,
     limit_key,
     on_battery,
     staging_room,
@@ -33,7 +33,7 @@ def test_cgroup_v2_counts_parents_but_not_page_cache(tmp_path: Path) -> None:
     fake_group(tmp_path, group, f"{V2}/outer/inner", memory__max="max\n", memory__current="9\n")
     limits = {"memory__max": f"{100 * MIB}\n", "memory__current": f"{70 * MIB}\n", "memory__stat": stat}
     fake_group(tmp_path, group, f"{V2}/outer", **limits)
-    assert cgroup_room(tmp_path) == 50 * MIB
+    assert cgroup_memory_left(tmp_path) == 50 * MIB
     memory = available_memory(root=tmp_path)
     assert (memory.available, memory.is_limited) == (50 * MIB, True)
 
@@ -47,12 +47,12 @@ def test_cgroup_v2_counts_parents_but_not_page_cache(tmp_path: Path) -> None:
     ],
 )
 def test_cgroup_limits(tmp_path: Path, cgroup: str, folder: str, files: tuple[str, str], room: int | None) -> None:
-    assert cgroup_room(tmp_path) is None
+    assert cgroup_memory_left(tmp_path) is None
     names = ("memory__max", "memory__current")
     if folder.startswith(V1):
         names = ("memory__limit_in_bytes", "memory__usage_in_bytes")
     fake_group(tmp_path, cgroup, folder, **dict(zip(names, files, strict=True)))
-    assert cgroup_room(tmp_path) == room
+    assert cgroup_memory_left(tmp_path) == room
 
 
 @pytest.mark.parametrize(
@@ -109,20 +109,20 @@ def limits(tmp_path: Path, clock: Clock) -> LoadLimits:
 
 def test_limit_applies_to_the_same_circumstances(limits: LoadLimits, clock: Clock) -> None:
     assert limits.find(HERE) is None
-    assert limits.learn(HERE, 8192, out_of_memory=True) == limits.find(HERE) == LoadLimit(8192, 1, clock.now)
+    assert limits.record_load(HERE, 8192, out_of_memory=True) == limits.find(HERE) == LoadLimit(8192, 1, clock.now)
     for other in (("other", "version: 1", "CUDA"), ("model", "version: 2", "CUDA"), ("model", "version: 1", "CPU")):
         assert limits.find(limit_key(other[0], SIZE, *other[1:])) is None
-    assert limits.knows(SIZE, "version: 1", "CUDA")
-    assert not limits.knows(SIZE + 1, "version: 1", "CUDA")
+    assert limits.has_limit(SIZE, "version: 1", "CUDA")
+    assert not limits.has_limit(SIZE + 1, "version: 1", "CUDA")
 
 
 def test_retry_after_a_day_then_twice_as_long(limits: LoadLimits, clock: Clock) -> None:
     waits = []
     for _ in range(8):
-        limit = limits.learn(HERE, 8192, out_of_memory=True)
+        limit = limits.record_load(HERE, 8192, out_of_memory=True)
         assert limit is not None
         waits.append((limit.until - clock.now) / DAY_S)
-        assert limits.learn(HERE, 8192, out_of_memory=True) == limit, "within that time it counts once"
+        assert limits.record_load(HERE, 8192, out_of_memory=True) == limit, "within that time it counts once"
         clock.now = limit.until - 1
         assert limits.find(HERE) == limit
         clock.now = limit.until
@@ -131,11 +131,11 @@ def test_retry_after_a_day_then_twice_as_long(limits: LoadLimits, clock: Clock) 
 
 
 def test_larger_load_removes_the_limit(limits: LoadLimits, clock: Clock) -> None:
-    limits.learn(HERE, 8192, out_of_memory=True)
-    assert limits.learn(HERE, 8192, out_of_memory=False) == limits.find(HERE) is not None
-    assert limits.learn(HERE, 8448, out_of_memory=False) is None
+    limits.record_load(HERE, 8192, out_of_memory=True)
+    assert limits.record_load(HERE, 8192, out_of_memory=False) == limits.find(HERE) is not None
+    assert limits.record_load(HERE, 8448, out_of_memory=False) is None
     assert limits.find(HERE) is None
-    limits.learn(HERE, 8192, out_of_memory=True)
+    limits.record_load(HERE, 8192, out_of_memory=True)
     clock.now -= 60
     assert limits.find(HERE) is None, "a date to come is not believed"
 
@@ -147,5 +147,5 @@ def test_damaged_limit_file_is_ignored(limits: LoadLimits, tmp_path: Path, text:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "limits.json").write_text(text)
     assert limits.find(HERE) is None
-    limits.learn(HERE, 8192, out_of_memory=True)
+    limits.record_load(HERE, 8192, out_of_memory=True)
     assert limits.find(HERE) is not None

@@ -18,7 +18,13 @@ import pytest
 
 from kvchat.library.remote import downloader
 from kvchat.library.remote import hub as hub_module
-from kvchat.library.remote.downloader import DownloadFailed, DownloadOrder, discard, fetch_model, unfinished_orders
+from kvchat.library.remote.downloader import (
+    DownloadFailed,
+    DownloadOrder,
+    discard_download,
+    fetch_model,
+    unfinished_orders,
+)
 from kvchat.library.remote.hub import AccessNeeded, Hub, HubError, HubFile, HubPart, Unreachable
 from tests.library.fake_hub import REVISION, TOKEN, FakeHub
 
@@ -145,7 +151,7 @@ async def test_cut_connections_are_retried(hub: Hub, served: FakeHub, tmp_path: 
     with pytest.raises(Unreachable):
         await fetch(hub, tmp_path)
     assert order().bytes_done(tmp_path) == 700_000
-    discard(order(), tmp_path)
+    discard_download(order(), tmp_path)
     assert not any(tmp_path.iterdir())  # noqa: ASYNC240
     served.requests.clear()
     served.cut_after = [700_000, 0, 900_000, 1]
@@ -169,7 +175,7 @@ async def test_stalled_connection_is_replaced(
 
 async def test_damage_on_disk_is_detected(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     await fetch_half(hub, served, tmp_path)
-    partial = order().partial(tmp_path, order().file.parts[0])
+    partial = order().partial_path(tmp_path, order().file.parts[0])
     content = bytearray(partial.read_bytes())
     content[1000] ^= 1
     partial.write_bytes(content)
@@ -227,7 +233,7 @@ async def test_disk_space_is_checked_before_the_download(
     with pytest.raises(DownloadFailed, match="Not enough disk space"):
         await fetch(hub, tmp_path)
     assert served.requests == []
-    partial = order().partial(tmp_path, order().file.parts[0])
+    partial = order().partial_path(tmp_path, order().file.parts[0])
     partial.write_bytes(CONTENT[:1_500_000])
     assert (await fetch(hub, tmp_path)).read_bytes() == CONTENT, "existing bytes need no space"
     error = downloader.disk_failure(tmp_path, OSError(errno.ENOSPC, "No space left on device"))
@@ -256,11 +262,11 @@ async def test_kill_during_the_final_moves(hub: Hub, served: FakeHub, tmp_path: 
     names = [f"Thing-Q8_0-{number:05}-of-00002.gguf" for number in (1, 2)]
     served.repositories[REPOSITORY] = dict.fromkeys(names, CONTENT)
     split = order(*names)
-    split.order_file(tmp_path).parent.mkdir(parents=True)
+    split.order_path(tmp_path).parent.mkdir(parents=True)
     split.save(tmp_path)
     first, second = split.file.parts
     split.target(tmp_path, first).write_bytes(CONTENT)
-    split.partial(tmp_path, second).write_bytes(CONTENT)
+    split.partial_path(tmp_path, second).write_bytes(CONTENT)
     (left,) = unfinished_orders(tmp_path)
     assert left.bytes_done(tmp_path) == left.file.size
     await fetch(hub, tmp_path, left)

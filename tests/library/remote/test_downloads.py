@@ -45,15 +45,15 @@ async def watched(served: FakeHub, tmp_path: Path) -> AsyncIterator[Watched]:
 async def begin_and_hold(watched: Watched, served: FakeHub) -> Path:
     """Begin a download that stops half-way."""
     served.hold_at = 1_000_000
-    path = watched.downloads.begin(order())
+    path = watched.downloads.start(order())
     await watched.until(path, lambda download: download.downloaded_bytes > 0)
     return path
 
 
 async def test_downloads_run_one_at_a_time_and_can_be_paused(watched: Watched, served: FakeHub) -> None:
     first = await begin_and_hold(watched, served)
-    second = watched.downloads.begin(order("b.gguf"))
-    assert watched.downloads.begin(order()) == first, "it runs already"
+    second = watched.downloads.start(order("b.gguf"))
+    assert watched.downloads.start(order()) == first, "it runs already"
     assert watched.now(second).state is DownloadState.WAITING
     assert len(served.downloads) == 1
     watched.downloads.pause(first)
@@ -65,8 +65,8 @@ async def test_downloads_run_one_at_a_time_and_can_be_paused(watched: Watched, s
     assert (found[first].state, found[first].total) == (DownloadState.PAUSED, len(CONTENT))
     assert found[first].downloaded_bytes > 0
     assert len(served.requests) == requests, "the next start fetches nothing"
-    later.downloads.begin(order())
-    later.downloads.begin(order("b.gguf"))
+    later.downloads.start(order())
+    later.downloads.start(order("b.gguf"))
     served.go_on.set()
     assert (await later.until_state(first, DownloadState.DONE)).downloaded_bytes == len(CONTENT)
     await later.until_state(second, DownloadState.DONE)
@@ -81,7 +81,7 @@ async def test_remove_deletes_only_unfinished_downloads(watched: Watched, served
     assert watched.downloads.all() == ()
     assert files_in(watched.models) == []
     served.hold_at = None
-    watched.downloads.begin(order())
+    watched.downloads.start(order())
     await watched.until_state(path, DownloadState.DONE)
     await watched.downloads.remove(path)
     assert path.read_bytes() == CONTENT
@@ -89,10 +89,10 @@ async def test_remove_deletes_only_unfinished_downloads(watched: Watched, served
 
 async def test_failed_download_can_be_retried(watched: Watched, served: FakeHub) -> None:
     served.gated.add(REPOSITORY)
-    path = watched.downloads.begin(order())
+    path = watched.downloads.start(order())
     failed = await watched.until_state(path, DownloadState.FAILED)
     assert failed.error is not None
     assert "requires an access token" in failed.error.title
     served.gated.clear()
-    watched.downloads.begin(order())
+    watched.downloads.start(order())
     assert (await watched.until_state(path, DownloadState.DONE)).error is None

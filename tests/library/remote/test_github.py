@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.engine.discovery.graphics import Backend, GpuVendor, Graphics
 from kvchat.library.remote import github as github_module
-from kvchat.library.remote.github import REPOSITORY, GitHub, Release, approximate_size, backend_of, builds_for
+from kvchat.library.remote.github import LLAMA_CPP_REPOSITORY, GitHub, Release, approximate_size, backend_of, builds_for
 from kvchat.library.remote.hub import HubError, HubPart, Unreachable
 from tests.library.fake_hub import FakeHub
 
@@ -87,8 +87,8 @@ def test_build_names_and_sizes() -> None:
 async def test_releases_of_github(github: FakeHub) -> None:
     github.releases = {"b2": {"one.zip": b"1"}, "v1": {"two.zip": b"22"}}
     github.claims["one.zip"] = "f" * 64
-    assert await GitHub().releases(REPOSITORY) == (
-        Release("b2", (HubPart("one.zip", 1, "f" * 64),), preview=True),
+    assert await GitHub().releases(LLAMA_CPP_REPOSITORY) == (
+        Release("b2", (HubPart("one.zip", 1, "f" * 64),), is_prerelease=True),
         Release("v1", (HubPart("two.zip", 2, "785f3ec7eb32f30b90cd0fcf3657d388b5ff4297f2f9716ff66e9b69c05ddd09"),)),
     )
     asked = github.requests[0]
@@ -107,17 +107,17 @@ async def test_releases_of_github(github: FakeHub) -> None:
 async def test_http_errors_of_github(github: FakeHub, status: int, kind: type[HubError], message: str) -> None:
     github.status = status
     with pytest.raises(kind) as caught:
-        await GitHub().releases(REPOSITORY)
+        await GitHub().releases(LLAMA_CPP_REPOSITORY)
     assert message in str(caught.value)
 
 
 async def test_invalid_response_and_no_network(github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     github.makes_sense = False
     with pytest.raises(HubError, match="response is invalid"):
-        await GitHub().releases(REPOSITORY)
+        await GitHub().releases(LLAMA_CPP_REPOSITORY)
     monkeypatch.setenv("GITHUB_API_URL", "http://127.0.0.1:9")
     with pytest.raises(Unreachable, match="GitHub cannot be reached"):
-        await GitHub().releases(REPOSITORY)
+        await GitHub().releases(LLAMA_CPP_REPOSITORY)
 
 
 def released(github: FakeHub, *tags: str) -> None:

@@ -16,8 +16,8 @@ from keyring.backends import fail, null
 from kvchat.errors import KvchatError
 from kvchat.library.remote.hub import (
     EXTERNAL_LOCATION,
-    FILE_NAME,
     MAX_RESPONSE_BYTES,
+    TOKEN_FILE_NAME,
     AccessNeeded,
     AccessToken,
     Hub,
@@ -188,7 +188,7 @@ def test_keyring_is_preferred_to_a_file(tmp_path: Path) -> None:
     store = TokenStore(tmp_path)
     assert store.save(f" {TOKEN}\n") == SecretLocation.KEYRING.value
     assert store.load() == AccessToken(TOKEN, SecretLocation.KEYRING.value)
-    assert not (tmp_path / FILE_NAME).exists()
+    assert not (tmp_path / TOKEN_FILE_NAME).exists()
     store.forget()
     assert store.load() is None
     assert backend.stored == {}
@@ -203,7 +203,7 @@ def test_private_file_without_a_keyring(
     keyring.set_keyring(backend())
     store = TokenStore(tmp_path / "config")
     assert store.save(TOKEN) == SecretLocation.FILE.value
-    file = tmp_path / "config" / FILE_NAME
+    file = tmp_path / "config" / TOKEN_FILE_NAME
     assert file.stat().st_mode & 0o777 == 0o600
     found = TokenStore(tmp_path / "config").load()
     assert found == AccessToken(TOKEN, SecretLocation.FILE.value)

@@ -9,7 +9,7 @@ from PySide6.QtGui import QTextCursor
 from PySide6.QtTest import QTest
 
 from kvchat.chat.record.messages import Role
-from kvchat.cli.owned import Commands
+from kvchat.cli.owned import CommandRunner
 from kvchat.settings import load_settings
 from kvchat.system.owner import InstanceLock
 from kvchat.system.paths import resolve_paths
@@ -29,13 +29,13 @@ async def opened(home: Home, look: Look) -> AsyncIterator[Open]:
     paths = resolve_paths({"KVCHAT_HOME": str(home.folder)})
     async with begun(home.folder, load_settings(paths.settings_file), look) as window:
         await window.runtime.engine.ready()
-        ownership, commands = InstanceLock(paths.data, "the kvchat window"), Commands(paths, "the kvchat window")
+        ownership, runner = InstanceLock(paths.data, "the kvchat window"), CommandRunner(paths, "the kvchat window")
         assert ownership.claim()
-        commands.open_runtime = window.runtime
-        ownership.listen(commands.serve_connection)
+        runner.open_runtime = window.runtime
+        ownership.listen(runner.serve_connection)
         yield window
         ownership.stop_listening()
-        await commands.close()
+        await runner.close()
         ownership.release()
 
 

@@ -144,7 +144,7 @@ async def test_a_chat_says_what_it_stands_on_and_leads_there(
     furnished.events.publish(LibraryChanged())
     told = "2 files changed since it was processed"
     await until(lambda: line.accessibleName() == f"Documents: 桥梁 🌉 · 3 documents, {told}")
-    await library.read(manual)
+    await library.process(manual)
     await until(lambda: line.accessibleName().endswith("updated since; this chat keeps the version it started with"))
     await library.remove(manual)
     await until(lambda: line.accessibleName() == "Documents: 3 documents, no longer in the library")
