@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation
@@ -13,7 +14,15 @@ from kvchat.chat.search import find, index_batch
 from kvchat.cli import arguments
 from kvchat.cli.options import STANDARD_STREAM, Options, read_passphrase
 from kvchat.cli.owned import CommandRunner
-from kvchat.cli.terminal import format_columns, print_err, print_out, print_result, show_progress, stdout_is_tty
+from kvchat.cli.terminal import (
+    format_columns,
+    pick_attributes,
+    print_err,
+    print_out,
+    print_result,
+    show_progress,
+    stdout_is_tty,
+)
 from kvchat.errors import KvchatError
 from kvchat.system.paths import resolve_paths
 from kvchat.text.formatting import format_size, format_timestamp, one_line
@@ -52,7 +61,12 @@ def list_chats(options: arguments.JsonOptions) -> int:
     with _open_database() as database:
         chats = database.conversations()
     lines = format_columns(list(map(_chat_row, chats))) or [_("No chats yet. Run `kvchat ask` to start one.")]
-    return print_result(options.as_json, {"chats": chats}, lines)
+    return print_result(options.as_json, {"chats": list(map(_json_fields, chats))}, lines)
+
+
+def _json_fields(chat: Conversation) -> dict[str, Any]:
+    names = ("id", "title", "title_by_user", "created_at", "updated_at", "leaf_id", "model", "folder")
+    return pick_attributes(chat, *names, "on_top", "archived")
 
 
 def _chat_row(chat: Conversation) -> tuple[str, ...]:
@@ -80,7 +94,8 @@ async def rename(options: arguments.RenameOptions, runner: CommandRunner) -> int
         raise KvchatError(_("A chat needs a title"), _("The text is empty."), _("Type the title after the chat id."))
     await chats.rename(chat.id, title)
     renamed = await chats.conversation(chat.id) or chat
-    return print_result(options.as_json, {"chats": [renamed]}, ["  ".join(_chat_row(renamed)).strip()])
+    fields = {"chats": [_json_fields(renamed)]}
+    return print_result(options.as_json, fields, ["  ".join(_chat_row(renamed)).strip()])
 
 
 async def delete(options: arguments.ChatsOptions, runner: CommandRunner) -> int:
@@ -93,7 +108,8 @@ async def delete(options: arguments.ChatsOptions, runner: CommandRunner) -> int:
         days = plural(runtime.settings.keep_deleted_days, "{count} day", "{count} days")
         retention = _("kept in Recently deleted for {keep_deleted_days}", keep_deleted_days=days)
     count = plural(len(chats), "{count} chat", "{count} chats")
-    return print_result(options.as_json, {"chats": chats}, [_("{count} deleted; {kept}.", count=count, kept=retention)])
+    fields = {"chats": list(map(_json_fields, chats))}
+    return print_result(options.as_json, fields, [_("{count} deleted; {kept}.", count=count, kept=retention)])
 
 
 def search_chats(options: arguments.SearchOptions) -> int:
@@ -109,7 +125,8 @@ def search_chats(options: arguments.SearchOptions) -> int:
                 line = f"{line[:start]}{_BOLD}{line[start:end]}{_PLAIN}{line[end:]}"
             lines.append(f"    {line}")
     if hits or options.as_json:
-        print_result(options.as_json, {"chats": hits}, lines)
+        names = ("conversation_id", "title", "message_ids", "excerpt", "marks", "in_document")
+        print_result(options.as_json, {"chats": [pick_attributes(hit, *names) for hit in hits]}, lines)
     if not hits:
         print_err(_("No matches."))
     return 0 if hits else EXIT_NOT_FOUND

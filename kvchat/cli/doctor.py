@@ -14,7 +14,8 @@ from typing import Any
 from kvchat import __version__
 from kvchat.cli import no_display
 from kvchat.cli.arguments import DoctorOptions
-from kvchat.cli.terminal import print_result
+from kvchat.cli.engines import DEVICE_KEYS
+from kvchat.cli.terminal import pick_attributes, print_result
 from kvchat.engine.discovery.arguments import parse_workers
 from kvchat.engine.discovery.engines import find_engine, list_devices, usable_engine
 from kvchat.engine.process.plan import FULL_WINDOW
@@ -53,7 +54,7 @@ def doctor(options: DoctorOptions) -> int:
     if options.retest and settings.model_path:
         forget_model(paths.restore_findings, model_identity(Path(settings.model_path)))
     report = collect_report(paths, settings)
-    print_result(options.as_json, report, format_lines(report))
+    print_result(options.as_json, _json_fields(report), format_lines(report))
     return 0 if is_healthy(report) else 1
 
 
@@ -207,6 +208,21 @@ def find_keyring() -> Report:
     if isinstance(backend, fail.Keyring | null.Keyring):
         return _describe_service(MISSING, "no keyring service is running")
     return _describe_service(AVAILABLE, backend.name)
+
+
+def _json_fields(report: Report) -> Report:
+    context, memory, devices = report["context"], report["memory"], report["engine"]["devices"]
+    names = ("tokens", "reason", "memory_note", "kv_bytes", "needed", "free", "fits", "offload_note", "fit_target")
+    bar_names = ("device", "free", "margin", "weights", "kv", "compute", "other", "measured", "staging")
+    if context is not None:
+        bars = [pick_attributes(bar, *bar_names) for bar in context.bars]
+        context = pick_attributes(context, *names, "without_gpu", "warning", "by_user") | {"bars": bars}
+    return report | {
+        "engine": report["engine"] | {"devices": [pick_attributes(device, *DEVICE_KEYS) for device in devices]},
+        "context": context,
+        "memory": pick_attributes(memory, "available", "is_limited", "total", "staging_capacity")
+        | {"devices": [pick_attributes(device, "name", "free") for device in memory.devices]},
+    }
 
 
 def format_lines(report: Report) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from kvchat.cli import arguments
 from kvchat.cli.options import parse_size
 from kvchat.cli.owned import CommandRunner
-from kvchat.cli.terminal import format_columns, print_out, print_result, show_progress
+from kvchat.cli.terminal import format_columns, pick_attributes, print_out, print_result, show_progress
 from kvchat.engine.discovery.engines import EngineEntry, find_engine, list_engines, usable_engine
 from kvchat.engine.discovery.graphics import Backend, detect_graphics, install_advice
 from kvchat.engine_host.setup import DownloadedEngine, EngineSetup, Stage, downloaded_engines, trial_model
@@ -20,6 +20,7 @@ from kvchat.system.paths import resolve_paths
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _
 
+DEVICE_KEYS = ("name", "description", "total_bytes", "free_bytes")
 _VALIDATED_BY_ENGINE = ("engine_arguments", "rpc_workers", "engine_url")
 
 
@@ -30,7 +31,8 @@ def print_engines(options: arguments.JsonOptions) -> int:
     graphics = detect_graphics()
     engines = [
         {"kind": entry.location.kind, "path": entry.location.path}
-        | {name: getattr(entry, name) for name in ("chosen", "version", "build", "backends", "devices")}
+        | pick_attributes(entry, "chosen", "version", "build", "backends")
+        | {"devices": [pick_attributes(device, *DEVICE_KEYS) for device in entry.devices]}
         | {"problem": str(entry.problem) if entry.problem else None}
         for entry in entries
     ]

@@ -1,7 +1,6 @@
 """`kvchat models`: the models on this machine, and those on Hugging Face."""
 
 import asyncio
-import dataclasses
 import getpass
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,14 @@ from typing import Any
 
 from kvchat.cli import arguments
 from kvchat.cli.owned import CommandRunner
-from kvchat.cli.terminal import current_terminal, format_columns, print_out, print_result, show_progress
+from kvchat.cli.terminal import (
+    current_terminal,
+    format_columns,
+    pick_attributes,
+    print_out,
+    print_result,
+    show_progress,
+)
 from kvchat.engine_host.choice import ModelJudge, query_capacity
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
@@ -75,11 +81,10 @@ def format_models(models: Sequence[FoundModel], unreadable: Sequence[UnreadableF
 
 
 def _json_fields(model: FoundModel) -> dict[str, Any]:
-    fields = {name: getattr(model, name) for name in ("name", "path", "source", "size", "projector")}
+    fields = pick_attributes(model, "name", "path", "source", "size", "projector")
     fields["problem"] = str(model.problem) if model.problem else None
     if model.facts and model.judgement:
-        names = ("architecture", "quantisation", "trained_context", "parts")
-        fields |= {name: getattr(model.facts, name) for name in names}
+        fields |= pick_attributes(model.facts, "architecture", "quantisation", "trained_context", "parts")
         fields |= {"verdict": model.judgement.verdict, "reason": model.judgement.reason}
     return fields
 
@@ -96,9 +101,8 @@ def suggest_models(options: arguments.JsonOptions) -> int:
         )
         for model in suggestions
     ]
-    fields = [dataclasses.asdict(model) for model in suggestions]
-    for values in fields:
-        values["why"] = values.pop("reason")  # name scripts use
+    names = ("memory_gb", "repository", "quantisation", "size")
+    fields = [pick_attributes(model, *names) | {"why": model.reason} for model in suggestions]
     title = _("For a GPU with {tier} GB:", tier=tier) if tier else _("For a computer without a large GPU:")
     lines = [title, *format_columns(rows), _("Download one with `kvchat models get NAME`.")]
     return print_result(options.as_json, {"memory_gb": tier, "suggestions": fields}, lines)
@@ -113,7 +117,8 @@ async def search_models(options: arguments.SearchModelsOptions, runner: CommandR
         for hit in hits
     ]
     lines = format_columns(rows) or [_("No repositories with GGUF files match “{what}” on Hugging Face.", what=query)]
-    return print_result(options.as_json, {"models": hits}, lines)
+    names = ("repository", "downloads", "likes", "updated", "gated")
+    return print_result(options.as_json, {"models": [pick_attributes(hit, *names) for hit in hits]}, lines)
 
 
 async def list_files(options: arguments.FilesOptions, runner: CommandRunner) -> int:
@@ -121,7 +126,11 @@ async def list_files(options: arguments.FilesOptions, runner: CommandRunner) -> 
     repository = await _library(runner).hub.repository(name)
     memory = query_capacity(runner.settings).memory
     verdicts = [(file, judge_size(file.size, memory).verdict) for file in repository.files]
-    judged = [dataclasses.asdict(file) | {"size": file.size, "verdict": verdict} for file, verdict in verdicts]
+    judged = [
+        pick_attributes(file, "name", "quantisation", "size")
+        | {"parts": [pick_attributes(part, "path", "size", "sha256") for part in file.parts], "verdict": verdict}
+        for file, verdict in verdicts
+    ]
     rows = [(file.name, format_size(file.size), _(verdict.value)) for file, verdict in verdicts]
     lines = format_columns(rows) or [_("{repository} has no compatible models.", repository=repository.repository)]
     if rows and repository.gated:

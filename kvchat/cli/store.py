@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from kvchat.chat.prepared.documents import all_prepared
 from kvchat.chat.record.database import Database
@@ -18,13 +18,23 @@ from kvchat.cli.terminal import (
     cell_width,
     format_columns,
     pad_to_width,
+    pick_attributes,
     print_out,
     print_result,
     show_progress,
     to_json,
 )
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan, StoreUsage, VerifyReport, program_of, program_owner
+from kvchat.kvstore.savepoint import (
+    ConversationUsage,
+    PrunedConversation,
+    PrunePlan,
+    SavePointLoss,
+    StoreUsage,
+    VerifyReport,
+    program_of,
+    program_owner,
+)
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.restore_cost import PrefillSpeed
 from kvchat.store_service import (
@@ -40,12 +50,19 @@ from kvchat.text.formatting import TimeRange, format_duration, format_estimate, 
 from kvchat.text.language import N_, _, format_number, join_list, plural
 from kvchat.text.safe_text import safe_prose
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 T = TypeVar("T")
 Titles = Mapping[str, str]  # by conversation id
 SecondsSaved = Mapping[str, float]  # seconds by conversation id
+# Keys of `--json` that are named like the attributes.
+_CHAT_KEYS = (
+    *("bytes", "save_points", "last_used_at", "exclusive_bytes", "shared_bytes", "tokens", "model"),
+    *("pinned", "never_save", "imported"),
+)
+_USAGE_KEYS = (
+    *("quota_bytes", "free_bytes", "free_floor_bytes", "save_points", "logical_bytes", "physical_bytes"),
+    *("unique_rows_bytes", "bytes_written", "bytes_written_today", "warm_bytes", "chat_bytes", "staged"),
+    *("programs_quota_bytes", "problem", "other_bytes"),
+)
 MAX_TITLE_LENGTH = 40  # characters
 
 
@@ -97,10 +114,11 @@ def show_usage(options: JsonOptions, runner: CommandRunner, store: BlockStore) -
     usage = dataclasses.replace(_usage_with_times(runner.paths, store), chat_bytes=long_chat_bytes(runner.settings))
     titles, saved = _read_chats(runner.paths)
     chats = [
-        _with_title(chat.conversation_id, titles, chat) | {"seconds_saved": saved.get(chat.conversation_id, 0.0)}
+        _json_fields(chat, titles, *_CHAT_KEYS)
+        | {"reading": chat.reprocessing, "seconds_saved": saved.get(chat.conversation_id, 0.0)}
         for chat in usage.conversations
     ]
-    fields = dataclasses.asdict(usage) | {"conversations": len(chats), "by_conversation": chats}
+    fields = pick_attributes(usage, *_USAGE_KEYS) | {"conversations": len(chats), "by_conversation": chats}
     fields["shared_savings_bytes"] = _shared_savings(usage)
     return print_result(options.as_json, fields, format_usage(usage, titles, saved))
 
@@ -120,7 +138,11 @@ def prune_store(options: PruneOptions, runner: CommandRunner, store: BlockStore)
             "bytes_freed": plan.bytes_freed if options.dry_run else freed,
             "bytes_left": plan.bytes_left,
             "reading": plan.reprocessing,
-            "by_conversation": [_with_title(chat.conversation_id, titles, chat) for chat in plan.conversations],
+            "by_conversation": [
+                _json_fields(chat, titles, "save_points", "bytes_freed", "save_points_left")
+                | {"reading": chat.reprocessing}
+                for chat in plan.conversations
+            ],
         }
         print_out(to_json(fields))
     elif freed:
@@ -134,7 +156,7 @@ def verify_store(options: JsonOptions, runner: CommandRunner, store: BlockStore)
     report = store.inventory.verify(partial(show_progress, _("Verifying:")))
     left = {chat.conversation_id: chat.save_points for chat in store.inventory.usage().conversations}
     losses = [
-        _with_title(loss.conversation_id, titles, loss)
+        _json_fields(loss, titles, "save_points")
         | {"reason": loss.reason.english, "code": loss.reason.code}
         | {"save_points_left": left.get(loss.conversation_id, 0), "cold": not left.get(loss.conversation_id)}
         for loss in report.losses
@@ -255,11 +277,11 @@ def format_verify_report(report: VerifyReport, lost_points: Mapping[str, int], t
     return [f"{checked}: {result}", *format_columns(rows)]
 
 
-def _with_title(conversation_id: str, titles: Titles, value: DataclassInstance) -> dict[str, Any]:
-    fields = {"conversation_id": conversation_id, "title": titles.get(conversation_id)} | dataclasses.asdict(value)
-    if "reprocessing" in fields:
-        fields["reading"] = fields.pop("reprocessing")  # as in `store prune` and `prepared`
-    return fields
+def _json_fields(
+    value: ConversationUsage | PrunedConversation | SavePointLoss, titles: Titles, *names: str
+) -> dict[str, Any]:
+    fields = {"conversation_id": value.conversation_id, "title": titles.get(value.conversation_id)}
+    return fields | pick_attributes(value, *names)
 
 
 def _display_title(conversation_id: str, titles: Titles) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import dataclasses
 import errno
 import io
 import json
@@ -127,16 +126,25 @@ def print_result(wants_json: bool, fields: object, lines: Iterable[str]) -> int:
 
 
 def to_json(fields: object) -> str:
-    """Return JSON: enums as their values, paths as text, times in ISO 8601."""
+    """Return JSON: enums as their values, paths as text, times in ISO 8601. Raises TypeError for other objects."""
 
     def plain(value: object) -> object:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        if isinstance(value, Enum):
-            return value.value
-        return value.isoformat() if isinstance(value, datetime) else str(value)
+        match value:
+            case Enum():
+                return value.value
+            case datetime():
+                return value.isoformat()
+            case Path():
+                return str(value)
+            case _:
+                raise TypeError(f"{type(value).__name__} has no JSON form")
 
     return json.dumps(fields, default=plain, ensure_ascii=False, indent=2)
+
+
+def pick_attributes(value: object, *names: str) -> dict[str, Any]:
+    """Return the named attributes for `--json`, whose keys must stay when an attribute is renamed."""
+    return {name: getattr(value, name) for name in names}
 
 
 def format_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -39,6 +39,8 @@ def test_chats_are_listed_shown_renamed_and_deleted(chats, paths, capfd):
     assert main(["chats", "--json"]) == 0
     listed = json.loads(capfd.readouterr().out)["chats"]
     assert {chat["id"] for chat in listed} == {first.id, old.id}
+    keys = "id title title_by_user created_at updated_at leaf_id model folder on_top archived"
+    assert set(listed[0]) == set(keys.split())
     assert listed[0]["updated_at"].startswith("20")
     assert main(["chats", "show", first.id[:12]]) == 0
     assert "A **stork**." in capfd.readouterr().out

@@ -140,6 +140,15 @@ def test_the_report_as_json_and_its_exit_code(paths, settings, capsys, run_json)
     assert report["engine"]["kind"] == "llama-server"
     assert report["context"]["tokens"] == 8192
     assert report["context"]["reason"].startswith("8,192 tokens")
+    keys = (
+        "tokens reason memory_note kv_bytes needed free fits bars offload_note fit_target without_gpu warning by_user"
+    )
+    assert set(report["context"]) == set(keys.split())
+    keys = "device free margin weights kv compute other measured staging"
+    assert set(report["context"]["bars"][0]) == set(keys.split())
+    assert set(report["memory"]) == {"available", "is_limited", "devices", "total", "staging_capacity"}
+    assert set(report["memory"]["devices"][0]) == {"name", "free"}
+    assert set(report["engine"]["devices"][0]) == {"name", "description", "total_bytes", "free_bytes"}
     assert report["tray"]["presence"] in ("available", "missing", "unknown")
     assert {entry["name"] for entry in report["directories"]} >= {"config", "data", "save points"}
     save_settings(paths.settings_file, replace(settings, model_path="/nowhere.gguf"))

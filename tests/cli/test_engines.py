@@ -33,6 +33,8 @@ def test_engines_are_listed(home, fake_engine, capsys, run_json):
     first = listed["engines"][0]
     assert (first["path"], first["chosen"], first["backends"]) == (str(fake_engine.path), True, ["FAKE"])
     assert listed["advice"]
+    assert set(first) == {"kind", "path", "chosen", "version", "build", "backends", "devices", "problem"}
+    assert set(first["devices"][0]) == {"name", "description", "total_bytes", "free_bytes"}
 
 
 def test_an_unusable_engine_is_listed_with_the_reason(home, fake_engine, capsys):

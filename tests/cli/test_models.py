@@ -61,7 +61,7 @@ def test_models_on_this_machine_are_listed(user_home, tmp_path, capsys, run_json
 def test_suggestions_need_no_network(hub, run_json):
     answer = run_json("models", "suggest")
     assert all(suggestion["why"] for suggestion in answer["suggestions"])
-    assert answer["suggestions"]
+    assert set(answer["suggestions"][0]) == {"memory_gb", "repository", "quantisation", "size", "why"}
     assert all(suggestion["memory_gb"] == answer["memory_gb"] for suggestion in answer["suggestions"])
     assert hub.requests == []
 
@@ -76,9 +76,13 @@ def test_suggestions_suit_the_gpu(free, tier):
 
 
 def test_a_model_is_searched_listed_and_downloaded(hub, paths, capsys, run_json):
-    assert [model["repository"] for model in run_json("models", "search", "thing")["models"]] == [REPOSITORY]
+    (hit,) = run_json("models", "search", "thing")["models"]
+    assert hit["repository"] == REPOSITORY
+    assert set(hit) == {"repository", "downloads", "likes", "updated", "gated"}
     files = run_json("models", "files", f"https://huggingface.co/{REPOSITORY}")["files"]
     assert {(file["quantisation"], file["verdict"]) for file in files} == {("Q4_K_M", "fits"), ("Q8_0", "fits")}
+    assert set(files[0]) == {"name", "quantisation", "size", "parts", "verdict"}
+    assert set(files[0]["parts"][0]) == {"path", "size", "sha256"}
     for arguments in (["search", "thing"], ["files", REPOSITORY]):
         assert main(["models", *arguments]) == 0
         assert "Thing-7B" in capsys.readouterr().out

@@ -42,5 +42,6 @@ def test_no_match_has_its_own_exit_code(capsys):
 def test_matches_as_json(chat, run_json):
     (match,) = run_json("search", "heron")["chats"]
     assert (match["conversation_id"], match["title"], match["in_document"]) == (chat.id, "Birds", True)
+    assert set(match) == {"conversation_id", "title", "message_ids", "excerpt", "marks", "in_document"}
     start, end = match["marks"][0]
     assert match["excerpt"][start:end] == "Heron"

@@ -68,9 +68,13 @@ def test_usage_matches_the_files(filled, run_json):
     assert 0 < figures["other_bytes"] <= figures["physical_bytes"] - on_disk, "not part of any chat"
     assert figures["unique_rows_bytes"] == pytest.approx(unique_rows, rel=0.15)
     assert figures["bytes_written"] >= on_disk
-    assert {"quota_bytes", "free_bytes", "free_floor_bytes", "shared_savings_bytes"} <= set(figures)
+    sizes = "quota free free_floor logical physical unique_rows warm chat programs_quota other shared_savings"
+    written = {"bytes_written", "bytes_written_today", "staged", "problem"}
+    counted = {"save_points", "conversations", "by_conversation"}
+    assert set(figures) == {f"{name}_bytes" for name in sizes.split()} | written | counted
     thesis, letter = figures["by_conversation"]
-    assert "reading" in thesis
+    keys = "conversation_id title bytes save_points last_used_at exclusive_bytes shared_bytes tokens model pinned"
+    assert set(thesis) == {*keys.split(), "never_save", "imported", "reading", "seconds_saved"}
     assert (thesis["title"], thesis["save_points"]) == ("My thesis on rivers", 2)
     assert (letter["conversation_id"], letter["title"]) == (filled.letter, "A letter")
     assert thesis["shared_bytes"] == letter["shared_bytes"] > 0
@@ -117,6 +121,11 @@ def test_pruning_does_what_its_dry_run_showed(filled, run_json):
     done = run_json("store", "prune", "--to", str(target))
     assert plan["save_points"] >= 1
     assert plan | {"dry_run": False} == done
+    assert set(done) == {
+        *["dry_run", "target_bytes", "save_points", "bytes_freed", "bytes_left", "reading", "by_conversation"]
+    }
+    keys = "conversation_id title save_points bytes_freed save_points_left reading"
+    assert set(done["by_conversation"][0]) == set(keys.split())
     deleted = {chat["conversation_id"]: chat for chat in done["by_conversation"]}
     assert sum(chat["save_points"] for chat in deleted.values()) == done["save_points"]
     assert sum(filled.save_point_counts().values()) == 3 - done["save_points"]
@@ -160,7 +169,9 @@ def test_a_bad_block_is_reported_with_the_chats_that_lose_save_points(filled, ca
     spoil(filled.letters_block, damage)
     report = run_json("store", "verify", code=1)
     assert (report["bad_blocks"], report["clean"]) == (1, False)
+    assert set(report) == {"blocks", "bytes", "bad_blocks", "clean", "by_conversation"}
     (loss,) = report["by_conversation"]
+    assert set(loss) == {"conversation_id", "title", "save_points", "reason", "code", "save_points_left", "cold"}
     assert (loss["title"], loss["save_points"], loss["cold"]) == ("A letter", 1, True)
     assert filled.save_point_counts() == {filled.thesis: 2, filled.letter: 0}
     report = run_json("store", "verify")
