@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -177,11 +178,11 @@ class EngineProcess(asyncio.SubprocessProtocol):
         if sys.platform != "win32":
             self._signal_group(signal.SIGTERM)
         else:
-            if not again:
-                with contextlib.suppress(OSError):  # fails without a console, as in the window's kvchat
-                    self._transport.send_signal(signal.CTRL_BREAK_EVENT)
-                    return
-            # Release the guard, which then kills the engine; TerminateProcess would kill only the guard.
+            # os.kill would also terminate the guard if the event cannot be sent (Python 3.11).
+            send_event = ctypes.WinDLL("kernel32").GenerateConsoleCtrlEvent
+            if not again and send_event(signal.CTRL_BREAK_EVENT, self.pid):
+                return
+            # No console, as in the window's kvchat: close the guard's pipe, and the guard kills the engine.
             if (pipe := self._transport.get_pipe_transport(0)) is not None:
                 pipe.close()
 

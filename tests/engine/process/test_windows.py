@@ -77,19 +77,13 @@ def test_console_is_shared(windows: Windows) -> None:
 
 @pytest.mark.parametrize("console", [True, False])
 def test_guard_is_released_without_a_console(windows: Windows, console: bool) -> None:
-    windows()
-    did: list[str] = []
-
-    def send_signal(number: int) -> None:
-        if not console:
-            raise OSError(6, "The handle is invalid")
-        did.append(f"signal {number}")
-
-    held = SimpleNamespace(close=lambda: did.append("let go"))
-    process = SimpleNamespace(
-        _transport=SimpleNamespace(send_signal=send_signal, get_pipe_transport=lambda fd: held if fd == 0 else None)
-    )
+    calls = windows(GenerateConsoleCtrlEvent=int(console))
+    closed: list[str] = []
+    held = SimpleNamespace(close=lambda: closed.append("pipe"))
+    transport = SimpleNamespace(get_pipe_transport=lambda fd: held if fd == 0 else None)
+    process = SimpleNamespace(_transport=transport, pid=17)
     EngineProcess._signal(process, again=False)  # type: ignore[arg-type]
-    assert did == (["signal 1"] if console else ["let go"])
+    assert calls == [("GenerateConsoleCtrlEvent", 1, 17)]
+    assert closed == ([] if console else ["pipe"])
     EngineProcess._signal(process, again=True)  # type: ignore[arg-type]
-    assert did[-1] == "let go"
+    assert (len(calls), closed[-1]) == (1, "pipe")
