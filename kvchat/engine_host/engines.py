@@ -41,6 +41,7 @@ from kvchat.library.model_files import display_name
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import FindingKey, RestoreFinding, Strategy
 from kvchat.settings import Settings
+from kvchat.system.concurrency import Background
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import SecretStore
 from kvchat.text.formatting import format_day
@@ -71,7 +72,7 @@ class ManagedEngine:
         self._slot_path, self._store, self._notify, self._tokens_needed = slot_path, store, notify, needed
         self._smaller_choices: Iterator[EngineChoice] = iter(())
         self._failed_choice: EngineChoice | None = None  # the first that did not fit
-        self._limit_task: asyncio.Task[None] | None = None
+        self._limit_updates = Background()
 
     @property
     def pid(self) -> int | None:
@@ -132,7 +133,7 @@ class ManagedEngine:
             self.bars = tuple(measured)
             context = choice.context.with_placement(actual.placement, choice.memory.device_names)
             self.choice = choice = replace(choice, context=context)
-        self._limit_task = asyncio.create_task(self._update_limit(choice, ran_out), name="memory limits")
+        self._limit_updates.start(self._update_limit(choice, ran_out))
 
     async def _update_limit(self, choice: EngineChoice, failed_choice: EngineChoice | None) -> None:
         context = choice.context
@@ -175,8 +176,7 @@ class ManagedEngine:
 
     async def close(self) -> None:
         await self.connection.close()
-        if self._limit_task:
-            await self._limit_task
+        await self._limit_updates.wait_until_idle()
 
 
 def server_key(paths: Paths) -> SecretStore:
