@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kvchat.engine_host.host import SwitchingHost
+from kvchat.engine_host.host import SwitchingEngineHost
 from kvchat.engine_host.model import CurrentModel
 from kvchat.errors import KvchatError
 from kvchat.gateway.keys import ANY_PROGRAM, Keys, KeyStore
@@ -43,7 +43,7 @@ class ApiService:
     paths: Paths
     settings: Callable[[], Settings]
     slots: Slots
-    host: SwitchingHost
+    host: SwitchingEngineHost
     model: CurrentModel
     models: ModelLibrary
     notify: Callable[[str, str], None]

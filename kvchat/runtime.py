@@ -19,7 +19,8 @@ from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.connection import DOWN_STATES, EngineState, EngineStatus
 from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.process.log import EngineLog
-from kvchat.engine_host.host import IdleStop, SwitchingHost
+from kvchat.engine_host.host import SwitchingEngineHost
+from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.engine_host.model import CurrentModel
 from kvchat.engine_host.setup import EngineSetup
 from kvchat.kvstore.savepoint import StoreRefused
@@ -58,7 +59,7 @@ class Runtime:
         database: Database,
         worker: Worker,
         store: BlockStore,
-        host: type[SwitchingHost] = SwitchingHost,
+        host: type[SwitchingEngineHost] = SwitchingEngineHost,
     ) -> None:
         self.paths, self.settings, self.events = paths, settings, EventBus()
         self._worker, self._database, self._store = worker, database, store
@@ -79,7 +80,7 @@ class Runtime:
             choose_model=self._switch_model,
             publish=self._engine_changed,
             notify=self._notify,
-            needed=lambda: self.chat.context.tokens_needed(self._engine_settings().model_path),
+            expected_tokens=lambda: self.chat.context.tokens_needed(self._engine_settings().model_path),
         )
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
 
@@ -94,8 +95,8 @@ class Runtime:
             host=self.engine,
             events=self.events,
             user_sampling=self.model.user_sampling,
-            default_model=self.model.for_new_chats,
-            model_sampling=self.model.recommended_for_loaded,
+            default_model=lambda: None if self.settings.engine_url else self.settings.model_path,
+            model_sampling=self.model.loaded_model_sampling,
             keep_deleted_s=lambda: self.settings.keep_deleted_s,
             read_ahead_off_reason=self._prefill_blocker,
         )
@@ -148,7 +149,7 @@ class Runtime:
 
     async def engine_vitals(self) -> Vitals | None:
         """Return the engine's vitals, or None. llama-server b11434's `/slots` omits restored tokens."""
-        vitals, engine = await self.engine.vitals(), self.engine.known
+        vitals, engine = await self.engine.vitals(), self.engine.inspected_engine
         if vitals is None or vitals.slot is None or engine is None:
             return vitals
         contents = [slot.known_contents(engine) for slot in self.chat.slots.all_slots]
@@ -203,7 +204,7 @@ class Runtime:
         if newest is not None and newest.model and await asyncio.to_thread(Path(newest.model).exists):
             self._switch_model(newest.model)
         if self.model.is_configured:
-            await (self.start_engine() if self.settings.engine_start == "app" else self.engine.rest())
+            await (self.start_engine() if self.settings.engine_start == "app" else self.engine.unload())
         self._background.start(self.api_server.follow_settings())
         self._background.start(self._idle_stop.run())
         self.chat.title_generator.enable(lambda: self.settings.model_titles)

@@ -91,7 +91,7 @@ async def supervised(location: EngineLocation, plan: LaunchPlan, **options: Any)
     """Yield a supervisor whose engine is ready; `options` are passed to the supervisor."""
     supervisor = EngineSupervisor(**options)
     try:
-        await supervisor.start(location, plan)
+        await supervisor.start(location, iter([plan]))
         await supervisor.ready()
         yield supervisor
     finally:

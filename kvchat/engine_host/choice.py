@@ -1,4 +1,4 @@
-"""From settings to a decision: engine, model, context length, and what its save points must match."""
+"""Choice of the engine, model and context length from the settings, and the fingerprint for its save points."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ from kvchat.settings import Settings
 from kvchat.system.files import file_size
 from kvchat.text.language import _
 
-# Default number of parallel chats: for the window alone, and if other programs use the engine, too.
-# An idle chat in another slot costs no memory for full attention, but a window or a state for other types. It slows
-# every reply, because decoding scans its cells. b11434 on a CPU, SmolLM2, whose weights are small beside that:
-# 1.04 times as long with 1K tokens idle, 1.06 with 4K, 1.24 with 10K. Restoring a chat takes less time than that.
+# Default number of slots: for the window alone, and with the API server.
+# An idle chat in another slot slows every reply, because decoding scans its cells: with SmolLM2 on a CPU (b11434), a
+# reply takes 1.04 times as long with 1K idle tokens, 1.06 with 4K and 1.24 with 10K. Restoring a chat is faster.
 WINDOW_SLOTS, PROGRAMS_SLOTS = 1, 4
 
 _PROJECTOR_OPTIONS = {"-mm", "--mmproj", "-mmu", "--mmproj-url"}  # user arguments that load a projector
@@ -59,7 +58,7 @@ class VisionUnsupported(KvchatError):
 
 
 def find_projector(model: Path, extra: Sequence[str]) -> Path | None:
-    """Return the projector to load with a model, None if the user's arguments load one. Raises VisionUnsupported."""
+    """Return the model's projector, or None if the user's arguments load one. Raises VisionUnsupported."""
     if not _PROJECTOR_OPTIONS.isdisjoint(extra):
         return None
     projector = projector_beside(model)
@@ -87,22 +86,22 @@ class ModelMissing(KvchatError):
 class EngineChoice:
     location: EngineLocation
     plan: LaunchPlan
-    demand: ModelDemand  # with the load limit learned in these circumstances
-    context: ContextChoice  # allocated now
+    demand: ModelDemand
+    context: ContextChoice  # allocated at the start
     max_context: ContextChoice  # maximum as chats grow
     fingerprint: Fingerprint
-    model_stamp: FileStamps  # of the weights at fingerprinting
+    model_stamp: FileStamps  # of the model's files when the fingerprint was taken
     build: str  # see `EngineProbe.identity`
     memory: MemoryFacts
     limit_key: str
-    projector: str = ""  # identity of the loaded one
+    projector: str = ""  # identity of the projector's file
 
     @property
     def facts(self) -> GgufFacts:
         return self.demand.facts
 
     def model_changed(self) -> bool:
-        """True if the files were replaced since. Reads the disk."""
+        """True if the model's files were replaced since the choice. Reads the disk."""
         return file_stamps(self.facts.parts) != self.model_stamp
 
     @property
@@ -111,14 +110,14 @@ class EngineChoice:
 
     @property
     def subject(self) -> FindingKey:
-        """The subject of a restore finding: a projector may change whether the engine restores a text's state."""
+        """The key of the restore finding; another one with a projector, which may change how the engine restores."""
         if self.plan.projector is None:
             return FindingKey(self.fingerprint, self.build)
         options = f"{self.fingerprint.options} with a projector".strip()
         return FindingKey(replace(self.fingerprint, options=options), self.build)
 
     def smaller_choices(self) -> tuple[EngineChoice, ...]:
-        """Return the choices to try, in order, if loading runs out of memory."""
+        """Return choices with less context, to be tried in order if loading runs out of memory."""
         choices = []
         for context in ContextChooser(self.demand, self.memory).smaller_choices(self.context):
             fingerprint = replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens))
@@ -129,7 +128,7 @@ class EngineChoice:
         return tuple(choices)
 
     def larger_context(self, tokens: int, memory: MemoryFacts, limit: LoadLimit | None) -> ContextChoice | None:
-        """Return the next context size above `tokens` that fits `memory`. `limit`: learned since the launch."""
+        """Return the next context size above `tokens` that fits `memory` and `limit`, or None."""
         return ContextChooser(replace(self.demand, limit=limit), memory).larger_choice(tokens)
 
 
@@ -139,14 +138,13 @@ def choose_engine(
     limits: LoadLimits | None = None,
     *,
     vision: bool = False,
-    needed: int = 0,
+    initial_tokens: int = 0,
     staged: StagingMemory = NO_STAGING_MEMORY,
 ) -> EngineChoice:
-    """Decide how to start an engine. Reads the model's header and asks the engine for its devices.
+    """Decide how to start an engine from the model's header and the engine's devices. Blocks. Raises KvchatError.
 
-    `limits`: learned from earlier loads. `vision`: load the model's projector. `needed`: tokens to allocate at first,
-    for the chats likely to be answered, replies included. `staged`: memory the store uses for slot files.
-    Call it off the event loop. Raises KvchatError.
+    `vision` loads the model's projector. `initial_tokens` is the context to allocate at first, if it fits. `staged`
+    is the memory that the store uses for slot files.
     """
     if not settings.model_path:
         raise NoModel
@@ -156,9 +154,18 @@ def choose_engine(
     engine = usable_engine(settings.engine_path)
     extra, workers = user_arguments(settings, engine)
     projector = find_projector(model, extra) if vision else None
-    projector_bytes, projector_name = _size_and_identity(projector) if projector else (0, "")
+    projector_bytes, projector_name = 0, ""
+    if projector is not None:
+        try:
+            projector_bytes, projector_name = projector.stat().st_size, file_identity(projector)
+        except OSError as error:
+            reason = error.strerror or error
+            why = _("Its vision file, {name}, cannot be read: {reason}.", name=projector.name, reason=reason)
+            raise VisionUnsupported(_("This model"), why, _("Check the permissions of the file.")) from error
     memory, identity = memory_for(engine.location, workers, staged), model_identity(model)
-    loaded = f"{identity} with {projector_name}" if projector else identity  # its buffers are logged as the model's
+    loaded = (
+        f"{identity} with {projector_name}" if projector else identity
+    )  # the log counts the projector's buffers among the model's
     key = limit_key(loaded, facts.size, engine.identity, memory.device_kind)
     limit = limits.find(key) if limits else None
     swa_full = FULL_WINDOW in extra  # the user keeps sliding windows at full length
@@ -170,7 +177,7 @@ def choose_engine(
     demand = replace(demand, slots=slots)
     chooser = ContextChooser(demand, memory)
     max_context = chooser.choose(settings.context_size)
-    context = chooser.initial_choice(max_context, needed)
+    context = chooser.initial_choice(max_context, initial_tokens)
     plan = LaunchPlan(
         model=model,
         context_size=context.tokens,
@@ -194,28 +201,10 @@ def choose_engine(
         options=with_file_stamps(arguments.state_arguments(extra), Path()),
         build="" if promised_strategy(facts, swa_full=swa_full) is Strategy.PLAIN else engine.identity,
     )
+    build = engine.identity
     return EngineChoice(
-        engine.location,
-        plan,
-        demand,
-        context,
-        max_context,
-        fingerprint,
-        stamp,
-        engine.identity,
-        memory,
-        key,
-        projector_name,
+        engine.location, plan, demand, context, max_context, fingerprint, stamp, build, memory, key, projector_name
     )
-
-
-def _size_and_identity(projector: Path) -> tuple[int, str]:
-    try:
-        return projector.stat().st_size, file_identity(projector)
-    except OSError as error:
-        reason = error.strerror or error
-        why = _("Its vision file, {name}, cannot be read: {reason}.", name=projector.name, reason=reason)
-        raise VisionUnsupported(_("This model"), why, _("Check the permissions of the file.")) from error
 
 
 def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:
@@ -227,7 +216,10 @@ def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:
 
 
 def with_file_stamps(state_arguments: str, folder: Path) -> str:
-    """Add the stamps of the files that these arguments name, relative to the engine's `folder`. Reads the disk."""
+    """Append the sizes and times of the files named in the arguments, so that replacing one changes the fingerprint.
+
+    `folder`: the engine's working directory. Reads the disk.
+    """
     files = [folder / name for name in arguments.named_files(state_arguments)]
     stamps = [f"{size}@{changed}" for size, changed, _ in file_stamps([file for file in files if file.is_file()])]
     return " ".join((state_arguments, *stamps))
@@ -245,7 +237,7 @@ def user_arguments(settings: Settings, engine: EngineProbe) -> tuple[tuple[str, 
 
 
 def rope_factors(facts: GgufFacts, context_size: int) -> str:
-    """Return which RoPE factors the engine picks, "short", "long" or "" (llama.cpp's llama_model::get_rope_factors)."""
+    """Return "short" or "long" as llama.cpp's llama_model::get_rope_factors picks, "" for a model without factors."""
     if not facts.original_context:
         return ""
     return "long" if context_size > facts.original_context else "short"
@@ -259,7 +251,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class ModelJudge:
-    """Judges models as this computer would load them. Reads weight samples of models that once ran out of memory."""
+    """Judges whether models fit this computer. Call it off the event loop: it may read samples of the weights."""
 
     settings: Settings
     capacity: Capacity
@@ -278,7 +270,7 @@ class ModelJudge:
 
 
 def query_capacity(settings: Settings, staged: StagingMemory = NO_STAGING_MEMORY) -> Capacity:
-    """Query the configured engine; system memory alone if that fails. `staged`: the store's memory. Blocks."""
+    """Query the configured engine for devices and their memory; if that fails, return the system's memory. Blocks."""
     try:
         engine = usable_engine(settings.engine_path)
         workers = arguments.parse_workers(settings.rpc_workers)
@@ -290,7 +282,7 @@ def query_capacity(settings: Settings, staged: StagingMemory = NO_STAGING_MEMORY
 def memory_for(
     location: EngineLocation, workers: Sequence[str] = (), staged: StagingMemory = NO_STAGING_MEMORY
 ) -> MemoryFacts:
-    """Return the memory of the computer, of the GPUs and the workers. Raises EngineUnusable and EngineFailed."""
+    """Return the memory of the computer, its GPUs and the RPC servers. Raises EngineUnusable and EngineFailed."""
     devices: tuple[Device, ...] = ()
     try:
         if location.path is not None:  # the embedded engine is CPU-only

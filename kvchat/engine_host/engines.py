@@ -1,4 +1,4 @@
-"""The engines a host may have: kvchat's own (managed), with its memory, and the user's server (external)."""
+"""The two kinds of engine: kvchat's own (managed), with its memory use, and the user's server (external)."""
 
 import asyncio
 import contextlib
@@ -50,7 +50,7 @@ from kvchat.text.reasons import Reason, ReasonCode
 
 
 class ManagedEngine:
-    """kvchat's own engine, its memory, and what to try when that runs out. Event-loop thread only."""
+    """kvchat's own engine and its memory use. Use it on the event loop's thread only."""
 
     def __init__(
         self,
@@ -59,19 +59,20 @@ class ManagedEngine:
         limits: LoadLimits,
         store: BlockStore,
         notify: Callable[[str, str], None],
-        needed: Callable[[], Awaitable[int]],
+        expected_tokens: Callable[[], Awaitable[int]],
     ) -> None:
-        """`store` keeps files in memory and makes room for a model. `notify` takes a title and a detail.
+        """Create the engine without starting it.
 
-        `needed` returns the tokens of the chats likely to be continued, including the replies.
+        `notify` shows the user a title and a detail. `expected_tokens` returns the length of the chats likely to be
+        continued, replies included.
         """
         self.connection, self.limits = supervisor, limits
         self.choice: EngineChoice | None = None  # of the running or last engine
-        self.bars: tuple[MemoryBar, ...] = ()  # estimates while a model loads, measured when ready
+        self.bars: tuple[MemoryBar, ...] = ()  # estimated while a model loads, then measured
         self.limit: LoadLimit | None = None  # for the last choice
-        self._slot_path, self._store, self._notify, self._tokens_needed = slot_path, store, notify, needed
-        self._smaller_choices: Iterator[EngineChoice] = iter(())
-        self._failed_choice: EngineChoice | None = None  # the first that did not fit
+        self._slot_path, self._store, self._notify = slot_path, store, notify
+        self._expected_tokens = expected_tokens
+        self._failed_choice: EngineChoice | None = None  # the first that ran out of memory
         self._limit_updates = Background()
 
     @property
@@ -83,39 +84,42 @@ class ManagedEngine:
             _("This model"), _("The engine loaded the vision file (mmproj) but reports no image support.")
         )
 
-    def staged(self) -> StagingMemory:
-        """Return the memory the store uses. Lists its files: call it off the event loop."""
+    def staging_memory(self) -> StagingMemory:
+        """Return the memory that the store uses for slot files. Reads a folder: call it off the event loop."""
         return self._store.staging.memory()
 
-    def choose(self, settings: Settings, *, vision: bool, needed: int) -> EngineChoice:
-        """Choose an engine and free store memory for it. Raises KvchatError."""
-        slot_path, staged = self._slot_path, self.staged()
-        choice = choose_engine(settings, slot_path, self.limits, vision=vision, needed=needed, staged=staged)
+    def choose(self, settings: Settings, *, vision: bool, initial_tokens: int) -> EngineChoice:
+        """Choose an engine and let the store free memory for it. Blocks. Raises KvchatError."""
+        choice = choose_engine(
+            settings,
+            self._slot_path,
+            self.limits,
+            vision=vision,
+            initial_tokens=initial_tokens,
+            staged=self.staging_memory(),
+        )
         self._store.restorer.keep_in_memory(choice.context.bars[-1].staging)
         return choice
 
     async def prepare(self, settings: Settings, *, vision: bool, tokens: int) -> Callable[[], Awaitable[None]]:
         """Choose an engine with room for `tokens`, if possible; return the function that starts it."""
-        needed = max(tokens, await self._tokens_needed())
-        choice = await asyncio.to_thread(self.choose, settings, vision=vision, needed=needed)
+        initial_tokens = max(tokens, await self._expected_tokens())
+        choice = await asyncio.to_thread(self.choose, settings, vision=vision, initial_tokens=initial_tokens)
+
+        def plans() -> Iterator[LaunchPlan]:
+            for candidate in (choice, *choice.smaller_choices()):
+                self.choice, self.bars = candidate, candidate.context.bars
+                yield candidate.plan
+                self._failed_choice = self._failed_choice or candidate
 
         async def start() -> None:
-            self.choice, self.limit, self.bars = choice, choice.demand.limit, choice.context.bars
-            self._smaller_choices, self._failed_choice = iter(choice.smaller_choices()), None
-            await self.connection.start(choice.location, choice.plan, self._smaller_plan)
+            self.limit, self._failed_choice = choice.demand.limit, None
+            await self.connection.start(choice.location, plans())
 
         return start
 
-    def _smaller_plan(self) -> LaunchPlan | None:
-        smaller = next(self._smaller_choices, None)
-        if smaller is None:
-            return None
-        self._failed_choice = self._failed_choice or self.choice
-        self.choice, self.bars = smaller, smaller.context.bars
-        return smaller.plan
-
-    def loaded(self) -> None:
-        """Update the choice from the log of an engine that is ready; notify the user if it differs from the plan."""
+    def read_measurements(self) -> None:
+        """Read from the log of a ready engine how much memory it uses, and learn from it whether the model fits."""
         choice, ran_out = self.choice, self._failed_choice
         if choice is None:
             return
@@ -151,7 +155,7 @@ class ManagedEngine:
         )
 
     async def inspect(self) -> tuple[ReadyEngine, FindingKey] | None:
-        """Ask a ready engine for its facts; None if the weights changed after it was fingerprinted."""
+        """Query a ready engine; return None if the model's files have changed since it was chosen."""
         choice = self.choice
         assert choice is not None
         if await asyncio.to_thread(choice.model_changed):
@@ -185,10 +189,9 @@ def server_key(paths: Paths) -> SecretStore:
 
 class ExternalEngine:
     def __init__(self, slot_path: Path, generations: Iterator[int], key: SecretStore) -> None:
-        """`slot_path`: placeholder for a server's folder that is out of reach; nothing is written to it."""
         self.connection = ExternalServer(generations)
         self.server: ServerFacts | None = None  # last reported
-        self._slot_path, self._key = slot_path, key
+        self._slot_path, self._key = slot_path, key  # the path is used, and stays empty, if the server's is unknown
         self._process: RunningServer | None = None
 
     @property
@@ -203,13 +206,16 @@ class ExternalEngine:
         )
 
     async def prepare(self, settings: Settings, *, vision: bool, tokens: int) -> Callable[[], Awaitable[None]]:
-        """Read address and key; return a connect function. Raises BadAddress. Vision and context are fixed."""
+        """Return the function that connects to the server in the settings. Raises BadAddress.
+
+        The server's user has decided on its context and projector, so `vision` and `tokens` have no effect.
+        """
         url = parse_address(settings.engine_url or "")
         stored = await asyncio.to_thread(self._key.load)  # may ask the user to unlock a keyring
         return partial(self.connection.connect, ServerAddress(url, stored[0] if stored else ""))
 
     async def inspect(self) -> tuple[ReadyEngine, FindingKey | None]:
-        """Query the server; no subject if its states cannot be kept. Raises EngineError."""
+        """Query the server; return no finding key if its states cannot be saved. Raises EngineError."""
         engine, generation = await self.connection.ready(), self.connection.generation
         self.server = facts = await engine.facts()
         self._process = await asyncio.to_thread(find_server, engine.base_url)
@@ -238,7 +244,7 @@ class ExternalEngine:
 
 
 def choose_slot(slots: Sequence[SlotState]) -> tuple[int, bool]:
-    """Choose the last free slot, since others begin with the first, or else the last; True if it is free."""
+    """Return the last free slot, since other clients use the first ones, or else the last slot; True if it is free."""
     free = [number for number, slot in enumerate(slots) if not slot.busy and not slot.tokens]
     return (free[-1], True) if free else (max(0, len(slots) - 1), False)
 
@@ -246,7 +252,7 @@ def choose_slot(slots: Sequence[SlotState]) -> tuple[int, bool]:
 def with_state_support(
     ready: ReadyEngine, process: RunningServer, facts: ServerFacts, *, is_free: bool
 ) -> ReadyEngine | None:
-    """Add what it takes to keep the server's states; None if its folder or model is not readable. Reads the disk."""
+    """Return the engine with the facts needed to save its states; None if they cannot be read. Blocks."""
     folder = reachable_slot_folder(process)
     if folder is None:
         return None

@@ -1,30 +1,46 @@
-"""The engine host with its status for the screen, and the timer that stops an idle engine."""
+"""The engine host: chooses, starts, inspects and stops kvchat's own engine or connects to the user's server."""
 
 import asyncio
-import contextlib
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from kvchat.chat.service import ChatService
-from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.connection import DOWN_STATES, EngineState, EngineStatus
+from kvchat.engine.api.errors import EngineFailed, EngineFailure, EngineGone, EngineUnusable, FailureKind
 from kvchat.engine.api.vitals import Vitals, collect_vitals
-from kvchat.engine_host.choice import Capacity, EngineChoice, ModelJudge, choose_engine, query_capacity
-from kvchat.engine_host.lifecycle import EngineLifecycle
+from kvchat.engine.discovery.arguments import parse_arguments
+from kvchat.engine.process.log import EngineLog
+from kvchat.engine.process.supervisor import EngineSupervisor
+from kvchat.engine_host.choice import (
+    Capacity,
+    EngineChoice,
+    ModelJudge,
+    ModelMissing,
+    NoModel,
+    choose_engine,
+    find_projector,
+    query_capacity,
+)
+from kvchat.engine_host.engines import ExternalEngine, ManagedEngine, server_key
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.kv_cache import kv_bytes
+from kvchat.library.gguf.parser import ModelFileMissing
 from kvchat.library.memory.context_size import ContextChoice
-from kvchat.library.memory.demand import MemoryBar, with_freed_memory
+from kvchat.library.memory.demand import LoadLimits, MemoryBar, with_freed_memory
+from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import BreakEven, RestoreCost
-from kvchat.settings import any_changed
-from kvchat.text.language import join_sentences
+from kvchat.session.restore_support import FindingKey, FindingStore, RestoreFinding, Strategy
+from kvchat.session.self_test import self_test
+from kvchat.settings import Settings, any_changed
+from kvchat.system.paths import Paths
+from kvchat.text.language import _, join_sentences
+from kvchat.text.reasons import Reason, ReasonCode
 
-CHECK_INTERVAL_S = 10.0  # interval of IdleStop's checks
-VERIFY_AFTER_IDLE_S = 60.0  # the user is unlikely to return at once
-
-# These need an engine restart.
+# Changing one of these takes effect when the engine restarts.
 RESTART_SETTINGS = (
     "model_path",
     "engine_path",
@@ -37,7 +53,256 @@ RESTART_SETTINGS = (
 )
 
 
-class SwitchingHost(EngineLifecycle):
+class SwitchingEngineHost:
+    """Provides sessions with kvchat's own engine or the user's server. Use it on the event loop's thread only."""
+
+    def __init__(
+        self,
+        *,
+        paths: Paths,
+        settings: Callable[[], Settings],
+        store: BlockStore,
+        findings: FindingStore,
+        log: EngineLog,
+        choose_model: Callable[[str], None],
+        publish: Callable[[EngineStatus], None],
+        notify: Callable[[str, str], None],
+        expected_tokens: Callable[[], Awaitable[int]],
+    ) -> None:
+        """Create the host; nothing starts yet.
+
+        `choose_model` changes the model in the settings, and `publish` receives each new status. `notify` and
+        `expected_tokens`: see `ManagedEngine`.
+        """
+        self._settings, self._choose_model, self.log = settings, choose_model, log
+        self._findings, self._publish = findings, publish
+        generations, folder = itertools.count(1), store.staging.slot_folder()
+        supervisor, limits = EngineSupervisor(log=log, generations=generations), LoadLimits(paths.load_limits)
+        self.managed = ManagedEngine(folder, supervisor, limits, store, notify, expected_tokens)
+        self.external = ExternalEngine(folder, generations, server_key(paths))
+        self.current: ManagedEngine | ExternalEngine = self.external if settings().engine_url else self.managed
+        self._start_settings: Settings | None = None  # settings with which the engine was started
+        self._started_with_vision = False
+        self._ready: ReadyEngine | None = None  # result of the last inspection
+        self._subject: FindingKey | None = None  # key of this engine's restore finding
+        self._inspection: asyncio.Task[None] | None = None
+        self._starter: asyncio.Task[None] | None = None
+        self._is_testing = self._is_closed = False
+        self._lock = asyncio.Lock()
+        for engine in (self.managed, self.external):
+            engine.connection.subscribe(partial(self._connection_changed, engine))
+
+    @property
+    def is_external(self) -> bool:
+        return self.current is self.external
+
+    @property
+    def status(self) -> EngineStatus:
+        """The engine's status, which is LOADING until the engine has been inspected."""
+        status = self.current.connection.status
+        if status.state is EngineState.READY and self.inspected_engine is None:
+            return replace(status, state=EngineState.LOADING, is_testing=self._is_testing)
+        return status
+
+    @property
+    def inspected_engine(self) -> ReadyEngine | None:
+        """The running engine, or None if it has not been inspected yet."""
+        ready = self._ready
+        return ready if ready and ready.generation == self.current.connection.generation else None
+
+    @property
+    def _ready_engine(self) -> ReadyEngine | None:
+        return self.inspected_engine if self.status.state is EngineState.READY else None
+
+    @property
+    def finding(self) -> RestoreFinding | None:
+        return self._ready_engine.finding if self._ready_engine else None
+
+    def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool:
+        engine = self._ready_engine
+        return engine is not None and (engine.vision or not vision) and not self.runs_other_model(model)
+
+    def can_recover(self) -> bool:
+        return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
+
+    async def check_vision(self, model: str | None = None) -> None:
+        await self._switch_connection()
+        settings = self._settings()
+        if self.is_external:
+            if self.is_ready() and not self.is_ready(vision=True):
+                raise self.current.vision_error()
+        elif path := model or settings.model_path:
+            await asyncio.to_thread(find_projector, Path(path), parse_arguments(settings.engine_arguments))
+
+    async def start(self) -> None:
+        await self._switch_connection()
+        await self._start(vision=False, tokens=0)
+
+    async def stop(self) -> None:
+        async with self._lock:
+            await self.current.connection.stop()
+        if self.is_external:
+            await self._end_inspection()
+
+    async def unload(self) -> None:
+        """Stop kvchat's own engine until the next request; a user's server stays connected."""
+        await self._switch_connection()
+        if not self.is_external:
+            async with self._lock:
+                await self.managed.connection.stop(EngineState.UNLOADED)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        async with self._lock:
+            await self.external.connection.stop()
+            await self.managed.close()
+        await self._end_inspection()
+
+    async def ready(self, model: str | None = None, *, vision: bool = False, tokens: int = 0) -> ReadyEngine:
+        """Return a ready engine as `EngineHost.ready` does. A loaded projector stays loaded until the engine stops."""
+        await self._switch_connection()
+        needs_projector = vision and not self.is_ready(vision=True)
+        if model is not None and not self.is_external and (needs_projector or self._running_model != model):
+            if model != self._settings().model_path:
+                if not await asyncio.to_thread(Path(model).exists):
+                    raise ModelMissing(model)
+                self._choose_model(model)
+            if self.runs_other_model(model):
+                await self.stop()
+        if vision and not self.is_ready(vision=True):
+            await self.check_vision()
+        while True:
+            if self.status.state in (*DOWN_STATES, EngineState.STOPPING):
+                await self._start(vision=vision, tokens=tokens)
+            await self.current.connection.ready()
+            if (engine := self.inspected_engine) is None:
+                inspection = self._inspection
+                if inspection is None or inspection.done():
+                    inspection = self._start_inspection()
+                await asyncio.shield(inspection)  # cancelling one caller must not end it for others
+                continue
+            if engine.vision or not vision:
+                if not engine.too_small(tokens):
+                    return engine
+                vision = engine.vision
+            elif self.is_external or self._started_with_vision:
+                raise self.current.vision_error()
+            await self._restart(vision=vision, tokens=tokens)
+
+    async def note_restore(self, *, hollow: bool) -> None:
+        engine, subject = self.inspected_engine, self._subject
+        if engine is None or subject is None:
+            return
+        finding = engine.finding.after_restore(hollow=hollow)
+        if finding != engine.finding:
+            self._ready = replace(engine, finding=finding)
+            await self._findings.learn(subject, finding, engine.finding)
+
+    async def forget_finding(self) -> None:
+        if self._subject is not None:
+            await self._findings.forget(self._subject)
+
+    def runs_other_model(self, model: str | None) -> bool:
+        return model is not None and self._running_model not in (None, model)
+
+    @property
+    def _running_model(self) -> str | None:
+        started = self._start_settings
+        return None if self.is_external or started is None or self.status.state in DOWN_STATES else started.model_path
+
+    async def _switch_connection(self) -> None:
+        engine = self.external if self._settings().engine_url else self.managed
+        if engine is not self.current and self.status.state in DOWN_STATES:
+            await self.stop()
+            self.current, self._start_settings = engine, None
+
+    async def _start(self, *, vision: bool, tokens: int) -> None:
+        async with self._lock:
+            if self._is_closed or self.status.state not in DOWN_STATES:
+                return
+            connection = self.current.connection
+            connection.publish(EngineStatus(EngineState.STARTING))
+            self._start_settings = settings = self._settings()
+            self._started_with_vision = vision
+            try:
+                start = await self.current.prepare(settings, vision=vision, tokens=tokens)
+            except KvchatError as error:
+                state = EngineState.STOPPED if isinstance(error, NoModel) else EngineState.FAILED
+                connection.publish(EngineStatus(state, start_failure(error)))
+                return
+            except BaseException:
+                failure = EngineFailure(
+                    FailureKind.EXITED,
+                    _("The engine could not be started"),
+                    _("An unexpected error occurred while kvchat prepared to start it."),
+                    _("See the report for details. Try again, or choose another model or engine."),
+                )
+                connection.publish(EngineStatus(EngineState.FAILED, failure))
+                raise
+            if not self._is_closed:  # `close` may have run
+                await start()
+
+    async def _restart(self, *, vision: bool, tokens: int) -> None:
+        """Stop the engine and start it again, even if the caller is cancelled meanwhile."""
+
+        async def start() -> None:
+            await self.stop()
+            await self._start(vision=vision, tokens=tokens)
+
+        self._starter = asyncio.create_task(start(), name="starting the engine")
+        self._starter.add_done_callback(report_unexpected_error)
+        await asyncio.shield(self._starter)
+
+    def _start_inspection(self) -> asyncio.Task[None]:
+        """Inspect the engine in a task of its own, so that cancelling a caller does not end the inspection."""
+        self._inspection = asyncio.create_task(self._inspect(), name="inspecting the engine")
+        self._inspection.add_done_callback(report_unexpected_error)
+        return self._inspection
+
+    async def _end_inspection(self) -> None:
+        if self._inspection is not None:
+            if self.is_external:  # kvchat's own engine has stopped, which ends its inspection
+                self._inspection.cancel()
+            await asyncio.wait({self._inspection})
+
+    async def _inspect(self) -> None:
+        """Query the engine and, if that was never done, test whether it restores chats. Raises EngineError."""
+        engine = self.current
+        inspected = await engine.inspect()
+        if inspected is None:
+            await self.stop()
+            return
+        ready, self._subject = inspected
+        if subject := self._subject:
+            finding = await self._findings.known(subject)
+            if finding is None and ready.finding.reason is None:  # do not test in a slot that others use
+                self._is_testing = True
+                self._publish(self.status)
+                try:
+                    finding = await self_test(ready)
+                    await self._findings.learn(subject, finding)
+                except EngineGone as loss:
+                    reason = await loss.explain()
+                    hung_or_stopped = loss.lifetime is None or loss.lifetime.failure is None
+                    if engine is self.external or hung_or_stopped:  # this says nothing about restoring
+                        raise reason from loss
+                    died = RestoreFinding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
+                    await self._findings.learn(subject, died)
+                    return
+                finally:
+                    self._is_testing = False
+            ready = replace(ready, finding=finding or ready.finding)
+        self._ready = ready
+        self._publish(self.status)
+
+    def _connection_changed(self, engine: ManagedEngine | ExternalEngine, status: EngineStatus) -> None:
+        if engine is self.current:
+            if status.state is EngineState.READY:
+                if engine is self.managed:
+                    self.managed.read_measurements()
+                self._start_inspection()
+            self._publish(self.status)
+
     @property
     def secrets(self) -> tuple[str, ...]:
         client = self.current.connection.client
@@ -57,7 +322,7 @@ class SwitchingHost(EngineLifecycle):
 
     @property
     def memory_bars(self) -> tuple[MemoryBar, ...]:
-        """The model's share of each memory, measured once it is ready; empty for the user's server."""
+        """The model's use of each device's memory, estimated until the engine is ready; empty for a user's server."""
         return () if self.is_external else self.managed.bars
 
     @property
@@ -67,10 +332,10 @@ class SwitchingHost(EngineLifecycle):
         return str(self.managed.choice.location) if self.managed.choice else ""
 
     async def fingerprint_and_limit(self, model: str | None = None) -> tuple[Fingerprint, int] | None:
-        """Return the fingerprint and maximum context (tokens) of the current or next engine, or for `model` (path)."""
-        known = self.known
-        if known is not None and not self.runs_other_model(model):
-            return known.fingerprint, known.limit
+        """Return the engine's fingerprint and maximum context in tokens, or those it would have with another model."""
+        engine = self.inspected_engine
+        if engine is not None and not self.runs_other_model(model):
+            return engine.fingerprint, engine.limit
         choice, settings = self.choice, self._settings()
         if model is not None:
             settings = replace(settings, model_path=model)
@@ -84,7 +349,7 @@ class SwitchingHost(EngineLifecycle):
         return choice.fingerprint, choice.max_context.tokens
 
     def break_even(self, cost: RestoreCost) -> BreakEven | None:
-        """Return the token count above which restoring pays; None until both have been measured."""
+        """Return the prompt length above which restoring is faster than processing; None until both are measured."""
         choice, context_size = self.choice, self.context_size
         if choice is None or context_size is None:
             return None
@@ -97,7 +362,7 @@ class SwitchingHost(EngineLifecycle):
 
     @property
     def restart_pending(self) -> bool:
-        """True if the running (or failed) engine was started with outdated settings."""
+        """True if the engine was started with settings that have changed since."""
         started = self._start_settings
         if started is None or self.status.state in (EngineState.STOPPED, EngineState.UNLOADED):
             return False
@@ -113,13 +378,13 @@ class SwitchingHost(EngineLifecycle):
 
     @property
     def context_size(self) -> int | None:
-        """Tokens a chat may have; None before the engine is ready. May not be fully allocated yet."""
+        """The maximum length of a chat in tokens, which may exceed the allocated context; None until ready."""
         if self.status.state is not EngineState.READY:
             return None
         choice = self.choice
         if choice is not None and choice.context.tokens < choice.max_context.tokens:
             return choice.max_context.tokens
-        return self._usable_engine.context_size if self._usable_engine else None
+        return self._ready_engine.context_size if self._ready_engine else None
 
     @property
     def context_reason(self) -> str:
@@ -131,9 +396,9 @@ class SwitchingHost(EngineLifecycle):
         return self.choice.context.warning if self.choice else ""
 
     async def capacity(self) -> Capacity:
-        """Return the memory available to a model, including what the running one would free. Queries the engine."""
-        staged = self.managed.staged
-        capacity = await asyncio.to_thread(lambda: query_capacity(self._settings(), staged()))
+        """Query the engine for the memory available to a model if the running one were stopped."""
+        settings, staging_memory = self._settings(), self.managed.staging_memory
+        capacity = await asyncio.to_thread(lambda: query_capacity(settings, staging_memory()))
         if self.choice is None or self.status.state is not EngineState.READY:
             return capacity
         return replace(capacity, memory=with_freed_memory(capacity.memory, self.memory_bars))
@@ -142,44 +407,24 @@ class SwitchingHost(EngineLifecycle):
         return ModelJudge(self._settings(), await self.capacity(), self.managed.limits)
 
     async def larger_context(self) -> ContextChoice | None:
-        """Return the next larger context size that fits and that the model was trained for. Queries the engine."""
-        choice, now = self.choice, self.context_size
-        if choice is None or now is None:
+        """Query the engine for free memory; return the next context size that fits, or None."""
+        choice, tokens = self.choice, self.context_size
+        if choice is None or tokens is None:
             return None
-        return choice.larger_context(now, (await self.capacity()).memory, self.managed.limit)
+        return choice.larger_context(tokens, (await self.capacity()).memory, self.managed.limit)
 
 
-@dataclass
-class IdleStop:
-    """Stops a ready engine after some idle minutes. The next message starts it again and restores its chat."""
+def start_failure(error: KvchatError) -> EngineFailure:
+    if isinstance(error, EngineFailed):
+        return error.failure
+    kind = FailureKind.NOT_FOUND if isinstance(error, EngineUnusable) else FailureKind.BAD_MODEL
+    if isinstance(error, ModelFileMissing):
+        kind = FailureKind.MODEL_MISSING
+    return EngineFailure(kind, error.title, error.detail, error.advice)
 
-    minutes: Callable[[], int | None]  # current setting; None: never
-    chat: ChatService
-    host: SwitchingHost
-    check_interval_s: float = CHECK_INTERVAL_S
-    others_idle_s: Callable[[], float] = lambda: math.inf  # of other programs
-    _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def run(self) -> None:
-        while not self._ended.is_set():
-            if self._is_due():
-                await self.chat.save_and_stop(self._stop)
-            elif min(self.chat.idle_s, self.others_idle_s()) >= VERIFY_AFTER_IDLE_S:
-                await self.chat.memory_verifier.verify_when_idle()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.check_interval_s):
-                    await self._ended.wait()
-
-    def end(self) -> None:
-        self._ended.set()
-
-    async def _stop(self) -> bool:
-        is_due = self._is_due()  # a message may have arrived
-        if is_due:
-            await self.host.rest()
-        return is_due
-
-    def _is_due(self) -> bool:
-        minutes, idle_s = self.minutes(), min(self.chat.idle_s, self.others_idle_s())
-        is_own = not self.host.is_external and self.host.is_ready()
-        return minutes is not None and is_own and idle_s >= 60 * minutes
+def report_unexpected_error(task: asyncio.Task[None]) -> None:
+    """Report a task's exception as a bug, unless it is a KvchatError, which is shown to the user elsewhere."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, KvchatError):
+        task.get_loop().call_exception_handler({"message": "Inspecting the engine failed", "exception": error})

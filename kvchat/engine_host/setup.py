@@ -1,7 +1,7 @@
-"""Engines on this computer: list, test, check arguments; and download others for the graphics card.
+"""Setup of engines: listing, testing, and downloading llama.cpp releases for the graphics card.
 
-Downloads come from llama.cpp's releases. Each has its own folder below `Paths.engines`, complete or absent. The
-engine in use stays until another one has passed the trial.
+Each downloaded engine has its own folder below `Paths.engines`, which is complete or absent. The engine in use is
+replaced only after another one has passed the test.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, join_list
 
 MAX_UNPACK_RATIO = 3  # unpacked to download size, at most
-STALE_AFTER_S = 24 * 3600.0  # older files are not being unpacked or deleted
+STALE_AFTER_S = 24 * 3600.0  # temporary folders older than this were left by a crash
 
 
 class Stage(Enum):
@@ -57,12 +57,12 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class EngineDownload:
-    """The progress of a download, in bytes and bytes per second; `rate` is 0 if unknown."""
+    """The progress of downloading and testing an engine."""
 
     stage: Stage
-    order: DownloadOrder | None = None  # None while looking it up
+    order: DownloadOrder | None = None  # None while kvchat looks for a release
     downloaded_bytes: int = 0
-    rate: float = 0.0
+    rate: float = 0.0  # bytes per second; 0 if unknown
     steps: tuple[TrialStep, ...] = ()
 
 
@@ -88,15 +88,17 @@ def downloaded_engines(engines: Path) -> tuple[DownloadedEngine, ...]:
 
 
 def trial_model(paths: Paths, settings: Settings) -> Path | None:
-    """Return the smallest available model for testing an engine: the starter model or the selected one."""
+    """Return a model for testing an engine: the starter model, because it is small, or else the selected one."""
     starter = starter_path(paths.models)
-    if starter.exists():
-        return starter
-    return installed_starter() or (Path(settings.model_path) if settings.model_path else None)
+    return (
+        starter
+        if starter.exists()
+        else installed_starter() or (Path(settings.model_path) if settings.model_path else None)
+    )
 
 
 class EngineSetup:
-    """Queries engines for the settings window, and downloads, tests and selects new ones."""
+    """Lists the engines on this computer, and downloads, tests, selects and removes them."""
 
     def __init__(
         self,
@@ -105,7 +107,7 @@ class EngineSetup:
         use_engine: Callable[[str | None], Awaitable[None]],
         notify: Callable[[str, str], object] = lambda title, detail: None,
     ) -> None:
-        """`use_engine` selects the engine at a path; None lets kvchat choose. `notify` announces a new one."""
+        """`use_engine` selects the engine at a path, or the default if None. `notify` shows a title and a detail."""
         self._paths, self._settings, self._use_engine, self._notify = paths, settings, use_engine, notify
         self.key = server_key(paths)
         self._engines, self._downloads = paths.engines, paths.engines / ".downloads"
@@ -124,16 +126,18 @@ class EngineSetup:
         return lambda: self._listeners.remove(listener)
 
     def unused_graphics(self) -> Graphics | None:
-        """Return the GPUs the embedded engine leaves unused if it is the only engine. Blocks."""
+        """Return this computer's GPUs if no installed engine can use them, else None. Blocks."""
         settings, graphics = self._settings(), detect_graphics()
         chosen = settings.engine_path or settings.engine_url or any(engine.path for engine in installed_engines())
         return None if chosen or not graphics.vendors or graphics.system == "darwin" else graphics
 
     async def get(self, backend: Backend | None = None) -> EngineTrial | None:
-        """Download, test and perhaps select an engine for the GPU; None if cancelled or busy. Raises KvchatError."""
+        """Download and test an engine for the GPU, and select it if it passes. Raises KvchatError.
+
+        Return None if the download was cancelled or another one is in progress.
+        """
         if self.download is not None:
             return None
-
         self._publish(EngineDownload(Stage.ASKING))
         try:
             result = await self._fetch.run(self._download_and_test(backend))
@@ -149,7 +153,7 @@ class EngineSetup:
         return trial
 
     async def remove(self, name: str) -> None:
-        """Delete a downloaded engine; if it is selected, let kvchat choose another. Raises KvchatError."""
+        """Delete a downloaded engine, after selecting the default if it is in use. Raises KvchatError."""
 
         def delete() -> None:
             folder = self._find_downloaded(name).folder
@@ -173,7 +177,7 @@ class EngineSetup:
 
     def _publish(self, fetching: EngineDownload | None) -> None:
         if fetching is not None and fetching.order is not None and self.download is None:
-            return  # a late report of an ended download
+            return  # late progress of a download that has ended
         self.download = fetching
         for listener in tuple(self._listeners):
             listener()
@@ -188,7 +192,7 @@ class EngineSetup:
         return await try_engine(location, model, on_step)
 
     async def save_key(self, value: str) -> SecretLocation | None:
-        """Save the server's API key, or delete it if empty; return where it is kept. Raises KvchatError."""
+        """Save the server's API key and return its location, or delete it if `value` is empty. Raises KvchatError."""
         try:
             if value:
                 return await asyncio.to_thread(self.key.save, value)
@@ -199,7 +203,7 @@ class EngineSetup:
         return None
 
     async def validation_error(self, name: str, text: str) -> str:
-        """Return why an engine setting cannot have this text, or "". May query the engine for its options."""
+        """Return why the setting `name` cannot have this text, or "". May query the engine for its options."""
         change: dict[str, Any] = {name: text}
         changed = dataclasses.replace(self._settings(), **change)
         try:
@@ -212,7 +216,7 @@ class EngineSetup:
         return ""
 
     async def _newest_build(self, backend: Backend | None) -> DownloadOrder:
-        """Find the newest build for this computer's GPU, of the backend if given. Raises KvchatError."""
+        """Find the newest build for this computer's GPU and, if given, this backend. Raises KvchatError."""
         graphics = await asyncio.to_thread(detect_graphics)
         if not graphics.vendors:
             why = _("The embedded engine is as fast as any other on the CPU.")
@@ -232,7 +236,7 @@ class EngineSetup:
         )
 
     async def _download_and_test(self, backend: Backend | None) -> tuple[DownloadedEngine, EngineTrial]:
-        """Download an engine and test it; an existing one is only tested. A failing engine is kept."""
+        """Download an engine, unless it is there, and test it. An engine that fails the test is kept."""
         order = await self._newest_build(backend)
         name, size = order.file.name, order.file.size
         steps: list[TrialStep] = []
@@ -262,7 +266,7 @@ class EngineSetup:
             for path in self._downloads.rglob("*"):
                 if path.is_file() and not any(path.name.startswith(part.path) for part in order.file.parts):
                     path.unlink()
-            for left in self._engines.glob(".*"):  # left by a crash
+            for left in self._engines.glob(".*"):
                 if left != self._downloads and time.time() - left.stat().st_mtime > STALE_AFTER_S:
                     shutil.rmtree(left, ignore_errors=True)
             free = shutil.disk_usage(self._engines).free
@@ -289,7 +293,7 @@ class EngineSetup:
                     return
                 if not (whole / program_name()).is_file():
                     raise UnsafeArchive(_("it does not contain {program_name}", program_name=program_name()))
-                if target.exists():  # lacks its program
+                if target.exists():  # without its program, or it would not have been downloaded
                     shutil.rmtree(target)
                 whole.rename(target)
         except UnsafeArchive as error:

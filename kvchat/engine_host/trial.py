@@ -1,4 +1,4 @@
-"""Test of an engine: does it start, load a model, answer, and restore what it saved?"""
+"""Test of an engine: it must start, load a model, reply, and restore what it saved."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ from kvchat.session.self_test import self_test
 from kvchat.text.formatting import format_duration, format_rate
 from kvchat.text.language import _, join_list
 
-_CONTEXT = 2048  # tokens; enough for a word and a sliding window, cheap to allocate
+_CONTEXT = 2048  # tokens; enough for a short reply and a sliding window
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TrialStep:
 
 @dataclass(frozen=True)
 class EngineTrial:
-    """The test steps in order; only the last can have failed."""
+    """The completed steps of a test, in order. The test ends with the first step that fails."""
 
     steps: tuple[TrialStep, ...]
 
@@ -53,7 +53,10 @@ async def try_engine(
     on_step: Callable[[TrialStep], None] = lambda _: None,
     needs: Backend | None = None,
 ) -> EngineTrial:
-    """Query an engine; with a model, also load it, get a reply and test restoring. Raises no KvchatError."""
+    """Test an engine, with a model also its replies and restoring. `needs`: the backend whose GPU it must detect.
+
+    Failures are in the result and in the steps passed to `on_step`.
+    """
     steps: list[TrialStep] = []
 
     def report_step(step: TrialStep) -> None:
@@ -79,17 +82,19 @@ async def try_engine(
         else:
             with tempfile.TemporaryDirectory(prefix="kvchat-trial-", ignore_cleanup_errors=True) as folder:
                 plan = LaunchPlan(model, _CONTEXT, Path(folder), known_options=engine_probe.options)
-                await _run(location, plan, report_step)
+                await _test_with_model(location, plan, report_step)
     except KvchatError as error:
         report_step(TrialStep(error.title, error.detail, error))
     return EngineTrial(tuple(steps))
 
 
-async def _run(location: EngineLocation, plan: LaunchPlan, report_step: Callable[[TrialStep], None]) -> None:
+async def _test_with_model(
+    location: EngineLocation, plan: LaunchPlan, report_step: Callable[[TrialStep], None]
+) -> None:
     supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
     started = time.perf_counter()
     try:
-        await supervisor.start(location, plan)
+        await supervisor.start(location, iter([plan]))
         engine = await supervisor.ready()
         took = format_duration(1000 * (time.perf_counter() - started))
         loaded = _("{stem} loaded in {perf_counter}", stem=plan.model.stem, perf_counter=took)

@@ -15,7 +15,7 @@ def use_finding(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
     async def found(host: ReadyEngine) -> RestoreFinding:
         return RestoreFinding(strategy, proved=True)
 
-    monkeypatch.setattr("kvchat.engine_host.lifecycle.self_test", found)
+    monkeypatch.setattr("kvchat.engine_host.host.self_test", found)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn import imported_memory
 from kvchat.engine.api.wire import Sampling
 from kvchat.engine_host import host as engine_host
-from kvchat.engine_host.host import IdleStop
+from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.kvstore.exchange import stored_manifest
 from kvchat.runtime import Runtime
 from kvchat.session.exchange import Exchange, PromptRequest

@@ -55,7 +55,7 @@ def contexts(stage: Stage) -> list[int]:
 )
 def test_initial_context(tmp_path: Path, fake_engine: FakeEngine, large: Path, needed: int, tokens: int) -> None:
     settings = Settings(model_path=str(large), engine_path=str(fake_engine.path))
-    choice = choose_engine(settings, tmp_path, needed=needed)
+    choice = choose_engine(settings, tmp_path, initial_tokens=needed)
     assert choice.max_context.tokens == LONGEST
     assert choice.max_context.kv_bytes > CHEAP_KV_BYTES
     assert choice.context.tokens == choice.plan.context_size == tokens

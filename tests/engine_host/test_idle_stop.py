@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from kvchat.engine.api.connection import EngineState
-from kvchat.engine_host.host import IdleStop
+from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
 from tests.engine.waiting import until

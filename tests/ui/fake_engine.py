@@ -16,8 +16,7 @@ from kvchat.engine.api.transport import Transport
 from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.api.wire import ChatChunk, PromptProgress, Timings
 from kvchat.engine_host.choice import Capacity, ModelMissing, NoModel
-from kvchat.engine_host.host import SwitchingHost
-from kvchat.engine_host.lifecycle import start_failure
+from kvchat.engine_host.host import SwitchingEngineHost, start_failure
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.demand import MemoryBar, MemoryFacts
@@ -87,7 +86,7 @@ class PlayedServer(Transport):
             self.played = asyncio.Queue()
 
 
-class FakeEngine(SwitchingHost):
+class FakeEngine(SwitchingEngineHost):
     """Engine host over the fake server; its answers are set by the test."""
 
     location = "/usr/bin/llama-server"

@@ -155,9 +155,6 @@ class _ProcessEnd:
     was_ready: bool
 
 
-StepDown = Callable[[], LaunchPlan | None]
-
-
 class EngineSupervisor(EngineConnection):
     """Runs one engine process at a time. Main thread's loop only."""
 
@@ -177,7 +174,6 @@ class EngineSupervisor(EngineConnection):
         self.log = log or EngineLog()
         self._policy, self._monitor_policy = policy or RestartPolicy(), monitor_policy or MonitorPolicy()
         self._stop_timeouts_s, self._clock, self._sleep = stop_timeouts_s, clock, sleep
-        self._step_down: StepDown | None = None
         self._serial = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
@@ -186,16 +182,16 @@ class EngineSupervisor(EngineConnection):
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None and self._process.running else None
 
-    async def start(self, location: EngineLocation, plan: LaunchPlan, step_down: StepDown | None = None) -> None:
+    async def start(self, location: EngineLocation, plans: Iterator[LaunchPlan]) -> None:
         """Start an engine, stopping a running one first. Returns at once: `ready` and listeners get the result.
 
-        `step_down` is called when loading runs out of memory; it returns a smaller plan, or None if there is none.
+        The first plan is used; each time that loading runs out of memory, the next one is tried.
         """
         async with self._serial:
             await self._end(EngineState.STOPPING)
-            self._step_down = step_down
+            plan = next(plans)
             self.publish(EngineStatus(EngineState.STARTING))
-            self._task = asyncio.create_task(self._run(location, plan), name="engine supervisor")
+            self._task = asyncio.create_task(self._run(location, plan, plans), name="engine supervisor")
             self._task.add_done_callback(self._run_ended)
 
     async def stop(self, final: EngineState = EngineState.STOPPED) -> None:
@@ -230,9 +226,8 @@ class EngineSupervisor(EngineConnection):
             )
             self.publish(EngineStatus(EngineState.FAILED, reason))
 
-    async def _run(self, location: EngineLocation, plan: LaunchPlan) -> None:
-        deaths: deque[float] = deque()
-        never_ready = 0
+    async def _run(self, location: EngineLocation, plan: LaunchPlan, plans: Iterator[LaunchPlan]) -> None:
+        deaths, never_ready = deque[float](), 0
         status = EngineStatus(EngineState.STARTING)
         while True:
             for _attempt in range(self._policy.port_attempts):
@@ -241,8 +236,7 @@ class EngineSupervisor(EngineConnection):
                     break
                 plan = dataclasses.replace(plan, port=0)  # somebody took it between our choice and the engine's bind
             too_large = death.failure.kind is FailureKind.OUT_OF_MEMORY and not death.was_ready
-            smaller = self._step_down() if self._step_down and too_large else None
-            if smaller is not None:
+            if too_large and (smaller := next(plans, None)) is not None:
                 plan, tokens = smaller, format_number(smaller.context_size)
                 advice = _("kvchat is restarting it with a context length of {tokens} tokens.", tokens=tokens)
                 if plan.without_gpu:

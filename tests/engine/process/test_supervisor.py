@@ -35,11 +35,11 @@ class RecordedSupervisor(EngineSupervisor):
         return [status.state for status in self.statuses]
 
     async def start_fake(self) -> None:
-        await self.start(self.fake.location, self.fake.plan)
+        await self.start(self.fake.location, iter([self.fake.plan]))
         await self.ready()
 
     async def fail(self) -> EngineFailed:
-        await self.start(self.fake.location, self.fake.plan)
+        await self.start(self.fake.location, iter([self.fake.plan]))
         with pytest.raises(EngineFailed) as failed:
             await self.ready()
         return failed.value
@@ -68,7 +68,7 @@ async def supervisor(
 
 async def test_start_and_stop(supervisor: RecordedSupervisor, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HOLD_DURING="load")
-    await supervisor.start(fake_engine.location, fake_engine.plan)
+    await supervisor.start(fake_engine.location, iter([fake_engine.plan]))
     assert supervisor.status.state is STARTING
     await until(lambda: supervisor.status.state is LOADING)
     fake_engine.set(FAKE_HOLD_DURING=None)
@@ -83,7 +83,7 @@ async def test_start_and_stop(supervisor: RecordedSupervisor, fake_engine: FakeE
 
 async def test_stop_while_loading(supervisor: RecordedSupervisor, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HANG_DURING="load")
-    await supervisor.start(fake_engine.location, fake_engine.plan)
+    await supervisor.start(fake_engine.location, iter([fake_engine.plan]))
     waiting = asyncio.create_task(supervisor.ready())
     await until(lambda: LOADING in supervisor.states)
     await supervisor.stop()
@@ -94,14 +94,14 @@ async def test_stop_while_loading(supervisor: RecordedSupervisor, fake_engine: F
 async def test_repeated_stop(supervisor: RecordedSupervisor, fake_engine: FakeEngine) -> None:
     await supervisor.stop()
     assert supervisor.statuses == []
-    await supervisor.start(fake_engine.location, fake_engine.plan)
+    await supervisor.start(fake_engine.location, iter([fake_engine.plan]))
     await asyncio.gather(supervisor.stop(), supervisor.stop())
     await supervisor.close()
     assert supervisor.states == [STARTING, STOPPING, STOPPED]
 
 
 async def test_one_process_at_a_time(supervisor: RecordedSupervisor, fake_engine: FakeEngine) -> None:
-    await asyncio.gather(*(supervisor.start(fake_engine.location, fake_engine.plan) for _ in range(4)))
+    await asyncio.gather(*(supervisor.start(fake_engine.location, iter([fake_engine.plan])) for _ in range(4)))
     first, generation = await supervisor.ready(), supervisor.generation
     alive = [launch["pid"] for launch in fake_engine.launches() if is_alive(launch["pid"])]
     assert alive == [supervisor.pid]
@@ -219,7 +219,7 @@ async def test_held_port_is_detected(supervisor: RecordedSupervisor, fake_engine
     """Another program holds the port with a silent socket: kvchat must not wait for the first process."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        await supervisor.start(fake_engine.location, replace(fake_engine.plan, port=port))
+        await supervisor.start(fake_engine.location, iter([replace(fake_engine.plan, port=port)]))
         assert not (await supervisor.ready()).base_url.endswith(f":{port}")
 
 
@@ -251,7 +251,7 @@ async def test_broken_listener(supervisor: RecordedSupervisor, fake_engine: Fake
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
     supervisor.subscribe(broken)
-    await supervisor.start(fake_engine.location, fake_engine.plan)
+    await supervisor.start(fake_engine.location, iter([fake_engine.plan]))
     await until(lambda: supervisor.status.state is FAILED)
     assert isinstance(reported[0], ZeroDivisionError)
     assert supervisor.pid is None
