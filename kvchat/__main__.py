@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run kvchat with `argv` and return the exit code. Without `argv`, use the process's arguments."""
+    """Run kvchat with these arguments, by default those of the process, and return the exit code."""
     if argv is not None:
         return _run_arguments(argv)
     flag, rest = sys.argv[1:2], sys.argv[2:]
-    # A frozen kvchat is started as the engine or its guard: import nothing else.
+    # The engine and its guard are started with kvchat's own program if it is frozen: import nothing else for them.
     if flag == ["--parent-guard"]:
         from kvchat.engine import parent_guard
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from kvchat.engine import embedded
 
         return embedded.main(rest)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # the parent may ignore it on purpose
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the parent ignores it on purpose
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to clean up during imports
     from kvchat.cli.terminal import install_signal_handlers, run_process
 
@@ -30,13 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_arguments(arguments: Sequence[str], on_start: Callable[[], None] = lambda: None) -> int:
-    """Run kvchat; call `on_start` before any disk read, since that may hang."""
+    """Run kvchat. Call `on_start` before the first disk access, which may hang."""
     from kvchat.errors import KvchatError
 
     try:
         if arguments:
             return _run_command_line(arguments, on_start)
-        window = _prepare_window()  # avoids importing the slow parser
+        window = _prepare_window()  # without importing argparse, which is slow
         on_start()
         return window()
     except KvchatError as error:
@@ -52,9 +52,11 @@ def _run_command_line(arguments: Sequence[str], on_start: Callable[[], None]) ->
     from kvchat.text.language import set_language
 
     on_start()
-    reports = arguments[0] in ("bench", "doctor")  # helpers read these, too
+    reports = arguments[0] in ("bench", "doctor")  # in English, for bug reports
     set_language("en" if reports else load_settings(resolve_paths().settings_file).language)
-    command, options = parse(["open", *arguments] if _is_openable(arguments[0]) else arguments)
+    first = Path(arguments[0])
+    is_openable = arguments[0].startswith(("kvchat:", "file:")) or bool(first.suffix and first.is_file())
+    command, options = parse(["open", *arguments] if is_openable else arguments)
     if command.kind is CommandKind.WINDOW:
         targets, quick = getattr(options, "targets", ()), command.name == "quick"
         return _prepare_window(targets, quick=quick, starter=options.starter, hidden=options.hidden)()
@@ -63,14 +65,13 @@ def _run_command_line(arguments: Sequence[str], on_start: Callable[[], None]) ->
     return run_command(command, options)
 
 
-def _is_openable(first: str) -> bool:
-    return first.startswith(("kvchat:", "file:")) or bool(Path(first).suffix and Path(first).is_file())
-
-
 def _prepare_window(
     targets: tuple[str, ...] = (), *, quick: bool = False, starter: bool = False, hidden: bool = False
 ) -> Callable[[], int]:
-    """Return a function that opens the window, notifies a running one, or explains why Qt would abort."""
+    """Return a function that opens the window or explains why Qt would abort.
+
+    If kvchat already runs, send the request to it; the returned function then does nothing.
+    """
     from kvchat.cli import no_display
 
     if (problem := no_display.find_display_problem()) is not None:
@@ -84,7 +85,7 @@ def _prepare_window(
     with suppress(KvchatError):  # app.run reports it in a dialog
         if show_running_window(resolve_paths(), request):
             return lambda: 0
-    gc.disable()  # until startup is done: each pass would scan lasting objects
+    gc.disable()  # until startup is done, because every collection would scan all imported objects
     from kvchat import app
 
     return lambda: app.run(starter=starter, hidden=hidden, request=request)

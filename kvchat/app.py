@@ -1,6 +1,6 @@
-"""Startup and event loop of the app. Imports only modules needed for the first frame.
+"""Startup and event loop of the app. Imports only what the first frame needs.
 
-`kvchat.application` imports the rest, several times as much, afterwards.
+Afterwards, `kvchat.application` imports the rest, which is several times as much.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from kvchat.runtime import Runtime
 
 _SHOW_WINDOW = StartRequest()
-_FIRST_CHATS = 100  # more than fit in a window; the rest load on scrolling
-_SAVE_TIMEOUT_S = 10.0  # time for remaining saves if the display is gone
-_COMMAND_TIMEOUT_S = 5.0  # time for a command to release the folder
-_RETRY_INTERVAL_S = 0.1  # between ownership attempts
-_RESTART = -1  # not an exit code: restart
-# Modules that `kvchat.application` needs without Qt, which belongs to the window's thread.
+_FIRST_CHATS = 100  # more than a window shows; the others are loaded when the user scrolls
+_SAVE_TIMEOUT_S = 10.0  # for remaining saves when the display is lost
+_COMMAND_TIMEOUT_S = 5.0  # for a running command to release the data folder
+_RETRY_INTERVAL_S = 0.1  # between attempts to own the data folder
+_RESTART = -1  # returned instead of an exit code
+# Modules without Qt that `kvchat.application` needs. They are imported in another thread.
 _PRELOADED_MODULES = (
     *("kvchat.runtime", "kvchat.library.remote.starter", "kvchat.transfer.backup", "kvchat.text.markdown"),
     *("httpcore2", "anyio.streams.tls"),  # httpx2 imports these on the first request
@@ -52,9 +52,10 @@ _PRELOADED_MODULES = (
 
 
 def run(*, starter: bool, hidden: bool, request: StartRequest = _SHOW_WINDOW) -> int:
-    """Run the application until it quits and return the exit code. A second start sends `request` to the first.
+    """Run the application until it quits and return the exit code.
 
-    `starter`: fetch the starter model without asking if there is no model. `hidden`: start in the tray.
+    If kvchat already runs, send `request` to it instead. With `starter`, download the starter model without asking if
+    no model is chosen. With `hidden`, start in the tray.
     """
     paths = resolve_paths()
     qt = _KvchatApplication(sys.argv[:1])
@@ -103,7 +104,7 @@ class _KvchatApplication(QApplication):
 
 
 class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
-    """Event loop that continues after Qt's ends with the display, so that kvchat can save and quit."""
+    """Event loop that keeps running when the display is lost and Qt quits, so that kvchat can save its data."""
 
     def __init__(self, qt: QApplication) -> None:
         super().__init__(qt)
@@ -160,7 +161,7 @@ async def _run(
     runtime: Runtime | None = None
 
     def on_quit_signal() -> None:
-        """Quit. During startup, or on a second signal, also close an open dialog; the second one skips saving."""
+        """Quit. Close an open dialog during startup or on the second signal, which also skips saving."""
         is_second = quitting.is_set()
         quitting.set()
         if is_second and runtime is not None:
@@ -212,7 +213,7 @@ async def _run(
 
 
 class _StartupDrafts:
-    """Chats and drafts shown before the runtime opens the database. Leaves error reports to the runtime."""
+    """Show chats and save drafts until the runtime opens the database. Errors are left for the runtime to report."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._worker = file, Worker("first-drafts")

@@ -1,4 +1,4 @@
-"""Connects the runtime, full window and tray after the first frame, and shuts them down."""
+"""Connection of runtime, window and tray after the first frame, and shutdown."""
 
 import asyncio
 import contextlib
@@ -30,9 +30,9 @@ _RELEASE_INTERVAL_MS = 10_000
 
 
 async def open_or_repair(paths: Paths, settings: Settings, release: Callable[[], Awaitable[None]]) -> Runtime | None:
-    """Open the runtime, offering to repair damaged chats. Return None if declined. Raises KvchatError.
+    """Open the runtime and offer to repair damaged chats; return None if the user declines. Raises KvchatError.
 
-    `release` makes the startup window close the database.
+    `release` closes the database that the startup window has open.
     """
     try:
         return await open_runtime(paths, settings)
@@ -56,7 +56,7 @@ async def open_or_repair(paths: Paths, settings: Settings, release: Callable[[],
 class Application:
     def __init__(self, runtime: Runtime, look: Look, window: MainWindow, quitting: asyncio.Event) -> None:
         self.quitting = quitting
-        self.should_restart = False  # restart after quitting
+        self.should_restart = False  # after quitting
         self._runtime, self._look = runtime, look
         self._bus = SessionBus()
         self._language = runtime.settings.language
@@ -85,7 +85,7 @@ class Application:
         state, wanted = self._runtime.paths.state, lambda: self._runtime.settings.update_notice
         self._window.runner.start(watch_updates(state, wanted, self._window.notices.notify_new_version))
         gc.enable()
-        gc.freeze()  # else each full collection scans all Qt classes and blocks the app
+        gc.freeze()  # else each full collection would scan all Qt classes and block the app
         await self._runtime.start()
         self.start_requests.update_key()
         if starter and not self._runtime.settings.model_path:
@@ -100,11 +100,11 @@ class Application:
             above.notices.notify_with_action(message, _("Restart kvchat"), self._restart, is_permanent=True)
 
     async def close(self) -> None:
-        """Hide the window at once, then finish saving and stop the engine."""
+        """Hide the window immediately, then finish saving and stop the engine."""
         self._unsubscribe()
         self._window.hide()
         for part in (self.start_requests, self._reply_notifier, self._tray):
-            part.close()  # now, because storing a message may take long
+            part.close()  # before the messages are stored, which may take long
         try:
             await self._window.finish()
         except KvchatError as error:
@@ -127,11 +127,11 @@ class Application:
 
 
 def release_cancelled_timers(loop: asyncio.AbstractEventLoop) -> int:
-    """Free the cancelled timers that qasync keeps until their due time, and return their number.
+    """Delete cancelled timers, which qasync keeps until they are due, and return their number.
 
-    Each chunk of a reply sets a time limit, so cancelled timers would pile up for minutes. qasync stores them in
-    private attributes: https://github.com/CabbageDevelopment/qasync/blob/v0.28.0/src/qasync/__init__.py. Does nothing
-    if a qasync version lacks them.
+    Each chunk of a reply sets a timeout, so cancelled timers would pile up for minutes. qasync stores them in private
+    attributes (https://github.com/CabbageDevelopment/qasync/blob/v0.28.0/src/qasync/__init__.py); if a version lacks
+    them, this function does nothing.
     """
     timers = getattr(loop, "_timer", None)
     handles = getattr(timers, "_SimpleTimer__callbacks", None)

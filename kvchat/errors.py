@@ -1,4 +1,4 @@
-"""Hierarchy of the errors a user may see. Each says what happened and what to do next."""
+"""Base class of the errors that users see."""
 
 from kvchat.text.language import join_sentences
 
@@ -6,8 +6,8 @@ from kvchat.text.language import join_sentences
 class KvchatError(Exception):
     """An error caused by the environment or the user, shown as a message and never as a traceback.
 
-    `title` is one short line, `detail` says what happened, `advice` says what to do next (both may be empty).
-    Any other exception is a bug and goes into a report instead.
+    `title` is a short line, `detail` says what happened, `advice` says what to do next; the last two may be empty.
+    Any other exception is a bug and shows the window for bug reports.
     """
 
     def __init__(self, title: str, detail: str = "", advice: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The Qt-free runtime shared by the app, `ask` and `bench`: builds and connects their components."""
+"""The runtime, shared by the window and the commands: creates and connects all components except Qt's."""
 
 import asyncio
 import dataclasses
@@ -45,11 +45,11 @@ from kvchat.text.safe_text import current_user, redact
 from kvchat.transfer.service import TransferService
 
 _MAX_LOG_LINES = 200  # in a diagnostic report
-SAVE_TIMEOUT_S = 15.0  # an engine that writes nothing this long hangs
+SAVE_TIMEOUT_S = 15.0  # an engine that writes nothing for this long counts as hung
 
 
 class Runtime:
-    """kvchat without a window. Created by `open_runtime`, ended by `close`."""
+    """All of kvchat except the window. Created by `open_runtime`, ended by `close`."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Runtime:
         self._worker, self._database, self._store = worker, database, store
         self._log = EngineLog(paths.engine_log)
         self._stop_requests = 0
-        self._loaded_model: str | None = None  # path of a chat's own model, replacing the default for new chats
+        self._loaded_model: str | None = None  # path of a chat's model that the engine runs instead of the default
         self._closed = False
         self._storing_settings = asyncio.Lock()
         self._background = Background()
@@ -141,14 +141,17 @@ class Runtime:
 
     @property
     def break_even(self) -> BreakEven | None:
-        """Prompt length in tokens above which restoring saves time; None until measured."""
+        """Prompt length in tokens from which restoring is faster than processing; None until measured."""
         return self.engine.break_even(self.chat.slots.restore_cost)
 
     async def statistics(self) -> ReplyStatistics:
         return await asyncio.to_thread(read_statistics, self.paths.database)
 
     async def engine_vitals(self) -> Vitals | None:
-        """Return the engine's vitals, or None. llama-server b11434's `/slots` omits restored tokens."""
+        """Return the engine's load and memory use, or None if it is not running.
+
+        The token count includes restored tokens, which `/slots` of llama-server b11434 omits.
+        """
         vitals, engine = await self.engine.vitals(), self.engine.inspected_engine
         if vitals is None or vitals.slot is None or engine is None:
             return vitals
@@ -159,7 +162,7 @@ class Runtime:
         )
 
     async def diagnostics(self) -> str:
-        """Return the state of this kvchat as one text without personal data."""
+        """Return a text for bug reports with the engine, settings and log, but without personal data."""
         status, choice = self.engine.status, self.engine.choice
         rows = [("kvchat", f"{__version__}, Python {platform.python_version()}"), ("system", platform.platform())]
         state = status.state.value
@@ -193,13 +196,13 @@ class Runtime:
         return redact("\n\n".join(parts) + "\n", current_user(), self.engine.secrets)
 
     async def start(self) -> None:
-        """Start the engine, chat titles, API server and backups as set, for a long-running app."""
+        """Start the engine, chat titles, API server and backups as set in the settings, for the window."""
         if problem := self.save_points.problem:
             self._notify(problem.title, problem.explanation)
         self._backups.start()
         self._background.start(self._load_blob_names())
         self.chat.recently_deleted.start()
-        # The window opens with the newest conversation: use its model, if it still exists.
+        # The window opens with the newest chat, so start with its model if it still exists.
         newest = next(iter(await self.chat.conversations()), None)
         if newest is not None and newest.model and await asyncio.to_thread(Path(newest.model).exists):
             self._switch_model(newest.model)
@@ -210,7 +213,7 @@ class Runtime:
         self.chat.title_generator.enable(lambda: self.settings.model_titles)
 
     async def start_serving(self) -> None:
-        """Wait until the engine is ready, for `kvchat serve`. Raises KvchatError."""
+        """Start the engine for `kvchat serve` and wait until it is ready. Raises KvchatError."""
         self.chat.recently_deleted.start()
         async with self.chat.slots.exclusive():
             await self.engine.ready()
@@ -220,7 +223,7 @@ class Runtime:
         self._background.start(self.engine.start())
 
     async def stop_engine(self) -> None:
-        """Stop all replies, finish saving, and stop the engine, even if it hangs. New requests wait."""
+        """Stop all replies, finish saving and stop the engine, even if it hangs. New requests wait meanwhile."""
         self._stop_requests += 1
         self.chat.stop_all()
         with self.api_server.stopped(), self.chat.slots.paused() as left:
@@ -238,14 +241,14 @@ class Runtime:
         await self.restart_engine()
 
     async def use_model(self, path: Path) -> None:
-        """Check that the file is a GGUF and use it for new chats; the engine keeps its model. Raises KvchatError."""
+        """Make a GGUF file the default model for new chats. The engine keeps its current model. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
         await asyncio.to_thread(ollama_name, path)
         self._loaded_model = self.model.path
         await self.apply_settings(dataclasses.replace(self.settings, model_path=str(path)))
 
     async def load_model(self, path: Path) -> None:
-        """Check that the file is a GGUF and load it; new chats keep their default. Raises KvchatError."""
+        """Load a GGUF file into the engine. The default model for new chats stays. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
         self._switch_model(str(path))
         if self.engine.status.state in DOWN_STATES:
@@ -254,13 +257,13 @@ class Runtime:
             await self.restart_engine()
 
     async def use_engine(self, path: str | None) -> None:
-        """Switch to this engine now or, if a reply is running, at the next engine start."""
+        """Switch to another engine immediately or, during a reply, at the next engine start."""
         await self.apply_settings(dataclasses.replace(self.settings, engine_path=path))
         if self.model.is_configured and self.chat.idle_s and self.api_server.idle_s:
             await self.restart_engine()
 
     async def locate_model(self, missing: str, path: Path) -> None:
-        """Use the model at `path` for the conversations of a missing model. Raises KvchatError."""
+        """Replace a missing model by the one at `path` in all chats. Raises KvchatError."""
         if missing == self.settings.model_path:
             await self.use_model(path)
         if missing == self.model.path or self.engine.status.state in DOWN_STATES:
@@ -270,10 +273,10 @@ class Runtime:
         await self.chat.relocate_model(missing, str(path))
 
     async def apply_settings(self, settings: Settings) -> None:
-        """Apply and store the settings. If storing fails, they still apply and SettingsNotSaved is raised."""
+        """Apply and save the settings. Raises SettingsNotSaved if they cannot be saved; they apply nevertheless."""
         before, self.settings = self.settings, settings
         self.events.publish(SettingsChanged())
-        async with self._storing_settings:  # concurrent changes: the file ends with the settings in force
+        async with self._storing_settings:  # after concurrent changes, the file has the current settings
             try:
                 await asyncio.to_thread(save_settings, self.paths.settings_file, self.settings)
             finally:
@@ -283,7 +286,7 @@ class Runtime:
                 await self.api_server.settings_changed(before, settings)
 
     async def close(self) -> None:
-        """Stop replies, finish saving, stop the engine and close the database. Idempotent."""
+        """Stop replies, finish saving, stop the engine and close the database. May be called again."""
         if self._closed:
             return
         self._closed = True
@@ -333,7 +336,7 @@ class Runtime:
             self.events.publish(ConversationsChanged())
 
     def _switch_model(self, model: str) -> None:
-        """Run the engine with a chat's model; new chats still get the default."""
+        """Run the engine with the model of a chat. The default model for new chats stays."""
         self._loaded_model = model
         self.events.publish(SettingsChanged())
 
@@ -354,7 +357,7 @@ class Runtime:
 
 
 async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
-    """Open the database and store, as owner of the data folder. Raises KvchatError."""
+    """Open the database and the store. The process must own the data folder. Raises KvchatError."""
     await asyncio.to_thread(paths.ensure)
     worker = Worker("database")
     database = await worker.run(Database, paths.database)

@@ -1,12 +1,11 @@
-"""The user's settings: a JSON file, read leniently and written atomically.
+"""The user's settings and the JSON file that holds them.
 
-One table defines each setting's default, rule, label and help. Start options apply at the next engine start.
+The class `Settings` defines the default, rule, label and help of each setting.
 """
 
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -21,15 +20,15 @@ from kvchat.text.language import LANGUAGES, N_, SYSTEM, _, format_number, plural
 
 GB, MB = 1_000_000_000, 1_000_000
 KV_TYPE_NAMES = frozenset(("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"))
-ZOOMS = (70, 80, 90, 100, 110, 125, 150, 175, 200)  # percent; the steps of Ctrl++ and Ctrl+-
-MAX_TEMPERATURE = 5.0  # models produce only noise above this
-MIN_CONTEXT, MAX_CONTEXT = 256, 2**24  # tokens; llama.cpp's minimum, and more than any model was trained for
+ZOOMS = (70, 80, 90, 100, 110, 125, 150, 175, 200)  # in percent; steps of Ctrl++ and Ctrl+-
+MAX_TEMPERATURE = 5.0  # above this, models produce only noise
+MIN_CONTEXT, MAX_CONTEXT = 256, 2**24  # tokens: llama.cpp's minimum, and more than any model supports
 MAX_BYTES = 10**18  # larger than any disk, within SQLite's range
-_MAX_FILE_BYTES = 4_000_000  # file size, bytes
+_MAX_FILE_BYTES = 4_000_000
 
-Rule = Callable[[Any], str]  # returns why a value is refused; empty if valid
+Rule = Callable[[Any], str]  # returns why a value is invalid, or ""
 Choices = tuple[tuple[Any, str], ...]  # (value, label) pairs
-UNITS: dict[str, Callable[[float], str]] = {  # number formatters
+UNITS: dict[str, Callable[[float], str]] = {  # formatters by unit
     "": format_number,
     "%": "{:.0f} %".format,
     "bytes": format_size,
@@ -37,17 +36,6 @@ UNITS: dict[str, Callable[[float], str]] = {  # number formatters
     "minutes": lambda count: plural(int(count), "{count} minute", "{count} minutes"),
     "tokens": lambda count: plural(int(count), "{count} token", "{count} tokens"),
 }
-
-
-def _integer_rule(minimum: int, maximum: float = math.inf, unit: str = "") -> Rule:
-    def rule(value: Any) -> str:
-        if not isinstance(value, int) or isinstance(value, bool):
-            return _("This must be a whole number.")
-        if value < minimum:
-            return _("This must be at least {words}.", words=UNITS[unit](minimum))
-        return _("This must be at most {words}.", words=UNITS[unit](maximum)) if value > maximum else ""
-
-    return rule
 
 
 def _choice_rule(choices: Iterable[str]) -> Rule:
@@ -85,10 +73,10 @@ class SettingInfo:
     label: str = ""
     help: str = ""
     choices: Choices = ()
-    unit: str = ""  # of UNITS
-    example: str = ""  # for text the engine validates
-    empty: str = ""  # placeholder of a number kvchat chooses
-    reset: str = ""  # label of the reset button; else built from the default
+    unit: str = ""  # key of UNITS
+    example: str = ""  # placeholder of a text field
+    empty: str = ""  # placeholder if the value is None
+    reset: str = ""  # label of the reset button; if empty, it names the default
 
 
 def _setting(default: Any, rule: Rule, label: str = "", help: str = "", **info: Any) -> Any:
@@ -99,8 +87,15 @@ def _toggle(default: bool, *texts: str) -> Any:
     return _setting(default, lambda value: "" if isinstance(value, bool) else _("This must be true or false."), *texts)
 
 
-def _number(default: Any, minimum: int, maximum: float, *texts: str, unit: str = "", **info: Any) -> Any:
-    return _setting(default, _integer_rule(minimum, maximum, unit), *texts, unit=unit, **info)
+def _number(default: Any, minimum: int, maximum: int, *texts: str, unit: str = "", **info: Any) -> Any:
+    def rule(value: Any) -> str:
+        if not isinstance(value, int) or isinstance(value, bool):
+            return _("This must be a whole number.")
+        if value < minimum:
+            return _("This must be at least {words}.", words=UNITS[unit](minimum))
+        return _("This must be at most {words}.", words=UNITS[unit](maximum)) if value > maximum else ""
+
+    return _setting(default, rule, *texts, unit=unit, **info)
 
 
 def _choice(default: str, choices: Choices, *texts: str) -> Any:
@@ -109,7 +104,7 @@ def _choice(default: str, choices: Choices, *texts: str) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """User choices. None means "kvchat decides"."""
+    """The choices of the user. None means that kvchat decides."""
 
     theme: str = _choice(
         "system",
@@ -310,9 +305,9 @@ class Settings:
         ),
     )
     api_port: int = _number(8737, 1, 65_535, N_("Port"), N_("Change it if another program uses this port."))
-    api_host: str = _setting("127.0.0.1", _text_error)  # any non-local address needs a key
+    api_host: str = _setting("127.0.0.1", _text_error)  # any other address requires an API key
     api_origins: str = _setting("", _text_error)  # allowed web origins, comma-separated
-    api_rules: tuple[str, ...] = _setting((), _paths_error)  # prompt rewrite rules: program and rule, "zed hold-clock"
+    api_rules: tuple[str, ...] = _setting((), _paths_error)  # prompt rewrites, each an app and a rule: "zed hold-clock"
 
     @property
     def keep_deleted_s(self) -> float:
@@ -323,7 +318,7 @@ SETTING_INFO: dict[str, SettingInfo] = {
     setting.name: setting.metadata["info"] for setting in dataclasses.fields(Settings)
 }
 SETTING_NAMES = tuple(SETTING_INFO)
-SETTING_PAGES = {  # entries of the pages in `ui/settings`, in order
+SETTING_PAGES = {  # settings by page in `ui/settings`, in order
     "general": (
         *("theme", "language", "zoom", "show_numbers", "model_titles", "read_ahead", "quick_key"),
         *("engine_start", "idle_minutes", "update_notice"),
@@ -345,7 +340,7 @@ class SettingsNotSaved(KvchatError):
 
 
 def load_settings(path: Path) -> Settings:
-    """Read the settings, using defaults for missing or invalid values. A file that is not JSON is renamed to `.bad`."""
+    """Read the settings, with defaults for missing and invalid values. Rename a file that is not JSON to `.bad`."""
     try:
         return parse_settings(read_json(path, _MAX_FILE_BYTES))
     except (FileNotFoundError, TimeoutError):
@@ -366,7 +361,7 @@ def parse_settings(raw: Any) -> Settings:
 
 
 def save_settings(path: Path, settings: Settings) -> None:
-    """Write the settings, preserving unknown ones of newer versions. Raises SettingsNotSaved."""
+    """Write the settings and keep unknown ones, which a newer version wrote. Raises SettingsNotSaved."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         newer = {}

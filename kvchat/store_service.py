@@ -46,7 +46,7 @@ def long_chat_bytes(settings: Settings) -> int:
         return 0
     try:
         facts = run_with_timeout(partial(read_facts, Path(settings.model_path)))
-        return kv_bytes(facts.kv, LONG_CHAT, settings.kv_type, settings.kv_type)
+        return kv_bytes(facts.kv, LONG_CHAT, settings.kv_type)
     except (KvchatError, OSError, ValueError):
         return 0
 

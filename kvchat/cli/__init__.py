@@ -1,1 +1,1 @@
-"""The kvchat commands, and process setup and exit. No Qt, no display."""
+"""Command line: the commands, and setup and exit of the process. Imports no Qt."""

@@ -1,4 +1,4 @@
-"""`kvchat ask` and `kvchat serve`: the same turns as the window's, without Qt."""
+"""`kvchat ask` and `kvchat serve`."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ from kvchat.text.safe_text import safe_prose
 
 RECEIPT_FIELDS = ["ttft_ms", "restore_ms", "prefill_ms", "prompt_tokens", "cached_tokens", "predicted_tokens", "source"]
 WAITING_MESSAGE = N_("Another reply is being generated; waiting…")
-SLOW_SAVE_S = 1.0  # report slower saves
+SLOW_SAVE_S = 1.0  # slower saves are reported
 PROMPT = "> "
 _KEYS_HINT = N_("Press Ctrl+C to stop a reply, Ctrl+D to quit.")
 
@@ -90,7 +90,7 @@ def show_starter_progress(stage: str, done: int, total: int) -> None:
 
 
 async def serve(options: ServeOptions, runner: CommandRunner) -> int:
-    """Serve other programs until SIGINT or SIGTERM, which is no error. Raises KvchatError."""
+    """Run the API server until SIGINT or SIGTERM, which count as success. Raises KvchatError."""
     from kvchat.gateway.keys import read_key_file
 
     if not runner.is_own_command:
@@ -124,8 +124,8 @@ async def serve(options: ServeOptions, runner: CommandRunner) -> int:
             case events.EngineChanged(status=EngineStatus(EngineState.FAILED, EngineFailure() as failure)):
                 print_err(join_sentences(failure.title, failure.detail, failure.advice))
 
-    runtime.events.subscribe(report_engine_failure)  # earlier failures are raised
-    with contextlib.suppress(asyncio.CancelledError):  # a normal end of this command
+    runtime.events.subscribe(report_engine_failure)  # before this, start_serving raises failures
+    with contextlib.suppress(asyncio.CancelledError):  # the normal end of this command
         await asyncio.Event().wait()
     return 0
 
@@ -139,20 +139,20 @@ def _print_event(event: events.Event) -> None:
 
 
 class ChatSession:
-    """A chat in the terminal: sends questions and prints the events of its turns."""
+    """A chat in the terminal: sends questions and prints the events of their turns."""
 
     def __init__(self, runtime: Runtime, options: AskOptions) -> None:
         self.runtime, self.chat_id = runtime, ""
-        self.attachments: tuple[Attachment, ...] = ()  # for the next question
-        self.new_chat: NewChat | None = None  # unset once its first question is stored
-        self.reports_saves = True  # False if the user types the next question meanwhile
+        self.attachments: tuple[Attachment, ...] = ()  # of the next question
+        self.new_chat: NewChat | None = None  # None once its first question is stored
+        self.reports_saves = True  # False in a conversation, where the user types the next question meanwhile
         self._as_json = options.as_json
         self._sampling = Sampling(options.max_tokens, options.temperature, options.seed)
         self._error: KvchatError | None = None
-        self._in_turn = False  # from turn start to save; other events belong to another command's turn
+        self._in_turn = False  # True from the start of this command's turn until it is saved
 
     async def ask(self, question: str) -> Message | None:
-        """Print and return the answer, None on failure; stops if cancelled. Raises KvchatError."""
+        """Print the answer and return it, or None on failure. Cancelling stops the reply. Raises KvchatError."""
         attachments, self.attachments, self._error = self.attachments, (), None
         chat = self.runtime.chat
         if chat.is_answering(self.chat_id):

@@ -1,4 +1,4 @@
-"""The commands, each with its options class. Imports no implementation."""
+"""All commands with their options. Does not import the modules that implement them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class AskOptions(EngineOptions, JsonOptions):
     )
 
     def with_input(self) -> AskOptions:
-        """Read the question; `-`, or no prompt without a terminal, means standard input. Raises InvalidQuestion."""
+        """Read the question from standard input if it is `-`, or missing without a terminal. Raises InvalidQuestion."""
         if self.prompt is None and sys.stdin.isatty() and not self.as_json:
             return self
         prompt = read_question() if self.prompt is None or self.prompt == "-" else self.prompt
@@ -284,7 +284,7 @@ class ImportOptions(PassphraseOptions):
     passphrase: str = ""
 
     def with_input(self) -> ImportOptions:
-        """Read the passphrase; check for hung files, which would block the owner. Raises KvchatError."""
+        """Read the passphrase. Also check that no file hangs, which would block the owner. Raises KvchatError."""
         for file in self.files:
             try:
                 run_with_timeout(file.stat)

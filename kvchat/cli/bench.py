@@ -1,7 +1,7 @@
-"""`kvchat bench`: response times of the user's own model, and bytes written to disk.
+"""`kvchat bench`: response times of the user's model, and bytes written to disk.
 
-Each of several short turns is answered three times from the same prompt: from the slot (hot), after an engine
-restart (warm), and after a restart of all of kvchat, from disk (restored). The last turn is also answered cold.
+Each of several short turns is answered three times: with the prompt in the slot (hot), after an engine restart (warm),
+and restored from disk after a restart of kvchat. The last turn is also answered without save points (cold).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from kvchat.settings import Settings, load_settings
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.text.formatting import format_duration, format_size
 
-DEFAULT_TOKENS = 3000  # approximate chat length
+DEFAULT_TOKENS = 3000  # approximate length of the chat
 QUESTIONS = (  # one per round
     "Which of these notes was the first? Answer in one sentence.",
     "Which of these notes was the last? Answer in one sentence.",
@@ -39,12 +39,12 @@ QUESTIONS = (  # one per round
 )
 PEOPLE = ("Ada", "Bram", "Chen", "Dana", "Elif", "Femi", "Goro", "Hana", "Ivan", "Juno", "Kofi", "Lena", "Mina")
 THINGS = ("river", "lamp", "garden", "letter", "bridge", "violin", "harbour", "engine", "orchard", "mirror")
-SAMPLED_NOTES = 40  # notes tokenized
+SAMPLED_NOTES = 40  # number of notes tokenized to measure their average length
 REPLY_TOKENS = 32
 
 
 class BenchFailed(KvchatError):
-    """The benchmark could not be finished."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class BenchReply:
 
 
 class BenchHome:
-    """A restartable kvchat with greedy replies, created by `bench_home`."""
+    """A temporary kvchat that can be restarted. Its replies use greedy sampling."""
 
     def __init__(self, paths: Paths, settings: Settings, runtime: Runtime, reply_tokens: int) -> None:
-        self._paths, self.settings = paths, settings  # settings apply at the next restart
+        self._paths, self.settings = paths, settings  # changed settings apply at the next restart
         self.greedy_sampling = Sampling(reply_tokens, temperature=0.0, seed=1)
         self._error: KvchatError | None = None
         self.saves: list[Saved] = []  # of all turns so far
@@ -65,7 +65,7 @@ class BenchHome:
         runtime.events.subscribe(self._handle_event)
 
     async def ask(self, chat_id: str, text: str | None, *, save: bool = True) -> BenchReply:
-        """Send a message, or regenerate the last reply. Raises KvchatError."""
+        """Send a message, or regenerate the last reply if `text` is None. Raises KvchatError."""
         chat = self.runtime.chat
         if text is None:
             return await self.wait_for(chat.retry(chat_id, self.greedy_sampling, save=save))
@@ -117,7 +117,7 @@ async def bench_home(
             raise NoModelForCommand
         model = await fetch_starter(paths.ensure().models, show_starter_progress)
         settings = dataclasses.replace(settings, model_path=str(model))
-    # One slot: this measures how a chat is restored into it.
+    # With more slots, a chat could stay loaded instead of being restored.
     settings = dataclasses.replace(
         settings, context_size=context_size or settings.context_size, read_ahead="always", slots=1
     )
@@ -150,20 +150,20 @@ def _numbered_notes(count: int, first: int) -> str:
 
 
 async def bench(options: BenchOptions, runner: CommandRunner) -> int:
-    """Run the benchmark and print its results; progress goes to standard error. Raises KvchatError."""
+    """Run the benchmark and print its results; progress is printed to standard error. Raises KvchatError."""
     async with bench_home(options) as home:
         figures = await _measure(home, options.tokens or DEFAULT_TOKENS)
     return print_result(options.as_json, figures, format_lines(figures))
 
 
 async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
-    """Return the figures. Times in ms, medians of all rounds; sizes in bytes. `--json` prints these names."""
+    """Return the results under the names that `--json` prints. Times are medians in ms, sizes are in bytes."""
     print_err(f"Creating a chat of about {tokens:,} tokens…")
     chat_id = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat_id, await home.make_notes(tokens - 2 * len(QUESTIONS) * REPLY_TOKENS))
     hot, warm, restored, written = list[BenchReply](), list[BenchReply](), list[BenchReply](), list[int]()
     for number, question in enumerate(QUESTIONS):
-        # The slot starts at the turn boundary before the question and ends at the one after it.
+        # Before each round, the slot is at the turn boundary of the previous one.
         print_err(f"Round {number + 1} of {len(QUESTIONS)}: hot, after an engine restart, after a restart of kvchat…")
         hot.append(await home.ask(chat_id, question, save=False))
         await home.restart_engine()
@@ -201,7 +201,7 @@ async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
         "outputs_agree": all(  # greedy replies after restores equal the hot ones
             first.text == second.text == third.text for first, second, third in zip(hot, warm, restored, strict=True)
         ),
-        # May differ: processing tokens in batches rounds differently from generating them one by one.
+        # May be False, because processing tokens in batches rounds differently from generating them one by one.
         "cold_output_agrees": hot[-1].text == cold.text,
     }
 

@@ -1,4 +1,4 @@
-"""`kvchat chats`, `search`, `export`, `import`, `backup`, `restore` and `repair`: chat management."""
+"""`kvchat chats`, `search`, `export`, `import`, `backup`, `restore` and `repair`."""
 
 import asyncio
 import sys
@@ -32,14 +32,14 @@ from kvchat.transfer.backup import finish_restore, make_backup, repair, stage_re
 from kvchat.transfer.exporting import ExportForm, export_file, write_export
 from kvchat.transfer.memory_file import export_with_memory
 
-EXIT_NOT_FOUND = 1  # as in grep
-ID_PREFIX_LENGTH = 8  # letters of an id that identify a chat
+EXIT_NOT_FOUND = 1  # like grep
+ID_PREFIX_LENGTH = 8  # characters of an id in lists
 _MAX_CANDIDATES = 10
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def find_chat(chats: Sequence[Conversation], id: str) -> Conversation:
-    """Return the chat with this id, or the only one whose id starts with it. Raises KvchatError."""
+    """Return the chat with this id, or the only chat whose id starts with it. Raises KvchatError."""
     matches = [chat for chat in chats if id and chat.id.startswith(id)]
     matches = [chat for chat in matches if chat.id == id] or matches
     if len(matches) == 1:
@@ -179,7 +179,7 @@ async def import_chats(options: arguments.ImportOptions, runner: CommandRunner) 
 
 def back_up(options: arguments.BackupOptions) -> int:
     paths = resolve_paths()
-    with _open_database():  # makes sure that there is one
+    with _open_database():  # creates the database if there is none
         if options.target == STANDARD_STREAM:
             write_backup(paths, sys.stdout.buffer)
             return 0

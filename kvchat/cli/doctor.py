@@ -1,4 +1,4 @@
-"""`kvchat doctor`: what kvchat found on this machine, for the user and for bug reports."""
+"""`kvchat doctor`: diagnostics of this computer, for the user and for bug reports."""
 
 import asyncio
 import ctypes
@@ -35,18 +35,18 @@ from kvchat.system.session_bus import NoAnswer, Service, SessionBus
 from kvchat.text.formatting import format_size
 
 FOLDERS = ("config", "data", "models", "save points", "state")
-EXTERNAL_SERVER = "server"  # an external engine whose devices are unknown
+EXTERNAL_SERVER = "server"  # kind of an external engine, whose devices are unknown
 _LABEL_WIDTH = 14
 _BUS_SERVICE = Service("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
-_TRAY_WATCHER = "org.kde.StatusNotifierWatcher"  # bus name owned by StatusNotifierItem trays
+_TRAY_WATCHER = "org.kde.StatusNotifierWatcher"  # bus name of StatusNotifierItem trays
 
 
-Report = dict[str, Any]  # keyed as `--json` prints it
-AVAILABLE, MISSING, UNKNOWN = "available", "missing", "unknown"  # a service of the desktop, such as the tray
+Report = dict[str, Any]  # with the keys of `--json`
+AVAILABLE, MISSING, UNKNOWN = "available", "missing", "unknown"  # states of a desktop service, such as the tray
 
 
 def doctor(options: DoctorOptions) -> int:
-    """Print the report; `--retest` first deletes restore findings. Return 1 for a fault."""
+    """Print the report and return 1 if something is broken. `--retest` first deletes restore test results."""
     paths = resolve_paths()
     settings = load_settings(paths.settings_file)
     if options.model is not None:
@@ -59,23 +59,22 @@ def doctor(options: DoctorOptions) -> int:
 
 
 def is_healthy(report: Report) -> bool:
-    """Return True if nothing is broken. A missing choice of model does not count as a fault."""
+    """Return True if nothing is broken. A model that is not chosen yet does not count."""
     parts = (report["engine"], report["model"], *report["directories"])
     return report["engine"]["found"] and not any(part["problem"] for part in parts)
 
 
 def collect_report(paths: Paths, settings: Settings) -> Report:
-    """Collect the report. Blocks for a second or so: asks the engine for its version and devices."""
+    """Collect the report. Blocks for about a second, while the engine lists its version and devices."""
     engine, memory = _inspect_engine(settings)
     model, context = _inspect_model(settings, memory, LoadLimits(paths.load_limits), engine["build"])
-    restoring = None  # no engine has run this model
-    # Match any engine build: a broken engine may report none.
+    restoring = None  # of the newest engine build that ran the model: a broken engine does not report its build
     if model["usable"] and (newest := newest_finding(paths.restore_findings, model_identity(Path(model["path"])))):
         finding, build = newest
         restoring = {"strategy": finding.strategy.value, "words": finding.description, "build": build}
     problem = no_display.find_display_problem()
     folders = [(name, getattr(paths, name.replace(" ", "_"))) for name in FOLDERS]
-    store = paths.save_points  # created at first start; until then use a parent folder's disk
+    store = paths.save_points  # before the first start, measure the disk of a parent folder
     disk = next((folder for folder in (store, *store.parents) if is_folder(folder)), Path(store.anchor))
     return {
         "version": __version__,
@@ -175,7 +174,7 @@ async def _find_bus_tray(address: str) -> Report:
 
 
 def _find_x11_tray(display: str) -> Report:
-    """Ask the X server for the owner of its first screen's tray selection (freedesktop.org system tray protocol)."""
+    """Look up the owner of the first screen's tray selection (freedesktop.org system tray protocol)."""
     try:
         x11 = ctypes.CDLL("libX11.so.6")
     except OSError:
@@ -233,7 +232,7 @@ def format_lines(report: Report) -> list[str]:
     else:
         rows.append(("engine", f"not found. {engine['problem']}"))
     for device in engine["devices"]:
-        # The engine reports all memory as free; "memory" shows the real figure.
+        # For "CPU", the engine reports all memory as free. The row "memory" has the correct number.
         free = f", {format_size(device.free_bytes)} free" if device.free_bytes and device.name != "CPU" else ""
         rows.append(("device", f"{device.name}: {device.description}{free}"))
     if engine["found"] and not (engine["devices"] or engine["problem"] or engine["kind"] == EXTERNAL_SERVER):

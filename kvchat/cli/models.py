@@ -1,4 +1,4 @@
-"""`kvchat models`: the models on this machine, and those on Hugging Face."""
+"""`kvchat models`: models on this computer and on Hugging Face."""
 
 import asyncio
 import getpass
@@ -36,7 +36,7 @@ MAX_TOKEN_LENGTH = 1000  # characters
 
 
 class ModelNotFound(KvchatError):
-    """The repository has no such model, or several; lists its models."""
+    pass
 
 
 def _library(runner: CommandRunner, folders: Sequence[Path] = ()) -> ModelLibrary:
@@ -190,7 +190,7 @@ async def _find_model(library: ModelLibrary, name: str) -> Path:
 
 
 def select_file(repository: HubRepository, quantisation: str) -> HubFile:
-    """Return the model of that quantisation or name; by default Q4_K_M or the only one. Raises ModelNotFound."""
+    """Return the file with this quantisation or name; by default, the Q4_K_M or only one. Raises ModelNotFound."""
     files, name = list(repository.files), quantisation.lower()
     if name:
         matches = [file for file in files if name in (file.quantisation.lower(), file.name.lower())]
@@ -222,7 +222,7 @@ def set_token(options: arguments.TokenOptions) -> int:
         store.forget()
         print_out(_("The access token was deleted."))
         return 0
-    # Not an argument: all users of the machine can see those.
+    # The token is not an argument, because other users can see the command line.
     value = getpass.getpass(_("Access token: ")) if sys.stdin.isatty() else sys.stdin.readline(MAX_TOKEN_LENGTH)
     print_out(_("Saved in {save}.", save=_(store.save(value))))
     return 0

@@ -1,4 +1,4 @@
-"""Detect a missing display before importing Qt, which would abort; chat in the terminal instead."""
+"""Detection of a missing display before Qt is imported, which would abort the process."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ GREETING = "Say hello in one sentence."
 GREETING_TOKENS = 64
 _NO_DISPLAY_ADVICE = N_("Start kvchat in a desktop session, or chat in the terminal with: kvchat ask PROMPT")
 
-# Shared objects linked by Qt's libraries and platform plugins.
+# Libraries that Qt and its platform plugins need.
 _CORE_LIBRARIES = (
     *("libEGL.so.1", "libGL.so.1", "libglib-2.0.so.0", "libgthread-2.0.so.0", "libfontconfig.so.1", "libfreetype.so.6"),
     *("libdbus-1.so.3", "libX11.so.6", "libxkbcommon.so.0", "libgssapi_krb5.so.2", "libbrotlidec.so.1", "libzstd.so.1"),
@@ -25,7 +25,7 @@ _X11_LIBRARIES = (
     *("libxcb-shm.so.0", "libxcb-sync.so.1", "libxcb-util.so.1", "libxcb-xfixes.so.0", "libxcb-xkb.so.1"),
 )
 _WAYLAND_LIBRARIES = ("libwayland-client.so.0", "libwayland-cursor.so.0")
-_PACKAGES = {  # Debian packages not named after the library
+_PACKAGES = {  # Debian packages whose names do not follow from the library's
     "libglib-2.0.so.0": "libglib2.0-0",
     "libgthread-2.0.so.0": "libglib2.0-0",
     "libbrotlidec.so.1": "libbrotli1",
@@ -39,7 +39,7 @@ class DisplayProblem:
 
 
 def find_display_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem | None:
-    """Return why Qt would abort, or None. Checks only Linux: other systems always have a display and the libraries."""
+    """Return why Qt would abort, or None. Only Linux can lack a display or the libraries."""
     if sys.platform != "linux":
         return None
     plugin = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
@@ -57,7 +57,10 @@ def find_display_problem(environment: Mapping[str, str] = os.environ) -> Display
 
 
 def explain(problem: DisplayProblem, *, starter: bool) -> int:
-    """Print the problem. With `starter`, chat in the terminal; if standard input is no terminal, send one greeting."""
+    """Print the problem and return the exit code.
+
+    With `starter`, chat in the terminal instead, or send one greeting if standard input is not a terminal.
+    """
     print(
         _("kvchat cannot open a window. {detail}\n  {advice}", detail=problem.detail, advice=problem.advice),
         file=sys.stderr,
@@ -107,7 +110,7 @@ def _find_unreachable_display(environment: Mapping[str, str]) -> DisplayProblem 
 
 
 def _x_server_answers(display: str) -> bool:
-    """Connect with libxcb, like Qt: it parses the display name and finds the user's authority."""
+    """Connect with libxcb, as Qt does, because it parses the display name and finds the user's authorization."""
     xcb = ctypes.CDLL("libxcb.so.1")
     xcb.xcb_connect.restype = ctypes.c_void_p
     xcb.xcb_connect.argtypes = [ctypes.c_char_p, ctypes.c_void_p]

@@ -1,4 +1,4 @@
-"""Descriptors of commands and options, parsers of single values, and the parser of the command line."""
+"""Definitions of commands and options, parsers for values, and the parser for the command line."""
 
 import argparse
 import importlib
@@ -20,7 +20,7 @@ from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, format_number
 
 STANDARD_STREAM = Path("-")
-MAX_QUESTION_BYTES = 64_000_000  # as for an attached file
+MAX_QUESTION_BYTES = 64_000_000  # same as for attachments
 MAX_PASSPHRASE_BYTES = 64_000
 _SURROGATES = re.compile("[\ud800-\udfff]")  # Python's surrogateescape
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, like all sizes in kvchat
@@ -30,7 +30,7 @@ _EXIT_CODES = N_(
     "command line; 130 and 143 ended by Ctrl+C or SIGTERM; 141 output closed by its reader."
 )
 _LIST_HEADING = N_("actions (default: list)")
-_ACTION_HEADINGS = {  # headings of action lists
+_ACTION_HEADINGS = {
     "store": N_("actions (default: show the store)"),
     "engines": _LIST_HEADING,
     "chats": _LIST_HEADING,
@@ -38,7 +38,7 @@ _ACTION_HEADINGS = {  # headings of action lists
     "models": N_("actions (default: list the models on this machine)"),
     "prepared": _LIST_HEADING,
 }
-# argparse's own messages: it finds no translation catalog, so kvchat supplies one.
+# Messages of argparse, listed here for translation.
 _ARGPARSE_MESSAGES = (
     *(N_("usage: "), N_("positional arguments"), N_("options"), N_("show this help message and exit")),
     *(N_("show program's version number and exit"), N_("%(prog)s: error: %(message)s\n")),
@@ -53,22 +53,22 @@ class InvalidQuestion(KvchatError):
 
 
 class CommandKind(Enum):
-    WINDOW = "window"  # in the application
-    SYNC = "sync"  # a function of the options, in the main thread; may only read data
-    ASYNC = "async"  # a coroutine function of the options and `CommandRunner`, without the data folder
-    OWNER = "owner"  # like ASYNC, in the process that owns the data folder
+    WINDOW = "window"  # opens the window
+    SYNC = "sync"  # a function of the options; only reads data
+    ASYNC = "async"  # a coroutine function of the options and the `CommandRunner`; does not use the data folder
+    OWNER = "owner"  # like ASYNC, but runs in the process that owns the data folder
 
 
 @dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Options:
-    """Options of a command, a frozen dataclass. None means "not given": the settings or the model decide."""
+    """Base of the options of a command. None means "not given": the settings or the model decide."""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True)(cls)
 
     def with_input(self) -> Any:
-        """Return options with input only this process can read, such as stdin. Raises KvchatError."""
+        """Return the options with the input that only this process can read, such as stdin. Raises KvchatError."""
         return self
 
 
@@ -76,7 +76,7 @@ class Options:
 class Command:
     kind: CommandKind
     name: str  # as typed: "store prune"
-    target: str  # module and function in kvchat.cli
+    target: str  # "module:function" in kvchat.cli
     help: str
     options: type[Options]
 
@@ -103,7 +103,7 @@ sync_command, async_command, owner_command = (
 window_command = partial(_command, CommandKind.WINDOW, target="")
 
 
-# Option fields, named like their attribute or `name`. `more` goes to argparse; options in one `group` are exclusive.
+# Fields of options classes. `metadata` goes to argparse, except `group`: options of one group exclude each other.
 
 
 def option(metavar: str | None, help: str, default: Any = None, *, name: str = "", **metadata: Any) -> Any:
@@ -123,7 +123,7 @@ def flag(help: str, *, name: str = "", **metadata: Any) -> Any:
     return field(default=False, metadata={"name": name, "help": help, "action": "store_true"} | metadata)
 
 
-# Value parsers. argparse turns their errors into usage messages.
+# Parsers for values. argparse turns their errors into usage messages.
 
 
 def parse_token_count(digits: str) -> int:
@@ -136,7 +136,7 @@ def parse_token_count(digits: str) -> int:
 
 
 def setting_parser(name: str, convert: Callable[[str], float]) -> Callable[[str], float]:
-    def number(digits: str) -> float:  # argparse prints this name: "invalid number value"
+    def number(digits: str) -> float:  # argparse uses this name in "invalid number value"
         value = convert(digits)
         if problem := validation_error(name, value):
             raise argparse.ArgumentTypeError(f"{digits}: {problem}")
@@ -146,14 +146,14 @@ def setting_parser(name: str, convert: Callable[[str], float]) -> Callable[[str]
 
 
 def decode_argument(argument: str) -> str:
-    """Decode as UTF-8, whatever the locale; invalid bytes become U+FFFD."""
+    """Decode an argument as UTF-8 whatever the locale, and replace invalid bytes by U+FFFD."""
     if not _SURROGATES.search(argument):
         return argument
     return os.fsencode(argument).decode("utf-8", "replace")
 
 
 def parse_path(name: str) -> Path:
-    """Parse a path, rejecting names that are not UTF-8: the path of a chat's model is stored as text."""
+    """Parse a path. Reject names that are not UTF-8, because the path of a model is stored as text."""
     if decode_argument(name) != name:
         raise argparse.ArgumentTypeError(
             _("the name {text} is not valid UTF-8; rename the file or folder", text=repr(decode_argument(name)))
@@ -162,7 +162,7 @@ def parse_path(name: str) -> Path:
 
 
 def parse_size(text: str) -> int:
-    """Parse a size such as "2GB", "1.5 gb", "500M" or "1000000"."""
+    """Parse a size such as "2GB", "1.5 gb", "500M" or "1000000" and return it in bytes."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", text, re.IGNORECASE)
     if match is None:
         raise argparse.ArgumentTypeError(
@@ -174,7 +174,7 @@ def parse_size(text: str) -> int:
     return round(size_bytes)
 
 
-# Readers of input outside the command line.
+# Input from standard input and files.
 
 
 def read_question() -> str:
@@ -189,7 +189,10 @@ def read_question() -> str:
 
 
 def read_passphrase(file: Path | None) -> str:
-    """Read the first line of the file; empty without one. Never from the command line, which others can see."""
+    """Return the first line of the file, or "" without a file. Raises KvchatError.
+
+    The passphrase is never an option, because other users can see the command line.
+    """
     if file is None:
         return ""
     try:
@@ -206,11 +209,8 @@ def read_passphrase(file: Path | None) -> str:
     return passphrase
 
 
-# The parser of the command line.
-
-
 def build_parser() -> argparse.ArgumentParser:
-    argparse._ = _  # type: ignore[attr-defined]  # it asks gettext's own domain: https://bugs.python.org/issue12711
+    argparse._ = _  # type: ignore[attr-defined]  # argparse cannot use kvchat's catalogue otherwise: bpo-12711
     parser = argparse.ArgumentParser("kvchat", epilog=_(_EXIT_CODES), argument_default=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
     _describe(parser, COMMANDS[""])

@@ -1,7 +1,7 @@
-"""Commands that change data, run by the process that owns the data folder.
+"""Execution of commands that change data, in the process that owns the data folder.
 
-The client, in the main thread, prints a command's output and sends it input and signals. The commands run on the
-owner's event loop with its one runtime, whichever process started them.
+The client, in the main thread of the process that the user started, prints the output of a command and sends it input
+and signals. The command runs on the owner's event loop, with the owner's runtime. Both may be the same process.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from kvchat.text.language import _
 if TYPE_CHECKING:
     from kvchat.runtime import Runtime
 
-_RETRY_INTERVAL_S = 0.1  # between attempts while the owner starts or quits
-_POLL_INTERVAL_S = 0.3  # poll for signals on Windows, and for any that arrives just before a wait
+_RETRY_INTERVAL_S = 0.1  # between attempts to become or reach the owner, while it starts or quits
+_POLL_INTERVAL_S = 0.3  # for signals on Windows, and for any that arrives just before a wait
 
 
 class DataFolderInUse(KvchatError):
@@ -57,32 +57,35 @@ class DataFolderInUse(KvchatError):
 
 
 class CommandRunner:
-    """Runs commands over one runtime. Event-loop thread only, except `serve_connection` and `serve_terminal`."""
+    """Runs the commands of all clients with one runtime.
+
+    Methods belong to the event-loop thread, except `serve_connection` and `serve_terminal`.
+    """
 
     def __init__(self, paths: Paths, name: str) -> None:
         self.paths, self.name = paths, name
-        self.show_window: Callable[[StartRequest], None] | None = None  # if there is a window
+        self.show_window: Callable[[StartRequest], None] | None = None  # None without a window
         self.open_runtime: Runtime | None = None
-        self.runtime_lock = asyncio.Lock()  # hold it to open the runtime, or to keep others from doing so
-        self.own_terminal: Terminal | None = None  # for this process's command
-        self.is_long_running = False  # own command runs until ended
-        self.first_command_started = asyncio.Event()  # set by the first command
+        self.runtime_lock = asyncio.Lock()  # held while opening the runtime, or to prevent others from opening it
+        self.own_terminal: Terminal | None = None  # of this process's own command
+        self.is_long_running = False  # True if this process's own command runs until the user ends it
+        self.first_command_started = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._running: dict[asyncio.Task[None], Terminal] = {}
         self._closed = False
 
     @property
     def settings(self) -> Settings:
-        """The settings in force, read from disk if no runtime is open."""
+        """The current settings, read from disk if no runtime is open."""
         return self.open_runtime.settings if self.open_runtime else load_settings(self.paths.settings_file)
 
     @property
     def is_own_command(self) -> bool:
-        """True while running this process's own command, not another client's."""
+        """True in this process's own command, False in a command of another process."""
         return self.own_terminal is not None and current_terminal.get() is self.own_terminal
 
     async def runtime(self, settings: Settings | None = None) -> Runtime:
-        """Return the runtime, opening it with these settings if needed. Raises KvchatError."""
+        """Return the runtime. Open it first if needed, with these settings. Raises KvchatError."""
         if self.open_runtime is None:
             async with self.runtime_lock:
                 if self.open_runtime is None:
@@ -95,14 +98,14 @@ class CommandRunner:
 
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Hold the folder with no runtime open. Raises DataFolderInUse."""
+        """Keep the runtime closed. Raises DataFolderInUse if it is open."""
         async with self.runtime_lock:
             if self.open_runtime is not None:
                 raise DataFolderInUse(self.name, os.getpid())
             yield
 
     async def change_settings(self, **changes: Any) -> None:
-        """Apply and save changes. Raises SettingsNotSaved."""
+        """Apply and save changed settings. Raises SettingsNotSaved."""
         if (runtime := self.open_runtime) is not None:
             await runtime.apply_settings(dataclasses.replace(runtime.settings, **changes))
         else:
@@ -110,7 +113,7 @@ class CommandRunner:
             await asyncio.to_thread(save_settings, self.paths.settings_file, dataclasses.replace(settings, **changes))
 
     def serve_connection(self, connection: Connection) -> None:
-        """Run a client's command in its own thread until it disconnects."""
+        """Run the command of another process and wait until it disconnects. Called in a thread of its own."""
         self.serve_terminal(Terminal(connection))
 
     def serve_terminal(self, terminal: Terminal) -> None:
@@ -138,7 +141,7 @@ class CommandRunner:
 
     def _start_command(self, terminal: Terminal, name: str, options: object) -> None:
         if self._closed or (name == "open" and not (self.show_window or self.is_long_running)):
-            terminal.send("gone")  # client can own the folder
+            terminal.send("gone")  # the client becomes the owner
             return
         terminal.send("begun")
         self.first_command_started.set()
@@ -171,7 +174,7 @@ class CommandRunner:
 
 
 def show_running_window(paths: Paths, request: StartRequest) -> bool:
-    """Return True if there is a window, after sending it `request`. Raises DataFolderInUse."""
+    """Send the request to the running window and return True, or return False without one. Raises DataFolderInUse."""
     if (connection := connect(paths.data)) is None:
         return False
     allow_owner_to_raise_window()
@@ -181,7 +184,8 @@ def show_running_window(paths: Paths, request: StartRequest) -> bool:
 def run_command(command: Command, options: Any) -> int:
     """Run a command and return its exit code. Raises KvchatError.
 
-    A command that needs the data folder runs in the process that owns it: this one if there is no owner yet.
+    A command that needs the data folder runs in the process that owns the folder. Without an owner, this process
+    becomes it.
     """
     options, paths = options.with_input(), resolve_paths()
     if command.kind is CommandKind.SYNC:
@@ -201,9 +205,9 @@ def run_command(command: Command, options: Any) -> int:
 
 
 def _run_locally(ownership: InstanceLock | None, paths: Paths, name: str, options: object) -> int:
-    """Run a command on an event loop in another thread, until it and other clients' commands have ended.
+    """Run a command on an event loop in another thread, and serve other clients' commands until all have ended.
 
-    This thread handles signals, input and output. The loop's thread holds `ownership`, if any.
+    This thread handles signals, input and output. The other thread releases `ownership`, if any, at the end.
     """
     ours, theirs = Pipe()
 
@@ -222,11 +226,12 @@ def _run_locally(ownership: InstanceLock | None, paths: Paths, name: str, option
 
 
 def run_client(connection: Connection, name: str, options: object, *, is_owner: bool = False) -> int | None:
-    """Print the command's output and send it typed input; return its exit code, or None if it never started.
+    """Print a command's output and send the typed input. Return the exit code, or None if the command never started.
 
-    `is_owner`: this process owns the data and closes everything before it ends. Raises KvchatError.
+    With `is_owner`, the command runs in this process, and the call lasts until everything is closed. Raises
+    KvchatError.
     """
-    with contextlib.suppress(OSError):  # owner quitting: no answer
+    with contextlib.suppress(OSError):  # the owner is quitting
         connection.send((name, _with_absolute_paths(options), str(Path.cwd()), tuple(map(os.isatty, range(3)))))
     messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
 
@@ -244,7 +249,7 @@ def run_client(connection: Connection, name: str, options: object, *, is_owner: 
 
     def on_signal(number: int) -> None:
         if not reads:
-            # put() may interrupt get() in this thread. An exception could lose a message or escape in between.
+            # This may interrupt get() in this thread, where an exception could lose a message.
             messages.put(("signal", number))
         elif converses and number == signal.SIGINT:
             raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""`kvchat prepare` and `kvchat prepared`: create, list and remove prepared documents."""
+"""`kvchat prepare` and `kvchat prepared`."""
 
 import asyncio
 from pathlib import Path

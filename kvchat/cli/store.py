@@ -52,7 +52,7 @@ from kvchat.text.safe_text import safe_prose
 
 T = TypeVar("T")
 Titles = Mapping[str, str]  # by conversation id
-SecondsSaved = Mapping[str, float]  # seconds by conversation id
+SecondsSaved = Mapping[str, float]  # by conversation id
 # Keys of `--json` that are named like the attributes.
 _CHAT_KEYS = (
     *("bytes", "save_points", "last_used_at", "exclusive_bytes", "shared_bytes", "tokens", "model"),
@@ -67,12 +67,12 @@ MAX_TITLE_LENGTH = 40  # characters
 
 
 def _on_store(command: Callable[[T, CommandRunner, BlockStore], int]) -> Callable[[T, CommandRunner], Awaitable[int]]:
-    """Call the command in a thread. Without a runtime, open only the store, so damaged chats do not matter."""
+    """Run the command in a thread. Without a runtime, open only the store, so that it works with damaged chats."""
 
     async def run(options: T, runner: CommandRunner) -> int:
         async with runner.runtime_lock:
             runtime = runner.open_runtime
-            # Use the app's warm-tier budget: without it, memory left by a killed kvchat would be discarded.
+            # With a smaller memory budget than the app's, slot files left in memory by a killed kvchat would be lost.
             store = (
                 runtime.save_points.store
                 if runtime
@@ -169,7 +169,7 @@ def verify_store(options: JsonOptions, runner: CommandRunner, store: BlockStore)
 
 @_on_store
 def forget_program(options: ProgramOptions, runner: CommandRunner, store: BlockStore) -> int:
-    """Delete a program's save points. Raises KvchatError if there are none."""
+    """Delete the save points of an app. Raises KvchatError if there are none."""
     owners = [chat.conversation_id for chat in store.inventory.usage().conversations]
     programs = sorted(filter(None, map(program_of, owners)))
     if options.program not in programs:

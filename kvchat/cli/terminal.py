@@ -1,4 +1,4 @@
-"""A command's terminal: output, prompts and progress. Also the setup and exit of its process."""
+"""Terminal input and output of commands, and setup and exit of the process."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from kvchat.text.formatting import format_size
 from kvchat.text.language import _
 
 FAILED = 1  # argparse exits with 2
-INTERRUPTED, TERMINATED, NO_READER = 130, 143, 141  # 128 + signal, as in shells
+INTERRUPTED, NO_READER = 130, 141  # 128 + SIGINT and SIGPIPE, as in shells
 _M_ARENA_MAX = -8
-SIGNAL_TIMEOUT_S = 1.5  # time for the main thread to handle a signal
+SIGNAL_TIMEOUT_S = 1.5  # for the main thread to handle a signal
 
 
 class Terminal:
-    """The terminal of a command's caller, over a connection. Messages are tuples, kind first."""
+    """The owner's end of the connection to a command's terminal. A message is a tuple that starts with its kind."""
 
     def __init__(self, connection: Connection) -> None:
-        self.working_folder = Path()  # where the command was started
-        self.stop_reply: Callable[[], object] | None = None  # called on Ctrl+C instead of `end`
+        self.working_folder = Path()  # of the client
+        self.stop_reply: Callable[[], object] | None = None  # called on Ctrl+C instead of `end_command`
         self.end_command: Callable[[], object] = lambda: None
-        self.end_code = INTERRUPTED  # exit code of an ended command
+        self.end_code = INTERRUPTED  # exit code after `end_command`
         self.is_interactive = self.stdout_is_tty = self.stderr_is_tty = False  # set by the client
         self._connection = connection
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
@@ -51,14 +51,14 @@ class Terminal:
         threading.Thread(target=self._send_all, name="terminal", daemon=True).start()
 
     def receive_command(self) -> tuple[str, object]:
-        """Return the command's name and options, the client's first message. Blocks and raises like `receive`."""
+        """Return the name and options of the command, the first message. Blocks and raises like `receive`."""
         name, options, folder, (stdin_is_tty, self.stdout_is_tty, self.stderr_is_tty) = self.receive()
         self.working_folder = Path(folder)
         self.is_interactive = stdin_is_tty and self.stderr_is_tty
         return name, options
 
     def receive(self) -> tuple[Any, ...]:
-        """Return the client's next message. Blocks. Raises OSError, and EOFError on disconnect."""
+        """Wait for the next message of the client. Raises OSError or, when the client disconnects, EOFError."""
         message: tuple[Any, ...] = self._connection.recv()
         return message
 
@@ -77,7 +77,7 @@ class Terminal:
         return await self._lines.get()
 
     def send(self, *message: object) -> None:
-        """Send a message, in order, without waiting."""
+        """Queue a message. Messages are sent in order."""
         self._outbox.put(message)
 
     def send_error(self, error: KvchatError) -> None:
@@ -143,7 +143,7 @@ def to_json(fields: object) -> str:
 
 
 def pick_attributes(value: object, *names: str) -> dict[str, Any]:
-    """Return the named attributes for `--json`, whose keys must stay when an attribute is renamed."""
+    """Return the named attributes for `--json`. If an attribute is renamed, the key must stay."""
     return {name: getattr(value, name) for name in names}
 
 
@@ -153,7 +153,7 @@ def format_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def cell_width(text: str) -> int:
-    """Return the width of a text in terminal cells: ideographs, kana and Hangul take two."""
+    """Return the width of a text in terminal cells. Ideographs, kana and Hangul take two."""
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
@@ -162,14 +162,14 @@ def pad_to_width(text: str, cells: int) -> str:
 
 
 def show_progress(label: str, done: int, total: int) -> None:
-    """Show bytes done of a total on one rewritten line of standard error; on terminals only."""
+    """Update a line on standard error with the number of bytes done. Prints nothing if that is not a terminal."""
     if stderr_is_tty():
         amount = _("{done} of {total}", done=format_size(done), total=format_size(total)) if total else ""
         end = "\n" if total and done == total else ""
         print_err(f"\r{label} {pad_to_width(amount, 24)}", end)
 
 
-# Running the process: termination on request, and exit codes.
+# Setup and exit of the process.
 
 
 class SignalReceived(KeyboardInterrupt):
@@ -179,9 +179,9 @@ class SignalReceived(KeyboardInterrupt):
 
 
 def run_process(main: Callable[[], int]) -> NoReturn:
-    """Run `main` as the whole process and exit with the code it returns.
+    """Run `main` and exit the process with the code it returns, without waiting for hung threads.
 
-    Hung threads are not waited for. Until `main` calls `install_signal_handlers`, a signal ends the process.
+    Until `main` calls `install_signal_handlers`, a signal ends the process immediately.
     """
     recorder = _prepare_streams()
     try:
@@ -189,8 +189,8 @@ def run_process(main: Callable[[], int]) -> NoReturn:
     except RuntimeError:  # the user has no home folder, as in some containers
         if ours := os.environ.get("KVCHAT_HOME"):
             os.environ["HOME"] = ours
-    # Threads share glibc arenas: fragments in per-thread arenas are never given back. Three minutes of eight programs'
-    # requests left 19 MB, but 6 with two shared arenas (mallopt(3)).
+    # Limit glibc to two arenas (mallopt(3)), because it never returns fragments in the arenas of threads: after three
+    # minutes of requests from eight apps, 19 MB remained, but only 6 MB with two arenas.
     with suppress(OSError, AttributeError, TypeError):  # glibc only
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
     try:
@@ -216,7 +216,7 @@ def run_process(main: Callable[[], int]) -> NoReturn:
 
 
 def install_signal_handlers() -> None:
-    """Make Ctrl+C and SIGTERM raise SignalReceived, so that work is cleaned up; a second one ends the process.
+    """Make Ctrl+C and SIGTERM raise SignalReceived, for a clean exit; a second signal ends the process.
 
     If the main thread hangs and does not handle a signal in time, the process also ends.
     """
@@ -227,7 +227,7 @@ def install_signal_handlers() -> None:
     theirs.setblocking(False)
     signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
 
-    def exit_if_unhandled(theirs: socket.socket = theirs) -> None:  # `theirs` is only kept open
+    def exit_if_unhandled(theirs: socket.socket = theirs) -> None:  # the default keeps `theirs` open
         while number := ours.recv(1)[0]:
             if number in (signal.SIGINT, signal.SIGTERM) and not _signal_received.wait(SIGNAL_TIMEOUT_S):
                 os._exit(128 + number)
@@ -251,22 +251,22 @@ _signal_handler: Callable[[int], object] = _raise_signal
 
 
 def set_signal_handler(handler: Callable[[int], object]) -> None:
-    """On a signal, call `handler` in the main thread, at any point, instead of raising SignalReceived."""
+    """Make signals call `handler` in the main thread, at any point, instead of raising SignalReceived."""
     global _signal_handler
     _signal_handler = handler
 
 
 def set_interrupt_handler(handler: Callable[[int], object]) -> None:
-    """Call `handler` on each Ctrl+C, even while input() waits; the process continues."""
-    signal.set_wakeup_fd(-1)  # here an interrupt does not mean quitting
+    """Make each Ctrl+C call `handler`, even while input() waits, instead of ending the process."""
+    signal.set_wakeup_fd(-1)  # else `exit_if_unhandled` would end the process
     signal.signal(signal.SIGINT, lambda number, frame: handler(number))
     with suppress(ImportError):  # Windows needs none
         import readline  # noqa: F401  # input() edits lines with it
 
 
 def _prepare_streams() -> _ErrorRecorder | None:
-    """Make standard output and error accept any text, shown as well as possible, and open missing streams."""
-    for number in range(3):  # else the next opened file would get a closed one's number
+    """Open missing standard streams. Make output replace characters that the encoding lacks, and record errors."""
+    for number in range(3):  # else the next opened file would get the number of a closed stream
         with suppress(OSError):
             os.fstat(number)
             continue
@@ -283,7 +283,7 @@ def _prepare_streams() -> _ErrorRecorder | None:
         if stream is None:
             recorder = _ErrorRecorder(io.FileIO(1 if name == "stdout" else 2, "w", closefd=False))
         else:
-            recorder = _ErrorRecorder(getattr(stream.buffer, "raw", stream.buffer))  # unbuffered: already raw
+            recorder = _ErrorRecorder(getattr(stream.buffer, "raw", stream.buffer))  # python -u has no buffer
         at_once = name == "stderr" or recorder.isatty() or bool(stream and stream.write_through)
         encoding = stream.encoding if stream else "utf-8"
         setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(recorder), encoding, "replace", line_buffering=at_once))

@@ -354,7 +354,7 @@ class SwitchingEngineHost:
         if choice is None or context_size is None:
             return None
         kv, plan = choice.facts.kv, choice.plan
-        return cost.break_even(lambda tokens: kv_bytes(kv, tokens, plan.kv_type, plan.kv_type), context_size)
+        return cost.break_even(lambda tokens: kv_bytes(kv, tokens, plan.kv_type), context_size)
 
     @property
     def log_lines(self) -> list[str]:

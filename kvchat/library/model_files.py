@@ -1,9 +1,9 @@
-"""Search for model files by name: split files as one model, projectors with their models.
+"""Search for model files by name. Split files are one model, and projectors belong to their models.
 
-It searches kvchat's own folder, folders the user chose, and those of other programs. Sources: huggingface_hub's
+The folders are those of kvchat, of the user's choice, and of other programs, as documented by: huggingface_hub's
 environment variables (HF_HUB_CACHE, HF_HOME); llama.cpp's fs_get_cache_directory (LLAMA_CACHE); lmstudio.ai/docs,
-"Import Models", and lms's .lmstudio-home-pointer; Ollama's FAQ, "Where are models stored?"; Jan's data folder,
-which has moved over the years.
+"Import Models", and lms's .lmstudio-home-pointer; Ollama's FAQ, "Where are models stored?". Jan's data folder has moved
+several times.
 """
 
 import os
@@ -20,7 +20,7 @@ from kvchat.library.gguf.facts import part_name
 from kvchat.system.files import read_json, read_regular_file, run_with_timeout
 from kvchat.text.language import N_
 
-MAX_DEPTH = 8  # folder levels below; the Hugging Face cache needs 4
+MAX_DEPTH = 8  # levels of subfolders; the Hugging Face cache needs 4
 _QUANTISATION = r"(?:ud[-_.])?(?:iq\d\w*|q\d\w*|t?q\d_\d|bf16|f16|f32|fp16|fp32|mxfp4\w*|nvfp4)"
 _TRAILING_QUANTISATION = re.compile(rf"[-_.]{_QUANTISATION}$", re.IGNORECASE)
 _PROJECTOR_NOISE = re.compile(rf"mmproj|model|gguf|{_QUANTISATION}|[^a-z0-9]+")
@@ -41,7 +41,7 @@ class Source(Enum):
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A folder that may hold models, or a single model's first file. It need not exist."""
+    """A folder that may hold models, or the first file of a single model. It may be missing."""
 
     source: Source
     path: Path
@@ -54,7 +54,7 @@ def model_folders(
     home: Path | None = None,
     platform: str = sys.platform,
 ) -> list[ModelFolder]:
-    """List the folders to search; a file found twice keeps the name from the earlier folder."""
+    """List the folders to search. The first folder with a file determines the displayed source and name."""
     home = home or Path.home()
 
     def variable(name: str) -> Path | None:
@@ -78,7 +78,7 @@ def model_folders(
         ollama += [Path("/usr/share/ollama/.ollama/models"), Path("/var/lib/ollama/.ollama/models")]
     hf_home = variable("HF_HOME")
     hubs = [variable("HF_HUB_CACHE"), variable("HUGGINGFACE_HUB_CACHE"), hf_home and hf_home / "hub"]
-    hubs.append(dot_cache / "huggingface" / "hub")  # ~/.cache on every system
+    hubs.append(dot_cache / "huggingface" / "hub")  # in ~/.cache on all systems
     places: dict[Source, Iterable[Path | None]] = {
         Source.KVCHAT: [own],
         Source.CHOSEN: chosen,
@@ -105,27 +105,27 @@ def _lm_studio_folders(home: Path) -> Iterator[Path]:
         yield folder / "models"
 
 
-# models/manifests/<registry>/<namespace>/<model>/<tag> is JSON with a list of layers; models/blobs/sha256-<hex> are the
-# layers (Ollama's server/modelpath.go and docs/faq.md). The model layer's blob is a GGUF file. kvchat writes nothing.
+# Ollama stores a list of layers in models/manifests/<registry>/<namespace>/<model>/<tag>, as JSON, and each layer in
+# models/blobs/sha256-<hex> (server/modelpath.go and docs/faq.md in Ollama). The blob of the model layer is a GGUF file.
 _MODEL_MEDIA_TYPE = "application/vnd.ollama.image.model"
 _PROJECTOR_MEDIA_TYPE = "application/vnd.ollama.image.projector"
 _HOME_REGISTRY, _HOME_NAMESPACE = "registry.ollama.ai", "library"  # Ollama omits these in names
-_ollama_names: dict[Path, str | None] = {}  # by blob, of those seen so far
+_ollama_names: dict[Path, str | None] = {}  # by blob
 
 OnUnreadable = Callable[[Path, OSError], None]
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    path: Path  # first file of a split model; it may be missing
-    parts: tuple[Path, ...]  # existing files
+    path: Path  # the first file; of a split model, it may be missing
+    parts: tuple[Path, ...]  # the existing files
     source: Source
     name: str
     projector: Path | None = None  # vision or audio projector
 
 
 def model_files(folder: ModelFolder, on_unreadable: OnUnreadable, stop: Event) -> Iterator[ModelFile]:
-    """Yield the models in a folder tree until `stop` is set; none if it is missing."""
+    """Yield the models in a folder tree until `stop` is set. A missing folder has none."""
     if folder.source is Source.FILE:
         return _models_at_path(folder.path)
     if folder.source is Source.OLLAMA:
@@ -147,7 +147,7 @@ def _models_at_path(path: Path) -> Iterator[ModelFile]:
 
 
 def projector_beside(model: Path) -> Path | None:
-    """Return the projector stored with a model, by name, or None. Reads the disk."""
+    """Return the projector in the folder of a model, matched by name, or None. Reads the disk."""
     files = _models_at_path(model)
     if model.parent.name == "blobs":
         files = (file for file in _ollama_models(model.parent.parent) if file.path == model)
@@ -155,7 +155,7 @@ def projector_beside(model: Path) -> Path | None:
 
 
 def ollama_name(path: Path) -> str | None:
-    """Return the Ollama name of a blob, or None if it is not one. Reads files once."""
+    """Return the Ollama name of a blob, or None for any other file. The first call for a blob reads the manifests."""
     if path not in _ollama_names and path.parent.name == "blobs" and path.name.startswith("sha256"):
         _ollama_names[path] = None
         list(_ollama_models(path.parent.parent))
@@ -163,7 +163,7 @@ def ollama_name(path: Path) -> str | None:
 
 
 def _ollama_models(folder: Path, on_unreadable: OnUnreadable = lambda *_: None) -> Iterator[ModelFile]:
-    """Yield the models in an Ollama folder by name, skipping invalid manifests."""
+    """Yield the models in an Ollama folder, sorted by name. Invalid manifests are skipped."""
 
     def blob_of(digest: str) -> Path | None:
         kind, _, number = digest.partition(":")
@@ -174,7 +174,7 @@ def _ollama_models(folder: Path, on_unreadable: OnUnreadable = lambda *_: None) 
 
     manifests = folder / "manifests"
     try:
-        list(manifests.iterdir())  # rglob silently skips unreadable folders
+        list(manifests.iterdir())  # raises if the folder is unreadable; rglob would skip it
         paths = sorted(manifests.rglob("*"))
     except (FileNotFoundError, NotADirectoryError):
         return
@@ -197,7 +197,7 @@ def _ollama_models(folder: Path, on_unreadable: OnUnreadable = lambda *_: None) 
 
 
 def _models_below(top: ModelFolder, on_unreadable: OnUnreadable, stop: Event) -> Iterator[ModelFile]:
-    """Yield the models of each folder that has GGUF files. Follows folder links, none twice."""
+    """Yield the models in a folder tree. Links to folders are followed, but no folder is visited twice."""
 
     def report_error(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -216,7 +216,7 @@ def _models_below(top: ModelFolder, on_unreadable: OnUnreadable, stop: Event) ->
             folders.clear()
             continue
         visited.add(identity)
-        main_snapshot = ""  # the Hugging Face snapshot that `main` points to goes first
+        main_snapshot = ""  # Hugging Face's current snapshot, visited first
         if current.name == "snapshots":
             with suppress(OSError, UnicodeDecodeError):
                 main_snapshot = read_regular_file(current.parent / "refs" / "main", 1000).decode("ascii").strip()
@@ -228,7 +228,7 @@ def _models_below(top: ModelFolder, on_unreadable: OnUnreadable, stop: Event) ->
 
 
 def inode_key(path: Path) -> tuple[int, int] | None:
-    """Return device and inode, which are the same for all links; None if the file is inaccessible."""
+    """Return the device and inode numbers, which all links to a file share, or None if it is inaccessible."""
     try:
         status = path.stat()
     except OSError:
@@ -238,7 +238,7 @@ def inode_key(path: Path) -> tuple[int, int] | None:
 
 def _models_in_folder(folder: Path, names: list[str], source: Source) -> Iterator[ModelFile]:
     projectors = [name for name in names if is_projector(name)]
-    models: dict[str, list[Path]] = {}  # files by their first file's name
+    models: dict[str, list[Path]] = {}  # files by the name of the model's first file
     for name in names:
         if name not in projectors:
             part = part_name(name)
@@ -247,16 +247,16 @@ def _models_in_folder(folder: Path, names: list[str], source: Source) -> Iterato
         projector = match_projector(first, list(models), projectors)
         path = parts[0] if part_name(parts[0].name) is None else folder / first
         yield ModelFile(path, tuple(parts), source, name_from_path(path), folder / projector if projector else None)
-    if not models:  # only projectors: list them as is
+    if not models:  # list the projectors themselves
         for name in projectors:
             path = folder / name
             yield ModelFile(path, (path,), source, name_from_path(path))
 
 
 def match_projector(model: str, models: list[str], projectors: list[str]) -> str | None:
-    """Return the projector that belongs to a model file in the same folder, by name.
+    """Return the projector for a model among the projectors in its folder, matched by name, or None.
 
-    A projector named after no model ("mmproj-F16.gguf") belongs to all, if they are sizes of one model.
+    A projector without a model name ("mmproj-F16.gguf") is for all models if they are quantisations of one model.
     """
 
     def bare(name: str) -> str:
@@ -279,12 +279,12 @@ def is_projector(name: str) -> bool:
 
 
 def display_name(path: Path) -> str:
-    """Return a model's display name: Ollama's, or the file's. Reads no file."""
+    """Return the Ollama name of a model if it is known, otherwise a name from its path. Reads no file."""
     return _ollama_names.get(path) or name_from_path(path)
 
 
 def name_from_path(path: Path) -> str:
-    """Return the file name without suffix, or the folder name if the file name is generic."""
+    """Return the file name without suffix or, if it is generic such as "model.gguf", the folder name."""
     part = part_name(path.name)
     stem = Path(part.stem).name if part else path.stem
     if _TRAILING_QUANTISATION.sub("", stem).lower() not in _GENERIC_NAMES:
@@ -296,6 +296,6 @@ def name_from_path(path: Path) -> str:
 
 
 def quantisation_in(name: str) -> str:
-    """Return the quantisation suffix of a file name, such as "Q4_K_M" or "UD-Q4_K_XL", or ""."""
+    """Return the quantisation in a file name, such as "Q4_K_M" or "UD-Q4_K_XL", or ""."""
     match = _TRAILING_QUANTISATION.search(name)
     return match[0][1:].upper() if match else ""

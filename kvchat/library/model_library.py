@@ -21,7 +21,7 @@ from kvchat.system.paths import Paths, expand_user
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model on disk. Unusable without facts; `problem` says why."""
+    """A model on disk. Without `facts` it cannot be used, and `problem` says why."""
 
     path: Path
     name: str
@@ -34,7 +34,7 @@ class FoundModel:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All its parts, and its projector unless another model in the folder may use it."""
+        """All parts of the model, and its projector unless another model in the folder may use it."""
         part = part_name(self.path.name)
         parts = [self.path.with_name(name) for name in part.all_names] if part else [self.path]
         others = set(self.path.parent.glob("*.gguf")) - {*parts, self.projector}
@@ -42,7 +42,7 @@ class FoundModel:
 
     @property
     def can_delete(self) -> bool:
-        """True in kvchat's and the user's folders. Another program's own list would still name a deleted model."""
+        """True in the folders of kvchat and the user. Another program would still list a deleted model."""
         return self.source in (Source.KVCHAT, Source.CHOSEN, Source.FILE)
 
 
@@ -53,7 +53,7 @@ class UnreadableFolder:
 
 
 class ModelLibrary:
-    """Belongs to one event loop. Accesses neither network nor disk until a method is called."""
+    """Finds and downloads models. Use it on one event loop; creating it accesses neither network nor disk."""
 
     def __init__(self, paths: Paths, user_folders: Callable[[], Sequence[str]]) -> None:
         self.token = TokenStore(paths.config)
@@ -64,9 +64,9 @@ class ModelLibrary:
     async def find(
         self, judge: Callable[[GgufFacts], Judgement], on_found: Callable[[FoundModel], None], in_use: str | None = None
     ) -> tuple[UnreadableFolder, ...]:
-        """Search for models, reporting each as found; return the unreadable folders. Cancellable.
+        """Search for models and call `on_found` for each; return the unreadable folders. May be cancelled.
 
-        `judge` runs in another thread. The model `in_use` is reported even if it is in none of the folders.
+        `judge` runs in another thread. The model `in_use` is found even outside the folders.
         """
         loop = asyncio.get_running_loop()
         unreadable: list[UnreadableFolder] = []
@@ -83,22 +83,22 @@ class ModelLibrary:
         return tuple(unreadable)
 
     async def usable_models(self) -> list[FoundModel]:
-        """List the usable models on disk, whether or not they fit. Can be cancelled."""
+        """List all models on disk that can be loaded, including those too large for the memory. May be cancelled."""
         return await in_thread(lambda stop: [model for model in find_models(self._folders(), stop, []) if model.facts])
 
     def download(self, repository: HubRepository, file: HubFile) -> Path:
-        """Start downloading a model; return its future path. Raises HubError for an invalid file name."""
+        """Start downloading a model and return the path it will have. Raises HubError for an invalid file name."""
         return self.downloads.start(DownloadOrder(repository.repository, repository.revision, file))
 
     def is_downloaded(self, repository: HubRepository, file: HubFile) -> bool:
-        """Return True if kvchat downloaded this model. Raises HubError for an invalid file name."""
+        """Return True if kvchat has downloaded this model. Raises HubError for an invalid file name."""
         return DownloadOrder(repository.repository, repository.revision, file).is_downloaded(self._paths.models)
 
     def _folders(self) -> list[ModelFolder]:
         return model_folders(self._paths.models, map(expand_user, self._user_folders()))
 
     def repository_of(self, path: Path) -> str | None:
-        """Return the repository of a model, from its path; None if kvchat did not download it."""
+        """Return the repository that a model was downloaded from, by its path; None for other models."""
         try:
             owner, name, *_, _ = path.relative_to(self._paths.models).parts
         except ValueError:
@@ -109,7 +109,10 @@ class ModelLibrary:
 def find_models(
     folders: Iterable[ModelFolder], stop: threading.Event, unreadable: list[UnreadableFolder]
 ) -> Iterator[FoundModel]:
-    """Yield each model once despite multiple links, until `stop` is set. Adds to `unreadable`. Reads the disk."""
+    """Yield each model once, even if several links lead to it, until `stop` is set. Reads the disk.
+
+    Folders that cannot be read are added to `unreadable`.
+    """
 
     def add_unreadable(path: Path, error: OSError) -> None:
         unreadable.append(UnreadableFolder(path, error.strerror or str(error)))
@@ -119,7 +122,7 @@ def find_models(
         if stop.is_set():
             return
         identity = inode_key(file.path)
-        if identity is not None and identity in visited:  # missing files are all reported
+        if identity is not None and identity in visited:  # None is a missing file: report each one
             continue
         visited.add(identity)
         facts, problem = None, None

@@ -1,4 +1,4 @@
-"""Facts that kvchat uses about a model file, from its GGUF header."""
+"""Properties of a model file, from its GGUF header."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from kvchat.library.gguf.template_options import TemplateVariable, template_vari
 from kvchat.system.files import file_stamp, open_regular_file
 from kvchat.text.language import N_, _
 
-# llama_ftype in llama.cpp's include/llama.h, by common file names.
+# Names of the values of llama_ftype (include/llama.h in llama.cpp), as in file names.
 _FILE_TYPES = (
     "0:F32 1:F16 2:Q4_0 3:Q4_1 7:Q8_0 8:Q5_0 9:Q5_1 10:Q2_K 11:Q3_K_S 12:Q3_K_M 13:Q3_K_L 14:Q4_K_S "
     "15:Q4_K_M 16:Q5_K_S 17:Q5_K_M 18:Q6_K 19:IQ2_XXS 20:IQ2_XS 21:Q2_K_S 22:IQ3_XS 23:IQ3_XXS 24:IQ1_S "
@@ -24,7 +24,7 @@ _FILE_TYPES = (
     "39:NVFP4 40:Q1_0"
 )
 FILE_TYPES = {int(number): name for number, name in (entry.split(":") for entry in _FILE_TYPES.split())}
-MAX_BLOCKS = 4096  # more layers than any model has; limits lists from a damaged header
+MAX_BLOCKS = 4096  # more layers than any model has; bounds the lists of a damaged header
 _COMPANION_FILES = {
     "adapter": N_("This is a LoRA adapter, not a model"),
     "imatrix": N_("This is an importance matrix, not a model"),
@@ -36,28 +36,28 @@ FileStamps = tuple[tuple[int, int, int], ...]  # per file: size, modification ti
 
 @dataclass(frozen=True)
 class Weights:
-    """The sizes of a model's tensors in the file, in bytes, by where they may go."""
+    """Sizes in bytes of a model's tensors, grouped by the memory that holds them."""
 
     layers: int
     embedding: int  # always in main memory
-    output: int  # with the last layer
-    output_is_embedding: bool  # a GPU then holds a copy of the embedding
+    output: int  # on the device of the last layer
+    output_is_embedding: bool  # the GPU that computes the output then has a copy of the embedding
 
 
 @dataclass(frozen=True)
 class GgufFacts:
-    """The facts of one model. Lengths in values, contexts in tokens, sizes in bytes."""
+    """Properties of a model file. Lengths are numbers of values, contexts are in tokens, sizes in bytes."""
 
     path: Path
     architecture: str
     name: str
     quantisation: str  # e.g. "Q4_K_M"
-    size: int  # all parts together
+    size: int  # of all parts
     trained_context: int
-    original_context: int  # before RoPE scaling; a longer context changes the keys. 0: not in the file
+    original_context: int  # before RoPE scaling, 0 if unknown; a longer context changes the keys
     block_count: int
     embedding_length: int
-    inner_length: int  # per token in a layer: feed-forward, experts used, recurrent part
+    inner_length: int  # values per token inside a layer: feed-forward, active experts, recurrent part
     heads: int
     key_length: int
     value_length: int
@@ -70,9 +70,9 @@ class GgufFacts:
 
 
 def read_facts(path: Path) -> GgufFacts:
-    """Read the facts of the model at `path` and check that it is complete. Cached until a file changes.
+    """Read the properties of a model and check that its files are complete. Raises NotAModel.
 
-    Give the first part of a split model, next to its others. Raises NotAModel.
+    Pass the first part of a split model. Results are cached until a file changes.
     """
     part = part_name(path.name)
     return _read_facts(path, file_stamps([path.with_name(name) for name in part.all_names] if part else [path]))
@@ -143,7 +143,7 @@ def _check_kind(header: GgufHeader) -> None:
 
 
 def _parts(path: Path, header: GgufHeader) -> tuple[Path, ...]:
-    """Return all files of the model that begins at `path`. Raises NotAModel for a later part."""
+    """Return all files of the model whose first file is `path`. Raises NotAModel for a later part."""
     count = header.fields("split").number("count")
     if count < 2:
         return (path,)
@@ -164,7 +164,7 @@ def _parts(path: Path, header: GgufHeader) -> tuple[Path, ...]:
 
 
 def _weights(headers: Sequence[GgufHeader], blocks: int) -> Weights:
-    """Sum all tensor sizes by where llama.cpp puts them (llama_model_base::load_tensors)."""
+    """Add up the tensor sizes by where llama.cpp puts the tensors (llama_model_base::load_tensors)."""
     layers = embedding = output = 0
     for tensor in (tensor for header in headers for tensor in header.tensors):
         match = _LAYER_TENSOR.match(tensor.name)
@@ -192,7 +192,7 @@ _PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gg
 
 @dataclass(frozen=True)
 class PartName:
-    """One file of a split model. `number` counts from 1."""
+    """Name of one file of a split model. Numbers start at 1."""
 
     stem: str
     number: int
@@ -204,23 +204,22 @@ class PartName:
 
 
 def part_name(name: str) -> PartName | None:
-    """Parse the name of a model part, keeping folders; None for the name of a whole model."""
+    """Parse the name of a part of a split model. Return None for the name of a whole model."""
     match = _PART_NAME.fullmatch(name)
     return PartName(match["stem"], int(match["number"]), int(match["count"])) if match else None
 
 
 SAMPLE_COUNT = 64
 SAMPLE_BYTES = 64 * 1024
-_HEADER_BYTES = 1024 * 1024  # read whole if the header is not parsed
+_HEADER_BYTES = 1024 * 1024  # hashed as a whole in files that are not parsed
 
 
 def model_identity(path: Path) -> str:
-    """Return a BLAKE3 digest, in hex, of a model's sizes, its whole header and 64 evenly spaced samples of 64 KiB.
+    """Return a BLAKE3 digest, in hex, of a model's header, sizes and 64 evenly spaced samples of 64 KiB per file.
 
-    Hashing all of a 16 GB model would delay every start by reading it from disk. Samples are enough: another
-    quantisation or architecture differs in size and header, and a fine-tune changes nearly every weight, so it
-    cannot match the original in all of 4 MiB spread over the file. The whole header is hashed because it has the
-    vocabulary, RoPE settings and chat template. Raises NotAModel.
+    Hashing a whole 16 GB model would delay every start. The samples suffice: another quantisation or architecture
+    differs in size and header, and a fine-tune changes nearly every weight, so some of the 4 MiB differ. The header
+    has the vocabulary, RoPE settings and chat template. Raises NotAModel.
     """
     facts = read_facts(path)
     digest = blake3()
@@ -233,7 +232,7 @@ def model_identity(path: Path) -> str:
 
 
 def file_identity(path: Path) -> str:
-    """Return such a digest of another file, such as a projector. Raises OSError."""
+    """Return the same kind of digest for a file that is not a model, such as a projector. Raises OSError."""
     digest = blake3()
     _add_part(digest, path, _HEADER_BYTES)
     return digest.hexdigest()

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from kvchat.engine.process.plan import BATCH_SIZE
 from kvchat.library.gguf.parser import TENSOR_TYPES, GgufFields
 
-# Architectures whose sliding-window layers llama.cpp knows without the file: every n-th layer has full attention;
-# 0: no layer has.
+# Period of sliding-window layers by architecture, where the file need not name it: every n-th layer has full attention.
+# With 0, none has.
 _WINDOW_PERIODS = {"deepseek4": 0, "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "plamo3": 8}
 _WINDOW_PERIODS |= dict.fromkeys(("afmoe", "cohere2", "exaone-moe", "exaone4", "llama4"), 4)
 _WINDOW_PERIODS |= dict.fromkeys(("mellum", "muse-glimmer", "olmo2"), 4)
@@ -26,10 +26,11 @@ _RECURRENT = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}  # al
 _HYBRID_PERIODS = {"minimax-01": 8, "qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4}
 _HYBRID_BY_HEADS = {"lfm2", "lfm2moe", "plamo2", "jamba"}  # a layer without KV heads is recurrent
 _HYBRID_BY_HEADS |= {"bailingmoe3", "glm5-next", "granitehybrid", "kimi-k3", "kimi-linear"}
-_HYBRID_BY_HEADS_AND_FF = {"nemotron_h", "nemotron_h_moe"}  # likewise, and a layer with a feed-forward part is neither
+# Likewise, but a layer with a feed-forward part has neither attention nor state.
+_HYBRID_BY_HEADS_AND_FF = {"nemotron_h", "nemotron_h_moe"}
 _ATTENTION_AND_STATE = {"falcon-h1"}  # each layer has attention and recurrent state
 
-# Sparse attention: an extra key row selects tokens. Its length in indexer keys, by architecture.
+# Sparse attention selects tokens by extra keys. Their number per token, by architecture:
 _INDEX_KEYS = {"glm5-next": 3, "qwen4exp": 2}
 _INDEX_KEYS |= dict.fromkeys(("deepseek32", "glm-dsa", "hy_v4", "dots3note", "minimax-m3"), 1)
 _INDEX_IN_LISTED = {"glm-dsa", "hy_v4", "dots3note", "glm5-next"}  # only in layers with a nonzero `indexer.types`
@@ -69,7 +70,7 @@ def kv_layout(fields: GgufFields) -> KvLayout:
 
 
 def _layer_kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], list[bool]]:
-    """Return which layers have attention, and which have recurrent state. May count too many."""
+    """Return two flags per layer: attention, and recurrent state. Unknown hybrids get both, an upper bound."""
     architecture, blocks = fields.prefix, len(kv_heads)
     trunk = blocks - fields.number("nextn_predict_layers")  # later layers predict further tokens, unused here
     if not 0 < trunk <= blocks:
@@ -105,7 +106,7 @@ def _layer_kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bo
 
 
 def _recurrent_layers(fields: GgufFields, blocks: int) -> list[bool]:
-    """Return which layers are recurrent, from the file's list or the attention interval."""
+    """Return a flag per layer: recurrent, by the file's list or its interval of attention layers."""
     if fields.has("attention.recurrent_layers"):
         return [flag != 0 for flag in fields.per_layer("attention.recurrent_layers", blocks)]
     period = fields.number("full_attention_interval") or _HYBRID_PERIODS.get(fields.prefix, 1)
@@ -113,7 +114,7 @@ def _recurrent_layers(fields: GgufFields, blocks: int) -> list[bool]:
 
 
 def _row_values(fields: GgufFields, heads: int, slides: bool, indexed: bool) -> tuple[int, int]:
-    """Return the number of values in one token's K and V rows, given the KV heads."""
+    """Return the numbers of values in the K row and the V row of one token."""
     key_length, value_length = head_lengths(fields)
     if slides:
         key_length = fields.number("attention.key_length_swa", key_length)
@@ -134,7 +135,7 @@ def head_lengths(fields: GgufFields) -> tuple[int, int]:
 
 
 def _indexed_layers(fields: GgufFields, blocks: int) -> list[bool]:
-    """Return which attention layers keep keys for their own sparse-attention indexer."""
+    """Return a flag per layer: keeps extra keys for the indexer of sparse attention."""
     if fields.prefix in _INDEX_IN_LISTED:
         return [listed != 0 for listed in fields.per_layer("attention.indexer.types", blocks, default=1)]
     first = fields.number("leading_dense_block_count") if fields.prefix == "minimax-m3" else 0
@@ -142,7 +143,7 @@ def _indexed_layers(fields: GgufFields, blocks: int) -> list[bool]:
 
 
 def _state_values(fields: GgufFields) -> int:
-    """Return the values per recurrent layer (llama_hparams n_embd_r + n_embd_s), 0 if there are none."""
+    """Return the number of state values per recurrent layer (n_embd_r + n_embd_s in llama_hparams), or 0."""
     width, conv = fields.number("embedding_length"), max(fields.number("ssm.conv_kernel") - 1, 0)
     if wkv := fields.number("wkv.head_size"):  # RWKV
         return width * (fields.number("token_shift_count", 2) + wkv)
@@ -160,7 +161,7 @@ def _state_values(fields: GgufFields) -> int:
 
 
 def _sliding_layers(fields: GgufFields, blocks: int, is_recurrent: list[bool]) -> list[bool]:
-    """Return which layers have a sliding window; none if the file does not say, which is an upper bound."""
+    """Return a flag per layer: has a sliding window. If the file does not say, none has, which is an upper bound."""
     architecture, key = fields.prefix, "attention.sliding_window_pattern"
     none = [False] * blocks
     if not _window_tokens(fields):
@@ -183,7 +184,7 @@ def _sliding_layers(fields: GgufFields, blocks: int, is_recurrent: list[bool]) -
 
 
 def _window_tokens(fields: GgufFields) -> int:
-    """Sliding window size in tokens, or 0 if llama.cpp uses none."""
+    """Return the size of the sliding window in tokens, or 0 if llama.cpp uses none."""
     architecture = fields.prefix
     if architecture in _WINDOW_IGNORED | _RECURRENT:
         return 0
@@ -203,31 +204,23 @@ CELL_PADDING = 256  # tokens; llama.cpp rounds contexts and sliding windows' cac
 STATE_BYTES = 4  # recurrent state is f32 for every KV type
 
 
-def kv_bytes(
-    layout: KvLayout,
-    n_ctx: int,
-    kv_type_k: str = "f16",
-    kv_type_v: str = "f16",
-    *,
-    swa_full: bool = False,
-    slots: int = 1,
-) -> int:
-    """Return the KV cache bytes for `n_ctx` tokens, which `slots` share. Raises ValueError for an unknown KV type."""
+def kv_bytes(layout: KvLayout, n_ctx: int, kv_type: str = "f16", *, swa_full: bool = False, slots: int = 1) -> int:
+    """Return the size of a KV cache for `n_ctx` tokens, shared by `slots`. Raises ValueError for an unknown KV type."""
     if swa_full:
         layout = replace(layout, layers=tuple(replace(layer, is_sliding=False) for layer in layout.layers))
-    growing = math.ceil(kv_bytes_per_token(layout, kv_type_k, kv_type_v) * pad_to_cells(n_ctx))
-    return growing + kv_fixed_bytes(layout, n_ctx, kv_type_k, kv_type_v, slots)
+    growing = math.ceil(kv_bytes_per_token(layout, kv_type, kv_type) * pad_to_cells(n_ctx))
+    return growing + kv_fixed_bytes(layout, n_ctx, kv_type, slots)
 
 
 def kv_bytes_per_token(layout: KvLayout, kv_type_k: str = "f16", kv_type_v: str = "f16") -> float:
-    """Return the KV cache bytes that each token of context adds. Raises ValueError for an unknown KV type."""
+    """Return the bytes that each token of context adds to the KV cache. Raises ValueError for an unknown KV type."""
     return sum(_row_bytes(layer, kv_type_k, kv_type_v) for layer in layout.layers if not layer.is_sliding)
 
 
-def kv_fixed_bytes(layout: KvLayout, n_ctx: int, kv_type_k: str, kv_type_v: str, slots: int = 1) -> int:
-    """Return the bytes of sliding windows (llama_kv_cache_iswa, without --swa-full) and of recurrent state."""
+def kv_fixed_bytes(layout: KvLayout, n_ctx: int, kv_type: str, slots: int = 1) -> int:
+    """Return the size of sliding windows (llama_kv_cache_iswa, without --swa-full) and recurrent state."""
     window = pad_to_cells(min(n_ctx, slots * layout.window + BATCH_SIZE))
-    rows = sum(_row_bytes(layer, kv_type_k, kv_type_v) for layer in layout.layers if layer.is_sliding)
+    rows = sum(_row_bytes(layer, kv_type, kv_type) for layer in layout.layers if layer.is_sliding)
     return math.ceil(rows * window) + STATE_BYTES * slots * sum(layer.state for layer in layout.layers)
 
 

@@ -18,8 +18,8 @@ from kvchat.errors import KvchatError
 from kvchat.system.files import NotAFile, open_regular_file
 from kvchat.text.language import _
 
-HEADER_LIMIT = 512 * 1024 * 1024  # bytes; the largest headers known are about 30 MB
-MAX_KEPT_ARRAY_LENGTH = 4096  # numeric arrays up to this length are kept; per-layer lists are far shorter
+HEADER_LIMIT = 512 * 1024 * 1024  # bytes; the largest known headers have about 30 MB
+MAX_KEPT_ARRAY_LENGTH = 4096  # longer numeric arrays are skipped; per-layer lists are far shorter
 STRING_LIMIT = 16 * 1024 * 1024  # bytes; chat templates are well under 1 MB
 DEFAULT_ALIGNMENT = 32
 FIRST_READ_BYTES = 1024 * 1024
@@ -46,7 +46,7 @@ TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
 
 
 class NotAModel(KvchatError):
-    """The path is not a GGUF model that can chat; says what it is instead."""
+    """The file is not a GGUF chat model. The message names what it is instead."""
 
 
 class ModelFileMissing(NotAModel):
@@ -57,16 +57,16 @@ class ModelFileMissing(NotAModel):
 
 
 class _BadHeader(ValueError):
-    """The message says why in a few technical words."""
+    """The header is invalid. The message is a few technical words."""
 
 
 class _TruncatedFileError(ValueError):
-    """The file is shorter than its header announces."""
+    """The file is shorter than its header says."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor as listed in the header. `offset` is in bytes from the start of the tensor data."""
+    """A tensor in the header. `offset` is in bytes from the start of the tensor data."""
 
     name: str
     shape: tuple[int, ...]
@@ -75,7 +75,7 @@ class TensorInfo:
 
     @property
     def bytes(self) -> int:
-        """Size in the file, or 0 for an unknown type."""
+        """Size of the data in the file; 0 for an unknown type."""
         if self.type not in TENSOR_TYPES:
             return 0
         _name, per_block, block_bytes = TENSOR_TYPES[self.type]
@@ -84,7 +84,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GgufFields:
-    """The fields with one prefix: for "llama", `number("block_count")` reads `llama.block_count`."""
+    """The header values with one prefix. With "llama", `number("block_count")` reads `llama.block_count`."""
 
     values: Mapping[str, Value]
     prefix: str
@@ -107,7 +107,7 @@ class GgufFields:
         return tuple(item if isinstance(item, int) else 0 for item in value) if isinstance(value, tuple) else None
 
     def per_layer(self, key: str, layers: int, default: int = 0) -> tuple[int, ...]:
-        """Return one number per layer; pad a list that is too short with its largest number."""
+        """Return a number for each layer. A list that is too short is filled up with its largest number."""
         numbers = self.numbers(key)
         if numbers is None:
             return (self.number(key, default),) * layers
@@ -116,7 +116,7 @@ class GgufFields:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """A GGUF header without its long arrays."""
+    """The header of a GGUF file, without long arrays such as the vocabulary."""
 
     values: Mapping[str, Value]
     tensors: tuple[TensorInfo, ...]
@@ -127,7 +127,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read a GGUF header and check the file for the length it implies. Raises NotAModel."""
+    """Read the header and check that the file is long enough for its tensors. Raises NotAModel."""
     try:
         size = path.stat().st_size
         with open_regular_file(path) as file:
@@ -202,7 +202,7 @@ def _parse(reader: _Reader, path: Path) -> GgufHeader:
 
 
 class _Reader:
-    """Reader that never goes past the end of the file or the limit, whatever a length field claims."""
+    """Sequential reader that stops at the end of the file and at HEADER_LIMIT, however large a length field is."""
 
     def __init__(self, file: BinaryIO, file_size: int) -> None:
         self._file, self._file_size = file, file_size
@@ -235,7 +235,7 @@ class _Reader:
         return value
 
     def skip_strings(self, count: int) -> None:
-        """Skip `count` strings. A plain loop on local names: vocabularies have hundreds of thousands."""
+        """Skip `count` strings. The loop uses local variables for speed: a vocabulary has hundreds of thousands."""
         position, buffer, length_at = self.position, self._buffer, _U64.unpack_from
         for _index in range(count):
             if position + 8 > len(buffer):

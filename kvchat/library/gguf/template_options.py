@@ -1,7 +1,7 @@
-"""Chat template options that kvchat knows: how much a model thinks, and whether later prompts include its thinking.
+"""Known options of chat templates: reasoning effort, and whether later prompts include earlier reasoning.
 
-They are recognized by name. That agrees with Jinja2's undeclared variables in all but one of the 71
-templates that come with llama.cpp b11434, and needs no parser for a language that is otherwise the engine's.
+Options are found by name in the template, without a Jinja parser. For 70 of the 71 templates of llama.cpp b11434, the
+result equals Jinja2's list of undeclared variables.
 """
 
 import re
@@ -15,7 +15,7 @@ Choices = tuple[tuple[bool | str, str], ...]
 
 @dataclass(frozen=True)
 class TemplateVariable:
-    """An option found in a chat template, and the values it names (maybe not all)."""
+    """A known option that occurs in a chat template, with the values that the template mentions."""
 
     name: str
     values: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class TemplateOption:
 
 _THINK, _REMEMBER, _HOW_MUCH = N_("Reasoning"), N_("Keep earlier reasoning"), N_("Reasoning effort")
 _YES_NO: Choices = ((True, N_("On")), (False, N_("Off")))
-_NO_YES: Choices = ((False, N_("On")), (True, N_("Off")))  # the variable is negated
+_NO_YES: Choices = ((False, N_("On")), (True, N_("Off")))  # for variables that turn the feature off
 _EFFORTS: Choices = (("low", N_("Low")), ("medium", N_("Medium")), ("high", N_("High")))
 _KNOWN = (
     TemplateOption("enable_thinking", _THINK, _YES_NO),  # Qwen3, GLM, SmolLM3 and many more
@@ -67,9 +67,9 @@ def template_variables(template: str) -> tuple[TemplateVariable, ...]:
 
 
 def known_options(variables: Iterable[TemplateVariable]) -> tuple[TemplateOption, ...]:
-    """Return the known options among these, the first of several with the same meaning.
+    """Return the options for these variables, but only one of several with the same meaning.
 
-    Values named by a template replace the default choices.
+    The values that a template mentions replace the default choices.
     """
     values = {variable.name: variable.values for variable in variables}
     options: dict[str, TemplateOption] = {}
@@ -84,7 +84,7 @@ def known_options(variables: Iterable[TemplateVariable]) -> tuple[TemplateOption
 
 
 def _values(name: str, code: str) -> tuple[str, ...]:
-    """Return the strings a template compares a variable with, in ascending order where that is known."""
+    """Return the strings that a template compares the variable with, in ascending order of effort if known."""
     values: set[str] = set()
     for comparison in re.finditer(_COMPARED.format(name=name, text=_TEXT.pattern), code, re.DOTALL):
         values |= {single or double for single, double in _TEXT.findall(comparison[0])}

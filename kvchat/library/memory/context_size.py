@@ -1,7 +1,7 @@
-"""Choice of the context size (the trained one, as far as memory allows), with the reason.
+"""Choice of the context size, as large as trained if memory allows, with the reason for the user.
 
-Where a model does not fit on the GPUs, the engine's own `--fit` decides what goes there: it measures the devices.
-Its decision is read from its log (`ContextChoice.with_placement`). Sizes in bytes, contexts in tokens.
+If a model does not fit on the GPUs, the engine's `--fit` decides which layers they hold. `ContextChoice.with_placement`
+adds its decision, read from the engine's log. Sizes are in bytes, contexts in tokens.
 """
 
 from __future__ import annotations
@@ -17,44 +17,45 @@ from kvchat.text.language import N_, _, end_sentence, format_number, join_senten
 STEP = 256  # tokens; llama.cpp rounds context sizes to it
 MIN_CONTEXT = 2048  # tokens; less is too short for a chat
 SUFFICIENT_GPU_CONTEXT = 16_384  # tokens; with this much on the GPU, slower main memory is not worth using
-MIN_INITIAL_CONTEXT, CHEAP_KV_BYTES = 8192, 512 * 1024 * 1024  # tokens; KV cache bytes allocated within about a second
+MIN_INITIAL_CONTEXT = 8192  # tokens
+CHEAP_KV_BYTES = 512 * 1024 * 1024  # size of a KV cache that is allocated within about a second
 MIN_GROWTH_DIVISOR = 8  # a context grows by at least an eighth
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """Memory of a model with one context size."""
+    """Memory needs of a model with one context size, compared with the free memory."""
 
     bars: tuple[MemoryBar, ...]
     fits: bool
-    is_on_gpu: bool  # any part
+    is_on_gpu: bool  # at least in part
     is_whole_on_gpu: bool  # all but the token embedding, and it fits
-    needed: int  # of the memory that decides: the GPUs if it is whole there
-    free: int  # likewise
+    needed: int  # bytes on the GPUs if the whole model is there, otherwise in all memory
+    free: int  # bytes, in the same memory
 
 
 @dataclass(frozen=True)
 class ContextChoice:
     tokens: int
     reason: str  # a sentence
-    memory_note: str  # a sentence: the memory the model takes
+    memory_note: str  # a sentence on the memory that the model needs
     kv_bytes: int  # estimated size of the KV cache
     needed: int  # estimated memory for everything: weights, KV cache, buffers
     free: int  # compared with `needed`
     fits: bool
     bars: tuple[MemoryBar, ...]
     offload_note: str = ""  # a sentence if part of the model runs off the GPU
-    fit_target: int | None = None  # what `--fit` leaves free per GPU; None: no GPU is used
-    without_gpu: bool = False  # use no GPU: its memory ran out
-    warning: str = ""  # one sentence if the user's own choice is unwise
-    by_user: bool = False  # the user's own size
+    fit_target: int | None = None  # bytes that `--fit` leaves free on each GPU; None without a GPU
+    without_gpu: bool = False  # no GPU may be used, because its memory ran out
+    warning: str = ""  # a sentence if the user's own choice is unwise
+    by_user: bool = False  # the user chose the size
 
     @property
     def full_explanation(self) -> str:
         return join_sentences(self.reason, self.offload_note, self.memory_note)
 
     def with_placement(self, placement: Placement | None, device_names: str) -> ContextChoice:
-        """Add the layers the engine placed on the GPUs. `placement` None: not in the log. `device_names`: "the GPU"."""
+        """Describe the engine's placement of layers on the GPUs, called `device_names`. None changes nothing."""
         if placement is None:
             return self
         return replace(self, offload_note="" if placement.whole else _placement_sentence(placement, device_names))
@@ -76,9 +77,9 @@ def _placement_sentence(placement: Placement, device_names: str) -> str:
 
 
 def slots_for(demand: ModelDemand, memory: MemoryFacts, requested: int) -> int:
-    """Return how many chats, up to `requested`, can run in parallel with nearly the same context size.
+    """Return how many chats, at most `requested`, can run in parallel without shortening the context much.
 
-    Full attention needs no memory per slot; sliding windows and recurrent state need one more each.
+    With full attention, slots need no extra memory. Each slot has its own sliding windows and recurrent state.
     """
     alone = ContextChooser(demand, memory).choose().tokens
     for slots in range(requested, 1, -1):
@@ -89,7 +90,7 @@ def slots_for(demand: ModelDemand, memory: MemoryFacts, requested: int) -> int:
 
 
 class ContextChooser:
-    """Context sizes for one model and memory state. Raises ValueError for an unknown KV type."""
+    """Chooses context sizes for a model and the free memory. Raises ValueError for an unknown KV type."""
 
     def __init__(self, demand: ModelDemand, memory: MemoryFacts) -> None:
         self._demand, self._memory, self._facts = demand, memory, demand.facts
@@ -97,12 +98,12 @@ class ContextChooser:
         self._trained_context = max(self._min_tokens, round_down_to_step(self._facts.trained_context))
         limit = demand.limit.tokens if demand.limit else self._trained_context
         self._max_tokens = max(self._min_tokens, min(self._trained_context, limit))
-        self._no_gpu_layers = Placement(0, self._facts.block_count + 1)  # on the GPUs
-        self._without_gpu = False  # GPU memory ran out
-        self._fit_cache: dict[tuple[int, bool], _Fit] = {}  # by context size, and if no GPU is used
+        self._no_gpu_layers = Placement(0, self._facts.block_count + 1)
+        self._without_gpu = False  # no GPU may be used, because its memory ran out
+        self._fit_cache: dict[tuple[int, bool], _Fit] = {}  # by context size and `_without_gpu`
 
     def choose(self, requested: int | None = None) -> ContextChoice:
-        """Choose the context size for launching the engine. `requested` is honored, with a warning if unwise."""
+        """Choose the largest context that fits, or accept the requested size, with a warning if it is unwise."""
         if requested is not None:
             return self._user_choice(requested)
         limit, most = self._demand.limit, self._max_tokens
@@ -128,9 +129,9 @@ class ContextChooser:
         return self._choice(tokens, _(text, tokens=shown, trained=trained, ran_out=ran_out))
 
     def smaller_choices(self, choice: ContextChoice) -> tuple[ContextChoice, ...]:
-        """Return the choices to try after `choice` ran out of memory, halving the context each time.
+        """Return the choices to try if `choice` runs out of memory. Each halves the context.
 
-        With a GPU, the model moves off it at SUFFICIENT_GPU_CONTEXT.
+        At SUFFICIENT_GPU_CONTEXT, a model on a GPU moves to main memory before the context shrinks further.
         """
         steps, tokens = [], choice.tokens
         if self._fit(tokens).is_on_gpu:
@@ -147,16 +148,16 @@ class ContextChooser:
         return tuple(steps)
 
     def initial_choice(self, maximum: ContextChoice, needed: int) -> ContextChoice:
-        """Choose how much of the context in `maximum` to allocate at first for chats of `needed` tokens.
+        """Choose how much of the maximum context to allocate at first, for chats of `needed` tokens.
 
-        The engine zeroes its whole KV cache before it is ready: 8 GB took 17 s on two cores, 1 GB 1.2 s (measured).
-        So it starts with 1.5 times what is needed, rounded up to a power of two. Everything is allocated at once on a
-        GPU, up to CHEAP_KV_BYTES, or if the user chose the size.
+        The engine clears the whole KV cache before it is ready: 8 GB took 17 s on two cores, 1 GB 1.2 s (measured).
+        Therefore it starts with 1.5 times the needed size, rounded up to a power of two. The maximum is allocated
+        immediately on a GPU, if it is at most CHEAP_KV_BYTES, or if the user chose it.
         """
         size = max(MIN_INITIAL_CONTEXT, 1 << (3 * needed // 2 - 1).bit_length())
         original = self._facts.original_context
         if original and maximum.tokens > original:
-            size = max(size, original + STEP)  # start beyond it, since crossing it changes the keys
+            size = max(size, original + STEP)  # growing beyond it later would change the keys
         if (
             maximum.by_user
             or self._fit(maximum.tokens).is_whole_on_gpu
@@ -168,9 +169,9 @@ class ContextChooser:
         return self._choice(size, _(starts, reason=maximum.reason, size=format_number(size)))
 
     def larger_choice(self, tokens: int) -> ContextChoice | None:
-        """Choose the size to offer when `tokens` are full: the largest that fits, at most twice as much.
+        """Choose a larger context to offer when `tokens` are full: at most twice as large, or None.
 
-        Moves part of the model off the GPU only if nothing larger fits otherwise. None if nothing is worth a restart.
+        Part of the model moves off the GPU only if no larger context fits otherwise.
         """
         most, worthwhile = min(2 * tokens, self._max_tokens), tokens + tokens // MIN_GROWTH_DIVISOR
         was_whole = self._fit(tokens).is_whole_on_gpu
@@ -214,7 +215,7 @@ class ContextChooser:
         return replace(self._choice(tokens, reason), offload_note="")
 
     def _largest_fitting(self, limit: int, whole_on_gpu: bool = False) -> int:
-        """Return the largest context that fits, at least the minimum and at most `limit`."""
+        """Return the largest context up to `limit` that fits, or the minimum if none does."""
 
         def fits(tokens: int) -> bool:
             fit = self._fit(tokens)

@@ -1,7 +1,4 @@
-"""Available memory (the computer's, within a container's limits, and the GPUs'), and a model's needs.
-
-Estimated before the load. Sizes in bytes.
-"""
+"""Available memory of the computer (or container) and the GPUs, and estimates of a model's needs, in bytes."""
 
 from __future__ import annotations
 
@@ -21,37 +18,37 @@ from kvchat.system.files import atomic_write, read_json
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _, join_list, plural
 
-COMPUTER = "memory"  # bar name of main memory
+COMPUTER = "memory"  # name of the bar of main memory
 ENGINE_BYTES = 128 * 1024 * 1024  # the engine's process, HTTP threads and small buffers
 MARGIN_SHARE = 0.10  # of free memory, left for other uses
 MIN_MARGIN_BYTES = 256 * 1024 * 1024
 _MAX_RESERVED_BYTES = 4 << 30
-MAX_ENTRIES = 200  # load limits kept, newest first
-DAY_S, MAX_DAYS = 86_400.0, 32  # until a larger context is tried again
+MAX_ENTRIES = 200  # number of load limits kept; the oldest are dropped
+DAY_S, MAX_DAYS = 86_400.0, 32  # a larger context is tried again after one day at first, 32 days at most
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Free memory, in bytes, of one GPU or of another computer that shares the work."""
+    """Free memory, in bytes, of a GPU or of another computer that runs part of the model."""
 
     name: str  # as in the engine's buffer names: "CUDA0", "Vulkan1", "RPC0[den:50052]"
     free: int
 
     @property
     def kind(self) -> str:
-        """Device type: "CUDA", "Vulkan", "RPC", …"""
+        """Type of the device, such as "CUDA", "Vulkan" or "RPC"."""
         return self.name.partition("[")[0].rstrip("0123456789")
 
 
 @dataclass(frozen=True)
 class MemoryFacts:
-    """Memory available to a model before it is loaded, in bytes."""
+    """Memory that a model can use, in bytes, before it is loaded."""
 
     available: int  # of the computer, or the container's limit if lower
-    is_limited: bool = False  # a container's or service's limit applies
+    is_limited: bool = False  # a container or service has a lower limit than the computer
     devices: tuple[DeviceMemory, ...] = ()
     total: int = 0  # total of the computer or container
-    staging_capacity: int = 0  # bytes for slot files in memory; 0: no place for them
+    staging_capacity: int = 0  # room for slot files in memory; 0 if they cannot be there
 
     @property
     def device_free(self) -> int:
@@ -59,7 +56,7 @@ class MemoryFacts:
 
     @property
     def is_shared(self) -> bool:
-        """True if the GPU shares the computer's memory, as on Apple silicon."""
+        """True if the GPU uses the computer's main memory, as on Apple silicon."""
         return bool(self.devices) and self.devices[0].kind in ("MTL", "Metal")
 
     @property
@@ -73,25 +70,25 @@ class MemoryFacts:
 
     @property
     def device_kind(self) -> str:
-        """Device type the model runs on: "CUDA", "Vulkan", …, or "CPU" without a GPU."""
+        """Type of the device that runs the model, such as "CUDA", or "CPU" without a GPU."""
         return self.devices[0].kind if self.devices else "CPU"
 
     def with_staging(self, disposable: int, capacity: int) -> MemoryFacts:
-        """Return the facts once `disposable` bytes of in-memory slot files are gone; `capacity`: room for new ones."""
+        """Return the facts as if `disposable` bytes of slot files in memory were deleted, with this capacity."""
         total = self.total + (disposable if self.is_limited else 0)
         return replace(self, available=self.available + disposable, total=total, staging_capacity=capacity)
 
     def staging_beside(self, needed: int, margin: int) -> int:
-        """Return how many bytes of slot files fit in memory beside a model's need and a margin.
+        """Return how many bytes of slot files fit in memory beside a model and a margin.
 
-        At most a quarter of the memory; at least a sixteenth, or 4 GB if less, stays free.
+        This is at most a quarter of the memory, and leaves a sixteenth or 4 GB free, whichever is less.
         """
         left = self.available - needed - max(margin, min(self.total // 16, _MAX_RESERVED_BYTES))
         return max(0, min(self.total // 4, self.staging_capacity, left))
 
 
 def available_memory(devices: Sequence[DeviceMemory] = (), root: Path = Path("/")) -> MemoryFacts:
-    """Return the memory free now, capped by this process's cgroup. `root`: parent of /proc and /sys."""
+    """Return the free memory, at most what this process's cgroup allows. `root` replaces / in tests."""
     memory, allowed = psutil.virtual_memory(), cgroup_memory_left(root)
     if allowed is None or allowed >= memory.available:
         return MemoryFacts(memory.available, False, tuple(devices), memory.total)
@@ -99,17 +96,17 @@ def available_memory(devices: Sequence[DeviceMemory] = (), root: Path = Path("/"
 
 
 def staging_room(held_bytes: int, root: Path = Path("/")) -> int:
-    """Return how many bytes of slot files may be in memory now, where `held_bytes` already are.
+    """Return how many bytes of slot files main memory can hold, including the `held_bytes` already there.
 
-    While a model is loaded, the store also keeps to its plan (`MemoryFacts.staging_beside`): free memory does not
-    include the pages of a model's file.
+    While a model is loaded, the store also respects `MemoryFacts.staging_beside`, because the pages of the model file
+    count as free.
     """
     memory = available_memory(root=root)
     return memory.with_staging(held_bytes, held_bytes + memory.available).staging_beside(0, 0)
 
 
 def cgroup_memory_left(root: Path = Path("/")) -> int | None:
-    """Return the bytes this process's cgroup (v1 or v2) and its parents allow; None if unlimited."""
+    """Return the bytes that this process's cgroup (v1 or v2) and its parents still allow; None if unlimited."""
     try:
         groups = (root / "proc/self/cgroup").read_text("ascii").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -125,11 +122,11 @@ def cgroup_memory_left(root: Path = Path("/")) -> int | None:
             continue
         folder = mount / group.strip("/")
         for level in (folder, *(parent for parent in folder.parents if parent == mount or mount in parent.parents)):
-            with suppress(OSError, ValueError):  # the root has no files; "max" is no limit
+            with suppress(OSError, ValueError):  # the root group has no such files; "max" means no limit
                 room = int((level / limit).read_text("ascii"))
                 if room < 1 << 60:  # v1 writes a huge number for "no limit"
                     room -= int((level / usage).read_text("ascii"))
-                    with suppress(OSError, ValueError):  # page cache that the kernel would drop first
+                    with suppress(OSError, ValueError):  # add page cache, which the kernel drops first
                         lines = (level / "memory.stat").read_text("ascii").splitlines()
                         stat = dict(line.split(" ", 1) for line in lines)
                         room += int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
@@ -138,7 +135,7 @@ def cgroup_memory_left(root: Path = Path("/")) -> int | None:
 
 
 def on_battery() -> bool:
-    """Return True if this computer runs on battery; False if unknown, as without /sys."""
+    """Return True if this computer runs on battery power; False if unknown, for example without /sys."""
     try:
         battery = psutil.sensors_battery()
     except OSError:
@@ -156,17 +153,17 @@ def usable_bytes(free: int) -> int:
 
 @dataclass(frozen=True)
 class MemoryBar:
-    """One device's memory. Unless `measured`, the parts are pre-load estimates."""
+    """Use of the memory of one device, in bytes. The parts are estimates unless `measured`."""
 
-    device: str  # a GPU's name, or COMPUTER
+    device: str  # name of a GPU, or COMPUTER
     free: int  # before the load
-    margin: int  # of that, never used by kvchat
+    margin: int  # part of `free` that kvchat never uses
     weights: int
     kv: int
-    compute: int
-    other: int  # the engine itself, a projector, and its state checkpoints
+    compute: int  # compute buffers
+    other: int  # engine process, projector, state checkpoints
     measured: bool = False
-    staging: int = 0  # limit of the remaining memory for keeping chats ready
+    staging: int = 0  # maximum size of slot files in the remaining memory
 
     @property
     def needed(self) -> int:
@@ -195,9 +192,9 @@ class MemoryBar:
 
 
 def with_freed_memory(memory: MemoryFacts, bars: tuple[MemoryBar, ...]) -> MemoryFacts:
-    """Return the memory available once the model of these bars is unloaded.
+    """Return the memory that is available once the model with these bars is unloaded.
 
-    Weights in main memory are file pages, which already count as free.
+    Weights in main memory are pages of a file, which already count as free.
     """
     taken = {bar.device: bar.needed for bar in bars}
     host = sum(bar.needed - bar.weights for bar in bars if bar.device == COMPUTER)
@@ -207,15 +204,15 @@ def with_freed_memory(memory: MemoryFacts, bars: tuple[MemoryBar, ...]) -> Memor
 
 @dataclass(frozen=True)
 class LoadLimit:
-    """The context size, in tokens, that loaded when a larger one ran out of memory.
+    """The context size, in tokens, that could be loaded after a larger one ran out of memory.
 
-    Another program may have held that memory, so a larger size is retried after a day; each further failure doubles
-    the wait.
+    Perhaps another program used that memory, so a larger size is tried again after a day. Each further failure
+    doubles this time.
     """
 
     tokens: int
-    failures: int  # failures at least a day apart
-    failed_at: float  # last failure, in seconds since 1970 (like `until`)
+    failures: int  # counts those within a retry period once
+    failed_at: float  # last failure, in seconds since 1970
 
     @property
     def until(self) -> float:
@@ -223,31 +220,30 @@ class LoadLimit:
 
 
 def limit_key(model: str, size: int, build: str, device: str) -> str:
-    """Return what a limit depends on: a model's identity and bytes, the engine build and "CPU", "CUDA", …"""
+    """Return the key of a limit: the identity and size of the model, the engine build, and "CPU", "CUDA", …"""
     return f"{model}|{size}|{build}|{device}"
 
 
 class LoadLimits:
-    """Known limits by `limit_key`, in one JSON file, which may always be deleted."""
+    """The known limits by `limit_key`, in a JSON file that may be deleted at any time."""
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.time) -> None:
-        """`clock`: seconds since 1970."""
         self._file, self._clock = file, clock
 
     def find(self, key: str) -> LoadLimit | None:
-        """Return the limit in force; None if there is none or a retry is due."""
+        """Return the current limit, or None if there is none or a larger size may be tried again."""
         entry = self._entries().get(key)
         return entry if entry is not None and self._is_in_force(entry) else None
 
     def has_limit(self, size: int, build: str, device: str) -> bool:
-        """True if a model of `size` bytes ran out of memory with this build and device type."""
+        """Return True if any model of this size ran out of memory with this build and device type."""
         return any(key.endswith(limit_key("", size, build, device)) for key in self._entries())
 
     def record_load(self, key: str, tokens: int, *, out_of_memory: bool) -> LoadLimit | None:
-        """Record a load that succeeded with `tokens`; `out_of_memory`: after a larger one failed.
+        """Record that a context of `tokens` was loaded, and return the current limit.
 
-        A load above the limit removes it. Returns the limit now in force. If the file cannot be written, another
-        load may run out of memory.
+        With `out_of_memory`, a larger one failed before. A larger context than the limit removes the limit. If the file
+        cannot be written, nothing is recorded.
         """
         entries = self._entries()
         before = entries.pop(key, None)
@@ -284,7 +280,7 @@ class LoadLimits:
 
 @dataclass(frozen=True)
 class ModelDemand:
-    """A model to run: everything its need depends on except context size and available memory."""
+    """A model to run, with the settings that determine its memory needs."""
 
     facts: GgufFacts
     kv_type: str = "f16"
@@ -294,18 +290,17 @@ class ModelDemand:
     limit: LoadLimit | None = None  # from a load that ran out of memory
 
     def bars(self, tokens: int, memory: MemoryFacts, *, on_gpu: bool = True) -> tuple[MemoryBar, ...]:
-        """Return one bar per GPU, then one for main memory. `on_gpu`: the GPUs may be used.
+        """Estimate the memory use: one bar per GPU, then one for main memory. Raises ValueError for an unknown KV type.
 
-        An estimate: if not everything fits on the GPUs, llama.cpp's `--fit` decides what stays off them; here weights
-        do. It distributes layers by free GPU memory; each GPU also gets a full compute buffer. The token embedding is
-        never on a GPU.
-        Raises ValueError for an unknown KV type.
+        If the model does not fit on the GPUs, the estimate moves weights to main memory; llama.cpp's `--fit` decides
+        later. Layers are distributed by free GPU memory. Each GPU has a full compute buffer. The token embedding always
+        stays in main memory.
         """
         weights = self.facts.weights
-        kv = kv_bytes(self.facts.kv, tokens, self.kv_type, self.kv_type, swa_full=self.swa_full, slots=self.slots)
+        kv = kv_bytes(self.facts.kv, tokens, self.kv_type, swa_full=self.swa_full, slots=self.slots)
         compute, other = self._compute(tokens), ENGINE_BYTES
-        if not self.swa_full:  # checkpoints of models that cannot be cut (server-context.cpp)
-            fixed = kv_fixed_bytes(self.facts.kv, tokens, self.kv_type, self.kv_type)
+        if not self.swa_full:  # checkpoints of models whose state cannot be truncated (server-context.cpp)
+            fixed = kv_fixed_bytes(self.facts.kv, tokens, self.kv_type)
             other += fixed * CONTEXT_CHECKPOINTS * self.slots
         layers = weights.layers + weights.output
         movable = layers + (weights.embedding if weights.output_is_embedding else 0) + kv
@@ -324,8 +319,8 @@ class ModelDemand:
             on_device = round((movable - kv - weights_beside) * part), round((kv - kv_beside) * part)
             projector = round(self.projector * part)
             bars.append(MemoryBar(device.name, device.free, margin_bytes(device.free), *on_device, compute, projector))
-        # A GPU's input buffers in main memory: mask and embeddings of a micro-batch (measured: Vulkan). Layers off the
-        # GPU add almost nothing: it computes their prefill too, and decoding needs one row.
+        # A GPU has input buffers in main memory: mask and embeddings of a micro-batch (measured with Vulkan). Layers in
+        # main memory add almost nothing, since the GPU also computes their prefill and decoding needs one row.
         inputs = BATCH_SIZE * 4 * (pad_to_cells(tokens) + 2 * self.facts.embedding_length)
         beside = weights.embedding + weights_beside, kv_beside, inputs, other
         return (*bars, self._computer_bar(memory, *beside))
@@ -336,9 +331,9 @@ class ModelDemand:
         return MemoryBar(COMPUTER, free, reserved, weights, kv, compute, other, staging=staging)
 
     def _compute(self, tokens: int) -> int:
-        """Estimate llama.cpp's compute buffer: a micro-batch inside a layer (measured on b11434, rounded up).
+        """Estimate llama.cpp's compute buffer: one micro-batch in a layer (measured on b11434, rounded up).
 
-        Builds a year older also keep the logits of a whole micro-batch; the margin covers them.
+        Builds a year older also hold the logits of a whole micro-batch, which the margin covers.
         """
         facts = self.facts
         activations = 5 * facts.embedding_length + 3 * facts.inner_length + 2 * facts.heads * facts.key_length

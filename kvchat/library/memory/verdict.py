@@ -1,4 +1,4 @@
-"""Verdict on a model for this machine: fits, tight, no."""
+"""Verdict on whether a model fits on this computer."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -8,8 +8,8 @@ from kvchat.library.memory.demand import ENGINE_BYTES, MemoryFacts, ModelDemand,
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, format_number, join_sentences
 
-COMFORTABLE_CONTEXT = 8192  # tokens; with less, a long chat soon loses its beginning
-OVERHEAD_SHARE = 0.15  # of the weights, for buffers and a KV cache of some thousand tokens, if only the size is known
+COMFORTABLE_CONTEXT = 8192  # tokens; in a shorter one, a long chat soon loses its beginning
+OVERHEAD_SHARE = 0.15  # share of the file size, for buffers and a KV cache of some thousand tokens
 
 
 class Verdict(Enum):
@@ -25,9 +25,9 @@ class Judgement:
 
 
 def judge(demand: ModelDemand, memory: MemoryFacts, requested: int | None = None) -> Judgement:
-    """Judge a model with a known header by the context size kvchat would choose, or by the user's own.
+    """Judge a model by the context size that kvchat would choose, and by the user's own if there is one.
 
-    The projector in `demand` is loaded too when there are images.
+    A projector in `demand` counts. If the model fits only without it, the verdict is TIGHT.
     """
     chooser = ContextChooser(demand, memory)
     choice = chooser.choose()
@@ -49,7 +49,7 @@ def judge(demand: ModelDemand, memory: MemoryFacts, requested: int | None = None
 
 
 def judge_size(size: int, memory: MemoryFacts) -> Judgement:
-    """Judge a model only by its file size in bytes; the reason says that it is a guess."""
+    """Judge a model by its file size alone, in bytes. The reason says that this is an estimate."""
     needed = round(size * (1 + OVERHEAD_SHARE)) + ENGINE_BYTES
     free = memory.device_free if memory.devices else memory.available
     where = _("free on {beside}", beside=memory.device_names) if memory.devices else _("free")

@@ -1,9 +1,9 @@
-"""Downloads files with known hashes. Can be stopped at any byte, even by kill -9, and resumed.
+"""Downloads of files with known hashes, which can be resumed even after kill -9.
 
-The files are a model from Hugging Face, an engine from GitHub, or the starter's package: "model" stands for all.
-huggingface_hub's own hf_hub_download starts over after every interruption (version 2.4.0: its temporary file has a
-random name and is deleted), so the bytes are written here. Until a model is complete, there are two files in its place:
-`<name>.part` with the bytes so far, and `<name>.download` with the order.
+They are models from Hugging Face, engines from GitHub and the starter's package; names here call all of them models.
+huggingface_hub's hf_hub_download cannot resume after an interruption (version 2.4.0 deletes its temporary file). Until
+a model is complete, two files are in its place: `<name>.part` with the bytes so far, and `<name>.download` with the
+order.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
     import httpx2
 
 ORDER_SUFFIX, PART_SUFFIX = ".download", ".part"
-CHUNK_BYTES = 4 * 1024 * 1024  # bytes hashed at a time when a download resumes
+CHUNK_BYTES = 4 * 1024 * 1024  # hashed at a time when a download resumes
 WRITE_BUFFER = 256 * 1024  # bytes that a kill may lose
-RESERVED_DISK_BYTES = 500_000_000  # a download leaves them free
-RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before each retry while no data arrives
-MAX_FILE_BYTES = 50_000_000_000  # the Hub gives larger files only to clients of its Xet protocol
+RESERVED_DISK_BYTES = 500_000_000  # stay free on the disk
+RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before successive retries without new data
+MAX_FILE_BYTES = 50_000_000_000  # Hugging Face serves larger files only with its Xet protocol
 REPORT_INTERVAL_S = 0.2
 RATE_WINDOW_S = 5.0  # the displayed rate is the average over this time
 
 T = TypeVar("T")
-Progress = Callable[[int, bool], object]  # bytes so far of all files; True while verifying
+Progress = Callable[[int, bool], object]  # called with the bytes so far of all files, and True while verifying
 
 
 class DownloadFailed(KvchatError):
-    """Downloading or storing files failed."""
+    pass
 
 
 class DownloadSource(Protocol):
@@ -58,19 +58,19 @@ class DownloadSource(Protocol):
     def download(
         self, repository: str, revision: str, path: str, start: int
     ) -> AbstractAsyncContextManager[httpx2.Response]:
-        """Return a streaming response of the file from byte `start` on. Raises HubError."""
+        """Return a streaming response with the file from byte `start` on. Raises HubError."""
 
 
 @dataclass(frozen=True)
 class DownloadOrder:
-    """A model to download, as stored next to the unfinished model."""
+    """A model to download. It is stored as JSON beside the unfinished files."""
 
     repository: str
     revision: str
     file: HubFile
 
     def target(self, models: Path, part: HubPart | None = None) -> Path:
-        """Return a file's path, models/owner/name/path. Raises HubError if that is unsafe."""
+        """Return the path of a file, models/owner/name/path. Raises HubError if it would be outside `models`."""
         inside = PurePosixPath((part or self.file.parts[0]).path)
         pieces = (*self.repository.split("/"), *inside.parts)
         if inside.is_absolute() or any(piece in ("", ".", "..") or set(piece) & set('\\:*?"<>|\0') for piece in pieces):
@@ -90,7 +90,7 @@ class DownloadOrder:
             new.write_text(json.dumps(dataclasses.asdict(self), indent=2), "utf-8")
 
     def is_downloaded(self, models: Path) -> bool:
-        """Return True if all files of the model are in place, by size. Raises HubError like `target`."""
+        """Return True if all files exist with the right size. Raises HubError like `target`."""
         return all(file_size(self.target(models, part)) == part.size for part in self.file.parts)
 
     def bytes_done(self, models: Path) -> int:
@@ -101,7 +101,7 @@ class DownloadOrder:
 
 
 def unfinished_orders(models: Path) -> Iterator[DownloadOrder]:
-    """Yield the unfinished downloads in a folder tree; skips hidden folders."""
+    """Yield the orders of unfinished downloads in a folder tree, except in hidden folders."""
     for path in sorted(models.rglob(f"*{ORDER_SUFFIX}")):
         if any(piece.startswith(".") for piece in path.relative_to(models).parts):
             continue
@@ -111,19 +111,19 @@ def unfinished_orders(models: Path) -> Iterator[DownloadOrder]:
 
 
 def discard_download(order: DownloadOrder, models: Path) -> None:
-    """Delete the downloaded parts of an unfinished model. Raises OSError."""
+    """Delete the files of an unfinished download. Raises OSError."""
     order.order_path(models).unlink(missing_ok=True)
     for part in order.file.parts:
         order.partial_path(models, part).unlink(missing_ok=True)
     for folder in list(order.target(models).parents)[: 2 + order.file.parts[0].path.count("/")]:
-        with contextlib.suppress(OSError):  # it is not empty
+        with contextlib.suppress(OSError):  # the folder is not empty
             folder.rmdir()
 
 
 async def fetch_model(order: DownloadOrder, models: Path, source: DownloadSource, on_progress: Progress) -> Path:
-    """Download the missing parts, check hashes and move them into place; return the first file.
+    """Download the missing files, verify their hashes, move them into place and return the first one.
 
-    Cancelling keeps what has arrived, for resuming. Raises HubError, DownloadFailed.
+    If cancelled, the bytes received so far are kept for resuming. Raises HubError and DownloadFailed.
     """
     target, order_file = order.target(models), order.order_path(models)
     if target in _active_targets:
@@ -139,14 +139,14 @@ async def fetch_model(order: DownloadOrder, models: Path, source: DownloadSource
             return target
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         stored_order = _read_order(order_file)
-        if stored_order is not None and stored_order.file != order.file:  # another version's parts would fail the check
+        if stored_order is not None and stored_order.file != order.file:  # files of another version have other hashes
             for part in order.file.parts:
                 order.partial_path(models, part).unlink(missing_ok=True)
         _check_room(order, models)
         order.save(models)
         before, fetched = 0, []
         for part in order.file.parts:
-            if file_size(order.target(models, part)) != part.size:  # equal after a kill during the final moves
+            if file_size(order.target(models, part)) != part.size:  # a killed process may have moved some already
                 download = _PartDownload(order, part, order.partial_path(models, part), source, before, on_progress)
                 await download.run()
                 fetched.append(part)
@@ -166,13 +166,13 @@ _active_targets: set[Path] = set()  # first files of active downloads
 
 @dataclass
 class _PartDownload:
-    """Download of one file, hashed as it is written."""
+    """Download of one file, hashed while it is written."""
 
     order: DownloadOrder
     part: HubPart
     path: Path
     source: DownloadSource
-    before: int  # bytes of the files before it
+    before: int  # total bytes of the files before this one
     on_progress: Progress
     done: int = 0
     hash: hashlib._Hash = field(default_factory=hashlib.sha256)
@@ -208,7 +208,7 @@ class _PartDownload:
         self.on_progress(self.before + self.done, checking)
 
     async def _stream(self, file: BinaryIO) -> None:
-        """Read until the server closes. Raises Unreachable if that is too early."""
+        """Append the response to the file. Raises Unreachable if the connection ends too early."""
         order, part = self.order, self.part
         async with self.source.download(order.repository, order.revision, part.path, self.done) as response:
             if self.done and not response.headers.get("Content-Range", "").startswith(f"bytes {self.done}-"):
@@ -283,9 +283,10 @@ def _read_order(path: Path) -> DownloadOrder | None:
 async def fetch_on_own_loop(
     order: DownloadOrder, folder: Path, source: DownloadSource, report: Callable[[int, float, bool], object]
 ) -> Path:
-    """Run `fetch_model` with `run_on_own_loop`.
+    """Run `fetch_model` in another thread.
 
-    `report` is called on the caller's loop a few times a second: bytes, bytes per second, True while verifying.
+    Call `report` on the caller's loop a few times a second with the bytes so far, the bytes per second, and True while
+    verifying.
     """
     caller, samples = asyncio.get_running_loop(), deque[tuple[float, int]]()  # (time, bytes so far)
 
@@ -305,7 +306,10 @@ async def fetch_on_own_loop(
 
 
 async def run_on_own_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a new event loop in a thread: hashing blocks nobody. Cancelling waits for its end."""
+    """Run a coroutine on a new event loop in another thread, so that hashing does not block the caller.
+
+    Cancelling cancels the coroutine and waits for its end.
+    """
     loop = asyncio.SelectorEventLoop()
     task = loop.create_task(coroutine)
 
@@ -320,8 +324,8 @@ async def run_on_own_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
-        with contextlib.suppress(RuntimeError):  # it has just ended
+        with contextlib.suppress(RuntimeError):  # the loop has just ended
             loop.call_soon_threadsafe(task.cancel)
-        thread.add_done_callback(lambda ended: ended.exception())  # retrieved: nobody waits for it
+        thread.add_done_callback(lambda ended: ended.exception())  # avoids asyncio's log of unretrieved exceptions
         await asyncio.wait([thread], timeout=SHUTDOWN_TIMEOUT_S)
         raise

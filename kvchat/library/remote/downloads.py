@@ -1,4 +1,4 @@
-"""The queue of model downloads: one at a time, each can be paused and is resumed by a later start."""
+"""Queue of model downloads. They run one at a time and can be paused and resumed, also after a restart."""
 
 import asyncio
 import dataclasses
@@ -32,10 +32,10 @@ ACTIVE_STATES = frozenset((DownloadState.WAITING, DownloadState.CHECKING, Downlo
 
 @dataclass(frozen=True)
 class Download:
-    """State of a download. Sizes in bytes; `rate` in bytes per second, 0 while unknown."""
+    """Progress of a download. Sizes are in bytes, `rate` in bytes per second (0 if unknown)."""
 
     order: DownloadOrder
-    path: Path  # future path of the first file; identifies the download
+    path: Path  # where the first file will be; identifies the download
     state: DownloadState
     downloaded_bytes: int = 0
     rate: float = 0.0
@@ -51,18 +51,18 @@ class Download:
 
 
 class Downloads:
-    """Belongs to one event loop."""
+    """Runs downloads one after the other. Use it on one event loop."""
 
     def __init__(self, models: Path, source: DownloadSource) -> None:
         self._models, self._source = models, source
         self._listeners: list[Callable[[Download], object]] = []
         self._one_at_a_time = asyncio.Lock()  # one download at a time
         self._running: dict[Path, asyncio.Task[None]] = {}
-        self._stopping: dict[Path, asyncio.Task[None]] = {}  # stopping, perhaps with files still open
+        self._stopping: dict[Path, asyncio.Task[None]] = {}  # cancelled, but may still have files open
         self._downloads: dict[Path, Download] = {}
 
     def subscribe(self, listener: Callable[[Download], object]) -> Callable[[], None]:
-        """Call `listener` on the loop's thread for each change; return a function that unsubscribes it."""
+        """Call `listener` on the event loop after each change. Return a function that unsubscribes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -79,7 +79,7 @@ class Downloads:
                 self._set(Download(order, path, DownloadState.PAUSED, done))
 
     def start(self, order: DownloadOrder) -> Path:
-        """Start or resume a download; return its path. Raises HubError for an invalid file name."""
+        """Start or resume a download and return its path. Raises HubError for an invalid file name."""
         path = order.target(self._models)
         download = self._downloads.get(path)
         if download is not None and download.state in ACTIVE_STATES:
@@ -93,7 +93,7 @@ class Downloads:
             self._set(dataclasses.replace(self._downloads[path], state=DownloadState.PAUSED, rate=0.0))
 
     async def remove(self, path: Path) -> None:
-        """Forget a download and delete the files of an unfinished one. Raises OSError."""
+        """Remove a download from the list, and delete its files unless it is done. Raises OSError."""
         download = self._downloads.pop(path, None)
         self._stop(path)
         if ending := self._stopping.get(path):
@@ -149,7 +149,7 @@ class Downloads:
 
 
 def describe_outcome(download: Download) -> tuple[str, str] | None:
-    """Return a title and a sentence for an ended download; None if it is running or was stopped."""
+    """Return a title and a sentence for a finished or failed download, otherwise None."""
     name, error = download.order.file.name, download.error
     if download.state is DownloadState.DONE:
         return _("{name} downloaded", name=name), _("You can now choose it in Models.")

@@ -1,15 +1,15 @@
-"""GitHub: the newest releases of a repository, llama.cpp's builds for a GPU, and kvchat updates.
+"""GitHub releases: llama.cpp builds for a GPU, and new versions of kvchat.
 
-Releases, their files' names, sizes and `digest`: https://docs.github.com/en/rest/releases/releases#list-releases
+API: https://docs.github.com/en/rest/releases/releases#list-releases
 
-The builds' names: https://github.com/ggml-org/llama.cpp/blob/master/.github/workflows/release.yml; as of b11457
-they are `llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz`, `…-ubuntu-vulkan-x64.tar.gz`, `…-win-cuda-12.4-x64.zip`,
-`…-win-rocm-10.0-x64.zip` (`…-win-hip-radeon-x64.zip` before), `…-win-sycl-x64.zip`, `…-macos-arm64.tar.gz`. CUDA's
-own libraries are in a separate file: `cudart-llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz`, on Windows without the
-build. Every build is a preview on GitHub; full releases such as v0.7.0 have no builds.
+The names of the builds are set in https://github.com/ggml-org/llama.cpp/blob/master/.github/workflows/release.yml. In
+b11457 they are `llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz`, `…-ubuntu-vulkan-x64.tar.gz`, `…-win-cuda-12.4-x64.zip`,
+`…-win-rocm-10.0-x64.zip` (earlier `…-win-hip-radeon-x64.zip`), `…-win-sycl-x64.zip`, `…-macos-arm64.tar.gz`. The CUDA
+libraries are in a separate file, `cudart-llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz`; on Windows, its name lacks the
+build. Every build is a prerelease on GitHub. Full releases such as v0.7.0 have no builds.
 
-xllamacpp's CUDA wheels (https://xorbitsai.github.io/xllamacpp/whl/cu128) are no source: on Linux they lack CUDA's
-libraries, while these builds run with NVIDIA's driver alone and take the user's own arguments.
+xllamacpp's CUDA wheels (https://xorbitsai.github.io/xllamacpp/whl/cu128) are not used, because they lack the CUDA
+libraries on Linux. The builds above need only NVIDIA's driver.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SHA256 = "sha256:"
 
 @dataclass(frozen=True)
 class Release:
-    """A release and its files that have a SHA-256 on GitHub."""
+    """A release, with those of its files whose SHA-256 GitHub publishes."""
 
     tag: str
     files: tuple[HubPart, ...]
@@ -55,12 +55,12 @@ class Release:
 
 
 class GitHub:
-    """GitHub, or the host in GITHUB_API_URL and GITHUB_SERVER_URL. For any event loop; keeps no connection."""
+    """Client for GitHub, or the hosts in GITHUB_API_URL and GITHUB_SERVER_URL. Usable on any event loop."""
 
     name = "GitHub"
 
     async def releases(self, repository: str) -> tuple[Release, ...]:
-        """Return the newest releases of "owner/name", newest first, with prereleases. Raises HubError."""
+        """Return the newest releases of "owner/name", newest first, including prereleases. Raises HubError."""
         base = (os.environ.get("GITHUB_API_URL") or "https://api.github.com").rstrip("/")
         accept = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
         async with self._open(f"{base}/repos/{repository}/releases?per_page={MAX_RELEASES}", accept) as response:
@@ -133,7 +133,7 @@ _BACKENDS = {
     "sycl": Backend.SYCL,
     "metal": Backend.METAL,  # macOS builds do not name it
 }
-# Approximate size in bytes with libraries (b11457), shown before any request.
+# Approximate size of build and libraries in bytes (b11457), shown before any request is sent.
 _APPROXIMATE_BYTES = {
     ("linux", Backend.CUDA): 770_000_000,
     ("linux", Backend.ROCM): 245_000_000,
@@ -148,7 +148,7 @@ _APPROXIMATE_BYTES = {
 
 
 def approximate_size(backend: Backend, system: str = sys.platform) -> str:
-    """Return the approximate download size, such as "about 770 MB", or "" if unknown."""
+    """Return the approximate download size, such as "about 770 MB", or "" if it is unknown."""
     count = _APPROXIMATE_BYTES.get((system, backend))
     return _("about {count}", count=format_size(count)) if count else ""
 
@@ -156,7 +156,10 @@ def approximate_size(backend: Backend, system: str = sys.platform) -> str:
 def builds_for(
     graphics: Graphics, releases: Sequence[Release], machine: str = platform.machine()
 ) -> tuple[DownloadOrder, ...]:
-    """Return orders for the newest build of each kind for these GPUs, best kind first. `releases`: newest first."""
+    """Return an order for the newest build of each backend that suits these GPUs, the best first.
+
+    The releases must be sorted, newest first.
+    """
     newest = (
         next((build for release in releases for build in _builds(release, backend, graphics.system, machine)), None)
         for backend in suitable_backends(graphics)
@@ -165,12 +168,12 @@ def builds_for(
 
 
 def backend_of(name: str) -> Backend | None:
-    """Return the backend of an engine build from its name, which is also its folder's, or None."""
+    """Return the backend in the name of an engine build or its folder, or None."""
     return _BACKENDS.get("".join(name.split("-")[2:3]))
 
 
 def _builds(release: Release, backend: Backend, system: str, machine: str) -> list[DownloadOrder]:
-    """List the builds in a release, oldest backend version first: it runs with most drivers."""
+    """List the builds in a release, the oldest backend version first, because it works with most drivers."""
     platform_names, builds = (_SYSTEMS.get(system), _MACHINES.get(machine.lower())), []
     for file in release.files:
         match = _BUILD_NAME.fullmatch(file.path)
@@ -189,11 +192,11 @@ def _builds(release: Release, backend: Backend, system: str, machine: str) -> li
 _KVCHAT_REPOSITORY = "kvchat/kvchat"
 UPDATE_INTERVAL_S = 86_400.0
 _CHECK_INTERVAL_S = 600.0
-_CHECK_MARKER = "asked-for-updates"  # in the state folder; mtime: last check
+_CHECK_MARKER = "asked-for-updates"  # file in the state folder; its mtime is the time of the last check
 
 
 async def watch_updates(state: Path, is_enabled: Callable[[], bool], notify: Callable[[str, str], None]) -> None:
-    """Check for new versions forever; call `notify` with the number and page of each."""
+    """Check for new versions once a day, forever. Call `notify` with the version and its web page."""
     checked = state / _CHECK_MARKER
 
     def is_due() -> bool:
@@ -203,14 +206,14 @@ async def watch_updates(state: Path, is_enabled: Callable[[], bool], notify: Cal
         return True
 
     while True:
-        with contextlib.suppress(OSError, KvchatError):  # a background check: retried tomorrow
+        with contextlib.suppress(OSError, KvchatError):  # a failed check is repeated tomorrow
             if is_enabled() and await asyncio.to_thread(is_due) and (tag := await newer_tag()):
                 notify(tag.removeprefix("v"), f"{GitHub().page(_KVCHAT_REPOSITORY)}/tag/{tag}")
         await asyncio.sleep(_CHECK_INTERVAL_S)
 
 
 async def newer_tag() -> str:
-    """Return the newest release's tag if newer than this kvchat, else "". Raises KvchatError."""
+    """Return the tag of the newest release if it is newer than this kvchat, otherwise "". Raises KvchatError."""
     tags = [release.tag for release in await GitHub().releases(_KVCHAT_REPOSITORY) if not release.is_prerelease]
     newest = max(tags, key=_version_order, default="")
     return newest if _version_order(newest) > _version_order(__version__) else ""

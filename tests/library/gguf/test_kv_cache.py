@@ -43,7 +43,7 @@ def test_hybrids_count_attention_only_in_attention_layers(tmp_path: Path) -> Non
         ("llama", {}, 4),
     ):
         layout = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA | state | fields, architecture=architecture)).kv
-        fixed = kv_fixed_bytes(layout, 4096, "f16", "f16")
+        fixed = kv_fixed_bytes(layout, 4096, "f16")
         assert (kv_bytes_per_token(layout), fixed) == (layers * ROW, layers * per_layer)
 
 
@@ -88,7 +88,7 @@ def test_kv_sizes_agree_with_the_engine(real_llama_server: EngineLocation, tmp_p
                 plan = LaunchPlan(model, CONTEXT, tmp_path, kv_type=kv_type)
                 actual = allocations(real_llama_server, plan).bytes_on(None)["kv"]
                 assert actual > 0
-                estimated = kv_bytes(facts.kv, CONTEXT, kv_type, kv_type)
+                estimated = kv_bytes(facts.kv, CONTEXT, kv_type)
                 assert estimated == pytest.approx(actual, rel=TOLERANCE), (architecture, kv_type)
 
 
