@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import kvchat
-from kvchat.__main__ import main
 from kvchat.system.paths import resolve_paths
 from tests.cli.owner import running_owner
 
@@ -29,13 +27,6 @@ def run_kvchat(
 @pytest.fixture
 def headless(tmp_path: Path) -> dict[str, str]:
     return {"KVCHAT_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-
-
-def test_version_is_printed(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out == f"kvchat {kvchat.__version__}\n"
 
 
 def test_no_display_is_explained_without_loading_qt(headless):

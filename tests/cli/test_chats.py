@@ -54,6 +54,8 @@ def test_chats_are_listed_shown_renamed_and_deleted(chats, paths, capfd):
     assert main(["chats", "delete", first.id, old.id]) == 0
     assert "2 chats deleted; kept in Recently deleted for 7 days" in capfd.readouterr().out
     assert titles(paths) == []
+    assert main(["chats"]) == 0
+    assert "Run `kvchat ask` to start one" in capfd.readouterr().out
     with closing(sqlite3.connect(paths.database)) as database:
         assert database.execute("SELECT count(*) FROM messages").fetchone() == (4,), "they can be restored"
 
@@ -77,8 +79,3 @@ def test_the_start_of_several_ids_is_refused_with_the_matching_chats(chats, path
         assert f"Several chat ids start with {digit}" in refused
         matches = [chat for chat in known if chat.id.startswith(digit)]
         assert all(f"{chat.id[:8]}  {safe_prose(chat.title)}" in refused for chat in matches[:10])
-
-
-def test_an_empty_list_explains_how_to_start(paths, capsys):
-    assert main(["chats"]) == 0
-    assert "Run `kvchat ask` to start one" in capsys.readouterr().out

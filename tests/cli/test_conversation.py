@@ -204,16 +204,3 @@ def test_without_a_model_the_starter_is_offered(terminal, tmp_path, fake_engine,
     else:
         assert chat.wait() == 1
         assert "No model is chosen yet" in chat.output
-
-
-def test_without_a_terminal_the_question_is_read_from_standard_input(home, fake_engine):
-    fake_engine.set(FAKE_REPLY="Blue.")
-    done = subprocess.run(
-        [sys.executable, "-m", "kvchat", "ask", "--new"],
-        input=b"Which colour?\n",
-        env=os.environ | {"KVCHAT_HOME": str(home.folder)},
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == b"Blue.\n"

@@ -16,6 +16,7 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import model_identity
 from kvchat.session.restore_support import FindingKey, RestoreFinding, Strategy, newest_finding, store_finding
 from kvchat.settings import Settings, load_settings, save_settings
+from kvchat.system.paths import Paths
 from tests.library.gguf_files import write_gguf
 
 
@@ -63,10 +64,18 @@ def test_everything_is_found(paths, engine, smollm2, settings):
     assert "trained for 8,192" in text
 
 
-def test_restore_capabilities_are_shown_once_known(paths, smollm2, settings):
+def store_test_result(paths: Paths, model: str, strategy: Strategy) -> None:
+    subject = FindingKey(Fingerprint(model, "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
+    store_finding(paths.restore_findings, subject, RestoreFinding(strategy, proved=True), 0.0)
+
+
+def test_restore_capabilities_are_shown_once_known_and_can_be_deleted(paths, smollm2, settings, capsys):
     assert "not tested yet" in "\n".join(format_lines(collect_report(paths, settings)))
-    subject = FindingKey(Fingerprint(model_identity(smollm2), "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
-    store_finding(paths.restore_findings, subject, RestoreFinding(Strategy.PLAIN, proved=True), 0.0)
+    save_settings(paths.settings_file, settings)
+    assert main(["doctor", "--retest"]) == 0  # there are none yet
+    assert not paths.restore_findings.exists()
+    for model in (model_identity(smollm2), "another"):
+        store_test_result(paths, model, Strategy.PLAIN)
     report = collect_report(paths, settings)
     description = RestoreFinding(Strategy.PLAIN, True).description
     build = "version: 11434 (abc1234)"
@@ -74,17 +83,7 @@ def test_restore_capabilities_are_shown_once_known(paths, smollm2, settings):
     text = "\n".join(format_lines(report))
     assert "restoring     Chat memory works with this engine and model" in text
     assert "engine: version: 11434" in text
-
-
-def test_restore_capabilities_can_be_deleted(paths, smollm2, settings, capsys):
-    save_settings(paths.settings_file, settings)
-    assert main(["doctor", "--retest"]) == 0  # there are none yet
-    assert not paths.restore_findings.exists()
-    for model in (model_identity(smollm2), "another"):
-        subject = FindingKey(Fingerprint(model, "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
-        store_finding(paths.restore_findings, subject, RestoreFinding(Strategy.NONE, proved=True), 0.0)
-    main(["doctor"])
-    assert "kvchat saves no chat memory" in capsys.readouterr().out
+    capsys.readouterr()
     main(["doctor", "--retest"])
     assert "not tested yet" in capsys.readouterr().out
     assert newest_finding(paths.restore_findings, "another") is not None
@@ -95,8 +94,7 @@ def test_a_pipe_or_nonsense_in_place_of_the_findings_is_ignored(paths):
     os.mkfifo(paths.restore_findings)
     assert newest_finding(paths.restore_findings, "a") is None
     paths.restore_findings.unlink()
-    subject = FindingKey(Fingerprint("a", "f16", "f16", "auto", 1, ""), "b1")
-    store_finding(paths.restore_findings, subject, RestoreFinding(Strategy.NONE, proved=True), 0.0)
+    store_test_result(paths, "a", Strategy.NONE)
     rows = json.loads(paths.restore_findings.read_text("utf-8"))
     for nonsense in (5, "of the moon"):
         paths.restore_findings.write_text(json.dumps([row | {"strategy": nonsense} for row in rows]))
@@ -113,25 +111,24 @@ def test_the_report_changes_nothing(paths, engine):
     assert "(not created yet)" in "\n".join(format_lines(report))
 
 
-def test_a_damaged_model_is_reported(paths, engine, tmp_path):
-    cut = tmp_path / "cut.gguf"
+def test_a_damaged_model_or_an_unusable_engine_is_a_fault(paths, engine, tmp_path):
+    def fault(**settings: str) -> str:
+        report = collect_report(paths, Settings(**settings))
+        assert not is_healthy(report)
+        return "\n".join(format_lines(report))
+
+    cut, program = tmp_path / "cut.gguf", tmp_path / "other-server"
     cut.write_bytes(write_gguf(tmp_path / "whole.gguf").read_bytes()[:-2000])
-    report = collect_report(paths, Settings(model_path=str(cut), engine_path=str(engine)))
-    assert not is_healthy(report)
-    assert report["context"] is None
-    assert "The model file is incomplete" in "\n".join(format_lines(report))
-
-
-def test_an_engine_that_is_missing_or_cannot_run_is_reported(paths, tmp_path):
-    program = tmp_path / "llama-server"
-    report = collect_report(paths, Settings(engine_path=str(program)))
-    assert (report["engine"]["found"], is_healthy(report)) == (False, False)
-    assert "not found" in "\n".join(format_lines(report))
+    assert "The model file is incomplete" in fault(model_path=str(cut), engine_path=str(engine))
+    assert "not found" in fault(engine_path=str(program))
     program.write_text("#!/bin/sh\necho 'error while loading shared libraries: libggml.so'\nexit 127\n")
     program.chmod(0o755)
-    report = collect_report(paths, Settings(engine_path=str(program)))
-    assert not is_healthy(report)
-    assert "libggml.so" in "\n".join(format_lines(report))
+    assert "libggml.so" in fault(engine_path=str(program))
+    report = collect_report(paths, Settings(engine_url="http://127.0.0.1:8080", engine_path="/nowhere"))
+    assert is_healthy(report), "an external server is not probed"
+    text = "\n".join(format_lines(report))
+    assert "http://127.0.0.1:8080" in text
+    assert "CPU only" not in text
 
 
 def test_the_report_as_json_and_its_exit_code(paths, settings, capsys, run_json):
@@ -154,6 +151,9 @@ def test_the_report_as_json_and_its_exit_code(paths, settings, capsys, run_json)
     save_settings(paths.settings_file, replace(settings, model_path="/nowhere.gguf"))
     assert main(["doctor"]) == 1
     assert "The model file is missing" in capsys.readouterr().out
+    report = run_json("doctor", "--model", str(settings.model_path))
+    assert (report["model"]["path"], report["model"]["usable"]) == (settings.model_path, True)
+    assert load_settings(paths.settings_file).model_path == "/nowhere.gguf", "--model is not saved"
 
 
 @pytest.mark.engine
@@ -166,19 +166,3 @@ def test_the_report_with_the_embedded_engine(paths, tmp_path):
         assert engine["path"] is None
         assert engine["version"].startswith("xllamacpp ")
     assert engine["problem"] == ""
-
-
-def test_an_external_server_is_named_and_not_probed(paths):
-    report = collect_report(paths, Settings(engine_url="http://127.0.0.1:8080", engine_path="/nowhere"))
-    assert is_healthy(report)
-    text = "\n".join(format_lines(report))
-    assert "http://127.0.0.1:8080" in text
-    assert "CPU only" not in text
-
-
-def test_another_model_can_be_judged_without_choosing_it(paths, engine, smollm2, run_json):
-    save_settings(paths.settings_file, Settings(engine_path=str(engine)))
-    report = run_json("doctor", "--model", str(smollm2))
-    assert (report["model"]["path"], report["model"]["usable"]) == (str(smollm2), True)
-    assert report["context"]["tokens"] > 0
-    assert load_settings(paths.settings_file).model_path is None

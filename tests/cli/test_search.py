@@ -1,6 +1,5 @@
 """`kvchat search` in this process."""
 
-import json
 from contextlib import closing
 
 import pytest
@@ -32,16 +31,11 @@ def test_matches_are_printed_and_highlighted_in_a_terminal(chat, capsys, monkeyp
     assert "The \x1b[1mstork\x1b[0m, no." in capsys.readouterr().out
 
 
-def test_no_match_has_its_own_exit_code(capsys):
-    assert main(["search", "--json", "xyzzy"]) == 1
-    printed = capsys.readouterr()
-    assert json.loads(printed.out) == {"chats": []}
-    assert printed.err == "No matches.\n"
-
-
-def test_matches_as_json(chat, run_json):
+def test_matches_as_json_and_the_exit_code_without_matches(chat, run_json, capsys):
     (match,) = run_json("search", "heron")["chats"]
     assert (match["conversation_id"], match["title"], match["in_document"]) == (chat.id, "Birds", True)
     assert set(match) == {"conversation_id", "title", "message_ids", "excerpt", "marks", "in_document"}
     start, end = match["marks"][0]
     assert match["excerpt"][start:end] == "Heron"
+    assert main(["search", "--json", "xyzzy"]) == 1
+    assert capsys.readouterr() == ('{\n  "chats": []\n}\n', "No matches.\n")

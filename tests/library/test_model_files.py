@@ -96,7 +96,13 @@ def test_split_model_is_listed_once_even_without_a_part(tmp_path: Path, missing:
     assert found.size == 2 * parts[2].stat().st_size
 
 
-def test_broken_files_are_listed_with_the_reason(tmp_path: Path) -> None:
+def test_links_are_listed_once_and_broken_files_with_the_reason(tmp_path: Path) -> None:
+    path = model_in(tmp_path / "a")
+    os.link(path, tmp_path / "a" / "hard.gguf")
+    (tmp_path / "a" / "soft.gguf").symlink_to(path)
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    assert len(find(tmp_path, tmp_path / "a", tmp_path / "b")) == 1
     whole = model_in(tmp_path, "cut.gguf")
     os.truncate(whole, whole.stat().st_size - 1000)
     (tmp_path / "page.gguf").write_text("<html>Not found</html>")
@@ -107,15 +113,6 @@ def test_broken_files_are_listed_with_the_reason(tmp_path: Path) -> None:
         "page": "This is not a GGUF model",
         "dangling": "The model file is missing",
     }
-
-
-def test_links_to_a_model_are_listed_once(tmp_path: Path) -> None:
-    path = model_in(tmp_path / "a")
-    os.link(path, tmp_path / "a" / "hard.gguf")
-    (tmp_path / "a" / "soft.gguf").symlink_to(path)
-    (tmp_path / "b").symlink_to(tmp_path / "a")
-    (tmp_path / "a" / "loop").symlink_to(tmp_path)
-    assert len(find(tmp_path, tmp_path / "a", tmp_path / "b")) == 1
 
 
 def test_hugging_face_snapshot_of_main_comes_first(tmp_path: Path) -> None:
@@ -207,10 +204,6 @@ def test_model_folders_of_other_programs(tmp_path: Path) -> None:
     assert {"jan/models", ".local/share/Jan/data/llamacpp/models"} <= set(places(home, Source.JAN))
     assert "Library/Application Support/Jan/data/models" in places(home, Source.JAN, "darwin")
     assert places(home, Source.LM_STUDIO) == [".lmstudio/models", ".cache/lm-studio/models"]
-
-
-def test_lm_studio_settings_name_its_folder(tmp_path: Path) -> None:
-    home = tmp_path / "home"
     (home / ".lmstudio").mkdir(parents=True)
     (home / ".lmstudio" / "settings.json").write_text('{"downloadsFolder": "/big/models"}')
     assert places(home, Source.LM_STUDIO)[0] == "/big/models"

@@ -32,32 +32,24 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     return paths
 
 
-async def test_find_judges_models(paths: Paths, tmp_path: Path) -> None:
-    write_gguf(paths.models / "a.gguf")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "b.gguf").write_bytes(b"GGUF")
-    found: list[FoundModel] = []
-    await ModelLibrary(paths, lambda: [str(tmp_path / "mine")]).find(fits, found.append)
-    assert [model.name for model in found] == ["a", "b"]
-    assert found[0].judgement is not None
-    assert found[0].judgement.verdict is Verdict.FITS
-    assert found[1].judgement is None
-
-
-async def test_model_in_use_is_found_anywhere(paths: Paths, tmp_path: Path) -> None:
-    folder = tmp_path / "downloads"
-    folder.mkdir()
+async def test_find_judges_models_and_finds_the_one_in_use_anywhere(paths: Paths, tmp_path: Path) -> None:
+    kept, broken, folder = write_gguf(paths.models / "kept.gguf"), tmp_path / "mine" / "broken.gguf", tmp_path / "other"
+    for parent in (folder, broken.parent):
+        parent.mkdir()
+    broken.write_bytes(b"GGUF")
     for name in ("in-use-00001-of-00002.gguf", "in-use-00002-of-00002.gguf", "another.gguf"):
         write_gguf(folder / name)
-    kept = write_gguf(paths.models / "kept.gguf")
     for in_use, names in (
-        (folder / "in-use-00001-of-00002.gguf", ["kept", "in-use"]),
-        (folder / "gone.gguf", ["kept"]),
-        (kept, ["kept"]),
+        (folder / "in-use-00001-of-00002.gguf", ["kept", "broken", "in-use"]),
+        (folder / "gone.gguf", ["kept", "broken"]),
+        (kept, ["kept", "broken"]),
     ):
         found: list[FoundModel] = []
-        await ModelLibrary(paths, tuple).find(fits, found.append, str(in_use))
+        await ModelLibrary(paths, lambda: [str(broken.parent)]).find(fits, found.append, str(in_use))
         assert [model.name for model in found] == names
+        assert found[0].judgement is not None
+        assert found[0].judgement.verdict is Verdict.FITS
+        assert found[1].judgement is None
 
 
 async def test_find_can_be_cancelled(paths: Paths) -> None:

@@ -102,10 +102,6 @@ def test_small_gpu_gets_part_of_the_model(large: GgufFacts) -> None:
     assert gpu.margin == margin_bytes(6 * GB)
     assert memory.weights > 295_000_000
     assert sum(bar.kv for bar in choice.bars) == choice.kv_bytes == 131_072 * SUFFICIENT_GPU_CONTEXT
-
-
-def test_placement_by_the_engine_is_described(large: GgufFacts) -> None:
-    choice = choose(large, with_gpus(64, 6))
     for placement, expected in (
         (Placement(33, 33), ""),
         (Placement(20, 33), "20 of 33 layers fit on the GPU."),
@@ -141,7 +137,7 @@ def test_load_limit_bounds_the_choice_but_not_the_users_own(large: GgufFacts) ->
     assert chooser.larger_choice(20_480) is None
 
 
-def test_smaller_choices_halve_the_context(large: GgufFacts) -> None:
+def test_smaller_choices_halve_the_context_but_leave_the_gpu_before_it_gets_short(large: GgufFacts) -> None:
     chooser = ContextChooser(ModelDemand(large), MemoryFacts(10 * GB))
     choice = chooser.choose()
     steps = chooser.smaller_choices(choice)
@@ -151,9 +147,6 @@ def test_smaller_choices_halve_the_context(large: GgufFacts) -> None:
     assert needed == sorted(needed, reverse=True)
     assert steps[0].reason.startswith(f"{steps[0].tokens:,} tokens: not enough memory for {choice.tokens:,}.")
     assert chooser.smaller_choices(steps[-1]) == ()
-
-
-def test_smaller_choices_leave_the_gpu_before_the_context_gets_short(large: GgufFacts) -> None:
     chooser = ContextChooser(ModelDemand(large), with_gpus(64, 12))
     choice = chooser.choose()
     assert not choice.offload_note

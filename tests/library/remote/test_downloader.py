@@ -161,19 +161,21 @@ async def test_cut_connections_are_retried(hub: Hub, served: FakeHub, tmp_path: 
     assert ranges == [None, *(f"bytes={start}-" for start in starts)]
 
 
-async def test_stalled_connection_is_replaced(
+async def test_stalled_connection_is_replaced_and_no_second_download_starts(
     hub: Hub, served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub_module, "TIMEOUT_S", 0.5)
     served.hold_at = 1_000_000
     fetching = asyncio.create_task(fetch(hub, tmp_path))
     await asyncio.to_thread(served.held.wait, 240)
+    with pytest.raises(DownloadFailed, match="already in progress"):
+        await fetch(hub, tmp_path)
     served.hold_at = None  # the next connection flows; this one hangs until the end
     assert (await fetching).read_bytes() == CONTENT
     assert "range" in served.downloads[-1].headers
 
 
-async def test_damage_on_disk_is_detected(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+async def test_damage_on_disk_or_another_version_starts_over(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     await fetch_half(hub, served, tmp_path)
     partial = order().partial_path(tmp_path, order().file.parts[0])
     content = bytearray(partial.read_bytes())
@@ -182,8 +184,15 @@ async def test_damage_on_disk_is_detected(hub: Hub, served: FakeHub, tmp_path: P
     with pytest.raises(DownloadFailed, match="is damaged"):
         await fetch(hub, tmp_path)
     assert order().bytes_done(tmp_path) == 0
-    partial.write_bytes(CONTENT + b"more")
-    assert (await fetch(hub, tmp_path)).read_bytes() == CONTENT, "a file that is too long starts over"
+    await fetch_half(hub, served, tmp_path)
+    newer = CONTENT[::-1]
+    served.repositories[REPOSITORY][FILE] = newer
+    path = await fetch(hub, tmp_path, order(content=newer))
+    assert path.read_bytes() == newer
+    assert "range" not in served.downloads[-1].headers
+    path.unlink()
+    partial.write_bytes(newer + b"more")
+    assert (await fetch(hub, tmp_path, order(content=newer))).read_bytes() == newer, "a file that is too long"
 
 
 @pytest.mark.parametrize("sent", [CONTENT[:-1] + b"!", CONTENT + b"more"])
@@ -248,16 +257,6 @@ async def test_file_names_outside_the_folder_are_refused(hub: Hub, tmp_path: Pat
     assert files_in(tmp_path) == []
 
 
-async def test_same_model_is_not_downloaded_twice_at_once(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
-    served.hold_at = 100_000
-    first = asyncio.create_task(fetch(hub, tmp_path))
-    await asyncio.to_thread(served.held.wait, 240)
-    with pytest.raises(DownloadFailed, match="already in progress"):
-        await fetch(hub, tmp_path)
-    served.go_on.set()
-    assert (await first).read_bytes() == CONTENT
-
-
 async def test_kill_during_the_final_moves(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     names = [f"Thing-Q8_0-{number:05}-of-00002.gguf" for number in (1, 2)]
     served.repositories[REPOSITORY] = dict.fromkeys(names, CONTENT)
@@ -276,14 +275,6 @@ async def test_kill_during_the_final_moves(hub: Hub, served: FakeHub, tmp_path: 
     assert list(unfinished_orders(tmp_path)) == []
     await fetch(hub, tmp_path, split)
     assert files_in(tmp_path) == [f"{REPOSITORY}/{name}" for name in names]
-
-
-async def test_changed_file_starts_over(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
-    await fetch_half(hub, served, tmp_path)
-    newer = CONTENT[::-1]
-    served.repositories[REPOSITORY][FILE] = newer
-    assert (await fetch(hub, tmp_path, order(content=newer))).read_bytes() == newer
-    assert "range" not in served.downloads[-1].headers
 
 
 def test_invalid_orders_are_skipped(tmp_path: Path) -> None:

@@ -64,12 +64,6 @@ def test_best_build_for_the_gpu_comes_first(
     assert files(system, *vendors, machine=machine) == expected
 
 
-def test_older_release_fills_gaps() -> None:
-    newest = Release("b11457", tuple(file for file in NEWEST.files if "rocm" not in file.path))
-    found = files("win32", GpuVendor.AMD, releases=(newest, OLD))
-    assert found == ["win-vulkan-x64", "llama-b10240-bin-win-hip-radeon-x64"]
-
-
 def test_build_names_and_sizes() -> None:
     builds = builds_for(Graphics("linux", (GpuVendor.NVIDIA,)), (NEWEST,), "x86_64")
     assert [(order.file.name, order.file.size) for order in builds] == [
@@ -77,11 +71,13 @@ def test_build_names_and_sizes() -> None:
         ("llama.cpp-b11457-vulkan", 10),
     ]
     assert [backend_of(order.file.name) for order in builds] == [Backend.CUDA, Backend.VULKAN]
-    assert backend_of("llama.cpp-b1-metal") is Backend.METAL
-    assert backend_of("llama.cpp-b1-hip-radeon") is Backend.ROCM
-    assert backend_of("mine") is None
+    names = ("llama.cpp-b1-metal", "llama.cpp-b1-hip-radeon", "mine")
+    assert [backend_of(name) for name in names] == [Backend.METAL, Backend.ROCM, None]
     assert approximate_size(Backend.CUDA, "linux") == "about 770 MB"
     assert approximate_size(Backend.METAL, "linux") == ""
+    newest = Release("b11457", tuple(file for file in NEWEST.files if "rocm" not in file.path))
+    found = files("win32", GpuVendor.AMD, releases=(newest, OLD))
+    assert found == ["win-vulkan-x64", "llama-b10240-bin-win-hip-radeon-x64"], "an older release fills gaps"
 
 
 async def test_releases_of_github(github: FakeHub) -> None:
@@ -96,28 +92,22 @@ async def test_releases_of_github(github: FakeHub) -> None:
     assert asked.headers["accept"] == "application/vnd.github+json"
 
 
-@pytest.mark.parametrize(
-    ("status", "kind", "message"),
-    [
+async def test_errors_of_github(github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(kind: type[HubError], message: str) -> None:
+        with pytest.raises(kind) as caught:
+            await GitHub().releases(LLAMA_CPP_REPOSITORY)
+        assert message in str(caught.value)
+
+    for github.status, kind, message in (
         (404, HubError, "File not found"),
         (429, HubError, "rate limit"),
         (502, Unreachable, "502"),
-    ],
-)
-async def test_http_errors_of_github(github: FakeHub, status: int, kind: type[HubError], message: str) -> None:
-    github.status = status
-    with pytest.raises(kind) as caught:
-        await GitHub().releases(LLAMA_CPP_REPOSITORY)
-    assert message in str(caught.value)
-
-
-async def test_invalid_response_and_no_network(github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    github.makes_sense = False
-    with pytest.raises(HubError, match="response is invalid"):
-        await GitHub().releases(LLAMA_CPP_REPOSITORY)
+    ):
+        await check(kind, message)
+    github.status, github.makes_sense = 0, False
+    await check(HubError, "response is invalid")
     monkeypatch.setenv("GITHUB_API_URL", "http://127.0.0.1:9")
-    with pytest.raises(Unreachable, match="GitHub cannot be reached"):
-        await GitHub().releases(LLAMA_CPP_REPOSITORY)
+    await check(Unreachable, "GitHub cannot be reached")
 
 
 def released(github: FakeHub, *tags: str) -> None:

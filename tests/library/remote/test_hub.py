@@ -3,8 +3,6 @@
 import errno
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +61,9 @@ async def test_search_finds_repositories(hub: Hub, served: FakeHub) -> None:
 
 
 async def test_repository_lists_models(hub: Hub) -> None:
+    for text in (REPOSITORY, f" https://huggingface.co/{REPOSITORY}/tree/main "):
+        assert parse_repository(text) == REPOSITORY
+    assert parse_repository("https://huggingface.co/org") is parse_repository("thing 7b") is None
     repository = await hub.repository(REPOSITORY)
     assert (repository.repository, repository.revision) == (REPOSITORY, REVISION)
     assert [(file.name, file.quantisation, file.size) for file in repository.files] == [
@@ -137,21 +138,6 @@ async def test_token_is_sent_and_never_logged(served: FakeHub, hub: Hub, caplog:
     assert TOKEN not in caplog.text
 
 
-def test_parse_repository() -> None:
-    assert parse_repository("org/Thing-7B-GGUF") == REPOSITORY
-    assert parse_repository(" https://huggingface.co/org/Thing-7B-GGUF/tree/main ") == REPOSITORY
-    assert parse_repository("https://huggingface.co/org") is None
-    assert parse_repository("thing 7b") is None
-
-
-def test_import_loads_no_http_library(tmp_path: Path) -> None:
-    code = (
-        "import sys, kvchat.library.remote.downloads, kvchat.library.remote.hub;"
-        "sys.exit('huggingface_hub' in sys.modules or 'httpx2' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 class MemoryKeyring(KeyringBackend):
     priority = 1.0
 
@@ -197,7 +183,7 @@ def test_keyring_is_preferred_to_a_file(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_token")
 @pytest.mark.parametrize("backend", [fail.Keyring, null.Keyring])
 def test_private_file_without_a_keyring(
-    tmp_path: Path, backend: type[KeyringBackend], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, backend: type[KeyringBackend], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG)
     keyring.set_keyring(backend())
@@ -207,38 +193,22 @@ def test_private_file_without_a_keyring(
     assert file.stat().st_mode & 0o777 == 0o600
     found = TokenStore(tmp_path / "config").load()
     assert found == AccessToken(TOKEN, SecretLocation.FILE.value)
-    assert TOKEN not in repr(found)
-    assert TOKEN not in caplog.text
-    assert store.save("hf_another_one") == SecretLocation.FILE.value
-    store.forget()
-    store.forget()
-    assert store.load() is None
-
-
-@pytest.mark.usefixtures("no_token")
-def test_failed_save_keeps_the_old_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keyring.set_keyring(fail.Keyring())
-    store = TokenStore(tmp_path)
-    store.save(TOKEN)
+    assert TOKEN not in repr(found) + caplog.text
+    for invalid in ("", "  ", "hf_", "two words here", "hf_ümlaut_abc", "hf_abc\ndef_ghi"):
+        with pytest.raises(KvchatError, match="not an access token"):
+            store.save(invalid)
 
     def write_nothing(path: Path, *arguments: object, **options: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", write_nothing)
-    with pytest.raises(OSError, match="No space left"):
-        store.save("hf_another_one")
-    assert store.load() == AccessToken(TOKEN, SecretLocation.FILE.value)
-
-
-@pytest.mark.usefixtures("no_token")
-def test_token_of_hugging_face_tools_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keyring.set_keyring(fail.Keyring())
+    with monkeypatch.context() as patches:
+        patches.setattr(Path, "write_text", write_nothing)
+        with pytest.raises(OSError, match="No space left"):
+            store.save("hf_another_one")
+    assert store.load() == found, "the old token stays"
+    assert store.save("hf_another_one") == SecretLocation.FILE.value
+    store.forget()
+    store.forget()
+    assert store.load() is None
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert TokenStore(tmp_path).load() == AccessToken(TOKEN, EXTERNAL_LOCATION)
-
-
-@pytest.mark.usefixtures("no_token")
-@pytest.mark.parametrize("value", ["", "  ", "hf_", "two words here", "hf_ümlaut_abc", "hf_abc\ndef_ghi"])
-def test_invalid_token_is_refused(tmp_path: Path, value: str) -> None:
-    with pytest.raises(KvchatError, match="not an access token"):
-        TokenStore(tmp_path).save(value)
