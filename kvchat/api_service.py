@@ -19,7 +19,7 @@ from kvchat.kvstore.savepoint import program_owner
 from kvchat.library.model_library import ModelLibrary
 from kvchat.session.slots import Slots
 from kvchat.settings import Settings, SettingsNotSaved, any_changed
-from kvchat.system.concurrency import Background
+from kvchat.system.concurrency import BackgroundTasks
 from kvchat.system.owner import owner_of
 from kvchat.system.paths import Paths
 
@@ -54,7 +54,7 @@ class ApiService:
     _closed: bool = False  # for good
     _change_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _changing_keys: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _background: Background = field(default_factory=Background)
+    _background: BackgroundTasks = field(default_factory=BackgroundTasks)
     _saving: asyncio.TimerHandle | None = None  # pending save of the totals
 
     @cached_property

@@ -141,7 +141,7 @@ async def _run(
 ) -> int:
     loop, quitting = asyncio.get_running_loop(), asyncio.Event()
     loop.set_default_executor(LoopThreads())
-    waiting = [request] if request.open or request.quick else []
+    waiting = [request] if request.targets or request.quick else []
     handle: Callable[[StartRequest], None] = waiting.append  # until the window is ready
     qt.open_requested.connect(lambda request: handle(request))
     if (paths.data / RESTORING).exists():

@@ -35,7 +35,7 @@ from kvchat.session.restore_support import FindingStore
 from kvchat.session.slots import PendingSave
 from kvchat.settings import Settings, any_changed, save_settings
 from kvchat.store_service import BOUND_SETTINGS, StoreService, apply_bounds, open_store_or_empty
-from kvchat.system.concurrency import Background, Worker
+from kvchat.system.concurrency import BackgroundTasks, Worker
 from kvchat.system.migrations import drop_old_copies
 from kvchat.system.paths import Paths
 from kvchat.text.formatting import format_rate, format_size
@@ -68,7 +68,7 @@ class Runtime:
         self._loaded_model: str | None = None  # path of a chat's model that the engine runs instead of the default
         self._closed = False
         self._storing_settings = asyncio.Lock()
-        self._background = Background()
+        self._background = BackgroundTasks()
         self._backups = DailyBackups(paths.database, self._notify)
 
         self.engine = host(
@@ -129,7 +129,7 @@ class Runtime:
             minutes=lambda: self.settings.idle_minutes,
             chat=self.chat,
             host=self.engine,
-            others_idle_s=lambda: self.api_server.idle_s,
+            api_idle_s=lambda: self.api_server.idle_s,
         )
 
     def cancel_saving(self) -> None:

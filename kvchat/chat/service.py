@@ -37,7 +37,7 @@ from kvchat.chat.turn.turns import Turn, Turns, TurnStart, select_question
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineRefused
 from kvchat.engine.api.wire import Sampling
-from kvchat.system.concurrency import Background
+from kvchat.system.concurrency import BackgroundTasks
 from kvchat.text.language import _
 
 P = ParamSpec("P")
@@ -135,7 +135,7 @@ class ChatService:
     def __init__(self, turn_context: TurnContext) -> None:
         self.turn_context, self.events, self.slots = turn_context, turn_context.events, turn_context.slots
         self.title_generator = TitleGenerator(turn_context)
-        turn_context.background = self._background = Background(self.title_generator.on_busy_changed)
+        turn_context.background = self._background = BackgroundTasks(self.title_generator.on_busy_changed)
         self.forecasts, self.read_ahead = Forecasts(turn_context), ReadAhead(turn_context)
         self.finder = ChatSearch(turn_context)
         turn_context.is_answering = self.is_answering

@@ -22,7 +22,7 @@ from kvchat.session.restore_cost import PrefillSpeed
 from kvchat.session.slot import Slot
 from kvchat.session.slot_request import Priority
 from kvchat.session.slots import Slots
-from kvchat.system.concurrency import Background, Worker
+from kvchat.system.concurrency import BackgroundTasks, Worker
 from kvchat.text.language import _
 from kvchat.text.reasons import Reason
 
@@ -53,7 +53,7 @@ class TurnContext:
     default_model: Callable[[], str | None] = lambda: None  # path of the model for chats without one
     read_ahead_off_reason: Callable[[], Reason | None] = lambda: None  # why reading ahead is off; None if it is on
     keep_deleted_s: Callable[[], float] = lambda: 0.0  # seconds to keep deleted chats
-    background: Background = field(default_factory=Background)
+    background: BackgroundTasks = field(default_factory=BackgroundTasks)
     is_answering: Callable[[str], bool] = lambda conversation_id: False
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from kvchat.cli.engines import DEVICE_KEYS
 from kvchat.cli.terminal import pick_attributes, print_result
 from kvchat.engine.discovery.arguments import parse_workers
 from kvchat.engine.discovery.engines import find_engine, list_devices, usable_engine
-from kvchat.engine.process.plan import FULL_WINDOW
+from kvchat.engine.process.plan import FULL_WINDOW_OPTION
 from kvchat.engine_host.choice import memory_for
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, StagingMemory, describe_staging, staging_capacity
@@ -31,7 +31,7 @@ from kvchat.settings import Settings, load_settings
 from kvchat.store_service import describe_limit, store_problem
 from kvchat.system.files import is_folder
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.system.session_bus import NoAnswer, Service, SessionBus
+from kvchat.system.session_bus import BusUnavailable, Service, SessionBus
 from kvchat.text.formatting import format_size
 
 FOLDERS = ("config", "data", "models", "save points", "state")
@@ -137,7 +137,7 @@ def _inspect_model(
         limit = limits.find(limit_key(model_identity(facts.path), facts.size, build, memory.device_kind))
     except KvchatError as error:
         return report | {"problem": str(error)}, None
-    demand = ModelDemand(facts, settings.kv_type, FULL_WINDOW in settings.engine_arguments.split(), limit=limit)
+    demand = ModelDemand(facts, settings.kv_type, FULL_WINDOW_OPTION in settings.engine_arguments.split(), limit=limit)
     names = ("name", "architecture", "quantisation", "size", "trained_context")
     report |= {"path": str(facts.path), "usable": True} | {name: getattr(facts, name) for name in names}
     report["kv_bytes_per_token"] = kv_bytes_per_token(facts.kv, settings.kv_type, settings.kv_type)
@@ -164,7 +164,7 @@ async def _find_bus_tray(address: str) -> Report:
     bus = SessionBus(address)
     try:
         (has_owner,) = await bus.call(_BUS_SERVICE, "NameHasOwner", "s", _TRAY_WATCHER)
-    except NoAnswer as error:
+    except BusUnavailable as error:
         return _describe_service(UNKNOWN, f"the session bus does not respond: {error}")
     finally:
         await bus.close()

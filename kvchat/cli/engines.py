@@ -132,7 +132,7 @@ async def download(options: arguments.GetEngineOptions, runner: CommandRunner) -
                 if stage is Stage.FETCHING:
                     name, size = now.order.file.name, format_size(now.order.file.size)
                     print_out(_("{name} ({size}) from {source}", name=name, size=size, source=setup.source))
-                elif stage is Stage.TRYING:
+                elif stage is Stage.TESTING:
                     print_out(_("Testing:"))
             if now.order and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
                 show_progress(f"{_(now.stage.value).capitalize()}:", now.downloaded_bytes, now.order.file.size)

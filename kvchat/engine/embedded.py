@@ -1,7 +1,7 @@
 """The embedded engine: llama.cpp's server from the xllamacpp package, in a child process.
 
-This file is the child's whole program. It runs as a script, so it imports nothing of kvchat, and it is the only
-file that imports xllamacpp: a crash in it must not take the app down.
+The child runs this file as a script, without importing kvchat. No other file imports xllamacpp, whose crashes must not
+end the app.
 """
 
 import functools
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-FLAG = "--embedded-engine"  # runs a frozen kvchat as the engine: `kvchat --embedded-engine JSON`
+FLAG = "--embedded-engine"  # makes a bundled kvchat run as the engine: `kvchat --embedded-engine JSON`
 KEY_VARIABLE = "KVCHAT_ENGINE_KEY"
-DEVICES = "--devices"
+DEVICES = "--devices"  # argument that prints the devices as JSON
 
 EXIT_LOAD_FAILED = 70
 EXIT_PORT_TAKEN = 71
@@ -26,7 +26,6 @@ EXIT_BAD_ARGUMENTS = 64
 
 
 def command(argument: str) -> list[str]:
-    """Return the child's command line. `argument`: see `main`."""
     if getattr(sys, "frozen", False):
         return [sys.executable, FLAG, argument]
     # -P: do not import a json.py from the current folder.
@@ -36,7 +35,7 @@ def command(argument: str) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Run the server until SIGTERM and return the exit code.
 
-    `arguments` is one item: the parameters as JSON, or `DEVICES`. The engine's log goes to standard error.
+    The only argument is an object of xllamacpp's parameters as JSON, or `DEVICES`.
     """
     if len(arguments) != 1:
         return _fail(EXIT_BAD_ARGUMENTS, "the embedded engine takes one argument")
@@ -53,9 +52,9 @@ def main(arguments: Sequence[str]) -> int:
         for name, value in json.loads(arguments[0]).items():
             if name.startswith("cache_type_"):
                 value = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{str(value).upper()}")
-            *path, field = name.split(".")  # as in `model.path`
+            *path, field = name.split(".")  # such as `model.path`
             target = functools.reduce(getattr, path, parameters)
-            getattr(target, field)  # raises AttributeError if this build lacks it
+            getattr(target, field)  # raises AttributeError for a parameter that this version lacks
             setattr(target, field, value)
     except (ValueError, AttributeError, TypeError) as error:
         return _fail(EXIT_BAD_ARGUMENTS, f"invalid argument: {error}")
@@ -64,16 +63,21 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(xllamacpp: Any, parameters: Any) -> int:
-    """Load and serve; quit on the first SIGTERM or SIGINT, at once on the second."""
+    """Load the model and serve. The first SIGTERM or SIGINT ends the server after its batch, the second at once."""
     host, port = parameters.hostnames[0], parameters.port
-    if not _is_free(host, port):
-        # llama.cpp's wording, so one log parser fits both engines.
-        return _fail(EXIT_PORT_TAKEN, f"couldn't bind HTTP server socket, hostname: {host}, port: {port}")
-    # No Python runs during loading, so signals keep their default action: the process exits.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # llama.cpp binds with SO_REUSEADDR, which on Windows succeeds even if another program uses the port.
+        if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:  # with llama.cpp's words, which kvchat looks for in the log
+            return _fail(EXIT_PORT_TAKEN, f"couldn't bind HTTP server socket, hostname: {host}, port: {port}")
+    # While it loads, no Python code runs, so signals keep their default action and end the process.
     try:
         server = xllamacpp.Server(parameters)
     except (RuntimeError, ValueError) as error:
-        return _fail(EXIT_LOAD_FAILED, str(error))  # llama.cpp logged the reason
+        return _fail(EXIT_LOAD_FAILED, str(error))
     stopping = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -84,22 +88,10 @@ def _serve(xllamacpp: Any, parameters: Any) -> int:
     for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), on_signal)
-    while not stopping.wait(3600.0):  # Windows handles signals only in waits with a limit
+    while not stopping.wait(3600.0):  # with a limit, or Windows would not handle signals
         pass
     del server  # finishes the running batch and joins its threads
     return 0
-
-
-def _is_free(host: str, port: int) -> bool:
-    """True if the port is not in use. llama.cpp binds with SO_REUSEADDR, which on Windows succeeds on a port in use."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def _fail(code: int, message: str) -> int:

@@ -1,9 +1,8 @@
 """Guard that kills the engine when the app ends, even by SIGKILL.
 
-The engine is started through this file, run as a separate script (stdlib only, a few milliseconds). On Linux it
-asks the kernel to be killed when its parent dies and then becomes the engine. Elsewhere it stays as a small parent
-that holds a pipe from the app: when the pipe closes, the app is gone and the engine is killed. On Windows both are
-in a job that ends with the guard, so that the engine does not outlive the guard either.
+kvchat starts the engine through this file, which runs as a script and imports nothing of kvchat. On Linux, the guard
+asks the kernel to be killed when its parent dies, and then becomes the engine. Elsewhere it runs the engine as a child
+and kills it when the pipe from the app closes. On Windows, both are in a job that ends with the guard.
 """
 
 import os
@@ -11,12 +10,12 @@ import signal
 import sys
 from collections.abc import Sequence
 
-FLAG = "--parent-guard"  # runs a frozen kvchat as the guard: `kvchat --parent-guard …`
+FLAG = "--parent-guard"  # makes a bundled kvchat run as the guard: `kvchat --parent-guard …`
 EXIT_NOT_FOUND = 127  # as in shells
 EXIT_NOT_EXECUTABLE = 126
 EXIT_PARENT_GONE = 125
 
-OPTION_PREFIX = "LLAMA_ARG_"  # llama.cpp's common/arg.cpp: all options can be set in the environment
+OPTION_PREFIX = "LLAMA_ARG_"  # of environment variables that set llama-server's options (common/arg.cpp)
 _KERNEL_MODE = "kernel"
 _PIPE_MODE = "pipe"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -26,12 +25,12 @@ _CREATE_NO_WINDOW = 0x08000000  # winbase.h
 
 
 def command(engine_command: Sequence[str], *, use_pipe: bool) -> list[str]:
-    """Return the command that runs `engine_command` guarded by this process.
+    """Return the command that runs `engine_command` under a guard.
 
-    With `use_pipe`, the caller must hold standard input open. Without it, only Linux has a guard.
+    With `use_pipe`, the engine ends when the caller closes the guard's standard input; only Linux can do without.
     """
     mode = _PIPE_MODE if use_pipe else _KERNEL_MODE
-    # -I -S: no site-packages or user paths; this script needs neither and starts in a third of the time.
+    # -I -S: without site-packages, the script starts in a third of the time.
     this = [sys.executable, FLAG] if getattr(sys, "frozen", False) else [sys.executable, "-I", "-S", __file__]
     return [*this, mode, str(os.getpid()), *engine_command]
 
@@ -44,10 +43,10 @@ def main(arguments: Sequence[str]) -> int:
             return _run_under_pipe(engine_command)
         import ctypes
 
-        # Have the kernel kill us when our parent dies. This survives the exec that follows (prctl(2)).
+        # The kernel kills this process when its parent dies, also after the exec below (prctl(2)).
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-        if os.getppid() != int(parent):  # it died before prctl took effect; nobody would kill us
+        if os.getppid() != int(parent):  # the parent died before the call of prctl
             return EXIT_PARENT_GONE
         os.execvpe(engine_command[0], engine_command, engine_environment(engine_command[0]))
     except FileNotFoundError:
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _join_job() -> None:
-    """On Windows, join a job that the engine inherits; the job ends when this process closes the last handle."""
+    """On Windows, join a job, which the engine inherits. Windows ends all processes in it when this one ends."""
     if sys.platform == "win32":
         import ctypes
 
@@ -73,7 +72,7 @@ def _join_job() -> None:
 
 
 def no_window_flags() -> int:
-    """Return creation flags that keep Windows from opening a console window for a program."""
+    """Return flags for `subprocess` that keep Windows from opening a console window."""
     if sys.platform == "win32":
         import ctypes
 
@@ -82,11 +81,11 @@ def no_window_flags() -> int:
 
 
 def _run_under_pipe(engine_command: Sequence[str]) -> int:
-    """Run the engine as a child; kill it when standard input ends. Return its code."""
-    import subprocess  # imported only here: this and `threading` take longer to import than all the rest
+    """Run the engine as a child and kill it when standard input ends. Return its exit code."""
+    import subprocess  # here, because these two take longer to import than all the rest
     import threading
 
-    # Signals to the group are meant for the engine. This process ends when the engine does.
+    # Signals to the process group are for the engine. The guard ends after it.
     for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda *_: None)
@@ -105,7 +104,7 @@ def _run_under_pipe(engine_command: Sequence[str]) -> int:
 
         threading.Thread(target=kill_at_end_of_input, daemon=True).start()
         code = engine.wait()
-    if code < 0:  # die of the same signal to report it to the app
+    if code < 0:  # the guard ends by the same signal, which tells kvchat how the engine ended
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
@@ -113,10 +112,10 @@ def _run_under_pipe(engine_command: Sequence[str]) -> int:
 
 
 def engine_environment(program: str) -> dict[str, str]:
-    """Return our environment for `program`, with the user's LD_LIBRARY_PATH and without LLAMA_ARG_* options.
+    """Return the environment for `program`: without LLAMA_ARG_* options, and with the user's LD_LIBRARY_PATH.
 
-    PyInstaller points LD_LIBRARY_PATH into the bundle: an external llama-server would load our libraries. Options set
-    for another server, such as LLAMA_ARG_SWA_FULL, would change what a saved KV state means without being recorded.
+    Such options, set for another server, would change saved KV caches without a trace in the fingerprint. PyInstaller
+    changes LD_LIBRARY_PATH, so that a llama-server would load the bundle's libraries.
     """
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith(OPTION_PREFIX)}
     if getattr(sys, "frozen", False) and program != sys.executable:

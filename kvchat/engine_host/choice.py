@@ -17,7 +17,7 @@ from kvchat.engine.discovery.engines import (
     list_devices,
     usable_engine,
 )
-from kvchat.engine.process.plan import FULL_WINDOW, LaunchPlan
+from kvchat.engine.process.plan import FULL_WINDOW_OPTION, LaunchPlan
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import NO_STAGING_MEMORY, StagingMemory
 from kvchat.kvstore.savepoint import Fingerprint
@@ -42,7 +42,7 @@ from kvchat.text.language import _
 # Default number of slots: for the window alone, and with the API server.
 # An idle chat in another slot slows every reply, because decoding scans its cells: with SmolLM2 on a CPU (b11434), a
 # reply takes 1.04 times as long with 1K idle tokens, 1.06 with 4K and 1.24 with 10K. Restoring a chat is faster.
-WINDOW_SLOTS, PROGRAMS_SLOTS = 1, 4
+WINDOW_SLOTS, API_SERVER_SLOTS = 1, 4
 
 _PROJECTOR_OPTIONS = {"-mm", "--mmproj", "-mmu", "--mmproj-url"}  # user arguments that load a projector
 
@@ -109,7 +109,7 @@ class EngineChoice:
         return promised_strategy(self.facts, swa_full=self.demand.swa_full)
 
     @property
-    def subject(self) -> FindingKey:
+    def finding_key(self) -> FindingKey:
         """The key of the restore finding; another one with a projector, which may change how the engine restores."""
         if self.plan.projector is None:
             return FindingKey(self.fingerprint, self.build)
@@ -168,12 +168,12 @@ def choose_engine(
     )  # the log counts the projector's buffers among the model's
     key = limit_key(loaded, facts.size, engine.identity, memory.device_kind)
     limit = limits.find(key) if limits else None
-    swa_full = FULL_WINDOW in extra  # the user keeps sliding windows at full length
+    swa_full = FULL_WINDOW_OPTION in extra  # the user keeps sliding windows at full length
     demand = ModelDemand(facts, settings.kv_type, swa_full, projector_bytes, limit=limit)
     if engine.options is not None and engine.options.find("--kv-unified") is None:
         slots = 1
     else:
-        slots = settings.slots or slots_for(demand, memory, PROGRAMS_SLOTS if settings.api_server else WINDOW_SLOTS)
+        slots = settings.slots or slots_for(demand, memory, API_SERVER_SLOTS if settings.api_server else WINDOW_SLOTS)
     demand = replace(demand, slots=slots)
     chooser = ContextChooser(demand, memory)
     max_context = chooser.choose(settings.context_size)
@@ -220,7 +220,7 @@ def with_file_stamps(state_arguments: str, folder: Path) -> str:
 
     `folder`: the engine's working directory. Reads the disk.
     """
-    files = [folder / name for name in arguments.named_files(state_arguments)]
+    files = [folder / name for name in arguments.possible_file_names(state_arguments)]
     stamps = [f"{size}@{changed}" for size, changed, _ in file_stamps([file for file in files if file.is_file()])]
     return " ".join((state_arguments, *stamps))
 
@@ -264,7 +264,7 @@ class ModelJudge:
             with contextlib.suppress(KvchatError):
                 identity = model_identity(facts.path)
                 limit = self.limits.find(limit_key(identity, facts.size, build, memory.device_kind))
-        swa_full = FULL_WINDOW in settings.engine_arguments.split()
+        swa_full = FULL_WINDOW_OPTION in settings.engine_arguments.split()
         demand = ModelDemand(facts, settings.kv_type, swa_full, file_size(projector) if projector else 0, limit=limit)
         return judge(demand, memory, settings.context_size)
 

@@ -20,7 +20,7 @@ from kvchat.engine.process.external import (
     reachable_slot_folder,
 )
 from kvchat.engine.process.log import read_allocations
-from kvchat.engine.process.plan import FULL_WINDOW, LaunchPlan
+from kvchat.engine.process.plan import FULL_WINDOW_OPTION, LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor
 from kvchat.engine_host.choice import (
     EngineChoice,
@@ -41,7 +41,7 @@ from kvchat.library.model_files import display_name
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import FindingKey, RestoreFinding, Strategy
 from kvchat.settings import Settings
-from kvchat.system.concurrency import Background
+from kvchat.system.concurrency import BackgroundTasks
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import SecretStore
 from kvchat.text.formatting import format_day
@@ -73,7 +73,7 @@ class ManagedEngine:
         self._slot_path, self._store, self._notify = slot_path, store, notify
         self._expected_tokens = expected_tokens
         self._failed_choice: EngineChoice | None = None  # the first that ran out of memory
-        self._limit_updates = Background()
+        self._limit_updates = BackgroundTasks()
 
     @property
     def pid(self) -> int | None:
@@ -176,7 +176,7 @@ class ManagedEngine:
             model_name=display_name(choice.facts.path),
             max_context=choice.max_context.tokens if choice.context.tokens < choice.max_context.tokens else 0,
         )
-        return ready, choice.subject
+        return ready, choice.finding_key
 
     async def close(self) -> None:
         await self.connection.close()
@@ -190,7 +190,7 @@ def server_key(paths: Paths) -> SecretStore:
 class ExternalEngine:
     def __init__(self, slot_path: Path, generations: Iterator[int], key: SecretStore) -> None:
         self.connection = ExternalServer(generations)
-        self.server: ServerFacts | None = None  # last reported
+        self.server_facts: ServerFacts | None = None
         self._slot_path, self._key = slot_path, key  # the path is used, and stays empty, if the server's is unknown
         self._process: RunningServer | None = None
 
@@ -217,7 +217,7 @@ class ExternalEngine:
     async def inspect(self) -> tuple[ReadyEngine, FindingKey | None]:
         """Query the server; return no finding key if its states cannot be saved. Raises EngineError."""
         engine, generation = await self.connection.ready(), self.connection.generation
-        self.server = facts = await engine.facts()
+        self.server_facts = facts = await engine.facts()
         self._process = await asyncio.to_thread(find_server, engine.base_url)
         slots: tuple[SlotState, ...] = ()
         with contextlib.suppress(EngineRefused):  # server runs with --no-slots
@@ -277,7 +277,7 @@ def with_state_support(
         options=f"attached {with_file_stamps(started_with, process.folder)} {variables}".strip(),
         build=facts.build,
     )
-    promised = promised_strategy(gguf, swa_full=FULL_WINDOW in process.arguments)
+    promised = promised_strategy(gguf, swa_full=FULL_WINDOW_OPTION in process.arguments)
     return replace(
         ready,
         slot_path=folder,

@@ -21,14 +21,14 @@ class IdleStop:
     chat: ChatService
     host: SwitchingEngineHost
     check_interval_s: float = CHECK_INTERVAL_S
-    others_idle_s: Callable[[], float] = lambda: math.inf  # seconds since the last API request
+    api_idle_s: Callable[[], float] = lambda: math.inf  # seconds since the last API request
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         while not self._ended.is_set():
             if self._is_due():
                 await self.chat.save_and_stop(self._stop)
-            elif min(self.chat.idle_s, self.others_idle_s()) >= VERIFY_AFTER_IDLE_S:
+            elif min(self.chat.idle_s, self.api_idle_s()) >= VERIFY_AFTER_IDLE_S:
                 await self.chat.memory_verifier.verify_when_idle()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.check_interval_s):
@@ -44,6 +44,6 @@ class IdleStop:
         return is_due
 
     def _is_due(self) -> bool:
-        minutes, idle_s = self.minutes(), min(self.chat.idle_s, self.others_idle_s())
+        minutes, idle_s = self.minutes(), min(self.chat.idle_s, self.api_idle_s())
         is_own = not self.host.is_external and self.host.is_ready()
         return minutes is not None and is_own and idle_s >= 60 * minutes

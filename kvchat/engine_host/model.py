@@ -40,8 +40,8 @@ class CurrentModel:
     def name(self) -> str | None:
         settings = self._settings()
         if settings.engine_url:
-            server = self._host.external.server
-            return name_from_path(Path(server.model_path)) if server and server.model_path else _("the server’s model")
+            facts = self._host.external.server_facts
+            return name_from_path(Path(facts.model_path)) if facts and facts.model_path else _("the server’s model")
         return self.name_of(self.path) if self.path else None
 
     def name_of(self, model: str) -> str:

@@ -48,11 +48,11 @@ STALE_AFTER_S = 24 * 3600.0  # temporary folders older than this were left by a 
 
 
 class Stage(Enum):
-    ASKING = N_("looking for a release")
+    SEARCHING = N_("looking for a release")
     CHECKING = N_("checking existing files")
     FETCHING = N_("downloading")
     UNPACKING = N_("unpacking")
-    TRYING = N_("testing")
+    TESTING = N_("testing")
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class EngineSetup:
         """
         if self.download is not None:
             return None
-        self._publish(EngineDownload(Stage.ASKING))
+        self._publish(EngineDownload(Stage.SEARCHING))
         try:
             result = await self._fetch.run(self._download_and_test(backend))
         finally:
@@ -246,7 +246,7 @@ class EngineSetup:
 
         def report_step(step: TrialStep) -> None:
             steps.append(step)
-            self._publish(EngineDownload(Stage.TRYING, order, size, steps=tuple(steps)))
+            self._publish(EngineDownload(Stage.TESTING, order, size, steps=tuple(steps)))
 
         if not (self._engines / name / program_name()).exists():
             await asyncio.to_thread(self._make_room, order)
@@ -254,7 +254,7 @@ class EngineSetup:
             await fetch_on_own_loop(order, self._downloads, self._github, report_bytes)
             self._publish(EngineDownload(Stage.UNPACKING, order, size))
             await in_thread(lambda stop: self._unpack(order, stop))
-        self._publish(EngineDownload(Stage.TRYING, order, size))
+        self._publish(EngineDownload(Stage.TESTING, order, size))
         engine = await asyncio.to_thread(self._find_downloaded, name)
         model = await asyncio.to_thread(trial_model, self._paths, self._settings())
         return engine, await try_engine(engine.location, model, report_step, needs=backend_of(name))

@@ -26,7 +26,7 @@ from kvchat.session.lease import Lease
 from kvchat.session.prefill import Settling
 from kvchat.session.slot import Slot
 from kvchat.session.slots import Slots
-from kvchat.system.concurrency import Background, run_in_thread_if_large
+from kvchat.system.concurrency import BackgroundTasks, run_in_thread_if_large
 
 DEFAULT_NAMES = ("", "default", "kvchat")  # names for the model in use
 REFRESH_S = 30.0  # until files are listed again
@@ -105,7 +105,7 @@ class RequestRunner:
         )
         self._pending: list[PendingRequest] = []
         self._heads: deque[tuple[str, Tokens, bool]] = deque(maxlen=MAX_HEADS)
-        self.background = Background()
+        self.background = BackgroundTasks()
         self.stops = 0  # stops in progress block new requests
 
     @property

@@ -231,7 +231,9 @@ class Lease:
         slot.save_point = point.id
         engine.rows.mark_saved(staged.n_tokens)
         slot.audience = point.audience if is_imported(point.audience) else audience_of(self.owner)
-        return RestoreRecord(point, staged.n_tokens, staged.tier, answer.bytes, 1000 * (finished - started), finished)
+        return RestoreRecord(
+            point, staged.n_tokens, staged.tier, answer.file_bytes, 1000 * (finished - started), finished
+        )
 
     @contextlib.asynccontextmanager
     async def _stage_file(self, plan: RestorePlan) -> AsyncIterator[StagedFile | RestoreMiss]:
@@ -382,7 +384,7 @@ class Lease:
                 with contextlib.suppress(EngineRefused):
                     async with self.guarding_restore():
                         answer = await ready.engine.save_slot(path.name)
-                if answer is None or not answer.bytes:
+                if answer is None or not answer.file_bytes:
                     await asyncio.to_thread(self._store.staging.discard_saved, path)
                     answer = await ready.engine.save_slot(path.name)
             if answer.tokens != len(boundary):
@@ -390,4 +392,4 @@ class Lease:
         except BaseException:
             await asyncio.to_thread(self._store.staging.discard_saved, path)
             raise
-        return answer.bytes
+        return answer.file_bytes

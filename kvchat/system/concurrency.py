@@ -15,14 +15,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SHUTDOWN_TIMEOUT_S = 1.0
-Progress = Callable[[int, int], None]  # done, total; total is 0 if unknown
+Progress = Callable[[int, int], None]  # gets the done and the total amount, which is 0 if unknown
 
 
-class Background:
-    """Keeps tasks alive until they end. Tasks handle KvchatErrors themselves; any other exception is a bug."""
+class BackgroundTasks:
+    """Keeps references to tasks until they end, and reports their exceptions as bugs."""
 
     def __init__(self, on_busy: Callable[[bool], None] = lambda busy: None) -> None:
-        """`on_busy` gets True whenever a task begins, and False when all have ended."""
+        """`on_busy` is called with True when a task starts, and with False when the last one has ended."""
         self._on_busy = on_busy
         self._tasks: set[asyncio.Task[object]] = set()
         self._used_at = time.monotonic()
@@ -65,11 +65,11 @@ class Worker:
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call `function` on the worker's thread. Cancelling the caller does not prevent the call."""
         call = asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
-        call.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())  # or asyncio would log it
         return await asyncio.shield(call)
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Like `run`, but block another thread. Other calls may run in between."""
+        """Call `function` on the worker's thread and block the calling thread until it returns."""
         return self._executor.submit(function, *args, **kwargs).result()
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class Worker:
 
 
 class LoopThreads(ThreadPoolExecutor):
-    """Thread pool of an event loop. At shutdown, threads get a short time to finish; hung threads are abandoned."""
+    """The thread pool of an event loop. Its shutdown waits only briefly, because a thread may hang."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait=False, cancel_futures=cancel_futures)
@@ -87,32 +87,31 @@ class LoopThreads(ThreadPoolExecutor):
 
 
 class Stopped(Exception):
-    """Raised in work that was asked to stop."""
+    """Raised in a function that was cancelled."""
 
 
 async def in_thread(function: Callable[[threading.Event], R]) -> R:
-    """Call `function` in a thread. On cancellation, set the event passed to it and wait for its end."""
+    """Call `function` in a thread. If cancelled, set the event passed to it, and wait until it returns."""
     stop = threading.Event()
     task = asyncio.ensure_future(asyncio.to_thread(function, stop))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         stop.set()
-        while not task.done():  # cancelled again because kvchat quits: still wait for the cleanup
+        while not task.done():  # also if cancelled once more, because the function may be cleaning up
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([task])
-        task.exception()  # retrieved: errors after a stop request do not matter
+        task.exception()  # or asyncio would log it
         raise
 
 
 async def in_thread_with_progress(function: Callable[[Progress], R], progress: Progress) -> R:
-    """Call `function` in a thread, with a callback for its progress. On cancel, its next report raises Stopped.
+    """Call `function` in a thread with a callback for its progress, which raises Stopped once this is cancelled.
 
-    If the function ends without another report, the cancellation came too late: its result is returned. The thread
-    keeps no reference to `progress`, which may belong to the window and must be freed on its own thread (Qt crashed).
+    If the function returns without calling it again, the cancellation was too late and the result is returned.
     """
     results: list[R] = []
-    listeners = [progress]
+    listeners = [progress]  # cleared below: freeing a listener of the window in another thread crashed Qt
 
     def run(stop: threading.Event) -> None:
         def report(done: int, total: int) -> None:
@@ -136,12 +135,12 @@ async def in_thread_with_progress(function: Callable[[Progress], R], progress: P
 
 @dataclass
 class InterruptibleTask:
-    """A task that others may interrupt without cancelling the caller that awaits it."""
+    """A task that can be interrupted without cancelling the caller that awaits it."""
 
     task: asyncio.Task[Any] | None = None
 
     async def run(self, coroutine: Coroutine[Any, Any, R]) -> R | None:
-        """Run the coroutine; None if `interrupt` ended it. Cancelling the caller cancels it."""
+        """Run a coroutine; return None if `interrupt` ended it. Cancelling the caller cancels the coroutine."""
         self.task = task = asyncio.ensure_future(coroutine)
         try:
             await asyncio.wait([task])
@@ -154,17 +153,17 @@ class InterruptibleTask:
         return None if task.cancelled() else task.result()
 
     def interrupt(self) -> bool:
-        """Interrupt the task, at most once, to spare its cleanup. Return True if one was running."""
+        """Cancel the running task, but only once, so that it can clean up. Return False if none is running."""
         return self.task is not None and (self.task.cancelling() > 0 or self.task.cancel())
 
 
 async def shielded(coroutine: Coroutine[Any, Any, R]) -> R:
-    """Await a coroutine to its end even if the caller is cancelled, then re-raise the cancellation."""
+    """Await a coroutine to its end. If the caller is cancelled meanwhile, raise CancelledError afterwards."""
     task = asyncio.ensure_future(coroutine)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # retrieved: the caller is gone
+            task.exception()  # or asyncio would log it
         raise

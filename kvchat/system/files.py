@@ -1,6 +1,6 @@
 """Reading of regular files from untrusted paths, with size and time limits, and atomic writes.
 
-Every step has a time limit, because a pipe or a lost network folder may never respond. A hung thread is abandoned.
+Each access has a time limit, because a pipe or a disconnected network folder may never respond.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ from typing import Any, BinaryIO, TypeVar
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _
 
-PATIENCE_S = 10.0  # long enough for a sleeping disk
-_PIECE = 1024 * 1024  # bytes per read
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # reading some /proc files blocks
+ACCESS_TIMEOUT_S = 10.0  # long enough for a sleeping disk
+_READ_BYTES = 1024 * 1024
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # some files in /proc block
 
 R = TypeVar("R")
 
@@ -43,7 +43,7 @@ def file_size(path: Path) -> int:
 
 
 def file_stamp(path: Path) -> tuple[int, int, int]:
-    """Return a file's size, modification time in ns and inode; zeros if it cannot be read."""
+    """Return a file's size in bytes, modification time in ns and inode number; zeros if it is not accessible."""
     try:
         status = path.stat()
     except OSError:
@@ -60,7 +60,7 @@ def open_regular_file(path: Path) -> BinaryIO:
     """Open a regular file for reading. Raises OSError, including NotAFile and TimeoutError."""
 
     def opened() -> io.RawIOBase:
-        check_is_regular_file(path, path.stat().st_mode)  # first: opening a device can have side effects
+        check_is_regular_file(path, path.stat().st_mode)  # before opening it, which has side effects on some devices
         file = _FileWithTimeout(os.open(path, _FLAGS))
         try:
             check_is_regular_file(path, os.fstat(file.fileno()).st_mode)
@@ -75,7 +75,7 @@ def open_regular_file(path: Path) -> BinaryIO:
 def read_regular_file(path: Path, limit: int) -> bytes:
     """Read a regular file of at most `limit` bytes. Raises OSError like `open_regular_file`, and TooLarge."""
     with open_regular_file(path) as file:
-        content = file.read(limit + 1)  # the reported size may change, or be 0 in /proc
+        content = file.read(limit + 1)  # the size from `stat` may change, and is 0 in /proc
     if len(content) > limit:
         raise TooLarge(path, limit)
     return content
@@ -87,7 +87,7 @@ def read_json(path: Path, limit: int = 64_000_000) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON from an untrusted source. Raises ValueError, also for excessive nesting."""
+    """Parse JSON from an untrusted source. Raises ValueError, also if it is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -107,12 +107,12 @@ async def read_limited(pieces: AsyncIterable[bytes], limit: int) -> bytes:
 def is_folder(path: Path) -> bool:
     try:
         return run_with_timeout(path.is_dir)
-    except OSError:  # name too long, or no response
+    except OSError:  # the name is too long, or the disk does not respond
         return False
 
 
 def run_with_timeout(function: Callable[[], R]) -> R:
-    """Call `function` in a thread. Raises TimeoutError if it takes too long; the thread continues."""
+    """Call `function` in a thread. Raises TimeoutError after ACCESS_TIMEOUT_S and abandons the thread."""
     done: Future[R] = Future()
 
     def run() -> None:
@@ -123,11 +123,11 @@ def run_with_timeout(function: Callable[[], R]) -> R:
 
     threading.Thread(target=run, name="reading", daemon=True).start()
     try:
-        return done.result(PATIENCE_S)
+        return done.result(ACCESS_TIMEOUT_S)
     except TimeoutError as error:
-        if done.done():  # from the call
+        if done.done():  # the function itself raised it
             raise
-        message = _("No response for {patience_s} s", patience_s=f"{PATIENCE_S:.0f}")
+        message = _("No response for {patience_s} s", patience_s=f"{ACCESS_TIMEOUT_S:.0f}")
         raise TimeoutError(errno.ETIMEDOUT, message) from error
 
 
@@ -137,7 +137,7 @@ def check_is_regular_file(path: Path, mode: int) -> None:
 
 
 class _FileWithTimeout(io.RawIOBase):
-    """A file with a read timeout."""
+    """A file whose reads have a time limit."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -154,7 +154,7 @@ class _FileWithTimeout(io.RawIOBase):
 
     def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
         try:
-            read = run_with_timeout(lambda: os.read(self._descriptor, min(len(buffer), _PIECE)))
+            read = run_with_timeout(lambda: os.read(self._descriptor, min(len(buffer), _READ_BYTES)))
         except TimeoutError:
             self._hangs = True
             raise
@@ -174,37 +174,37 @@ class _FileWithTimeout(io.RawIOBase):
 
 
 PRIVATE = 0o600
-LEFTOVER_AGE_S = 3600.0  # another process may be writing newer ones
+LEFTOVER_AGE_S = 3600.0  # another process may still be writing a newer file
 _TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{12}\.new")
 
 
 @contextlib.contextmanager
 def atomic_write(target: Path, *, private: bool = False) -> Iterator[Path]:
-    """Yield a path next to `target` to write to; then sync it to disk and replace `target`.
+    """Yield the path of a temporary file to write to; afterwards sync it and rename it to `target`.
 
-    Follows a link and writes its target. A new file is private to its owner, an old one keeps its mode unless
-    `private`. An exception in the block leaves the old file as it was, and nothing next to it. Raises OSError, and
-    NotAFile if the target is not a regular file.
+    If `target` is a link, replace the file behind it. Only the owner can read a new file; an existing file keeps its
+    mode unless `private`. If the block raises an exception, the old file stays. Raises OSError, and NotAFile if the
+    target is not a regular file.
     """
+    old_mode: int | None = None
 
-    def existing_mode() -> int | None:
-        try:
-            mode = target.stat().st_mode
-        except FileNotFoundError:
-            return None
-        check_is_regular_file(target, mode)
-        return stat.S_IMODE(mode)
+    def prepare() -> tuple[Path, Path]:
+        nonlocal old_mode
+        with contextlib.suppress(FileNotFoundError):
+            old_mode = target.stat().st_mode
+            check_is_regular_file(target, old_mode)
+        destination = target.resolve()
+        return destination, temporary_path(destination)
 
-    old, destination = run_with_timeout(lambda: (existing_mode(), target.resolve()))
-    temporary = run_with_timeout(lambda: temporary_path(destination))
+    destination, temporary = run_with_timeout(prepare)
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
         yield temporary
         with temporary.open("r+b") as written:
             os.fsync(written.fileno())
-        if old is not None and not private:
-            with contextlib.suppress(OSError):  # a file system without modes
-                temporary.chmod(old)
+        if old_mode is not None and not private:
+            with contextlib.suppress(OSError):  # some file systems have no modes
+                temporary.chmod(stat.S_IMODE(old_mode))
         temporary.replace(destination)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -213,7 +213,7 @@ def atomic_write(target: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def temporary_path(target: Path) -> Path:
-    """Return a fresh name in the same folder; delete old leftovers of killed processes."""
+    """Return an unused path in the target's folder, and delete old temporary files left by killed processes."""
     with contextlib.suppress(OSError):
         for left in target.parent.iterdir():
             if _TEMPORARY_NAME.match(left.name) and left.stat().st_mtime < time.time() - LEFTOVER_AGE_S:

@@ -1,6 +1,6 @@
 """Start at login: an autostart file on Linux, a value of the Run key on Windows, a LaunchAgent on macOS.
 
-The entry is the only record, so changes in the system's settings count, too. kvchat starts hidden, in the tray.
+kvchat does not store the choice elsewhere, so the user can also change it in the desktop's settings.
 """
 
 import importlib
@@ -17,11 +17,11 @@ from kvchat.text.language import _
 
 _RUN_KEY = r"Software\Microsoft\Windows\CurrentVersion\Run"
 _NAME, _LABEL = "kvchat", "io.github.kvchat.kvchat"
-_OFF = ("hidden=true", "x-gnome-autostart-enabled=false")  # written by desktops to disable an entry
+_OFF = ("hidden=true", "x-gnome-autostart-enabled=false")  # lines with which desktops disable an autostart file
 
 
 def can_start_at_login() -> bool:
-    """True unless in a Flatpak, which cannot access the desktop's files."""
+    """Return False in a Flatpak, which cannot write the desktop's files."""
     return "FLATPAK_ID" not in os.environ
 
 
@@ -72,7 +72,7 @@ def start_at_login(enabled: bool) -> None:
 
 
 def start_command() -> list[str]:
-    if image := os.environ.get("APPIMAGE"):  # sys.executable is in a per-run mount
+    if image := os.environ.get("APPIMAGE"):  # an AppImage runs from a temporary folder
         return [image]
     program, is_bundle = Path(sys.executable), bool(getattr(sys, "frozen", False))
     if sys.platform == "win32":  # without a console
@@ -81,7 +81,7 @@ def start_command() -> list[str]:
 
 
 def _entry() -> Path:
-    """Return the path of the entry (Linux: https://specifications.freedesktop.org/autostart-spec)."""
+    """Return the path of the file (Linux: https://specifications.freedesktop.org/autostart-spec)."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "LaunchAgents" / f"{_LABEL}.plist"
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
@@ -89,13 +89,13 @@ def _entry() -> Path:
 
 
 def _quote(word: str) -> str:
-    """Quote per the desktop entry specification, if needed; a lone % would be a field code."""
-    word = word.replace("%", "%%")
+    """Quote a word of a command line, if needed, as the desktop entry specification demands."""
+    word = word.replace("%", "%%")  # or it would begin a field code
     if all(letter.isalnum() or letter in "/._-=%" for letter in word):
         return word
     for letter in '\\"`$':
         word = word.replace(letter, "\\" + letter)
-    return '"' + word.replace("\\", "\\\\") + '"'  # escaped twice: the value is a string in the file
+    return '"' + word.replace("\\", "\\\\") + '"'  # once more, because the line is a string in the file
 
 
 def _run_key_value() -> str:

@@ -1,4 +1,4 @@
-"""Append-only, numbered migrations of a SQLite schema, each applied once in a transaction that records it."""
+"""Numbered migrations of a SQLite schema, each applied once, in the transaction that records it."""
 
 import contextlib
 import sqlite3
@@ -10,7 +10,7 @@ from pathlib import Path
 from kvchat.errors import KvchatError
 from kvchat.text.language import N_, _
 
-COPIES_DAYS = 7.0  # how long the pre-migration copy is kept
+KEEP_COPIES_DAYS = 7.0  # of the copy made before a migration
 _PAGES_AT_ONCE = 1000  # 4 MB
 
 
@@ -24,7 +24,7 @@ class DatabaseTooNew(KvchatError):
 def migrate(
     connection: sqlite3.Connection, path: Path, steps: Sequence[str], too_new: str, *, keep_copy: bool = True
 ) -> None:
-    """Migrate a database (in autocommit mode) to the latest format, after a copy. Raises DatabaseTooNew."""
+    """Apply the missing `steps` to a database in autocommit mode, after making a copy. Raises DatabaseTooNew."""
     if schema_version(connection) < len(steps):
         if keep_copy and schema_version(connection) > 0:
             back_up(connection, path.with_name(f"{path.name}.before-{len(steps)}"))
@@ -39,7 +39,7 @@ def migrate(
                 connection.execute("INSERT INTO migrations VALUES (?, ?)", (number, time.time()))
             connection.execute("COMMIT")
         except BaseException:
-            connection.rollback()  # SQLite already did so on a full disk
+            connection.rollback()  # unlike ROLLBACK, allowed after SQLite's own rollback on a full disk
             raise
     check_version(connection, path, steps, too_new)
 
@@ -50,8 +50,8 @@ def check_version(connection: sqlite3.Connection, path: Path, steps: Sequence[st
 
 
 def back_up(connection: sqlite3.Connection, target: Path, step: Callable[[], None] = lambda: None) -> None:
-    """Copy a consistent snapshot of a live database, calling `step` after each batch of pages."""
-    connection.execute("BEGIN")  # else a write between two steps would restart the backup
+    """Copy a database that may be in use, calling `step` after each batch of pages."""
+    connection.execute("BEGIN")  # or a write between two batches would restart the copy
     try:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
         with closing(sqlite3.connect(target)) as copy:
@@ -61,8 +61,8 @@ def back_up(connection: sqlite3.Connection, target: Path, step: Callable[[], Non
     target.chmod(0o600)
 
 
-def drop_old_copies(path: Path, max_days: float = COPIES_DAYS) -> None:
-    """Delete old copies made by `migrate`: they hold data that the user has since deleted."""
+def drop_old_copies(path: Path, max_days: float = KEEP_COPIES_DAYS) -> None:
+    """Delete old copies made by `migrate`, which have data that the user may have deleted since."""
     for copy in path.parent.glob(f"{path.name}.before-*"):
         with contextlib.suppress(OSError):
             if time.time() - copy.stat().st_mtime > max_days * 86_400:
@@ -70,17 +70,17 @@ def drop_old_copies(path: Path, max_days: float = COPIES_DAYS) -> None:
 
 
 def split_statements(script: str) -> Iterator[str]:
-    """Split a script into statements; trigger bodies contain semicolons."""
+    """Split a script into its statements."""
     pending = ""
     for part in script.split(";"):
         pending += part + ";"
-        if sqlite3.complete_statement(pending):
+        if sqlite3.complete_statement(pending):  # not at the semicolons within a trigger
             yield pending
             pending = ""
 
 
 def schema_version(connection: sqlite3.Connection) -> int:
-    """Return the number of the last migration, 0 if empty."""
+    """Return the number of the last migration, or 0 if none was applied."""
     exists = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'migrations'").fetchone()
     if not exists:
         return 0

@@ -1,7 +1,7 @@
-"""Ownership of the data folder by one process. Other processes connect to the owner and send it requests.
+"""Ownership of the data folder by one process, to which others connect.
 
-The lock dies with its process. A file next to it holds the owner's address and a secret that each side proves to know:
-the folder is private to the user, so nobody else can pose as the owner or connect to it.
+The operating system releases the lock when its process ends. A file next to it has the owner's address and a key that
+both sides of a connection must know. Only the user can read the folder, so others cannot connect.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ _FAULTS = (OSError, EOFError, AuthenticationError, AssertionError)
 
 @dataclass(frozen=True)
 class Owner:
-    name: str  # as "kvchat serve"
+    name: str  # such as "kvchat serve"
     pid: int
-    address: str = ""  # socket or named pipe; empty if unavailable
+    address: str = ""  # of its socket or named pipe; empty if it accepts no connections
     key: str = field(default="", repr=False)
-    api_key: str = field(default="", repr=False)  # API server key: can see all requests
+    api_key: str = field(default="", repr=False)  # for the API server; shows the requests of all apps
 
 
 @dataclass(frozen=True)
 class StartRequest:
-    open: tuple[str, ...] = ()  # links and absolute file paths
+    targets: tuple[str, ...] = ()  # links and absolute file paths to open
     quick: bool = False  # open the quick window
-    token: str = ""  # activation token to raise the window
+    token: str = ""  # the desktop's activation token, which allows to raise the window
 
 
 def make_start_request(names: tuple[str, ...] = (), *, quick: bool = False) -> StartRequest:
@@ -53,7 +53,7 @@ def make_start_request(names: tuple[str, ...] = (), *, quick: bool = False) -> S
 
 
 def allow_owner_to_raise_window() -> None:
-    """Let the owner raise its window: Windows allows that only to the process the user just started.
+    """On Windows, let the owner raise its window, which only the process that the user just started may do.
 
     https://learn.microsoft.com/windows/win32/api/winuser/nf-winuser-allowsetforegroundwindow
     """
@@ -62,13 +62,13 @@ def allow_owner_to_raise_window() -> None:
 
 
 class InstanceLock:
-    """Ownership of one data folder, which must exist. If locking fails, every process owns it."""
+    """Lock on an existing data folder. Where files cannot be locked, every process becomes an owner."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
         self._lock = FileLock(folder / "owner.lock", timeout=0, mode=0o600, thread_local=False)
         self._listener: Listener | None = None
-        self._private: str | None = None  # folder for the socket if the data folder cannot hold one
+        self._private: str | None = None  # folder of the socket if the data folder's path is too long
 
     def claim(self) -> bool:
         try:
@@ -80,7 +80,7 @@ class InstanceLock:
         return True
 
     def listen(self, on_connection: Callable[[Connection], None]) -> None:
-        """Accept connections. `on_connection` is called for each in its own thread."""
+        """Accept connections. `on_connection` is called for each of them in a thread of its own."""
         key = secrets.token_bytes(32)
         self._listener = listener = self._make_listener()
         address = "" if listener is None else str(listener.address)
@@ -93,14 +93,14 @@ class InstanceLock:
             ).start()
 
     def stop_listening(self) -> None:
-        """Stop accepting connections. New clients wait until the lock is free."""
+        """Stop accepting connections."""
         listener, self._listener = self._listener, None
         if listener is None:
             return
         with contextlib.suppress(OSError):
             (self._folder / _NOTE).unlink(missing_ok=True)
         with contextlib.suppress(*_FAULTS):
-            Client(listener.address).close()  # wakes the accept thread
+            Client(listener.address).close()  # ends the call of `accept` in the other thread
         listener.close()
         if self._private:
             shutil.rmtree(self._private, ignore_errors=True)
@@ -127,7 +127,7 @@ class InstanceLock:
             try:
                 client = listener.accept()
             except _FAULTS:
-                time.sleep(0.1)  # no free descriptor, or the client left
+                time.sleep(0.1)  # the client has left, or no file descriptor is free
                 continue
             threading.Thread(
                 target=_authenticate, args=(client, key, on_connection), name="client", daemon=True
@@ -143,7 +143,7 @@ def owner_of(folder: Path) -> Owner | None:
 
 
 def connect(folder: Path) -> Connection | None:
-    """Connect to the owner, or return None if nobody listens. Blocks while an owner hangs."""
+    """Connect to the owner; return None if it accepts no connections. Blocks while the owner hangs."""
     owner = owner_of(folder)
     if owner is None or not owner.address:
         return None

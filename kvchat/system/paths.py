@@ -11,12 +11,12 @@ import platformdirs
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
 
-RESTORING = "restore"  # in the data folder: verified backup that replaces it at the next start
+RESTORING = "restore"  # folder in the data folder: a checked backup that replaces the data at the next start
 
 
 @dataclass(frozen=True)
 class Paths:
-    """The folders kvchat uses. None needs to exist; `ensure` creates them."""
+    """The folders kvchat uses, which may not exist yet."""
 
     config: Path
     data: Path
@@ -37,12 +37,12 @@ class Paths:
 
     @property
     def engines(self) -> Path:
-        """Downloaded engines, one folder each; unfinished ones in `.downloads`."""
+        """The folder of downloaded engines, with unfinished downloads in `.downloads`."""
         return self.data / "engines"
 
     @property
     def save_points(self) -> Path:
-        """The save-point store. Disposable, so it is in the cache."""
+        """The folder of the save-point store, which the user may delete like any cache."""
         return self.cache / "savepoints"
 
     @property
@@ -58,7 +58,7 @@ class Paths:
         return self.state / "findings.json"
 
     def ensure(self) -> Paths:
-        """Create the folders, private to the user. Raises KvchatError, except for the disposable cache."""
+        """Create the folders, readable only for the user. Raises KvchatError, but not for the cache."""
         for folder in (self.config, self.data, self.cache, self.state):
             try:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -89,7 +89,7 @@ def resolve_paths(environment: dict[str, str] | None = None) -> Paths:
 
 
 def expand_user(name: str) -> Path:
-    """Expand `~`, or keep it if the home folder is unknown."""
+    """Replace `~` by the home folder, if that is known."""
     try:
         return Path(name).expanduser()
     except RuntimeError:

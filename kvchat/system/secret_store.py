@@ -1,4 +1,4 @@
-"""Storage for a secret in the system's keyring or, without one, in a private file. Never in a log or repr."""
+"""Storage of a secret in the system's keyring or, without one, in a file that only the user can read."""
 
 import contextlib
 from enum import Enum
@@ -11,17 +11,17 @@ _SERVICE = "kvchat"
 
 
 class SecretLocation(Enum):
-    """Place of a secret; the value completes "kept in …"."""
+    """Location of a secret. On screen, the value follows the words "kept in"."""
 
     KEYRING = N_("the system keyring")
     FILE = N_("a file that only you can read, because no keyring is available")
 
 
 class SecretStore:
-    """Storage for a secret. Call it off the event loop: a keyring may ask the user to unlock it."""
+    """Storage of a secret. Call it off the event loop, because a keyring may ask the user to unlock it."""
 
     def __init__(self, account: str, file: Path) -> None:
-        """`account`: its name in the keyring; `file`: the fallback."""
+        """`account`: name of the secret in the keyring. `file`: used without a keyring."""
         self._account, self._file = account, file
 
     def load(self) -> tuple[str, SecretLocation] | None:
@@ -33,12 +33,12 @@ class SecretStore:
         return None
 
     def save(self, value: str) -> SecretLocation:
-        """Store a secret and return its location. Readers see the old or the new value. Raises OSError."""
+        """Store the secret and return its location. Raises OSError."""
         with contextlib.suppress(Exception):
             import keyring
 
             keyring.set_password(_SERVICE, self._account, value)
-            if self._read_keyring() == value:  # the null backend accepts all and stores nothing
+            if self._read_keyring() == value:  # keyring's null backend stores nothing and raises nothing
                 self._file.unlink(missing_ok=True)
                 return SecretLocation.KEYRING
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -52,16 +52,14 @@ class SecretStore:
         self._forget_in_keyring()
 
     def _forget_in_keyring(self) -> None:
-        with contextlib.suppress(Exception):  # no entry or no keyring
+        with contextlib.suppress(Exception):  # backends are plugins and may raise anything
             import keyring
 
             keyring.delete_password(_SERVICE, self._account)
 
     def _read_keyring(self) -> str | None:
-        """Return the keyring's entry, or None. Backends are plugins and may fail in any way."""
-        try:
+        with contextlib.suppress(Exception):
             import keyring
 
             return keyring.get_password(_SERVICE, self._account) or None
-        except Exception:
-            return None
+        return None

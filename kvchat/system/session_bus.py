@@ -1,4 +1,4 @@
-"""The desktop's message bus (D-Bus), if there is one. Connects at the first request."""
+"""Client of the desktop's message bus (D-Bus)."""
 
 import asyncio
 import contextlib
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 _TIMEOUT_S = 10.0
 
 
-class NoAnswer(Exception):
-    """The bus or the service is not available."""
+class BusUnavailable(Exception):
+    """Raised if the bus or the service is not available."""
 
 
 class Service(NamedTuple):
@@ -20,7 +20,7 @@ class Service(NamedTuple):
 
 
 class SessionBus:
-    """A connection to the session or system bus. Belongs to one event loop."""
+    """A connection to the session or system bus, made at the first call. Use it with one event loop."""
 
     def __init__(self, bus: str = "SESSION") -> None:
         self._which = bus
@@ -40,19 +40,19 @@ class SessionBus:
         try:
             return tuple(unwrap_msg(await asyncio.wait_for(router.send_and_get_reply(message), _TIMEOUT_S)))
         except (DBusErrorResponse, RouterClosed, OSError, EOFError, TimeoutError) as error:
-            raise NoAnswer(str(error)) from error
+            raise BusUnavailable(str(error)) from error
 
     def send(self, service: Service, method: str, signature: str = "", *body: Any) -> None:
-        """Call a method without waiting for a reply; a missing service is ignored."""
+        """Call a method without waiting for the reply, and ignore errors."""
 
         async def call() -> None:
-            with contextlib.suppress(NoAnswer):
+            with contextlib.suppress(BusUnavailable):
                 await self.call(service, method, signature, *body)
 
         self._keep(asyncio.ensure_future(call()))
 
     async def listen(self, service: Service, signal: str, handler: Callable[..., object]) -> Callable[[], None]:
-        """Call `handler` with each signal's body, until the returned function is called. Raises NoAnswer."""
+        """Call `handler` with the body of each signal, until the returned function is called. Raises BusUnavailable."""
         router = await self._connect()
         from jeepney import MatchRule, message_bus
 
@@ -99,7 +99,7 @@ class SessionBus:
 
     async def _connect(self) -> Any:
         if sys.platform in ("win32", "darwin"):
-            raise NoAnswer("No such bus")
+            raise BusUnavailable("No such bus")
         async with self._connecting:
             if self._router is None:
                 try:
@@ -107,6 +107,6 @@ class SessionBus:
 
                     self._connection = await asyncio.wait_for(open_dbus_connection(self._which), _TIMEOUT_S)
                 except (ImportError, LookupError, OSError, ValueError, RuntimeError, EOFError, TimeoutError) as error:
-                    raise NoAnswer(str(error)) from error
+                    raise BusUnavailable(str(error)) from error
                 self._router = DBusRouter(self._connection)
             return self._router

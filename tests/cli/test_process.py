@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reas
 DEAD = """
 import os, signal, sys, threading, time
 import kvchat.system.files
-kvchat.system.files.PATIENCE_S = float(sys.argv.pop(1))
+kvchat.system.files.ACCESS_TIMEOUT_S = float(sys.argv.pop(1))
 def hanging(real):
     def call(path, *rest, **options):
         if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith("/dead"):

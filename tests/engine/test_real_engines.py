@@ -128,7 +128,7 @@ from kvchat.engine.process.supervisor import EngineSupervisor
 async def main():
     supervisor = EngineSupervisor()
     path = Path(sys.argv[1]) if sys.argv[1] else None
-    await supervisor.start(EngineLocation(path), LaunchPlan(Path(sys.argv[2]), 512, Path(sys.argv[3])))
+    await supervisor.start(EngineLocation(path), iter([LaunchPlan(Path(sys.argv[2]), 512, Path(sys.argv[3]))]))
     await supervisor.ready()
     print(supervisor.pid, flush=True)
     await asyncio.sleep(600)

@@ -98,7 +98,7 @@ async def test_download_test_and_use(home: Home, github: FakeHub, monkeypatch: p
     await home.works()
     assert home.notices == [("GPU engine ready", f"{NAME} passed its test and is now selected.")]
     assert home.left() == ["libcublas.so.12", "libcudart.so.12", "libggml-cuda.so", "llama-server"]
-    assert home.stages == [Stage.ASKING, Stage.FETCHING, Stage.UNPACKING, Stage.TRYING]
+    assert home.stages == [Stage.SEARCHING, Stage.FETCHING, Stage.UNPACKING, Stage.TESTING]
     assert home.progress[-1] is None
     last = home.progress[-2]
     assert [step.name for step in last.steps][-1] == "Chat memory"

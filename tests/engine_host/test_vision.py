@@ -97,7 +97,7 @@ def test_projector_takes_memory_but_keeps_the_fingerprint(tmp_path: Path, fake_e
     add_projector(stage)
     seeing = choose_engine(stage.settings, tmp_path, vision=True)
     assert seeing.fingerprint == blind.fingerprint
-    assert seeing.subject != blind.subject  # each has its own restore finding
+    assert seeing.finding_key != blind.finding_key  # each has its own restore finding
     assert seeing.context.needed - blind.context.needed == 5_000_000
     assert choose_engine(stage.settings, tmp_path).plan == blind.plan
     limits = LoadLimits(tmp_path / "limits.json")

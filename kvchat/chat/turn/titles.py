@@ -21,7 +21,7 @@ from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.host import TemplateOptions
 from kvchat.session.slot import Slot
 from kvchat.session.slot_request import Priority
-from kvchat.system.concurrency import Background
+from kvchat.system.concurrency import BackgroundTasks
 from kvchat.text.language import _
 
 IDLE_S = 3.0  # time without requests
@@ -51,7 +51,7 @@ class TitleGenerator:
         self._turn_context = turn_context
         self._is_enabled: Callable[[], bool] = lambda: False
         self._timer: asyncio.TimerHandle | None = None
-        self._background = Background()
+        self._background = BackgroundTasks()
 
     def enable(self, is_enabled: Callable[[], bool]) -> None:
         self._is_enabled = is_enabled

@@ -1,4 +1,4 @@
-"""llama-server client: one request, one typed response."""
+"""Client for llama-server with typed requests and responses."""
 
 from __future__ import annotations
 
@@ -33,57 +33,59 @@ from kvchat.system.concurrency import run_in_thread_if_large
 from kvchat.text.language import _
 from kvchat.text.search import common_prefix_length
 
-GROWTH_PROBE = "more"  # added after a growing message to find its end
-THREAD_PARSE_BYTES = 32_768  # bytes of token ids; more are parsed off the window's thread
-COUNT_CHUNK_CHARS = 100_000  # characters
-CACHED_PROMPTS = 4  # prompts: the turn's, its two boundary probes and one spare
-MAX_CACHED_CHARS = 5_000_000  # characters of a prompt; its ids take ten times the bytes
-_HEALTH_TIMEOUT_S = 2.0  # polled, so a slow answer costs nothing
-_REPLY_TIMEOUT_S = 3600.0  # for a reply in one piece, sent when complete
-_SLOT_TIMEOUT_S = 900.0  # may wait for a busy slot and move many GB on a slow disk
-
+GROWTH_PROBE = "more"  # appended to a message that may grow, to find where it ends in the prompt
+THREAD_PARSE_BYTES = 32_768  # longer responses of /tokenize are parsed in a thread
+COUNT_CHUNK_CHARS = 100_000
+CACHED_PROMPTS = 4  # the turn's prompt, two probes for its boundary, and one more
+MAX_CACHED_CHARS = 5_000_000  # longer prompts are not cached; the ids take ten times the bytes
+_HEALTH_TIMEOUT_S = 2.0
+_REPLY_TIMEOUT_S = 3600.0  # for a reply that is not streamed
+_SLOT_TIMEOUT_S = 900.0  # may wait for a busy slot and write many GB to a slow disk
 
 TokenIds = tuple[int, ...]
-Tokenize = Callable[[str, bool], Awaitable[TokenIds]]  # ids of a text; True adds those that start a prompt
+Tokenize = Callable[[str, bool], Awaitable[TokenIds]]  # returns the ids of a text, with the prompt's first ids if True
 
 
 class UnchangedRows:
-    """Counts a slot's leading tokens whose KV cache rows are known to be unchanged since the last save or restore."""
+    """Counts the leading tokens of a slot whose KV cache rows are unchanged since the last save or restore.
+
+    A request keeps the rows that it takes from the cache (`cache_n`) and computes the others again.
+    """
 
     def __init__(self, exclusive: bool = True) -> None:
-        self._exclusive = exclusive  # False: others send requests to this engine, so nothing is ever known
-        self.count = 0  # rows are kept if taken from the cache (`cache_n`), else recomputed
+        self._exclusive = exclusive  # False: other programs may change the slot, so the count stays 0
+        self.count = 0
 
     def mark_saved(self, tokens: int) -> None:
-        """Record that the slot holds `tokens`, just saved or restored."""
+        """Record that this number of tokens was just saved or restored."""
         self.count = tokens if self._exclusive else 0
 
     def invalidate(self) -> int:
-        """Record that a request begins or the slot's contents change; return the previous count."""
+        """Reset the count, because a request begins or the slot changes; return the previous count."""
         before, self.count = self.count, 0
         return before
 
     def confirm(self, expected: int, cached: int) -> None:
-        """Record how many tokens a request took from the cache; `expected`: what `invalidate` returned."""
+        """Restore the count that `invalidate` returned, up to the tokens that the request took from the cache."""
         self.count = min(expected, cached)
 
 
 class PromptTokenizer:
     """Incremental tokenizer: processes only the part of a prompt after a cached prefix.
 
-    Special tokens split a text: the parts before and after one are tokenized separately. A prompt can therefore be cut
-    after a message's end-of-text token. The first such prompt tests whether this holds for the model; if not, every
-    prompt is tokenized whole.
+    The text before and after a special token is tokenized separately, so a prompt can be cut at the end-of-text
+    token after a message. The first such prompt is also tokenized as a whole, to check this for the model. If the
+    results differ, all prompts are tokenized as a whole.
     """
 
     def __init__(self, tokenize: Tokenize) -> None:
         self._tokenize = tokenize
         self._cache: deque[tuple[str, TokenIds]] = deque(maxlen=CACHED_PROMPTS)
-        self.end, self._end_id = "", -1  # the end-of-text token, once known
-        self._can_cut: bool | None = None  # None: not tried
+        self.end_token, self._end_id = "", -1  # text and id of the end-of-text token, once known
+        self._can_cut: bool | None = None  # None: not checked yet
 
     async def tokenize(self, text: str, *, is_draft: bool = False) -> TokenIds:
-        """Return the ids of a prompt; those of a draft are not cached. Raises the errors of `/tokenize`."""
+        """Return the ids of a prompt, which are cached unless it is a draft. Raises EngineGone and EngineRefused."""
         for cached, cached_ids in self._cache:
             if cached == text:
                 return cached_ids
@@ -98,23 +100,23 @@ class PromptTokenizer:
         return ids
 
     async def _extend_cached_prompt(self, text: str) -> TokenIds | None:
-        """Derive the ids from the cached prompt with the longest common prefix; None if it cannot be cut."""
-        if not self.end or self._can_cut is False or not self._cache:
+        """Return the ids by extending the cached prompt with the longest common prefix; None if this is impossible."""
+        if not self.end_token or self._can_cut is False or not self._cache:
             return None
         cached, ids = max(self._cache, key=lambda prompt: common_prefix_length(prompt[0], text))
-        cut = text.rfind(self.end, 0, common_prefix_length(cached, text))
+        cut = text.rfind(self.end_token, 0, common_prefix_length(cached, text))
         if cut <= 0:
             return None
         if self._end_id < 0:
-            end_ids = await self._tokenize(self.end, False)
+            end_ids = await self._tokenize(self.end_token, False)
             if len(end_ids) != 1:
                 self._can_cut = False
                 return None
             self._end_id = end_ids[0]
-        if ids.count(self._end_id) != cached.count(self.end):
+        if ids.count(self._end_id) != cached.count(self.end_token):
             return None
         place = -1
-        for _end in range(text.count(self.end, 0, cut) + 1):
+        for _end in range(text.count(self.end_token, 0, cut) + 1):
             place = ids.index(self._end_id, place + 1)
         return ids[:place] + await self._tokenize(text[cut:], False)
 
@@ -132,10 +134,10 @@ class LlamaServerClient:
         on_silence: Callable[[], None] = lambda: None,
         exclusive: bool = True,
     ) -> None:
-        """`silence_timeout_s`: longest silence within a stream, in seconds; a prefill shows progress after each batch.
+        """Create a client; it connects with each request.
 
-        `exclusive`: no other program uses this server. `on_fault` gets every request error before the caller does;
-        `on_silence` is called periodically while a started reply produces no output.
+        A stream fails after `silence_timeout_s` without output. `on_fault` gets each error before the caller does, and
+        `on_silence` is called repeatedly while a started reply is silent. `exclusive`: nobody else uses the server.
         """
         self.base_url, self.key, self.exclusive = base_url, key, exclusive
         self._rows = defaultdict[int, UnchangedRows](lambda: UnchangedRows(exclusive))
@@ -156,16 +158,16 @@ class LlamaServerClient:
         await self._http.close()
 
     async def is_loaded(self, timeout_s: float = _HEALTH_TIMEOUT_S) -> bool:
-        """Query /health; False while loading. Raises EngineGone if no server is listening, and ForeignServer."""
+        """Return False while the engine loads its model (GET /health). Raises EngineGone and ForeignServer."""
         status = await self._http.get_status("/health", timeout_s)
         if status not in (200, 503):
             raise ForeignServer(_("Another program is using the engine's port"), f"/health says {status}.")
         return status == 200
 
     async def verify(self) -> ServerFacts:
-        """Return the server's facts after checking that it requires and accepts our key. Raises ForeignServer.
+        """Check that the server requires and accepts our key; return its facts. Raises ForeignServer.
 
-        The call without the key goes first, so that a foreign server never gets our key.
+        The first request is sent without the key, so that a foreign server does not receive it.
         """
         if await self._http.get_status("/props", CONNECT_TIMEOUT_S) == 401:
             with contextlib.suppress(EngineRefused):
@@ -197,24 +199,24 @@ class LlamaServerClient:
         return other
 
     async def check_schema(self, schema: str) -> None:
-        """Raise EngineRefused for an unusable JSON schema. POST /apply-template converts it to a grammar."""
+        """Raise EngineRefused if the engine cannot convert this JSON schema to a grammar."""
         await self._render(wire.prompt_body([ChatMessage("user", "?")]) | {"json_schema": json.loads(schema)})
 
     async def facts(self) -> ServerFacts:
         facts = wire.parse_facts(await self._http.request_json("GET", "/props"))
-        self._prompts.end = facts.end_token
+        self._prompts.end_token = facts.end_token
         return facts
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> TokenIds:
-        """Return the token ids of a chat request: /apply-template, then /tokenize."""
+        """Return the token ids of a chat request, with placeholder ids for its pictures."""
         pictures = [picture for message in messages for picture in message.pictures]
         body = wire.prompt_body(with_placeholder_pictures(messages), self._template)
         return (await self.request_tokens(body, pictures))[1]
 
     async def stable_prefix_tokens(self, messages: Sequence[ChatMessage]) -> tuple[TokenIds, int]:
-        """Return the ids up to the end of the last message (may be extended), and the number of tokens after it.
+        """Return the ids of the prompt up to the end of the last message, and the number of tokens after that.
 
-        Does not support pictures.
+        These ids stay the same if the message grows. Messages must not have pictures.
         """
         last = messages[-1]
         longer = [*messages[:-1], replace(last, content=f"{last.content} {GROWTH_PROBE}")]
@@ -223,7 +225,7 @@ class LlamaServerClient:
         return await self._prompts.tokenize(whole[:end], is_draft=True), await self.count_tokens(whole[end:])
 
     async def request_tokens(self, body: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> tuple[str, TokenIds]:
-        """Return the prompt of a chat request in API form and its ids. Pictures in the body may be placeholders."""
+        """Return the prompt of a chat request in API form, as text and as ids."""
         rendered = await self._render(body)
         if pictures:
             return rendered, await self._picture_prompts().tokens(rendered, pictures)
@@ -236,7 +238,7 @@ class LlamaServerClient:
         return len(await self._tokenize_text(text, False))
 
     async def count_tokens_up_to(self, text: str, limit: int) -> tuple[int, bool]:
-        """Return a text's token count, and True if it is exact; counts above `limit` may be extrapolated."""
+        """Return a text's token count, extrapolated if it exceeds `limit`, and True if the count is exact."""
         tokens = 0
         for begin in range(0, len(text), COUNT_CHUNK_CHARS):
             end = begin + COUNT_CHUNK_CHARS
@@ -246,17 +248,17 @@ class LlamaServerClient:
         return tokens, True
 
     def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
-        """POST /v1/chat/completions, streamed and pinned to the slot. Use `aclosing`: closing drops the request."""
+        """Stream a reply, computed in this client's slot. Closing the generator cancels the request."""
         prompt = wire.prompt_body(messages, self._template)
         return self._stream_request("/v1/chat/completions", wire.chat_body(prompt, sampling, self.slot))
 
     async def prefill(
         self, tokens: Sequence[int], progress: Callable[[PromptProgress], None] = lambda progress: None
     ) -> Timings:
-        """POST /completion with n_predict 0: make the slot hold exactly these tokens."""
+        """Process a prompt without a reply, so that the slot holds exactly these tokens."""
         timings = Timings(cache_n=0, prompt_n=len(tokens), prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
         has_pictures = min(tokens, default=0) <= FIRST_PICTURE_ID
-        prompt = await self._picture_prompts().prompt(tokens) if has_pictures else list(tokens)
+        prompt = await self._picture_prompts().completion_prompt(tokens) if has_pictures else list(tokens)
         stream = self._stream_request("/completion", wire.prefill_body(prompt, self.slot))
         async with contextlib.aclosing(stream) as chunks:
             async for chunk in chunks:
@@ -281,11 +283,11 @@ class LlamaServerClient:
         return wire.parse_slot_file(await self._http.request_json("POST", path, body, timeout_s=_SLOT_TIMEOUT_S))
 
     def forward(self, path: str, body: bytes) -> contextlib.AbstractAsyncContextManager[EngineResponse]:
-        """See `Transport.forward`. If the request changes the slot, update `rows`."""
+        """Send another program's request, as `Transport.forward`. The caller must update `rows` if the slot changes."""
         return self._http.forward(path, body, silence_s=_REPLY_TIMEOUT_S)
 
     async def get(self, path: str, timeout_s: float = QUICK_TIMEOUT_S) -> bytes:
-        """GET a path that the engine's compute loop answers, unlike /health. Raises EngineSilent after `timeout_s`."""
+        """Return the response to a GET request, such as /metrics. Raises EngineSilent after `timeout_s`."""
         return await self._http.request("GET", path, timeout_s=timeout_s)
 
     async def _stream_request(self, path: str, body: wire.Body) -> AsyncGenerator[ChatChunk, None]:

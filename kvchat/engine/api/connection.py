@@ -1,4 +1,4 @@
-"""Connection to an engine that may restart: wait until the engine is ready, or observe its status."""
+"""Status of an engine that may restart, and the client for it when it is ready."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 class EngineState(Enum):
     STOPPED = N_("stopped")
-    UNLOADED = N_("unloaded")  # stopped to save memory; the next message starts it
+    UNLOADED = N_("unloaded")  # stopped to free its memory; the next message starts it
     STARTING = N_("starting")
     LOADING = N_("loading")
     READY = N_("ready")
@@ -25,23 +25,23 @@ class EngineState(Enum):
     FAILED = N_("failed")
 
 
-DOWN_STATES = (EngineState.STOPPED, EngineState.UNLOADED, EngineState.FAILED)  # no engine, and none starting
+DOWN_STATES = (EngineState.STOPPED, EngineState.UNLOADED, EngineState.FAILED)  # no engine runs or starts
 
 
 @dataclass(frozen=True)
 class EngineStatus:
     state: EngineState
-    failure: EngineFailure | None = None  # set if FAILED, restarting after a death, or without a model
-    restart_attempt: int = 0  # 0 for a deliberate start; n for the n-th automatic restart
-    is_testing: bool = False  # while LOADING: the engine responds and its restoring is being tested
+    failure: EngineFailure | None = None  # why the engine failed or restarts, or that no model is chosen
+    restart_attempt: int = 0  # number of automatic restarts so far
+    is_testing: bool = False  # kvchat is testing whether the engine restores chats (while LOADING)
 
 
 class EngineConnection:
-    """Status, listeners and the connection to a ready engine. Event-loop thread only."""
+    """The status of an engine, its listeners, and the client. Use it on the event loop's thread only."""
 
     def __init__(self, generations: Iterator[int]) -> None:
-        """`generations`: counter shared by all connections that serve the same chats."""
-        self.generation = 0  # grows with each engine: compare it before trusting what a slot held
+        """`generations`: counter shared by all connections of one host, so that no two engines have the same number."""
+        self.generation = 0  # number of the engine: a slot of another number has lost its contents
         self._generations = generations
         self._status = EngineStatus(EngineState.STOPPED)
         self._listeners: list[Callable[[EngineStatus], None]] = []
@@ -58,11 +58,10 @@ class EngineConnection:
         return self._client
 
     def subscribe(self, listener: Callable[[EngineStatus], None]) -> None:
-        """Call `listener` with each new status, on the loop's thread."""
         self._listeners.append(listener)
 
     async def ready(self) -> LlamaServerClient:
-        """Wait until the engine is ready. Raises EngineFailed with the reason, EngineError when it is stopped."""
+        """Wait until the engine is ready. Raises EngineFailed if it failed, EngineError if it is stopped."""
         while True:
             state = self._status.state
             if state is EngineState.READY and self._client is not None:

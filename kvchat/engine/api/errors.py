@@ -14,7 +14,7 @@ from kvchat.text.reasons import Reason
 # llama-server's errors (tools/server/server-context.cpp and server-common.cpp of b11434).
 TOO_LONG, CROWDED_OUT = "exceed_context_size_error", "Context size has been exceeded"
 _SERVER_ERROR = 500  # HTTP
-LOSS_DETECTION_S = 10.0  # time to notice that a process died
+LOSS_DETECTION_S = 10.0  # longest time until the supervisor notices that the process died
 
 
 class FailureKind(Enum):
@@ -31,7 +31,7 @@ class FailureKind(Enum):
     TIMED_OUT = "timed out"
     HANGS = "hangs"  # stopped responding after ready
     GPU_LOST = "gpu lost"
-    WORKER_LOST = "worker lost"  # a computer sharing the work
+    WORKER_LOST = "worker lost"  # an RPC server
     EXITED = "exited"
 
 
@@ -43,26 +43,25 @@ class EngineFailure:
     advice: str
 
 
-# Not caused by requests: the process was killed, or other hardware failed.
+# Failures that no request can have caused.
 _EXTERNAL_CAUSES = (FailureKind.KILLED, FailureKind.GPU_LOST, FailureKind.WORKER_LOST)
 
 
 class EngineLifetime:
-    """One engine process from ready to its end, or one period in which the user's server answers.
+    """The time from an engine's readiness to its end, and the reason for the end.
 
-    Each EngineGone refers to its lifetime, which explains the loss even after another engine has started. Event-loop
-    thread only.
+    Each EngineGone refers to a lifetime, which explains the loss even after another engine has started.
     """
 
     def __init__(self) -> None:
         self.failure: EngineFailure | None = None  # None if stopped on purpose
-        self.responded_at: float | None = None  # time.monotonic() of the last request that its main loop answered
+        self.responded_at: float | None = None  # time.monotonic() of the last request that its compute loop answered
         self._ended = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
 
     @property
     def crashed(self) -> bool:
-        """True if the engine ended, possibly because of a request or a restored state."""
+        """True if the engine failed in a way that a request or a restored state may have caused."""
         return self.failure is not None and self.failure.kind not in _EXTERNAL_CAUSES
 
     def end(self, failure: EngineFailure | None) -> None:
@@ -74,14 +73,14 @@ class EngineLifetime:
                 listener()
 
     def on_end(self, listener: Callable[[], None]) -> None:
-        """Call `listener` when the lifetime ends; immediately if it already has."""
+        """Call `listener` when the lifetime ends, or at once if it has ended."""
         if self._ended.is_set():
             listener()
         else:
             self._listeners.append(listener)
 
     async def wait_for_end(self) -> bool:
-        """Wait up to LOSS_DETECTION_S for the end; False if it has not ended."""
+        """Wait up to LOSS_DETECTION_S for the end. Return True if the lifetime has ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOSS_DETECTION_S):
                 await self._ended.wait()
@@ -93,18 +92,18 @@ class EngineUnusable(KvchatError):
 
 
 class EngineError(KvchatError):
-    restore_fault: Reason | None = None  # an unverified restored state may be the cause and is set aside
+    restore_fault: Reason | None = None  # set if an unverified restored state may have caused the error
 
 
 class EngineGone(EngineError):
-    """The connection failed or broke off: the engine died, hangs or was stopped."""
+    """The connection failed or was lost, because the engine died, hangs or was stopped."""
 
     def __init__(self, title: str, detail: str = "", advice: str = "", lifetime: EngineLifetime | None = None) -> None:
         super().__init__(title, detail, advice)
-        self.lifetime = lifetime  # None outside a client
+        self.lifetime = lifetime
 
     async def explain(self) -> EngineError:
-        """Wait for the engine's end and return the reason; return this error if the engine still runs."""
+        """Return the reason why the engine ended, or this error if the engine still runs. May wait for its end."""
         if self.lifetime is None or not await self.lifetime.wait_for_end():
             return self
         if self.lifetime.failure is None:  # stopped by the user
@@ -113,7 +112,7 @@ class EngineGone(EngineError):
 
 
 class EngineSilent(EngineGone):
-    """The engine accepted a request and then did not respond in time."""
+    """The engine accepted a request but did not respond in time."""
 
 
 class EngineRefused(EngineError):
@@ -130,12 +129,12 @@ class EngineRefused(EngineError):
 
     @property
     def crowded_out(self) -> bool:
-        """True if several requests together needed more than the context."""
+        """True if the requests in progress together needed more than the context."""
         return CROWDED_OUT in self.message
 
     @property
     def is_engine_fault(self) -> bool:
-        """True if the engine or its slot's content is at fault, not the request."""
+        """True if the engine or the contents of its slot are at fault, not the request."""
         return self.status >= _SERVER_ERROR and not self.crowded_out
 
 
@@ -150,7 +149,7 @@ class EngineFailed(EngineError):
 
 
 class EngineBroken(EngineFailed, EngineGone):
-    """The engine responds but must be restarted. Handled like EngineGone."""
+    """The engine responds but must be restarted, so callers handle this like EngineGone."""
 
     def __init__(self, reason: EngineFailure, lifetime: EngineLifetime) -> None:
         super().__init__(reason)
@@ -164,16 +163,16 @@ LOG_ADVICE = N_(
     "See the engine log for details. If it happens again, try another model or another llama-server version."
 )
 
-# llama.cpp's "0.00.026.668 E " (time, level) and the module column before the function name.
+# The beginning of llama.cpp's log lines: "0.00.026.668 E " (time and level), then the module.
 _PREFIX = re.compile(r"^(\d+\.)+\d+ [A-Z] (?:(?:srv|cmn|slt|cli|que|res|hf)\s+\S+:?\s+)?")
 MISSING_LIBRARY = re.compile(r"error while loading shared libraries|Library not loaded|cannot open shared object file")
-# llama-server keeps running, but every later request fails (tools/server/server-context.cpp).
+# After this error llama-server keeps running, but every later request fails (tools/server/server-context.cpp).
 _CANNOT_COMPUTE = re.compile(r"compute error", re.IGNORECASE)
 _WORKER_GONE = re.compile(r"ggml-rpc\S*: (?:Failed to connect to (?P<worker>\S+)|Remote RPC server)", re.IGNORECASE)
 
 
 class _Rule:
-    """A failure and the pattern of the log lines that report it."""
+    """A kind of failure and the pattern of the log lines that report it."""
 
     def __init__(self, pattern: str, kind: FailureKind, title: str, advice: str) -> None:
         self._pattern = re.compile(pattern, re.IGNORECASE)
@@ -221,7 +220,7 @@ _RUNTIME_RULES = (
     OUT_OF_MEMORY,
     _GPU_LOST,
     _WORKER_LOST,
-    # ggml_abort starts with its source location; the backtrace names only ggml_abort.
+    # ggml_abort first logs its source location; the backtrace after it names only ggml_abort itself.
     _Rule(
         r"GGML_ASSERT|\.(c|cc|cpp|cu|cuh|h|hpp|m|mm):\d+: |terminate called",
         FailureKind.CRASHED,
@@ -269,7 +268,8 @@ _STARTUP_RULES = (
 
 
 def diagnose(lines: Sequence[str], *, was_ready: bool) -> EngineFailure | None:
-    """Return the logged reason for the exit, or None. Rule order matters: out of memory also logs "failed to load"."""
+    """Return the reason that the engine logged for its exit, or None."""
+    # In this order, because an engine that is out of memory also logs "failed to load model".
     rules = _RUNTIME_RULES if was_ready else _RUNTIME_RULES + _STARTUP_RULES
     return next(filter(None, (rule.find(lines) for rule in rules)), None)
 
@@ -279,7 +279,7 @@ def rpc_server_failure(text: str) -> EngineFailure | None:
 
 
 def fatal_failure(status: int, message: str) -> EngineFailure | None:
-    """Return the failure if this response means that the engine must be restarted; None for a normal refusal."""
+    """Return the failure if this error response means that the engine must be restarted, else None."""
     if failure := _GPU_LOST.find([message]):
         return failure
     if status == _SERVER_ERROR and _CANNOT_COMPUTE.search(message):
@@ -289,7 +289,7 @@ def fatal_failure(status: int, message: str) -> EngineFailure | None:
 
 
 def find_line(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
-    """Return the first matching line, or None; later matches are less specific."""
+    """Return the first matching line without its prefix, or None. Later matches are less specific."""
     return next((_PREFIX.sub("", line).strip() for line in lines if pattern.search(line)), None)
 
 

@@ -1,9 +1,8 @@
-"""Pictures: file type, placeholder ids in prompts, and requests.
+"""Pictures in prompts: their placeholder ids, file types and sizes.
 
-llama-server puts the same placeholder wherever a picture's tokens are, and tells pictures apart by a list of its
-own (tools/server/server-common.cpp, `server_tokens`). kvchat instead gives each picture its own ids, below all
-tokens and derived from its bytes and the projector: the same picture has the same ids in any conversation, and
-different pictures have different ids.
+llama-server uses one placeholder for all tokens of all pictures and keeps the pictures in a separate list
+(tools/server/server-common.cpp, `server_tokens`). In kvchat, each picture has ids of its own, derived from its bytes
+and the projector, so equal ids in two prompts mean equal pictures. They are negative, unlike the ids of tokens.
 """
 
 import base64
@@ -20,14 +19,14 @@ from kvchat.engine.api.errors import EngineRefused
 from kvchat.engine.api.wire import ChatMessage, Picture, prompt_body
 from kvchat.text.language import _
 
-MAX_PIXELS = 40_000_000  # three bytes each when decoded in the engine
+MAX_PIXELS = 40_000_000  # the engine decodes each pixel to three bytes
 _SIGNATURES = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"BM": "BMP"}  # supported formats
 FIRST_PICTURE_ID = -2  # −1 is llama-server's placeholder
-CACHE_BYTES = 64_000_000  # recent pictures, sent again when the slot is settled
-_PLACEHOLDER = Picture(b"\x89PNG")  # templates ignore picture contents
+CACHE_BYTES = 64_000_000  # of recent pictures, which are sent again when a turn's prompt is processed
+_PLACEHOLDER = Picture(b"\x89PNG")  # stands for any picture when a template is rendered
 
-PostJson = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # POST a body to a path
-Tokenize = Callable[[str, bool], Awaitable[tuple[int, ...]]]  # ids of a text; True adds the special ones of prompts
+PostJson = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # sends a body to a path
+Tokenize = Callable[[str, bool], Awaitable[tuple[int, ...]]]  # returns a text's ids, with the prompt's first if True
 
 
 def pictures_unusable(reason: str) -> EngineRefused:
@@ -35,12 +34,12 @@ def pictures_unusable(reason: str) -> EngineRefused:
 
 
 class PicturePrompts:
-    """Prompts with pictures for one engine process. Every method raises EngineGone or EngineRefused."""
+    """Converts prompts with pictures for one engine process. Methods raise EngineGone and EngineRefused."""
 
     def __init__(self, call: PostJson, tokenize: Tokenize, projector: str, marker: str) -> None:
-        """`projector`: the projector's identity. `marker`: a picture's placeholder in a rendered prompt."""
+        """`projector`: identity of the projector's file. `marker`: text that stands for a picture in a prompt."""
         self._call, self._tokenize, self._projector, self._marker = call, tokenize, projector, marker
-        self._cache: dict[Picture, tuple[int, ...]] = {}  # ids, last used last
+        self._cache: dict[Picture, tuple[int, ...]] = {}  # ids of recent pictures, most recently used last
 
     async def tokens(self, prompt: str, pictures: Sequence[Picture]) -> tuple[int, ...]:
         texts = self._split_at_markers(prompt, len(pictures))
@@ -50,14 +49,20 @@ class PicturePrompts:
             ids += await self._tokenize(text, False) if text else ()
         return tuple(ids)
 
-    async def prompt(self, tokens: Sequence[int]) -> dict[str, Any]:
-        """Return the prompt of a /completion request for these ids."""
+    async def completion_prompt(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """Convert ids to the prompt of a /completion request: a text, and the pictures at its markers."""
         special = await self._tokenize("", True)
         text, data, is_first = "", list[str](), True
         for is_picture, group in groupby(tokens, lambda token: token <= FIRST_PICTURE_ID):
             run = tuple(group)
             if is_picture:
-                pictures = self._pictures_in(run)
+                pictures = []
+                while run:
+                    picture = next((cached for cached, ids in self._cache.items() if run[: len(ids)] == ids), None)
+                    if picture is None:
+                        raise pictures_unusable(_("an image is no longer available"))
+                    pictures.append(picture)
+                    run = run[len(self._cache[picture]) :]
                 text += self._marker * len(pictures)
                 data += [base64.b64encode(picture.data).decode() for picture in pictures]
             else:
@@ -98,20 +103,10 @@ class PicturePrompts:
             raise pictures_unusable(_("the engine does not report how many tokens an image takes"))
         return picture_ids(self._projector, picture, count)
 
-    def _pictures_in(self, run: tuple[int, ...]) -> list[Picture]:
-        pictures = []
-        while run:
-            picture = next((cached for cached, ids in self._cache.items() if run[: len(ids)] == ids), None)
-            if picture is None:
-                raise pictures_unusable(_("an image is no longer available"))
-            pictures.append(picture)
-            run = run[len(self._cache[picture]) :]
-        return pictures
-
 
 def picture_ids(projector: str, picture: Picture, count: int) -> tuple[int, ...]:
-    """Return `count` placeholder token ids for a picture: −2 and below, within 31 bits."""
-    # Include the count: if another build makes more tokens, these must not be a prefix of those.
+    """Return `count` placeholder ids for a picture, all of them −2 or less, within 31 bits."""
+    # The hash includes the count: the ids must not be a prefix of those for a build that makes more tokens.
     digest = blake3(f"{projector}\0{count}\0".encode() + picture.data).digest(length=4 * count)
     ids: list[int] = (FIRST_PICTURE_ID - (np.frombuffer(digest, "<i4") & 0x3FFFFFFF)).tolist()
     return tuple(ids)
@@ -122,13 +117,13 @@ def with_placeholder_pictures(messages: Sequence[ChatMessage]) -> list[ChatMessa
 
 
 def image_format(data: bytes) -> str | None:
-    """Return "PNG", "JPEG", "GIF" or "BMP"; None if engines cannot read it."""
+    """Return "PNG", "JPEG", "GIF" or "BMP"; None for any other data, which engines cannot read."""
     kind = next((kind for signature, kind in _SIGNATURES.items() if data.startswith(signature)), None)
     return None if kind == "BMP" and data[6:10] != bytes(4) else kind  # text can start with BM
 
 
 def image_size(data: bytes) -> tuple[int, int]:
-    """Return width and height from the file's header; 0, 0 if it has none."""
+    """Return the width and height in the file's header, or (0, 0) if they cannot be read."""
     try:
         match image_format(data):
             case "PNG":
@@ -146,7 +141,7 @@ def image_size(data: bytes) -> tuple[int, int]:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
-    """Read the size from the frame header, found via the segments before it (ITU-T T.81, B.1.1)."""
+    """Skip the segments before the frame header and read the size there (ITU-T T.81, B.1.1)."""
     at = 2
     while True:
         while data[at] != 0xFF:

@@ -1,7 +1,7 @@
-"""HTTP/1.1 client for llama-server, one connection per request. Converts all network errors to EngineErrors.
+"""HTTP/1.1 client for llama-server, with one connection per request and no proxy. Network errors become EngineErrors.
 
-The server closes connections after a streamed reply, and creating an httpx2 client takes a millisecond, five
-times as long as this. No proxy is used between kvchat and its engine.
+The server closes the connection after a streamed reply. Creating an httpx2 client each time would take a millisecond,
+five times as long as this.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from kvchat.engine.api.wire import ChatChunk
 from kvchat.system.files import read_limited
 from kvchat.text.language import N_, _
 
-MAX_RESPONSE_BYTES = 64_000_000  # bytes of a complete response; the longest prompt takes a tenth
+MAX_RESPONSE_BYTES = 64_000_000  # of a response that is not streamed; the longest prompt takes a tenth of this
 CONNECT_TIMEOUT_S = 5.0
-READ_INTERVAL_S = 0.03  # between stream reads: much shorter than between page updates
-SILENCE_CHECK_S = 10.0  # silence after output started
-QUICK_TIMEOUT_S = 60.0  # for calls without computing; may wait for a running batch
-_DRAIN_TIMEOUT_S = 0.5  # on close, for data left in a reply's connection
+READ_INTERVAL_S = 0.03  # between two reads of a stream; the window updates less often
+SILENCE_CHECK_S = 10.0  # silence in a started reply after which the engine is checked
+QUICK_TIMEOUT_S = 60.0  # for requests without computing, which may wait for a running batch
+_DRAIN_TIMEOUT_S = 0.5  # for the last data of a stream when its connection is closed
 _READ_BYTES = 65_536
 _WRITE_BYTES = 1_000_000
 _GONE_ADVICE = N_("kvchat restarts it automatically. Send the message again.")
@@ -39,7 +39,7 @@ class EngineResponse:
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silence_s: float, lifetime: EngineLifetime
     ) -> None:
-        self.status_code = 0  # until the head has arrived
+        self.status_code = 0  # 0 until `read_head` has returned
         self.headers: Mapping[str, str] = {}
         self._reader, self._writer, self._silence_s, self._lifetime = reader, writer, silence_s, lifetime
         self._http = h11.Connection(h11.CLIENT)
@@ -54,7 +54,7 @@ class EngineResponse:
         sent = [self._http.send(event) for event in (request, h11.Data(data=body), h11.EndOfMessage())]
         data = b"".join(part for part in sent if part)
         for at in range(0, len(data), _WRITE_BYTES):
-            with contextlib.suppress(ConnectionError):  # the response gives the reason
+            with contextlib.suppress(ConnectionError):  # the server may have sent a response with the reason
                 try:
                     async with asyncio.timeout(self._silence_s):
                         await self._writer.drain()
@@ -86,7 +86,10 @@ class EngineResponse:
             raise EngineRefused(self.status_code, _("The response is invalid")) from error
 
     def read_in_batches(self, closing: asyncio.Event, on_silence: Callable[[], None]) -> None:
-        """Pause before each read to batch data, until `closing` is set; call `on_silence` during long silences."""
+        """Pause before each following read so that data accumulates, until `closing` is set.
+
+        `on_silence` is called after every SILENCE_CHECK_S without data.
+        """
         self._closing, self._on_silence = closing, on_silence
 
     async def _next(self) -> object:
@@ -123,7 +126,7 @@ class EngineResponse:
 
 
 class Transport:
-    """The connections to one server. Methods raise EngineGone, and EngineRefused if they use the key."""
+    """The connections to one server. All methods raise EngineGone; those that send the key also EngineRefused."""
 
     def __init__(
         self,
@@ -143,7 +146,7 @@ class Transport:
         self._streams: set[asyncio.Future[None]] = set()
 
     async def close(self) -> None:
-        """Drop all connections, after a short wait for running streams to deliver their last data."""
+        """Wait briefly until running streams have received their last data, then drop all connections."""
         self._closing.set()
         if self._streams:
             await asyncio.wait(self._streams, timeout=_DRAIN_TIMEOUT_S)
@@ -151,7 +154,7 @@ class Transport:
             response.abort()
 
     async def get_status(self, path: str, timeout_s: float) -> int:
-        """Send a GET without the key, since the server may be another program's; return the status."""
+        """Return the status of a GET request without the key, since another program may be listening."""
         async with self._open("GET", path, b"", {}, timeout_s) as response:
             await response.read_head()
             return response.status_code
@@ -177,14 +180,14 @@ class Transport:
     async def forward(
         self, path: str, body: bytes, *, method: str = "POST", silence_s: float
     ) -> AsyncIterator[EngineResponse]:
-        """Send a request; yield the response, whatever its status, to be read with `aiter_raw`."""
+        """Send a request and yield the response, whatever its status."""
         headers = self._authorization | {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         async with self._open(method, path, body, headers, silence_s) as response:
             await response.read_head()
             yield response
 
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
-        """Yield the events of a streamed response. Raises EngineGone if the stream ends early."""
+        """Yield the events of a streamed response. Raises EngineGone if the stream ends without its last event."""
         done = asyncio.get_running_loop().create_future()
         self._streams.add(done)
         has_begun = has_ended = False
@@ -222,7 +225,7 @@ class Transport:
     async def _open(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], silence_s: float
     ) -> AsyncIterator[EngineResponse]:
-        """Send a request and yield the response before its head is read. Leaving early drops the connection."""
+        """Send a request and yield the response before its head is read. Drop the connection afterwards."""
         if self._closing.is_set():
             title, detail = _("The engine is no longer running"), _("It was stopped or restarted.")
             raise EngineGone(title, detail, _(_GONE_ADVICE), self.lifetime)
@@ -253,7 +256,7 @@ class Transport:
 
 @functools.cache
 def _tls_context() -> ssl.SSLContext:
-    """Return a TLS context for a user's remote server. Slow."""
+    """Return the TLS context for connections to a user's server. Loading the certificates takes long."""
     return httpx2.create_ssl_context(trust_env=False)
 
 

@@ -1,4 +1,4 @@
-"""Engine status for display only: memory, slot and speed."""
+"""The engine's memory use, slot and speed, for display."""
 
 import asyncio
 import contextlib
@@ -16,9 +16,9 @@ from kvchat.engine.api.errors import EngineError
 from kvchat.system.files import parse_json
 
 _NVIDIA_SMI_TIMEOUT_S = 5.0
-_NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)  # Windows only: avoids opening a console window
+_NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)  # for Windows
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
-_MIN_MEASURABLE_S = 0.02  # a one-token reply reports a microsecond: no valid rate
+_MIN_MEASURABLE_S = 0.02  # llama-server reports a microsecond for a reply of one token
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SlotState:
 
 @dataclass(frozen=True)
 class Speed:
-    """Averages since the engine started, tokens per second; None before the first token."""
+    """Average tokens per second since the engine started; None before the first token."""
 
     prefill: float | None
     decode: float | None
@@ -38,17 +38,17 @@ class Speed:
 
 @dataclass(frozen=True)
 class Vitals:
-    """Snapshot of an engine's vitals; None if unknown. Sizes in bytes."""
+    """A snapshot of an engine. Sizes are in bytes; unknown values are None."""
 
     pid: int | None
-    memory: int | None  # resident, with the model's mapped pages
+    memory: int | None  # resident memory, which includes the loaded pages of the model's file
     graphics_memory: int | None
     slot: SlotState | None
     speed: Speed
 
 
 async def collect_vitals(pid: int | None, client: LlamaServerClient) -> Vitals:
-    """Query the engine. Raises nothing: unknown values are None."""
+    """Query the engine and the process `pid`. Errors leave the values unknown."""
     memory, graphics = await asyncio.to_thread(_process_memory, pid) if pid is not None else (None, None)
     slot, speed = None, Speed(None, None)
     with contextlib.suppress(EngineError):
@@ -71,7 +71,7 @@ def parse_slots(body: bytes) -> tuple[SlotState, ...]:
 
 
 def parse_metrics(text: str) -> Speed:
-    """Average the counters in the response to GET /metrics (Prometheus format)."""
+    """Compute averages from the counters in the response of /metrics (Prometheus format)."""
     counters = {name: float(value) for name, value in re.findall(r"^llamacpp:(\w+) ([\d.e+-]+)$", text, re.MULTILINE)}
 
     def rate(tokens: str, kind: str) -> float | None:
@@ -82,7 +82,7 @@ def parse_metrics(text: str) -> Speed:
 
 
 def _process_memory(pid: int) -> tuple[int | None, int | None]:
-    """Return a process's RAM and GPU memory, children included: it may be the engine's guard."""
+    """Return the RAM and GPU memory of a process and its children; the process may be the engine's guard."""
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]
@@ -102,14 +102,14 @@ def _process_memory(pid: int) -> tuple[int | None, int | None]:
 
 
 def nvidia_memory(listing: str, pids: Iterable[int]) -> int | None:
-    """Sum the GPU memory in bytes that `nvidia-smi` lists as "pid, MiB" lines. None if it lists none."""
+    """Sum the GPU memory that `nvidia-smi` lists for these processes as "pid, MiB", in bytes; None if it lists none."""
     used = [int(mib) << 20 for pid, mib in re.findall(r"^(\d+), (\d+)\s*$", listing, re.MULTILINE) if int(pid) in pids]
     return sum(used) if used else None
 
 
 def drm_memory(pids: Iterable[int], proc: Path = Path("/proc")) -> int | None:
-    """Sum the GPU memory in bytes of AMD's and Intel's drivers, by client (Linux: gpu/drm-usage-stats.rst)."""
-    clients: dict[tuple[str, str], int] = {}  # by the card's bus address and client number
+    """Sum the memory of AMD and Intel GPUs in bytes (Linux: Documentation/gpu/drm-usage-stats.rst); None if unknown."""
+    clients: dict[tuple[str, str], int] = {}  # bytes by bus address and client id: descriptors may share a client
     for pid in pids:
         for file in (proc / str(pid) / "fdinfo").glob("*"):
             with contextlib.suppress(OSError):

@@ -1,8 +1,7 @@
-"""Values exchanged with llama-server: written as requests, parsed from responses. No I/O.
+"""Bodies of requests to llama-server, and parsers for its responses. No I/O.
 
-Parsing is lenient: servers differ by version, and a field that is missing or of the wrong type counts as absent.
-
-Field names follow llama.cpp's server README (tools/server/README.md).
+Field names are those in llama.cpp's tools/server/README.md. Servers differ by version, so a field that is missing or
+has the wrong type counts as empty.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ from kvchat.system.files import parse_json
 Body = dict[str, Any]
 
 _MAX_NUMBER = 2.0**53
-_CHUNK_BYTES = 200_000  # bytes of token ids
-# llama-server parses recursively, and its stack overflows.
-MAX_NESTING = 200  # objects and lists in a body; brackets in a grammar
-MAX_GRAMMAR_CHARS = 50_000  # characters of a grammar, or of a JSON schema converted to one
+_CHUNK_BYTES = 200_000  # of a response of /tokenize, parsed at once
+# More would overflow the stack of llama-server, which parses recursively.
+MAX_NESTING = 200  # nested objects and lists in a body, or brackets in a grammar
+MAX_GRAMMAR_CHARS = 50_000  # in a grammar, or in a JSON schema that is converted to one
 _BRACKET = re.compile(r"[()\[\]{}]")
 
 
 @dataclass(frozen=True)
 class PromptProgress:
-    """Prefill progress: total tokens, cached tokens, tokens done so far (cached ones included)."""
+    """The progress of processing a prompt, in tokens."""
 
     total: int
-    cache: int
-    processed: int
+    cache: int  # taken from the KV cache
+    processed: int  # done so far, those from the cache included
 
 
 @dataclass(frozen=True)
 class Timings:
-    """The engine's timings of a request. Context used = cache_n + prompt_n + predicted_n (tokens)."""
+    """Token counts and durations of a request, named as in llama-server."""
 
-    cache_n: int
-    prompt_n: int
+    cache_n: int  # prompt tokens taken from the KV cache
+    prompt_n: int  # prompt tokens processed
     prompt_ms: float
-    predicted_n: int
+    predicted_n: int  # tokens of the reply
     predicted_ms: float
 
     @property
@@ -57,7 +56,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class ChatChunk:
-    """One event of a streamed reply. Any field may be empty."""
+    """One event of a streamed reply. Fields that the event does not have are empty."""
 
     text: str = ""
     thinking: str = ""
@@ -74,7 +73,7 @@ class Picture:
 
     @property
     def url(self) -> str:
-        """The picture as a data: URL. llama-server looks only at the bytes, not at the URL's type."""
+        """The picture as a data: URL. Its media type is general, because llama-server looks at the bytes only."""
         return f"data:image/*;base64,{base64.b64encode(self.data).decode()}"
 
 
@@ -82,7 +81,7 @@ class Picture:
 class ChatMessage:
     role: str  # "system", "user" or "assistant"
     content: str
-    thinking: str = ""  # sent as reasoning_content, so templates that keep it render the same prompt
+    thinking: str = ""  # sent as reasoning_content, which some templates render
     pictures: tuple[Picture, ...] = ()  # placed before the text
 
 
@@ -96,7 +95,7 @@ def nesting_depth(text: str) -> int:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling options, named as in llama-server. None leaves the engine's default."""
+    """Sampling options, named as in llama-server. None selects the engine's default."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -121,15 +120,15 @@ ENGINE_DEFAULTS = Sampling()
 
 @dataclass(frozen=True)
 class SlotFile:
-    """The response to a save or a restore. Only the next request's `cache_n` proves a restore."""
+    """The response to a save or restore. A restore is proved only by the next request's `cache_n`."""
 
     tokens: int
-    bytes: int
+    file_bytes: int
 
 
 @dataclass(frozen=True)
 class ServerFacts:
-    context_size: int  # tokens, as set by the engine
+    context_size: int  # tokens
     model_path: str
     build: str
     total_slots: int
@@ -139,7 +138,7 @@ class ServerFacts:
 
 
 def prompt_body(messages: Sequence[ChatMessage], template: Mapping[str, bool | str] = {}) -> Body:
-    """Build the part of a chat request that is rendered to count its tokens and sent for a reply."""
+    """Build the part of a chat request that determines its prompt."""
     parts: list[Body] = []
     for message in messages:
         part: Body = {"role": message.role, "content": message.content}
@@ -153,14 +152,14 @@ def prompt_body(messages: Sequence[ChatMessage], template: Mapping[str, bool | s
 
 
 def chat_body(prompt: Body, sampling: Sampling, slot: int = 0) -> Body:
-    """Build a streamed chat request pinned to `slot`; without this, the engine may choose another slot."""
+    """Build a request for a streamed reply, computed in `slot`; without `id_slot` the engine would choose one."""
     options = vars(sampling) | {"json_schema": json.loads(sampling.json_schema) if sampling.json_schema else None}
     set_options = {name: value for name, value in options.items() if value is not None}
     return prompt | _cached_stream(slot) | {"timings_per_token": True} | set_options
 
 
 def prefill_body(prompt: Sequence[int] | Body, slot: int = 0) -> Body:
-    """Build a streamed request to process a prompt (tokens, or text and files) without a reply."""
+    """Build a request to process a prompt without a reply. A prompt with pictures is an object, others are ids."""
     return {"prompt": prompt, "n_predict": 0} | _cached_stream(slot)
 
 
@@ -177,7 +176,7 @@ def parse_object(text: str | bytes) -> Body:
 
 
 def parse_error(text: str | bytes, status: int) -> EngineRefused:
-    """Parse `{"error": {…}}`, a response or part of a stream. `status` stands in for a missing code."""
+    """Parse an error response, or an error event in a stream. `status` is used if the error has no code."""
     error, fallback = parse_object(text).get("error"), f"HTTP status {status}"
     if isinstance(error, dict):
         return EngineRefused(_int(error, "code") or status, _str(error, "message") or fallback, _str(error, "type"))
@@ -188,39 +187,33 @@ def parse_error(text: str | bytes, status: int) -> EngineRefused:
 
 
 def parse_event(data: str) -> ChatChunk | EngineRefused | None:
-    """Parse one `data:` line of a streamed chat completion or /completion; None if irrelevant."""
+    """Parse one `data:` line of a streamed response; return None if it has nothing that kvchat uses."""
     event = parse_object(data)
     if "error" in event:
         return parse_error(data, 500)
     choices = event.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     delta, progress, timings = _dict(choice, "delta"), _dict(event, "prompt_progress"), _dict(event, "timings")
-    chunk = ChatChunk(
-        _str(delta, "content"),
-        _str(delta, "reasoning_content"),
-        _parse_progress(progress) if "total" in progress else None,
-        _parse_timings(timings) if "prompt_n" in timings else None,
-        _str(choice, "finish_reason") or None,
-    )
-    return None if chunk == ChatChunk() else chunk
-
-
-def _parse_progress(progress: Body) -> PromptProgress:
-    return PromptProgress(_int(progress, "total"), _int(progress, "cache"), _int(progress, "processed"))
-
-
-def _parse_timings(timings: Body) -> Timings:
-    return Timings(
+    processed = PromptProgress(_int(progress, "total"), _int(progress, "cache"), _int(progress, "processed"))
+    measured = Timings(
         cache_n=_int(timings, "cache_n"),
         prompt_n=_int(timings, "prompt_n"),
         prompt_ms=_float(timings, "prompt_ms"),
         predicted_n=_int(timings, "predicted_n"),
         predicted_ms=_float(timings, "predicted_ms"),
     )
+    chunk = ChatChunk(
+        _str(delta, "content"),
+        _str(delta, "reasoning_content"),
+        processed if "total" in progress else None,
+        measured if "prompt_n" in timings else None,
+        _str(choice, "finish_reason") or None,
+    )
+    return None if chunk == ChatChunk() else chunk
 
 
 def ends_stream(data: str) -> bool:
-    """True if this `data:` line is the last: "[DONE]" after a chat, `stop` after a /completion."""
+    """True if this `data:` line ends the stream: "[DONE]" after a chat, `stop` after a /completion."""
     return data == "[DONE]" or parse_object(data).get("stop") is True
 
 
@@ -230,7 +223,7 @@ def parse_slot_file(body: Body) -> SlotFile:
 
 
 def parse_facts(body: Body) -> ServerFacts:
-    """Parse the response of /props. The context size is in the generation settings or, in older builds, at the top."""
+    """Parse the response of /props. Older builds have the context size at the top level."""
     settings = _dict(body, "default_generation_settings")
     return ServerFacts(
         context_size=_int(settings, "n_ctx") or _int(body, "n_ctx"),
@@ -238,13 +231,13 @@ def parse_facts(body: Body) -> ServerFacts:
         build=_str(body, "build_info"),
         total_slots=_int(body, "total_slots"),
         vision=_dict(body, "modalities").get("vision") is True,
-        media_marker=_str(body, "media_marker") or "<__media__>",  # missing in builds of the year before
+        media_marker=_str(body, "media_marker") or "<__media__>",  # missing in builds from 2025
         end_token=_str(body, "eos_token"),
     )
 
 
 def parse_tokens(answer: bytes) -> tuple[int, ...] | None:
-    """Parse the response of /tokenize in pieces, so that other threads run; None if it is not a list of ids."""
+    """Parse the response of /tokenize in pieces, so that other threads can run; None if it is no list of ids."""
     at, end, tokens = answer.find(b"["), answer.rfind(b"]"), list[Any]()
     if not 0 <= at < end:
         return None

@@ -1,4 +1,4 @@
-"""The options in a llama-server's --help, and checks of the user's arguments and RPC workers. Pure."""
+"""Parser for llama-server's --help, and checks of the user's extra arguments and RPC servers. No I/O."""
 
 import re
 import shlex
@@ -10,19 +10,19 @@ from kvchat.engine.api.errors import EngineUnusable
 from kvchat.text.language import N_, _, join_sentences
 
 _NAME = re.compile(r"-{1,2}[A-Za-z][\w-]*")
-_DESCRIPTION_GAP = re.compile(r"(?<![,\s])\s{2,}")  # a comma and spaces separate names, spaces alone the description
+_DESCRIPTION_GAP = re.compile(r"(?<![,\s])\s{2,}")  # spaces after a comma are between two names
 
 
 @dataclass(frozen=True)
 class Option:
-    names: tuple[str, ...]  # all spellings, "no" forms included
+    names: tuple[str, ...]  # all spellings, including "--no-…"
     value_count: int
 
 
 @dataclass(frozen=True)
 class KnownOptions:
     options: tuple[Option, ...]
-    has_trace_level: bool = False  # log levels go up to "trace"; lower ones log no conversation
+    has_trace_level: bool = False  # it has the log level "trace", so lower levels log no conversations
 
     def find(self, name: str) -> Option | None:
         normalized = normalize_name(name)
@@ -33,15 +33,15 @@ class KnownOptions:
 
 
 def normalize_name(name: str) -> str:
-    """Spell an option's name as --help does (common/arg.cpp replaces underscores in long options)."""
+    """Replace underscores in a long option, as llama.cpp's common/arg.cpp does."""
     return name.replace("_", "-") if name.startswith("--") else name
 
 
 def parse_help(text: str) -> KnownOptions | None:
-    """Parse the output of `llama-server --help`; None if it is something else.
+    """Parse the output of `llama-server --help`; None if another program wrote it.
 
-    A line that begins with a dash is an option: names, its values and, after two spaces or on the next line, its
-    description (common_arg::to_string in llama.cpp's common/arg.cpp).
+    A line with an option has its names, its values and, after two spaces or on the next line, its description
+    (common_arg::to_string in llama.cpp's common/arg.cpp).
     """
     options = []
     for line in text.splitlines():
@@ -78,7 +78,7 @@ _CHATS_ONLY = N_("kvchat uses the engine only for chats")
 _FOR_MONITORING = N_("kvchat uses it to monitor the engine")
 _PRINTS_AND_EXITS = N_("the engine would print information and exit")
 
-# One spelling each: the build's --help lists the others.
+# Options that users cannot set, by the reason. One spelling of each is enough, because --help lists the others.
 _RESERVED = {
     _LOCAL: "--host --port --reuse-port --path --api-prefix --api-key --api-key-file --ssl-key-file --ssl-cert-file"
     " --cors-origins --cors-methods --cors-headers --cors-credentials",
@@ -94,7 +94,7 @@ _RESERVED = {
 }
 _RESERVED_REASONS = {name: reason for reason, names in _RESERVED.items() for name in names.split()}
 
-# Affect speed, placement or sampling, but not the meaning of saved KV state.
+# Options that change speed, placement or sampling, but not the saved KV cache.
 _HARMLESS = (
     "-t --threads -tb --threads-batch -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch"
     " -Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch -ub --ubatch-size --warmup --no-warmup"
@@ -110,7 +110,7 @@ _HARMLESS = (
 
 
 def parse_arguments(text: str) -> tuple[str, ...]:
-    """Split the arguments as a shell would. Raises BadArguments when a quote is not closed."""
+    """Split the arguments as a shell does. Raises BadArguments if a quotation mark is not closed."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
     if sys.platform == "win32":
@@ -122,7 +122,7 @@ def parse_arguments(text: str) -> tuple[str, ...]:
 
 
 def check_arguments(arguments: Sequence[str], known_options: KnownOptions | None) -> None:
-    """Reject options that kvchat sets itself or that are missing in `known_options`, if given. Raises BadArguments."""
+    """Raise BadArguments for options that kvchat sets itself or that the build, if known, does not support."""
     for name, values in _group_by_option(arguments):
         if not name.startswith("-"):
             raise BadArguments(_('"{name}" is not an option; options start with a dash.', name=name))
@@ -145,7 +145,7 @@ def check_arguments(arguments: Sequence[str], known_options: KnownOptions | None
 
 
 def state_arguments(arguments: Sequence[str], *, external: bool = False) -> str:
-    """Return the arguments that change what a saved state means; if `external`, without the server's address."""
+    """Return the arguments on which a saved KV cache depends. `external`: they are those of the user's server."""
     excluded = set(_HARMLESS.split())
     if external:
         unrelated = (_LOCAL, _CHOSEN_IN_WINDOW, _CHATS_ONLY, _FOR_MONITORING)
@@ -158,14 +158,14 @@ def state_arguments(arguments: Sequence[str], *, external: bool = False) -> str:
     return shlex.join(tokens)
 
 
-def named_files(state_arguments: str) -> tuple[str, ...]:
-    """Return all possible file names in the arguments. A LoRA value is `path`, `path,path` or `path:scale`."""
+def possible_file_names(state_arguments: str) -> tuple[str, ...]:
+    """Return all parts of the arguments that may name files, as in LoRA's `path`, `path,path` and `path:scale`."""
     tokens = [part for word in shlex.split(state_arguments) for part in {word, *word.split(",")}]
     return tuple(sorted({name for word in tokens for name in (word, word.rpartition(":")[0]) if name}))
 
 
 def parse_workers(text: str) -> tuple[str, ...]:
-    """Parse RPC workers (host:port or [::1]:port) separated by commas, spaces or line ends. Raises BadWorkers."""
+    """Parse RPC servers such as `host:port`, separated by commas, spaces or line ends. Raises BadWorkers."""
     workers = tuple(filter(None, re.split(r"[,\s]+", text)))
     for worker in workers:
         host, colon, port = worker.rpartition(":")
@@ -176,7 +176,7 @@ def parse_workers(text: str) -> tuple[str, ...]:
 
 
 def _group_by_option(arguments: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each option with its values. Negative numbers are values; any other dash begins an option."""
+    """Yield each option with its values. An argument with a dash is an option, unless it is a negative number."""
     at = 0
     while at < len(arguments):
         end = at + 1

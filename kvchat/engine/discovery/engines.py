@@ -1,4 +1,4 @@
-"""Engines on this machine: finds them and asks each build once for its version and features. Blocking."""
+"""Search for engines on this computer, and queries of their versions, options and devices. All of it blocks."""
 
 import contextlib
 import functools
@@ -24,12 +24,12 @@ from kvchat.system.paths import expand_user
 from kvchat.text.language import N_, _, join_list
 
 _COMMAND_TIMEOUT_S = 30.0
-EMBEDDED = "embedded"  # in the setting `engine_path`
+EMBEDDED = "embedded"  # value of the setting `engine_path`
 
 
 @dataclass(frozen=True)
 class EngineLocation:
-    """A llama-server, or the embedded engine if `path` is None. Both have the same HTTP API."""
+    """The path of a llama-server, or None for the embedded engine."""
 
     path: Path | None = None
 
@@ -43,7 +43,7 @@ class EngineLocation:
 
 @dataclass(frozen=True)
 class Device:
-    """A compute device of the engine. Sizes in bytes, None if not reported."""
+    """A compute device of the engine and its memory, which is None if unknown."""
 
     name: str
     description: str
@@ -52,14 +52,11 @@ class Device:
 
 
 class EngineNotFound(EngineUnusable):
-    """No engine was found, or the engine at the configured path is missing or cannot run."""
+    """No engine is installed, or the engine in the settings is missing or cannot run."""
 
 
 def find_engine(settings_path: str | None) -> EngineLocation:
-    """Find the engine: the path in the settings, llama-server on PATH or in the usual places, the embedded one.
-
-    The settings may say "embedded", for a machine with an unusable llama-server. Raises EngineNotFound.
-    """
+    """Return the engine in the settings or, without one, the first that is installed. Raises EngineNotFound."""
     if settings_path and settings_path != EMBEDDED:
         path = expand_user(settings_path)
         try:
@@ -77,8 +74,8 @@ def find_engine(settings_path: str | None) -> EngineLocation:
 
 
 def installed_engines() -> list[EngineLocation]:
-    """List the engines on this machine without duplicates, in order of preference, the embedded engine last."""
-    programs: dict[Path, Path] = {}  # by resolved path
+    """List the engines on PATH and in the usual folders, and the embedded engine last."""
+    programs: dict[Path, Path] = {}  # by resolved path, because one program may have two names
     for folder in search_folders():
         program = folder / program_name()
         if _is_executable(program):
@@ -109,18 +106,18 @@ def search_folders() -> list[Path]:
 
 
 def list_devices(location: EngineLocation, workers: Sequence[str] = ()) -> tuple[Device, ...]:
-    """List the devices of the engine and its RPC workers, without the CPU. Blocks. Raises EngineNotFound."""
+    """List the devices of an engine and its RPC servers, without the CPU. Raises EngineNotFound."""
     if location.path is None:
         return parse_embedded_devices(_run_command(embedded.command(embedded.DEVICES)))
-    shared = ["--rpc", ",".join(workers)] if workers else []  # must come first: --list-devices exits
-    return parse_devices(_run_command([str(location.path), *shared, "--list-devices"]))
+    rpc = ["--rpc", ",".join(workers)] if workers else []  # before --list-devices, which exits
+    return parse_devices(_run_command([str(location.path), *rpc, "--list-devices"]))
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:
     """Parse the output of `llama-server --list-devices`: `  CUDA0: NVIDIA H200 (143156 MiB, 142000 MiB free)`.
 
-    A device of an RPC worker (`  RPC1: den:50052 (…)`) gets the name of its buffers in the engine's log, such as
-    RPC0[den:50052] for the worker's first device.
+    A device of an RPC server (`  RPC1: den:50052 (…)`) is named as in the engine's log, such as RPC0[den:50052] for
+    the server's first device.
     """
     pattern = re.compile(r"^\s+(\S+): (.*) \((\d+) MiB, (\d+) MiB free\)\s*$", re.MULTILINE)
     worker_devices: Counter[str] = Counter()
@@ -134,7 +131,7 @@ def parse_devices(text: str) -> tuple[Device, ...]:
 
 
 def parse_embedded_devices(text: str) -> tuple[Device, ...]:
-    """Parse the output of the embedded engine's child: JSON list on the last line."""
+    """Parse the embedded engine's list of devices, which is JSON in the last line of its output."""
     try:
         devices = json.loads(text.strip().splitlines()[-1])
         return tuple(Device(d["name"], d["description"], d.get("memory_total"), d.get("memory_free")) for d in devices)
@@ -181,7 +178,8 @@ def _run_command(command: list[str]) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=_COMMAND_TIMEOUT_S,
-            env=parent_guard.engine_environment(command[0]) | {"GGML_NO_BACKTRACE": "1"},  # it would hide the reason
+            env=parent_guard.engine_environment(command[0])
+            | {"GGML_NO_BACKTRACE": "1"},  # a backtrace would hide the reason
             check=False,
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # Windows
         )
@@ -194,8 +192,8 @@ def _run_command(command: list[str]) -> str:
     return text
 
 
-# First build known to report in every answer how much of the prompt came from its cache (`cache_n`, llama.cpp
-# pull requests 15827 and 15879, September 2025). Without it no restore can be verified.
+# The first build that reports how much of a prompt came from its cache (`cache_n`, llama.cpp pull requests 15827 and
+# 15879, September 2025), without which no restore can be verified.
 MINIMUM_BUILD = 6451
 REQUIRED_OPTIONS = ("--model", "--host", "--port", "--ctx-size", "--batch-size", "--slot-save-path", "--parallel")
 
@@ -213,15 +211,15 @@ class EngineTooOld(EngineUnusable):
 class EngineProbe:
     location: EngineLocation
     version: str
-    identity: str  # of the build: its version or, if that has no number, also the program's stamp
+    identity: str  # the version or, if it has no build number, the version with the program's size and time
     build: int | None = None  # None: unknown
     options: KnownOptions | None = None  # None for the embedded engine
 
 
 def build_number(text: str) -> int | None:
-    """Parse the build in "version: 0.6.0 (build 11434, commit abc)", "version: 6451 (abc)" or "b11434-abc".
+    """Find the number in "version: 0.6.0 (build 11434, commit abc)", "version: 6451 (abc)" or "b11434-abc".
 
-    None for builds made outside llama.cpp's repository, which report 0 or 1.
+    Return None for unofficial builds, which report 0 or 1.
     """
     match = re.search(r"\(build (\d+)|version: (\d+) \(|\bb(\d+)\b", text)
     number = int(next(filter(None, match.groups()))) if match else 0
@@ -229,7 +227,10 @@ def build_number(text: str) -> int | None:
 
 
 def probe(location: EngineLocation) -> EngineProbe:
-    """Query an engine, once per version of its file. Raises EngineNotFound and EngineTooOld; accepts unknown builds."""
+    """Query an engine for its version and options, once per version of its file.
+
+    Raises EngineNotFound and EngineTooOld. An engine without a build number is judged by its options.
+    """
     if location.path is None:
         version = "xllamacpp"
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # bundles may lack package metadata
@@ -260,7 +261,7 @@ def _probe_program(location: EngineLocation, stamp: tuple[int, int, int]) -> Eng
 
 
 def usable_engine(settings_path: str | None) -> EngineProbe:
-    """Find and probe the engine in the settings, or else the first usable one. Raises EngineTooOld, EngineNotFound."""
+    """Return the engine in the settings or, without one, the first that works. Raises EngineNotFound, EngineTooOld."""
     candidates = [] if settings_path else installed_engines()
     refusals: list[EngineUnusable] = []
     for location in candidates or [find_engine(settings_path)]:
@@ -274,7 +275,7 @@ def usable_engine(settings_path: str | None) -> EngineProbe:
 @dataclass(frozen=True)
 class EngineEntry:
     location: EngineLocation
-    chosen: bool  # used with the current settings
+    chosen: bool  # kvchat uses it with the current settings
     version: str = ""
     build: int | None = None
     devices: tuple[Device, ...] = ()
@@ -288,13 +289,13 @@ class EngineEntry:
 
 
 def list_engines(settings_path: str | None, downloaded: Iterable[EngineLocation] = ()) -> tuple[EngineEntry, ...]:
-    """List every engine found, the configured one first; `downloaded` ones are not searched for. Raises nothing."""
+    """List the engine in the settings, the downloaded and the installed engines, each once and with its problem."""
     locations, chosen = [*downloaded, *installed_engines()], None
-    with contextlib.suppress(KvchatError):  # reported when it starts
+    with contextlib.suppress(KvchatError):  # a wrong path is reported when the engine starts
         locations = [find_engine(settings_path), *locations] if settings_path else locations
     with contextlib.suppress(KvchatError):
         chosen = usable_engine(settings_path).location
-    programs: dict[Path | None, EngineLocation] = {}  # by resolved path, since one may have two names
+    programs: dict[Path | None, EngineLocation] = {}  # by resolved path
     for location in locations:
         programs.setdefault(location.path and location.path.resolve(), location)
     entries = []

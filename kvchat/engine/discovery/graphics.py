@@ -1,7 +1,7 @@
-"""Graphics cards of this computer, suitable engines, and reasons why an engine does not detect a card.
+"""GPUs of this computer, the backends for them, and reasons why an engine does not detect a GPU.
 
-Engines from llama.cpp's releases load their compute backends at startup; if one cannot be loaded, they silently use
-the CPU (`GGML_BACKEND_DL`, ggml/src/ggml-backend-reg.cpp).
+llama.cpp's released engines load their backends at startup and use the CPU without a message if that fails
+(`GGML_BACKEND_DL`, ggml/src/ggml-backend-reg.cpp).
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from kvchat.errors import KvchatError
 from kvchat.text.language import N_, _, join_list, join_sentences
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
-_DISPLAY_CLASS = 0x03  # PCI class code: VGA, XGA, 3D and other display controllers
+_DISPLAY_CLASS = 0x03  # PCI class code of display controllers
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _WINDOWS_LIBRARIES = {"nvcuda.dll": "NVIDIA", "amdhip64.dll": "AMD", "ze_loader.dll": "Intel"}
 
@@ -41,7 +41,7 @@ class Backend(Enum):
     METAL = "Metal"
 
 
-_VENDOR_BACKENDS = {  # best first. Vulkan comes with every driver; ROCm and SYCL mostly need the vendor's libraries
+_VENDOR_BACKENDS = {  # best first. Vulkan comes with every driver, ROCm and SYCL need more libraries
     GpuVendor.NVIDIA: (Backend.CUDA, Backend.VULKAN),
     GpuVendor.AMD: (Backend.VULKAN, Backend.ROCM),
     GpuVendor.INTEL: (Backend.VULKAN, Backend.SYCL),
@@ -53,11 +53,11 @@ _VENDOR_BACKENDS = {  # best first. Vulkan comes with every driver; ROCm and SYC
 class Graphics:
     system: str  # "linux", "darwin" or "win32"
     vendors: tuple[GpuVendor, ...]
-    nvidia_driver: bool = True  # False: NVIDIA card on Linux without NVIDIA's driver
+    nvidia_driver: bool = True  # False if NVIDIA's driver is not installed
 
 
 def detect_graphics() -> Graphics:
-    """Detect GPUs without running a program: on Linux from /sys, on Windows from the drivers' files."""
+    """Detect GPUs from /sys on Linux and from the drivers' files on Windows."""
     if sys.platform == "darwin":
         return Graphics(sys.platform, (GpuVendor.APPLE,) if platform.machine() == "arm64" else ())
     if sys.platform == "win32":
@@ -95,7 +95,7 @@ def install_advice(graphics: Graphics) -> tuple[str, ...]:
 
 
 def driver_advice(graphics: Graphics) -> str:
-    """Return what must be installed before an engine can use the GPU, or ""."""
+    """Return the advice to install a missing driver, or ""."""
     if GpuVendor.NVIDIA in graphics.vendors and not graphics.nvidia_driver:
         return _("Install the NVIDIA driver first; engines cannot use the GPU without it.")
     return ""
@@ -105,7 +105,7 @@ _TIMEOUT_S = 20.0
 _MISSING_LIBRARY = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
 _MISSING_GLIBC = re.compile(r"version `(GLIBC(?:XX)?_[\d.]+)' not found")
 
-# Packages that provide a library, by its name's prefix. Names are Debian's and Ubuntu's.
+# Packages of Debian and Ubuntu, by the prefix of the library they provide.
 _PROVIDERS = {
     "libcuda.so": N_("the NVIDIA driver (Debian: nvidia-driver)"),
     "libvulkan.so": N_("the Vulkan loader (Debian: libvulkan1) and the GPU’s Vulkan driver (mesa-vulkan-drivers)"),
@@ -122,7 +122,7 @@ _PROVIDERS = {
     "libmkl": N_("Intel oneAPI"),
     "libze_loader": N_("the Intel Level Zero loader (Debian: libze1)"),
 }
-_DRIVER_HINTS = {  # fixes for undetected cards, if no library is missing
+_DRIVER_HINTS = {  # why a backend may not detect a GPU although no library is missing
     Backend.CUDA: N_("The NVIDIA driver is not running, or the driver or the GPU is too old for this engine."),
     Backend.VULKAN: N_(
         "No Vulkan driver for the GPU was found (Debian: mesa-vulkan-drivers; for NVIDIA, the NVIDIA driver)."
@@ -143,13 +143,13 @@ def cannot_run_error(reason: str) -> KvchatError:
 
 
 def undetected_gpu_error(program: Path, backend: Backend) -> KvchatError:
-    """Return an error that says why the engine has no device of this kind. Blocks while `ldd` runs."""
+    """Return an error that says why the engine does not detect a GPU. Blocks while `ldd` runs."""
     reason = describe_missing_libraries(program) or _(_DRIVER_HINTS[backend])
     return KvchatError(_("The engine does not detect the GPU"), reason, _(_RETRY_ADVICE))
 
 
 def describe_missing_libraries(program: Path) -> str:
-    """Return which libraries an engine is missing and what provides them, or "". Blocks while `ldd` runs."""
+    """Return which libraries an engine lacks and which packages provide them, or "". Blocks while `ldd` runs."""
     folder, missing = program.parent, set[str]()
     environment = parent_guard.engine_environment("ldd") | {"LC_ALL": "C"}
     libraries = {*folder.glob("libggml-*.so"), *folder.glob("llama-server")} if sys.platform == "linux" else ()

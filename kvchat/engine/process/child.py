@@ -1,4 +1,4 @@
-"""An engine process and the reason for its exit."""
+"""The engine's process, and the explanation of its exit."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _NOT_STARTED = (parent_guard.EXIT_NOT_FOUND, parent_guard.EXIT_NOT_EXECUTABLE, e
 
 @dataclass(frozen=True)
 class ProcessExit:
-    code: int  # exit code; -n: killed by signal n
-    last_lines: tuple[str, ...] = ()  # last output, newest last
-    out_of_memory: bool = False  # the system ran out of memory and killed a process meanwhile
+    code: int  # exit code, or -n if signal n ended the process
+    last_lines: tuple[str, ...] = ()  # of the output, newest last
+    out_of_memory: bool = False  # Linux killed a process for lack of memory while this one ran
 
     @property
     def signal(self) -> int | None:
         return -self.code if self.code < 0 else None
 
     def explain(self, *, was_ready: bool = False) -> EngineFailure:
-        """Explain why the process ended by itself. `was_ready`: the engine had finished loading."""
+        """Explain why the process ended without being stopped. `was_ready`: the engine had finished loading."""
         library = find_line(MISSING_LIBRARY, self.last_lines)
         if library is not None or self.code == _WINDOWS_DLL_NOT_FOUND:
             return EngineFailure(
@@ -96,17 +96,17 @@ class ProcessExit:
         return EngineFailure(kind, title, detail, advice)
 
 
-# Windows only; elsewhere `start_new_session` does the same.
+# On Windows, for `GenerateConsoleCtrlEvent`; elsewhere `start_new_session` makes the process group.
 _NEW_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 _LAST_LINES = 200
-_DRAIN_S = 1.0  # time to read a dead process's last output
-# Seconds to wait after the first and the second SIGTERM, before SIGKILL. Soon after an API request, often only the
-# second one works; everything is saved by then.
+_DRAIN_S = 1.0  # longest wait for the last output of a dead process
+# Seconds to wait after the first and the second SIGTERM, before SIGKILL. llama-server often ignores the first one soon
+# after an API request.
 STOP_TIMEOUTS_S = (2.0, 2.0)
 
 
 class EngineProcess(asyncio.SubprocessProtocol):
-    """A child process in a session of its own (Ctrl+C is for the app), guarded so that it cannot outlive the app."""
+    """The engine's process. Its guard ends it with kvchat, and its own session keeps Ctrl+C from reaching it."""
 
     _transport: asyncio.SubprocessTransport
     _end_task: asyncio.Task[None]
@@ -125,7 +125,7 @@ class EngineProcess(asyncio.SubprocessProtocol):
         *,
         use_pipe: bool = sys.platform != "linux",
     ) -> EngineProcess:
-        """Start `command` from the main thread's loop: on Linux the guard watches that thread. Raises OSError."""
+        """Start `command` on the main thread, which the guard watches on Linux. Raises OSError."""
         log.note_start(command)
         process = cls(log)
         process._transport, _protocol = await asyncio.get_running_loop().subprocess_exec(
@@ -143,7 +143,7 @@ class EngineProcess(asyncio.SubprocessProtocol):
 
     @property
     def pid(self) -> int:
-        """The process id: on Linux the engine's own, elsewhere the guard's."""
+        """The process id of the engine on Linux, of its guard elsewhere."""
         return self._transport.get_pid()
 
     @property
@@ -151,7 +151,7 @@ class EngineProcess(asyncio.SubprocessProtocol):
         return not self._end_task.done()
 
     async def wait(self) -> ProcessExit:
-        """Wait for the exit and the last output. Supports several callers and cancellation."""
+        """Wait for the exit and the last output."""
         await asyncio.shield(self._end_task)
         out_of_memory = _count_oom_kills() > self._oom_kills_before
         return ProcessExit(self._transport.get_returncode() or 0, self._log.since_start[-_LAST_LINES:], out_of_memory)
@@ -161,7 +161,7 @@ class EngineProcess(asyncio.SubprocessProtocol):
         return not self.running
 
     async def stop(self, timeouts_s: tuple[float, float] = STOP_TIMEOUTS_S) -> ProcessExit:
-        """Send SIGTERM, again after a timeout, then kill the process; kill it at once if cancelled."""
+        """Send SIGTERM, send it again after a timeout, then kill the process. If cancelled, kill it at once."""
         try:
             for attempt, timeout_s in enumerate(timeouts_s):
                 if self.running:  # llama-server exits immediately on the second SIGTERM
@@ -193,15 +193,15 @@ class EngineProcess(asyncio.SubprocessProtocol):
             self._transport.kill()
 
     def _signal_group(self, number: int) -> None:
-        """Signal the whole group: a pipe guard, the engine's parent, forwards no signals."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: a macOS zombie
+        """Send a signal to the process group, because a guard with a pipe forwards none to the engine."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises PermissionError for a zombie
             os.killpg(self.pid, number)
 
     async def _run_to_end(self) -> None:
         try:
             await self._exited.wait()
             with contextlib.suppress(TimeoutError):
-                # A grandchild may keep the pipe open; do not wait for it.
+                # With a limit, because a child of the engine may keep the pipe open.
                 await asyncio.wait_for(self._output_ended.wait(), _DRAIN_S)
         finally:
             if not self._exited.is_set():  # cancelled: the loop is closing
@@ -221,7 +221,7 @@ class EngineProcess(asyncio.SubprocessProtocol):
 
 
 def _count_oom_kills() -> int:
-    """Return Linux's count of out-of-memory kills so far; 0 if unavailable (proc(5), vmstat)."""
+    """Return how many processes Linux has killed for lack of memory (proc(5), vmstat); 0 on other systems."""
     try:
         counters = Path("/proc/vmstat").read_text("ascii")
     except OSError:

@@ -1,7 +1,4 @@
-"""Connection to a llama-server that the user runs; kvchat never starts or stops the server.
-
-If its process is on this computer, its arguments are read from the process.
-"""
+"""Connection to a llama-server that the user runs and kvchat never stops, and the arguments of its process."""
 
 import asyncio
 import contextlib
@@ -46,18 +43,18 @@ class ServerAddress:
 
 @dataclass(frozen=True)
 class PollPolicy:
-    """Timing of connection attempts and checks, in seconds."""
+    """Intervals and limits for connecting to a server and checking it, in seconds."""
 
-    unreachable_after_s: float = 4.0  # time without a first answer before reporting none
-    return_timeout_s: float = 20.0  # the same after an earlier answer: it may restart
-    poll_s: float = 1.0
-    check_interval_s: float = 10.0  # between checks of a responding server
+    unreachable_after_s: float = 4.0  # wait for the first response
+    return_timeout_s: float = 20.0  # wait for a server that has responded before and may be restarting
+    poll_s: float = 1.0  # between attempts to connect
+    check_interval_s: float = 10.0  # between checks of a server that responds
     response_timeout_s: float = 20.0
     max_misses: int = 3
 
 
 def parse_address(text: str) -> str:
-    """Return the normalised address, without a trailing slash. Raises BadAddress."""
+    """Check a server's address and remove its trailing slash. Raises BadAddress."""
     try:
         url = httpx2.URL(text.strip())
     except httpx2.InvalidURL as error:
@@ -81,13 +78,13 @@ class ExternalServer(EngineConnection):
         self._check_now = asyncio.Event()  # set when a request fails
 
     async def connect(self, address: ServerAddress) -> None:
-        """Start connecting and return at once; `ready` and listeners get the result."""
+        """Start to connect, without waiting for the result."""
         await self._end_monitor()
         self.publish(EngineStatus(EngineState.STARTING))
         self._task = asyncio.create_task(self._monitor(address), name="external engine")
 
     async def stop(self) -> None:
-        """Disconnect. The server keeps running."""
+        """Disconnect from the server, which keeps running."""
         await self._end_monitor()
         self.publish(EngineStatus(EngineState.STOPPED))
 
@@ -134,7 +131,7 @@ class ExternalServer(EngineConnection):
                 unreachable = _unreachable(client.base_url)
                 if now() >= deadline:
                     return unreachable
-                self.publish(EngineStatus(EngineState.STARTING, unreachable))  # report before retrying
+                self.publish(EngineStatus(EngineState.STARTING, unreachable))
             await asyncio.sleep(min(policy.poll_s, max(0.0, deadline - now())))
 
     async def _wait_until_lost(self, client: LlamaServerClient) -> None:
@@ -147,7 +144,7 @@ class ExternalServer(EngineConnection):
             self._check_now.clear()
             try:
                 if not await client.is_loaded(self._policy.response_timeout_s):
-                    return  # restarted: the slot's state is lost
+                    return  # it has restarted, so the slots are empty
                 misses = 0
             except (EngineGone, ForeignServer):
                 misses += 1
@@ -191,8 +188,8 @@ def _failure(title: str, detail: str) -> EngineFailure:
 class RunningServer:
     pid: int
     folder: Path  # working directory
-    arguments: tuple[str, ...]  # without the program
-    variables: tuple[tuple[str, str], ...] = ()  # LLAMA_ARG_*, also options
+    arguments: tuple[str, ...]  # without the program's name
+    variables: tuple[tuple[str, str], ...] = ()  # environment variables LLAMA_ARG_*, which set options
 
     def value_of(self, *names: str) -> str | None:
         for name, value in zip(self.arguments, self.arguments[1:], strict=False):
@@ -209,7 +206,7 @@ def is_loopback(host: str) -> bool:
 
 
 def find_server(url: str) -> RunningServer | None:
-    """Find the server process at this address; None if it is remote or inaccessible."""
+    """Find the process that listens at this address; None if it is remote or belongs to another user."""
     address = httpx2.URL(url)
     if not is_loopback(address.host):
         return None
@@ -227,10 +224,10 @@ def find_server(url: str) -> RunningServer | None:
 
 
 def reachable_slot_folder(server: RunningServer, proc: Path = Path("/proc")) -> Path | None:
-    """Return the server's slot folder if it is accessible, else None.
+    """Return the folder where the server saves slots if kvchat can use it, else None.
 
-    Does not test by saving a slot, since another program may be using it. If the server runs in a container, its
-    folder may differ from the folder of the same name here; on Linux, `proc` shows this.
+    A server in a container may have another folder of the same name. Linux shows its root folder in `proc`. Saving a
+    slot would also tell, but another program may be using it.
     """
     name = server.value_of("--slot-save-path")
     folder = server.folder / name if name else None

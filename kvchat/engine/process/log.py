@@ -1,7 +1,6 @@
-"""The engine's output: the last lines in memory, a bounded file on disk, and the memory allocations it reports.
+"""The engine's log: its last lines in memory, a bounded file on disk, and the memory allocations in it.
 
-The allocation lines are llama.cpp's (`llama_kv_cache: CUDA0 KV buffer size = 512.00 MiB`), printed from
-`--verbosity 4` on (common/log.cpp, common_log_get_verbosity).
+llama.cpp logs allocations (`llama_kv_cache: CUDA0 KV buffer size = 512.00 MiB`) with `--verbosity 4` and higher.
 """
 
 import codecs
@@ -20,35 +19,35 @@ from typing import BinaryIO
 
 from kvchat.system.concurrency import SHUTDOWN_TIMEOUT_S
 
-_START_MARKER = "kvchat starts "  # begins the line logged before each engine start
+_START_MARKER = "kvchat starts "  # beginning of the line before the output of each process
 _LINE_END = re.compile(r"\r\n|\n|\r")
-# Do not wait for a reader if the log is a pipe.
+# O_NONBLOCK: opening the log must not wait if the user has replaced it by a pipe.
 _OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0)
-_MAX_LINE_CHARS = 4_000  # longer lines are cut to limit memory use
-_MAX_QUEUED_LINES = 5_000  # lines waiting for the disk; further lines are dropped
+_MAX_LINE_CHARS = 4_000  # longer lines are cut
+_MAX_QUEUED_LINES = 5_000  # waiting for the disk; more are dropped
 
 
 class EngineLog:
     """Collects the engine's output, bounded in lines, line length and bytes on disk."""
 
     def __init__(self, path: Path | None = None, *, lines: int = 2_000, file_bytes: int = 2_000_000) -> None:
-        """`path`: log file, mode 0600; rotated to `<name>.1` at `file_bytes`."""
+        """`path`: the log file, which is renamed to `<name>.1` when it has reached `file_bytes`."""
         self._lines: deque[str] = deque(maxlen=lines)
         self._file = _LogFile(path, file_bytes) if path is not None else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._partial_line = ""
-        self._in_quotation = False  # a request was quoted: more of it may follow
-        self.bytes_seen = 0  # grows with any output, including progress dots without a line end
+        self._in_quotation = False  # the last line quoted a request, which may continue
+        self.bytes_seen = 0  # also counts progress dots, which have no line end
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The last lines, newest last, including an incomplete one."""
+        """The last lines, newest last. The last one may be incomplete."""
         rest = self._strip_request(self._partial_line)
         return (*self._lines, rest) if rest else tuple(self._lines)
 
     @property
     def since_start(self) -> tuple[str, ...]:
-        """The kept lines of the last process."""
+        """Those of the last lines that belong to the last process."""
         lines = self.lines
         starts = [number for number, line in enumerate(lines) if line.startswith(_START_MARKER)]
         return lines[starts[-1] + 1 :] if starts else lines
@@ -89,7 +88,7 @@ class EngineLog:
                 self._file.add(stripped)
 
     def _strip_request(self, line: str) -> str | None:
-        """Cut off quoted request text; None within a quotation: a grammar that does not parse is printed in full."""
+        """Remove the text of a request from a line; None if the whole line is part of a quoted request."""
         if match := _REQUEST_QUOTE.search(line):
             return f"{line[: match.end()]}…"
         return line if not self._in_quotation or _LEVEL_PREFIX.match(line) or _CRASH_OUTPUT.match(line) else None
@@ -120,7 +119,7 @@ class _LogFile:
     def _run(self) -> None:
         file: BinaryIO | None = None
         while (line := self._lines.get()) is not None:
-            with contextlib.suppress(OSError):  # a missing log must not stop the engine
+            with contextlib.suppress(OSError):  # the engine must run without a log, too
                 if file is None:
                     self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                     file = os.fdopen(os.open(self._path, _OPEN_FLAGS, 0o600), "ab", buffering=0)
@@ -133,17 +132,17 @@ class _LogFile:
             file.close()
 
 
-# llama.cpp quotes requests or derived text after these words (tools/server, common, llama-grammar.cpp).
+# After these words llama.cpp logs text from requests (tools/server, common, llama-grammar.cpp).
 _REQUEST_QUOTE = re.compile(
     r"got (?:another )?exception: |error (?:parsing|printing) grammar: |after accepting piece: |not as expected: "
     r"|(?:downloading image from|loading image from local file|Responses tool type) '|\bwhat\(\): "
     r"|Failed to (?:apply|convert|format|initialize|parse|render)[\w ]*: "
 )
-# Standard error of a dying engine, without log level: kvchat finds the reason here.
+# Lines without a log level that are never part of a request, such as the reason for a crash.
 _CRASH_OUTPUT = re.compile(
     r"kvchat|terminate called|[\w./\\:-]+\.(?:c|h|m|cc|cu|cpp|hpp)\w*:\d+: |(?:CUDA|ROCm|MUSA|HIP|SYCL) error|ggml_"
 )
-# "0.00.296.764 E ggml_…": minutes, seconds, milli- and microseconds, level (llama.cpp's common/log.cpp).
+# "0.00.296.764 E ": minutes, seconds, milliseconds, microseconds and level (llama.cpp's common/log.cpp).
 _LEVEL_PREFIX = re.compile(r"^(?:\d+\.)+\d+ ([DIWE]) ")
 _ERROR_WORDS = re.compile(r"\berror\b|\bfailed\b|GGML_ASSERT|GGML_ABORT|terminate called", re.IGNORECASE)
 
@@ -156,9 +155,9 @@ class Level(IntEnum):
 
 
 def filter_by_level(lines: Iterable[str], minimum: Level) -> list[str]:
-    """Return the lines with at least the `minimum` level.
+    """Return the lines that have at least the `minimum` level.
 
-    A line without a level is an error if it reads like one, else it has the level of the line before.
+    A line without a level is an error if it has a word such as "failed", else it has the level of the line before.
     """
     level, filtered = Level.INFO, []
     for line in lines:
@@ -170,7 +169,7 @@ def filter_by_level(lines: Iterable[str], minimum: Level) -> list[str]:
 
 
 MIB = 1024 * 1024
-_PURPOSES = {  # by llama.cpp's name of the buffer
+_PURPOSES = {  # purposes of llama.cpp's buffers, by their names in the log
     "model": "weights",
     "KV": "kv",
     "RS": "kv",  # recurrent state
@@ -183,19 +182,19 @@ _BUFFER = re.compile(
 )
 _OFFLOADED = re.compile(r"load_tensors: offloaded (?P<layers>\d+)/(?P<all>\d+) layers to GPU")
 _CPU_EXPERTS = re.compile(r"fit_impl: +- (?P<place>\S+) .*: +\d+ layers \( *(?P<experts>\d+) overflowing\)")  # --fit
-_HOST_DEVICE = re.compile(r"CPU|.*_Host|BLAS", re.IGNORECASE)  # CPU_Mapped, CPU_REPACK; CUDA_Host is host memory, too
+_HOST_DEVICE = re.compile(r"CPU|.*_Host|BLAS", re.IGNORECASE)  # CPU_Mapped, CPU_REPACK, CUDA_Host
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A model's layers on the GPUs. The output counts as one more layer, as in the engine's log."""
+    """How many of a model's layers are on GPUs. The output counts as a layer, as in the engine's log."""
 
     gpu_layers: int
     all_layers: int
-    cpu_experts: int = 0  # layers among these whose mixture experts are in the computer's memory
+    cpu_experts: int = 0  # GPU layers whose experts are in the computer's memory
 
     @property
-    def whole(self) -> bool:
+    def is_fully_on_gpu(self) -> bool:
         return self.gpu_layers == self.all_layers and self.cpu_experts == 0
 
 
@@ -205,10 +204,8 @@ class Allocations:
     placement: Placement | None  # None: CPU only, or not reported
 
     def bytes_on(self, gpu: str | None) -> Counter[str]:
-        """Return the bytes for "weights", "kv" and "compute" on a GPU, or in the computer's memory if None.
-
-        A GPU's buffers have its own name, or names such as "MTL0_Mapped" and "RPC0[den:50052]".
-        """
+        """Return the bytes of "weights", "kv" and "compute" on a GPU or, for None, in the computer's memory."""
+        # A GPU's buffers are named after it, as in "CUDA0", "MTL0_Mapped" and "RPC0[den:50052]".
         pattern = _HOST_DEVICE if gpu is None else re.compile(rf"{re.escape(gpu)}([_\[].*)?\Z")
         totals = Counter[str]()
         for place, purpose, size in self.buffers:
@@ -218,10 +215,10 @@ class Allocations:
 
 
 def read_allocations(lines: Iterable[str]) -> Allocations | None:
-    """Parse the allocations in one engine's log; None if it has none."""
+    """Parse the allocations in the log of one process; None if it has none."""
     buffers: list[tuple[str, str, int]] = []
     placement = None
-    experts: dict[str, int] = {}  # by GPU: the last value from --fit
+    experts: dict[str, int] = {}  # layers by GPU; --fit logs several attempts, of which the last counts
     for line in lines:
         if match := _BUFFER.search(line):
             buffers.append((match["place"], _PURPOSES[match["what"]], round(float(match["mib"]) * MIB)))
@@ -230,6 +227,6 @@ def read_allocations(lines: Iterable[str]) -> Allocations | None:
         elif match := _OFFLOADED.search(line):
             placement = Placement(int(match["layers"]), int(match["all"]), sum(experts.values()))
     if any(place == "CPU_Mapped" for place, *_ in buffers):
-        # Mapped weights repacked for the CPU are not read again: do not count them twice.
+        # Repacked weights also have a mapped copy, which is not used any more: do not count both.
         buffers = [buffer for buffer in buffers if buffer[0] != "CPU_REPACK"]
     return Allocations(tuple(buffers), placement) if buffers else None

@@ -1,4 +1,4 @@
-"""The launch plan: all start options of an engine, and their conversion for each kind of engine."""
+"""Start options of an engine, and their conversion to the command line of each kind of engine."""
 
 import dataclasses
 import json
@@ -13,21 +13,21 @@ from kvchat.engine import embedded
 from kvchat.engine.discovery.arguments import KnownOptions
 from kvchat.engine.discovery.engines import EngineLocation
 
-NO_ORIGIN = "https://kvchat.invalid"  # impossible as a web page's origin (RFC 2606): blocks all pages
-TRACE_VERBOSITY = 4  # llama-server's log level: logs memory use but no conversations
+NO_ORIGIN = "https://kvchat.invalid"  # no web page can have this origin (RFC 2606), so none may send requests
+TRACE_VERBOSITY = 4  # llama-server's log level that includes memory use but no conversations
 
-# Copies of a sliding window or recurrent state that the engine keeps to go back to. Newer builds write all into a save:
-# with their default of 32, a save of 4K tokens was seven times as large (b11549, gemma3), and the store can go back
-# without them. But settling needs the last prompt's state if the template shortens a reply: with one copy, it
-# processed the whole conversation again; with two, only the reply (b11549, qwen35).
+# Number of earlier sliding windows or recurrent states that the engine keeps, to go back to them. Newer builds include
+# them in saves: with the default of 32, a save of 4K tokens was seven times as large (b11549, gemma3). The store does
+# not need them, but settling a turn does if the template shortens the reply: with one checkpoint, the engine processed
+# the whole conversation again; with two, only the reply (b11549, qwen35).
 CONTEXT_CHECKPOINTS = 2
 
-# Tokens that the engine processes at once; few, because a dropped connection stops prefill only between batches. The
-# sliding-window cache is longer by this number. It also affects rounding: in steps of a multiple, a prompt
-# gives the same result as in one piece; in other steps it differs by up to 0.2 nats (measured; CPU attention).
+# Tokens that the engine processes at once. Small, because a cancelled request stops only between two batches. Prompts
+# processed in steps of a multiple of this give the same result as in one step; with other steps, log probabilities
+# differ by up to 0.2 (measured on a CPU).
 BATCH_SIZE = 512
 
-FULL_WINDOW = "--swa-full"  # option of users who keep sliding windows at full length
+FULL_WINDOW_OPTION = "--swa-full"  # keeps the whole KV cache of models with a sliding window
 
 MIB = 1024 * 1024
 
@@ -36,28 +36,28 @@ ParameterValue = str | int | bool | tuple[str, ...]
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """The options of one engine process, without the API key, which is in the environment."""
+    """The start options of an engine, except for the API key, which is in the environment."""
 
     model: Path
     context_size: int  # tokens
     slot_path: Path  # folder for saving and restoring slot files
-    port: int = 0  # 0: the supervisor picks a free port per launch
+    port: int = 0  # 0: a free port, chosen at each start
     host: str = "127.0.0.1"
     kv_type: str = "f16"
     batch_size: int = BATCH_SIZE  # tokens
-    fit_target: int | None = None  # bytes the engine leaves free on each GPU when placing the model; None: no GPU
-    without_gpu: bool = False  # avoid GPUs: their memory ran out
-    projector: Path | None = None  # converts pictures for the model
+    fit_target: int | None = None  # bytes that the engine leaves free on each GPU; None without a GPU
+    without_gpu: bool = False  # use no GPU, because its memory ran out
+    projector: Path | None = None
     slots: int = 1  # parallel sequences sharing the context
     rpc_workers: tuple[str, ...] = ()  # host:port of each rpc-server sharing the work
-    extra_arguments: tuple[str, ...] = ()  # the user's validated arguments
-    known_options: KnownOptions | None = None  # the build's options; None: all that kvchat uses
+    extra_arguments: tuple[str, ...] = ()  # the user's, checked
+    known_options: KnownOptions | None = None  # the build's options; None: it supports all that kvchat uses
 
 
 def llama_server_arguments(plan: LaunchPlan) -> list[str]:
-    """Convert the plan to llama-server's arguments, as spelled by current builds and those of the previous year."""
+    """Convert the plan to llama-server's arguments."""
     known_options = plan.known_options
-    # kvchat can do without these: a build that lacks one has no such feature to turn off.
+    # Left out for builds that do not know them: those lack the features that these turn off.
     optional = [
         ["--kv-unified"],  # one KV stream: slot files stay valid for any --parallel
         ["--cache-ram", "0"],  # no cache of evicted prompts: the store does that
@@ -65,13 +65,11 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         ["--jinja"],  # now the default; older builds render differently without it
         ["--no-webui"],
         ["--cors-origins", NO_ORIGIN],
-        # The engine measures GPUs and places the model. Without a GPU it would read the header for nothing.
+        # Let the engine place the model on GPUs. Without one, this would only slow down the start.
         ["--fit", "off" if plan.fit_target is None else "on"],
         ["--ctx-checkpoints", str(CONTEXT_CHECKPOINTS)],
     ]
-    if (
-        known_options is None or known_options.has_trace_level
-    ):  # in builds of the year before, level 4 logs whole conversations
+    if known_options is None or known_options.has_trace_level:  # without it, level 4 logs conversations
         optional.append(["--verbosity", str(TRACE_VERBOSITY)])
     if plan.fit_target is not None:
         optional.append(["--fit-target", str(plan.fit_target // MIB)])
@@ -99,14 +97,14 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
 
 
 def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
-    """Convert the plan to dotted fields of xllamacpp's CommonParams. The child looks up KV types by name."""
+    """Convert the plan to fields of xllamacpp's CommonParams."""
     fields: dict[str, ParameterValue] = {
         "model.path": str(plan.model),
         "hostnames": (plan.host,),
         "port": plan.port,
         "n_ctx": plan.context_size,
         "n_batch": plan.batch_size,
-        # The engine concatenates folder and file name, so it needs the separator.
+        # With a separator at the end, because the engine only appends the file's name.
         "slot_save_path": str(plan.slot_path / "_")[:-1],
         "n_parallel": plan.slots,
         "kv_unified": True,
@@ -118,7 +116,7 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
         "use_jinja": True,
         "ui": False,
         "cors_origins": NO_ORIGIN,
-        "fit_params": sys.platform == "darwin",  # on other systems it is CPU-only
+        "fit_params": sys.platform == "darwin",  # elsewhere the embedded engine is CPU-only
         "verbosity": TRACE_VERBOSITY,
         "n_ctx_checkpoints": CONTEXT_CHECKPOINTS,
     }
@@ -129,7 +127,7 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
 
 @dataclass(frozen=True)
 class Invocation:
-    """Command line and environment of one engine start. Only the environment has the key: command lines are public."""
+    """The command line and environment of one start. The key is not in the command line, which others can read."""
 
     plan: LaunchPlan  # with the chosen port
     command: tuple[str, ...]
@@ -142,7 +140,7 @@ class Invocation:
 
 
 def prepare(location: EngineLocation, plan: LaunchPlan) -> Invocation:
-    """Create an invocation with a fresh key and, if the plan has none, a free port."""
+    """Create an invocation with a new key and, if the plan has no port, a free one."""
     plan = dataclasses.replace(plan, port=plan.port or free_port(plan.host))
     if location.path is None:
         command, key_variable = embedded.command(json.dumps(embedded_parameters(plan))), embedded.KEY_VARIABLE
@@ -153,7 +151,7 @@ def prepare(location: EngineLocation, plan: LaunchPlan) -> Invocation:
 
 
 def free_port(host: str) -> int:
-    """Return a port that is free now; another process may take it at any time."""
+    """Return a port that is free now. Another program may take it before it is used."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Supervisor of one engine: starts, watches, restarts and stops it, and reports why it died."""
+"""Supervisor that starts, monitors, restarts and stops one engine process at a time."""
 
 import asyncio
 import contextlib
@@ -32,40 +32,40 @@ from kvchat.text.language import _, format_number, join_sentences
 
 @dataclass(frozen=True)
 class MonitorPolicy:
-    """Times for monitoring, in seconds; long enough that a busy computer does not count as a fault."""
+    """Intervals and limits for monitoring, in seconds. A busy computer must not exceed the limits."""
 
     check_interval_s: float = 10.0
     response_timeout_s: float = 20.0  # timeout for /health
-    max_misses: int = 4  # misses in a row for a hang
-    sleep_gap_s: float = 30.0  # the wall clock jumped this far ahead: the computer slept
-    stuck_timeout_s: float = 300.0  # twice this without finishing a batch or save is a hang: some grammars never end
-    silence_s: float = 600.0  # a reply silent for this long hangs; prefill reports each batch
-    alert_interval_s: float = 2.0  # a reply stalled: check at once, to detect a hang within a minute
+    max_misses: int = 4  # consecutive timeouts of /health that count as a hang
+    sleep_gap_s: float = 30.0  # the computer slept if the wall clock jumped ahead by more than this
+    stuck_timeout_s: float = 300.0  # timeout for the compute loop, which some grammars never leave; two count as a hang
+    silence_s: float = 600.0  # longest silence in a stream; a prefill reports each batch
+    alert_interval_s: float = 2.0  # interval after a reply went silent, so that a hang is detected within a minute
     alert_timeout_s: float = 12.0
 
 
 class EngineMonitor:
-    def __init__(self, policy: MonitorPolicy, log: EngineLog, wall: Callable[[], float] = time.time) -> None:
-        """`wall` is a clock that keeps running during sleep."""
-        self._policy, self._log, self._wall_clock = policy, log, wall
+    def __init__(self, policy: MonitorPolicy, log: EngineLog, wall_clock: Callable[[], float] = time.time) -> None:
+        """`wall_clock` must keep running while the computer sleeps."""
+        self._policy, self._log, self._wall_clock = policy, log, wall_clock
         self._reported: EngineFailure | None = None
         self._alerted = False
         self._wake = asyncio.Event()
 
     def report(self, error: EngineError) -> None:
-        """Report a failed request. Ignores lost connections: a dead process is noticed without this."""
+        """Report a failed request, which ends the engine if it shows a hang or a broken engine."""
         if self._reported is None and isinstance(error, EngineSilent | EngineBroken):
             self._reported = error.failure if isinstance(error, EngineBroken) else _hang_failure()
             self._wake.set()
 
     def check_now(self) -> None:
-        """Check the engine now rather than after the interval. Called when a reply goes silent."""
+        """Check the engine now, because a reply went silent, and more often until it responds."""
         if not self._alerted:
             self._alerted = True
             self._wake.set()
 
     async def wait_for_failure(self, client: LlamaServerClient) -> EngineFailure:
-        """Wait until the engine is unusable and return the reason. Cancel the call if the process ends by itself."""
+        """Wait until the engine hangs or cannot compute, and return the failure."""
         stuck, misses = asyncio.create_task(self._wait_until_stuck(client), name="engine-loop-watch"), 0
         stuck.add_done_callback(lambda _: self._wake.set())
         try:
@@ -83,11 +83,11 @@ class EngineMonitor:
                 if self._wall_clock() - before - pause > self._policy.sleep_gap_s:
                     woke = _("kvchat: the computer woke from sleep; checking whether the engine still responds")
                     self._log.note(woke)
-                    misses = 0  # earlier misses were due to sleep
+                    misses = 0  # sleep may have caused the earlier ones
                 try:
                     await client.is_loaded(policy.alert_timeout_s if self._alerted else policy.response_timeout_s)
                     misses = 0
-                except EngineError as error:  # any other error is a response
+                except EngineError as error:  # errors other than EngineGone are responses
                     misses = misses + 1 if isinstance(error, EngineGone) else 0
                 self._alerted = self._alerted and misses > 0
             return _hang_failure()
@@ -96,7 +96,7 @@ class EngineMonitor:
             await asyncio.wait({stuck})
 
     async def _wait_until_stuck(self, client: LlamaServerClient) -> None:
-        """Wait until the engine's loop has been unresponsive for longer than any batch takes."""
+        """Wait until the engine's compute loop has not responded for longer than any batch takes."""
         misses = 0
         while misses < 2:  # one miss may be the computer falling asleep
             sent_at = time.monotonic()
@@ -106,7 +106,7 @@ class EngineMonitor:
             except EngineSilent:
                 misses += 1
                 continue
-            except EngineError:  # it responds, or the monitor detects that it does not
+            except EngineError:  # it responds; if it is gone, the other checks notice
                 misses, client.lifetime.responded_at = 0, None
             await asyncio.sleep(self._policy.check_interval_s)
 
@@ -138,25 +138,16 @@ _PERMANENT_FAILURES = {
 class RestartPolicy:
     """Limits and delays for restarting a dead engine. Times in seconds."""
 
-    max_deaths: int = 5  # maximum within `window_s`, or in a row without becoming ready
+    max_deaths: int = 5  # within `window_s`, or in a row without becoming ready
     window_s: float = 300.0
     first_delay_s: float = 1.0
     max_delay_s: float = 30.0
     port_attempts: int = 5
-    silence_s: float = 300.0  # a loading engine without output for this long hangs
-
-    def delay_s(self, deaths: int) -> float:
-        return min(self.first_delay_s * 2.0 ** (deaths - 1), self.max_delay_s)
-
-
-@dataclass(frozen=True)
-class _ProcessEnd:
-    failure: EngineFailure
-    was_ready: bool
+    silence_s: float = 300.0  # longest time without output while loading
 
 
 class EngineSupervisor(EngineConnection):
-    """Runs one engine process at a time. Main thread's loop only."""
+    """Runs one engine process at a time. Use it on the main thread, which the engine's guard watches on Linux."""
 
     def __init__(
         self,
@@ -169,7 +160,7 @@ class EngineSupervisor(EngineConnection):
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         generations: Iterator[int] | None = None,
     ) -> None:
-        """`clock` and `sleep` replace time in the back-off, for tests."""
+        """Create a supervisor without an engine. `clock` and `sleep` are for tests."""
         super().__init__(generations or itertools.count(1))
         self.log = log or EngineLog()
         self._policy, self._monitor_policy = policy or RestartPolicy(), monitor_policy or MonitorPolicy()
@@ -183,9 +174,9 @@ class EngineSupervisor(EngineConnection):
         return self._process.pid if self._process is not None and self._process.running else None
 
     async def start(self, location: EngineLocation, plans: Iterator[LaunchPlan]) -> None:
-        """Start an engine, stopping a running one first. Returns at once: `ready` and listeners get the result.
+        """Stop a running engine and start one with the first plan, without waiting until it is ready.
 
-        The first plan is used; each time that loading runs out of memory, the next one is tried.
+        Each time that loading runs out of memory, the next plan is tried.
         """
         async with self._serial:
             await self._end(EngineState.STOPPING)
@@ -195,7 +186,7 @@ class EngineSupervisor(EngineConnection):
             self._task.add_done_callback(self._run_ended)
 
     async def stop(self, final: EngineState = EngineState.STOPPED) -> None:
-        """Stop the engine. `final`: the state to end in, STOPPED or UNLOADED."""
+        """Stop the engine. `final`: the status afterwards, STOPPED or UNLOADED."""
         async with self._serial:
             await self._end(final if final is EngineState.UNLOADED else EngineState.STOPPING)
             self.publish(EngineStatus(final))
@@ -205,7 +196,7 @@ class EngineSupervisor(EngineConnection):
         self.log.close()
 
     async def _end(self, state: EngineState) -> None:
-        """Cancel the running task and publish `state`. If this call is cancelled, the task still finishes."""
+        """Publish `state` and stop the engine, if one runs. Cancelling this call does not prevent the stop."""
         if self._task is not None:
             if not self._task.cancelling():  # a second cancel would kill the process at once
                 self.publish(EngineStatus(state))
@@ -214,7 +205,7 @@ class EngineSupervisor(EngineConnection):
             self._task = None
 
     def _run_ended(self, task: asyncio.Task[None]) -> None:
-        """Publish an internal error as a failure, so that callers do not wait forever for the engine."""
+        """Publish a failure if kvchat itself failed, so that nobody waits for the engine forever."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             task.get_loop().call_exception_handler({"message": "the engine supervisor failed", "exception": error})
@@ -231,11 +222,11 @@ class EngineSupervisor(EngineConnection):
         status = EngineStatus(EngineState.STARTING)
         while True:
             for _attempt in range(self._policy.port_attempts):
-                death = await self._run_process(prepare(location, plan), status)
-                if death.failure.kind is not FailureKind.PORT_TAKEN:
+                failure, was_ready = await self._run_process(prepare(location, plan), status)
+                if failure.kind is not FailureKind.PORT_TAKEN:
                     break
-                plan = dataclasses.replace(plan, port=0)  # somebody took it between our choice and the engine's bind
-            too_large = death.failure.kind is FailureKind.OUT_OF_MEMORY and not death.was_ready
+                plan = dataclasses.replace(plan, port=0)  # another program took the port before the engine
+            too_large = failure.kind is FailureKind.OUT_OF_MEMORY and not was_ready
             if too_large and (smaller := next(plans, None)) is not None:
                 plan, tokens = smaller, format_number(smaller.context_size)
                 advice = _("kvchat is restarting it with a context length of {tokens} tokens.", tokens=tokens)
@@ -246,33 +237,32 @@ class EngineSupervisor(EngineConnection):
                         tokens=tokens,
                         layers=0,
                     )
-                status = EngineStatus(EngineState.STARTING, dataclasses.replace(death.failure, advice=advice))
+                status = EngineStatus(EngineState.STARTING, dataclasses.replace(failure, advice=advice))
                 self.publish(status)
                 continue
             now = self._clock()
             deaths.append(now)
             while deaths[0] < now - self._policy.window_s:
                 deaths.popleft()
-            never_ready = 0 if death.was_ready else never_ready + 1
+            never_ready = 0 if was_ready else never_ready + 1
             count = max(len(deaths), never_ready)
-            if too_large or death.failure.kind in _PERMANENT_FAILURES or count >= self._policy.max_deaths:
-                reason = death.failure
+            if too_large or failure.kind in _PERMANENT_FAILURES or count >= self._policy.max_deaths:
                 if count > 1:
                     given_up = _("It stopped {deaths} times, so kvchat does not restart it again.", deaths=count)
-                    reason = dataclasses.replace(reason, detail=join_sentences(reason.detail, given_up))
-                self.publish(EngineStatus(EngineState.FAILED, reason, count - 1))
+                    failure = dataclasses.replace(failure, detail=join_sentences(failure.detail, given_up))
+                self.publish(EngineStatus(EngineState.FAILED, failure, count - 1))
                 return
-            status = EngineStatus(EngineState.STARTING, death.failure, restart_attempt=count)
+            status = EngineStatus(EngineState.STARTING, failure, restart_attempt=count)
             self.publish(status)
-            await self._sleep(self._policy.delay_s(count))
+            await self._sleep(min(self._policy.first_delay_s * 2.0 ** (count - 1), self._policy.max_delay_s))
 
-    async def _run_process(self, invocation: Invocation, status: EngineStatus) -> _ProcessEnd:
-        """Run one process until its death. If cancelled, stop it first."""
+    async def _run_process(self, invocation: Invocation, status: EngineStatus) -> tuple[EngineFailure, bool]:
+        """Run one process until it ends, or stop it if cancelled. Return the failure, and True if it had been ready."""
         try:
             process = await EngineProcess.spawn(invocation.command, invocation.environment, self.log)
         except OSError as error:
             title, advice = _("The engine could not be started"), _("Close some programs and try again.")
-            return _ProcessEnd(EngineFailure(FailureKind.EXITED, title, str(error), advice), was_ready=False)
+            return EngineFailure(FailureKind.EXITED, title, str(error), advice), False
         self.generation = next(self._generations)
         self._process = process
         monitor = EngineMonitor(self._monitor_policy, self.log)
@@ -291,9 +281,9 @@ class EngineSupervisor(EngineConnection):
                 advice = _("The file may have been moved. Choose the model again.")
                 reason = EngineFailure(FailureKind.MODEL_MISSING, title, str(model), advice)
             if reason is not None:
-                return _ProcessEnd(reason, was_ready=False)
+                return reason, False
             self._set_ready(client, EngineStatus(EngineState.READY, restart_attempt=status.restart_attempt))
-            return _ProcessEnd(await self._monitor(process, client, monitor), was_ready=True)
+            return await self._wait_for_failure(process, client, monitor), True
         finally:
             self._client = None
             try:
@@ -301,7 +291,7 @@ class EngineSupervisor(EngineConnection):
             finally:
                 await client.aclose()
 
-    async def _monitor(
+    async def _wait_for_failure(
         self, process: EngineProcess, client: LlamaServerClient, monitor: EngineMonitor
     ) -> EngineFailure:
         ending = asyncio.create_task(process.wait(), name="engine ending")
@@ -311,7 +301,7 @@ class EngineSupervisor(EngineConnection):
             if ending.done():
                 return ending.result().explain(was_ready=True)
             self._client = None
-            self.publish(EngineStatus(EngineState.STARTING, failing.result()))  # before stopping it, which may be slow
+            self.publish(EngineStatus(EngineState.STARTING, failing.result()))  # now, because stopping it may be slow
             return failing.result()
         finally:
             for task in (ending, failing):
@@ -331,7 +321,7 @@ class EngineSupervisor(EngineConnection):
             except ForeignServer:
                 return PORT_TAKEN.failure(_("Another program is using port {port}.", port=port))
             except EngineGone:
-                pass  # not listening yet
+                pass  # it does not listen yet
             if self.log.bytes_seen != bytes_seen:
                 bytes_seen, progress_at = self.log.bytes_seen, self._clock()
             elif self._clock() - progress_at > self._policy.silence_s:

@@ -58,7 +58,9 @@ class ContextChoice:
         """Describe the engine's placement of layers on the GPUs, called `device_names`. None changes nothing."""
         if placement is None:
             return self
-        return replace(self, offload_note="" if placement.whole else _placement_sentence(placement, device_names))
+        return replace(
+            self, offload_note="" if placement.is_fully_on_gpu else _placement_sentence(placement, device_names)
+        )
 
 
 def _describe_placement(placement: Placement, device_names: str) -> str:

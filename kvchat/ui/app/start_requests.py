@@ -217,7 +217,7 @@ class StartRequestHandler(Controller):
             self.quick_window.toggle(request.token)
             return
         self._window.raise_window(request.token)
-        for target in request.open:
+        for target in request.targets:
             self.open(target)
 
     def open(self, target: str) -> None:

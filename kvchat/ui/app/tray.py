@@ -17,7 +17,7 @@ from kvchat.engine.api.connection import EngineState
 from kvchat.library.remote.downloads import ACTIVE_STATES
 from kvchat.runtime import Runtime
 from kvchat.session.slots import PendingSave
-from kvchat.system.session_bus import NoAnswer, Service, SessionBus
+from kvchat.system.session_bus import BusUnavailable, Service, SessionBus
 from kvchat.text.formatting import format_rough_duration, one_line
 from kvchat.text.language import N_, _, join_parts, join_sentences, plural
 from kvchat.ui.base.building import STRETCH, button, column, label, row
@@ -178,7 +178,7 @@ class ReplyNotifier(Controller):
                 self._listens = True
             (number,) = await self._bus.call(_DESKTOP, "Notify", "susssasa{sv}i", *notification)
             self._chats[number] = chat
-        except NoAnswer:
+        except BusUnavailable:
             self._chats[_IN_TRAY] = chat
             self._tray.icon.showMessage(title, text, tray_icon(LogoState.READY))
 

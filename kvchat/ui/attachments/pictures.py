@@ -28,7 +28,7 @@ from PySide6.QtWidgets import QWidget
 from kvchat.chat.attachments import AttachmentError, picture_attachment
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
-from kvchat.system.session_bus import NoAnswer, SessionBus
+from kvchat.system.session_bus import BusUnavailable, SessionBus
 from kvchat.text.language import _
 from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.building import label
@@ -150,7 +150,7 @@ async def _capture_via_portal() -> QImage | None:
             results = await request(bus, "Screenshot", "Screenshot", "sa{sv}", ("",), options)
     except (PortalDeclined, TimeoutError):
         return None
-    except NoAnswer as error:
+    except BusUnavailable as error:
         raise NoScreenshot from error
     finally:
         await bus.close()

@@ -17,7 +17,7 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QGuiApplication
 
 from kvchat.errors import KvchatError
-from kvchat.system.session_bus import NoAnswer, Service, SessionBus
+from kvchat.system.session_bus import BusUnavailable, Service, SessionBus
 from kvchat.text.language import N_, _
 
 NAME, _PATH = "org.freedesktop.portal.Desktop", "/org/freedesktop/portal/desktop"
@@ -26,7 +26,7 @@ _CANCELLED = 1
 Results = dict[str, tuple[str, Any]]  # name: D-Bus signature and value
 
 
-class PortalDeclined(NoAnswer):
+class PortalDeclined(BusUnavailable):
     pass
 
 
@@ -37,7 +37,7 @@ def portal(interface: str) -> Service:
 async def request(
     bus: SessionBus, interface: str, method: str, signature: str, body: tuple[Any, ...], options: Results
 ) -> Results:
-    """Return the portal's response, which may wait for the user. Raises NoAnswer and PortalDeclined.
+    """Return the portal's response, which may wait for the user. Raises BusUnavailable and PortalDeclined.
 
     https://flatpak.github.io/xdg-desktop-portal/docs/doc-org.freedesktop.portal.Request.html
     """
@@ -57,7 +57,7 @@ async def request(
     finally:
         stop()
     if code:
-        raise PortalDeclined if code == _CANCELLED else NoAnswer(f"{method}: {code}")
+        raise PortalDeclined if code == _CANCELLED else BusUnavailable(f"{method}: {code}")
     return results
 
 
@@ -103,7 +103,7 @@ class GlobalKey(QObject):
         if platform == "xcb" or platform.startswith("wayland"):
             try:
                 return await bind_by_portal(self._bus, self.pressed.emit)
-            except NoAnswer as error:
+            except BusUnavailable as error:
                 raise GlobalKeyUnavailable(_("Your desktop does not support global shortcuts for apps.")) from error
         register = {"windows": register_on_windows, "cocoa": register_on_mac}.get(platform)
         if register is None:
@@ -115,11 +115,11 @@ class GlobalKey(QObject):
 
 
 async def bind_by_portal(bus: SessionBus, pressed: Callable[[str], object]) -> Callable[[], object]:
-    """Call `pressed` with the window's activation token at each press. Raises NoAnswer.
+    """Call `pressed` with the window's activation token at each press. Raises BusUnavailable.
 
     Return a function that releases the key. The desktop asks once, and may bind a key other than `KEY`.
     """
-    with contextlib.suppress(NoAnswer):  # newer portals need the app id if kvchat was not started from a menu
+    with contextlib.suppress(BusUnavailable):  # newer portals need the app id if kvchat was not started from a menu
         await bus.call(_REGISTRY, "Register", "sa{sv}", "kvchat", {})
     created = await request(bus, _SHORTCUTS, "CreateSession", "a{sv}", (), {"session_handle_token": ("s", "kvchat")})
     session = created.get("session_handle", ("s", ""))[1]

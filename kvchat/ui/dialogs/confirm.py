@@ -100,13 +100,13 @@ async def is_metered() -> bool:
             QNetworkInformation.loadBackendByFeatures(QNetworkInformation.Feature.Metered)
         network = QNetworkInformation.instance()
         return network is not None and network.isMetered()
-    from kvchat.system.session_bus import NoAnswer, Service, SessionBus  # not needed for the first frame
+    from kvchat.system.session_bus import BusUnavailable, Service, SessionBus  # not needed for the first frame
 
     manager = Service(_NETWORK_MANAGER, "/org/freedesktop/NetworkManager", "org.freedesktop.DBus.Properties")
     bus = SessionBus("SYSTEM")
     try:
         ((_kind, metered),) = await bus.call(manager, "Get", "ss", _NETWORK_MANAGER, "Metered")
-    except NoAnswer:
+    except BusUnavailable:
         return False
     finally:
         await bus.close()

@@ -142,7 +142,7 @@ def _progress_text(download: EngineDownload) -> str:
     if order is None:
         return f"{stage.capitalize()}…"
     file = order.file
-    if download.stage is Stage.TRYING and steps:
+    if download.stage is Stage.TESTING and steps:
         return join_sentences(f"{file.name}: {stage}", f"{steps[-1].name}: {steps[-1].detail}")
     if download.stage is not Stage.FETCHING:
         return f"{file.name}: {stage}…"

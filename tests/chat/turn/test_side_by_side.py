@@ -104,7 +104,7 @@ async def test_state_purged_by_the_engine_is_a_miss_with_a_reason(two: Stage) ->
 
 async def test_engine_restart_serves_all_waiting_chats(two: Stage) -> None:
     async def stop() -> bool:
-        await two.engine.rest()
+        await two.engine.unload()
         return True
 
     chats = await start_chats(two, 2)

@@ -112,7 +112,7 @@ async def test_slot_round_trip(client: LlamaServerClient, fake_engine: FakeEngin
     await client.prefill(tokens)
     saved = await client.save_slot("a.bin")
     assert saved.tokens == len(tokens)
-    assert saved.bytes == (fake_engine.plan.slot_path / "a.bin").stat().st_size
+    assert saved.file_bytes == (fake_engine.plan.slot_path / "a.bin").stat().st_size
     await client.erase_slot()
     assert (await client.save_slot("b.bin")).tokens == 0
     assert (await client.restore_slot("a.bin")).tokens == len(tokens)

@@ -39,7 +39,7 @@ def engine() -> Engine:
 @pytest.fixture
 def prompts(engine: Engine) -> PromptTokenizer:
     prompts = PromptTokenizer(engine.tokenize)
-    prompts.end = END
+    prompts.end_token = END
     return prompts
 
 
@@ -57,7 +57,7 @@ async def test_history_is_tokenized_once(engine: Engine, prompts: PromptTokenize
 async def test_uncuttable_text_is_tokenized_whole() -> None:
     engine = Engine(splits=False)
     prompts = PromptTokenizer(engine.tokenize)
-    prompts.end = END
+    prompts.end_token = END
     for more in ("one", "two", "three"):
         assert await prompts.tokenize(HISTORY + more) == await Engine(splits=False).tokenize(HISTORY + more, True)
     assert engine.asked[-1] == HISTORY + "three"

@@ -168,7 +168,7 @@ def test_placement_by_fit() -> None:
     )
     found = read_allocations((log + REPACKED).splitlines())
     assert found.placement == Placement(49, 49, 12)
-    assert not found.placement.whole
+    assert not found.placement.is_fully_on_gpu
     found = read_allocations(f"0.00.200.001 I load_tensors: offloaded 33/33 layers to GPU\n{REPACKED}".splitlines())
     assert found.placement == Placement(33, 33)
-    assert found.placement.whole
+    assert found.placement.is_fully_on_gpu

@@ -253,7 +253,7 @@ from PySide6.QtCore import QCoreApplication, QUrl
 from PySide6.QtGui import QFileOpenEvent
 from kvchat.app import _KvchatApplication
 qt = _KvchatApplication([])
-qt.open_requested.connect(lambda request: print(*request.open))
+qt.open_requested.connect(lambda request: print(*request.targets))
 QCoreApplication.sendEvent(qt, QFileOpenEvent(QUrl("kvchat://chat/a")))
 QCoreApplication.sendEvent(qt, QFileOpenEvent(QUrl.fromLocalFile("/a b/c.kvchat")))
 """
