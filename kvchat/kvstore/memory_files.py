@@ -123,15 +123,19 @@ def private_folder_in(memory: Path, folder: Path) -> Path | None:
 
 def staging_capacity(folder: Path, held_bytes: int = 0) -> int:
     """Return the free space of an in-memory file system plus `held_bytes`, or 0 if it is not writable."""
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if not _is_usable(folder):
         return 0
     return max(0, held_bytes + shutil.disk_usage(folder).free - SLACK)
 
 
+def _is_usable(folder: Path) -> bool:
+    return hasattr(os, "getuid") and os.access(folder, os.W_OK | os.X_OK)  # on Windows the name means C:\\dev\\shm
+
+
 def describe_staging(folder: Path, allowed: int, held_bytes: int = 0) -> str:
     """Describe where slot files are staged, and why. `held_bytes`: bytes of slot files now in `folder`."""
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return f"on disk: {folder} is not writable"
+    if not _is_usable(folder):
+        return f"on disk: {folder} is not available"
     capacity = staging_capacity(folder, held_bytes)  # a plan made for a small folder allows no more
     if min(allowed, capacity) < SLACK:
         return f"on disk: {f'{folder} is full' if capacity <= allowed else 'not enough free memory'}"

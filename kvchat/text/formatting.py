@@ -14,7 +14,7 @@ ALWAYS_KEEP, NEVER_KEEP = N_("Always keep chat memory"), N_("Never keep chat mem
 VERIFY_MEMORY = N_("Verify imported memory")
 TIME_SAVED = N_("Time saved")  # page with the total
 NUMBERS = N_("Speed and token counts")
-STYLE = N_("Sampling")
+SAMPLING = N_("Sampling")
 # Where a reply's starting state came from, best first.
 STILL_LOADED, REMEMBERED, READ_AGAIN = N_("still loaded"), N_("remembered"), N_("read again")
 READ_AHEAD = N_("processed ahead")  # before Send, while the user read or typed

@@ -22,7 +22,7 @@ from kvchat.ui.controllers.views import Controller, Views
 from kvchat.ui.dialogs.confirm import ask_passphrase, confirm, file_dialog, save_dialog
 from kvchat.ui.dialogs.panel import ImportReportDialog
 
-_FORMS = N_("Complete kvchat export (*.json);;Markdown (*.md *.zip);;Web page (*.html)")
+_EXPORT_FILTERS = N_("Complete kvchat export (*.json);;Markdown (*.md *.zip);;Web page (*.html)")
 _EXPORTS = N_("Exported chats (*.json *.zip *.kvchat);;All files (*)")
 _BACKUPS = N_("Backups (*.zip);;All files (*)")
 _WITH_MEMORY = N_("Chats with memory (*.kvchat)")
@@ -63,10 +63,10 @@ class TransferController(Controller):
             self._views.notices.notify_file_saved(title, target)
 
         if ids is None:
-            self._save(_("Export all chats"), "Chats.json", _(_FORMS), export)
+            self._save(_("Export all chats"), "Chats.json", _(_EXPORT_FILTERS), export)
         else:
             name = self._file_name(ids[0]) if len(ids) == 1 else _("Chats")
-            self._save(_("Export"), f"{name}.json", _(_FORMS), export)
+            self._save(_("Export"), f"{name}.json", _(_EXPORT_FILTERS), export)
 
     def export_with_memory(self, id: str) -> None:
         self._runner.start(self._export_with_memory(id))

@@ -9,7 +9,7 @@ from kvchat.chat.options import RANGES, ChatOptions, InvalidOptions, Preset, val
 from kvchat.engine.api.wire import Sampling
 from kvchat.library.gguf.template_options import TemplateOption
 from kvchat.session.host import TemplateOptions
-from kvchat.text.formatting import STYLE
+from kvchat.text.formatting import SAMPLING
 from kvchat.text.language import N_, _, localize_number, pgettext
 from kvchat.ui.base.building import STRETCH, button, clear, column, label, line_edit, styled
 from kvchat.ui.base.theme import Look
@@ -155,7 +155,7 @@ class OptionsForm(QWidget):
         self._template_grid.setColumnStretch(0, 1)
         above = label(_("System prompt"), "strong"), self.system, self._template_holder, self._fixed_label
         reset = self.reset_button, 0, Qt.AlignmentFlag.AlignLeft
-        numbers = 6, label(_(STYLE), "strong"), self._build_numbers(), reset
+        numbers = 6, label(_(SAMPLING), "strong"), self._build_numbers(), reset
         below = label(_("Output format"), "strong"), self.format, self.format_text, self.refusal, STRETCH
         column(*above, *numbers, *below, on=self, spacing=8, margins=0)
 
