@@ -68,10 +68,7 @@ def _run_command_line(arguments: Sequence[str], on_start: Callable[[], None]) ->
 def _prepare_window(
     targets: tuple[str, ...] = (), *, quick: bool = False, starter: bool = False, hidden: bool = False
 ) -> Callable[[], int]:
-    """Return a function that opens the window or explains why Qt would abort.
-
-    If kvchat already runs, send the request to it; the returned function then does nothing.
-    """
+    """Return a function that opens the window, shows a running one, or explains why Qt would abort."""
     from kvchat.cli import no_display
 
     if (problem := no_display.find_display_problem()) is not None:

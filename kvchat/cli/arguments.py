@@ -12,7 +12,6 @@ from kvchat.cli.options import (
     COMMANDS,
     STANDARD_STREAM,
     Command,
-    InvalidQuestion,
     Options,
     async_command,
     build_parser,
@@ -83,12 +82,12 @@ class AskOptions(EngineOptions, JsonOptions):
     )
 
     def with_input(self) -> AskOptions:
-        """Read the question from standard input if it is `-`, or missing without a terminal. Raises InvalidQuestion."""
+        """Read the question from standard input if it is `-`, or missing without a terminal. Raises KvchatError."""
         if self.prompt is None and sys.stdin.isatty() and not self.as_json:
             return self
         prompt = read_question() if self.prompt is None or self.prompt == "-" else self.prompt
         if not prompt.strip():
-            raise InvalidQuestion(
+            raise KvchatError(
                 _("No question was given"),
                 _("The text is empty."),
                 _("Type the question after the command, or use - to read it from standard input."),

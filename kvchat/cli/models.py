@@ -35,10 +35,6 @@ from kvchat.text.language import N_, _, format_number, join_list, plural
 MAX_TOKEN_LENGTH = 1000  # characters
 
 
-class ModelNotFound(KvchatError):
-    pass
-
-
 def _library(runner: CommandRunner, folders: Sequence[Path] = ()) -> ModelLibrary:
     added = [str(folder.absolute()) for folder in folders]
     return ModelLibrary(runner.paths, lambda: (*runner.settings.model_folders, *added))
@@ -47,7 +43,7 @@ def _library(runner: CommandRunner, folders: Sequence[Path] = ()) -> ModelLibrar
 async def list_models(options: arguments.ModelsOptions, runner: CommandRunner) -> int:
     for folder in options.folders:
         if not is_folder(folder):
-            raise ModelNotFound(_("The folder does not exist"), str(folder), _("Specify an existing folder."))
+            raise KvchatError(_("The folder does not exist"), str(folder), _("Specify an existing folder."))
     models: list[FoundModel] = []
     settings = runner.settings
     judge = ModelJudge(settings, query_capacity(settings), LoadLimits(runner.paths.load_limits))
@@ -186,11 +182,11 @@ async def _find_model(library: ModelLibrary, name: str) -> Path:
         title = _("Several models match “{name}”", name=name)
     available = join_list(sorted({names[path] for path in paths or names})) or _("none")
     advice = _("Specify one of them, or the path of a GGUF file.")
-    raise ModelNotFound(title, _("Available: {there}.", there=available), advice)
+    raise KvchatError(title, _("Available: {there}.", there=available), advice)
 
 
 def select_file(repository: HubRepository, quantisation: str) -> HubFile:
-    """Return the file with this quantisation or name; by default, the Q4_K_M or only one. Raises ModelNotFound."""
+    """Return the file with this quantisation or name; by default, the Q4_K_M or only one. Raises KvchatError."""
     files, name = list(repository.files), quantisation.lower()
     if name:
         matches = [file for file in files if name in (file.quantisation.lower(), file.name.lower())]
@@ -202,7 +198,7 @@ def select_file(repository: HubRepository, quantisation: str) -> HubFile:
         return matches[0]
     available = join_list(file.quantisation or file.name for file in files) or _("no compatible models")
     advice = _("Specify one, for example `kvchat models get {repository}:Q8_0`.", repository=repository.repository)
-    raise ModelNotFound(title, _("Available: {there}.", there=available), advice)
+    raise KvchatError(title, _("Available: {there}.", there=available), advice)
 
 
 def _parse_repository(text: str) -> tuple[str, str]:
@@ -211,7 +207,7 @@ def _parse_repository(text: str) -> tuple[str, str]:
         name, _colon, quantisation = text.partition(":")
     if (repository := parse_repository(name)) is None:
         advice = _("Use the form OWNER/NAME; run `kvchat models search` to find repositories.")
-        raise ModelNotFound(_("This is not a repository"), _("“{name}”", name=name), advice)
+        raise KvchatError(_("This is not a repository"), _("“{name}”", name=name), advice)
     return repository, quantisation
 
 

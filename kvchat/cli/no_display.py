@@ -57,10 +57,7 @@ def find_display_problem(environment: Mapping[str, str] = os.environ) -> Display
 
 
 def explain(problem: DisplayProblem, *, starter: bool) -> int:
-    """Print the problem and return the exit code.
-
-    With `starter`, chat in the terminal instead, or send one greeting if standard input is not a terminal.
-    """
+    """Print the problem and return the exit code. With `starter`, chat in the terminal or send one greeting there."""
     print(
         _("kvchat cannot open a window. {detail}\n  {advice}", detail=problem.detail, advice=problem.advice),
         file=sys.stderr,

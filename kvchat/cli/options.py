@@ -48,10 +48,6 @@ _ARGPARSE_MESSAGES = (
 )
 
 
-class InvalidQuestion(KvchatError):
-    pass
-
-
 class CommandKind(Enum):
     WINDOW = "window"  # opens the window
     SYNC = "sync"  # a function of the options; only reads data
@@ -180,7 +176,7 @@ def parse_size(text: str) -> int:
 def read_question() -> str:
     data = sys.stdin.buffer.read(MAX_QUESTION_BYTES + 1) if sys.stdin else b""
     if len(data) > MAX_QUESTION_BYTES:
-        raise InvalidQuestion(
+        raise KvchatError(
             _("The question is too long"),
             _("It is larger than {most_question}.", most_question=format_size(MAX_QUESTION_BYTES)),
             _("Shorten the question."),
@@ -189,10 +185,7 @@ def read_question() -> str:
 
 
 def read_passphrase(file: Path | None) -> str:
-    """Return the first line of the file, or "" without a file. Raises KvchatError.
-
-    The passphrase is never an option, because other users can see the command line.
-    """
+    """Return the first line of the file, or "". Never an option, which others could see. Raises KvchatError."""
     if file is None:
         return ""
     try:

@@ -57,10 +57,7 @@ class DataFolderInUse(KvchatError):
 
 
 class CommandRunner:
-    """Runs the commands of all clients with one runtime.
-
-    Methods belong to the event-loop thread, except `serve_connection` and `serve_terminal`.
-    """
+    """Runs the commands of all clients with one runtime, on the event loop except for the `serve_` methods."""
 
     def __init__(self, paths: Paths, name: str) -> None:
         self.paths, self.name = paths, name
@@ -156,7 +153,7 @@ class CommandRunner:
             if name != "open":
                 from kvchat.cli.arguments import find_command
 
-                function = await asyncio.to_thread(lambda: find_command(name).load_function())
+                function = await asyncio.to_thread(find_command(name).load_function)
                 code = int(await function(options, self))
             elif self.show_window is None:
                 raise DataFolderInUse(self.name, os.getpid())

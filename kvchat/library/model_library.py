@@ -109,10 +109,7 @@ class ModelLibrary:
 def find_models(
     folders: Iterable[ModelFolder], stop: threading.Event, unreadable: list[UnreadableFolder]
 ) -> Iterator[FoundModel]:
-    """Yield each model once, even if several links lead to it, until `stop` is set. Reads the disk.
-
-    Folders that cannot be read are added to `unreadable`.
-    """
+    """Yield each model once, despite links, until `stop` is set. Add unreadable folders to `unreadable`."""
 
     def add_unreadable(path: Path, error: OSError) -> None:
         unreadable.append(UnreadableFolder(path, error.strerror or str(error)))

@@ -24,7 +24,8 @@ from kvchat.cli.arguments import (
     build_parser,
     parse,
 )
-from kvchat.cli.options import COMMANDS, CommandKind, InvalidQuestion
+from kvchat.cli.options import COMMANDS, CommandKind
+from kvchat.errors import KvchatError
 
 
 def parse_ask(*arguments: str) -> AskOptions:
@@ -57,12 +58,12 @@ def test_the_question_comes_from_the_command_line_standard_input_or_a_conversati
     for data in (b"", b" \n", b"\0", b"x" * 64_000_001, None):
         for arguments in (["-"], ["--new"]) if data is not None else (["-"],):
             set_stdin(monkeypatch, data)
-            with pytest.raises(InvalidQuestion):
+            with pytest.raises(KvchatError):
                 parse_ask(*arguments)
     set_stdin(monkeypatch, b"")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     assert parse_ask("--new") == AskOptions(new=True)
-    with pytest.raises(InvalidQuestion):
+    with pytest.raises(KvchatError):
         parse_ask("--json")
 
 

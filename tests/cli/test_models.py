@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.__main__ import main
-from kvchat.cli.models import ModelNotFound, select_file
+from kvchat.cli.models import select_file
+from kvchat.errors import KvchatError
 from kvchat.library.memory.demand import DeviceMemory, MemoryFacts
 from kvchat.library.remote.hub import HubFile, HubPart, HubRepository
 from kvchat.library.remote.starter import SUGGESTIONS, tier_for
@@ -113,10 +114,10 @@ def test_a_file_is_selected_by_quantisation_or_name():
     assert select_file(repository("Q8_0"), "").quantisation == "Q8_0"
     for name in ("q8_0", "Thing-Q8_0"):
         assert select_file(repository("Q4_K_M", "Q8_0"), name).quantisation == "Q8_0"
-    with pytest.raises(ModelNotFound, match="no such file") as caught:
+    with pytest.raises(KvchatError, match="no such file") as caught:
         select_file(repository("Q4_K_M", "Q8_0"), "Q2_K")
     assert "Q4_K_M, Q8_0" in caught.value.detail
-    with pytest.raises(ModelNotFound, match="No file"):
+    with pytest.raises(KvchatError, match="No file"):
         select_file(repository("Q5_0", "Q8_0"), "")
 
 

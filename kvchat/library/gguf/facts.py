@@ -3,8 +3,8 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from kvchat.library.gguf.kv_cache import KvLayout, head_lengths, kv_layout
 from kvchat.library.gguf.parser import TENSOR_TYPES, GgufHeader, NotAModel, read_header, unreadable
-from kvchat.library.gguf.template_options import TemplateVariable, template_variables
+from kvchat.library.gguf.template_options import template_variables
 from kvchat.system.files import file_stamp, open_regular_file
 from kvchat.text.language import N_, _
 
@@ -66,7 +66,7 @@ class GgufFacts:
     parts: tuple[Path, ...]  # more than one for a split model
     header_size: int
     has_sampling_defaults: bool = False  # the file sets sampling defaults, which the engine uses
-    template_variables: tuple[TemplateVariable, ...] = ()  # chat template options that kvchat knows
+    template_variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # known options and their values
 
 
 def read_facts(path: Path) -> GgufFacts:
@@ -89,11 +89,16 @@ def _read_facts(path: Path, _stamps: FileStamps) -> GgufFacts:
     blocks = fields.number("block_count")
     key_length, value_length = head_lengths(fields)
     experts = fields.number("expert_used_count") * fields.number("expert_feed_forward_length")
+    type_bytes: Counter[int] = Counter()
+    for tensor in header.tensors:
+        type_bytes[tensor.type] += tensor.bytes
+    commonest_type = max(type_bytes, key=type_bytes.__getitem__, default=-1)
+    type_name = TENSOR_TYPES[commonest_type][0] if commonest_type in TENSOR_TYPES else "unknown"
     return GgufFacts(
         path=path,
         architecture=fields.prefix,
         name=general.text("name") or path.stem,
-        quantisation=FILE_TYPES.get(general.number("file_type", -1)) or _commonest_type(header),
+        quantisation=FILE_TYPES.get(general.number("file_type", -1)) or type_name,
         size=sum(part.stat().st_size for part in parts),
         trained_context=fields.number("context_length"),
         original_context=fields.number("rope.scaling.original_context_length"),
@@ -176,14 +181,6 @@ def _weights(headers: Sequence[GgufHeader], blocks: int) -> Weights:
             output += tensor.bytes
     has_output = any(tensor.name == "output.weight" for header in headers for tensor in header.tensors)
     return Weights(layers, embedding, output, output_is_embedding=not has_output)
-
-
-def _commonest_type(header: GgufHeader) -> str:
-    totals: Counter[int] = Counter()
-    for tensor in header.tensors:
-        totals[tensor.type] += tensor.bytes
-    commonest = max(totals, key=totals.__getitem__, default=-1)
-    return TENSOR_TYPES[commonest][0] if commonest in TENSOR_TYPES else "unknown"
 
 
 # `name-00001-of-00003.gguf`, as llama-gguf-split writes them.

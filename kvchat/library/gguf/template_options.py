@@ -5,20 +5,12 @@ result equals Jinja2's list of undeclared variables.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kvchat.text.language import N_
 
 Choices = tuple[tuple[bool | str, str], ...]
-
-
-@dataclass(frozen=True)
-class TemplateVariable:
-    """A known option that occurs in a chat template, with the values that the template mentions."""
-
-    name: str
-    values: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,25 +51,25 @@ _VARIABLE = r"(?<![\w.]){name}\b(?!\s*=[^=])(?!\()"  # not an attribute, assignm
 _COMPARED = r"(?<![\w.]){name}(?:\s*\|\s*lower)?\s*(?:[!=]=\s*({text})|(?:not\s+)?in\s*[\[(]([^\])]*)[\])])"
 
 
-def template_variables(template: str) -> tuple[TemplateVariable, ...]:
+def template_variables(template: str) -> dict[str, tuple[str, ...]]:
+    """Return the names of the known options in a chat template, each with the values that the template mentions."""
     tags = _CODE.findall(_COMMENT.sub("", template))
     code, bare = " ".join(tags), " ".join(_TEXT.sub("''", tag) for tag in tags)
     names = [option.name for option in _KNOWN if re.search(_VARIABLE.format(name=option.name), bare)]
-    return tuple(TemplateVariable(name, _values(name, code)) for name in names)
+    return {name: _values(name, code) for name in names}
 
 
-def known_options(variables: Iterable[TemplateVariable]) -> tuple[TemplateOption, ...]:
+def known_options(variables: Mapping[str, tuple[str, ...]]) -> tuple[TemplateOption, ...]:
     """Return the options for these variables, but only one of several with the same meaning.
 
     The values that a template mentions replace the default choices.
     """
-    values = {variable.name: variable.values for variable in variables}
     options: dict[str, TemplateOption] = {}
     for option in _KNOWN:
-        if option.name not in values or option.label in options:
+        if option.name not in variables or option.label in options:
             continue
-        if values[option.name] and not isinstance(option.choices[0][0], bool):
-            labels = ((value, value.replace("_", " ").capitalize()) for value in values[option.name])
+        if variables[option.name] and not isinstance(option.choices[0][0], bool):
+            labels = ((value, value.replace("_", " ").capitalize()) for value in variables[option.name])
             option = replace(option, choices=tuple((value, _LABELS.get(value, label)) for value, label in labels))
         options[option.label] = option
     return tuple(options.values())

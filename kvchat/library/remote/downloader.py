@@ -306,10 +306,7 @@ async def fetch_on_own_loop(
 
 
 async def run_on_own_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a new event loop in another thread, so that hashing does not block the caller.
-
-    Cancelling cancels the coroutine and waits for its end.
-    """
+    """Run a coroutine on a new event loop in a thread, since hashing blocks. Cancelling waits for its end."""
     loop = asyncio.SelectorEventLoop()
     task = loop.create_task(coroutine)
 

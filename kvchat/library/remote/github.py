@@ -156,10 +156,7 @@ def approximate_size(backend: Backend, system: str = sys.platform) -> str:
 def builds_for(
     graphics: Graphics, releases: Sequence[Release], machine: str = platform.machine()
 ) -> tuple[DownloadOrder, ...]:
-    """Return an order for the newest build of each backend that suits these GPUs, the best first.
-
-    The releases must be sorted, newest first.
-    """
+    """Return the newest build of each backend for these GPUs, best first. Sort the releases, newest first."""
     newest = (
         next((build for release in releases for build in _builds(release, backend, graphics.system, machine)), None)
         for backend in suitable_backends(graphics)

@@ -8,7 +8,7 @@ from kvchat.chat.options import ChatOptions, Preset
 from kvchat.chat.record.messages import Role
 from kvchat.engine.api.wire import Sampling
 from kvchat.library.gguf.facts import read_facts
-from kvchat.library.gguf.template_options import TemplateOption, TemplateVariable, known_options
+from kvchat.library.gguf.template_options import TemplateOption, known_options
 from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel
 from kvchat.ui.app.main_window import MainWindow
@@ -33,7 +33,7 @@ def asked() -> list[str | None]:
 def runtime(tmp_path: Path, asked: list[str | None], monkeypatch: pytest.MonkeyPatch) -> StagedRuntime:
     async def template_options(model: str | None) -> tuple[TemplateOption, ...]:
         asked.append(model)
-        return known_options([TemplateVariable("enable_thinking"), TemplateVariable("reasoning_effort")])
+        return known_options({"enable_thinking": (), "reasoning_effort": ()})
 
     runtime = StagedRuntime(tmp_path)
     monkeypatch.setattr(runtime.model, "template_options", template_options)
