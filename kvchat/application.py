@@ -26,7 +26,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ask_in_box, show_error_box
 from kvchat.ui.settings.settings_window import SettingsWindow
 
-_RELEASE_INTERVAL_MS = 10_000
+_TIMER_RELEASE_INTERVAL_MS = 10_000
 
 
 async def open_or_repair(paths: Paths, settings: Settings, release: Callable[[], Awaitable[None]]) -> Runtime | None:
@@ -73,7 +73,7 @@ class Application:
     async def start(self, *, starter: bool, hidden: bool) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._handle_exception)
-        self._timer = QTimer(interval=_RELEASE_INTERVAL_MS)
+        self._timer = QTimer(interval=_TIMER_RELEASE_INTERVAL_MS)
         self._timer.timeout.connect(lambda: release_cancelled_timers(loop))
         self._timer.start()
         self._tray.icon.show()

@@ -75,8 +75,8 @@ class SettingInfo:
     choices: Choices = ()
     unit: str = ""  # key of UNITS
     example: str = ""  # placeholder of a text field
-    empty: str = ""  # placeholder if the value is None
-    reset: str = ""  # label of the reset button; if empty, it names the default
+    empty_text: str = ""  # placeholder if the value is None
+    reset_label: str = ""  # if empty, the button names the default
 
 
 def _setting(default: Any, rule: Rule, label: str = "", help: str = "", **info: Any) -> Any:
@@ -171,8 +171,8 @@ class Settings:
             "again, and your chats are restored from disk."
         ),
         unit="minutes",
-        empty=N_("never"),
-        reset=N_("Never"),
+        empty_text=N_("never"),
+        reset_label=N_("Never"),
     )
     update_notice: bool = _toggle(
         False,
@@ -189,8 +189,8 @@ class Settings:
         N_("Context length"),
         N_("How much of a chat the model can use at once. A longer context uses more memory."),
         unit="tokens",
-        empty=N_("Automatic"),
-        reset=N_("Reset to automatic"),
+        empty_text=N_("Automatic"),
+        reset_label=N_("Reset to automatic"),
     )
     slots: int = _number(
         0,
@@ -254,8 +254,8 @@ class Settings:
         MAX_BYTES,
         N_("Storage limit"),
         unit="bytes",
-        empty=N_("Automatic"),
-        reset=N_("Reset to automatic"),
+        empty_text=N_("Automatic"),
+        reset_label=N_("Reset to automatic"),
     )
     free_floor_bytes: int = _number(2 * GB, 0, MAX_BYTES, N_("Minimum free space"), unit="bytes")
     max_age_days: int | None = _number(  # None: kept until the quota is full
@@ -265,8 +265,8 @@ class Settings:
         N_("Maximum age"),
         N_("kvchat deletes chat memory that was not used for this long. Messages are never deleted."),
         unit="days",
-        empty=N_("no limit"),
-        reset=N_("No limit"),
+        empty_text=N_("no limit"),
+        reset_label=N_("No limit"),
     )
     keep_deleted_days: int = _number(
         7,

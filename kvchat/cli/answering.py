@@ -235,14 +235,14 @@ async def _select_chat(runtime: Runtime, options: AskOptions) -> str | NewChat:
     chats = await runtime.chat.conversations()
     if options.chat_id is not None:
         return find_chat(chats, options.chat_id).id
-    if options.on is None:
+    if options.prepared is None:
         return chats[0].id if chats and not options.new else await runtime.chat.new_chat(options.system)
     library = runtime.chat.library
-    prepared = await library.find(options.on)
+    prepared = await library.find(options.prepared)
     usage = () if runtime.save_points.problem else (await runtime.save_points.usage()).conversations
     (status,) = await library.statuses(await runtime.engine.fingerprint_and_limit(), usage, only=prepared)
     if why := status.reprocess_reason:
-        name = safe_prose(options.on)
+        name = safe_prose(options.prepared)
         if status.time:
             time = format_estimate(status.time)
             print_err(_("“{name}” must be processed first, which takes {time}: {why}", name=name, time=time, why=why))

@@ -68,7 +68,9 @@ class AskOptions(EngineOptions, JsonOptions):
     new: bool = flag(N_("start a new chat"), group="which")
     chat_id: str | None = option("ID", N_("continue this chat (default: the newest)"), group="which", name="--chat")
     system: str | None = option("TEXT", N_("system prompt for a new chat"), group="begins")
-    on: str | None = option("NAME", N_("start a new chat with the prepared documents of this name"), group="begins")
+    prepared: str | None = option(
+        "NAME", N_("start a new chat with the prepared documents of this name"), group="begins", name="--on"
+    )
     attach: tuple[Path, ...] = option(
         "FILE", N_("text, PDF or image file to attach; repeatable"), (), type=Path, action="append"
     )

@@ -75,8 +75,8 @@ class BenchHome:
         if len(self.saves) != times:
             raise BenchFailed("A chat could not be saved", "", "See `kvchat doctor` for the free disk space.")
 
-    async def wait_for(self, answering: asyncio.Future[Message | None]) -> BenchReply:
-        message = await answering
+    async def wait_for(self, turn: asyncio.Future[Message | None]) -> BenchReply:
+        message = await turn
         await self.runtime.chat.idle()
         if message is None or message.receipt is None:
             raise self._error or BenchFailed("The model did not reply", "", "Try another model.")

@@ -206,18 +206,18 @@ def build_parser() -> argparse.ArgumentParser:
     argparse._ = _  # type: ignore[attr-defined]  # argparse cannot use kvchat's catalogue otherwise: bpo-12711
     parser = argparse.ArgumentParser("kvchat", epilog=_(_EXIT_CODES), argument_default=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
-    _describe(parser, COMMANDS[""])
+    _add_options(parser, COMMANDS[""])
     subparsers = {"": parser.add_subparsers(metavar="COMMAND", title=_("commands (default: open the window)"))}
     for command in filter(lambda command: command.name, COMMANDS.values()):
         parent, _space, name = command.name.rpartition(" ")
         subparser = subparsers[parent].add_parser(name, help=_(command.help), argument_default=argparse.SUPPRESS)
-        _describe(subparser, command)
+        _add_options(subparser, command)
         if heading := _ACTION_HEADINGS.get(command.name):
             subparsers[command.name] = subparser.add_subparsers(metavar="ACTION", title=_(heading))
     return parser
 
 
-def _describe(parser: argparse.ArgumentParser, command: Command) -> None:
+def _add_options(parser: argparse.ArgumentParser, command: Command) -> None:
     parser.description = _(command.help)
     parser.set_defaults(command=command.name)
     groups: dict[str, argparse._ActionsContainer] = {}

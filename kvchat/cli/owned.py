@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvchat.cli.options import STANDARD_STREAM, Command, CommandKind
 from kvchat.cli.terminal import (
-    FAILED,
-    INTERRUPTED,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
     SignalReceived,
     Terminal,
     current_terminal,
@@ -121,7 +121,7 @@ class CommandRunner:
                 self._loop.call_soon_threadsafe(terminal.handle_message, message)
         except (OSError, EOFError, RuntimeError):  # client or loop gone
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(terminal.handle_message, ("end", INTERRUPTED))
+                self._loop.call_soon_threadsafe(terminal.handle_message, ("end", EXIT_INTERRUPTED))
         finally:
             terminal.close()
 
@@ -167,7 +167,7 @@ class CommandRunner:
             terminal.send_error(error)
         except Exception:
             print_err(traceback.format_exc())
-            terminal.send("done", FAILED)
+            terminal.send("done", EXIT_FAILED)
 
 
 def show_running_window(paths: Paths, request: StartRequest) -> bool:
@@ -219,7 +219,7 @@ def _run_locally(ownership: InstanceLock | None, paths: Paths, name: str, option
 
     threading.Thread(target=run_loop, name="owner", daemon=True).start()
     code = run_client(ours, name, options, is_owner=True)
-    return FAILED if code is None else code
+    return EXIT_FAILED if code is None else code
 
 
 def run_client(connection: Connection, name: str, options: object, *, is_owner: bool = False) -> int | None:
@@ -281,7 +281,7 @@ def run_client(connection: Connection, name: str, options: object, *, is_owner: 
                 connection.send(("line", line))
             case ("signal", number):
                 if code is not None or failed:
-                    return INTERRUPTED
+                    return EXIT_INTERRUPTED
                 with contextlib.suppress(OSError):
                     stops = converses and number == signal.SIGINT
                     connection.send(("stop",) if stops else ("end", 128 + number))

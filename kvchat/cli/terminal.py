@@ -30,8 +30,8 @@ from kvchat.errors import KvchatError
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _
 
-FAILED = 1  # argparse exits with 2
-INTERRUPTED, NO_READER = 130, 141  # 128 + SIGINT and SIGPIPE, as in shells
+EXIT_FAILED = 1  # argparse exits with 2
+EXIT_INTERRUPTED, EXIT_NO_READER = 130, 141  # 128 + SIGINT and SIGPIPE, as in shells
 _M_ARENA_MAX = -8
 SIGNAL_TIMEOUT_S = 1.5  # for the main thread to handle a signal
 
@@ -43,7 +43,7 @@ class Terminal:
         self.working_folder = Path()  # of the client
         self.stop_reply: Callable[[], object] | None = None  # called on Ctrl+C instead of `end_command`
         self.end_command: Callable[[], object] = lambda: None
-        self.end_code = INTERRUPTED  # exit code after `end_command`
+        self.end_code = EXIT_INTERRUPTED  # exit code after `end_command`
         self.is_interactive = self.stdout_is_tty = self.stderr_is_tty = False  # set by the client
         self._connection = connection
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
@@ -128,7 +128,7 @@ def print_result(wants_json: bool, fields: object, lines: Iterable[str]) -> int:
 def to_json(fields: object) -> str:
     """Return JSON: enums as their values, paths as text, times in ISO 8601. Raises TypeError for other objects."""
 
-    def plain(value: object) -> object:
+    def to_plain(value: object) -> object:
         match value:
             case Enum():
                 return value.value
@@ -139,11 +139,11 @@ def to_json(fields: object) -> str:
             case _:
                 raise TypeError(f"{type(value).__name__} has no JSON form")
 
-    return json.dumps(fields, default=plain, ensure_ascii=False, indent=2)
+    return json.dumps(fields, default=to_plain, ensure_ascii=False, indent=2)
 
 
 def pick_attributes(value: object, *names: str) -> dict[str, Any]:
-    """Return the named attributes for `--json`. If an attribute is renamed, the key must stay."""
+    """Return these attributes as keys and values for `--json`. Their names are part of the public output."""
     return {name: getattr(value, name) for name in names}
 
 
@@ -196,21 +196,21 @@ def run_process(main: Callable[[], int]) -> NoReturn:
     try:
         code = main()
     except SystemExit as error:  # argparse
-        code = error.code if isinstance(error.code, int) else FAILED
+        code = error.code if isinstance(error.code, int) else EXIT_FAILED
     except KeyboardInterrupt as error:
-        code = getattr(error, "code", INTERRUPTED)
+        code = getattr(error, "code", EXIT_INTERRUPTED)
     except BaseException:
         traceback.print_exc()
-        code = FAILED
+        code = EXIT_FAILED
     with suppress(AttributeError, OSError, ValueError):
         sys.stdout.flush()
         if recorder and recorder.fault and not code:
             if isinstance(recorder.fault, BrokenPipeError):  # the reader stopped early
-                code = NO_READER
+                code = EXIT_NO_READER
             else:
                 why = _("It is closed") if recorder.fault.errno == errno.EBADF else recorder.fault.strerror
                 print(_("kvchat: The output could not be written\n  {why}.", why=why), file=sys.stderr)
-                code = FAILED
+                code = EXIT_FAILED
         sys.stderr.flush()
     os._exit(code)
 

@@ -288,7 +288,7 @@ class EngineSetup:
                 whole = Path(name) / target.name
                 whole.mkdir(mode=0o700)
                 for part in order.file.parts:
-                    unpack(order.target(self._downloads, part), whole, stop)
+                    unpack(order.target_path(self._downloads, part), whole, stop)
                 if stop.is_set():
                     return
                 if not (whole / program_name()).is_file():

@@ -20,7 +20,7 @@ from kvchat.library.gguf.facts import part_name
 from kvchat.system.files import read_json, read_regular_file, run_with_timeout
 from kvchat.text.language import N_
 
-MAX_DEPTH = 8  # levels of subfolders; the Hugging Face cache needs 4
+MAX_FOLDER_DEPTH = 8  # levels of subfolders; the Hugging Face cache needs 4
 _QUANTISATION = r"(?:ud[-_.])?(?:iq\d\w*|q\d\w*|t?q\d_\d|bf16|f16|f32|fp16|fp32|mxfp4\w*|nvfp4)"
 _TRAILING_QUANTISATION = re.compile(rf"[-_.]{_QUANTISATION}$", re.IGNORECASE)
 _PROJECTOR_NOISE = re.compile(rf"mmproj|model|gguf|{_QUANTISATION}|[^a-z0-9]+")
@@ -220,7 +220,7 @@ def _models_below(top: ModelFolder, on_unreadable: OnUnreadable, stop: Event) ->
         if current.name == "snapshots":
             with suppress(OSError, UnicodeDecodeError):
                 main_snapshot = read_regular_file(current.parent / "refs" / "main", 1000).decode("ascii").strip()
-        is_deep = len(current.relative_to(top.path).parts) >= MAX_DEPTH
+        is_deep = len(current.relative_to(top.path).parts) >= MAX_FOLDER_DEPTH
         below = [name for name in folders if not name.startswith(".") and not is_deep]
         folders[:] = sorted(below, key=lambda name: (name != main_snapshot, name))
         names = sorted(name for name in files if name.lower().endswith(".gguf") and not name.startswith("."))

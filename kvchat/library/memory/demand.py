@@ -88,7 +88,7 @@ class MemoryFacts:
 
 
 def available_memory(devices: Sequence[DeviceMemory] = (), root: Path = Path("/")) -> MemoryFacts:
-    """Return the free memory, at most what this process's cgroup allows. `root` replaces / in tests."""
+    """Return the free memory, limited by this process's cgroup. Tests replace the file system's `root`."""
     memory, allowed = psutil.virtual_memory(), cgroup_memory_left(root)
     if allowed is None or allowed >= memory.available:
         return MemoryFacts(memory.available, False, tuple(devices), memory.total)
@@ -298,7 +298,7 @@ class ModelDemand:
         """
         weights = self.facts.weights
         kv = kv_bytes(self.facts.kv, tokens, self.kv_type, swa_full=self.swa_full, slots=self.slots)
-        compute, other = self._compute(tokens), ENGINE_BYTES
+        compute, other = self._compute_buffer_bytes(tokens), ENGINE_BYTES
         if not self.swa_full:  # checkpoints of models whose state cannot be truncated (server-context.cpp)
             fixed = kv_fixed_bytes(self.facts.kv, tokens, self.kv_type)
             other += fixed * CONTEXT_CHECKPOINTS * self.slots
@@ -330,7 +330,7 @@ class ModelDemand:
         staging = memory.staging_beside(weights + kv + compute + other, reserved)
         return MemoryBar(COMPUTER, free, reserved, weights, kv, compute, other, staging=staging)
 
-    def _compute(self, tokens: int) -> int:
+    def _compute_buffer_bytes(self, tokens: int) -> int:
         """Estimate llama.cpp's compute buffer: one micro-batch in a layer (measured on b11434, rounded up).
 
         Builds a year older also hold the logits of a whole micro-batch, which the margin covers.

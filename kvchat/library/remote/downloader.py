@@ -69,7 +69,7 @@ class DownloadOrder:
     revision: str
     file: HubFile
 
-    def target(self, models: Path, part: HubPart | None = None) -> Path:
+    def target_path(self, models: Path, part: HubPart | None = None) -> Path:
         """Return the path of a file, models/owner/name/path. Raises HubError if it would be outside `models`."""
         inside = PurePosixPath((part or self.file.parts[0]).path)
         pieces = (*self.repository.split("/"), *inside.parts)
@@ -78,11 +78,11 @@ class DownloadOrder:
         return models.joinpath(*pieces)
 
     def partial_path(self, models: Path, part: HubPart) -> Path:
-        target = self.target(models, part)
+        target = self.target_path(models, part)
         return target.with_name(target.name + PART_SUFFIX)
 
     def order_path(self, models: Path) -> Path:
-        target = self.target(models)
+        target = self.target_path(models)
         return target.with_name(target.name + ORDER_SUFFIX)
 
     def save(self, models: Path) -> None:
@@ -90,12 +90,12 @@ class DownloadOrder:
             new.write_text(json.dumps(dataclasses.asdict(self), indent=2), "utf-8")
 
     def is_downloaded(self, models: Path) -> bool:
-        """Return True if all files exist with the right size. Raises HubError like `target`."""
-        return all(file_size(self.target(models, part)) == part.size for part in self.file.parts)
+        """Return True if all files exist with the right size. Raises HubError like `target_path`."""
+        return all(file_size(self.target_path(models, part)) == part.size for part in self.file.parts)
 
     def bytes_done(self, models: Path) -> int:
         return sum(
-            min(part.size, max(file_size(self.partial_path(models, part)), file_size(self.target(models, part))))
+            min(part.size, max(file_size(self.partial_path(models, part)), file_size(self.target_path(models, part))))
             for part in self.file.parts
         )
 
@@ -115,7 +115,7 @@ def discard_download(order: DownloadOrder, models: Path) -> None:
     order.order_path(models).unlink(missing_ok=True)
     for part in order.file.parts:
         order.partial_path(models, part).unlink(missing_ok=True)
-    for folder in list(order.target(models).parents)[: 2 + order.file.parts[0].path.count("/")]:
+    for folder in list(order.target_path(models).parents)[: 2 + order.file.parts[0].path.count("/")]:
         with contextlib.suppress(OSError):  # the folder is not empty
             folder.rmdir()
 
@@ -125,7 +125,7 @@ async def fetch_model(order: DownloadOrder, models: Path, source: DownloadSource
 
     If cancelled, the bytes received so far are kept for resuming. Raises HubError and DownloadFailed.
     """
-    target, order_file = order.target(models), order.order_path(models)
+    target, order_file = order.target_path(models), order.order_path(models)
     if target in _active_targets:
         raise DownloadFailed(
             _("This download is already in progress"),
@@ -146,13 +146,13 @@ async def fetch_model(order: DownloadOrder, models: Path, source: DownloadSource
         order.save(models)
         before, fetched = 0, []
         for part in order.file.parts:
-            if file_size(order.target(models, part)) != part.size:  # a killed process may have moved some already
+            if file_size(order.target_path(models, part)) != part.size:  # a killed process may have moved some already
                 download = _PartDownload(order, part, order.partial_path(models, part), source, before, on_progress)
                 await download.run()
                 fetched.append(part)
             before += part.size
         for part in fetched:
-            order.partial_path(models, part).replace(order.target(models, part))
+            order.partial_path(models, part).replace(order.target_path(models, part))
         order_file.unlink()
     except OSError as error:
         raise disk_failure(target.parent, error) from error
@@ -247,7 +247,7 @@ def _check_room(order: DownloadOrder, models: Path) -> None:
             _("Run `hf download {repository} {path}`. kvchat will find the model.", repository=repository, path=path),
         )
     needed = order.file.size - order.bytes_done(models)
-    free = shutil.disk_usage(order.target(models).parent).free
+    free = shutil.disk_usage(order.target_path(models).parent).free
     if needed + RESERVED_DISK_BYTES > free:
         text = N_("It needs {needed} more, and {spare_room} should stay free; {models} has {free} free.")
         sizes = {"needed": needed, "spare_room": RESERVED_DISK_BYTES, "free": free}

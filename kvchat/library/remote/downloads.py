@@ -74,23 +74,23 @@ class Downloads:
             return [(order, order.bytes_done(self._models)) for order in unfinished_orders(self._models)]
 
         for order, done in await asyncio.to_thread(read):
-            path = order.target(self._models)
+            path = order.target_path(self._models)
             if path not in self._downloads:
-                self._set(Download(order, path, DownloadState.PAUSED, done))
+                self._update(Download(order, path, DownloadState.PAUSED, done))
 
     def start(self, order: DownloadOrder) -> Path:
         """Start or resume a download and return its path. Raises HubError for an invalid file name."""
-        path = order.target(self._models)
+        path = order.target_path(self._models)
         download = self._downloads.get(path)
         if download is not None and download.state in ACTIVE_STATES:
             return path
-        self._set(Download(order, path, DownloadState.WAITING, download.downloaded_bytes if download else 0))
+        self._update(Download(order, path, DownloadState.WAITING, download.downloaded_bytes if download else 0))
         self._running[path] = asyncio.create_task(self._fetch(order, path), name="download")
         return path
 
     def pause(self, path: Path) -> None:
         if self._stop(path):
-            self._set(dataclasses.replace(self._downloads[path], state=DownloadState.PAUSED, rate=0.0))
+            self._update(dataclasses.replace(self._downloads[path], state=DownloadState.PAUSED, rate=0.0))
 
     async def remove(self, path: Path) -> None:
         """Remove a download from the list, and delete its files unless it is done. Raises OSError."""
@@ -123,7 +123,7 @@ class Downloads:
         def report(done: int, rate: float, checking: bool) -> None:
             if self._running.get(path) is task:
                 state = DownloadState.CHECKING if checking else DownloadState.FETCHING
-                self._set(dataclasses.replace(self._downloads[path], state=state, downloaded_bytes=done, rate=rate))
+                self._update(dataclasses.replace(self._downloads[path], state=state, downloaded_bytes=done, rate=rate))
 
         error: Exception | None = None
         try:
@@ -135,14 +135,14 @@ class Downloads:
             del self._running[path]
             download = dataclasses.replace(self._downloads[path], rate=0.0)
             if error is None:
-                self._set(dataclasses.replace(download, state=DownloadState.DONE, downloaded_bytes=download.total))
+                self._update(dataclasses.replace(download, state=DownloadState.DONE, downloaded_bytes=download.total))
                 return
             shown_error = error if isinstance(error, KvchatError) else KvchatError(_("An unexpected error occurred"))
-            self._set(dataclasses.replace(download, state=DownloadState.FAILED, error=shown_error))
+            self._update(dataclasses.replace(download, state=DownloadState.FAILED, error=shown_error))
         if error is not None and not isinstance(error, KvchatError):
             raise error
 
-    def _set(self, download: Download) -> None:
+    def _update(self, download: Download) -> None:
         self._downloads[download.path] = download
         for listener in tuple(self._listeners):
             listener(download)

@@ -156,7 +156,7 @@ def approximate_size(backend: Backend, system: str = sys.platform) -> str:
 def builds_for(
     graphics: Graphics, releases: Sequence[Release], machine: str = platform.machine()
 ) -> tuple[DownloadOrder, ...]:
-    """Return the newest build of each backend for these GPUs, best first. Sort the releases, newest first."""
+    """Return the newest build of each backend for these GPUs, best first. Expects the newest release first."""
     newest = (
         next((build for release in releases for build in _builds(release, backend, graphics.system, machine)), None)
         for backend in suitable_backends(graphics)

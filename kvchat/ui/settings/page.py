@@ -74,8 +74,8 @@ class SettingsPage(ScrollPage):
             return SwitchEntry(self.look, name, title, help, change)
         if isinstance(default, str) or about.example:
             return TextEntry(self, name, title, help, example=about.example, empty=default)
-        if about.reset:
-            reset = _(about.reset)
+        if about.reset_label:
+            reset = _(about.reset_label)
         elif about.unit == "days":
             reset = plural(default, "Reset to {count} day", "Reset to {count} days")
         elif about.unit:
@@ -83,7 +83,7 @@ class SettingsPage(ScrollPage):
         else:
             reset = _("Reset to {api_port}", api_port=default)
         notation = NOTATIONS[about.unit]
-        return NumberEntry(name, title, help, notation, change, default=_(about.empty), reset=reset)
+        return NumberEntry(name, title, help, notation, change, default=_(about.empty_text), reset=reset)
 
     def run(self, run: Coroutine[Any, Any, Any]) -> None:
         self.panel.run(run)

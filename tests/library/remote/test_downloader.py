@@ -264,7 +264,7 @@ async def test_kill_during_the_final_moves(hub: Hub, served: FakeHub, tmp_path: 
     split.order_path(tmp_path).parent.mkdir(parents=True)
     split.save(tmp_path)
     first, second = split.file.parts
-    split.target(tmp_path, first).write_bytes(CONTENT)
+    split.target_path(tmp_path, first).write_bytes(CONTENT)
     split.partial_path(tmp_path, second).write_bytes(CONTENT)
     (left,) = unfinished_orders(tmp_path)
     assert left.bytes_done(tmp_path) == left.file.size
