@@ -1,12 +1,10 @@
 """Both real engines with a real model: confirms the behavior that the fake engine imitates."""
 
-import asyncio
 import contextlib
 import json
 import socket
 import struct
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +20,6 @@ from kvchat.engine.api.wire import ChatMessage, Sampling
 from kvchat.engine.discovery.engines import EngineLocation, list_devices, probe
 from kvchat.engine.process.plan import LaunchPlan, embedded_parameters
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
-from tests.engine.waiting import is_alive, until
 from tests.engine_fixtures import supervised
 
 pytestmark = pytest.mark.engine
@@ -117,33 +114,6 @@ def test_version_and_devices(location: EngineLocation) -> None:
     assert all(device.name and device.description for device in devices)
     if location.path is None:
         assert any(device.name == "CPU" for device in devices)
-
-
-APP = """
-import asyncio, sys
-from pathlib import Path
-from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.process.plan import LaunchPlan
-from kvchat.engine.process.supervisor import EngineSupervisor
-async def main():
-    supervisor = EngineSupervisor()
-    path = Path(sys.argv[1]) if sys.argv[1] else None
-    await supervisor.start(EngineLocation(path), iter([LaunchPlan(Path(sys.argv[2]), 512, Path(sys.argv[3]))]))
-    await supervisor.ready()
-    print(supervisor.pid, flush=True)
-    await asyncio.sleep(600)
-asyncio.run(main())
-"""
-
-
-async def test_engine_dies_with_a_killed_app(location: EngineLocation, plan: LaunchPlan, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", APP, str(location.path or ""), str(plan.model), str(tmp_path)]
-    app = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    engine = int(await app.stdout.readline())
-    assert is_alive(engine)
-    app.kill()
-    await app.wait()
-    await until(lambda: not is_alive(engine))
 
 
 @pytest.mark.usefixtures("embedded_engine")

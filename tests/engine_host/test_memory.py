@@ -102,16 +102,6 @@ async def test_failure_at_the_smallest_context(runtime: Runtime, fake_engine: Fa
     assert shown == []
 
 
-async def test_measured_bars(runtime: Runtime, fake_engine: FakeEngine) -> None:
-    fake_engine.set(FAKE_KV_MIB_PER_1K=8)
-    actual = 4 * 8 * MIB
-    await runtime.engine.ready()
-    assert sum(bar.kv for bar in runtime.engine.choice.context.bars) < actual / 10
-    assert sum(bar.kv for bar in runtime.engine.memory_bars) == actual
-    assert all(bar.measured for bar in runtime.engine.memory_bars)
-    assert "MB" not in runtime.engine.context_reason, "its bars tell what it has taken"
-
-
 async def test_no_start_after_close(runtime: Runtime, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     claims, goes_on, chosen = threading.Event(), threading.Event(), ManagedEngine.choose
 

@@ -82,6 +82,11 @@ async def test_reply_with_progress_timings_and_end(client: LlamaServerClient, fa
     assert (chunks[-1].timings.cache_n, chunks[-1].timings.prompt_tokens) == (0, prompt)
     await client.prefill(await client.prompt_tokens(HELLO))
     assert (await all_chunks(client))[-1].timings.prompt_n == 1  # all but the last token, whose logits are needed
+    fake_engine.set(FAKE_THINKING="Let me see.")
+    chunks = await all_chunks(client, Sampling(max_tokens=8, temperature=0.0, seed=7))
+    assert "".join(chunk.text for chunk in chunks) == "You said"
+    assert "".join(chunk.thinking for chunk in chunks) == "Let me see."
+    assert chunks[-1].finish_reason == "length"
 
 
 async def test_long_ids_are_parsed_in_another_thread(
@@ -99,14 +104,6 @@ async def test_long_ids_are_parsed_in_another_thread(
     assert threads[True] is not threading.current_thread()
 
 
-async def test_sampling_and_thinking(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
-    fake_engine.set(FAKE_THINKING="Let me see.")
-    chunks = await all_chunks(client, Sampling(max_tokens=8, temperature=0.0, seed=7))
-    assert "".join(chunk.text for chunk in chunks) == "You said"
-    assert "".join(chunk.thinking for chunk in chunks) == "Let me see."
-    assert chunks[-1].finish_reason == "length"
-
-
 async def test_slot_round_trip(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
     tokens = await client.prompt_tokens(HELLO)
     await client.prefill(tokens)
@@ -116,13 +113,10 @@ async def test_slot_round_trip(client: LlamaServerClient, fake_engine: FakeEngin
     await client.erase_slot()
     assert (await client.save_slot("b.bin")).tokens == 0
     assert (await client.restore_slot("a.bin")).tokens == len(tokens)
-
-
-@pytest.mark.parametrize(("name", "message"), [("nothing.bin", "Unable to restore"), ("../a", "Invalid filename")])
-async def test_refusal_has_the_engines_message(client: LlamaServerClient, name: str, message: str) -> None:
-    with pytest.raises(EngineRefused, match=message) as refusal:
-        await client.restore_slot(name)
-    assert (refusal.value.status, refusal.value.kind) == (400, "invalid_request_error")
+    for name, message in (("nothing.bin", "Unable to restore"), ("../a", "Invalid filename")):
+        with pytest.raises(EngineRefused, match=message) as refusal:
+            await client.restore_slot(name)
+        assert (refusal.value.status, refusal.value.kind) == (400, "invalid_request_error")
 
 
 async def test_wrong_key_and_too_long_prompt_are_refused(client: LlamaServerClient) -> None:
@@ -323,11 +317,11 @@ async def test_reused_rows_are_unchanged(cached: int, count: int) -> None:
     assert shared.count == 0
 
 
-@pytest.mark.parametrize("status", [200, 500])
-async def test_failed_request_invalidates_rows(status: int) -> None:
-    async with scripted(status, "data: {}\n\n") as (client, _):
-        for change in (client.prefill([1, 2]), client.erase_slot(), client.restore_slot("a.slot")):
-            client.rows.mark_saved(100)
-            with contextlib.suppress(EngineError):
-                await change
-            assert client.rows.count == 0
+async def test_failed_request_invalidates_rows() -> None:
+    for status in (200, 500):
+        async with scripted(status, "data: {}\n\n") as (client, _):
+            for change in (client.prefill([1, 2]), client.erase_slot(), client.restore_slot("a.slot")):
+                client.rows.mark_saved(100)
+                with contextlib.suppress(EngineError):
+                    await change
+                assert client.rows.count == 0

@@ -34,9 +34,14 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return has
 
 
-def test_search_order(machine: Callable[..., None], fake_engine: FakeEngine, tmp_path: Path) -> None:
+def test_search_order(
+    machine: Callable[..., None], fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     second = tmp_path / "second"
     second.mkdir()
+    monkeypatch.setenv("PATH", os.pathsep.join([str(second), "", "/second"]))
+    assert search_folders()[:2] == [second, Path("/second")]
+    assert Path("/usr/local/bin") in search_folders()
     (second / "llama-server").symlink_to(fake_engine.path)
     machine(tmp_path / "missing", second, fake_engine.path.parent)
     assert find_engine(None).path == second / "llama-server"
@@ -50,23 +55,13 @@ def test_search_order(machine: Callable[..., None], fake_engine: FakeEngine, tmp
     with pytest.raises(EngineNotFound) as error:
         find_engine("embedded")
     assert "xllamacpp" in error.value.advice
-
-
-@pytest.mark.parametrize("kind", ["missing", "folder", "text"])
-def test_wrong_path_in_settings_is_reported(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("no program")
-    with pytest.raises(EngineNotFound) as error:
-        find_engine(str(tmp_path / kind))
-    assert str(tmp_path / kind) in error.value.detail
-    assert error.value.advice
-
-
-def test_path_variable_is_searched_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", os.pathsep.join(["/first", "", "/second"]))
-    places = search_folders()
-    assert places[:2] == [Path("/first"), Path("/second")]
-    assert Path("/usr/local/bin") in places[2:]
+    (tmp_path / "empty").mkdir()
+    for wrong in ("missing", "empty", "text"):
+        with pytest.raises(EngineNotFound) as error:
+            find_engine(str(tmp_path / wrong))
+        assert str(tmp_path / wrong) in error.value.detail
+        assert error.value.advice
 
 
 def test_version_and_devices(fake_engine: FakeEngine, tmp_path: Path) -> None:
@@ -145,28 +140,18 @@ def test_options_of_real_llama_server(real_llama_server: EngineLocation) -> None
     assert len(options.options) > 100
 
 
-@pytest.fixture
-def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeEngine, FakeEngine]:
-    """An old engine and a good one, found in this order."""
-    old, good = (make_fake_engine(tmp_path / name) for name in ("old", "good"))
-    old.set(FAKE_VERSION=6000)
-    monkeypatch.setattr(probing, "installed_engines", lambda: [old.location, good.location])
-    return old, good
-
-
-def test_entries_have_details_or_a_problem(two: tuple[FakeEngine, FakeEngine]) -> None:
+def test_list_of_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old_engine, good_engine = (make_fake_engine(tmp_path / name) for name in ("old", "good"))
+    old_engine.set(FAKE_VERSION=6000)
+    monkeypatch.setattr(probing, "installed_engines", lambda: [old_engine.location, good_engine.location])
     old, good = list_engines(None)
     assert (old.chosen, good.chosen) == (False, True)
     assert "too old" in old.problem.title
     assert (good.version, good.backends) == ("0 (fake)", ("FAKE",))
     assert good.devices[0].description == "Fake GPU"
-
-
-def test_configured_engine_is_listed_first_and_once(two: tuple[FakeEngine, FakeEngine], tmp_path: Path) -> None:
     other_name = tmp_path / "link"
-    other_name.symlink_to(two[1].path)
+    other_name.symlink_to(good_engine.path)
     entries = list_engines(str(other_name))
-    assert [entry.location.path for entry in entries] == [other_name, two[0].path]
-    assert entries[0].chosen
-    assert not any(entry.chosen for entry in list_engines(str(two[0].path)))
+    assert [(entry.location.path, entry.chosen) for entry in entries] == [(other_name, True), (old_engine.path, False)]
+    assert not any(entry.chosen for entry in list_engines(str(old_engine.path)))
     assert len(list_engines("/nowhere")) == 2

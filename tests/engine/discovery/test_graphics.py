@@ -39,7 +39,6 @@ def test_only_display_controllers_are_found(tmp_path: Path) -> None:
     ("graphics", "expected", "absent"),
     [
         (Graphics("linux", (GpuVendor.NVIDIA,)), "test an engine for CUDA", "driver first"),
-        (Graphics("linux", (GpuVendor.NVIDIA,)), "`kvchat engines get vulkan`", "driver first"),
         (Graphics("linux", (GpuVendor.NVIDIA,), nvidia_driver=False), "driver first", "Metal"),
         (Graphics("linux", (GpuVendor.AMD,), nvidia_driver=False), "test an engine for Vulkan", "NVIDIA"),
         (Graphics("linux", (GpuVendor.INTEL,)), "`kvchat engines get sycl`", "CUDA"),
@@ -83,10 +82,7 @@ def ldd_prints(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, of: str
     ("library", "message"),
     [
         ("libcuda.so.1", "It is missing libcuda.so.1. This is part of the NVIDIA driver"),
-        ("libvulkan.so.1", "libvulkan1"),
-        ("libgomp.so.1", "libgomp1"),
         ("libamdhip64.so.7", "AMD ROCm"),
-        ("libsycl.so.8", "Intel oneAPI"),
         ("libsomething.so.3", "It is missing libsomething.so.3."),
     ],
 )
@@ -105,9 +101,8 @@ def test_system_too_old(engine: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert "newer Linux than this one: GLIBC 2.38" in undetected_gpu_error(engine / "llama-server", Backend.CUDA).detail
 
 
-@pytest.mark.parametrize("backend", Backend)
-def test_driver_hint(engine: Path, tmp_path: Path, backend: Backend) -> None:
-    assert describe_missing_libraries(tmp_path / "llama-server") == ""
-    error = undetected_gpu_error(tmp_path / "llama-server", backend)
-    assert error.title == "The engine does not detect the GPU"
-    assert error.detail.endswith(".")
+def test_driver_hint(tmp_path: Path) -> None:
+    for backend in Backend:
+        error = undetected_gpu_error(tmp_path / "llama-server", backend)
+        assert error.title == "The engine does not detect the GPU"
+        assert error.detail.endswith(".")
