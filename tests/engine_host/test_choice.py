@@ -76,15 +76,10 @@ def test_invalid_arguments_are_refused(
 ) -> None:
     model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
     settings = Settings(model_path=str(model), engine_path=engine or str(fake_engine.path), **changes)
+    fake_engine.set(FAKE_LACKS="--cors-origins")
     with pytest.raises(KvchatError, match=message):
         choose_engine(settings, tmp_path)
-
-
-def test_build_without_rpc(tmp_path: Path, fake_engine: FakeEngine) -> None:
-    fake_engine.set(FAKE_LACKS="--rpc --cors-origins")
     assert "--cors-origins" not in llama_server_arguments(with_arguments(tmp_path, fake_engine).plan)
-    with pytest.raises(KvchatError, match="does not support RPC servers"):
-        with_arguments(tmp_path, fake_engine, rpc_workers="den:1")
 
 
 @pytest.mark.engine
@@ -153,17 +148,13 @@ def test_failed_load_changes_the_verdict(tmp_path: Path, monkeypatch: pytest.Mon
     assert ModelJudge(Settings(), Capacity(HERE.memory, "version: 2"), limits)(facts).verdict is Verdict.FITS
 
 
-def test_missing_engine_leaves_the_computers_memory(tmp_path: Path, fake_engine: FakeEngine) -> None:
-    assert query_capacity(Settings(engine_path=str(fake_engine.path))).build
-    nobody = query_capacity(Settings(engine_path=str(tmp_path / "gone")))
-    assert (nobody.build, nobody.memory.devices) == ("", ())
-    assert nobody.memory.available > 0
-
-
-def test_silent_worker_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_without_an_engine_or_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_devices(_: EngineLocation, workers: Sequence[str]) -> NoReturn:
         raise EngineNotFound("The engine cannot run", f"/src/ggml-rpc.cpp:547: Failed to connect to {workers[0]}\n")
 
+    nobody = query_capacity(Settings(engine_path=str(tmp_path / "gone")))
+    assert (nobody.build, nobody.memory.devices) == ("", ())
+    assert nobody.memory.available > 0
     monkeypatch.setattr(choosing, "list_devices", no_devices)
     with pytest.raises(EngineFailed, match=r"no response from the RPC server den:50052\."):
         memory_for(EngineLocation(tmp_path), ["den:50052"])

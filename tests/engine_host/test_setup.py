@@ -18,13 +18,13 @@ from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.discovery.graphics import Backend, GpuVendor, Graphics
 from kvchat.engine_host import setup as engine_setup
 from kvchat.engine_host.setup import EngineDownload, EngineSetup, Stage, downloaded_engines
-from kvchat.engine_host.trial import EngineTrial, TrialStep
+from kvchat.engine_host.trial import EngineTrial
 from kvchat.errors import KvchatError
 from kvchat.library.remote import downloader
 from kvchat.library.remote.downloader import DownloadFailed
 from kvchat.library.remote.hub import HubError, Unreachable
 from kvchat.settings import Settings
-from kvchat.system.paths import Paths, resolve_paths
+from kvchat.system.paths import Paths
 from tests.engine_fixtures import FakeEngine
 from tests.library.engine_archives import tarred
 from tests.library.fake_hub import FakeHub
@@ -257,52 +257,25 @@ async def test_real_llama_server_in_an_archive(
     assert home.settings.engine_path == str(home.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server")
 
 
-async def unused(path: str | None) -> None:
-    """Fail: no engine may be selected here."""
-    raise AssertionError(path)
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> Paths:
-    return resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "reason"),
-    [
+async def test_settings_are_checked_and_the_key_is_kept_apart(home: Home, fake_engine: FakeEngine) -> None:
+    setup, home.settings = home.setup, replace(home.settings, engine_path=str(fake_engine.path))
+    for name, text, reason in (
         ("engine_arguments", "--threads 2", ""),
         ("engine_arguments", "--nope", "does not support the option --nope"),
         ("rpc_workers", "den", '"den" is not a valid name and port'),
         ("engine_url", "http://127.0.0.1:8080", ""),
         ("engine_url", "127.0.0.1", "start with http://"),
-    ],
-)
-async def test_validation_error(paths: Paths, fake_engine: FakeEngine, name: str, text: str, reason: str) -> None:
-    setup = EngineSetup(paths, lambda: Settings(engine_path=str(fake_engine.path)), unused)
-    error = await setup.validation_error(name, text)
-    assert reason in error
-    assert bool(error) is bool(reason)
-
-
-async def test_trial_uses_the_available_model(
-    paths: Paths, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvchat.engine_host.setup.installed_starter", lambda: None)
-    settings = Settings(engine_path=str(fake_engine.path))
-    steps: list[TrialStep] = []
-    await EngineSetup(paths, lambda: settings, unused).test_engine(fake_engine.location, steps.append)
-    assert fake_engine.launches() == []
-    with_model = replace(settings, model_path=str(fake_engine.plan.model))
-    trial = await EngineSetup(paths, lambda: with_model, unused).test_engine(fake_engine.location, steps.append)
-    assert trial.works
-    assert str(fake_engine.plan.model) in fake_engine.launches()[0]["arguments"]
-
-
-async def test_server_key_is_in_no_settings_file(paths: Paths) -> None:
-    setup = EngineSetup(paths, Settings, unused)
+    ):
+        error = await setup.validation_error(name, text)
+        assert (reason in error, bool(error)) == (True, bool(reason))
     assert await setup.save_key("s3cret") is not None
-    kept = setup.key.load()
-    assert kept[0] == "s3cret"
-    assert "s3cret" not in json.dumps(vars(Settings()))
+    assert setup.key.load()[0] == "s3cret"
+    assert "s3cret" not in json.dumps(vars(home.settings))
     assert await setup.save_key("") is None
     assert setup.key.load() is None
+    trial = await setup.test_engine(fake_engine.location, lambda step: None)
+    assert trial.works
+    assert str(fake_engine.plan.model) in fake_engine.launches()[0]["arguments"]
+    home.settings = replace(home.settings, model_path=None)
+    await setup.test_engine(fake_engine.location, lambda step: None)
+    assert len(fake_engine.launches()) == 1, "without a model it only asks the engine"

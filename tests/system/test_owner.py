@@ -100,21 +100,15 @@ def test_folder_is_free_after_the_owner_ends(tmp_path: Path) -> None:
     (tmp_path / "owner.lock").mkdir()
     with listening(tmp_path):  # without a lock, everyone owns it
         assert answers(tmp_path)
-
-
-def test_owner_of_a_folder_with_a_long_path(tmp_path: Path) -> None:
-    folder = tmp_path / ("long" * 30)
+    folder = tmp_path / ("long" * 30)  # too long for a socket in it
     folder.mkdir()
     with listening(folder):
         owner = owner_of(folder)
         assert answers(folder)
     assert not Path(owner.address).parent.exists()
-
-
-@pytest.mark.parametrize("note", ["", "[]", '{"name": 1}', '{"name": "x", "pid": 1, "address": "/nowhere"}'])
-def test_invalid_owner_file(tmp_path: Path, note: str) -> None:
-    (tmp_path / "owner.json").write_text(note, "utf-8")
-    assert connect(tmp_path) is None
+    for note in ("", "[]", '{"name": 1}', '{"name": "x", "pid": 1, "address": "/nowhere"}'):
+        (tmp_path / "owner.json").write_text(note, "utf-8")
+        assert connect(tmp_path) is None
 
 
 def test_windows_lets_the_owner_raise_its_window(monkeypatch: pytest.MonkeyPatch) -> None:

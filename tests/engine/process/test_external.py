@@ -69,18 +69,22 @@ async def test_server_is_left_running_and_gets_a_new_generation(server: UsersSer
     assert server.process.poll() is None
 
 
-async def test_no_server() -> None:
-    async with connected(ServerAddress(f"http://127.0.0.1:{free_port('127.0.0.1')}")) as engine:
+async def test_no_response() -> None:
+    url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    assert find_server(url) is find_server("http://192.0.2.1:8080") is None
+    async with connected(ServerAddress(url)) as engine:
         await until(lambda: engine.status.failure is not None)
         assert engine.status.state is EngineState.STARTING, "reported at once, then tried again"
         with pytest.raises(EngineFailed, match="is not responding"):
             await engine.ready()
-
-
-async def test_silent_address() -> None:
+    async with connected(ServerAddress(url), PATIENT) as engine:
+        waiting = asyncio.create_task(engine.ready())
+        await asyncio.sleep(0)
+        await engine.stop()
+        with pytest.raises(EngineError, match="stopped"):
+            await waiting
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never answers
-        address = ServerAddress(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        async with connected(address, PollPolicy()) as engine:
+        async with connected(ServerAddress(f"http://127.0.0.1:{silent.getsockname()[1]}"), PollPolicy()) as engine:
             with pytest.raises(EngineFailed, match="is not responding"):
                 await asyncio.wait_for(engine.ready(), 60)
 
@@ -127,16 +131,6 @@ async def test_other_program(answer: bytes) -> None:
         server.shutdown()
 
 
-async def test_stop_while_connecting(server: UsersServer) -> None:
-    server.close()
-    async with connected(server.address, PATIENT) as engine:
-        waiting = asyncio.create_task(engine.ready())
-        await asyncio.sleep(0)
-        await engine.stop()
-        with pytest.raises(EngineError, match="stopped"):
-            await waiting
-
-
 def test_addresses() -> None:
     assert parse_address(" http://127.0.0.1:8080/ ") == "http://127.0.0.1:8080"
     assert parse_address("https://den.example/llama/") == "https://den.example/llama"
@@ -163,16 +157,5 @@ async def test_only_a_reachable_slot_folder_is_used(fake_engine: FakeEngine, tmp
             in_a_container = tmp_path / "proc" / str(process.pid) / "root"
             (in_a_container / str(plan.slot_path).lstrip("/")).mkdir(parents=True)
             assert reachable_slot_folder(process, tmp_path / "proc") is None
-
-
-def test_remote_server_has_no_process() -> None:
-    assert find_server("http://192.0.2.1:8080") is None
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        assert find_server(f"http://localhost:{silent.getsockname()[1]}") is None
-
-
-def test_relative_slot_folder(tmp_path: Path) -> None:
-    (tmp_path / "slots").mkdir()
-    server = RunningServer(os.getpid(), tmp_path, ("--slot_save_path", "slots"))
-    assert reachable_slot_folder(server) == tmp_path / "slots"
+    server = RunningServer(os.getpid(), plan.slot_path.parent, ("--slot_save_path", plan.slot_path.name))  # relative
+    assert reachable_slot_folder(server) == plan.slot_path

@@ -65,29 +65,18 @@ def test_gpu_arguments() -> None:
     assert embedded_parameters(PLAN)["fit_params"] is (sys.platform == "darwin")
 
 
-UNPREPARED = LaunchPlan(Path("/m.gguf"), 4096, Path("/slots"))
-SERVER = EngineLocation(Path("/bin/llama-server"))
-EMBEDDED = EngineLocation()
-
-
-@pytest.mark.parametrize("location", [SERVER, EMBEDDED])
-def test_key_is_fresh_and_only_in_the_environment(location: EngineLocation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invocation_has_a_free_port_and_a_new_key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GGML_CUDA_DISABLE_GRAPHS", "1")
     monkeypatch.setenv("LLAMA_API_KEY", "the user's own, for another server")
-    first, second = prepare(location, UNPREPARED), prepare(location, UNPREPARED)
-    assert first.key != second.key
-    assert first.environment["LLAMA_API_KEY" if location is SERVER else embedded.KEY_VARIABLE] == first.key
-    assert first.key not in " ".join(first.command)
-    assert first.key not in repr(first)
-    assert first.environment["GGML_CUDA_DISABLE_GRAPHS"] == "1"
-
-
-def test_free_port_is_chosen() -> None:
-    invocation = prepare(SERVER, UNPREPARED)
-    assert invocation.plan.port > 0
-    assert invocation.command[0] == "/bin/llama-server"
-    assert value_of("--port", list(invocation.command)) == str(invocation.plan.port)
-    assert invocation.base_url == f"http://127.0.0.1:{invocation.plan.port}"
-    assert prepare(SERVER, replace(UNPREPARED, port=4567)).plan.port == 4567
-    invocation = prepare(EMBEDDED, UNPREPARED)
-    assert json.loads(invocation.command[-1])["port"] == invocation.plan.port
+    plan, server = replace(PLAN, port=0), EngineLocation(Path("/bin/llama-server"))
+    for location, variable in ((server, "LLAMA_API_KEY"), (EngineLocation(), embedded.KEY_VARIABLE)):
+        first, second = prepare(location, plan), prepare(location, plan)
+        assert first.key != second.key
+        assert first.environment[variable] == first.key
+        assert first.environment["GGML_CUDA_DISABLE_GRAPHS"] == "1"
+        assert first.key not in f"{first.command} {first}"
+        port = first.plan.port
+        assert first.base_url == f"http://127.0.0.1:{port}"
+        said = value_of("--port", list(first.command)) if location.path else json.loads(first.command[-1])["port"]
+        assert int(said) == port > 0
+    assert prepare(server, PLAN).plan.port == 4567
