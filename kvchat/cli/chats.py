@@ -166,12 +166,18 @@ def _export_with_memory(options: arguments.ExportOptions) -> int:
 
 
 async def import_chats(options: arguments.ImportOptions, runner: CommandRunner) -> int:
-    transfer = (await runner.runtime()).transfer
-    report = await transfer.import_files(options.files, lambda done, total: None, options.passphrase, start=True)
+    runtime = await runner.runtime()
+    report = await runtime.transfer.import_files(
+        options.files, lambda done, total: None, options.passphrase, start=True
+    )
     for problem in report.problems:
         print_err(str(problem))
     count = plural(len(report.imported), "{count} chat", "{count} chats")
     print_out(_("imported {count}; {known} already existed", count=count, known=format_number(len(report.existing))))
+    deleted = {entry.id for entry in await runtime.chat.recently_deleted.entries() if entry.is_chat}
+    if restored := deleted.intersection(report.existing):
+        await runtime.chat.recently_deleted.restore_chats(list(restored))
+        print_out(_("Restored from Recently deleted: {count}.", count=format_number(len(restored))))
     for sentence in report.notes:
         print_out(sentence)
     return 1 if report.problems else 0

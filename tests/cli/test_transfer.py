@@ -33,6 +33,17 @@ def test_an_export_can_be_imported(paths, tmp_path, capsys):
     assert "x.json: line 1, column 2: invalid JSON" in capsys.readouterr().err
 
 
+def test_importing_a_recently_deleted_chat_restores_it(paths, tmp_path, capsys):
+    made = made_conversation(open_library(paths.data))
+    assert main(["export", str(tmp_path / "all.json")]) == 0
+    assert main(["chats", "delete", made.id]) == 0
+    capsys.readouterr()
+    assert main(["import", str(tmp_path / "all.json")]) == 0
+    assert "Restored from Recently deleted: 1." in capsys.readouterr().out
+    assert main(["chats"]) == 0
+    assert made.id[:8] in capsys.readouterr().out
+
+
 def test_one_chat_is_exported_in_a_chosen_format(paths, tmp_path, capsys):
     made = made_conversation(open_library(paths.data))
     assert main(["export", "--chat", made.id, "--form", "html", str(tmp_path / "x")]) == 0
