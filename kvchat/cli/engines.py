@@ -131,7 +131,7 @@ async def download(options: arguments.GetEngineOptions, runner: CommandRunner) -
                 stage = now.stage
                 if stage is Stage.FETCHING:
                     name, size = now.order.file.name, format_size(now.order.file.size)
-                    print_out(_("{name} ({size}) from {source}", name=name, size=size, source=setup.source))
+                    print_out(_("{name} ({size}) from {source}", name=name, size=size, source=setup.releases_url))
                 elif stage is Stage.TESTING:
                     print_out(_("Testing:"))
             if now.order and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
@@ -142,7 +142,7 @@ async def download(options: arguments.GetEngineOptions, runner: CommandRunner) -
 
         unsubscribe = setup.subscribe(report_progress)
         try:
-            trial = await setup.get(backend)
+            trial = await setup.install(backend)
         finally:
             unsubscribe()
     if trial is None:

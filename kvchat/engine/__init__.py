@@ -1,19 +1,14 @@
-"""Finding, running and calling llama-server. Independent of conversations and save points.
+"""Finding, running and calling llama-server.
 
-- `discovery`: `engines.py` asks each build once for its number and `--help`: builds that are too old are refused,
-  optional arguments it lacks are left out. `arguments.py` checks the user's own; those that change what a state means
-  are in the fingerprint, with the files they name. `--rpc` workers are devices like GPUs.
-- `process`: `plan.py` turns a `LaunchPlan` into the command line of llama-server or the embedded engine, with a fresh
-  API key in the environment and without the user's `LLAMA_ARG_*` variables, which could change what a save point
-  means. `supervisor.py` starts, watches and restarts with back-off; an `EngineMonitor` triggers replacement of an
-  engine that hangs or cannot compute; `child.py` explains crashes. `external.py` connects to a llama-server that the
-  user runs and never stops it; its states are kept only if its process and slot folder are found on this computer;
-  all its arguments are in the fingerprint.
-- `api`: `client.py` over `transport.py`, the only module that speaks HTTP. A streamed reply is read in
-  batches: a wake-up per token would cost more than handling it.
-- `embedded.py` and `parent_guard.py` run in processes of their own and import nothing of kvchat. The guard makes
-  the engine die with the app, even by SIGKILL: on Linux by `PR_SET_PDEATHSIG`, elsewhere by a pipe.
+- `discovery`: `engines.py` finds engines and asks each build for its version and options; too old builds are refused.
+  `arguments.py` checks the user's extra arguments. `graphics.py` finds the backends for this computer's GPUs.
+- `process`: `plan.py` makes the command line, with a new API key and without the user's `LLAMA_ARG_*` variables, which
+  could change saved KV caches. `supervisor.py` starts, monitors and restarts the engine, and `child.py` explains
+  crashes. `external.py` connects to a llama-server that the user runs. Its KV caches are saved only if its process and
+  its slot folder are found on this computer.
+- `api`: `client.py` sends requests through `transport.py`, the only module with HTTP.
+- `embedded.py` and `parent_guard.py` run in processes of their own and import nothing of kvchat. The guard ends the
+  engine with the app, even after SIGKILL.
 
-The engine's own RAM cache of evicted prompts is off (`--cache-ram 0`): the store does that job and survives a
-restart. The batch size is 512, because a dropped connection stops a prefill only between batches.
+The engine's own RAM cache of prompts is off (`--cache-ram 0`), because the store does the same and survives restarts.
 """

@@ -35,7 +35,7 @@ def command(argument: str) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Run the server until SIGTERM and return the exit code.
 
-    The only argument is an object of xllamacpp's parameters as JSON, or `DEVICES`.
+    The only argument is a JSON object with xllamacpp's parameters, or `DEVICES`.
     """
     if len(arguments) != 1:
         return _fail(EXIT_BAD_ARGUMENTS, "the embedded engine takes one argument")

@@ -27,7 +27,7 @@ _CREATE_NO_WINDOW = 0x08000000  # winbase.h
 def command(engine_command: Sequence[str], *, use_pipe: bool) -> list[str]:
     """Return the command that runs `engine_command` under a guard.
 
-    With `use_pipe`, the engine ends when the caller closes the guard's standard input; only Linux can do without.
+    With `use_pipe`, which is optional on Linux only, the engine ends when the guard's standard input closes.
     """
     mode = _PIPE_MODE if use_pipe else _KERNEL_MODE
     # -I -S: without site-packages, the script starts in a third of the time.
@@ -36,7 +36,7 @@ def command(engine_command: Sequence[str], *, use_pipe: bool) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `MODE PARENT_PID COMMAND…`; on Linux this returns only when the engine cannot be started."""
+    """Run the guard with the arguments `MODE PARENT_PID COMMAND…`. On Linux, return only if the start fails."""
     mode, parent, *engine_command = arguments
     try:
         if mode == _PIPE_MODE:

@@ -110,7 +110,7 @@ class EngineChoice:
 
     @property
     def finding_key(self) -> FindingKey:
-        """The key of the restore finding; another one with a projector, which may change how the engine restores."""
+        """The key of this engine's restore finding, which depends on the projector, because restoring may."""
         if self.plan.projector is None:
             return FindingKey(self.fingerprint, self.build)
         options = f"{self.fingerprint.options} with a projector".strip()
@@ -237,7 +237,7 @@ def user_arguments(settings: Settings, engine: EngineProbe) -> tuple[tuple[str, 
 
 
 def rope_factors(facts: GgufFacts, context_size: int) -> str:
-    """Return "short" or "long" as llama.cpp's llama_model::get_rope_factors picks, "" for a model without factors."""
+    """Return which RoPE factors llama.cpp uses at this context size: "short", "long" or, if it has no choice, ""."""
     if not facts.original_context:
         return ""
     return "long" if context_size > facts.original_context else "short"

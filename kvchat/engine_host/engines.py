@@ -244,7 +244,7 @@ class ExternalEngine:
 
 
 def choose_slot(slots: Sequence[SlotState]) -> tuple[int, bool]:
-    """Return the last free slot, since other clients use the first ones, or else the last slot; True if it is free."""
+    """Return the slot to use, and True if it is free: the last free one, because others use the first, or the last."""
     free = [number for number, slot in enumerate(slots) if not slot.busy and not slot.tokens]
     return (free[-1], True) if free else (max(0, len(slots) - 1), False)
 
@@ -262,8 +262,8 @@ def with_state_support(
         gguf, identity = read_facts(model), model_identity(model)
     except KvchatError:
         return None
-    type_k = process.value_of("-ctk", "--cache-type-k") or "f16"
-    type_v = process.value_of("-ctv", "--cache-type-v") or "f16"
+    type_k = process.option_value("-ctk", "--cache-type-k") or "f16"
+    type_v = process.option_value("-ctv", "--cache-type-v") or "f16"
     # Any argument may change what a state means; leave out only those known to be harmless.
     started_with = arguments.state_arguments(process.arguments, external=True)
     variables = " ".join(f"{name}={value}" for name, value in process.variables)

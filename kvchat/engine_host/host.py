@@ -369,11 +369,11 @@ class SwitchingEngineHost:
         return any_changed(started, self._settings(), RESTART_SETTINGS)
 
     @property
-    def restoring(self) -> str:
+    def restore_description(self) -> str:
         return self.finding.description if self.finding else ""
 
     @property
-    def may_retest(self) -> bool:
+    def can_retest(self) -> bool:
         return self.finding is not None and not self.finding.strategy.saves
 
     @property

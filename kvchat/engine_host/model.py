@@ -47,7 +47,7 @@ class CurrentModel:
     def name_of(self, model: str) -> str:
         return display_name(Path(model))
 
-    def name_for(self, conversation: Conversation | None) -> str | None:
+    def name_for_conversation(self, conversation: Conversation | None) -> str | None:
         model = conversation.model if conversation and conversation.model else self._settings().model_path
         return self.name if self._settings().engine_url or model is None else self.name_of(model)
 
@@ -98,7 +98,7 @@ STANDARD_SAMPLING = Sampling(temperature=0.7)
 
 
 def recommended_sampling(facts: GgufFacts) -> Sampling:
-    """Return kvchat's defaults for a model, or none if its GGUF has defaults, which the engine applies."""
+    """Return kvchat's sampling for a model; ENGINE_DEFAULTS if its GGUF has defaults, which the engine applies."""
     if facts.has_sampling_defaults:
         return ENGINE_DEFAULTS
     return SMALL_MODEL_SAMPLING if facts.size < SMALL_MODEL_BYTES else STANDARD_SAMPLING

@@ -89,12 +89,8 @@ def downloaded_engines(engines: Path) -> tuple[DownloadedEngine, ...]:
 
 def trial_model(paths: Paths, settings: Settings) -> Path | None:
     """Return a model for testing an engine: the starter model, because it is small, or else the selected one."""
-    starter = starter_path(paths.models)
-    return (
-        starter
-        if starter.exists()
-        else installed_starter() or (Path(settings.model_path) if settings.model_path else None)
-    )
+    starter, selected = starter_path(paths.models), Path(settings.model_path) if settings.model_path else None
+    return starter if starter.exists() else installed_starter() or selected
 
 
 class EngineSetup:
@@ -109,7 +105,7 @@ class EngineSetup:
     ) -> None:
         """`use_engine` selects the engine at a path, or the default if None. `notify` shows a title and a detail."""
         self._paths, self._settings, self._use_engine, self._notify = paths, settings, use_engine, notify
-        self.key = server_key(paths)
+        self.key_store = server_key(paths)
         self._engines, self._downloads = paths.engines, paths.engines / ".downloads"
         self._github = GitHub()
         self.download: EngineDownload | None = None
@@ -117,11 +113,11 @@ class EngineSetup:
         self._listeners: list[Callable[[], None]] = []
 
     @property
-    def source(self) -> str:
+    def releases_url(self) -> str:
         return self._github.page(LLAMA_CPP_REPOSITORY)
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` on the loop's thread when `download` changes; return the unsubscriber."""
+        """Call `listener` when `download` changes; return a function that unsubscribes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -131,7 +127,7 @@ class EngineSetup:
         chosen = settings.engine_path or settings.engine_url or any(engine.path for engine in installed_engines())
         return None if chosen or not graphics.vendors or graphics.system == "darwin" else graphics
 
-    async def get(self, backend: Backend | None = None) -> EngineTrial | None:
+    async def install(self, backend: Backend | None = None) -> EngineTrial | None:
         """Download and test an engine for the GPU, and select it if it passes. Raises KvchatError.
 
         Return None if the download was cancelled or another one is in progress.
@@ -182,7 +178,7 @@ class EngineSetup:
         for listener in tuple(self._listeners):
             listener()
 
-    async def engines(self) -> tuple[EngineEntry, ...]:
+    async def list_engines(self) -> tuple[EngineEntry, ...]:
         downloaded = await asyncio.to_thread(downloaded_engines, self._engines)
         locations = [engine.location for engine in downloaded]
         return await asyncio.to_thread(list_engines, self._settings().engine_path, locations)
@@ -195,8 +191,8 @@ class EngineSetup:
         """Save the server's API key and return its location, or delete it if `value` is empty. Raises KvchatError."""
         try:
             if value:
-                return await asyncio.to_thread(self.key.save, value)
-            await asyncio.to_thread(self.key.forget)
+                return await asyncio.to_thread(self.key_store.save, value)
+            await asyncio.to_thread(self.key_store.forget)
         except OSError as error:
             advice = _("Check that the disk is not full.")
             raise KvchatError(_("The API key could not be saved"), f"{error.strerror}.", advice) from error
@@ -232,7 +228,7 @@ class EngineSetup:
         raise KvchatError(
             title,
             _("Matching builds in the latest llama.cpp releases: {others}.", others=others or _("no builds")),
-            _("See {source}, or choose a llama-server on this computer.", source=self.source),
+            _("See {source}, or choose a llama-server on this computer.", source=self.releases_url),
         )
 
     async def _download_and_test(self, backend: Backend | None) -> tuple[DownloadedEngine, EngineTrial]:
@@ -301,7 +297,7 @@ class EngineSetup:
             raise KvchatError(
                 _("The engine archive is invalid"),
                 f"{order.file.parts[0].path}: {error}.",
-                _("See {source}.", source=self.source),
+                _("See {source}.", source=self.releases_url),
             ) from error
         except OSError as error:
             raise disk_failure(self._engines, error) from error

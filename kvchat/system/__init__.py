@@ -1,1 +1,1 @@
-"""System access: folders, files, keyring, SQLite schemas and threads. Knows no chat, model or engine."""
+"""Access to the operating system: folders, files, keyring, databases and threads."""

@@ -21,7 +21,7 @@ class UnsafeArchive(Exception):
 
 
 def unpack(archive: Path, target: Path, stop: threading.Event) -> None:
-    """Unpack a .zip or .tar.gz, without its single top folder, unless `stop` is set. Raises UnsafeArchive."""
+    """Unpack a .zip or .tar.gz without its single top folder. Ends early if `stop` is set. Raises UnsafeArchive."""
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target) as name:
         work, total = Path(name), 0
         try:
@@ -44,7 +44,7 @@ def unpack(archive: Path, target: Path, stop: threading.Event) -> None:
 
 
 def _extract(archive: Path, folder: Path) -> Iterator[int]:
-    """Extract one member after the other, each after its size in bytes was yielded."""
+    """Yield the size of each member in bytes, and extract the member when the next one is requested."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             for entry in zipped.infolist():

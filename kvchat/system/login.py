@@ -29,7 +29,7 @@ def starts_at_login() -> bool:
     try:
         if sys.platform == "win32":
             return bool(_run_key_value())
-        text = _entry().read_text("utf-8", "replace").lower()
+        text = _entry_path().read_text("utf-8", "replace").lower()
     except OSError:
         return False
     return not any(line.replace(" ", "") in _OFF for line in text.splitlines())
@@ -47,7 +47,7 @@ def start_at_login(enabled: bool) -> None:
                 elif _run_key_value():
                     registry.DeleteValue(key, _NAME)
             return
-        entry = _entry()
+        entry = _entry_path()
         if not enabled:
             entry.unlink(missing_ok=True)
             return
@@ -80,7 +80,7 @@ def start_command() -> list[str]:
     return [str(program)] if is_bundle else [str(program), "-m", "kvchat"]
 
 
-def _entry() -> Path:
+def _entry_path() -> Path:
     """Return the path of the file (Linux: https://specifications.freedesktop.org/autostart-spec)."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "LaunchAgents" / f"{_LABEL}.plist"

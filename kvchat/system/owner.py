@@ -93,7 +93,6 @@ class InstanceLock:
             ).start()
 
     def stop_listening(self) -> None:
-        """Stop accepting connections."""
         listener, self._listener = self._listener, None
         if listener is None:
             return

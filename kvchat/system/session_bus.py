@@ -49,7 +49,7 @@ class SessionBus:
             with contextlib.suppress(BusUnavailable):
                 await self.call(service, method, signature, *body)
 
-        self._keep(asyncio.ensure_future(call()))
+        self._keep_reference(asyncio.ensure_future(call()))
 
     async def listen(self, service: Service, signal: str, handler: Callable[..., object]) -> Callable[[], None]:
         """Call `handler` with the body of each signal, until the returned function is called. Raises BusUnavailable."""
@@ -66,7 +66,7 @@ class SessionBus:
                 handler(*(await queue.get()).body)
 
         forwarding = asyncio.ensure_future(forward())
-        self._keep(forwarding)
+        self._keep_reference(forwarding)
 
         def stop() -> None:
             forwarding.cancel()
@@ -93,7 +93,7 @@ class SessionBus:
             await self._connection.close()
             self._router = self._connection = None
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
+    def _keep_reference(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

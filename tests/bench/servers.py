@@ -27,7 +27,7 @@ from kvchat.engine import embedded
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.child import EngineProcess
 from kvchat.engine.process.log import EngineLog
-from kvchat.engine.process.plan import LaunchPlan, free_port, prepare
+from kvchat.engine.process.plan import LaunchPlan, free_port, make_invocation
 from kvchat.kvstore import disk
 
 Body = dict[str, Any]
@@ -139,7 +139,7 @@ class Direct(Server):
 
     async def open(self, slots: int) -> Address:
         await self.close()
-        invocation = prepare(self._location, dataclasses.replace(self._plan, slots=slots))
+        invocation = make_invocation(self._location, dataclasses.replace(self._plan, slots=slots))
         keys = (embedded.KEY_VARIABLE, "LLAMA_API_KEY")
         environment = {name: value for name, value in invocation.environment.items() if name not in keys}
         self._process = await _start(list(invocation.command), environment, invocation.base_url)

@@ -61,13 +61,13 @@ class Home:
         return sorted(path.name for path in self.paths.engines.rglob("*") if path.is_file())
 
     async def works(self) -> None:
-        trial = await self.setup.get()
+        trial = await self.setup.install()
         assert trial.works
         assert self.settings.engine_path == str(self.program)
 
     async def fails(self, backend: Backend | None = None) -> EngineTrial:
         """Download an engine that fails its trial, so it is not used."""
-        trial = await self.setup.get(backend)
+        trial = await self.setup.install(backend)
         assert not trial.works
         assert self.settings.engine_path == "/usr/bin/old"
         return trial
@@ -103,19 +103,19 @@ async def test_download_test_and_use(home: Home, github: FakeHub, monkeypatch: p
     last = home.progress[-2]
     assert [step.name for step in last.steps][-1] == "Chat memory"
     assert [engine.name for engine in downloaded_engines(home.paths.engines)] == [NAME]
-    entries = await home.setup.engines()
+    entries = await home.setup.list_engines()
     assert (entries[0].location.path, entries[0].chosen) == (home.program, True)
     fetched = len(github.downloads)
     await home.works()
     assert len(github.downloads) == fetched, "what is here is only tried again"
-    await home.setup.get(Backend.VULKAN)
+    await home.setup.install(Backend.VULKAN)
     assert [engine.name for engine in downloaded_engines(home.paths.engines)] == [NAME, "llama.cpp-b11457-vulkan"]
     with pytest.raises(KvchatError, match="No SYCL engine"):
-        await home.setup.get(Backend.SYCL)
+        await home.setup.install(Backend.SYCL)
     asked = len(github.requests)
     monkeypatch.setattr(engine_setup, "detect_graphics", lambda: Graphics("linux", ()))
     with pytest.raises(KvchatError, match="No GPU found"):
-        await home.setup.get()
+        await home.setup.install()
     assert len(github.requests) == asked
 
 
@@ -136,7 +136,7 @@ async def test_engine_without_gpu_is_kept_for_another_try(home: Home, fake_engin
 async def refused(home: Home, kind: type[KvchatError]) -> KvchatError:
     """Return the error raised by `get`; nothing may block the next attempt, and the old engine stays in use."""
     with pytest.raises(kind) as caught:
-        await home.setup.get()
+        await home.setup.install()
     assert home.setup.download is None
     assert home.settings.engine_path == "/usr/bin/old"
     assert downloaded_engines(home.paths.engines) == ()
@@ -166,9 +166,9 @@ async def test_no_network(home: Home, github: FakeHub, monkeypatch: pytest.Monke
 
 async def test_cancelled_download_resumes(home: Home, github: FakeHub) -> None:
     github.hold_at = 0
-    work = asyncio.ensure_future(home.setup.get())
+    work = asyncio.ensure_future(home.setup.install())
     await asyncio.to_thread(github.held.wait, 240)
-    assert await home.setup.get() is None, "one at a time"
+    assert await home.setup.install() is None, "one at a time"
     home.setup.cancel_download()
     assert await work is None
     assert home.setup.download is None
@@ -251,7 +251,7 @@ async def test_real_llama_server_in_an_archive(
     assert "Vulkan" in step.detail
     on_cpu = partial(engine_setup.try_engine, needs=None)  # as if the processor were enough
     monkeypatch.setattr(engine_setup, "try_engine", lambda *arguments, needs: on_cpu(*arguments))
-    trial = await home.setup.get(Backend.VULKAN)
+    trial = await home.setup.install(Backend.VULKAN)
     assert trial.works, trial.steps[-1]
     assert trial.steps[-1].name == "Chat memory"
     assert home.settings.engine_path == str(home.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server")
@@ -269,10 +269,10 @@ async def test_settings_are_checked_and_the_key_is_kept_apart(home: Home, fake_e
         error = await setup.validation_error(name, text)
         assert (reason in error, bool(error)) == (True, bool(reason))
     assert await setup.save_key("s3cret") is not None
-    assert setup.key.load()[0] == "s3cret"
+    assert setup.key_store.load()[0] == "s3cret"
     assert "s3cret" not in json.dumps(vars(home.settings))
     assert await setup.save_key("") is None
-    assert setup.key.load() is None
+    assert setup.key_store.load() is None
     trial = await setup.test_engine(fake_engine.location, lambda step: None)
     assert trial.works
     assert str(fake_engine.plan.model) in fake_engine.launches()[0]["arguments"]

@@ -151,11 +151,11 @@ class FakeEngine(SwitchingEngineHost):
         self._publish(self.status)
 
     @property
-    def restoring(self) -> str:
+    def restore_description(self) -> str:
         return self.finding.description if self.status.state is EngineState.READY else ""
 
     @property
-    def may_retest(self) -> bool:
+    def can_retest(self) -> bool:
         return not self.finding.strategy.saves
 
     @property

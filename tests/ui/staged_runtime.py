@@ -273,7 +273,7 @@ class StagedEngines(EngineSetup):
     refuse = ""  # if set, the reason to reject all input
     kept: str | None = None
 
-    async def engines(self) -> tuple[EngineEntry, ...]:
+    async def list_engines(self) -> tuple[EngineEntry, ...]:
         fetched = downloaded_engines(self._engines)
         return *(EngineEntry(engine.location, chosen=False) for engine in fetched), *self.found
 

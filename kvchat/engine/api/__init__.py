@@ -1,1 +1,1 @@
-"""llama-server client: requests, responses, their types and errors. Starts nothing."""
+"""Client for llama-server: requests, responses and errors."""

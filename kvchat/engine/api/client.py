@@ -57,7 +57,7 @@ class UnchangedRows:
         self.count = 0
 
     def mark_saved(self, tokens: int) -> None:
-        """Record that this number of tokens was just saved or restored."""
+        """Record that the slot's first `tokens` tokens were just saved or restored."""
         self.count = tokens if self._exclusive else 0
 
     def invalidate(self) -> int:
@@ -66,7 +66,7 @@ class UnchangedRows:
         return before
 
     def confirm(self, expected: int, cached: int) -> None:
-        """Restore the count that `invalidate` returned, up to the tokens that the request took from the cache."""
+        """Set the count to the tokens that a request took from the cache, but at most to `expected`."""
         self.count = min(expected, cached)
 
 

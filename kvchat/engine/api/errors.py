@@ -1,4 +1,4 @@
-"""Engine failures, and their diagnosis from the engine's own messages. Pure."""
+"""Engine failures, and their diagnosis from the engine's messages. No I/O."""
 
 import asyncio
 import contextlib

@@ -141,7 +141,7 @@ def image_size(data: bytes) -> tuple[int, int]:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
-    """Skip the segments before the frame header and read the size there (ITU-T T.81, B.1.1)."""
+    """Return the size in the frame header, after skipping the segments before it (ITU-T T.81, B.1.1)."""
     at = 2
     while True:
         while data[at] != 0xFF:

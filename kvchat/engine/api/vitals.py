@@ -38,7 +38,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Vitals:
-    """A snapshot of an engine. Sizes are in bytes; unknown values are None."""
+    """An engine's memory use, slot and speed. Sizes are in bytes; unknown values are None."""
 
     pid: int | None
     memory: int | None  # resident memory, which includes the loaded pages of the model's file

@@ -67,7 +67,7 @@ class ChatChunk:
 
 @dataclass(frozen=True)
 class Picture:
-    """The bytes of a PNG, JPEG, WebP or GIF file."""
+    """The bytes of an image file, in one of the formats of `image_format`."""
 
     data: bytes
 
@@ -159,7 +159,7 @@ def chat_body(prompt: Body, sampling: Sampling, slot: int = 0) -> Body:
 
 
 def prefill_body(prompt: Sequence[int] | Body, slot: int = 0) -> Body:
-    """Build a request to process a prompt without a reply. A prompt with pictures is an object, others are ids."""
+    """Build a request to process a prompt without a reply. `prompt`: token ids, or `completion_prompt`'s result."""
     return {"prompt": prompt, "n_predict": 0} | _cached_stream(slot)
 
 

@@ -1,1 +1,1 @@
-"""Discovery of engines, their features and graphics cards. Leaves no engine running."""
+"""Discovery of engines, their options, and GPUs."""

@@ -29,7 +29,7 @@ EMBEDDED = "embedded"  # value of the setting `engine_path`
 
 @dataclass(frozen=True)
 class EngineLocation:
-    """The path of a llama-server, or None for the embedded engine."""
+    """Location of an engine: the path of a llama-server, or None for the embedded engine."""
 
     path: Path | None = None
 

@@ -1,1 +1,1 @@
-"""Running a given engine: command line, process, log, supervision and crash diagnosis."""
+"""Engine processes: command line, supervision, log, and explanation of crashes."""

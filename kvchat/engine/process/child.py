@@ -165,7 +165,7 @@ class EngineProcess(asyncio.SubprocessProtocol):
         try:
             for attempt, timeout_s in enumerate(timeouts_s):
                 if self.running:  # llama-server exits immediately on the second SIGTERM
-                    self._signal(again=attempt > 0)
+                    self._request_stop(again=attempt > 0)
                 if await self.exits_within(timeout_s):
                     break
         finally:
@@ -174,7 +174,7 @@ class EngineProcess(asyncio.SubprocessProtocol):
                 await asyncio.wait({self._end_task})
         return await self.wait()
 
-    def _signal(self, *, again: bool) -> None:
+    def _request_stop(self, *, again: bool) -> None:
         if sys.platform != "win32":
             self._signal_group(signal.SIGTERM)
         else:

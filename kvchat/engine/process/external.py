@@ -1,4 +1,4 @@
-"""Connection to a llama-server that the user runs and kvchat never stops, and the arguments of its process."""
+"""Connection to a llama-server that the user runs, and the arguments of its process. kvchat never stops it."""
 
 import asyncio
 import contextlib
@@ -191,7 +191,7 @@ class RunningServer:
     arguments: tuple[str, ...]  # without the program's name
     variables: tuple[tuple[str, str], ...] = ()  # environment variables LLAMA_ARG_*, which set options
 
-    def value_of(self, *names: str) -> str | None:
+    def option_value(self, *names: str) -> str | None:
         for name, value in zip(self.arguments, self.arguments[1:], strict=False):
             if name.replace("_", "-") in names:
                 return value
@@ -226,10 +226,10 @@ def find_server(url: str) -> RunningServer | None:
 def reachable_slot_folder(server: RunningServer, proc: Path = Path("/proc")) -> Path | None:
     """Return the folder where the server saves slots if kvchat can use it, else None.
 
-    A server in a container may have another folder of the same name. Linux shows its root folder in `proc`. Saving a
-    slot would also tell, but another program may be using it.
+    A server in a container may see another folder under this name; its root folder is in `proc` on Linux. kvchat does
+    not save a slot as a test, because another program may be using the slot.
     """
-    name = server.value_of("--slot-save-path")
+    name = server.option_value("--slot-save-path")
     folder = server.folder / name if name else None
     try:
         if folder is None or not os.access(folder, os.R_OK | os.W_OK | os.X_OK) or not folder.is_dir():

@@ -28,7 +28,7 @@ _MAX_QUEUED_LINES = 5_000  # waiting for the disk; more are dropped
 
 
 class EngineLog:
-    """Collects the engine's output, bounded in lines, line length and bytes on disk."""
+    """The last lines of the engine's output, in memory and in a file of limited size."""
 
     def __init__(self, path: Path | None = None, *, lines: int = 2_000, file_bytes: int = 2_000_000) -> None:
         """`path`: the log file, which is renamed to `<name>.1` when it has reached `file_bytes`."""
@@ -47,7 +47,7 @@ class EngineLog:
 
     @property
     def since_start(self) -> tuple[str, ...]:
-        """Those of the last lines that belong to the last process."""
+        """Those of the last lines that the last process has written."""
         lines = self.lines
         starts = [number for number, line in enumerate(lines) if line.startswith(_START_MARKER)]
         return lines[starts[-1] + 1 :] if starts else lines

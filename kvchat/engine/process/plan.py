@@ -139,7 +139,7 @@ class Invocation:
         return f"http://{self.plan.host}:{self.plan.port}"
 
 
-def prepare(location: EngineLocation, plan: LaunchPlan) -> Invocation:
+def make_invocation(location: EngineLocation, plan: LaunchPlan) -> Invocation:
     """Create an invocation with a new key and, if the plan has no port, a free one."""
     plan = dataclasses.replace(plan, port=plan.port or free_port(plan.host))
     if location.path is None:

@@ -26,13 +26,13 @@ from kvchat.engine.api.errors import (
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.child import STOP_TIMEOUTS_S, EngineProcess
 from kvchat.engine.process.log import EngineLog
-from kvchat.engine.process.plan import Invocation, LaunchPlan, prepare
+from kvchat.engine.process.plan import Invocation, LaunchPlan, make_invocation
 from kvchat.text.language import _, format_number, join_sentences
 
 
 @dataclass(frozen=True)
 class MonitorPolicy:
-    """Intervals and limits for monitoring, in seconds. A busy computer must not exceed the limits."""
+    """Intervals and limits for monitoring, in seconds. The limits are long enough for a busy computer."""
 
     check_interval_s: float = 10.0
     response_timeout_s: float = 20.0  # timeout for /health
@@ -53,7 +53,7 @@ class EngineMonitor:
         self._wake = asyncio.Event()
 
     def report(self, error: EngineError) -> None:
-        """Report a failed request, which ends the engine if it shows a hang or a broken engine."""
+        """Report a failed request. An error of a hanging or broken engine makes `wait_for_failure` return."""
         if self._reported is None and isinstance(error, EngineSilent | EngineBroken):
             self._reported = error.failure if isinstance(error, EngineBroken) else _hang_failure()
             self._wake.set()
@@ -183,7 +183,7 @@ class EngineSupervisor(EngineConnection):
             plan = next(plans)
             self.publish(EngineStatus(EngineState.STARTING))
             self._task = asyncio.create_task(self._run(location, plan, plans), name="engine supervisor")
-            self._task.add_done_callback(self._run_ended)
+            self._task.add_done_callback(self._report_internal_error)
 
     async def stop(self, final: EngineState = EngineState.STOPPED) -> None:
         """Stop the engine. `final`: the status afterwards, STOPPED or UNLOADED."""
@@ -204,7 +204,7 @@ class EngineSupervisor(EngineConnection):
             await asyncio.wait({self._task})
             self._task = None
 
-    def _run_ended(self, task: asyncio.Task[None]) -> None:
+    def _report_internal_error(self, task: asyncio.Task[None]) -> None:
         """Publish a failure if kvchat itself failed, so that nobody waits for the engine forever."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -222,7 +222,7 @@ class EngineSupervisor(EngineConnection):
         status = EngineStatus(EngineState.STARTING)
         while True:
             for _attempt in range(self._policy.port_attempts):
-                failure, was_ready = await self._run_process(prepare(location, plan), status)
+                failure, was_ready = await self._run_process(make_invocation(location, plan), status)
                 if failure.kind is not FailureKind.PORT_TAKEN:
                     break
                 plan = dataclasses.replace(plan, port=0)  # another program took the port before the engine

@@ -232,7 +232,7 @@ class ChatController(Controller):
 
     def _show_header(self) -> None:
         current, conversations = self.current, self.conversations
-        self._views.header.show_model(self._runtime.model.name_for(conversations.conversation(current)))
+        self._views.header.show_model(self._runtime.model.name_for_conversation(conversations.conversation(current)))
         self._views.header.show_conversation(conversations.title(current), exists=current is not None)
 
     def _show_turn(self) -> None:

@@ -63,10 +63,10 @@ class ModelController(Controller):
         failed = self._runtime.engine.status.state is EngineState.FAILED or self._chat.turn_of().failure is not None
         if has_reply and not failed and self.current != self._runtime.settings.model_path:
             self._views.notices.notify(
-                _("New chats use {model}", model=model.name_for(None)),
+                _("New chats use {model}", model=model.name_for_conversation(None)),
                 _(
                     "This chat still uses {model}. You can change its model above the chat.",
-                    model=model.name_for(conversation),
+                    model=model.name_for_conversation(conversation),
                 ),
             )
         else:

@@ -63,7 +63,7 @@ class ChatPresenter:
         self.transcript.show_pending((waiting or turn.pending) if turn.awaits_output else "", is_waiting=bool(waiting))
         too_long = self.has_cards and isinstance(turn.failure, PromptTooLong)
         reported = too_long or (self.has_cards and is_engine_failure(turn.failure, self.runtime.engine.status))
-        self.transcript.show_failure(None if reported else turn.failure, self.runtime.model.name_for(None))
+        self.transcript.show_failure(None if reported else turn.failure, self.runtime.model.name_for_conversation(None))
         unanswered = bool(messages) and messages[-1].role is Role.USER and not running
         self.transcript.show_unanswered(unanswered and not too_long and (reported or turn.failure is None))
 

@@ -73,7 +73,7 @@ class EngineOffer(QWidget):
 
     async def _get(self, backend: Backend) -> None:
         try:
-            trial = await self._engines.get(backend)
+            trial = await self._engines.install(backend)
         except KvchatError as error:
             self.show_error(error)
             if not self.isVisible():

@@ -95,7 +95,7 @@ class EnginePage(SettingsPage):
     def _search(self) -> None:
         async def search() -> None:
             downloaded = await asyncio.to_thread(downloaded_engines, self.runtime.paths.engines)
-            engines = await self.runtime.engines.engines()
+            engines = await self.runtime.engines.list_engines()
             self._graphics = await asyncio.to_thread(detect_graphics)  # a driver can be slow
             if path == self._searched_with:
                 self.engines = engines

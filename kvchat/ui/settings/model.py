@@ -43,9 +43,9 @@ class ModelPage(SettingsPage):
         runtime = self.runtime
         engine = runtime.engine
         self.model.set_help(allow_line_breaks(runtime.model.name or _("No model chosen yet.")))
-        self.restoring.set_help(engine.restoring)
-        self.restoring.setVisible(bool(engine.restoring))
-        self.retest_button.setVisible(engine.may_retest)
+        self.restoring.set_help(engine.restore_description)
+        self.restoring.setVisible(bool(engine.restore_description))
+        self.retest_button.setVisible(engine.can_retest)
         reason = join_sentences(engine.context_reason, engine.context_warning)
         about = SETTING_INFO["context_size"]
         self.settings["context_size"].set_help("\n\n".join(part for part in (_(about.help), reason) if part))

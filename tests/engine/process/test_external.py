@@ -151,7 +151,7 @@ async def test_only_a_reachable_slot_folder_is_used(fake_engine: FakeEngine, tmp
             await engine.ready()
             process = await asyncio.to_thread(find_server, server.address.url)
             assert ("LLAMA_ARG_MLOCK", "1") in process.variables
-            assert process.value_of("-ctk", "--cache-type-k") == "f16"
+            assert process.option_value("-ctk", "--cache-type-k") == "f16"
             assert reachable_slot_folder(process) == (plan.slot_path if saves else None)
             assert not [r for r in fake_engine.requests() if r["path"].startswith("/slots")], "others may be using them"
             in_a_container = tmp_path / "proc" / str(process.pid) / "root"

@@ -9,7 +9,7 @@ import pytest
 from kvchat.engine import embedded
 from kvchat.engine.discovery.arguments import KnownOptions, Option
 from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.process.plan import LaunchPlan, embedded_parameters, llama_server_arguments, prepare
+from kvchat.engine.process.plan import LaunchPlan, embedded_parameters, llama_server_arguments, make_invocation
 
 PLAN = LaunchPlan(Path("/models/a b.gguf"), 8192, Path("/slots"), port=4567, kv_type="q8_0")
 
@@ -70,7 +70,7 @@ def test_invocation_has_a_free_port_and_a_new_key_in_the_environment(monkeypatch
     monkeypatch.setenv("LLAMA_API_KEY", "the user's own, for another server")
     plan, server = replace(PLAN, port=0), EngineLocation(Path("/bin/llama-server"))
     for location, variable in ((server, "LLAMA_API_KEY"), (EngineLocation(), embedded.KEY_VARIABLE)):
-        first, second = prepare(location, plan), prepare(location, plan)
+        first, second = make_invocation(location, plan), make_invocation(location, plan)
         assert first.key != second.key
         assert first.environment[variable] == first.key
         assert first.environment["GGML_CUDA_DISABLE_GRAPHS"] == "1"
@@ -79,4 +79,4 @@ def test_invocation_has_a_free_port_and_a_new_key_in_the_environment(monkeypatch
         assert first.base_url == f"http://127.0.0.1:{port}"
         said = value_of("--port", list(first.command)) if location.path else json.loads(first.command[-1])["port"]
         assert int(said) == port > 0
-    assert prepare(server, PLAN).plan.port == 4567
+    assert make_invocation(server, PLAN).plan.port == 4567

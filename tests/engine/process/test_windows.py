@@ -82,8 +82,8 @@ def test_guard_is_released_without_a_console(windows: Windows, console: bool) ->
     held = SimpleNamespace(close=lambda: closed.append("pipe"))
     transport = SimpleNamespace(get_pipe_transport=lambda fd: held if fd == 0 else None)
     process = SimpleNamespace(_transport=transport, pid=17)
-    EngineProcess._signal(process, again=False)  # type: ignore[arg-type]
+    EngineProcess._request_stop(process, again=False)  # type: ignore[arg-type]
     assert calls == [("GenerateConsoleCtrlEvent", 1, 17)]
     assert closed == ([] if console else ["pipe"])
-    EngineProcess._signal(process, again=True)  # type: ignore[arg-type]
+    EngineProcess._request_stop(process, again=True)  # type: ignore[arg-type]
     assert (len(calls), closed[-1]) == (1, "pipe")

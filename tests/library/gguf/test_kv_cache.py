@@ -8,7 +8,7 @@ import pytest
 
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.log import Allocations, read_allocations
-from kvchat.engine.process.plan import LaunchPlan, prepare
+from kvchat.engine.process.plan import LaunchPlan, make_invocation
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes, kv_bytes_per_token, kv_fixed_bytes
 from tests.library.gguf_files import LLAMA, write_gguf
@@ -94,7 +94,7 @@ def test_kv_sizes_agree_with_the_engine(real_llama_server: EngineLocation, tmp_p
 
 def allocations(engine: EngineLocation, plan: LaunchPlan) -> Allocations:
     """Return what the engine reports while it loads, then end it."""
-    invocation = prepare(engine, plan)
+    invocation = make_invocation(engine, plan)
     lines = []
     with subprocess.Popen(
         invocation.command, env=invocation.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -131,7 +131,7 @@ async def test_what_was_fetched_is_listed_at_once_also_while_the_engine_starts_a
         await started.wait()
 
     runtime.engines._use_engine = use_slowly
-    page.panel.run(runtime.engines.get())
+    page.panel.run(runtime.engines.install())
     program = str(runtime.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server")
     await until(lambda: program in listed(page) and page.downloaded.isVisible())
     await until(lambda: f"○ {program}" in page.engine.help.text())
