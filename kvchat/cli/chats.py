@@ -65,8 +65,8 @@ def list_chats(options: arguments.JsonOptions) -> int:
 
 
 def _json_fields(chat: Conversation) -> dict[str, Any]:
-    names = ("id", "title", "title_by_user", "created_at", "updated_at", "leaf_id", "model", "folder")
-    return pick_attributes(chat, *names, "on_top", "archived")
+    names = "id title title_by_user created_at updated_at leaf_id model folder on_top archived"
+    return pick_attributes(chat, names)
 
 
 def _chat_row(chat: Conversation) -> tuple[str, ...]:
@@ -125,8 +125,8 @@ def search_chats(options: arguments.SearchOptions) -> int:
                 line = f"{line[:start]}{_BOLD}{line[start:end]}{_PLAIN}{line[end:]}"
             lines.append(f"    {line}")
     if hits or options.as_json:
-        names = ("conversation_id", "title", "message_ids", "excerpt", "marks", "in_document")
-        print_result(options.as_json, {"chats": [pick_attributes(hit, *names) for hit in hits]}, lines)
+        names = "conversation_id title message_ids excerpt marks in_document"
+        print_result(options.as_json, {"chats": [pick_attributes(hit, names) for hit in hits]}, lines)
     if not hits:
         print_err(_("No matches."))
     return 0 if hits else EXIT_NOT_FOUND

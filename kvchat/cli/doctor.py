@@ -211,16 +211,16 @@ def find_keyring() -> Report:
 
 def _json_fields(report: Report) -> Report:
     context, memory, devices = report["context"], report["memory"], report["engine"]["devices"]
-    names = ("tokens", "reason", "memory_note", "kv_bytes", "needed", "free", "fits", "offload_note", "fit_target")
-    bar_names = ("device", "free", "margin", "weights", "kv", "compute", "other", "measured", "staging")
     if context is not None:
-        bars = [pick_attributes(bar, *bar_names) for bar in context.bars]
-        context = pick_attributes(context, *names, "without_gpu", "warning", "by_user") | {"bars": bars}
+        bar_names = "device free margin weights kv compute other measured staging"
+        bars = [pick_attributes(bar, bar_names) for bar in context.bars]
+        names = "tokens reason memory_note kv_bytes needed free fits offload_note fit_target without_gpu warning"
+        context = pick_attributes(context, f"{names} by_user") | {"bars": bars}
     return report | {
-        "engine": report["engine"] | {"devices": [pick_attributes(device, *DEVICE_KEYS) for device in devices]},
+        "engine": report["engine"] | {"devices": [pick_attributes(device, DEVICE_KEYS) for device in devices]},
         "context": context,
-        "memory": pick_attributes(memory, "available", "is_limited", "total", "staging_capacity")
-        | {"devices": [pick_attributes(device, "name", "free") for device in memory.devices]},
+        "memory": pick_attributes(memory, "available is_limited total staging_capacity")
+        | {"devices": [pick_attributes(device, "name free") for device in memory.devices]},
     }
 
 

@@ -20,7 +20,7 @@ from kvchat.system.paths import resolve_paths
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _
 
-DEVICE_KEYS = ("name", "description", "total_bytes", "free_bytes")
+DEVICE_KEYS = "name description total_bytes free_bytes"
 _VALIDATED_BY_ENGINE = ("engine_arguments", "rpc_workers", "engine_url")
 
 
@@ -31,8 +31,8 @@ def print_engines(options: arguments.JsonOptions) -> int:
     graphics = detect_graphics()
     engines = [
         {"kind": entry.location.kind, "path": entry.location.path}
-        | pick_attributes(entry, "chosen", "version", "build", "backends")
-        | {"devices": [pick_attributes(device, *DEVICE_KEYS) for device in entry.devices]}
+        | pick_attributes(entry, "chosen version build backends")
+        | {"devices": [pick_attributes(device, DEVICE_KEYS) for device in entry.devices]}
         | {"problem": str(entry.problem) if entry.problem else None}
         for entry in entries
     ]

@@ -77,10 +77,10 @@ def format_models(models: Sequence[FoundModel], unreadable: Sequence[UnreadableF
 
 
 def _json_fields(model: FoundModel) -> dict[str, Any]:
-    fields = pick_attributes(model, "name", "path", "source", "size", "projector")
+    fields = pick_attributes(model, "name path source size projector")
     fields["problem"] = str(model.problem) if model.problem else None
     if model.facts and model.judgement:
-        fields |= pick_attributes(model.facts, "architecture", "quantisation", "trained_context", "parts")
+        fields |= pick_attributes(model.facts, "architecture quantisation trained_context parts")
         fields |= {"verdict": model.judgement.verdict, "reason": model.judgement.reason}
     return fields
 
@@ -97,8 +97,8 @@ def suggest_models(options: arguments.JsonOptions) -> int:
         )
         for model in suggestions
     ]
-    names = ("memory_gb", "repository", "quantisation", "size")
-    fields = [pick_attributes(model, *names) | {"why": model.reason} for model in suggestions]
+    names = "memory_gb repository quantisation size"
+    fields = [pick_attributes(model, names) | {"why": model.reason} for model in suggestions]
     title = _("For a GPU with {tier} GB:", tier=tier) if tier else _("For a computer without a large GPU:")
     lines = [title, *format_columns(rows), _("Download one with `kvchat models get NAME`.")]
     return print_result(options.as_json, {"memory_gb": tier, "suggestions": fields}, lines)
@@ -113,8 +113,8 @@ async def search_models(options: arguments.SearchModelsOptions, runner: CommandR
         for hit in hits
     ]
     lines = format_columns(rows) or [_("No repositories with GGUF files match “{what}” on Hugging Face.", what=query)]
-    names = ("repository", "downloads", "likes", "updated", "gated")
-    return print_result(options.as_json, {"models": [pick_attributes(hit, *names) for hit in hits]}, lines)
+    fields = [pick_attributes(hit, "repository downloads likes updated gated") for hit in hits]
+    return print_result(options.as_json, {"models": fields}, lines)
 
 
 async def list_files(options: arguments.FilesOptions, runner: CommandRunner) -> int:
@@ -123,8 +123,8 @@ async def list_files(options: arguments.FilesOptions, runner: CommandRunner) -> 
     memory = query_capacity(runner.settings).memory
     verdicts = [(file, judge_size(file.size, memory).verdict) for file in repository.files]
     judged = [
-        pick_attributes(file, "name", "quantisation", "size")
-        | {"parts": [pick_attributes(part, "path", "size", "sha256") for part in file.parts], "verdict": verdict}
+        pick_attributes(file, "name quantisation size")
+        | {"parts": [pick_attributes(part, "path size sha256") for part in file.parts], "verdict": verdict}
         for file, verdict in verdicts
     ]
     rows = [(file.name, format_size(file.size), _(verdict.value)) for file, verdict in verdicts]

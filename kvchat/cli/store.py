@@ -53,16 +53,6 @@ from kvchat.text.safe_text import safe_prose
 T = TypeVar("T")
 Titles = Mapping[str, str]  # by conversation id
 SecondsSaved = Mapping[str, float]  # by conversation id
-# Keys of `--json` that are named like the attributes.
-_CHAT_KEYS = (
-    *("bytes", "save_points", "last_used_at", "exclusive_bytes", "shared_bytes", "tokens", "model"),
-    *("pinned", "never_save", "imported"),
-)
-_USAGE_KEYS = (
-    *("quota_bytes", "free_bytes", "free_floor_bytes", "save_points", "logical_bytes", "physical_bytes"),
-    *("unique_rows_bytes", "bytes_written", "bytes_written_today", "warm_bytes", "chat_bytes", "staged"),
-    *("programs_quota_bytes", "problem", "other_bytes"),
-)
 MAX_TITLE_LENGTH = 40  # characters
 
 
@@ -113,12 +103,16 @@ def _usage_with_times(paths: Paths, store: BlockStore) -> StoreUsage:
 def show_usage(options: JsonOptions, runner: CommandRunner, store: BlockStore) -> int:
     usage = dataclasses.replace(_usage_with_times(runner.paths, store), chat_bytes=long_chat_bytes(runner.settings))
     titles, saved = _read_chats(runner.paths)
+    names = "bytes save_points last_used_at exclusive_bytes shared_bytes tokens model pinned never_save imported"
     chats = [
-        _json_fields(chat, titles, *_CHAT_KEYS)
+        _json_fields(chat, titles, names)
         | {"reading": chat.reprocessing, "seconds_saved": saved.get(chat.conversation_id, 0.0)}
         for chat in usage.conversations
     ]
-    fields = pick_attributes(usage, *_USAGE_KEYS) | {"conversations": len(chats), "by_conversation": chats}
+    sizes = "quota free free_floor logical physical unique_rows warm chat programs_quota other"
+    names = " ".join(f"{name}_bytes" for name in sizes.split())
+    fields = pick_attributes(usage, f"{names} bytes_written bytes_written_today save_points staged problem")
+    fields |= {"conversations": len(chats), "by_conversation": chats}
     fields["shared_savings_bytes"] = _shared_savings(usage)
     return print_result(options.as_json, fields, format_usage(usage, titles, saved))
 
@@ -139,8 +133,7 @@ def prune_store(options: PruneOptions, runner: CommandRunner, store: BlockStore)
             "bytes_left": plan.bytes_left,
             "reading": plan.reprocessing,
             "by_conversation": [
-                _json_fields(chat, titles, "save_points", "bytes_freed", "save_points_left")
-                | {"reading": chat.reprocessing}
+                _json_fields(chat, titles, "save_points bytes_freed save_points_left") | {"reading": chat.reprocessing}
                 for chat in plan.conversations
             ],
         }
@@ -278,10 +271,10 @@ def format_verify_report(report: VerifyReport, lost_points: Mapping[str, int], t
 
 
 def _json_fields(
-    value: ConversationUsage | PrunedConversation | SavePointLoss, titles: Titles, *names: str
+    value: ConversationUsage | PrunedConversation | SavePointLoss, titles: Titles, names: str
 ) -> dict[str, Any]:
     fields = {"conversation_id": value.conversation_id, "title": titles.get(value.conversation_id)}
-    return fields | pick_attributes(value, *names)
+    return fields | pick_attributes(value, names)
 
 
 def _display_title(conversation_id: str, titles: Titles) -> str:

@@ -142,9 +142,9 @@ def to_json(fields: object) -> str:
     return json.dumps(fields, default=to_plain, ensure_ascii=False, indent=2)
 
 
-def pick_attributes(value: object, *names: str) -> dict[str, Any]:
-    """Return these attributes as keys and values for `--json`. Their names are part of the public output."""
-    return {name: getattr(value, name) for name in names}
+def pick_attributes(value: object, names: str) -> dict[str, Any]:
+    """Return the attributes with these names, separated by spaces, for `--json`. The names are public."""
+    return {name: getattr(value, name) for name in names.split()}
 
 
 def format_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

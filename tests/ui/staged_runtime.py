@@ -78,7 +78,7 @@ _LARGE = LLAMA | {"block_count": 32, "embedding_length": 4096, "attention.head_c
 
 def a_model(folder: Path, name: str, size: int, source: ModelSource = ModelSource.LM_STUDIO) -> FoundModel:
     facts = read_facts(write_gguf(folder / f"{name}.gguf", _LARGE))
-    weights = replace(facts.weights, layers=size)
+    weights = replace(facts.weights, layer_bytes=size)
     facts = replace(facts, size=size, weights=weights, quantisation="Q4_K_M")
     return FoundModel(folder / f"{name}.gguf", f"{name}-Q4_K_M", source, size, facts)
 

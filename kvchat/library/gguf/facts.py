@@ -38,9 +38,9 @@ FileStamps = tuple[tuple[int, int, int], ...]  # per file: size, modification ti
 class Weights:
     """Sizes in bytes of a model's tensors, grouped by the memory that holds them."""
 
-    layers: int
-    embedding: int  # always in main memory
-    output: int  # on the device of the last layer
+    layer_bytes: int
+    embedding_bytes: int  # always in main memory
+    output_bytes: int  # on the device of the last layer
     output_is_embedding: bool  # the GPU that computes the output then has a copy of the embedding
 
 

@@ -24,7 +24,7 @@ _THINK, _REMEMBER, _HOW_MUCH = N_("Reasoning"), N_("Keep earlier reasoning"), N_
 _YES_NO: Choices = ((True, N_("On")), (False, N_("Off")))
 _NO_YES: Choices = ((False, N_("On")), (True, N_("Off")))  # for variables that turn the feature off
 _EFFORTS: Choices = (("low", N_("Low")), ("medium", N_("Medium")), ("high", N_("High")))
-_KNOWN = (
+_KNOWN_OPTIONS = (
     TemplateOption("enable_thinking", _THINK, _YES_NO),  # Qwen3, GLM, SmolLM3 and many more
     TemplateOption("thinking", _THINK, _YES_NO),  # DeepSeek V3.1, Granite, Kimi
     TemplateOption("reasoning", _THINK, _YES_NO),  # Cohere
@@ -42,20 +42,20 @@ _KNOWN = (
 )
 _EFFORT_ORDER = ("off", "none", "no_think", "disabled", "minimal", "low", "medium", "high", "xhigh", "max")  # ascending
 _LABELS = {"no_think": N_("None"), "xhigh": N_("Very high"), "max": N_("Maximum")} | {
-    value: label for option in _KNOWN for value, label in option.choices if isinstance(value, str)
+    value: label for option in _KNOWN_OPTIONS for value, label in option.choices if isinstance(value, str)
 }
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
-_CODE = re.compile(r"\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
-_TEXT = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
-_VARIABLE = r"(?<![\w.]){name}\b(?!\s*=[^=])(?!\()"  # not an attribute, assignment or call
-_COMPARED = r"(?<![\w.]){name}(?:\s*\|\s*lower)?\s*(?:[!=]=\s*({text})|(?:not\s+)?in\s*[\[(]([^\])]*)[\])])"
+_TAG = re.compile(r"\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
+_STRING_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+_VARIABLE_USE = r"(?<![\w.]){name}\b(?!\s*=[^=])(?!\()"  # not an attribute, assignment or call
+_COMPARISON = r"(?<![\w.]){name}(?:\s*\|\s*lower)?\s*(?:[!=]=\s*({text})|(?:not\s+)?in\s*[\[(]([^\])]*)[\])])"
 
 
 def template_variables(template: str) -> dict[str, tuple[str, ...]]:
     """Return the names of the known options in a chat template, each with the values that the template mentions."""
-    tags = _CODE.findall(_COMMENT.sub("", template))
-    code, bare = " ".join(tags), " ".join(_TEXT.sub("''", tag) for tag in tags)
-    names = [option.name for option in _KNOWN if re.search(_VARIABLE.format(name=option.name), bare)]
+    tags = _TAG.findall(_COMMENT.sub("", template))
+    code, bare = " ".join(tags), " ".join(_STRING_LITERAL.sub("''", tag) for tag in tags)
+    names = [option.name for option in _KNOWN_OPTIONS if re.search(_VARIABLE_USE.format(name=option.name), bare)]
     return {name: _values(name, code) for name in names}
 
 
@@ -65,7 +65,7 @@ def known_options(variables: Mapping[str, tuple[str, ...]]) -> tuple[TemplateOpt
     The values that a template mentions replace the default choices.
     """
     options: dict[str, TemplateOption] = {}
-    for option in _KNOWN:
+    for option in _KNOWN_OPTIONS:
         if option.name not in variables or option.label in options:
             continue
         if variables[option.name] and not isinstance(option.choices[0][0], bool):
@@ -78,7 +78,7 @@ def known_options(variables: Mapping[str, tuple[str, ...]]) -> tuple[TemplateOpt
 def _values(name: str, code: str) -> tuple[str, ...]:
     """Return the strings that a template compares the variable with, in ascending order of effort if known."""
     values: set[str] = set()
-    for comparison in re.finditer(_COMPARED.format(name=name, text=_TEXT.pattern), code, re.DOTALL):
-        values |= {single or double for single, double in _TEXT.findall(comparison[0])}
+    for comparison in re.finditer(_COMPARISON.format(name=name, text=_STRING_LITERAL.pattern), code, re.DOTALL):
+        values |= {single or double for single, double in _STRING_LITERAL.findall(comparison[0])}
     rank = {value: position for position, value in enumerate(_EFFORT_ORDER)}
     return tuple(sorted(values - {""}, key=lambda value: (rank.get(value, len(rank)), value)))

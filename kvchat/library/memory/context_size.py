@@ -237,7 +237,7 @@ class ContextChooser:
             fits = sum(bar.needed for bar in bars) <= usable_bytes(min(bar.free for bar in bars))
         *gpus, computer = bars
         is_on_gpu = any(bar.needed for bar in gpus)
-        has_part_beside = computer.kv or computer.weights > self._facts.weights.embedding
+        has_part_beside = computer.kv or computer.weights > self._facts.weights.embedding_bytes
         is_whole = is_on_gpu and fits and not has_part_beside
         deciding = gpus if is_whole else bars
         needed, free = sum(bar.needed for bar in deciding), sum(bar.free for bar in deciding)

@@ -285,7 +285,7 @@ class ModelDemand:
     facts: GgufFacts
     kv_type: str = "f16"
     swa_full: bool = False
-    projector: int = 0  # bytes of the vision projector
+    projector_bytes: int = 0  # of the vision projector
     slots: int = 1  # parallel chats sharing the context
     limit: LoadLimit | None = None  # from a load that ran out of memory
 
@@ -302,13 +302,13 @@ class ModelDemand:
         if not self.swa_full:  # checkpoints of models whose state cannot be truncated (server-context.cpp)
             fixed = kv_fixed_bytes(self.facts.kv, tokens, self.kv_type)
             other += fixed * CONTEXT_CHECKPOINTS * self.slots
-        layers = weights.layers + weights.output
-        movable = layers + (weights.embedding if weights.output_is_embedding else 0) + kv
-        room = sum(usable_bytes(device.free) - compute for device in memory.devices) - self.projector
+        layers = weights.layer_bytes + weights.output_bytes
+        movable = layers + (weights.embedding_bytes if weights.output_is_embedding else 0) + kv
+        room = sum(usable_bytes(device.free) - compute for device in memory.devices) - self.projector_bytes
         if memory.is_shared:
             room = movable
         if not memory.devices or not on_gpu or room <= 0:
-            parts = layers + weights.embedding, kv, compute, other + self.projector
+            parts = layers + weights.embedding_bytes, kv, compute, other + self.projector_bytes
             gpus = (MemoryBar(gpu.name, gpu.free, margin_bytes(gpu.free), 0, 0, 0, 0) for gpu in memory.devices)
             return (*gpus, self._computer_bar(memory, *parts))
         weights_beside = min(max(0, movable - room), movable - kv)
@@ -317,12 +317,12 @@ class ModelDemand:
         for device in memory.devices:
             part = device.free / memory.device_free
             on_device = round((movable - kv - weights_beside) * part), round((kv - kv_beside) * part)
-            projector = round(self.projector * part)
+            projector = round(self.projector_bytes * part)
             bars.append(MemoryBar(device.name, device.free, margin_bytes(device.free), *on_device, compute, projector))
         # A GPU has input buffers in main memory: mask and embeddings of a micro-batch (measured with Vulkan). Layers in
         # main memory add almost nothing, since the GPU also computes their prefill and decoding needs one row.
         inputs = BATCH_SIZE * 4 * (pad_to_cells(tokens) + 2 * self.facts.embedding_length)
-        beside = weights.embedding + weights_beside, kv_beside, inputs, other
+        beside = weights.embedding_bytes + weights_beside, kv_beside, inputs, other
         return (*bars, self._computer_bar(memory, *beside))
 
     def _computer_bar(self, memory: MemoryFacts, weights: int, kv: int, compute: int, other: int) -> MemoryBar:

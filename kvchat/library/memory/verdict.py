@@ -27,11 +27,11 @@ class Judgement:
 def judge(demand: ModelDemand, memory: MemoryFacts, requested: int | None = None) -> Judgement:
     """Judge a model by the context size that kvchat would choose, and by the user's own if there is one.
 
-    A projector in `demand` counts. If the model fits only without it, the verdict is TIGHT.
+    The projector in `demand` counts. If the model fits only without it, the verdict is TIGHT.
     """
     chooser = ContextChooser(demand, memory)
     choice = chooser.choose()
-    blind = ContextChooser(replace(demand, projector=0), memory).choose() if not choice.fits else choice
+    blind = ContextChooser(replace(demand, projector_bytes=0), memory).choose() if not choice.fits else choice
     if not choice.fits and blind.fits:
         return Judgement(
             Verdict.TIGHT, _("{reason} There is not enough memory for images.", reason=blind.full_explanation)

@@ -21,7 +21,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -77,11 +77,11 @@ class GitHub:
     def page(self, repository: str) -> str:
         return f"{_server()}/{repository}/releases"
 
-    @contextlib.asynccontextmanager
-    async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
+    def download(
+        self, repository: str, revision: str, path: str, start: int
+    ) -> AbstractAsyncContextManager[httpx2.Response]:
         url = f"{_server()}/{repository}/releases/download/{quote(revision)}/{quote(path)}"
-        async with self._open(url, {"Range": f"bytes={start}-"} if start else {}) as response:
-            yield response
+        return self._open(url, {"Range": f"bytes={start}-"} if start else {})
 
     def _open(self, url: str, headers: Mapping[str, str]) -> AbstractAsyncContextManager[httpx2.Response]:
         host, later = urlsplit(url).netloc, _("Try again later.")

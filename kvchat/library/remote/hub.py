@@ -168,7 +168,6 @@ class Hub:
 
     @contextlib.asynccontextmanager
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
-        """Yield a streaming response with the file from byte `start` on. Raises HubError and AccessNeeded."""
         url_path = f"/{repository}/resolve/{revision}/{quote(path)}"
         async with self._open(url_path, repository, {"Range": f"bytes={start}-"} if start else {}) as response:
             yield response

