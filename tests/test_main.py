@@ -85,14 +85,11 @@ def test_window_reports_startup_errors_in_a_dialog(tmp_path, home):
     assert ended.stdout.rstrip().endswith("True")
 
 
-def test_engine_child_imports_no_app_code(headless):
+def test_engine_child_imports_no_app_code_and_parent_guard_runs_the_command(headless):
     ended = run_kvchat("--embedded-engine", "not JSON", environment=headless | {"PYTHONVERBOSE": "1"})
     assert ended.returncode == 64
     assert "invalid argument" in ended.stderr
     assert "import 'argparse'" not in ended.stderr
     assert "import 'kvchat.errors'" not in ended.stderr
-
-
-def test_parent_guard_runs_the_command(headless):
     ended = run_kvchat("--parent-guard", "kernel", str(os.getpid()), "sh", "-c", "exit 7", environment=headless)
     assert ended.returncode == 7

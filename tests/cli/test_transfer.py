@@ -18,7 +18,7 @@ def paths(paths: Paths) -> Paths:
     return paths.ensure()
 
 
-def test_an_export_can_be_imported(paths, tmp_path, capsys):
+def test_an_export_can_be_imported_and_a_backup_restored(paths, tmp_path, capsys):
     database = open_library(paths.data)
     made = made_conversation(database)
     before = everything(database)
@@ -31,6 +31,17 @@ def test_an_export_can_be_imported(paths, tmp_path, capsys):
     (tmp_path / "x.json").write_text("{", "utf-8")
     assert main(["import", str(tmp_path / "x.json")]) == 1
     assert "x.json: line 1, column 2: invalid JSON" in capsys.readouterr().err
+    assert main(["backup", str(tmp_path / "b.zip")]) == 0
+    database.delete(made.id)
+    database.close()
+    with running_owner(paths):
+        for command in (["restore", str(tmp_path / "b.zip")], ["repair"]):
+            assert main(command) == 1
+            assert "kvchat is already running" in capsys.readouterr().err
+    assert not [file for file in paths.data.iterdir() if "replaced" in file.name or "restore" in file.name]
+    assert main(["restore", str(tmp_path / "b.zip")]) == 0
+    assert "restored 1 chat; the replaced files are in" in capsys.readouterr().out
+    assert everything(open_library(paths.data)) == before
 
 
 def test_importing_a_recently_deleted_chat_restores_it(paths, tmp_path, capsys):
@@ -44,28 +55,29 @@ def test_importing_a_recently_deleted_chat_restores_it(paths, tmp_path, capsys):
     assert made.id[:8] in capsys.readouterr().out
 
 
-def test_one_chat_is_exported_in_a_chosen_format(paths, tmp_path, capsys):
+def test_one_chat_is_exported_in_a_chosen_format_and_invalid_options_are_refused(paths, tmp_path, capsys):
     made = made_conversation(open_library(paths.data))
-    assert main(["export", "--chat", made.id, "--form", "html", str(tmp_path / "x")]) == 0
-    assert (tmp_path / "x").read_text("utf-8").startswith("<!doctype html>")
-    assert main(["export", "--chat", made.id[:8], "--form", "html", str(tmp_path / "y")]) == 0
-    assert (tmp_path / "y").read_text("utf-8") == (tmp_path / "x").read_text("utf-8")
-    assert main(["export", "--chat", made.id[:8], "--with-memory", str(tmp_path / "z.kvchat")]) == 1
-    assert "This chat has no saved memory" in capsys.readouterr().err, "the chat was found"
-    assert main(["export", "--chat", "nobody", str(tmp_path / "x")]) == 1
-    assert "No chat has the id" in capsys.readouterr().err
-
-
-def test_a_backup_can_be_restored(paths, tmp_path, capsys):
-    database = open_library(paths.data)
-    made = made_conversation(database)
-    before = everything(database)
-    assert main(["backup", str(tmp_path / "b.zip")]) == 0
-    database.delete(made.id)
-    database.close()
-    assert main(["restore", str(tmp_path / "b.zip")]) == 0
-    assert "restored 1 chat; the replaced files are in" in capsys.readouterr().out
-    assert everything(open_library(paths.data)) == before
+    for id, name in ((made.id, "x"), (made.id[:8], "y")):
+        assert main(["export", "--chat", id, "--form", "html", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_text("utf-8").startswith("<!doctype html>")
+    capsys.readouterr()
+    target, secret, empty = str(tmp_path / "x.kvchat"), tmp_path / "secret", tmp_path / "empty"
+    secret.write_text("correct horse\nsecond line", "utf-8")
+    empty.write_text("\n", "utf-8")
+    for arguments, problem in (
+        (["--chat", "nobody", target], "No chat has the id nobody"),
+        (["--with-memory", target], "contains a single chat"),
+        (["--with-memory", "--chat", made.id, "--form", "md", target], "contains a single chat"),
+        (["--with-memory", "--chat", made.id, "-"], "contains a single chat"),
+        (["--passphrase-file", str(secret), target], "Only an export with memory can be encrypted"),
+        (["--with-memory", "--chat", made.id, "--passphrase-file", str(empty), target], "The passphrase is empty"),
+        (["--with-memory", "--chat", made.id, "--passphrase-file", "nowhere", target], "could not be read"),
+        (["--with-memory", "--chat", "nobody", target], "No chat has the id nobody"),
+        (["--with-memory", "--chat", made.id[:8], target], "This chat has no saved memory"),
+    ):
+        assert main(["export", *arguments]) == 1
+        assert problem in capsys.readouterr().err
+    assert not (tmp_path / "x.kvchat").exists()
 
 
 @pytest.mark.parametrize("command", ["export", "backup"])
@@ -107,36 +119,3 @@ def test_a_dash_means_standard_output(paths, tmp_path, capfdbinary, command):
         assert written.out == (tmp_path / "x").read_bytes()
     assert not Path("-").exists()
     assert written.err == b""
-
-
-def test_nothing_is_restored_under_a_running_kvchat(paths, tmp_path, capsys):
-    database = open_library(paths.data)
-    made_conversation(database)
-    database.close()
-    assert main(["backup", str(tmp_path / "b.zip")]) == 0
-    with running_owner(paths):
-        for command in (["restore", str(tmp_path / "b.zip")], ["repair"]):
-            assert main(command) == 1
-            assert "kvchat is already running" in capsys.readouterr().err
-    assert not [file for file in paths.data.iterdir() if "replaced" in file.name or "restore" in file.name]
-    assert main(["restore", str(tmp_path / "b.zip")]) == 0
-
-
-def test_invalid_exports_with_memory_are_refused(paths, tmp_path, capsys):
-    made = made_conversation(open_library(paths.data))
-    target, secret, empty = str(tmp_path / "x.kvchat"), tmp_path / "secret", tmp_path / "empty"
-    secret.write_text("correct horse\nsecond line", "utf-8")
-    empty.write_text("\n", "utf-8")
-    for arguments, problem in (
-        (["--with-memory", target], "contains a single chat"),
-        (["--with-memory", "--chat", made.id, "--form", "md", target], "contains a single chat"),
-        (["--with-memory", "--chat", made.id, "-"], "contains a single chat"),
-        (["--passphrase-file", str(secret), target], "Only an export with memory can be encrypted"),
-        (["--with-memory", "--chat", made.id, "--passphrase-file", str(empty), target], "The passphrase is empty"),
-        (["--with-memory", "--chat", made.id, "--passphrase-file", "nowhere", target], "could not be read"),
-        (["--with-memory", "--chat", "nobody", target], "No chat has the id nobody"),
-        (["--with-memory", "--chat", made.id, target], "This chat has no saved memory"),
-    ):
-        assert main(["export", *arguments]) == 1
-        assert problem in capsys.readouterr().err
-    assert not (tmp_path / "x.kvchat").exists()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvchat.library.gguf.facts import model_identity, read_facts
-from kvchat.library.gguf.kv_cache import kv_bytes_per_token
+from kvchat.library.gguf.kv_cache import kv_bytes, kv_bytes_per_token
 from kvchat.library.gguf.parser import TENSOR_TYPES, NotAModel, read_header
 from tests.library.gguf_files import LLAMA, write_gguf
 
@@ -24,6 +24,11 @@ def test_smollm2_facts(smollm2: Path) -> None:
     assert (facts.heads, facts.key_length, facts.value_length, facts.original_context) == (9, 64, 64, 0)
     assert [layer.keys for layer in facts.kv.layers] == [3 * 64] * 30
     assert (facts.kv.window, facts.kv.is_recurrent) == (0, False)
+    assert kv_bytes(facts.kv, 8192) == 23_040 * 8192
+    assert kv_bytes_per_token(facts.kv, "q8_0", "q8_0") == 23_040 / 2 * 34 / 32
+    assert kv_bytes_per_token(facts.kv, "f32", "q4_0") == 30 * 3 * 64 * (4 + 18 / 32)
+    with pytest.raises(ValueError, match="q3_5"):
+        kv_bytes_per_token(facts.kv, "q3_5")
     started = time.process_time()
     read_header(smollm2)
     assert time.process_time() - started < 0.3, "a real vocabulary is skipped quickly"

@@ -17,16 +17,6 @@ from tests.models import bare_models, tiny_model
 ROW = 2 * 2 * 16 * 2  # bytes per token and layer of LLAMA
 
 
-def test_smollm2(smollm2: Path) -> None:
-    facts = read_facts(smollm2)
-    assert kv_bytes_per_token(facts.kv) == 23_040
-    assert kv_bytes(facts.kv, 8192) == 23_040 * 8192
-    assert kv_bytes_per_token(facts.kv, "q8_0", "q8_0") == 23_040 / 2 * 34 / 32
-    assert kv_bytes_per_token(facts.kv, "f32", "q4_0") == 30 * 3 * 64 * (4 + 18 / 32)
-    with pytest.raises(ValueError, match="q3_5"):
-        kv_bytes_per_token(facts.kv, "q3_5")
-
-
 def test_sliding_window_is_no_longer_than_the_context(tmp_path: Path) -> None:
     fields = LLAMA | {"attention.sliding_window": 4096, "attention.sliding_window_pattern": 0}
     facts = read_facts(write_gguf(tmp_path / "m.gguf", fields))

