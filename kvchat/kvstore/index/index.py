@@ -8,6 +8,7 @@ import errno
 import os
 import sqlite3
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ TOO_NEW = N_("Your chat memory was saved by a newer version of kvchat")
 _PAGE_BYTES = 8192  # a page has room for several token segments
 _LOG_BYTES = 400_000  # size of the write-ahead log that triggers a checkpoint
 _MAX_IDLE_READERS = 4
+_READERS_TIMEOUT_S = 5.0  # time for other threads to finish reading before a damaged file is replaced
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
 _ENVIRONMENT = {
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM),
@@ -64,7 +66,9 @@ class Index:
         self.is_fresh = False  # True after the file was created or replaced, until the block files are checked
         self._on_loss = on_loss
         self._writing = threading.RLock()
+        self._readers = threading.Condition()  # guards the fields below; acquire `_writing` first
         self._idle_readers: list[sqlite3.Connection] = []
+        self._busy_readers = 0
         self._generation = 0  # incremented when the file is replaced
         if problem is not None:
             return
@@ -93,19 +97,27 @@ class Index:
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
         """Open a read transaction, which sees a consistent snapshot of the index."""
-        generation = self._generation
-        try:
-            connection = self._idle_readers.pop()
-        except IndexError:
-            connection = self._reconnect(read_only=True)
+        with self._readers:
+            generation = self._generation
+            connection = self._idle_readers.pop() if self._idle_readers else self._reconnect(read_only=True)
+            self._busy_readers += 1
+        is_lost = False
         try:
             with self._transaction(connection, "BEGIN", generation):
                 yield connection
+        except IndexLost:
+            is_lost = True
+            raise
         finally:
-            if generation == self._generation and len(self._idle_readers) < _MAX_IDLE_READERS:
-                self._idle_readers.append(connection)
-            else:
-                connection.close()
+            with self._readers:
+                self._busy_readers -= 1
+                self._readers.notify_all()
+                if not is_lost and generation == self._generation and len(self._idle_readers) < _MAX_IDLE_READERS:
+                    self._idle_readers.append(connection)
+                else:
+                    connection.close()
+            if is_lost:
+                self._renew(generation)
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
@@ -119,8 +131,13 @@ class Index:
                 self._on_loss()
                 self._writer = self._reconnect()
             self._writer.execute("PRAGMA busy_timeout = 5000")
-            with self._transaction(self._writer, "BEGIN IMMEDIATE", self._generation):
-                yield self._writer
+            generation = self._generation
+            try:
+                with self._transaction(self._writer, "BEGIN IMMEDIATE", generation):
+                    yield self._writer
+            except IndexLost:
+                self._renew(generation)
+                raise
 
     def check(self) -> None:
         with self.read() as connection:
@@ -129,6 +146,7 @@ class Index:
 
     @contextmanager
     def _transaction(self, connection: sqlite3.Connection, begin: str, generation: int) -> Iterator[None]:
+        """Raise IndexLost if the file is damaged or was replaced meanwhile; the caller must then call `_renew`."""
         try:
             connection.execute(begin)
             yield
@@ -137,10 +155,8 @@ class Index:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
             is_failure = isinstance(error, sqlite3.DatabaseError)
-            if is_failure and generation != self._generation:  # another thread has replaced the file
-                raise IndexLost from error
-            if _is_damage(error, connection):
-                self._renew(generation)
+            if (is_failure and generation != self._generation) or _is_damage(error, connection):
+                traceback.clear_frames(error.__traceback__)  # unfinished queries would keep the file open
                 raise IndexLost from error
             if is_failure:
                 raise IndexFailed(error) from error
@@ -178,10 +194,14 @@ class Index:
         return connection
 
     def _renew(self, generation: int) -> None:
-        """Replace the damaged file, unless another thread has done so since `generation`."""
-        with self._writing:
+        """Replace the damaged file, unless another thread has done so since `generation`.
+
+        Closes all connections first, because Windows cannot delete an open file.
+        """
+        with self._writing, self._readers:
             if generation != self._generation:
                 return
+            self._readers.wait_for(lambda: not self._busy_readers, _READERS_TIMEOUT_S)
             try:
                 self._close_idle_readers()
                 if hasattr(self, "_writer"):
@@ -196,10 +216,11 @@ class Index:
             self.is_fresh = True
 
     def _close_idle_readers(self) -> None:
-        """Close idle readers now, and busy ones when they finish, because the file is replaced."""
-        self._generation += 1
-        while self._idle_readers:
-            self._idle_readers.pop().close()
+        """Close idle readers now, and busy ones when they finish."""
+        with self._readers:
+            self._generation += 1
+            while self._idle_readers:
+                self._idle_readers.pop().close()
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 import os
 import random
 import shutil
+import sqlite3
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from threading import Barrier
 
@@ -12,6 +14,7 @@ import pytest
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.index.index import Index, IndexLost
+from kvchat.kvstore.index.schema import CorruptIndex
 from kvchat.kvstore.savepoint import RestoreMiss, StoreRefused
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.kvstore.store_bench import Bench, Model, token_range
@@ -19,30 +22,49 @@ from tests.kvstore.store_bench import Bench, Model, token_range
 ADD_CHAT, CHATS = "INSERT INTO conversations (name) VALUES (?)", "SELECT name FROM conversations"
 
 
-def test_two_threads_replace_a_damaged_index_once(tmp_path: Path) -> None:
-    losses: list[None] = []
+def open_files(path: Path) -> list[str]:
+    """Return this process's open files of the index, including deleted ones. Windows could not delete them."""
+    links = []
+    for link in Path("/proc/self/fd").glob("*"):  # no such folder on other systems
+        with suppress(OSError):
+            links.append(str(link.readlink()))
+    return [link for link in links if link.startswith(str(path))]
+
+
+@pytest.mark.parametrize("method", ["read", "write"])
+def test_a_damaged_index_is_replaced_once_all_connections_are_closed(tmp_path: Path, method: str) -> None:
     path = tmp_path / "index.db"
-    index, barrier = Index(path, lambda: losses.append(None)), Barrier(2)
+    losses: list[list[str]] = []
+    index, barrier = Index(path, lambda: losses.append(open_files(path))), Barrier(2)
     with index.write() as db:
-        db.execute(ADD_CHAT, ("before",))
+        db.executemany(ADD_CHAT, [(f"{number:0500}",) for number in range(1000)])
     index.shrink()
     with path.open("r+b") as file:
         file.write(os.urandom(10_000))
 
-    def query() -> None:
-        with index.read() as db:
-            barrier.wait()
+    def query(open_transaction: Callable[[], AbstractContextManager[sqlite3.Connection]]) -> None:
+        def find_damage(db: sqlite3.Connection) -> None:
+            unfinished = db.execute("SELECT 1 UNION ALL SELECT 2")  # keeps the file open until it is freed
+            assert unfinished.fetchone() == (1,)
             db.execute(CHATS).fetchall()
+            raise CorruptIndex  # the writer still has undamaged pages in its cache
+
+        with open_transaction() as db:
+            barrier.wait()
+            find_damage(db)
 
     with ThreadPoolExecutor(2) as pool:
-        queries = [pool.submit(query) for _ in range(2)]
+        queries = [pool.submit(query, transaction) for transaction in (index.read, getattr(index, method))]
     assert [type(future.exception()) for future in queries] == [IndexLost, IndexLost]
     with index.write() as db:
         db.execute(ADD_CHAT, ("after",))
     with index.read() as db:
         assert db.execute(CHATS).fetchall() == [("after",)]
     index.close()
-    assert len(losses) == 1
+    assert losses == [[]]
+    path.write_bytes(os.urandom(10_000))
+    Index(path, lambda: losses.append(open_files(path))).close()
+    assert losses == [[], []], "damage found when the file is opened"
 
 
 def test_an_index_is_recreated_when_the_cache_is_emptied(tmp_path: Path) -> None:
