@@ -11,7 +11,7 @@ from pathlib import Path
 from kvchat.errors import KvchatError
 from kvchat.kvstore.index.index import check_store
 from kvchat.kvstore.savepoint import Bounds, PrunePlan, StoreUsage, default_quota
-from kvchat.kvstore.store import BlockStore, store_without_memory, unavailable
+from kvchat.kvstore.store import BlockStore, store_without_memory, unavailable_error
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.demand import staging_room
@@ -37,7 +37,7 @@ def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bound
 
 
 def apply_bounds(paths: Paths, settings: Settings, store: BlockStore) -> None:
-    store.inventory.set_bounds(store_bounds(paths, settings, store.inventory.occupied()))
+    store.inventory.set_bounds(store_bounds(paths, settings, store.inventory.occupied_bytes()))
 
 
 def long_chat_bytes(settings: Settings) -> int:
@@ -93,7 +93,7 @@ def store_problem(paths: Paths) -> str:
     try:
         check_store(paths.save_points)
     except KvchatError as error:
-        return str(unavailable(error))
+        return str(unavailable_error(error))
     return ""
 
 
@@ -102,7 +102,7 @@ def saved_models(usage: StoreUsage) -> set[str]:
     return {chat.model for chat in usage.conversations if chat.tokens}
 
 
-def with_times(usage: StoreUsage, speeds: Mapping[str, PrefillSpeed]) -> StoreUsage:
+def with_reprocessing_times(usage: StoreUsage, speeds: Mapping[str, PrefillSpeed]) -> StoreUsage:
     conversations = [
         replace(chat, reprocessing=speeds[chat.model].forecast(chat.tokens)) if chat.tokens else chat
         for chat in usage.conversations
@@ -110,7 +110,7 @@ def with_times(usage: StoreUsage, speeds: Mapping[str, PrefillSpeed]) -> StoreUs
     return replace(usage, conversations=tuple(conversations))
 
 
-def plan_with_times(plan: PrunePlan, usage: StoreUsage) -> PrunePlan:
+def plan_with_reprocessing_times(plan: PrunePlan, usage: StoreUsage) -> PrunePlan:
     times = {chat.conversation_id: chat.reprocessing for chat in usage.conversations}
     conversations = [
         chat if chat.save_points_left else replace(chat, reprocessing=times.get(chat.conversation_id))
@@ -137,7 +137,7 @@ class StoreService:
 
     async def usage(self) -> StoreUsage:
         usage = await asyncio.to_thread(self.store.inventory.usage)
-        usage = with_times(usage, {model: await self._speed(model) for model in saved_models(usage)})
+        usage = with_reprocessing_times(usage, {model: await self._speed(model) for model in saved_models(usage)})
         return replace(usage, chat_bytes=await asyncio.to_thread(long_chat_bytes, self._settings()))
 
     async def delete(self, conversation_id: str | None) -> int:
@@ -147,18 +147,18 @@ class StoreService:
 
     async def plan_prune(self, target_bytes: int) -> PrunePlan:
         """Return a plan, with its cost, for pruning the store to `target_bytes`. Deletes nothing."""
-        return plan_with_times(
+        return plan_with_reprocessing_times(
             await asyncio.to_thread(self.store.inventory.plan_prune, target_bytes), await self.usage()
         )
 
     async def prune(self, plan: PrunePlan) -> int:
         return await asyncio.to_thread(self.store.inventory.prune, plan)
 
-    async def pin(self, conversation_id: str, pinned: bool) -> None:
-        await asyncio.to_thread(self.store.inventory.pin, conversation_id, pinned)
+    async def set_pinned(self, conversation_id: str, pinned: bool) -> None:
+        await asyncio.to_thread(self.store.inventory.set_pinned, conversation_id, pinned)
 
-    async def never_save(self, conversation_id: str, never: bool) -> None:
-        await asyncio.to_thread(self.store.inventory.never_save, conversation_id, never)
+    async def set_never_save(self, conversation_id: str, never: bool) -> None:
+        await asyncio.to_thread(self.store.inventory.set_never_save, conversation_id, never)
 
     async def apply_limits(self, settings: Settings) -> None:
         if self.problem is None:

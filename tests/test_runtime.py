@@ -77,7 +77,7 @@ async def test_startup_quota_covers_existing_memory_and_expired_memory_is_delete
     bench = Bench(paths.save_points)  # its clock stands long ago
     bench.save(old, token_range(300))
     bench.save(pinned, token_range(300, start=5000))
-    bench.inventory.pin(pinned, True)
+    bench.inventory.set_pinned(pinned, True)
     bench.store.close()
     for days, left in ((None, {old, pinned}), (30, {pinned})):
         with monkeypatch.context() as patches:
@@ -96,7 +96,7 @@ async def test_maximum_age_deletes_older_memory(runtime):
     runtime._store.inventory.clock = lambda: datetime.now(UTC) + timedelta(days=3)
     await runtime.apply_settings(replace(runtime.settings, theme="dark"))
     assert await saved_chats(runtime) == {"a", "b"}
-    await runtime.save_points.pin("b", True)
+    await runtime.save_points.set_pinned("b", True)
     await runtime.apply_settings(replace(runtime.settings, max_age_days=4))
     assert await saved_chats(runtime) == {"a", "b"}
     await runtime.apply_settings(replace(runtime.settings, max_age_days=2))

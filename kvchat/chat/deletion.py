@@ -251,7 +251,7 @@ def purge_abandoned(database: Database, keep_s: float) -> None:
 def purge_orphans(store: BlockStore, database: Database) -> None:
     """Delete save points of deleted chats, left by a killed run. Raises StorageFailed and StoreRefused."""
     by = database.file_id()
-    new = store.inventory.unchecked(by)
+    new = store.inventory.find_unchecked(by)
     # Read afterwards, to include what another process has just saved.
     deleted = _deleted_ids(database)
     for conversation_id, messages in new.messages.items():

@@ -138,7 +138,7 @@ def export_chats(options: arguments.ExportOptions) -> int:
     if options.passphrase_file:
         title = _("Only an export with memory can be encrypted with a passphrase")
         raise KvchatError(title, "", _("Add --with-memory."))
-    form = ExportForm(options.form) if options.form else ExportForm.of(options.target)
+    form = ExportForm(options.form) if options.form else ExportForm.from_suffix(options.target)
     with _open_database() as database:
         chats = database.conversations()
         ids = [chat.id for chat in ([find_chat(chats, options.chat_id)] if options.chat_id else chats)]

@@ -41,9 +41,9 @@ from kvchat.store_service import (
     describe_capacity,
     long_chat_bytes,
     open_store,
-    plan_with_times,
+    plan_with_reprocessing_times,
     saved_models,
-    with_times,
+    with_reprocessing_times,
 )
 from kvchat.system.paths import Paths
 from kvchat.text.formatting import TimeRange, format_duration, format_estimate, format_size, format_timestamp, one_line
@@ -96,7 +96,7 @@ def _usage_with_times(paths: Paths, store: BlockStore) -> StoreUsage:
     with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:
         for model, speed in speeds.items():
             speed.add_earlier_samples(database.prefill_timings(model))
-    return with_times(usage, speeds)
+    return with_reprocessing_times(usage, speeds)
 
 
 @_on_store
@@ -120,7 +120,7 @@ def show_usage(options: JsonOptions, runner: CommandRunner, store: BlockStore) -
 @_on_store
 def prune_store(options: PruneOptions, runner: CommandRunner, store: BlockStore) -> int:
     inventory, titles, target = store.inventory, _read_chats(runner.paths)[0], options.target_bytes
-    plan = plan_with_times(inventory.plan_prune(target), _usage_with_times(runner.paths, store))
+    plan = plan_with_reprocessing_times(inventory.plan_prune(target), _usage_with_times(runner.paths, store))
     if not options.as_json:
         print_out("\n".join(format_plan(plan, titles, target, dry_run=options.dry_run)))
     freed = inventory.prune(plan) if plan.save_point_ids and not options.dry_run else 0

@@ -98,7 +98,7 @@ class ManagedEngine:
             initial_tokens=initial_tokens,
             staged=self.staging_memory(),
         )
-        self._store.restorer.keep_in_memory(choice.context.bars[-1].staging)
+        self._store.restorer.limit_memory(choice.context.bars[-1].staging)
         return choice
 
     async def prepare(self, settings: Settings, *, vision: bool, tokens: int) -> Callable[[], Awaitable[None]]:
@@ -256,7 +256,7 @@ def with_state_support(
     folder = reachable_slot_folder(process)
     if folder is None:
         return None
-    disk.remove_stale_for_engine(folder)  # left by a killed kvchat
+    disk.remove_stale_engine_files(folder)  # left by a killed kvchat
     model = process.folder / facts.model_path
     try:
         gguf, identity = read_facts(model), model_identity(model)

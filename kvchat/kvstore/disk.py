@@ -22,7 +22,7 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
-def listing(folder: Path) -> list[Path]:
+def list_folder(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError:
@@ -75,15 +75,15 @@ def temporary_name() -> str:
     return secrets.token_hex(8)
 
 
-def name_for_engine() -> str:
+def engine_file_name() -> str:
     """Return a new file name with a prefix of kvchat's, since an engine's slot folder may belong to the user."""
     return f"{_own_prefix()}{_RUN}-{secrets.token_hex(4)}"
 
 
-def remove_stale_for_engine(folder: Path) -> None:
-    """Delete the `name_for_engine` files of earlier kvchat processes with the same data folder."""
+def remove_stale_engine_files(folder: Path) -> None:
+    """Delete the `engine_file_name` files of earlier kvchat processes with the same data folder."""
     prefix = _own_prefix()
-    for entry in listing(folder):
+    for entry in list_folder(folder):
         if entry.name.startswith(prefix) and not entry.name.startswith(prefix + _RUN):
             remove(entry)
 
@@ -106,5 +106,5 @@ def disk_usage(status: os.stat_result) -> int:
 
 def tree_size(path: Path) -> int:
     with contextlib.suppress(OSError):
-        return disk_usage(path.lstat()) + sum(map(tree_size, listing(path) if path.is_dir() else ()))
+        return disk_usage(path.lstat()) + sum(map(tree_size, list_folder(path) if path.is_dir() else ()))
     return 0

@@ -14,16 +14,16 @@ from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.recipe import (
     RESIDUE,
-    RESIDUE_CHUNK,
+    RESIDUE_CHUNK_BYTES,
     BlockUse,
     Recipe,
     RecipeError,
-    check_whole,
+    check_complete,
     row_map_from_json,
     row_map_to_json,
 )
 from kvchat.kvstore.index import points, usage
-from kvchat.kvstore.index.index import check_store, reading, saving_errors, write_error
+from kvchat.kvstore.index.index import check_store, not_saved_error, open_read_only, saving_errors
 from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.savepoint import (
     Fingerprint,
@@ -43,7 +43,7 @@ _MAX_TOKEN = 1 << 31
 _BLOCK_NAME_BYTES = 32
 _MAX_POINTS = 100  # the newest of a conversation; older ones matter only for states that cannot be cut
 _PIECE_BYTES = 1 << 20
-_GONE = (
+_MEMORY_CHANGED = (
     N_("Part of this chat’s memory was deleted or damaged in the meantime."),
     "",
     N_("Try again, or export the chat without its memory."),
@@ -72,20 +72,20 @@ class Manifest:
     points: tuple[ManifestPoint, ...]
 
     @cached_property
-    def blocks(self) -> dict[bytes, int]:
-        return {name: size for point in self.points for name, size in point.recipe.blocks.items()}
+    def block_sizes(self) -> dict[bytes, int]:
+        return {name: size for point in self.points for name, size in point.recipe.block_sizes.items()}
 
     @property
     def bytes(self) -> int:
-        return sum(self.blocks.values())
+        return sum(self.block_sizes.values())
 
     @property
     def n_tokens(self) -> int:
         return max(len(point.tokens) for point in self.points)
 
 
-def to_json(manifest: Manifest) -> dict[str, Any]:
-    numbers = {name: number for number, name in enumerate(manifest.blocks)}
+def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
+    numbers = {name: number for number, name in enumerate(manifest.block_sizes)}
     carried, before = [], Tokens()
     for point in manifest.points:
         shared, recipe = common_prefix(before, point.tokens), point.recipe
@@ -101,22 +101,22 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
             }
         )
         before = point.tokens
-    blocks = [[name.hex(), size] for name, size in manifest.blocks.items()]
+    blocks = [[name.hex(), size] for name, size in manifest.block_sizes.items()]
     fingerprint = asdict(manifest.fingerprint)
     return {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "blocks": blocks, "points": carried}
 
 
-def from_json(data: Any) -> Manifest:
+def manifest_from_json(data: Any) -> Manifest:
     """Parse and check an untrusted manifest. Raises BadMemory."""
     try:
         if data["format"] != FORMAT or data["version"] != VERSION:
             raise BadMemory(_("it was created by a newer version of kvchat"))
-        blocks = [(bytes.fromhex(name), _number(size)) for name, size in data["blocks"]]
+        blocks = [(bytes.fromhex(name), _checked_number(size)) for name, size in data["blocks"]]
         if any(len(name) != _BLOCK_NAME_BYTES for name, _ in blocks):
             raise BadMemory(_("a block has an invalid name"))
         carried: list[ManifestPoint] = []
         for entry in data["points"]:
-            carried.append(_point(entry, blocks, carried[-1].tokens if carried else ()))
+            carried.append(_parse_point(entry, blocks, carried[-1].tokens if carried else ()))
         try:
             manifest = Manifest(Fingerprint(**data["fingerprint"]), tuple(carried))
         except TypeError:
@@ -125,32 +125,34 @@ def from_json(data: Any) -> Manifest:
         raise
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecipeError) as error:
         raise BadMemory(_("its manifest is invalid")) from error
-    if not carried or manifest.blocks != dict(blocks):
+    if not carried or manifest.block_sizes != dict(blocks):
         raise BadMemory(_("its manifest does not match its contents"))
     return manifest
 
 
-def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> ManifestPoint:
-    """Parse one save point of a manifest. Raises BadMemory, RecipeError, or what `from_json` catches."""
-    shared, message_id = _number(entry["shared"]), entry["message_id"]
-    tokens = (*before[:shared], *(_number(token, -_MAX_TOKEN, _MAX_TOKEN) for token in entry["tokens"]))
+def _parse_point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> ManifestPoint:
+    """Parse one save point of a manifest. Raises BadMemory, RecipeError, or what `manifest_from_json` catches."""
+    shared, message_id = _checked_number(entry["shared"]), entry["message_id"]
+    tokens = (*before[:shared], *(_checked_number(token, -_MAX_TOKEN, _MAX_TOKEN) for token in entry["tokens"]))
     if shared > len(before) or not tokens or not isinstance(message_id, str | None):
         raise BadMemory(_("a save point is invalid"))
     uses = []
     for number, cache, *place in entry["uses"]:
-        row, rows, skip, position = map(_number, place)
-        if cache == RESIDUE and rows > RESIDUE_CHUNK:
+        row, rows, skip, position = map(_checked_number, place)
+        if cache == RESIDUE and rows > RESIDUE_CHUNK_BYTES:
             raise BadMemory(_("a block is too large when unpacked"))
-        uses.append(BlockUse(*blocks[_number(number)], _number(cache, RESIDUE), row, rows, skip, position))
-    recipe = Recipe(_number(entry["file_size"], 1), row_map_from_json(entry["row_map"]), tuple(uses))
-    check_whole(recipe)
+        uses.append(
+            BlockUse(*blocks[_checked_number(number)], _checked_number(cache, RESIDUE), row, rows, skip, position)
+        )
+    recipe = Recipe(_checked_number(entry["file_size"], 1), row_map_from_json(entry["row_map"]), tuple(uses))
+    check_complete(recipe)
     prefill_ms = entry["prefill_ms"]
     if type(prefill_ms) not in (int, float) or not isfinite(prefill_ms) or not 0 <= prefill_ms < _MAX_NUMBER:
         raise BadMemory(_("a number in its manifest is out of range"))
     return ManifestPoint(tokens, message_id, float(prefill_ms), recipe)
 
 
-def _number(value: Any, minimum: int = 0, limit: int = _MAX_NUMBER) -> int:
+def _checked_number(value: Any, minimum: int = 0, limit: int = _MAX_NUMBER) -> int:
     if type(value) is not int or not minimum <= value < limit:
         raise BadMemory(_("a number in its manifest is out of range"))
     return value
@@ -167,7 +169,7 @@ def stored_manifest(folder: Path, conversation_id: str) -> Manifest | None:
         return None
     check_store(folder)
     carried: list[ManifestPoint] = []
-    with reading(index) as db:
+    with open_read_only(index) as db:
         query = (
             "SELECT s.id, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
             " WHERE name = ? AND link_id IS NOT NULL ORDER BY s.id"
@@ -197,11 +199,11 @@ def read_blocks(folder: Path, manifest: Manifest) -> BlockStream:
                     digest.update(piece)
                     yield piece
         except OSError as error:
-            raise StoreRefused(*_GONE) from error
+            raise StoreRefused(*_MEMORY_CHANGED) from error
         if size or digest.digest() != name:
-            raise StoreRefused(*_GONE)
+            raise StoreRefused(*_MEMORY_CHANGED)
 
-    for name, size in manifest.blocks.items():
+    for name, size in manifest.block_sizes.items():
         yield name, read(name, size)
 
 
@@ -213,25 +215,25 @@ def import_memory(inventory: Inventory, conversation_id: str, manifest: Manifest
     """
     # A separate record of new blocks: another thread's cleanup must not delete them.
     files = BlockFiles(inventory.blocks.folder, sync=inventory.blocks.sync)
-    new = sum(size for name, size in manifest.blocks.items() if files.find(name, size) is None)
+    new = sum(size for name, size in manifest.block_sizes.items() if files.find(name, size) is None)
     inventory.require_room(max(point.recipe.file_size for point in manifest.points), 0)
     inventory.require_room(new, new)
     try:
-        xxh3 = _receive(files, manifest, stream)
-        written = sum(manifest.blocks[name] for name in xxh3)
-        newest = _record(inventory, conversation_id, manifest, files, xxh3, written)
+        xxh3 = _store_blocks(files, manifest, stream)
+        written = sum(manifest.block_sizes[name] for name in xxh3)
+        newest = _add_save_points(inventory, conversation_id, manifest, files, xxh3, written)
     except OSError as error:
-        raise write_error(error) from error
+        raise not_saved_error(error) from error
     finally:
         with contextlib.suppress(StoreRefused):
-            inventory.delete_unknown(list(files.new_block_sizes))
-    inventory.enforce(protected=newest)
+            inventory.delete_unindexed(list(files.new_block_sizes))
+    inventory.enforce_bounds(protected=newest)
     return written
 
 
-def _receive(files: BlockFiles, manifest: Manifest, stream: BlockStream) -> dict[bytes, bytes]:
+def _store_blocks(files: BlockFiles, manifest: Manifest, stream: BlockStream) -> dict[bytes, bytes]:
     """Write the blocks that the store lacks; return their XXH3 hashes by name."""
-    missing, xxh3 = dict(manifest.blocks), {}
+    missing, xxh3 = dict(manifest.block_sizes), {}
 
     def limited(content: Iterable[bytes], size: int) -> Iterator[bytes]:
         for piece in content:
@@ -258,7 +260,7 @@ def _receive(files: BlockFiles, manifest: Manifest, stream: BlockStream) -> dict
 
 
 @saving_errors()
-def _record(
+def _add_save_points(
     inventory: Inventory,
     conversation_id: str,
     manifest: Manifest,
@@ -269,11 +271,11 @@ def _record(
     """Add the save points to the index; return the id of the newest."""
     audience = imported_audience(conversation_id)
     with inventory.index.write() as db:
-        if points.never_save(db, conversation_id):
+        if points.is_never_saved(db, conversation_id):
             raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
-        on_disk = files.find_all(manifest.blocks)
+        on_disk = files.find_all(manifest.block_sizes)
         if on_disk is None:
-            raise StoreRefused(*_GONE)
+            raise StoreRefused(*_MEMORY_CHANGED)
         usage.count_written(db, inventory.today(), written)
         for point in manifest.points:
             uses = tuple(replace(use, xxh3=xxh3.get(use.block, b"")) for use in point.recipe.uses)

@@ -12,9 +12,9 @@ from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.recipe import RecipeError
 from kvchat.kvstore.index import eviction, points, usage
 from kvchat.kvstore.index.index import Index, IndexFailed, disk_errors
-from kvchat.kvstore.index.schema import fingerprint_of
+from kvchat.kvstore.index.schema import parse_fingerprint
 from kvchat.kvstore.savepoint import (
-    PROGRAM,
+    PROGRAM_PREFIX,
     Bounds,
     NotSaved,
     PrunePlan,
@@ -57,7 +57,7 @@ class Inventory:
         with self.index.write() as db:
             if self.index.is_fresh and any(self.blocks.unknown_blocks(())):
                 usage.note_index_loss(db)  # the index was deleted, but not its blocks
-            unabsorbed = {str(number): size for number, size in points.staged(db).items()}
+            unabsorbed = {str(number): size for number, size in points.staged_sizes(db).items()}
             lost = [int(point_id) for point_id in unabsorbed.keys() - self.staging.recover(unabsorbed)]
             usage.discard(db, lost, Reason(ReasonCode.NOT_FINISHED), self.clock(), notify=False)
         self.blocks.remove_temporary()
@@ -84,9 +84,9 @@ class Inventory:
             advice = _("Free up disk space, or lower the minimum free space in Settings, Storage.")
             raise NotSaved(Reason(ReasonCode.DISK_NEARLY_FULL, places), advice)
 
-    def unabsorbed(self) -> frozenset[str]:
+    def unabsorbed_points(self) -> frozenset[str]:
         with self.index.read() as db:
-            return frozenset(map(str, points.staged(db)))
+            return frozenset(map(str, points.staged_sizes(db)))
 
     def run_deferred_work(self) -> None:
         """Record recent restores and, after an index loss, delete orphaned blocks. Deferred to keep answers fast."""
@@ -100,7 +100,7 @@ class Inventory:
             self.delete_orphans()
 
     @disk_errors()
-    def collect(self) -> int:
+    def delete_unused_blocks(self) -> int:
         """Delete the blocks that no save point uses; return the bytes freed.
 
         Files are deleted within a write transaction, so that no other thread can start to use them: `Saver.absorb`
@@ -121,10 +121,10 @@ class Inventory:
         """Delete block files that are not in the index (left by a killed process); return the bytes freed."""
         with self.index.read() as db:
             indexed_names = {name for (name,) in db.execute("SELECT name FROM blocks")}
-        return self.delete_unknown(list(self.blocks.unknown_blocks(indexed_names)))
+        return self.delete_unindexed(list(self.blocks.unknown_blocks(indexed_names)))
 
     @disk_errors()
-    def delete_unknown(self, names: Sequence[bytes]) -> int:
+    def delete_unindexed(self, names: Sequence[bytes]) -> int:
         """Delete the given blocks unless they are in the index; return the bytes freed."""
         freed = 0
         for start in range(0, len(names), _DELETE_BATCH):
@@ -149,7 +149,7 @@ class Inventory:
                 usage.discard(db, users, reason, self.clock(), notify=True)
                 db.execute("DELETE FROM blocks WHERE name = ?", (block,))
                 self.blocks.remove(block)
-        self.collect()
+        self.delete_unused_blocks()
 
     def delete_unusable(self, point_id: str, reason: Reason, *, notify: bool = False) -> None:
         """Delete a save point and record the reason; with `notify`, report the loss to the user once."""
@@ -160,10 +160,10 @@ class Inventory:
         if problem := self.index.problem:
             return StoreUsage((), 0, 0, 0, problem=f"{problem.detail} {problem.advice}")
         self.run_deferred_work()
-        occupied = self.occupied()
+        occupied = self.occupied_bytes()
         with self.index.read() as db:
-            conversations = tuple(usage.by_conversation(db))
-            totals = usage.totals(db, self.today())
+            conversations = tuple(usage.conversation_usages(db))
+            totals = usage.load_totals(db, self.today())
         return StoreUsage(
             conversations=conversations,
             quota_bytes=self.bounds.quota,
@@ -182,12 +182,12 @@ class Inventory:
         )
 
     @disk_errors()
-    def occupied(self) -> int:
+    def occupied_bytes(self) -> int:
         """Return the disk usage of the store's folder in bytes."""
         with self.index.read() as db:
             blocks = usage.block_bytes(db)
         blocks += sum(list(self.blocks.new_block_sizes.values()))
-        others = sum(disk.tree_size(path) for path in disk.listing(self.folder) if path.name != disk.BLOCKS)
+        others = sum(disk.tree_size(path) for path in disk.list_folder(self.folder) if path.name != disk.BLOCKS)
         return disk.disk_usage(self.folder.stat()) + blocks + self.blocks.overhead_bytes() + others
 
     def summaries(self, conversations: Sequence[str]) -> dict[str, tuple[SavePointSummary, ...]]:
@@ -199,32 +199,32 @@ class Inventory:
                 " WHERE name IN (SELECT value FROM json_each(?))"
             )
             rows = db.execute(query, (json.dumps(list(conversations)),)).fetchall()
-            fingerprints = {facts: fingerprint_of(facts) for facts in {row[3] for row in rows}}
+            fingerprints = {facts: parse_fingerprint(facts) for facts in {row[3] for row in rows}}
         for point_id, name, message_id, facts, tokens, size in rows:
             tier = Tier.WARM if self.staging.has_warm(str(point_id)) else Tier.DISK
             summary = SavePointSummary(message_id, fingerprints[facts], tokens, size, tier)
             summaries[name] = (*summaries.get(name, ()), summary)
         return summaries
 
-    def losses(self) -> tuple[SavePointLoss, ...]:
+    def take_losses(self) -> tuple[SavePointLoss, ...]:
         """Return the losses to report to the user, each only once."""
         with self.index.write() as db:
             return usage.take_unreported_losses(db, index=True)
 
-    def unchecked(self, checker: str) -> UncheckedPoints:
+    def find_unchecked(self, checker: str) -> UncheckedPoints:
         """Return the save points added since the last `mark_checked`, or all if that was by another checker."""
         with self.index.read() as db:
-            return usage.unchecked(db, checker)
+            return usage.find_unchecked(db, checker)
 
     def mark_checked(self, checker: str, checked: UncheckedPoints) -> None:
         with self.index.write() as db:
             usage.mark_checked(db, checker, checked)
 
-    def pin(self, conversation_id: str, pinned: bool) -> None:
+    def set_pinned(self, conversation_id: str, pinned: bool) -> None:
         with self.index.write() as db:
             points.set_flag(db, conversation_id, "pinned", pinned)
 
-    def never_save(self, conversation_id: str, never: bool) -> None:
+    def set_never_save(self, conversation_id: str, never: bool) -> None:
         """Enable or disable saving for a conversation. Existing save points stay until deleted."""
         with self.index.write() as db:
             points.set_flag(db, conversation_id, "never_save", never)
@@ -234,16 +234,16 @@ class Inventory:
     def delete_conversation(self, conversation_id: str) -> int:
         """Delete a conversation's save points, except those handed over by `transfer_to_extensions`."""
         with self.index.write() as db:
-            ids = points.transfer_to_extensions(db, points.points_of(db, conversation_id))
+            ids = points.transfer_to_extensions(db, points.find_ids(db, conversation_id))
             points.delete(db, ids)
-            points.forget(db, conversation_id)
+            points.delete_conversation_records(db, conversation_id)
         return self._free(ids)
 
     def delete_all(self) -> int:
         with self.index.write() as db:
-            ids = points.points_of(db, None)
+            ids = points.find_ids(db, None)
             points.delete(db, ids)
-            points.forget(db, None)
+            points.delete_conversation_records(db, None)
         return self._free(ids) + self.delete_orphans()
 
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
@@ -251,37 +251,37 @@ class Inventory:
         with self.index.write() as db:
             condition = "name = ? AND (message_id IS NULL OR message_id IN (SELECT value FROM json_each(?)))"
             query, messages = f"{points.POINTS} WHERE {condition}", json.dumps(list(message_ids))
-            ids = points.transfer_to_extensions(db, points.numbers(db, query, conversation_id, messages))
+            ids = points.transfer_to_extensions(db, points.fetch_integers(db, query, conversation_id, messages))
             points.delete(db, ids)
         return self._free(ids)
 
-    def imported(self) -> set[str]:
+    def imported_conversations(self) -> set[str]:
         """Return the ids of conversations with imported memory."""
         with self.index.read() as db:
-            return usage.with_imported(db)
+            return usage.imported_conversations(db)
 
     def delete_imported(self, conversation_id: str) -> int:
         """Delete a conversation's imported save points and those that extend them."""
         with self.index.write() as db:
             query = "SELECT s.id FROM save_points s JOIN nodes n ON n.id = node_id JOIN trees t ON t.id = tree_id"
-            ids = points.numbers(db, f"{query} WHERE audience = ?", imported_audience(conversation_id))
+            ids = points.fetch_integers(db, f"{query} WHERE audience = ?", imported_audience(conversation_id))
             points.delete(db, ids)
         return self._free(ids)
 
     def plan_prune(self, target_bytes: int, protected: int | None = None) -> PrunePlan:
         with self.index.read() as db:
-            candidates, needs = usage.candidates(db, protected)
-        return eviction.plan_prune(candidates, needs, self.occupied(), target_bytes, self.clock().timestamp())
+            candidates, needs = usage.load_candidates(db, protected)
+        return eviction.plan_prune(candidates, needs, self.occupied_bytes(), target_bytes, self.clock().timestamp())
 
     def prune(self, plan: PrunePlan, reason: ReasonCode = ReasonCode.PRUNED_BY_USER) -> int:
         return self._discard([int(id) for id in plan.save_point_ids], Reason(reason))
 
     def set_bounds(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        self.enforce()
+        self.enforce_bounds()
 
     @disk_errors()
-    def enforce(self, protected: int | None = None) -> None:
+    def enforce_bounds(self, protected: int | None = None) -> None:
         """Delete expired save points, then the least valuable ones until the bounds are met, programs' first."""
         bounds = self.bounds
         self._expire(PROGRAMS_AGE_DAYS, protected, programs=True)
@@ -292,22 +292,22 @@ class Inventory:
                 "SELECT file_size FROM save_points s JOIN conversations c ON c.id = conversation_id WHERE name GLOB ?"
             )
             # Upper bound, counting shared rows several times; `plan_programs` computes the exact size.
-            too_much = sum(points.numbers(db, sizes, f"{PROGRAM}*")) > bounds.programs_quota
-            candidates, needs = usage.candidates(db, protected) if too_much else ([], None)
+            too_much = sum(points.fetch_integers(db, sizes, f"{PROGRAM_PREFIX}*")) > bounds.programs_quota
+            candidates, needs = usage.load_candidates(db, protected) if too_much else ([], None)
         if needs is not None:
             plan = eviction.plan_programs(candidates, needs, bounds.programs_quota, self.clock().timestamp())
             self.prune(plan, ReasonCode.PRUNED)
-        if self.occupied() > bounds.quota:
+        if self.occupied_bytes() > bounds.quota:
             self.staging.trim(include_disk=True)
-        if self.occupied() > bounds.quota:
+        if self.occupied_bytes() > bounds.quota:
             self.prune(self.plan_prune(bounds.quota, protected), ReasonCode.PRUNED)
 
     def _expire(self, days: float, protected: int | None, *, programs: bool) -> None:
         limit = (self.clock() - timedelta(days=days)).timestamp()
         condition = "link_id IS NOT NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ? AND name GLOB ?"
         with self.index.read() as db:
-            name = f"{PROGRAM}*" if programs else "*"
-            old = points.numbers(db, f"{points.POINTS} WHERE {condition}", limit, protected, name)
+            name = f"{PROGRAM_PREFIX}*" if programs else "*"
+            old = points.fetch_integers(db, f"{points.POINTS} WHERE {condition}", limit, protected, name)
         self._discard(old, Reason(ReasonCode.EXPIRED))
 
     def _discard(self, point_ids: Sequence[int], reason: Reason, *, notify: bool = False) -> int:
@@ -320,7 +320,7 @@ class Inventory:
     def _free(self, point_ids: Sequence[int]) -> int:
         for point_id in point_ids:
             self.staging.drop(str(point_id))
-        freed = self.collect()
+        freed = self.delete_unused_blocks()
         self.index.shrink()
         return freed
 
@@ -328,11 +328,11 @@ class Inventory:
     def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
         """Hash every block; delete bad ones and their save points. Calls `progress(bytes_done, bytes_total)`."""
         self.index.check()
-        self.collect()  # a process killed while deleting leaves index rows of deleted blocks
+        self.delete_unused_blocks()  # a process killed while deleting leaves index rows of deleted blocks
         bad_recipes: dict[str, Reason] = {}
         with self.index.read() as db:
             blocks = db.execute("SELECT name, size FROM blocks").fetchall()
-            for point_id in points.points_of(db, None):
+            for point_id in points.find_ids(db, None):
                 try:
                     points.load_recipe(db, point_id)
                 except RecipeError as error:

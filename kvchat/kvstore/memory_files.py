@@ -25,7 +25,7 @@ MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; Windows and macOS have
 _MAX_MAPPED = 2  # files: one the engine reads and one being composed
 _POPULATE_READ = 22  # MADV_POPULATE_READ (Linux 5.14); makes shared pages writable, too
 _POPULATE_CHUNK = 1 << 20  # bytes per call, which locks this process's memory map
-SLACK = 16 << 20  # bytes left free: an engine's file is a little larger than estimated
+SLACK_BYTES = 16 << 20  # bytes left free: an engine's file is a little larger than estimated
 _libc = cache(lambda: ctypes.CDLL(None))  # for its madvise: that of mmap holds the GIL
 
 MemoryRoom = Callable[[int], int]  # maps bytes in memory now to the bytes allowed
@@ -42,7 +42,7 @@ class StagingMemory:
 NO_STAGING_MEMORY = StagingMemory()
 
 
-def stamp(file: Path) -> tuple[int, ...]:
+def file_stamp(file: Path) -> tuple[int, ...]:
     """Return size, mtime and ctime. Every write changes the ctime, which programs cannot set."""
     status = file.stat()
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -83,10 +83,10 @@ class MappedFile:
 _mapped: dict[Path, MappedFile] = {}  # files last or next overwritten in this process
 
 
-def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> MappedFile:
-    """Map an open file, extended to `size`. With `ready`, allocate its pages; raises OSError if memory is full."""
+def map_file(path: Path, file: FileIO, size: int, *, allocate: bool = True) -> MappedFile:
+    """Map an open file, extended to `size`. With `allocate`, allocate its pages; raises OSError if memory is full."""
     status = os.fstat(file.fileno())
-    if ready and disk.disk_usage(status) < size:
+    if allocate and disk.disk_usage(status) < size:
         os.posix_fallocate(file.fileno(), 0, size)
     elif status.st_size < size:
         file.truncate(size)
@@ -125,7 +125,7 @@ def staging_capacity(folder: Path, held_bytes: int = 0) -> int:
     """Return the free space of an in-memory file system plus `held_bytes`, or 0 if it is not writable."""
     if not _is_usable(folder):
         return 0
-    return max(0, held_bytes + shutil.disk_usage(folder).free - SLACK)
+    return max(0, held_bytes + shutil.disk_usage(folder).free - SLACK_BYTES)
 
 
 def _is_usable(folder: Path) -> bool:
@@ -137,7 +137,7 @@ def describe_staging(folder: Path, allowed: int, held_bytes: int = 0) -> str:
     if not _is_usable(folder):
         return f"on disk: {folder} is not available"
     capacity = staging_capacity(folder, held_bytes)  # a plan made for a small folder allows no more
-    if min(allowed, capacity) < SLACK:
+    if min(allowed, capacity) < SLACK_BYTES:
         return f"on disk: {f'{folder} is full' if capacity <= allowed else 'not enough free memory'}"
     why = f"limited by {folder}" if capacity <= allowed else "the rest is reserved for the engine and other apps"
     limit = format_size(min(allowed, capacity))

@@ -14,7 +14,7 @@ from kvchat.kvstore.blocks.rebuild import RebuildFailed, compose, stored_layout
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
 from kvchat.kvstore.index import points, token_tree, usage
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
-from kvchat.kvstore.index.schema import CorruptIndex, fingerprint_of
+from kvchat.kvstore.index.schema import CorruptIndex, parse_fingerprint
 from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.savepoint import (
     CancelCheck,
@@ -27,7 +27,7 @@ from kvchat.kvstore.savepoint import (
     StoreRefused,
     Tier,
     Tokens,
-    never,
+    never_cancelled,
     program_of,
     readable_audiences,
 )
@@ -35,7 +35,7 @@ from kvchat.kvstore.saver import Saver
 from kvchat.text.reasons import Reason, ReasonCode
 
 _RECENT_COUNT = 16  # save points used last, to predict the next size
-_MAX_PLACES = 500  # tree nodes examined per plan
+_MAX_MATCHES = 500  # tree nodes examined per plan
 MIN_RESTORED_TOKENS = 32  # tokens; any two chats with one chat template may share this many
 
 
@@ -66,18 +66,18 @@ class Restorer:
         """
         try:
             with self._index.read() as db:
-                kind = points.fingerprint_id(db, fingerprint)
-                trees = points.trees(db, kind, readable_audiences(conversation_id))
+                fingerprint_id = points.find_fingerprint(db, fingerprint)
+                trees = points.find_trees(db, fingerprint_id, readable_audiences(conversation_id))
                 if plan := self._find_best(db, trees, prompt, can_cut=can_cut):
                     return plan
-                return RestoreMiss(_miss_reason(db, conversation_id, fingerprint, kind, trees, prompt))
+                return RestoreMiss(_miss_reason(db, conversation_id, fingerprint, fingerprint_id, trees, prompt))
         except (IndexLost, IndexFailed) as error:
-            return RestoreMiss(_unreadable(error))
+            return RestoreMiss(_unreadable_reason(error))
         except StoreRefused:
             return RestoreMiss(Reason(ReasonCode.NO_STORE))
 
     def stage(
-        self, plan: RestorePlan, slot_path: Path, *, window: int = 0, cancelled: CancelCheck = never
+        self, plan: RestorePlan, slot_path: Path, *, window: int = 0, cancelled: CancelCheck = never_cancelled
     ) -> StagedFile | RestoreMiss:
         """Place the plan's slot file in the engine's slot folder.
 
@@ -88,13 +88,13 @@ class Restorer:
         leaving no file, soon after `cancelled` returns True.
         """
         self._has_staged = True
-        point, target = plan.save_point, slot_path / f"{disk.name_for_engine()}.slot"
+        point, target = plan.save_point, slot_path / f"{disk.engine_file_name()}.slot"
         try:
             if window and self._staging.is_unabsorbed(point.id):
                 self._saver.absorb(cancelled)
             if cancelled():
                 raise Cancelled
-            n_tokens, tier = self._write_to(plan, target, window, cancelled)
+            n_tokens, tier = self._create_slot_file(plan, target, window, cancelled)
             with contextlib.suppress(parser.SlotFileError):
                 if parser.matches_tokens(parser.read_tokens(target), point.tokens[:n_tokens]):
                     self._inventory.restored_at[int(point.id)] = self._inventory.clock()
@@ -111,7 +111,7 @@ class Restorer:
         self._staging.unstage(staged.path, engine_done=engine_done)
         self.prepare()
 
-    def keep_in_memory(self, max_bytes: int) -> None:
+    def limit_memory(self, max_bytes: int) -> None:
         """Limit the slot files kept in RAM. Files not yet absorbed stay even above the limit."""
         self._staging.trim(max_bytes=max_bytes)
         if not self._has_staged:
@@ -127,18 +127,18 @@ class Restorer:
             if not self._closed:
                 with self._index.read() as db:
                     recent = "SELECT file_size FROM save_points ORDER BY last_used_at DESC LIMIT ?"
-                    sizes = points.numbers(db, recent, _RECENT_COUNT)
+                    sizes = points.fetch_integers(db, recent, _RECENT_COUNT)
                 self._staging.preallocate(max(sizes, default=0), lambda: self._closed)
 
     def _warm_last_program(self) -> None:
         with contextlib.suppress(StoreRefused, OSError):
             with self._index.read() as db:
-                newest = points.load(db, max(points.points_of(db, None), default=0))
+                newest = points.load(db, max(points.find_ids(db, None), default=0))
             if newest and program_of(newest.conversation_id) and self._staging.has_room(newest.size):
-                self.complete_window(newest.id, 0, lambda: self._has_staged or self._closed)
+                self.build_warm_file(newest.id, 0, lambda: self._has_staged or self._closed)
             self._has_staged = True
 
-    def complete_window(self, point_id: str, window: int, cancelled: CancelCheck) -> None:
+    def build_warm_file(self, point_id: str, window: int, cancelled: CancelCheck) -> None:
         """Rebuild a slot file in RAM, with the row `window` needs. Ignores damage. Raises IndexLost, IndexFailed."""
         if not self._staging.in_memory:
             return
@@ -153,15 +153,17 @@ class Restorer:
         self, db: sqlite3.Connection, trees: Sequence[int], prompt: Tokens, *, can_cut: bool
     ) -> RestorePlan | None:
         empty_nodes: set[int] = set()
-        for place in islice(token_tree.places(db, trees, prompt, whole=not can_cut), _MAX_PLACES):
-            shared = place.shared
-            if not is_worth_restoring(shared, place.n_tokens, len(prompt)):
+        for match in islice(token_tree.find_matches(db, trees, prompt, whole_nodes=not can_cut), _MAX_MATCHES):
+            shared = match.shared
+            if not is_worth_restoring(shared, match.n_tokens, len(prompt)):
                 continue
             # A state that cannot be cut must leave the engine a token to evaluate.
-            ids = token_tree.at(db, place.node_id) if place.whole and (can_cut or shared < len(prompt)) else []
+            ids = (
+                token_tree.points_at(db, match.node_id) if match.is_whole and (can_cut or shared < len(prompt)) else []
+            )
             chosen = min(ids, key=lambda id: self._staging.find_warm(str(id)) is None, default=None)
             if can_cut and chosen is None:
-                chosen = token_tree.below(db, place.node_id, empty_nodes)
+                chosen = token_tree.find_point_below(db, match.node_id, empty_nodes)
             point = points.load(db, chosen) if chosen is not None else None
             if point and point.tokens[:shared] != prompt[:shared]:
                 raise CorruptIndex
@@ -171,7 +173,9 @@ class Restorer:
                 return RestorePlan(point, shared, Tier.WARM if is_warm else Tier.DISK, size)
         return None
 
-    def _write_to(self, plan: RestorePlan, target: Path, window: int, cancelled: CancelCheck) -> tuple[int, Tier]:
+    def _create_slot_file(
+        self, plan: RestorePlan, target: Path, window: int, cancelled: CancelCheck
+    ) -> tuple[int, Tier]:
         """Create the slot file at `target`; return its token count and source tier."""
         point, n_tokens = plan.save_point, plan.tokens_used
         if (plan.tier is Tier.WARM or plan.is_whole) and self._staging.link_warm(point.id, window, target):
@@ -185,7 +189,7 @@ class Restorer:
         if not plan.is_whole:
             with contextlib.suppress(CannotCompose):
                 pieces = cut(stored_layout(recipe, self._blocks), n_tokens)
-                self._staging.link(self._composed(pieces, recipe, target, cancelled), target)
+                self._staging.link(self._compose_file(pieces, recipe, target, cancelled), target)
                 return n_tokens, Tier.DISK
         self._rebuild(point, recipe, window, target, cancelled)  # the engine cuts what kvchat cannot
         return point.n_tokens, Tier.DISK
@@ -198,14 +202,14 @@ class Restorer:
         if window:
             with contextlib.suppress(CannotCompose):  # the chat is within the window, or its layout is unknown
                 plan = with_masked_rows(stored_layout(recipe, self._blocks), window)
-        file = self._composed(plan, recipe, target, cancelled)
+        file = self._compose_file(plan, recipe, target, cancelled)
         if target is not None:
             self._staging.link(file, target)
         if file != target:
             self._staging.add_warm(point.id, file, window, absorbed=True)
             self._staging.trim()
 
-    def _composed(self, plan: Plan, recipe: Recipe, target: Path | None, cancelled: CancelCheck) -> Path:
+    def _compose_file(self, plan: Plan, recipe: Recipe, target: Path | None, cancelled: CancelCheck) -> Path:
         """Compose the planned file in RAM, or on disk if RAM runs out. Raises what `compose` raises."""
         file = self._staging.allocate(sum(map(len, plan)), target)
         try:
@@ -222,7 +226,7 @@ class Restorer:
         if isinstance(error, OSError):
             return Reason(ReasonCode.NOT_STAGED, {"error": str(error.strerror)})
         if isinstance(error, IndexLost | IndexFailed):
-            return _unreadable(error)
+            return _unreadable_reason(error)
         try:
             with self._index.read() as db:
                 exists = points.load(db, int(point_id)) is not None
@@ -240,7 +244,7 @@ class Restorer:
         return reason or Reason(ReasonCode.DELETED_MEANWHILE)
 
 
-def _unreadable(error: IndexLost | IndexFailed) -> Reason:
+def _unreadable_reason(error: IndexLost | IndexFailed) -> Reason:
     if isinstance(error, IndexLost):
         return Reason(ReasonCode.INDEX_LOST)
     return Reason(ReasonCode.NOT_READABLE, {"error": error.error})
@@ -255,21 +259,21 @@ def _miss_reason(
     db: sqlite3.Connection,
     conversation_id: str,
     fingerprint: Fingerprint,
-    kind: int | None,
+    fingerprint_id: int | None,
     trees: Sequence[int],
     prompt: Tokens,
 ) -> Reason:
     is_program = bool(program_of(conversation_id))
-    loss = usage.find_loss(db, "conversation = ? AND fingerprint_id = ?", conversation_id, kind)
+    loss = usage.find_loss(db, "conversation = ? AND fingerprint_id = ?", conversation_id, fingerprint_id)
     if loss is not None:
         return loss
     query = (
         "SELECT facts FROM save_points s JOIN conversations c ON c.id = s.conversation_id JOIN fingerprints f"
         " ON f.id = s.fingerprint_id WHERE c.name = ? GROUP BY f.id ORDER BY max(s.created_at)"
     )
-    others = [fingerprint_of(facts) for (facts,) in db.execute(query, (conversation_id,))]
+    others = [parse_fingerprint(facts) for (facts,) in db.execute(query, (conversation_id,))]
     if fingerprint in others:
-        nearest = next(token_tree.places(db, trees, prompt), None)
+        nearest = next(token_tree.find_matches(db, trees, prompt), None)
         shared = nearest.shared if nearest else 0
         if shared >= MIN_RESTORED_TOKENS:
             return Reason(ReasonCode.GOES_ON_OTHERWISE if is_program else ReasonCode.CANNOT_GO_BACK)

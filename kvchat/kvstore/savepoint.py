@@ -25,8 +25,8 @@ from kvchat.text.language import _
 from kvchat.text.reasons import Reason, ReasonCode
 
 Tokens = tuple[int, ...]
-PROGRAM = "program/"  # owner prefix of other programs' save points, in place of a conversation id
-_PREPARED = "prepared:"  # owner prefix of prepared documents
+PROGRAM_PREFIX = "program/"  # owner prefix of other programs' save points, in place of a conversation id
+_PREPARED_PREFIX = "prepared:"  # owner prefix of prepared documents
 CHATS_AUDIENCE = "chats"  # the user's own chats, in the app and on the command line
 SHARED_AUDIENCE = "shared"  # prepared documents, which every owner may reuse
 NO_AUDIENCE = "nobody"  # for a slot that several requests may have used or a restore is filling
@@ -34,18 +34,18 @@ IMPORTED_PREFIX = "imported/"  # audience prefix of imported chat memory
 
 
 def program_owner(program: str) -> str:
-    return PROGRAM + program
+    return PROGRAM_PREFIX + program
 
 
 def program_of(conversation_id: str) -> str:
     """Return the name of the program that is the owner, or "" if the owner is a conversation."""
-    return conversation_id[len(PROGRAM) :] if conversation_id.startswith(PROGRAM) else ""
+    return conversation_id[len(PROGRAM_PREFIX) :] if conversation_id.startswith(PROGRAM_PREFIX) else ""
 
 
 def audience_of(owner: str) -> str:
-    if owner.startswith(PROGRAM):
+    if owner.startswith(PROGRAM_PREFIX):
         return owner
-    return SHARED_AUDIENCE if owner.startswith(_PREPARED) else CHATS_AUDIENCE
+    return SHARED_AUDIENCE if owner.startswith(_PREPARED_PREFIX) else CHATS_AUDIENCE
 
 
 def imported_audience(conversation_id: str) -> str:
@@ -294,7 +294,7 @@ class Cancelled(Exception):
     """An operation was cancelled and left no partial result."""
 
 
-def never() -> bool:
+def never_cancelled() -> bool:
     return False
 
 

@@ -10,7 +10,7 @@ from kvchat.kvstore.blocks import parser
 from kvchat.kvstore.blocks.absorb import PreviousSave, split_slot_file
 from kvchat.kvstore.blocks.block_files import FileChanged
 from kvchat.kvstore.index import points, token_tree, usage
-from kvchat.kvstore.index.index import saving_errors, write_error
+from kvchat.kvstore.index.index import not_saved_error, saving_errors
 from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
@@ -50,7 +50,7 @@ class Saver:
         `tokens`: tokens of the slot; a prefix already in the store needs no room.
         """
         with self._index.read() as db:
-            if points.never_save(db, conversation_id):
+            if points.is_never_saved(db, conversation_id):
                 raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
             before = _find_known(db, fingerprint, tokens, audience_of(conversation_id))
         to_write = _new_bytes(size, len(tokens), before)  # as blocks
@@ -96,7 +96,7 @@ class Saver:
             new = SavePoint("", conversation_id, fingerprint, expected, size, prefill_ms, audience)
             staged = self._staging.claim_saved(slot_file)  # outside the index lock: it may be a slow copy
             with self._index.write() as db:
-                if points.never_save(db, conversation_id):
+                if points.is_never_saved(db, conversation_id):
                     raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
                 point = points.add_staged(db, new, message_id, self._inventory.clock())
                 self._staging.add_warm(point.id, staged)
@@ -106,7 +106,7 @@ class Saver:
             if point is not None:
                 self._staging.drop(point.id)
             if isinstance(error, OSError):
-                raise write_error(error) from error
+                raise not_saved_error(error) from error
             raise
         finally:
             self._staging.discard_saved(slot_file)
@@ -119,7 +119,7 @@ class Saver:
         self._staging.trim()
         return point
 
-    def take_windows(self) -> list[tuple[str, int]]:
+    def take_window_points(self) -> list[tuple[str, int]]:
         """Return each conversation's newest save point that needs a window row, and its window; clear the list.
 
         The warm files of older ones are deleted, as no engine can use them without the row.
@@ -145,7 +145,7 @@ class Saver:
             if cancelled():
                 return AbsorbReport(0, ())
         try:
-            for point_id in sorted(self._inventory.unabsorbed(), key=int):
+            for point_id in sorted(self._inventory.unabsorbed_points(), key=int):
                 if cancelled():
                     break
                 try:
@@ -153,14 +153,14 @@ class Saver:
                 except Cancelled:
                     break
                 except (NotSaved, OSError, FileChanged) as error:
-                    if point_id in self._inventory.unabsorbed():  # else it was deleted meanwhile with its file
+                    if point_id in self._inventory.unabsorbed_points():  # else it was deleted meanwhile with its file
                         if isinstance(error, OSError):
-                            error = write_error(error)
+                            error = not_saved_error(error)
                         refused.append(error.reason if isinstance(error, NotSaved) else Reason(ReasonCode.FILE_CHANGED))
                         self._inventory.delete_unusable(point_id, refused[-1])
                 finally:
                     with contextlib.suppress(StoreRefused):  # retried next time
-                        self._inventory.delete_unknown(list(self._blocks.new_block_sizes))
+                        self._inventory.delete_unindexed(list(self._blocks.new_block_sizes))
         finally:
             self._absorbing.release()
         if absorbed:
@@ -193,7 +193,7 @@ class Saver:
             recipe, written = split_slot_file(slot_file, before, self._blocks, cancelled, low_priority=low_priority)
             total += written
             with self._index.write() as db:
-                on_disk = self._blocks.find_all(recipe.blocks)
+                on_disk = self._blocks.find_all(recipe.block_sizes)
                 if on_disk is None:
                     continue  # a block was deleted after it was written or found
                 usage.count_written(db, self._inventory.today(), total)
@@ -231,10 +231,10 @@ def _new_bytes(size: int, n_tokens: int, previous: PreviousSave | None) -> int:
 
 
 def _find_known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens, audience: str) -> PreviousSave | None:
-    trees = points.trees(db, points.fingerprint_id(db, fingerprint), shareable_audiences(audience))
+    trees = points.find_trees(db, points.find_fingerprint(db, fingerprint), shareable_audiences(audience))
     empty_nodes: set[int] = set()
-    for place in token_tree.places(db, trees, tokens):
-        point_id = token_tree.below(db, place.node_id, empty_nodes, absorbed=True)
+    for match in token_tree.find_matches(db, trees, tokens):
+        point_id = token_tree.find_point_below(db, match.node_id, empty_nodes, absorbed=True)
         if point_id is not None and (recipe := points.find_recipe(db, point_id)):
-            return PreviousSave(recipe, place.shared)
+            return PreviousSave(recipe, match.shared)
     return None

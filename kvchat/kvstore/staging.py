@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.kvstore import disk, memory_files
-from kvchat.kvstore.memory_files import SLACK, MemoryRoom, StagingMemory
+from kvchat.kvstore.memory_files import SLACK_BYTES, MemoryRoom, StagingMemory
 from kvchat.system.files import file_size
 
 
@@ -65,21 +65,21 @@ class Staging:
         may have the right length but incomplete data.
         """
         adopted = set[str]()
-        for file in disk.listing(self._memory) if self._memory else ():
+        for file in disk.list_folder(self._memory) if self._memory else ():
             if file.suffix == ".slot" and file_size(file) == unabsorbed.get(file.stem, -1):
                 self.add_warm(file.stem, file)
                 adopted.add(file.stem)
             else:
                 disk.remove(file)
-        for file in disk.listing(self._folder):
+        for file in disk.list_folder(self._folder):
             disk.remove(file)
         return adopted
 
     def close(self) -> None:
-        for path in disk.listing(self._folder):
+        for path in disk.list_folder(self._folder):
             disk.remove(path)
         if self._memory is not None:
-            for file in disk.listing(self._memory):
+            for file in disk.list_folder(self._memory):
                 memory_files.delete(file)
             disk.remove(self._memory)
 
@@ -88,7 +88,7 @@ class Staging:
     def redirect_to_memory(self, path: Path, size: int) -> bool:
         """Link `path` in a slot folder to memory for a file of about `size` bytes; False if that is impossible."""
         with self._lock:
-            if self._memory is None or not self._is_own(path) or not self._make_room(size):
+            if self._memory is None or not self._is_in_slot_folder(path) or not self._make_room(size):
                 return False
             file = self._memory / disk.temporary_name()
             file.touch(0o600, exist_ok=False)
@@ -112,7 +112,7 @@ class Staging:
     def _resolve_redirect(self, path: Path) -> Path | None:
         """Remove the link made by `redirect_to_memory` and return its target, or None if `path` is no such link."""
         with self._lock:
-            if self._memory is None or not self._is_own(path) or not path.is_symlink():
+            if self._memory is None or not self._is_in_slot_folder(path) or not path.is_symlink():
                 return None
             file = path.readlink()
             path.unlink()
@@ -124,11 +124,11 @@ class Staging:
     def allocate(self, size: int, target: Path | None) -> Path:
         """Return a path for a file to be composed; `target` itself if it is not in one of our slot folders."""
         with self._lock:
-            if target is not None and not self._is_own(target):
+            if target is not None and not self._is_in_slot_folder(target):
                 return target
             if self._memory is None:
                 return self.path_on_disk()
-            if not self._spare_files and not self._fits(size) and (unused := self._unused()):
+            if not self._spare_files and not self._fits(size) and (unused := self._evictable()):
                 self.recycle(self._warm_files.pop(unused[0]).path)  # it must make room anyway
             spare = self._take_spare(self._memory)
             if not self._make_room(size - file_size(spare)):
@@ -161,7 +161,7 @@ class Staging:
                 self._spare_files.append(file)  # early, so that a restore need not wait for it
             if fits:
                 with memory_files.open_private(file) as opened:
-                    mapped = memory_files.mapped(file, opened, size, ready=False)
+                    mapped = memory_files.map_file(file, opened, size, allocate=False)
         if mapped:
             with contextlib.suppress(OSError):
                 mapped.populate_all(size, lambda: file not in self._spare_files or cancelled())  # taken or dropped
@@ -178,7 +178,7 @@ class Staging:
                 file = file.rename(file.with_name(f"{point_id}.slot"))  # name `recover` looks for
                 file.chmod(0o600)
             before = self._warm_files.pop(point_id, None)
-            self._warm_files[point_id] = _WarmFile(file, memory_files.stamp(file), window, absorbed)
+            self._warm_files[point_id] = _WarmFile(file, memory_files.file_stamp(file), window, absorbed)
             if before is not None:
                 self.recycle(before.path)
 
@@ -197,7 +197,7 @@ class Staging:
         with self._lock:
             warm = self._warm_files.get(point_id)
             with contextlib.suppress(OSError):
-                if warm is not None and memory_files.stamp(warm.path) == warm.stamp:
+                if warm is not None and memory_files.file_stamp(warm.path) == warm.stamp:
                     self._warm_files.move_to_end(point_id)
                     return warm.path
             return None
@@ -221,7 +221,7 @@ class Staging:
         if file == target:
             return
         with self._lock:
-            if self.is_in_memory(file) and self._is_own(target):
+            if self.is_in_memory(file) and self._is_in_slot_folder(target):
                 target.symlink_to(file)
             else:
                 disk.link_or_copy(file, target)
@@ -280,13 +280,13 @@ class Staging:
             if self._memory is None:
                 return StagingMemory()
             capacity = memory_files.staging_capacity(self._memory, self.bytes_in_memory())
-            return StagingMemory(self._reclaimable(self._unused()), capacity)
+            return StagingMemory(self._reclaimable(self._evictable()), capacity)
 
     def bytes_in_memory(self) -> int:
         """Return the bytes of files in memory. A file being written by an engine counts at its expected size."""
         with self._lock:
             held_bytes = 0
-            for path in disk.listing(self._memory) if self._memory else ():
+            for path in disk.list_folder(self._memory) if self._memory else ():
                 with contextlib.suppress(OSError):
                     held_bytes += max(path.stat().st_size, self._final_sizes.get(path, 0))
             return held_bytes
@@ -301,7 +301,7 @@ class Staging:
         assert self._memory is not None
         held_bytes = self.bytes_in_memory()
         room = min(self._max_bytes, self._planned_room(held_bytes))
-        return held_bytes + size <= room and size + SLACK <= disk.free_bytes(self._memory)
+        return held_bytes + size <= room and size + SLACK_BYTES <= disk.free_bytes(self._memory)
 
     def _take_spare(self, memory: Path) -> Path:
         """Remove and return the largest spare file, or return a new path if there is none."""
@@ -311,10 +311,10 @@ class Staging:
         self._spare_files.remove(largest)
         return largest
 
-    def _is_own(self, path: Path) -> bool:
+    def _is_in_slot_folder(self, path: Path) -> bool:
         return path.parent.parent == self._folder
 
-    def _unused(self) -> list[str]:
+    def _evictable(self) -> list[str]:
         """Return save points whose warm files in memory can be evicted, least recently used first."""
         linked = set(self._linked.values())
         unused = ((id, w) for id, w in self._warm_files.items() if w.is_absorbed and w.path not in linked)
@@ -325,7 +325,7 @@ class Staging:
 
     def _make_room(self, size: int) -> bool:
         """Delete files until `size` more bytes fit. If that is impossible, delete nothing and return False."""
-        unused = self._unused()
+        unused = self._evictable()
         if size > 0 and not self._fits(size - self._reclaimable(unused)):
             return False
         while not self._fits(size) and (self._spare_files or unused):
@@ -338,5 +338,5 @@ class Staging:
         """Update the stamp of a warm file after a link to it was made or removed, which changes its ctime."""
         for warm in self._warm_files.values():
             with contextlib.suppress(OSError):
-                if warm.path == file and memory_files.stamp(file)[:2] == warm.stamp[:2]:
-                    warm.stamp = memory_files.stamp(file)
+                if warm.path == file and memory_files.file_stamp(file)[:2] == warm.stamp[:2]:
+                    warm.stamp = memory_files.file_stamp(file)

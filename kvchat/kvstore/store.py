@@ -14,17 +14,17 @@ from pathlib import Path
 from kvchat.errors import KvchatError
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.block_files import BlockFiles
-from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost, disk_errors, store_unusable
+from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost, disk_errors, store_unusable_error
 from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.memory_files import MemoryRoom
 from kvchat.kvstore.restorer import Restorer
-from kvchat.kvstore.savepoint import AbsorbReport, Bounds, CancelCheck, StoreRefused, never
+from kvchat.kvstore.savepoint import AbsorbReport, Bounds, CancelCheck, StoreRefused, never_cancelled
 from kvchat.kvstore.saver import Saver
 from kvchat.kvstore.staging import Staging
 from kvchat.text.language import N_, _
 from kvchat.text.reasons import Reason, ReasonCode
 
-TITLE = N_("Chat memory is unavailable")
+UNAVAILABLE_TITLE = N_("Chat memory is unavailable")
 
 
 class BlockStore:
@@ -63,9 +63,9 @@ class BlockStore:
                 except IndexLost:
                     self.inventory.recover()  # the index is now new
         except (OSError, IndexFailed, IndexLost) as error:
-            raise store_unusable(folder, error) from error
+            raise store_unusable_error(folder, error) from error
 
-    def close(self, cancelled: CancelCheck = never) -> None:
+    def close(self, cancelled: CancelCheck = never_cancelled) -> None:
         """Absorb staged files until cancelled, then delete all. Call this after the engines have stopped."""
         inventory = self.inventory
         with self._closing:
@@ -74,7 +74,7 @@ class BlockStore:
             self._closed = True
             with contextlib.suppress(StoreRefused):
                 self.saver.absorb(cancelled)
-                for point_id in inventory.unabsorbed() if cancelled() else ():
+                for point_id in inventory.unabsorbed_points() if cancelled() else ():
                     inventory.delete_unusable(point_id, Reason(ReasonCode.NOT_WAITED_FOR))
             self.restorer.close()
             self.staging.close()
@@ -83,30 +83,30 @@ class BlockStore:
                 shutil.rmtree(inventory.folder, ignore_errors=True)
 
     @disk_errors()
-    def absorb_pending(self, cancelled: CancelCheck = never) -> AbsorbReport:
+    def absorb_pending(self, cancelled: CancelCheck = never_cancelled) -> AbsorbReport:
         """Absorb staged files until cancelled, and enforce the bounds. For a background thread, after each save."""
         inventory = self.inventory
         inventory.run_deferred_work()
-        newest = max(map(int, inventory.unabsorbed()), default=None)
+        newest = max(map(int, inventory.unabsorbed_points()), default=None)
         report = self.saver.absorb(cancelled, low_priority=True)
         if report.save_points:
-            inventory.enforce(protected=newest)
+            inventory.enforce_bounds(protected=newest)
         if cancelled():
             return report
-        for point_id, window in self.saver.take_windows():
-            self.restorer.complete_window(point_id, window, cancelled)
+        for point_id, window in self.saver.take_window_points():
+            self.restorer.build_warm_file(point_id, window, cancelled)
         self.restorer.prepare().result()
         return report
 
 
-def unavailable(cause: KvchatError) -> StoreRefused:
+def unavailable_error(cause: KvchatError) -> StoreRefused:
     advice = _(
         "{advice} You can keep chatting, but a chat is reprocessed each time you return to it from another chat.",
         advice=cause.advice,
     )
-    return StoreRefused(_(TITLE), f"{cause.title} {cause.detail}".strip(), advice.strip())
+    return StoreRefused(_(UNAVAILABLE_TITLE), f"{cause.title} {cause.detail}".strip(), advice.strip())
 
 
 def store_without_memory(cause: KvchatError) -> BlockStore:
     """Return a store that saves nothing because of `cause`; engines get a temporary folder."""
-    return BlockStore(Path(tempfile.mkdtemp(prefix="kvchat-")), Bounds(0, 0), problem=unavailable(cause))
+    return BlockStore(Path(tempfile.mkdtemp(prefix="kvchat-")), Bounds(0, 0), problem=unavailable_error(cause))

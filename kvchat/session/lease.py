@@ -337,7 +337,7 @@ class Lease:
         started, store, engine = time.perf_counter(), self._store, self.engine
         if not engine.can_save(len(boundary)):
             return None
-        rows, path = engine.engine.rows, engine.slot_path / f"{disk.name_for_engine()}.slot"
+        rows, path = engine.engine.rows, engine.slot_path / f"{disk.engine_file_name()}.slot"
         try:
             written = await self._write_slot_file(path, boundary)
             predecessor = Predecessor(self.slot.save_point, rows.count) if rows.count else None

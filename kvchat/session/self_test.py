@@ -57,7 +57,7 @@ async def self_test(host: ReadyEngine) -> RestoreFinding:
 async def _trial(host: ReadyEngine) -> AsyncIterator[_Trial]:
     """Create a trial with its own store, swept with the engine's slot folder if this process is killed."""
     folder = await asyncio.to_thread(
-        tempfile.TemporaryDirectory, dir=host.slot_path, prefix=f"{disk.name_for_engine()}-"
+        tempfile.TemporaryDirectory, dir=host.slot_path, prefix=f"{disk.engine_file_name()}-"
     )
     try:
         bounds = Bounds(quota=1 << 62, free_floor=0)

@@ -263,7 +263,7 @@ class Slots(Allocator):
             return AbsorbReport(0, ())
         with self.save_progress.track_absorb():
             report = await asyncio.to_thread(self.store.absorb_pending, self.save_progress.cancelled.is_set)
-        losses = await asyncio.to_thread(self.store.inventory.losses)
+        losses = await asyncio.to_thread(self.store.inventory.take_losses)
         return replace(report, refused=(*report.refused, *(loss.reason for loss in losses)))
 
     def discard(self, owner: str) -> asyncio.Future[int]:

@@ -26,7 +26,7 @@ from kvchat.text.safe_text import safe_code, safe_document, safe_prose
 from kvchat.transfer.rows import conversation_rows, write_json
 
 T = TypeVar("T")
-SPEAKERS = {Role.SYSTEM: N_("System prompt"), Role.USER: N_("You"), Role.ASSISTANT: N_("Reply")}
+SPEAKER_LABELS = {Role.SYSTEM: N_("System prompt"), Role.USER: N_("You"), Role.ASSISTANT: N_("Reply")}
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = """
@@ -51,7 +51,7 @@ class ExportForm(Enum):
     HTML = "html"  # current branches on one self-contained page
 
     @staticmethod
-    def of(target: Path) -> ExportForm:
+    def from_suffix(target: Path) -> ExportForm:
         forms = {".md": ExportForm.MARKDOWN, ".zip": ExportForm.MARKDOWN, ".html": ExportForm.HTML}
         return forms.get(target.suffix.lower(), ExportForm.JSON)
 
@@ -95,21 +95,23 @@ def write_export(
     total = len(conversation_ids)
     if form is ExportForm.MARKDOWN and zipped:
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-            for conversation, branch in _with_progress(_branches(database, conversation_ids), total, progress):
+            for conversation, branch in _with_progress(_load_branches(database, conversation_ids), total, progress):
                 archive.writestr(file_name(conversation, ".md"), as_markdown(conversation, branch))
         return total
     text = io.TextIOWrapper(out, "utf-8", newline="\n")
     try:
         if form is ExportForm.JSON:
             return write_json(_with_progress(conversation_rows(database, conversation_ids), total, progress), text)
-        chats = _with_progress(_branches(database, conversation_ids), total, progress)
+        chats = _with_progress(_load_branches(database, conversation_ids), total, progress)
         text.writelines(as_html(chats) if form is ExportForm.HTML else (as_markdown(*chat) for chat in chats))
         return total
     finally:
         text.detach()  # the caller closes the file
 
 
-def _branches(database: Database, conversation_ids: Sequence[str]) -> Iterator[tuple[Conversation, Sequence[Message]]]:
+def _load_branches(
+    database: Database, conversation_ids: Sequence[str]
+) -> Iterator[tuple[Conversation, Sequence[Message]]]:
     for conversation_id in conversation_ids:
         with database.snapshot():
             conversation, branch = database.conversation(conversation_id), database.branch(conversation_id)
@@ -126,14 +128,14 @@ def _with_progress(items: Iterator[T], total: int, progress: Progress) -> Iterat
 def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
     parts = [f"# {one_line(safe_prose(conversation.title))}", f"*{format_timestamp(conversation.created_at)}*"]
     for message in branch:
-        parts.append(f"## {_(SPEAKERS[message.role])}")
+        parts.append(f"## {_(SPEAKER_LABELS[message.role])}")
         if message.thinking.strip():
             quoted = "\n".join(f"> {line}" for line in safe_prose(message.thinking).strip().splitlines())
             parts.append("> *" + _("Thinking") + f"*\n>\n{quoted}")
         parts += [
             _("*Attached: {name}*", name=one_line(safe_prose(attachment.name))) for attachment in message.attachments
         ]
-        parts.append(_safe_markdown(message.content.strip()))
+        parts.append(_sanitize_markdown(message.content.strip()))
     return "\n\n".join(parts) + "\n"
 
 
@@ -150,9 +152,9 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
         yield f'<h1 dir="auto">{html.escape(safe_prose(conversation.title))}</h1>\n'
         yield f'<p class="time">{format_timestamp(conversation.created_at)}</p>\n'
         for message in branch:
-            parts = [f'<h2 class="speaker">{_(SPEAKERS[message.role])}</h2>']
+            parts = [f'<h2 class="speaker">{_(SPEAKER_LABELS[message.role])}</h2>']
             if message.thinking.strip():
-                parts.append(_collapsible(_("Thinking"), safe_prose(message.thinking)))
+                parts.append(_as_collapsible_html(_("Thinking"), safe_prose(message.thinking)))
             for attachment in message.attachments:
                 name = html.escape(safe_prose(attachment.name))
                 if attachment.data:  # embedded: the page is self-contained
@@ -160,11 +162,11 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
                     data = base64.b64encode(attachment.data).decode()
                     parts.append(f'<p><img src="data:image/{kind};base64,{data}" alt="{name}"></p>')
                 else:
-                    parts.append(_collapsible(name, safe_document(attachment.name, attachment.text)))
+                    parts.append(_as_collapsible_html(name, safe_document(attachment.name, attachment.text)))
             env: dict[str, Any] = {}
             tokens = reader.parse(message.content, env) if message.role is Role.ASSISTANT else None
             if tokens is None or is_too_deep(tokens):
-                parts.append(_plain(safe_prose(message.content)))
+                parts.append(_as_plain_html(safe_prose(message.content)))
             else:
                 parts.append(str(reader.renderer.render(tokens, reader.options, env)))
             yield f'<article class="{message.role.value}" dir="auto">{"".join(parts)}</article>\n'
@@ -178,15 +180,15 @@ def file_name(conversation: Conversation, suffix: str) -> str:
     return f"{title} {conversation.id[:6]}{suffix}"
 
 
-def _collapsible(title: str, text: str) -> str:
-    return f"<details><summary>{title}</summary>{_plain(text)}</details>"
+def _as_collapsible_html(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>{_as_plain_html(text)}</details>"
 
 
-def _plain(text: str) -> str:
+def _as_plain_html(text: str) -> str:
     return f'<p style="white-space: pre-wrap">{html.escape(text.strip())}</p>'
 
 
-def _safe_markdown(text: str) -> str:
+def _sanitize_markdown(text: str) -> str:
     """Escape hidden characters in lines with code, remove them elsewhere, and close an open code block."""
     fence = ""
     lines = []

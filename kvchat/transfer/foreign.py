@@ -51,87 +51,93 @@ def parse_chatgpt(entry: Mapping[str, Any], name: str) -> Row:
     """Parse a ChatGPT conversation: `mapping` is the message tree, `current_node` its selected leaf."""
     messages = []
     for key, node in entry["mapping"].items():
-        message = _dict(_dict(node).get("message"))
-        role = _ROLES.get(_text(_dict(message.get("author")).get("role")))
-        hidden = _dict(message.get("metadata")).get("is_visually_hidden_from_conversation") is True
-        text, thinking = _chatgpt_text(_dict(message.get("content")))
-        at = _seconds(message.get("create_time"))
-        messages.append(_Message(key, _key(_dict(node).get("parent")), None if hidden else role, text, thinking, at))
-    source_id = _text(entry.get("conversation_id")) or _text(entry.get("id")) or name
-    times = (_seconds(entry.get("create_time")), _seconds(entry.get("update_time")))
-    return _rows("chatgpt", source_id, _text(entry.get("title")), times, messages, _key(entry.get("current_node")))
+        message = _as_dict(_as_dict(node).get("message"))
+        role = _ROLES.get(_as_text(_as_dict(message.get("author")).get("role")))
+        hidden = _as_dict(message.get("metadata")).get("is_visually_hidden_from_conversation") is True
+        text, thinking = _parse_chatgpt_content(_as_dict(message.get("content")))
+        at = _parse_time(message.get("create_time"))
+        messages.append(
+            _Message(key, _as_key(_as_dict(node).get("parent")), None if hidden else role, text, thinking, at)
+        )
+    source_id = _as_text(entry.get("conversation_id")) or _as_text(entry.get("id")) or name
+    times = (_parse_time(entry.get("create_time")), _parse_time(entry.get("update_time")))
+    return _build_row(
+        "chatgpt", source_id, _as_text(entry.get("title")), times, messages, _as_key(entry.get("current_node"))
+    )
 
 
 def parse_claude(entry: Mapping[str, Any], name: str) -> Row:
     """Parse an entry of Claude's conversations.json. In newer exports, `chat_messages` name their parents."""
     messages: list[_Message] = []
     known_ids: set[str] = set()
-    for number, message in enumerate(map(_dict, entry["chat_messages"])):
-        key = _key(message.get("uuid")) or str(number)
-        parent = _key(message.get("parent_message_uuid"))
+    for number, message in enumerate(map(_as_dict, entry["chat_messages"])):
+        key = _as_key(message.get("uuid")) or str(number)
+        parent = _as_key(message.get("parent_message_uuid"))
         if parent not in known_ids:
             parent = messages[-1].key if messages and "parent_message_uuid" not in message else None
-        blocks = [_dict(block) for block in _list(message.get("content"))]
-        text = _blocks(blocks, "text") or _text(message.get("text"))
+        blocks = [_as_dict(block) for block in _as_list(message.get("content"))]
+        text = _join_blocks(blocks, "text") or _as_text(message.get("text"))
         files = [
-            f"{_text(file.get('file_name')) or 'attachment'}:\n\n{content}"
-            for file in map(_dict, _list(message.get("attachments")))
-            if (content := _text(file.get("extracted_content"))).strip()
+            f"{_as_text(file.get('file_name')) or 'attachment'}:\n\n{content}"
+            for file in map(_as_dict, _as_list(message.get("attachments")))
+            if (content := _as_text(file.get("extracted_content"))).strip()
         ]
-        role, at = _ROLES.get(_text(message.get("sender"))), _seconds(message.get("created_at"))
+        role, at = _ROLES.get(_as_text(message.get("sender"))), _parse_time(message.get("created_at"))
         whole = "\n\n".join(filter(None, (*files, text)))
-        messages.append(_Message(key, parent, role, whole, _blocks(blocks, "thinking"), at))
+        messages.append(_Message(key, parent, role, whole, _join_blocks(blocks, "thinking"), at))
         known_ids.add(key)
-    times = (_seconds(entry.get("created_at")), _seconds(entry.get("updated_at")))
+    times = (_parse_time(entry.get("created_at")), _parse_time(entry.get("updated_at")))
     leaf = messages[-1].key if messages else None
-    return _rows("claude", _text(entry.get("uuid")) or name, _text(entry.get("name")), times, messages, leaf)
+    return _build_row("claude", _as_text(entry.get("uuid")) or name, _as_text(entry.get("name")), times, messages, leaf)
 
 
 def parse_open_webui(entry: Mapping[str, Any], name: str) -> Row:
     """Parse an entry of Open WebUI's export: the tree `chat.history` or, in older exports, `chat.messages`."""
     chat = entry["chat"]
-    history = _dict(chat.get("history"))
-    tree = _dict(history.get("messages"))
+    history = _as_dict(chat.get("history"))
+    tree = _as_dict(history.get("messages"))
     messages = []
     before = None
-    for number, (key, node) in enumerate(tree.items() or ((None, m) for m in _list(chat.get("messages")))):
-        message = _dict(node)
-        text, thinking = _without_reasoning(_text(message.get("content")))
-        parent = _key(message.get("parentId")) if tree else before
-        role = _ROLES.get(_text(message.get("role")))
+    for number, (key, node) in enumerate(tree.items() or ((None, m) for m in _as_list(chat.get("messages")))):
+        message = _as_dict(node)
+        text, thinking = _split_reasoning(_as_text(message.get("content")))
+        parent = _as_key(message.get("parentId")) if tree else before
+        role = _ROLES.get(_as_text(message.get("role")))
         before = key or str(number)
-        messages.append(_Message(before, parent, role, text, thinking, _seconds(message.get("timestamp"))))
-    leaf = _key(history.get("currentId")) if tree else (messages[-1].key if messages else None)
-    times = (_seconds(entry.get("created_at")), _seconds(entry.get("updated_at")))
-    title = _text(entry.get("title")) or _text(chat.get("title"))
-    return _rows("open-webui", _text(entry.get("id")) or name, title, times, messages, leaf)
+        messages.append(_Message(before, parent, role, text, thinking, _parse_time(message.get("timestamp"))))
+    leaf = _as_key(history.get("currentId")) if tree else (messages[-1].key if messages else None)
+    times = (_parse_time(entry.get("created_at")), _parse_time(entry.get("updated_at")))
+    title = _as_text(entry.get("title")) or _as_text(chat.get("title"))
+    return _build_row("open-webui", _as_text(entry.get("id")) or name, title, times, messages, leaf)
 
 
 def parse_lm_studio(entry: Mapping[str, Any], name: str) -> Row:
     """Parse LM Studio's *.conversation.json; each message follows the selected version of the previous one."""
     messages: list[_Message] = []
     parent: str | None = None
-    system = _text(entry.get("systemPrompt"))
+    system = _as_text(entry.get("systemPrompt"))
     if system.strip():
         messages.append(_Message("system", None, Role.SYSTEM, system))
         parent = "system"
-    for number, message in enumerate(map(_dict, entry["messages"])):
-        versions = [_dict(version) for version in _list(message.get("versions"))]
+    for number, message in enumerate(map(_as_dict, entry["messages"])):
+        versions = [_as_dict(version) for version in _as_list(message.get("versions"))]
         chosen = message.get("currentlySelected", 0)
         for i, version in enumerate(versions):
             texts: dict[bool, list[str]] = {False: [], True: []}  # True: thoughts
-            for step in [_dict(step) for step in _list(version.get("steps"))] or [version]:
-                thinks = _dict(step.get("style")).get("type") == "thinking"
-                texts[thinks].append(_blocks(map(_dict, _list(step.get("content"))), "text"))
+            for step in [_as_dict(step) for step in _as_list(version.get("steps"))] or [version]:
+                thinks = _as_dict(step.get("style")).get("type") == "thinking"
+                texts[thinks].append(_join_blocks(map(_as_dict, _as_list(step.get("content"))), "text"))
             text, thinking = ("\n\n".join(filter(None, texts[thinks])) for thinks in (False, True))
-            messages.append(_Message(f"{number}.{i}", parent, _ROLES.get(_text(version.get("role"))), text, thinking))
+            messages.append(
+                _Message(f"{number}.{i}", parent, _ROLES.get(_as_text(version.get("role"))), text, thinking)
+            )
         if versions:
             parent = f"{number}.{chosen if isinstance(chosen, int) and 0 <= chosen < len(versions) else 0}"
-    started_at = _seconds(entry.get("createdAt"))
-    return _rows("lm-studio", name, _text(entry.get("name")), (started_at, started_at), messages, parent)
+    started_at = _parse_time(entry.get("createdAt"))
+    return _build_row("lm-studio", name, _as_text(entry.get("name")), (started_at, started_at), messages, parent)
 
 
-def _rows(
+def _build_row(
     application: str,
     source_id: str,
     title: str,
@@ -181,30 +187,30 @@ def _rows(
     }
 
 
-def _chatgpt_text(content: Mapping[str, Any]) -> tuple[str, str]:
+def _parse_chatgpt_content(content: Mapping[str, Any]) -> tuple[str, str]:
     kind = content.get("content_type")
     if kind == "thoughts":
-        thoughts = [_dict(thought) for thought in _list(content.get("thoughts"))]
-        return "", "\n\n".join(_text(t.get("content")) or _text(t.get("summary")) for t in thoughts)
+        thoughts = [_as_dict(thought) for thought in _as_list(content.get("thoughts"))]
+        return "", "\n\n".join(_as_text(t.get("content")) or _as_text(t.get("summary")) for t in thoughts)
     if kind in ("reasoning_recap", "user_editable_context"):
         return "", ""
     if kind in ("code", "execution_output"):
-        text = _text(content.get("text"))
+        text = _as_text(content.get("text"))
         return (f"```\n{text}\n```" if text.strip() else ""), ""
     parts = []
-    for part in _list(content.get("parts")):
+    for part in _as_list(content.get("parts")):
         if isinstance(part, str):
             parts.append(part)
         elif isinstance(part, dict):
-            parts.append(_text(part.get("text")) or f"[{_text(part.get('content_type')) or 'attachment'}]")
+            parts.append(_as_text(part.get("text")) or f"[{_as_text(part.get('content_type')) or 'attachment'}]")
     return "\n\n".join(filter(None, parts)), ""
 
 
-def _blocks(blocks: Iterable[Mapping[str, Any]], kind: str) -> str:
-    return "\n\n".join(filter(None, (_text(block.get(kind)) for block in blocks if block.get("type") == kind)))
+def _join_blocks(blocks: Iterable[Mapping[str, Any]], kind: str) -> str:
+    return "\n\n".join(filter(None, (_as_text(block.get(kind)) for block in blocks if block.get("type") == kind)))
 
 
-def _without_reasoning(text: str) -> tuple[str, str]:
+def _split_reasoning(text: str) -> tuple[str, str]:
     texts: list[str] = []
     thoughts: list[str] = []
     at = 0
@@ -219,7 +225,7 @@ def _without_reasoning(text: str) -> tuple[str, str]:
     return "".join((*texts, text[at:])), "\n\n".join(thoughts)
 
 
-def _seconds(value: Any) -> float | None:
+def _parse_time(value: Any) -> float | None:
     """Convert a Unix time in seconds or milliseconds, or an ISO 8601 time, to Unix seconds, or None."""
     if isinstance(value, str):
         try:
@@ -232,17 +238,17 @@ def _seconds(value: Any) -> float | None:
     return value / 1000 if value > 1e11 else float(value)
 
 
-def _key(value: Any) -> str | None:
+def _as_key(value: Any) -> str | None:
     return str(value) if isinstance(value, str | int) and value != "" else None
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _dict(value: Any) -> dict[str, Any]:
+def _as_dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []

@@ -63,7 +63,7 @@ def import_paths(
     memories: list[ImportedMemory] = []
     notes: list[str] = []
     try:
-        for done, entry in enumerate(entry for path in paths for entry in _entries(path, passphrase)):
+        for done, entry in enumerate(entry for path in paths for entry in _read_entries(path, passphrase)):
             progress(done, 0)
             if done == MAX_CHATS:
                 too_many = N_("{where}: kvchat imported only {most_chats} chats, the maximum for one import")
@@ -96,7 +96,7 @@ def import_paths(
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _ImportEntry:
     location: str
     value: Any = None
     is_own: bool = False  # in kvchat's format
@@ -117,27 +117,27 @@ class _Entry:
         return parser(self.value, self.name)
 
 
-def _entries(path: Path, passphrase: str) -> Iterator[_Entry]:
+def _read_entries(path: Path, passphrase: str) -> Iterator[_ImportEntry]:
     try:
         if run_with_timeout(path.is_dir):
             files = sorted(itertools.islice(path.rglob("*.json"), MAX_CHATS + 1))
             if not files:
                 raise ValueError(_("it contains no chats"))
             for file in files:
-                yield from _entries(file, passphrase)
+                yield from _read_entries(file, passphrase)
         elif is_memory_file(path):
             with open_memory_file(path, passphrase) as memory:
-                for entry in _file_entries(path.name, memory.chats):
+                for entry in _read_file_entries(path.name, memory.chats):
                     yield replace(entry, memory=memory)
         elif is_zip(path) or path.suffix.lower() == ".zip":
             with open_zip(path) as archive:
                 for member in _json_members(archive):
                     name = join_list((path.name, one_line(safe_prose(member.filename))))
-                    yield from _file_entries(name, partial(archive.open, member))
+                    yield from _read_file_entries(name, partial(archive.open, member))
         else:
-            yield from _file_entries(path.name, partial(open_regular_file, path))
+            yield from _read_file_entries(path.name, partial(open_regular_file, path))
     except ZIP_FAULTS as error:
-        yield _Entry(path.name, fault=_reason(error))
+        yield _ImportEntry(path.name, fault=_reason(error))
 
 
 def _json_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
@@ -151,7 +151,7 @@ def _json_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     return chosen
 
 
-def _file_entries(name: str, open_file: Callable[[], IO[bytes]]) -> Iterator[_Entry]:
+def _read_file_entries(name: str, open_file: Callable[[], IO[bytes]]) -> Iterator[_ImportEntry]:
     count = 0
     try:
         with open_file() as file:
@@ -161,12 +161,12 @@ def _file_entries(name: str, open_file: Callable[[], IO[bytes]]) -> Iterator[_En
                 title = values.get("title") or values.get("name")
                 if isinstance(title, str):
                     where += " " + _("“{name}”", name=one_line(safe_prose(title[:TITLE_WIDTH])))
-                yield _Entry(where, parsed.value, parsed.is_own, name if parsed.is_only else f"{name}:{count}")
+                yield _ImportEntry(where, parsed.value, parsed.is_own, name if parsed.is_only else f"{name}:{count}")
             if not count:
                 raise ValueError(_("it contains no chats"))
     except (*ZIP_FAULTS, MemoryError) as error:
         rest = "; " + _("the {count} chats before it were imported", count=format_number(count)) if count > 1 else ""
-        yield _Entry(name, fault=_reason(error) + rest)
+        yield _ImportEntry(name, fault=_reason(error) + rest)
 
 
 def _reason(error: Exception) -> str:

@@ -31,7 +31,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.turn.imported_memory import ImportTestResult
 from kvchat.errors import KvchatError
 from kvchat.kvstore import exchange
-from kvchat.kvstore.exchange import BadMemory, BlockStream, Manifest, from_json, to_json
+from kvchat.kvstore.exchange import BadMemory, BlockStream, Manifest, manifest_from_json, manifest_to_json
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
 from kvchat.system.concurrency import Progress
@@ -40,16 +40,16 @@ from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, format_number, join_sentences, plural
 from kvchat.text.safe_text import safe_prose
 from kvchat.transfer.exporting import ExportForm, export_target, write_export
-from kvchat.transfer.untrusted_files import MAX_PIECE, read_conversations
+from kvchat.transfer.untrusted_files import MAX_CHAT, read_conversations
 
 _CHATS, _MEMORY, _BLOCKS = "chats.json", "memory.json", "blocks/"
 CHUNK_BYTES = 1 << 20  # bytes
 NOT_VERIFIED = N_("kvchat cannot tell whether it is genuine, so only this chat uses it.")
-_CUT_OFF = N_("it is incomplete or damaged")
+_INCOMPLETE = N_("it is incomplete or damaged")
 MAGIC = b"kvchat sealed "
 _VERSION = b"1\n"
-_COST, _BLOCK = 1 << 18, 8  # for scrypt, as in age
-_SALT, _NONCE, _ENCRYPTED_KEY = 16, bytes(12), 90  # bytes; each salt's key seals only one message
+_SCRYPT_N, _SCRYPT_R = 1 << 18, 8  # as in age
+_SALT_BYTES, _NONCE, _ENCRYPTED_KEY_BYTES = 16, bytes(12), 90  # each salt's key seals only one message
 
 
 class PassphraseNeeded(KvchatError):
@@ -63,7 +63,7 @@ class PassphraseNeeded(KvchatError):
 
 def encrypt(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
     key = pyrage.x25519.Identity.generate()
-    salt = secrets.token_bytes(_SALT)
+    salt = secrets.token_bytes(_SALT_BYTES)
     out.write(MAGIC + _VERSION + salt + _cipher(passphrase, salt).encrypt(_NONCE, str(key).encode(), None))
     source = _PieceReader(pieces)
     try:
@@ -77,7 +77,7 @@ def encrypt(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
 @contextmanager
 def decrypted(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
     """Decrypt a file positioned after MAGIC. The contents of a damaged file end early, without an error."""
-    version, salt, encrypted = file.read(len(_VERSION)), file.read(_SALT), file.read(_ENCRYPTED_KEY)
+    version, salt, encrypted = file.read(len(_VERSION)), file.read(_SALT_BYTES), file.read(_ENCRYPTED_KEY_BYTES)
     try:
         if version != _VERSION:
             raise ValueError
@@ -101,7 +101,7 @@ def decrypted(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
 
 def _cipher(passphrase: str, salt: bytes) -> ChaCha20Poly1305:
     return ChaCha20Poly1305(
-        hashlib.scrypt(passphrase.encode(), salt=salt, n=_COST, r=_BLOCK, p=1, maxmem=1 << 30, dklen=32)
+        hashlib.scrypt(passphrase.encode(), salt=salt, n=_SCRYPT_N, r=_SCRYPT_R, p=1, maxmem=1 << 30, dklen=32)
     )
 
 
@@ -180,7 +180,7 @@ def export_with_memory(
 
     def pieces() -> Iterator[bytes]:
         done = 0
-        for piece in _pieces(database, store, conversation_id, manifest):
+        for piece in _file_pieces(database, store, conversation_id, manifest):
             yield piece
             done += len(piece)
             progress(min(done, manifest.bytes), manifest.bytes)
@@ -193,20 +193,20 @@ def export_with_memory(
         return out.tell()
 
 
-def _pieces(database: Database, store: Path, conversation_id: str, manifest: Manifest) -> Iterator[bytes]:
+def _file_pieces(database: Database, store: Path, conversation_id: str, manifest: Manifest) -> Iterator[bytes]:
     chats = io.BytesIO()
     write_export(database, [conversation_id], ExportForm.JSON, chats)
-    yield from _member(_CHATS, len(chats.getvalue()), [chats.getvalue()])
+    yield from _tar_member(_CHATS, len(chats.getvalue()), [chats.getvalue()])
     conversation = database.conversation(conversation_id)
     model = PurePath(conversation.model).name if conversation and conversation.model else ""
-    description = json.dumps(to_json(manifest) | {"model": model}, separators=(",", ":")).encode()
-    yield from _member(_MEMORY, len(description), [description])
+    description = json.dumps(manifest_to_json(manifest) | {"model": model}, separators=(",", ":")).encode()
+    yield from _tar_member(_MEMORY, len(description), [description])
     for name, content in exchange.read_blocks(store, manifest):
-        yield from _member(_BLOCKS + name.hex(), manifest.blocks[name], content)
+        yield from _tar_member(_BLOCKS + name.hex(), manifest.block_sizes[name], content)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _member(name: str, size: int, content: Iterable[bytes]) -> Iterator[bytes]:
+def _tar_member(name: str, size: int, content: Iterable[bytes]) -> Iterator[bytes]:
     head = tarfile.TarInfo(name)
     head.size, head.mode = size, 0o600
     yield head.tobuf(tarfile.USTAR_FORMAT)
@@ -243,7 +243,7 @@ def open_memory_file(path: Path, passphrase: str = "") -> Iterator[MemoryFile]:
 
 class MemoryFile:
     def __init__(self, stream: IO[bytes]) -> None:
-        self._members = _members(stream)
+        self._members = _read_members(stream)
 
     def chats(self) -> IO[bytes]:
         return io.BytesIO(self._read_member(_CHATS))
@@ -254,7 +254,7 @@ class MemoryFile:
         """Import the memory completely or not at all. Raises BadMemory, StoreRefused and what `progress` raises."""
         try:
             description = next(read_conversations(io.BytesIO(self._read_member(_MEMORY)))).value
-            manifest = from_json(description)
+            manifest = manifest_from_json(description)
         except BadMemory:
             raise
         except (ValueError, RecursionError, StopIteration) as error:
@@ -266,8 +266,8 @@ class MemoryFile:
 
     def _read_member(self, expected: str) -> bytes:
         name, size, content = next(self._members, ("", 0, iter(())))
-        if name != expected or size > MAX_PIECE:
-            raise BadMemory(_(_CUT_OFF))
+        if name != expected or size > MAX_CHAT:
+            raise BadMemory(_(_INCOMPLETE))
         return b"".join(content)
 
     def _blocks(self, manifest: Manifest, progress: Progress) -> BlockStream:
@@ -276,30 +276,30 @@ class MemoryFile:
             try:
                 block = bytes.fromhex(name.removeprefix(_BLOCKS))
             except ValueError as error:
-                raise BadMemory(_(_CUT_OFF)) from error
-            if manifest.blocks.get(block) != size:
+                raise BadMemory(_(_INCOMPLETE)) from error
+            if manifest.block_sizes.get(block) != size:
                 raise BadMemory(_("it contains an unused block"))
             yield block, content
             done += size
             progress(done, manifest.bytes)
 
 
-def _members(stream: IO[bytes]) -> Iterator[tuple[str, int, Iterator[bytes]]]:
+def _read_members(stream: IO[bytes]) -> Iterator[tuple[str, int, Iterator[bytes]]]:
     """Yield each tar member's name, size and content. Raises BadMemory if incomplete or damaged."""
     while (head := _read_exactly(stream, tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
         try:
             member = tarfile.TarInfo.frombuf(head, "ascii", "strict")
         except (tarfile.HeaderError, ValueError) as error:
-            raise BadMemory(_(_CUT_OFF)) from error
+            raise BadMemory(_(_INCOMPLETE)) from error
         if not member.isreg() or member.size < 0:
-            raise BadMemory(_(_CUT_OFF))
-        content = _content(stream, member.size)
+            raise BadMemory(_(_INCOMPLETE))
+        content = _read_content(stream, member.size)
         yield member.name, member.size, content
         for _unread in content:
             pass
 
 
-def _content(stream: IO[bytes], size: int) -> Iterator[bytes]:
+def _read_content(stream: IO[bytes], size: int) -> Iterator[bytes]:
     left = size
     while left:
         piece = _read_exactly(stream, min(left, CHUNK_BYTES))
@@ -311,5 +311,5 @@ def _content(stream: IO[bytes], size: int) -> Iterator[bytes]:
 def _read_exactly(stream: IO[bytes], count: int) -> bytes:
     piece = stream.read(count)
     if len(piece) < count:
-        raise BadMemory(_(_CUT_OFF))
+        raise BadMemory(_(_INCOMPLETE))
     return piece

@@ -32,7 +32,7 @@ RequiredTypes = Mapping[str, type | tuple[type, ...]]  # types of required value
 _LOCAL_COLUMNS = {"writer", "conversation_id", "model", "deleted_at", "deleted_s", "deleted_seen", "title_due", "used"}
 _LOCAL_COLUMNS |= {"written", "place"}
 # An imported chat is sorted by its time: used as recently as the last local chat that is not newer.
-_USED = "SELECT used FROM conversations WHERE updated_at <= ? ORDER BY used DESC LIMIT 1"
+_FIND_USED_BEFORE = "SELECT used FROM conversations WHERE updated_at <= ? ORDER BY used DESC LIMIT 1"
 _NUMBER = (int, float)
 _CONVERSATION_TYPES: RequiredTypes = {"id": str, "title": str, "created_at": _NUMBER, "updated_at": _NUMBER}
 _MESSAGE_TYPES: RequiredTypes = {"id": str, "role": str, "content": str, "state": str, "created_at": _NUMBER}
@@ -65,7 +65,7 @@ def conversation_rows(database: Database, conversation_ids: Sequence[str] | None
             attached = _attachments_by_message(db, conversation_id)
         if row is not None:
             exported = [_message_row(message) | attached.get(message["id"], {}) for message in messages]
-            yield _exported(row) | {"messages": exported}
+            yield _exported_values(row) | {"messages": exported}
 
 
 def store_rows(database: Database, conversation: Row) -> bool:
@@ -75,7 +75,9 @@ def store_rows(database: Database, conversation: Row) -> bool:
         raise BadConversation(_("it has no list of messages"))
     if len(messages) > MAX_MESSAGES:
         raise BadConversation(_("it has more than {most_messages} messages", most_messages=format_number(MAX_MESSAGES)))
-    checked = _clean({k: v for k, v in conversation.items() if k != "messages"}, _CONVERSATION_TYPES, _("the chat"))
+    checked = _checked_values(
+        {k: v for k, v in conversation.items() if k != "messages"}, _CONVERSATION_TYPES, _("the chat")
+    )
     checked["title"] = checked["title"][:MAX_TITLE]
     messages = [_checked_message(message, place) for place, message in enumerate(messages, 1)]
     _check_tree(checked.get("leaf_id"), messages)
@@ -84,7 +86,7 @@ def store_rows(database: Database, conversation: Row) -> bool:
             if db.execute("SELECT 1 FROM conversations WHERE id = ?", (checked["id"],)).fetchone():
                 return False
             db.execute("PRAGMA defer_foreign_keys = ON")  # a message may precede the one it answers
-            used = db.execute(_USED, (checked["updated_at"],)).fetchone() or (0,)
+            used = db.execute(_FIND_USED_BEFORE, (checked["updated_at"],)).fetchone() or (0,)
             insert_rows(db, "conversations", [checked | {"used": used[0]}])
             insert_rows(db, "messages", [message | {"conversation_id": checked["id"]} for message in messages])
             attachments = [
@@ -129,7 +131,9 @@ def _attachments_by_message(db: sqlite3.Connection, conversation_id: str) -> dic
     attachments: dict[str, Row] = {}
     for row in db.execute(query, (conversation_id,)):
         entry = {
-            name: value for name, value in _exported(row).items() if name not in ("message_id", "position", "data")
+            name: value
+            for name, value in _exported_values(row).items()
+            if name not in ("message_id", "position", "data")
         }
         if attachment_from_row(row).data:
             entry["data"] = base64.b64encode(row["data"]).decode()
@@ -137,7 +141,7 @@ def _attachments_by_message(db: sqlite3.Connection, conversation_id: str) -> dic
     return attachments
 
 
-def _exported(row: sqlite3.Row) -> Row:
+def _exported_values(row: sqlite3.Row) -> Row:
     values = {name: row[name] for name in row.keys() if name not in _LOCAL_COLUMNS}  # noqa: SIM118 - a Row is no mapping
     return {
         name: as_text(value) if isinstance(value, bytes) and name != "data" else value for name, value in values.items()
@@ -145,7 +149,7 @@ def _exported(row: sqlite3.Row) -> Row:
 
 
 def _message_row(row: sqlite3.Row) -> Row:
-    message = _exported(row)
+    message = _exported_values(row)
     message |= {name: as_text(message[name]) for name in ("id", "content", "thinking")}
     message |= {"role": role_from_row(row).value, "state": parse_state(row["state"]).value}
     if message["receipt"]:  # drop a damaged receipt
@@ -159,7 +163,7 @@ def _checked_message(message: Row, number: int) -> Row:
     receipt, attachments = message.get("receipt"), message.get("attachments", [])
     what = _("message {number}", number=number)
     plain = {k: v for k, v in message.items() if k not in ("receipt", "attachments")}
-    clean = _clean(plain, _MESSAGE_TYPES, what)
+    clean = _checked_values(plain, _MESSAGE_TYPES, what)
     if not isinstance(attachments, list) or not all(isinstance(attachment, dict) for attachment in attachments):
         raise BadConversation(_("the attachments of {what} are not a list", what=what))
     attached = _("an attachment of {what}", what=what)
@@ -181,7 +185,7 @@ def _checked_message(message: Row, number: int) -> Row:
 
 def _checked_attachment(attachment: Row, description: str) -> Row:
     """Check an attachment's row; an image must be one that the user could attach."""
-    clean = _clean(attachment, _ATTACHMENT_TYPES, description)
+    clean = _checked_values(attachment, _ATTACHMENT_TYPES, description)
     if "data" in clean:
         try:
             picture = picture_attachment(clean["name"], base64.b64decode(clean["data"], validate=True))
@@ -191,7 +195,7 @@ def _checked_attachment(attachment: Row, description: str) -> Row:
     return clean
 
 
-def _clean(values: Row, required: RequiredTypes, description: str) -> Row:
+def _checked_values(values: Row, required: RequiredTypes, description: str) -> Row:
     for name, types in required.items():
         if not isinstance(values.get(name), types) or isinstance(values[name], bool):
             raise BadConversation(_("{what} has no valid “{name}”", what=description, name=name))

@@ -42,7 +42,7 @@ class TransferService:
     async def export(self, ids: Sequence[str], target: Path, progress: Progress) -> int:
         def export(report: Progress) -> int:
             with closing(Database(self._paths.database)) as database:  # separate connection: blocks nobody
-                return export_file(database, ids, ExportForm.of(target), target, report)
+                return export_file(database, ids, ExportForm.from_suffix(target), target, report)
 
         return await in_thread_with_progress(export, progress)
 

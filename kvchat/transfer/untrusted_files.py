@@ -23,15 +23,15 @@ from kvchat.transfer.rows import FORMAT, VERSION
 MAX_DIRECTORY = 16_000_000  # bytes of a zip's directory: some 150,000 files, each taking 1 KB once read
 # Errors a damaged or malicious zip can raise.
 ZIP_FAULTS = (OSError, ValueError, RuntimeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile)
-_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_COMPRESSION_TYPES = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _DIRECTORY_SIZE = 5  # index of its bytes in the record that `zipfile` finds at the end
 MAX_FILE = 2_000_000_000  # characters; ChatGPT exports of many years have 500 MB
-MAX_PIECE = 128_000_000  # characters of one chat with its pictures
-MAX_PARTS = 6_000_000  # lists, objects, names and texts in one chat; each takes up to 100 bytes in memory
-_STEP = 1_000_000  # characters
-_NEAR_THE_END = 16  # characters: a token cut here may be complete after the next read
-_OWN = re.compile(rf'\s*{{\s*"format":\s*"{FORMAT}",\s*"version":\s*{VERSION},\s*"conversations":\s*\[')
-_SPACE = re.compile(r"[ \t\n\r]*")
+MAX_CHAT = 128_000_000  # characters of one chat with its pictures
+MAX_ELEMENTS = 6_000_000  # lists, objects, names and texts in one chat; each takes up to 100 bytes in memory
+_READ_CHARACTERS = 1_000_000  # characters
+_MAX_CUT_TOKEN = 16  # characters: a token cut here may be complete after the next read
+_OWN_EXPORT = re.compile(rf'\s*{{\s*"format":\s*"{FORMAT}",\s*"version":\s*{VERSION},\s*"conversations":\s*\[')
+_WHITESPACE = re.compile(r"[ \t\n\r]*")
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
         if end is not None and end[_DIRECTORY_SIZE] > MAX_DIRECTORY:
             raise zipfile.BadZipFile(_("it contains too many files"))
         with zipfile.ZipFile(file) as archive:
-            if any(member.compress_type not in _PACKED for member in archive.infolist()):
+            if any(member.compress_type not in _COMPRESSION_TYPES for member in archive.infolist()):
                 # Others could use unlimited memory.
                 raise zipfile.BadZipFile(_("it uses an unsupported compression method"))
             yield archive
@@ -63,34 +63,34 @@ class ParsedConversation:
 def read_conversations(file: IO[bytes]) -> Iterator[ParsedConversation]:
     """Parse a file with one conversation or a list, one at a time. Raises ValueError and RecursionError."""
     text = _JsonText(io.TextIOWrapper(file, "utf-8-sig", newline=""))
-    if is_own := text.skip(_OWN):
+    if is_own := text.skip(_OWN_EXPORT):
         yield from _read_list(text, is_own=is_own)
-    elif text.next() == "[":
+    elif text.peek() == "[":
         text.position += 1
         yield from _read_list(text, is_own=False)
     else:
-        value = text.value()
+        value = text.parse_value()
         is_export = isinstance(value, dict) and value.get("format") == FORMAT
         if is_export and value.get("version") != VERSION:
             raise ValueError(_("it was created by a newer version of kvchat"))
         entries = value.get("conversations") if is_export else [value]
         for entry in entries if isinstance(entries, list) else ():
             yield ParsedConversation(entry, is_export, is_only=len(entries) == 1)
-    if not is_own and text.next():
-        raise text.fault("Extra data", text.position)
+    if not is_own and text.peek():
+        raise text.error_at("Extra data", text.position)
 
 
 def _read_list(text: _JsonText, *, is_own: bool) -> Iterator[ParsedConversation]:
     is_first = True
-    while text.next() != "]" or not is_first:
-        value = text.value()
-        after = text.next()
+    while text.peek() != "]" or not is_first:
+        value = text.parse_value()
+        after = text.peek()
         yield ParsedConversation(value, is_own, is_first and after == "]")
         is_first = False
         if after == "]":
             break
         if after != ",":
-            raise text.fault("Expecting ',' delimiter", text.position)
+            raise text.error_at("Expecting ',' delimiter", text.position)
         text.position += 1
     text.position += 1
 
@@ -104,30 +104,30 @@ class _JsonText:
         self.position = 0
         self._is_ended = False
         self._read = self._line = self._column = 0  # characters read; buffer start position
-        self._numbers = 0
+        self._number_count = 0
         self._decode = json.JSONDecoder(
-            parse_float=partial(self._counted, float), parse_int=partial(self._counted, int)
+            parse_float=partial(self._parse_number, float), parse_int=partial(self._parse_number, int)
         ).raw_decode
-        self._fill(_STEP)
+        self._fill(_READ_CHARACTERS)
 
-    def next(self) -> str:
+    def peek(self) -> str:
         while True:
-            space = _SPACE.match(self._buffer, self.position)
+            space = _WHITESPACE.match(self._buffer, self.position)
             assert space is not None
             self.position = space.end()
             if self.position < len(self._buffer) or self._is_ended:
                 return self._buffer[self.position : self.position + 1]
-            self._fill(_STEP)
+            self._fill(_READ_CHARACTERS)
 
     def skip(self, pattern: re.Pattern[str]) -> bool:
         match = pattern.match(self._buffer, self.position)
         self.position = match.end() if match else self.position
         return match is not None
 
-    def value(self) -> Any:
+    def parse_value(self) -> Any:
         """Parse the JSON value at `position`. Raises ValueError and RecursionError."""
-        self.next()
-        self._numbers = 0
+        self.peek()
+        self._number_count = 0
         while True:
             try:
                 value, end = self._decode(self._buffer, self.position)
@@ -135,20 +135,20 @@ class _JsonText:
                     self.position = end
                     return value
             except json.JSONDecodeError as error:
-                whole = error.pos < len(self._buffer) - _NEAR_THE_END and not error.msg.startswith("Unterminated")
+                whole = error.pos < len(self._buffer) - _MAX_CUT_TOKEN and not error.msg.startswith("Unterminated")
                 if whole or self._is_ended:
-                    raise self.fault(error.msg, error.pos) from None
-            if len(self._buffer) - self.position > MAX_PIECE:
+                    raise self.error_at(error.msg, error.pos) from None
+            if len(self._buffer) - self.position > MAX_CHAT:
                 raise ValueError(
-                    _("one chat in it is larger than {largest_piece}", largest_piece=format_size(MAX_PIECE))
+                    _("one chat in it is larger than {largest_piece}", largest_piece=format_size(MAX_CHAT))
                 )
-            if sum(self._buffer.count(sign, self.position) for sign in '{["') > MAX_PARTS:
+            if sum(self._buffer.count(sign, self.position) for sign in '{["') > MAX_ELEMENTS:
                 raise ValueError(
-                    _("one chat in it has more than {most_parts} JSON elements", most_parts=format_number(MAX_PARTS))
+                    _("one chat in it has more than {most_parts} JSON elements", most_parts=format_number(MAX_ELEMENTS))
                 )
-            self._fill(max(_STEP, len(self._buffer) - self.position))
+            self._fill(max(_READ_CHARACTERS, len(self._buffer) - self.position))
 
-    def fault(self, message: str, at: int) -> json.JSONDecodeError:
+    def error_at(self, message: str, at: int) -> json.JSONDecodeError:
         before = self._buffer[:at]
         lines = before.count("\n")
         column = at - before.rfind("\n") if lines else self._column + at + 1
@@ -166,10 +166,10 @@ class _JsonText:
             raise ValueError(_("it is larger than {largest_file}", largest_file=format_size(MAX_FILE)))
         self._buffer, self.position, self._is_ended = self._buffer[self.position :] + more, 0, not more
 
-    def _counted(self, parse: type[int] | type[float], digits: str) -> float:
-        self._numbers += 1
-        if self._numbers > MAX_PARTS:
+    def _parse_number(self, parse: type[int] | type[float], digits: str) -> float:
+        self._number_count += 1
+        if self._number_count > MAX_ELEMENTS:
             raise ValueError(
-                _("one chat in it has more than {most_parts} numbers", most_parts=format_number(MAX_PARTS))
+                _("one chat in it has more than {most_parts} numbers", most_parts=format_number(MAX_ELEMENTS))
             )
         return parse(digits)

@@ -96,7 +96,7 @@ async def _restored(home: BenchHome, tokens: int) -> dict[str, Any]:
 async def _engine_alone(home: BenchHome) -> float:
     """Return the ms the engine takes to restore a file it has just saved, in place; measured at the second restore."""
     host = await home.runtime.engine.ready()
-    name = f"{disk.name_for_engine()}.slot"
+    name = f"{disk.engine_file_name()}.slot"
     in_memory = MEMORY_FOLDER / name
     if MEMORY_FOLDER.is_dir():
         (host.slot_path / name).symlink_to(in_memory)
@@ -151,7 +151,7 @@ class _Made:
 
     def _open(self) -> None:
         self._store = BlockStore(self._folder / "store", Bounds(_UNBOUNDED, 0), self._budget)
-        self._store.restorer.keep_in_memory(_UNBOUNDED)  # as when an engine is started
+        self._store.restorer.limit_memory(_UNBOUNDED)  # as when an engine is started
         self._slots = self._store.staging.slot_folder()
         self._copy = self._slots / "copy.slot"
 
@@ -206,7 +206,7 @@ class _Made:
         self, tokens: Tokens, write: Callable[[Path], object], predecessor: Predecessor | None
     ) -> tuple[SavePoint, float, float, int]:
         """Return a save point of these tokens, and the ms, CPU ms and bytes written to absorb it."""
-        saved = self._slots / f"{disk.name_for_engine()}.slot"
+        saved = self._slots / f"{disk.engine_file_name()}.slot"
         self._store.saver.check_room(len(tokens) * TOKEN_BYTES, "bench", saved, _FINGERPRINT, tokens)
         write(saved)
         size = saved.stat().st_size

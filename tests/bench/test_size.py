@@ -17,9 +17,9 @@ def test_the_store_parses_a_generated_file_and_a_longer_one_extends_it(tmp_path)
     for path, n_tokens in ((short, 20), (longer, 30)):
         assert write_slot_file(path, tuple(range(1, n_tokens + 1))) == path.stat().st_size
     one, other = parse_layout(short), parse_layout(longer)
-    assert sum(cache.row_bytes * cache.rows for cache in one.attention) == 20 * TOKEN_BYTES
+    assert sum(cache.row_bytes * cache.rows for cache in one.attention_caches) == 20 * TOKEN_BYTES
     first, again = short.read_bytes(), longer.read_bytes()
-    for region, other_region in zip(one.attention[0].regions, other.attention[0].regions, strict=True):
+    for region, other_region in zip(one.attention_caches[0].regions, other.attention_caches[0].regions, strict=True):
         rows = first[region.offset : region.offset + 20 * region.row_size]
         assert again[other_region.offset : other_region.offset + len(rows)] == rows
 

@@ -136,7 +136,7 @@ def test_pruning_does_what_its_dry_run_showed(filled, run_json):
 
 def test_pinned_save_points_stay_and_are_mentioned(filled, capsys):
     bench = filled.open()
-    bench.inventory.pin(filled.thesis, True)
+    bench.inventory.set_pinned(filled.thesis, True)
     bench.store.close()
     assert main(["store"]) == 0
     text = capsys.readouterr().out

@@ -207,7 +207,7 @@ async def test_imported_memory_is_verified_when_idle_and_requests_go_first(tmp_p
         unsubscribe()
         idle = IdleStop(lambda: None, runtime.chat, runtime.engine, check_interval_s=0.01)
         idle_task = asyncio.create_task(idle.run())
-        await until(lambda: not runtime.chat.slots.store.inventory.imported())
+        await until(lambda: not runtime.chat.slots.store.inventory.imported_conversations())
         idle.end()
         await idle_task
         receipt = await send(runtime, imported, "Who are you?")

@@ -108,7 +108,7 @@ def test_last_free_slot_is_chosen(slots: list[tuple[bool, int]], chosen: tuple[i
 
 @sees_processes
 async def test_only_stale_files_are_deleted(tmp_path: Path, fake: FakeEngine) -> None:
-    of_this_run = disk.name_for_engine()
+    of_this_run = disk.engine_file_name()
     of_our_data_folder = "-".join(of_this_run.split("-")[:2])
     left = fake.plan.slot_path / f"{of_our_data_folder}-0123456789abcdef-4567cdef.slot"
     folder = fake.plan.slot_path / f"{of_our_data_folder}-0123456789abcdef-4567cdef-x"

@@ -87,12 +87,12 @@ def drive(dice: random.Random, bench: Bench, outcomes: Counter[str]) -> None:
         bench.store.absorb_pending()
 
     actions: Sequence[Callable[[], object]] = [
-        *(restore_any, restore_any, restore_any, save, save, inventory.usage, inventory.losses),
-        lambda: inventory.unchecked("it"),
+        *(restore_any, restore_any, restore_any, save, save, inventory.usage, inventory.take_losses),
+        lambda: inventory.find_unchecked("it"),
         lambda: inventory.prune(inventory.plan_prune(dice.choice((0, 150_000, 350_000)))),
         lambda: inventory.delete_messages("thesis", ["thesis 1"]),
         lambda: inventory.delete_conversation(dice.choice([*CHATS])),
-        lambda: inventory.pin("letter", True),
+        lambda: inventory.set_pinned("letter", True),
         inventory.verify,
     ]
     for action in (*dice.choices(actions, k=8), restore_any, save, inventory.usage):
@@ -113,7 +113,7 @@ def run(rounds: int, seed: int) -> Counter[str]:
             for name, turns in CHATS.items():
                 for turn, tokens in enumerate(turns):
                     bench.save(name, tokens, message=f"{name} {turn}")
-            bench.inventory.never_save("diary", True)
+            bench.inventory.set_never_save("diary", True)
             bench.store.close()
         for number in range(rounds):
             dice, kind = random.Random(f"{seed} {number}"), number % len(MODELS)

@@ -169,16 +169,16 @@ def test_every_miss_has_a_reason(bench: Bench) -> None:
 
 def test_never_save_and_pin(bench: Bench) -> None:
     bench.save("diary", token_range(100))
-    bench.inventory.never_save("diary", True)
+    bench.inventory.set_never_save("diary", True)
     bench.inventory.delete_conversation("diary")
     (usage,) = bench.inventory.usage().conversations  # still listed, so that the user can change it
     assert (usage.conversation_id, usage.bytes, usage.save_points, usage.never_save) == ("diary", 0, 0, True)
     with pytest.raises(StoreRefused, match="Never keep"):
         bench.add("diary", token_range(100))
-    bench.inventory.never_save("diary", False)
+    bench.inventory.set_never_save("diary", False)
     assert bench.inventory.usage().conversations == ()
     bench.save("diary", token_range(100))
-    bench.inventory.pin("diary", True)
+    bench.inventory.set_pinned("diary", True)
     assert bench.inventory.plan_prune(0).save_point_ids == ()
     assert bench.inventory.usage().conversations[0].pinned
 
@@ -213,7 +213,7 @@ def test_old_save_points_expire_with_the_next_save(bench: Bench) -> None:
     bench.inventory.set_bounds(Bounds(bench.quota, 0, max_age_days=30))
     for name, start in (("old", 1), ("used again", 1000), ("pinned", 2000)):
         bench.save(name, token_range(300, start=start))
-    bench.inventory.pin("pinned", True)
+    bench.inventory.set_pinned("pinned", True)
     bench.clock.now += timedelta(days=29)
     assert bench.restore(token_range(310, start=1000)) == FULL.slot_file(token_range(300, start=1000))
     bench.save("new", token_range(300, start=3000))
@@ -234,7 +234,7 @@ def test_a_shared_prefix_outlives_the_conversation_that_saved_it(tmp_path: Path,
     assert bench.save_points() == {"second": 3}
     assert bench.restore(system + (7,) * 50, can_cut=False) == HYBRID.slot_file(system)
     assert isinstance(bench.find(system + token_range(91, start=5000), can_cut=False), RestorePlan)
-    bench.inventory.never_save("second", True)
+    bench.inventory.set_never_save("second", True)
     bench.save("third", system + token_range(60, start=9000))
     bench.inventory.delete_conversation("second")
     assert bench.save_points() == {"third": 3, "second": 0}
@@ -250,7 +250,7 @@ def test_deleting_a_message_deletes_its_save_points(bench: Bench) -> None:
     bench.save("thesis", token_range(100) + token_range(80, start=5000), message="beside")
     bench.save("letter", token_range(200) + token_range(50, start=7000), message="copied")
     bench.add("thesis", token_range(300, start=9000), message="second")  # not absorbed yet
-    assert bench.inventory.unchecked("").messages == {
+    assert bench.inventory.find_unchecked("").messages == {
         "thesis": frozenset(("first", "second", "beside")),
         "letter": frozenset(("copied",)),
     }
@@ -258,10 +258,10 @@ def test_deleting_a_message_deletes_its_save_points(bench: Bench) -> None:
     assert isinstance(bench.find(token_range(300, start=9000)), RestoreMiss)
     restored = bench.restore(token_range(200) + (7,) * 50, can_cut=False)
     assert restored == bench.model.slot_file(token_range(200)), "another chat extends it"
-    assert bench.inventory.unchecked("").messages["letter"] == frozenset(("copied",))
+    assert bench.inventory.find_unchecked("").messages["letter"] == frozenset(("copied",))
     bench.inventory.delete_messages("letter", ["copied"])
     bench.inventory.delete_messages("thesis", ["beside"])
-    assert bench.inventory.unchecked("").messages == {"thesis": frozenset(("first",))}
+    assert bench.inventory.find_unchecked("").messages == {"thesis": frozenset(("first",))}
     assert isinstance(bench.find(token_range(100) + token_range(80, start=5000), can_cut=False), RestorePlan)
     assert bench.inventory.usage().save_points == 1
     assert bench.inventory.verify().is_clean
@@ -306,7 +306,9 @@ def test_reading_leaves_the_store_of_another_process_unchanged(bench: Bench) -> 
     check_store(bench.folder)
     manifest = stored_manifest(bench.folder, "thesis")
     assert manifest is not None
-    assert {name: len(b"".join(content)) for name, content in read_blocks(bench.folder, manifest)} == manifest.blocks
+    assert {
+        name: len(b"".join(content)) for name, content in read_blocks(bench.folder, manifest)
+    } == manifest.block_sizes
     assert stored_manifest(bench.folder, "letter") is None
     assert bench.restore(token_range(410)) == FULL.slot_file(token_range(400)), "the unabsorbed file still exists"
     assert stored_manifest(bench.folder.parent / "none", "thesis") is None

@@ -99,7 +99,7 @@ def test_warm_files_make_room_for_a_model_but_unabsorbed_ones_stay(roomy: Bench)
     roomy.add("three", token_range(300, start=2001))  # not absorbed: there is no other copy
     memory = roomy.store.staging.memory()
     assert 2 * SIZE <= memory.reclaimable < roomy.inventory.usage().warm_bytes <= memory.capacity
-    roomy.restorer.keep_in_memory(0)
+    roomy.restorer.limit_memory(0)
     assert [path.stat().st_size for path in roomy.files_in_memory()] == [SIZE]
     assert not roomy.store.absorb_pending().refused
     assert roomy.store.staging.memory().reclaimable == 0
@@ -107,7 +107,7 @@ def test_warm_files_make_room_for_a_model_but_unabsorbed_ones_stay(roomy: Bench)
     assert roomy.files_in_memory() == [], "the model needs all memory"
     for start in (1, 1001, 2001, 3001):
         assert roomy.restore(token_range(310, start=start)) == file_of(start)
-    roomy.restorer.keep_in_memory(10**9)
+    roomy.restorer.limit_memory(10**9)
     roomy.save("five", token_range(300, start=4001))
     assert roomy.files_in_memory()
 
@@ -118,7 +118,7 @@ def test_the_last_program_state_is_warm_before_its_request(roomy: Bench, owner: 
     """It is prepared while the engine starts; for chats, the window prepares it."""
     roomy.save(owner, token_range(300))
     roomy.reopen()
-    roomy.restorer.keep_in_memory(10**9)
+    roomy.restorer.limit_memory(10**9)
     roomy.restorer.prepare().result()
     plan = roomy.plan(token_range(310), conversation=owner)
     assert plan.tier is (Tier.WARM if program_of(owner) else Tier.DISK)
@@ -197,7 +197,7 @@ def test_a_restore_takes_the_spare_file_before_it_is_ready(tmp_path: Path, monke
             assert bench.read(staged) == bench.model.slot_file(token_range(300))
 
     monkeypatch.setattr(os, "posix_fallocate", restore_meanwhile)
-    bench.restorer.keep_in_memory(bench.memory)
+    bench.restorer.limit_memory(bench.memory)
     bench.restorer.prepare().result()
     assert (bench.folder.parent / "memory") in restored[-1].parents
 
@@ -216,15 +216,15 @@ def test_without_links_files_go_to_disk(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_stale_files_in_a_servers_folder_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "_RUN", "0123456789abcdef")
-    stale = disk.name_for_engine()
+    stale = disk.engine_file_name()
     monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "another"))
-    of_another_home = disk.name_for_engine()
+    of_another_home = disk.engine_file_name()
     monkeypatch.undo()
-    own = disk.name_for_engine()
+    own = disk.engine_file_name()
     for name in (stale, own, of_another_home, "of-the-user"):
         (tmp_path / name).touch()
     (tmp_path / f"{stale}-folder").mkdir()
-    disk.remove_stale_for_engine(tmp_path)
+    disk.remove_stale_engine_files(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {own, of_another_home, "of-the-user"}
 
 
@@ -258,7 +258,7 @@ def save_and_restore_large_chat(folder: Path) -> None:
     for tier in (Tier.WARM, Tier.DISK):
         store = BlockStore(folder, Bounds(10**10, 0), lambda _: 10**9, sync=False)
         slots = store.staging.slot_folder()
-        store.restorer.keep_in_memory(store.staging.memory().capacity)  # as planned for a model that leaves all of it
+        store.restorer.limit_memory(store.staging.memory().capacity)  # as planned for a model that leaves all of it
         if point is None:
             path = slots / "saved.slot"
             store.saver.check_room(len(data), "thesis", path, FINGERPRINT, tokens)

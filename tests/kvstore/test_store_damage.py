@@ -134,8 +134,8 @@ def test_every_damaged_block_is_reported_once(tmp_path: Path) -> None:
         bench.use(bench.open())
         for tokens in (*turns, token_range(33)):
             misses += isinstance(mutating.restore(bench, (*tokens, 99)), RestoreMiss)
-        lost = bench.inventory.losses()
-        assert bench.inventory.losses() == ()
+        lost = bench.inventory.take_losses()
+        assert bench.inventory.take_losses() == ()
         report = bench.inventory.verify()  # finds what no restore has read, such as a byte too many
         assert bool(lost) + bool(report.losses) == 1
         bench.store.close()
@@ -153,7 +153,7 @@ def test_a_bad_block_is_deleted_with_everything_that_needs_it(bench: Bench) -> N
     report = bench.inventory.verify()
     assert report.bad_blocks == 1
     assert len(report.losses) in (1, 2)  # the recipe, or those two that share their beginning
-    assert bench.inventory.losses() == ()
+    assert bench.inventory.take_losses() == ()
     assert not first.exists()
     assert bench.inventory.verify().is_clean
     bench.save("thesis", token_range(300))
@@ -234,7 +234,7 @@ def at_third_block(monkeypatch: pytest.MonkeyPatch) -> AtThirdBlock:
             return commit(self, written)
 
         monkeypatch.setattr(BlockFiles, "commit", commit_after_action)
-        monkeypatch.setattr(positioned, "threads", lambda: 1)  # one block after the other
+        monkeypatch.setattr(positioned, "thread_count", lambda: 1)  # one block after the other
         monkeypatch.setattr(absorb, "ThreadPoolExecutor", SynchronousExecutor)
 
     return install
@@ -280,7 +280,7 @@ def test_blocks_of_a_killed_process_are_deleted_at_the_next_start(
     at_third_block(kill)
     big.add("thesis", token_range(2000))
     with monkeypatch.context() as dead:
-        dead.setattr("kvchat.kvstore.inventory.Inventory.delete_unknown", lambda *_: 0)
+        dead.setattr("kvchat.kvstore.inventory.Inventory.delete_unindexed", lambda *_: 0)
         with pytest.raises(Killed):
             big.store.absorb_pending()
     assert len(big.block_files()) == 2

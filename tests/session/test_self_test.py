@@ -38,7 +38,7 @@ async def run_self_test(
         promise = RestoreFinding(promised, proved=False)
         host = ReadyEngine(client, 1, folder, FINGERPRINT, 2048, 1000.0, promise, window or 0)
         finding = await self_test(host)
-        assert not disk.listing(folder)
+        assert not disk.list_folder(folder)
         assert (await client.save_slot("after")).tokens == 0, "the slot is empty again"
         (folder / "after").unlink()
         return finding

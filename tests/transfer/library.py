@@ -45,4 +45,4 @@ def everything(database: Database) -> list[object]:
 
 def quick_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make passphrases cheap: the real key derivation deliberately takes a second."""
-    monkeypatch.setattr(memory_file, "_COST", 2)
+    monkeypatch.setattr(memory_file, "_SCRYPT_N", 2)

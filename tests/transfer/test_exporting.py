@@ -17,14 +17,14 @@ def test_markdown_of_one_or_several_conversations(tmp_path):
     leaf = database.rows("SELECT id FROM messages WHERE content LIKE 'A **plant**%'", ())[0]["id"]
     database.set_leaf(conversation.id, leaf)
     target = tmp_path / "trees.md"
-    assert export_file(database, [conversation.id], ExportForm.of(target), target) == 1
+    assert export_file(database, [conversation.id], ExportForm.from_suffix(target), target) == 1
     text = target.read_text("utf-8")
     assert text.startswith("# Trees 🌳 和 أشجار\n")
     assert "## You\n\nWhat is a tree?\n\n## Reply\n\n> *Thinking*\n>\n> Hm.\n> Trees.\n\nA **plant**." in text
     assert text.endswith("```python\nprint(1)\n```\n")  # the block that was cut off is closed
     ids = [made_conversation(database, title).id for title in ('a<b>:"/\\|?*\n c. ', 'a<b>:"/\\|?*\n c. ', "...")]
     target = tmp_path / "all.zip"
-    assert export_file(database, ids, ExportForm.of(target), target) == 3
+    assert export_file(database, ids, ExportForm.from_suffix(target), target) == 3
     with zipfile.ZipFile(target) as archive:
         assert sorted({name[:5] for name in archive.namelist()}) == ["Chat ", "a b c"], "names suit any system"
         assert len(set(archive.namelist())) == 3
@@ -51,7 +51,7 @@ def test_page_has_no_scripts_or_remote_content(tmp_path):
         leaf = database.branch(conversation.id)[-1]
         database.append(conversation.id, leaf.id, role, bad, MessageState.COMPLETE)
     target = tmp_path / "all.html"
-    export_file(database, [conversation.id], ExportForm.of(target), target)
+    export_file(database, [conversation.id], ExportForm.from_suffix(target), target)
     tags = Tags(target.read_text("utf-8")).seen
     assert not {"script", "img", "link", "iframe", "object"} & {tag for tag, _ in tags}
     assert not [name for _, attributes in tags for name in attributes if name.startswith("on") or name == "src"]
@@ -68,7 +68,7 @@ def test_hidden_characters_are_shown_or_dropped_except_in_json(tmp_path):
     database.rename(conversation.id, f"T{hidden}itle", by_user=True)
     for name in ("x.md", "x.html", "x.json"):
         target = tmp_path / name
-        export_file(database, [conversation.id], ExportForm.of(target), target)
+        export_file(database, [conversation.id], ExportForm.from_suffix(target), target)
         written = target.read_text("utf-8")
         if name == "x.json":
             assert written.count(hidden) == 7

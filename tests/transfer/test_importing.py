@@ -182,7 +182,7 @@ def test_failed_import_is_undone(tmp_path):
 
 
 def test_list_is_read_in_chunks_of_any_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(untrusted_files, "_STEP", 7)
+    monkeypatch.setattr(untrusted_files, "_READ_CHARACTERS", 7)
     database = open_library(tmp_path)
     entries = [chatgpt(), claude(), open_webui() | {"title": 'Ä 🌳 \\ " \n'}, 7, 1.5e-3]
     (tmp_path / "x.json").write_text(json.dumps(entries, indent=1, ensure_ascii=False), "utf-8-sig")
@@ -211,7 +211,7 @@ def test_list_is_read_in_chunks_of_any_size(tmp_path, monkeypatch):
     ],
 )
 def test_chats_before_the_damage_are_imported(tmp_path, monkeypatch, step, after, problem):
-    monkeypatch.setattr(untrusted_files, "_STEP", step)
+    monkeypatch.setattr(untrusted_files, "_READ_CHARACTERS", step)
     (tmp_path / "x.json").write_text(f"[{json.dumps(chatgpt())}, {json.dumps(claude())},{after}", "utf-8")
     report = import_paths(open_library(tmp_path), [tmp_path / "x.json"])
     assert len(report.imported) == 2
@@ -221,18 +221,18 @@ def test_chats_before_the_damage_are_imported(tmp_path, monkeypatch, step, after
 @pytest.mark.parametrize(
     ("limit", "value", "content", "problem"),
     [
-        ("MAX_PIECE", 10_000, b'[{"title": "' + b"x" * 30_000 + b'"}]', "one chat in it is larger than 10 KB"),
-        ("MAX_PIECE", 10_000, b'{"title": "' + b"x" * 30_000 + b'"}', "one chat in it is larger than 10 KB"),
+        ("MAX_CHAT", 10_000, b'[{"title": "' + b"x" * 30_000 + b'"}]', "one chat in it is larger than 10 KB"),
+        ("MAX_CHAT", 10_000, b'{"title": "' + b"x" * 30_000 + b'"}', "one chat in it is larger than 10 KB"),
         ("MAX_FILE", 10_000, b"[" + b" " * 30_000 + b"]", "it is larger than 10 KB"),
-        ("MAX_PARTS", 1000, b"[[" + b"{}," * 3000 + b"{}]]", "one chat in it has more than 1,000 JSON elements"),
-        ("MAX_PARTS", 1000, b"[[" + b"1," * 3000 + b"1]]", "one chat in it has more than 1,000 numbers"),
-        ("MAX_PARTS", 1000, b"[[" + b"1.5," * 3000 + b"1]]", "one chat in it has more than 1,000 numbers"),
-        ("MAX_PARTS", 1000, b"[" + b"9" * 9000 + b"]", "Exceeds the limit"),
+        ("MAX_ELEMENTS", 1000, b"[[" + b"{}," * 3000 + b"{}]]", "one chat in it has more than 1,000 JSON elements"),
+        ("MAX_ELEMENTS", 1000, b"[[" + b"1," * 3000 + b"1]]", "one chat in it has more than 1,000 numbers"),
+        ("MAX_ELEMENTS", 1000, b"[[" + b"1.5," * 3000 + b"1]]", "one chat in it has more than 1,000 numbers"),
+        ("MAX_ELEMENTS", 1000, b"[" + b"9" * 9000 + b"]", "Exceeds the limit"),
     ],
 )
 @pytest.mark.parametrize("zipped", [False, True])
 def test_limits(tmp_path, monkeypatch, limit, value, content, problem, zipped):
-    monkeypatch.setattr(untrusted_files, "_STEP", 5000)
+    monkeypatch.setattr(untrusted_files, "_READ_CHARACTERS", 5000)
     monkeypatch.setattr(untrusted_files, limit, value)
     file = tmp_path / "x.json"
     file.write_bytes(content)

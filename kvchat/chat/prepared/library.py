@@ -173,7 +173,7 @@ class Library:
         await self._turn_context.run(record.remove, prepared)
         self._turn_context.publish(LibraryChanged())
         if self._turn_context.store.problem is None:
-            await asyncio.to_thread(self._turn_context.store.inventory.pin, prepared.owner, False)
+            await asyncio.to_thread(self._turn_context.store.inventory.set_pinned, prepared.owner, False)
         await self._purge({prepared.owner: {prepared.owner}})
 
     async def new_chat(self, prepared: PreparedSet) -> NewChat:
@@ -223,7 +223,7 @@ class Library:
         turn_context = self._turn_context
         documents = await asyncio.to_thread(read_documents, list(map(Path, prepared.paths)), prepared.sources)
         if turn_context.store.problem is None:
-            await asyncio.to_thread(turn_context.store.inventory.pin, prepared.owner, True)
+            await asyncio.to_thread(turn_context.store.inventory.set_pinned, prepared.owner, True)
         work, is_retry, now = partial(self._read_documents, prepared, documents), False, None
         while now is None:
             try:

@@ -103,7 +103,7 @@ class MemoryVerifier:
         if await asyncio.to_thread(turn_context.read_ahead_off_reason):
             return
         try:
-            waiting = await asyncio.to_thread(turn_context.store.inventory.imported)
+            waiting = await asyncio.to_thread(turn_context.store.inventory.imported_conversations)
         except StoreRefused:
             return
         for conversation_id in sorted(waiting - self._postponed):

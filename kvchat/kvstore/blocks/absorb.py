@@ -30,7 +30,7 @@ from kvchat.kvstore.blocks.recipe import (
     residue_spans,
     row_parts,
 )
-from kvchat.kvstore.savepoint import CancelCheck, never
+from kvchat.kvstore.savepoint import CancelCheck, never_cancelled
 
 _FLUSHING_THREADS = 4  # they wait for the disk while other threads compute
 
@@ -54,7 +54,7 @@ def split_slot_file(
     slot_file: Path,
     previous: PreviousSave | None,
     blocks: BlockFiles,
-    cancelled: CancelCheck = never,
+    cancelled: CancelCheck = never_cancelled,
     *,
     low_priority: bool = False,
 ) -> tuple[Recipe, int]:
@@ -148,7 +148,7 @@ class _Splitter:
         cache, run = self.row_map.caches[span.cache], span.run
         parts, block_rows = row_parts(cache, run.row, run.rows), use.size // cache.row_bytes
         if run.rows == block_rows:
-            digests = positioned.Digests(name=False)
+            digests = positioned.Digests(with_name=False)
             for piece in self._read_pieces(parts, buffer):
                 digests.add(piece)
             return digests.xxh3 == use.xxh3

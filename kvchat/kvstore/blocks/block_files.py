@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.positioned import Digests
-from kvchat.kvstore.blocks.recipe import RESIDUE_CHUNK, BlockUse
+from kvchat.kvstore.blocks.recipe import RESIDUE_CHUNK_BYTES, BlockUse
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = "temporary"
@@ -144,8 +144,8 @@ class BlockFiles:
 
     def overhead_bytes(self) -> int:
         """Return the disk usage of folders and temporary files in bytes."""
-        total = sum(map(disk.tree_size, disk.listing(self._temporary)))
-        for folder in (self.folder, *disk.listing(self.folder)):
+        total = sum(map(disk.tree_size, disk.list_folder(self._temporary)))
+        for folder in (self.folder, *disk.list_folder(self.folder)):
             with contextlib.suppress(OSError):
                 total += disk.disk_usage(folder.stat())
         return total
@@ -156,14 +156,14 @@ class BlockFiles:
 
     def unknown_blocks(self, known_blocks: Collection[bytes]) -> Iterator[bytes]:
         """Yield the blocks neither in `known_blocks` nor in `new_block_sizes`."""
-        for folder in disk.listing(self.folder):
-            for path in disk.listing(folder):
+        for folder in disk.list_folder(self.folder):
+            for path in disk.list_folder(folder):
                 name = bytes.fromhex(path.name) if _NAME.fullmatch(path.name) else None
                 if name is not None and name not in known_blocks and name not in self.new_block_sizes:
                     yield name
 
     def remove_temporary(self) -> None:
-        for path in disk.listing(self._temporary):
+        for path in disk.list_folder(self._temporary):
             disk.remove(path)
 
 
@@ -180,7 +180,7 @@ def read_residue(use: BlockUse, blocks: BlockFiles) -> bytes:
     """Read, verify and inflate a residue block. Raises DamagedBlock."""
     try:
         with blocks.path(use.block).open("rb") as file:
-            stored = file.read(min(use.size, RESIDUE_CHUNK + 1) + 1)
+            stored = file.read(min(use.size, RESIDUE_CHUNK_BYTES + 1) + 1)
     except OSError as error:
         raise DamagedBlock from error
     if xxhash.xxh3_128(stored).digest() != use.xxh3 and blake3(stored).digest() != use.block:

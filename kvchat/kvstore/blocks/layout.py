@@ -34,7 +34,7 @@ class Span:
 class Header:
     span: Span
     version: int
-    wrapped: bool  # True: -1, 1, n, tokens, n_media, media… (newer servers); else bare tokens
+    is_wrapped: bool  # True: -1, 1, n, tokens, n_media, media… (newer servers); else bare tokens
     tokens: Span  # token ids only, 4 bytes each
     media: Span | None = None  # n_media and the data after it; None without images
 
@@ -153,26 +153,26 @@ class Layout:
         return self.header.tokens.size // 4
 
     @property
-    def attention(self) -> tuple[AttentionCache, ...]:
+    def attention_caches(self) -> tuple[AttentionCache, ...]:
         return tuple(cache for cache in self.caches if isinstance(cache, AttentionCache))
 
     @property
-    def recurrent(self) -> RecurrentState | None:
+    def recurrent_state(self) -> RecurrentState | None:
         return next((cache for cache in self.caches if isinstance(cache, RecurrentState)), None)
 
     @property
-    def windows(self) -> tuple[AttentionCache, ...]:
-        return tuple(cache for cache in self.attention if cache.is_window)
+    def window_caches(self) -> tuple[AttentionCache, ...]:
+        return tuple(cache for cache in self.attention_caches if cache.is_window)
 
     @property
     def row_map(self) -> RowMap:
         """The file's row map. Breaks separate recurrent state and checkpoints, which later saves may repeat."""
         caches = tuple(
             CacheRows(tuple(region for region in cache.regions if region.row_size), cache.runs)
-            for cache in self.attention
+            for cache in self.attention_caches
             if cache.row_bytes  # a hybrid without attention layers has cells but no rows
         )
-        own = [span for span in (*self.checkpoints, self.recurrent) if span is not None]
+        own = [span for span in (*self.checkpoints, self.recurrent_state) if span is not None]
         return RowMap(caches, tuple(sorted({edge for span in own for edge in (span.offset, span.end)})))
 
 
@@ -190,10 +190,10 @@ def cut(layout: Layout, n_tokens: int) -> Plan:
     if n_tokens < layout.n_tokens:
         if layout.header.media is not None:
             raise CannotCompose("it contains images")  # the engine truncates it
-        if layout.recurrent is not None:
+        if layout.recurrent_state is not None:
             raise CannotCompose("recurrent state cannot be shortened")
-        if layout.windows:
-            raise CannotCompose(f"its sliding window starts at token {layout.windows[0].first_position:,}")
+        if layout.window_caches:
+            raise CannotCompose(f"its sliding window starts at token {layout.window_caches[0].first_position:,}")
     return _compose(layout, n_tokens)
 
 
@@ -207,7 +207,7 @@ def with_masked_rows(layout: Layout, window: int) -> Plan:
     """
     n_tokens = layout.n_tokens
     starts = (n_tokens - window, (n_tokens - 1) // window * window)  # window or chunk (llama4) start
-    if not layout.windows or any(cache.first_position not in starts for cache in layout.windows):
+    if not layout.window_caches or any(cache.first_position not in starts for cache in layout.window_caches):
         raise CannotCompose(f"its rows do not match a sliding window of {window:,} tokens")
     return _compose(layout, n_tokens, max(0, n_tokens - window - 2))
 
@@ -216,13 +216,13 @@ def _compose(layout: Layout, n_tokens: int, masked_position: int | None = None) 
     """Plan a file of `n_tokens` tokens. `masked_position`: token position of a row of zeros for window caches."""
     header, media = layout.header, layout.header.media
     pieces: list[Piece] = [Span(0, 8)]  # magic and version
-    if header.wrapped:
+    if header.is_wrapped:
         words = 3 + n_tokens + (media.size // 4 if media is not None else 1)
         pieces.append(struct.pack("<IiII", words, -1, 1, n_tokens))
     else:
         pieces.append(struct.pack("<I", n_tokens))
     pieces.append(Span(header.tokens.offset, 4 * n_tokens))
-    if header.wrapped:
+    if header.is_wrapped:
         pieces.append(media if media is not None else struct.pack("<I", 0))
     for cache in layout.caches:
         if isinstance(cache, RecurrentState):

@@ -4,8 +4,8 @@ Format (state version 4, little endian), from llama.cpp: src/llama-context.cpp (
 src/llama-kv-cache.cpp and src/llama-memory-recurrent.cpp (state_write, state_write_meta, state_write_data).
   header      magic 'ggsq' u32 | version u32 | n u32 | n x i32
 In files of older servers the n words are the token list; since `server_tokens::serialize`
-(tools/server/server-common.cpp) they wrap it: `-1, 1, n_tokens, tokens…, n_media, media…`, where PLACEHOLDER stands
-for each token of an image. The caches follow, without a field for their kind:
+(tools/server/server-common.cpp) they wrap it: `-1, 1, n_tokens, tokens…, n_media, media…`, where each token of an image
+is IMAGE_PLACEHOLDER. The caches follow, without a field for their kind:
   attention   n_stream u32 | n_cells u32 | cells | v_trans, n_layer, n_rot_k, n_rot_v u32
               | per layer: type i32, row_size u64, n_cells K rows | the same for V (none with MLA)
   cell        pos i32, n_seq u32, [x, y, token i32: only with M-RoPE or PLE], seq_id i32
@@ -54,9 +54,9 @@ VERSION = 4
 # All state versions so far have the token list in the same place. The engine decides which versions it loads;
 # a value outside this range marks a foreign file.
 _PLAUSIBLE_VERSIONS = range(1, 1000)
-WRAPPED = -1  # no token has this id, so it marks the wrapped form
+WRAPPED_MARKER = -1  # no token has this id, so it marks the wrapped form
 WRAPPED_VERSION = 1
-PLACEHOLDER = -1  # stands for a token of an image
+IMAGE_PLACEHOLDER = -1  # stands for a token of an image
 CHECKPOINT_VERSION = 1
 CHECKPOINT_MAGIC = 0x504B4353  # "SCKP"
 SHORT_CELL, LONG_CELL = 12, 24
@@ -66,7 +66,7 @@ BLOCK_BYTES = {0: 4, 1: 2, 2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 20: 18, 30: 2}
 _MAX_LAYERS, _MAX_RUNS, _MAX_ROW_BYTES = 1024, 4096, 1 << 28
 MAX_CACHES, _MAX_CHECKPOINTS, _MAX_TRIES = 4, 1024, 64
 
-Read = Callable[[int, int], bytes]  # (offset, size)
+ReadBytes = Callable[[int, int], bytes]  # (offset, size)
 RawTokens = npt.NDArray[np.int32]  # an array, because building a list of 128K tokens is too slow for a restore
 
 
@@ -77,7 +77,7 @@ class SlotFileError(Exception):
 def read_tokens(path: Path) -> RawTokens:
     """Return the token ids of the slot file at `path`, an empty array if the slot was empty.
 
-    Image tokens are PLACEHOLDER. Reads only the header, and allocates no more memory than the file's length.
+    Image tokens are IMAGE_PLACEHOLDER. Reads only the header, and allocates no more memory than the file's length.
     Raises SlotFileError for an empty, truncated or foreign file, OSError if the file cannot be read.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block forever
@@ -87,10 +87,10 @@ def read_tokens(path: Path) -> RawTokens:
 
 
 def matches_tokens(tokens: RawTokens, expected: Tokens) -> bool:
-    """True if a file has the expected tokens. Ids below PLACEHOLDER (images) match any token."""
+    """True if a file has the expected tokens. Ids below IMAGE_PLACEHOLDER (images) match any token."""
     expected_tokens = np.asarray(expected, "<i4")
-    pictures = expected_tokens < PLACEHOLDER
-    if len(tokens) != len(expected_tokens) or (PLACEHOLDER in tokens) != pictures.any():
+    pictures = expected_tokens < IMAGE_PLACEHOLDER
+    if len(tokens) != len(expected_tokens) or (IMAGE_PLACEHOLDER in tokens) != pictures.any():
         return False
     return bool(((tokens == expected_tokens) | pictures).all())
 
@@ -104,23 +104,23 @@ def parse_layout(path: Path) -> Layout:
         return _open(file).parse()
 
 
-def parse(size: int, read: Read) -> Layout:
+def parse(size: int, read: ReadBytes) -> Layout:
     """Return the layout of a slot file of `size` bytes, read by calls of `read`. Raises SlotFileError."""
-    return _SlotFile(size, read).parse()
+    return _SlotFileParser(size, read).parse()
 
 
-def _open(file: FileIO) -> _SlotFile:
+def _open(file: FileIO) -> _SlotFileParser:
     def read(offset: int, count: int) -> bytes:
         file.seek(offset)
         return file.read(count) or b""
 
-    return _SlotFile(os.fstat(file.fileno()).st_size, read)
+    return _SlotFileParser(os.fstat(file.fileno()).st_size, read)
 
 
-class _SlotFile:
+class _SlotFileParser:
     """Parser of one slot file, which tries a bounded number of possible layouts."""
 
-    def __init__(self, size: int, read: Read) -> None:
+    def __init__(self, size: int, read: ReadBytes) -> None:
         self._size, self._read, self._attempts = size, read, 0
 
     def _read_bytes(self, offset: int, size: int, description: str) -> bytes:
@@ -144,20 +144,20 @@ class _SlotFile:
         words = np.frombuffer(self._read_bytes(12, 4 * count, "the token list"), dtype="<i4")
         if span.end == self._size:
             raise SlotFileError("no state after the token list")
-        if not count or words[0] != WRAPPED:
-            header, tokens, least = Header(span, version, wrapped=False, tokens=Span(12, 4 * count)), words, 0
+        if not count or words[0] != WRAPPED_MARKER:
+            header, tokens, least = Header(span, version, is_wrapped=False, tokens=Span(12, 4 * count)), words, 0
         else:
             if count < 4 or words[1] != WRAPPED_VERSION:
                 raise SlotFileError("unknown token list format")
             end = 3 + int(words[2])
             if not 3 <= end < count:
                 raise SlotFileError("the token list overlaps the state")
-            tokens, least = words[3:end], PLACEHOLDER
-            has_media = PLACEHOLDER in tokens
+            tokens, least = words[3:end], IMAGE_PLACEHOLDER
+            has_media = IMAGE_PLACEHOLDER in tokens
             if has_media != (words[end] != 0) or has_media != (end + 1 < count):
                 raise SlotFileError("unknown token list format")
             media = Span(12 + 4 * end, 4 * (count - end)) if has_media else None
-            header = Header(span, version, wrapped=True, tokens=Span(24, 4 * len(tokens)), media=media)
+            header = Header(span, version, is_wrapped=True, tokens=Span(24, 4 * len(tokens)), media=media)
         if tokens.min(initial=0) < least:
             raise SlotFileError("invalid ids in the token list")
         return header, tokens
@@ -177,7 +177,7 @@ class _SlotFile:
         if self._attempts > _MAX_TRIES:
             raise SlotFileError("too many possible layouts")
         try:
-            checkpoints = self._checkpoints(offset) if self._caches_end(offset) else None
+            checkpoints = self._parse_checkpoints(offset) if self._is_end_of_caches(offset) else None
         except SlotFileError:
             return
         if checkpoints is not None and preceding:
@@ -187,13 +187,13 @@ class _SlotFile:
             for cache in self._possible_caches(offset):
                 yield from self._possible_layouts(header, cache.end, (*preceding, cache))
 
-    def _caches_end(self, offset: int) -> bool:
+    def _is_end_of_caches(self, offset: int) -> bool:
         return offset == self._size or self._unpack(offset, "I", "the caches") == (CHECKPOINT_MAGIC,)
 
     def _possible_caches(self, offset: int) -> list[Cache]:
-        ways: list[Callable[[], Cache]] = [partial(self._recurrent, offset)]
+        ways: list[Callable[[], Cache]] = [partial(self._parse_recurrent_state, offset)]
         for cell_size in (SHORT_CELL, LONG_CELL):
-            ways += [partial(self._attention, offset, cell_size, has_v=has_v) for has_v in (True, False)]
+            ways += [partial(self._parse_attention_cache, offset, cell_size, has_v=has_v) for has_v in (True, False)]
         caches: list[Cache] = []
         for read in ways:
             with suppress(SlotFileError):
@@ -202,12 +202,12 @@ class _SlotFile:
                     caches.append(cache)
         return caches
 
-    def _attention(self, offset: int, cell_size: int, *, has_v: bool) -> AttentionCache:
+    def _parse_attention_cache(self, offset: int, cell_size: int, *, has_v: bool) -> AttentionCache:
         n_stream, n_cells = self._unpack(offset, "II", "a cache's head")
         if n_stream != 1 or not 0 < n_cells <= len(self._tokens):
             raise SlotFileError(f"unsupported: {n_stream} KV streams, {n_cells} cells for {len(self._tokens)} tokens")
         cells = Span(offset + 8, n_cells * cell_size)
-        runs = self._cell_runs(cells, cell_size)
+        runs = self._parse_cell_runs(cells, cell_size)
         v_trans, n_layer, _, _ = self._unpack(cells.end, "IIII", "a cache's head")
         if v_trans != 0 or n_layer > _MAX_LAYERS:
             raise SlotFileError(f"transposed V (flash attention is off), or invalid layer count {n_layer}")
@@ -216,7 +216,7 @@ class _SlotFile:
         for _ in range(2 if has_v else 1):  # K of all layers, then V
             types = set()
             for _ in range(n_layer):
-                type_id, row_size = self._row_head(end)
+                type_id, row_size = self._parse_row_head(end)
                 types.add(type_id)
                 regions.append(Region(end + 12, row_size))
                 end += 12 + n_cells * row_size
@@ -224,7 +224,7 @@ class _SlotFile:
                     raise SlotFileError("truncated in the rows, or layers of different KV types")
         return AttentionCache(tuple(regions), runs, cells, cell_size)
 
-    def _cell_runs(self, cells: Span, cell_size: int) -> tuple[Run, ...]:
+    def _parse_cell_runs(self, cells: Span, cell_size: int) -> tuple[Run, ...]:
         """Check all cells and return their runs of consecutive tokens (several in a window, a ring buffer)."""
         data = self._read_bytes(cells.offset, cells.size, "the cells")
         words = np.frombuffer(data, dtype="<i4").reshape(-1, cell_size // 4)
@@ -243,21 +243,21 @@ class _SlotFile:
         edges = [0, *breaks.tolist(), len(positions)]
         return tuple(Run(start, int(positions[start]), end - start) for start, end in pairwise(edges))
 
-    def _row_head(self, offset: int) -> tuple[int, int]:
+    def _parse_row_head(self, offset: int) -> tuple[int, int]:
         type_id, row_size = self._unpack(offset, "iQ", "a region's head")
         block = BLOCK_BYTES.get(type_id)
         if block is None or row_size % block or row_size > _MAX_ROW_BYTES:
             raise SlotFileError(f"unsupported rows of type {type_id} with {row_size} bytes")
         return type_id, row_size
 
-    def _recurrent(self, offset: int) -> RecurrentState:
+    def _parse_recurrent_state(self, offset: int) -> RecurrentState:
         n_cells, position, n_seq, s_trans, n_layer = self._unpack(offset, "IiIII", "the recurrent state")
         if (n_cells, position, n_seq, s_trans) != (1, len(self._tokens) - 1, 0, 0) or not 0 < n_layer <= _MAX_LAYERS:
             raise SlotFileError("unknown recurrent state format")
         rows: list[tuple[int, int]] = []
         end = offset + 20
-        while not self._caches_end(end):
-            rows.append(self._row_head(end))
+        while not self._is_end_of_caches(end):
+            rows.append(self._parse_row_head(end))
             end += 12 + rows[-1][1]
             if end > self._size or len(rows) > 2 * n_layer:
                 raise SlotFileError("truncated in the recurrent state, or data after it")
@@ -266,7 +266,7 @@ class _SlotFile:
             raise SlotFileError("unknown recurrent layer format")
         return RecurrentState(offset, end - offset)
 
-    def _checkpoints(self, offset: int) -> tuple[Span | None, tuple[Checkpoint, ...]]:
+    def _parse_checkpoints(self, offset: int) -> tuple[Span | None, tuple[Checkpoint, ...]]:
         if offset == self._size:
             return None, ()
         head = Span(offset, 12)

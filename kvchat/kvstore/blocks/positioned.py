@@ -29,7 +29,7 @@ from blake3 import blake3
 
 from kvchat.kvstore.savepoint import CancelCheck, Cancelled
 
-PIECE = 1 << 19  # bytes; fits one core's cache for reading, hashing and writing
+PIECE_BYTES = 1 << 19  # bytes; fits one core's cache for reading, hashing and writing
 _MAX_THREADS = 8  # beyond this, disk and memory are the limit
 _LOWEST_PRIORITY = 19
 _seeking = threading.Lock()  # for systems without positioned I/O (Windows)
@@ -77,9 +77,9 @@ def write_at(file: FileIO, data: memoryview | bytes, offset: int) -> None:
 class Digests:
     """Incremental hashes of a block: BLAKE3, used as its name, and XXH3, which is several times as fast."""
 
-    def __init__(self, *, name: bool = True) -> None:
-        """Pass `name=False` to compute only XXH3, which detects accidental changes to a known block."""
-        self._blake3 = blake3() if name else None
+    def __init__(self, *, with_name: bool = True) -> None:
+        """Pass `with_name=False` to compute only XXH3, which detects accidental changes to a known block."""
+        self._blake3 = blake3() if with_name else None
         self._xxh3 = xxhash.xxh3_128()
 
     def add(self, piece: memoryview | bytes) -> None:
@@ -108,7 +108,7 @@ def prefetch(path: Path) -> None:
                 os.close(file)
 
 
-def threads() -> int:
+def thread_count() -> int:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return min(_MAX_THREADS, cores)
 
@@ -122,8 +122,8 @@ def run_parallel(
 ) -> list[Result]:
     """Call `function(job, buffer)` for every job in a thread pool; return the results in order of jobs.
 
-    Each thread has a buffer of PIECE bytes; `low_priority` lowers its CPU and disk priority. After an error, starts
-    no further job, waits for the running ones and raises the error. Raises Cancelled if cancelled between jobs.
+    Each thread has a buffer of PIECE_BYTES; `low_priority` lowers its CPU and disk priority. After an error, starts no
+    further job, waits for the running ones and raises the error. Raises Cancelled if cancelled between jobs.
     """
     local = threading.local()
     failed = threading.Event()
@@ -132,7 +132,7 @@ def run_parallel(
         if failed.is_set() or cancelled():
             raise Cancelled
         if not hasattr(local, "buffer"):
-            local.buffer = memoryview(mmap.mmap(-1, PIECE))  # malloc would keep one for every past thread
+            local.buffer = memoryview(mmap.mmap(-1, PIECE_BYTES))  # malloc would keep one for every past thread
         try:
             return function(job, local.buffer)
         except BaseException:
@@ -141,7 +141,7 @@ def run_parallel(
 
     if not jobs:
         return []
-    with ThreadPoolExecutor(min(threads(), len(jobs)), "blocks", lower_priority if low_priority else None) as pool:
+    with ThreadPoolExecutor(min(thread_count(), len(jobs)), "blocks", lower_priority if low_priority else None) as pool:
         futures = [pool.submit(run, job) for job in jobs]
         errors = [error for future in futures if (error := future.exception())]
     if errors:

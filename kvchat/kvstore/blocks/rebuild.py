@@ -26,12 +26,12 @@ from kvchat.kvstore.blocks.recipe import (
     BlockUse,
     Recipe,
     RecipeError,
-    check_whole,
+    check_complete,
     residue_parts,
     residue_spans,
     row_parts,
 )
-from kvchat.kvstore.savepoint import CancelCheck, never
+from kvchat.kvstore.savepoint import CancelCheck, never_cancelled
 
 _MAX_BUFFERS = 256  # buffers per read call; systems allow 1024
 _MIN_PREFETCH_BYTES = 1 << 16
@@ -44,7 +44,7 @@ class RebuildFailed(Exception):
 
     def __init__(self, recipe: Recipe, blocks: BlockFiles) -> None:
         """Find the bad blocks by reading every block of the recipe."""
-        self.bad_blocks = {block: size for block, size in recipe.blocks.items() if blocks.find_fault(block, size)}
+        self.bad_blocks = {block: size for block, size in recipe.block_sizes.items() if blocks.find_fault(block, size)}
         super().__init__("a block is damaged" if self.bad_blocks else "its recipe was modified")
 
 
@@ -53,7 +53,7 @@ def compose(
     recipe: Recipe,
     blocks: BlockFiles,
     target: Path,
-    cancelled: CancelCheck = never,
+    cancelled: CancelCheck = never_cancelled,
     *,
     low_priority: bool = False,
 ) -> None:
@@ -75,7 +75,7 @@ def compose(
                     positioned.write_at(file, piece, offset)
                 offset += len(piece)
             jobs = list(_jobs(recipe, copies))
-            ahead = [use for use, _ in jobs[positioned.threads() :]]
+            ahead = [use for use, _ in jobs[positioned.thread_count() :]]
             run = partial(_run_job, blocks=blocks, out=out)
             positioned.run_parallel(list(zip_longest(jobs, ahead)), run, cancelled, low_priority=low_priority)
             file.truncate(offset)
@@ -89,7 +89,7 @@ def compose(
 
 def _jobs(recipe: Recipe, copies: Sequence[tuple[Span, int]]) -> Iterator[_Job]:
     """Yield a job for each block needed for the copies (stored span, target offset). Raises RecipeError."""
-    check_whole(recipe)
+    check_complete(recipe)
     residue = residue_spans(recipe.row_map, recipe.file_size)
     copies = sorted(copies, key=lambda copy: copy[0].offset)
     starts = [span.offset for span, _ in copies]
@@ -143,7 +143,7 @@ def _run_job(jobs: tuple[_Job, BlockUse | None], buffer: memoryview, *, blocks: 
         with blocks.path(use.block).open("rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size != use.size:
                 raise DamagedBlock
-            digests = positioned.Digests(name=False)
+            digests = positioned.Digests(with_name=False)
             _scatter(file, destinations, out, buffer, digests)
             if digests.xxh3 == use.xxh3:
                 return
@@ -197,7 +197,7 @@ class _OutputFile:
     def __init__(self, target: Path, file: FileIO, size: int) -> None:
         allocated = disk.disk_usage(os.fstat(file.fileno())) if sys.platform == "linux" else 0
         self.file = file
-        self.mapped = memory_files.mapped(target, file, size) if 0 < size <= 2 * allocated else None
+        self.mapped = memory_files.map_file(target, file, size) if 0 < size <= 2 * allocated else None
 
     def buffers(self, batch: _Destinations, buffer: memoryview) -> list[memoryview]:
         """Return the buffers to read a batch into: parts of the mapped file, or of `buffer` if it is not mapped."""

@@ -18,7 +18,7 @@ from kvchat.kvstore.blocks.layout import CacheRows, Region, RowMap, Run, Span
 
 BLOCK_ROWS = 256
 RESIDUE = -1  # `cache` value of a residue block
-RESIDUE_CHUNK = 4 << 20
+RESIDUE_CHUNK_BYTES = 4 << 20
 _MAX_MAP_BYTES = 64_000_000
 _MAX_VALUE = 1 << 50  # limit for the numbers in a row map
 
@@ -52,7 +52,7 @@ class Recipe:
         object.__setattr__(self, "uses", tuple(uses))
 
     @property
-    def blocks(self) -> dict[bytes, int]:
+    def block_sizes(self) -> dict[bytes, int]:
         """Sizes of the block files in bytes, by name."""
         return {use.block: use.size for use in self.uses}
 
@@ -78,7 +78,7 @@ def residue_spans(row_map: RowMap, file_size: int) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def check_whole(recipe: Recipe) -> None:
+def check_complete(recipe: Recipe) -> None:
     """Raise RecipeError unless the uses cover every cache row and every residue byte exactly once."""
     caches = recipe.row_map.caches
     expected_rows = {number: cache.rows for number, cache in enumerate(caches)}
@@ -117,8 +117,8 @@ def residue_chunks(spans: Sequence[Span], breaks: Sequence[int]) -> Iterator[Spa
         starts |= {place + at - span.offset for at in breaks if span.offset <= at < span.end}
         place += span.size
     for first, last in pairwise([*sorted(starts), place]):
-        for start in range(first, last, RESIDUE_CHUNK):
-            yield Span(start, min(RESIDUE_CHUNK, last - start))
+        for start in range(first, last, RESIDUE_CHUNK_BYTES):
+            yield Span(start, min(RESIDUE_CHUNK_BYTES, last - start))
 
 
 def cut_at_blocks(run: Run) -> Iterator[Run]:

@@ -19,7 +19,7 @@ from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
 HALF_LIFE_S = 7 * 86_400.0
 OLDER_TURN_SHARE = 0.1  # return rate to older turns, relative to the last one (a guess)
 
-Numbers = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int64]
 
 
 class Candidate(NamedTuple):
@@ -44,10 +44,10 @@ class Candidate(NamedTuple):
 class BlockNeeds:
     """The blocks that each save point needs, as paths in a tree of block uses."""
 
-    last_uses: Numbers  # last use of each candidate
-    parents: Numbers  # previous use of each use, a smaller index; -1: none
-    blocks: Numbers  # block of each use
-    sizes: Numbers  # disk bytes of each block
+    last_uses: IntArray  # last use of each candidate
+    parents: IntArray  # previous use of each use, a smaller index; -1: none
+    blocks: IntArray  # block of each use
+    sizes: IntArray  # disk bytes of each block
 
 
 def plan_prune(candidates: Sequence[Candidate], needs: BlockNeeds, used: int, target: int, now: float) -> PrunePlan:
@@ -58,11 +58,11 @@ def plan_prune(candidates: Sequence[Candidate], needs: BlockNeeds, used: int, ta
     order: list[int] = []
     if used > target:
         order = _removal_order(candidates, needs, now)
-        freed = np.cumsum(_freed(order, needs))
+        freed = np.cumsum(_freed_bytes(order, needs))
         order = order[: int(np.searchsorted(freed, used - target)) + 1]
-        order = _spare_unneeded(order, needs, used - target)
+        order = _drop_needless_removals(order, needs, used - target)
     removed: dict[str, tuple[int, int]] = {}  # save points and bytes by conversation
-    for place, size in zip(order, _freed(order, needs), strict=True):
+    for place, size in zip(order, _freed_bytes(order, needs), strict=True):
         name = candidates[place].conversation_id
         points, freed_before = removed.get(name, (0, 0))
         removed[name] = points + 1, freed_before + int(size)
@@ -74,16 +74,16 @@ def plan_prune(candidates: Sequence[Candidate], needs: BlockNeeds, used: int, ta
 
 def plan_programs(candidates: Sequence[Candidate], needs: BlockNeeds, target: int, now: float) -> PrunePlan:
     """Plan removals so that the blocks used only by programs take at most `target` bytes."""
-    used = int(sum(_freed([place for place, point in enumerate(candidates) if point.is_program], needs)))
+    used = int(sum(_freed_bytes([place for place, point in enumerate(candidates) if point.is_program], needs)))
     chats_protected = [point if point.is_program else point._replace(is_protected=True) for point in candidates]
     return plan_prune(chats_protected, needs, used, target, now)
 
 
-def _spare_unneeded(order: list[int], needs: BlockNeeds, target: int) -> list[int]:
+def _drop_needless_removals(order: list[int], needs: BlockNeeds, target: int) -> list[int]:
     """Drop save points from `order` that need not be removed to free `target` bytes."""
-    gone = _last_turns(order, needs) < len(order)
+    gone = _last_users(order, needs) < len(order)
     sizes, blocks, parents = needs.sizes.tolist(), needs.blocks.tolist(), needs.parents.tolist()
-    excess = sum(_freed(order, needs)) - target
+    excess = sum(_freed_bytes(order, needs)) - target
     staying: set[int] = set()
     for place in reversed(order):
         path: set[int] = set()
@@ -137,12 +137,12 @@ def _removal_order(candidates: Sequence[Candidate], needs: BlockNeeds, now: floa
     return [place for *_, place in sorted(keyed)]
 
 
-def _freed(order: Sequence[int], needs: BlockNeeds) -> list[float]:
-    freed: list[float] = np.bincount(_last_turns(order, needs), needs.sizes, len(order) + 1).tolist()
+def _freed_bytes(order: Sequence[int], needs: BlockNeeds) -> list[float]:
+    freed: list[float] = np.bincount(_last_users(order, needs), needs.sizes, len(order) + 1).tolist()
     return freed[: len(order)]
 
 
-def _last_turns(order: Sequence[int], needs: BlockNeeds) -> Numbers:
+def _last_users(order: Sequence[int], needs: BlockNeeds) -> IntArray:
     """Return the index in `order` of each block's last user, or `len(order)` if a remaining save point uses it."""
     stays = len(order)
     turns = np.full(len(needs.last_uses), stays, np.int64)

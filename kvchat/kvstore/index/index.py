@@ -21,18 +21,26 @@ from kvchat.system.migrations import check_version, migrate
 from kvchat.text.language import N_, _
 from kvchat.text.reasons import Reason, ReasonCode
 
-TOO_NEW = N_("Your chat memory was saved by a newer version of kvchat")
+INDEX_TOO_NEW = N_("Your chat memory was saved by a newer version of kvchat")
 _PAGE_BYTES = 8192  # a page has room for several token segments
 _LOG_BYTES = 400_000  # size of the write-ahead log that triggers a checkpoint
 _MAX_IDLE_READERS = 4
 _READERS_TIMEOUT_S = 5.0  # time for other threads to finish reading before a damaged file is replaced
-_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
-_ENVIRONMENT = {
+_DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
+_ENVIRONMENT_CODES = {
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM),
     *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PROTOCOL),
 }
 # Errors that damaged rows can cause in our code. They may also be bugs, so `is_sane` decides.
-_SUSPICIOUS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError, sqlite3.Error)
+_SUSPICIOUS_ERRORS = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    AssertionError,
+    sqlite3.Error,
+)
 
 
 class IndexLost(StoreRefused):
@@ -74,7 +82,7 @@ class Index:
             return
         try:
             self._writer = self._connect()
-        except _SUSPICIOUS as error:
+        except _SUSPICIOUS_ERRORS as error:
             if not _is_damage(error, None):
                 raise IndexFailed(error) from error
             self._renew(self._generation)
@@ -187,7 +195,7 @@ class Index:
                     "secure_delete = ON",  # overwrite the tokens of deleted conversations
                 ):
                     connection.execute(f"PRAGMA {pragma}")
-                migrate(connection, self.path, MIGRATIONS, _(TOO_NEW), keep_copy=False)
+                migrate(connection, self.path, MIGRATIONS, _(INDEX_TOO_NEW), keep_copy=False)
         except BaseException:
             connection.close()
             raise
@@ -224,7 +232,7 @@ class Index:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
+def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a read transaction on an index that another process may be using. Raises IndexFailed."""
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -237,14 +245,14 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 def check_readable(path: Path) -> None:
     """Raise DatabaseTooNew or IndexFailed if an index cannot be opened. Accepts a damaged one, as it is recreated."""
     try:
-        with reading(path) as connection:
-            check_version(connection, path, MIGRATIONS, _(TOO_NEW))
+        with open_read_only(path) as connection:
+            check_version(connection, path, MIGRATIONS, _(INDEX_TOO_NEW))
     except IndexFailed as error:
         if isinstance(error.__cause__, sqlite3.OperationalError):
             raise
 
 
-def write_error(error: OSError) -> NotSaved:
+def not_saved_error(error: OSError) -> NotSaved:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NotSaved(Reason(ReasonCode.DISK_FULL), _("Free up disk space."))
     return NotSaved(Reason(ReasonCode.NOT_WRITTEN, {"error": error.strerror or str(error)}))
@@ -270,7 +278,7 @@ def saving_errors() -> Iterator[None]:
         raise NotSaved(Reason(ReasonCode.INDEX_NOT_WRITTEN, {"error": error.error})) from error
 
 
-def store_unusable(folder: Path, error: Exception) -> StoreRefused:
+def store_unusable_error(folder: Path, error: Exception) -> StoreRefused:
     title = _("The chat memory folder cannot be used.")
     advice = _("Check the permissions of the folder and that the disk is not full.")
     reason = error.error if isinstance(error, IndexFailed) else getattr(error, "strerror", None) or error
@@ -287,13 +295,13 @@ def check_store(folder: Path) -> None:
         if index.exists():
             check_readable(index)
     except (OSError, IndexFailed) as error:
-        raise store_unusable(folder, error) from error
+        raise store_unusable_error(folder, error) from error
 
 
 def _is_damage(error: BaseException, connection: sqlite3.Connection | None) -> bool:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in _DAMAGED or isinstance(error, CorruptIndex):
+    if code in _DAMAGE_CODES or isinstance(error, CorruptIndex):
         return True
-    if code in _ENVIRONMENT or not isinstance(error, _SUSPICIOUS):
+    if code in _ENVIRONMENT_CODES or not isinstance(error, _SUSPICIOUS_ERRORS):
         return False
     return connection is None or not is_sane(connection)

@@ -14,17 +14,17 @@ from typing import Literal
 
 from kvchat.kvstore.blocks.recipe import RESIDUE, BlockUse, Recipe, RecipeError, pack_row_map, unpack_row_map
 from kvchat.kvstore.index import token_tree
-from kvchat.kvstore.index.schema import CorruptIndex, fingerprint_of
+from kvchat.kvstore.index.schema import CorruptIndex, parse_fingerprint
 from kvchat.kvstore.savepoint import Fingerprint, SavePoint
 
 POINTS = "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
-_START = 0
+_NO_LINK = 0
 _COLUMNS = "block_id, cache, first_row, n_rows, skip, position"
 _FIND_LINK = f"SELECT id FROM links WHERE parent_id = ? AND ({_COLUMNS}) = (?, ?, ?, ?, ?, ?)"
 _ADD_LINK = f"INSERT INTO links (parent_id, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id"
 
 
-def fingerprint_id(db: sqlite3.Connection, fingerprint: Fingerprint) -> int | None:
+def find_fingerprint(db: sqlite3.Connection, fingerprint: Fingerprint) -> int | None:
     row = db.execute("SELECT id FROM fingerprints WHERE facts = ?", (_facts(fingerprint),)).fetchone()
     return int(row[0]) if row else None
 
@@ -35,12 +35,12 @@ def _facts(fingerprint: Fingerprint) -> str:
     return json.dumps(facts, sort_keys=True)
 
 
-def trees(db: sqlite3.Connection, kind: int | None, audiences: Sequence[str]) -> list[int]:
+def find_trees(db: sqlite3.Connection, fingerprint_id: int | None, audiences: Sequence[str]) -> list[int]:
     query = "SELECT id FROM trees WHERE fingerprint_id = ? AND audience IN (SELECT value FROM json_each(?))"
-    return numbers(db, query, kind, json.dumps(list(audiences)))
+    return fetch_integers(db, query, fingerprint_id, json.dumps(list(audiences)))
 
 
-def never_save(db: sqlite3.Connection, conversation_id: str) -> bool:
+def is_never_saved(db: sqlite3.Connection, conversation_id: str) -> bool:
     row = db.execute("SELECT never_save FROM conversations WHERE name = ?", (conversation_id,)).fetchone()
     return bool(row and row[0])
 
@@ -58,17 +58,29 @@ def add_staged(db: sqlite3.Connection, new: SavePoint, message_id: str | None, n
         where = " AND ".join(f"{column} = ?" for column in values)
         return int(db.execute(f"SELECT id FROM {table} WHERE {where}", row).fetchone()[0])
 
-    kind = find_or_add("fingerprints", facts=_facts(new.fingerprint))
+    fingerprint_id = find_or_add("fingerprints", facts=_facts(new.fingerprint))
     conversation = find_or_add("conversations", name=new.conversation_id)
-    tree_id = find_or_add("trees", fingerprint_id=kind, audience=new.audience)
+    tree_id = find_or_add("trees", fingerprint_id=fingerprint_id, audience=new.audience)
     node_id = token_tree.add_tokens(db, tree_id, new.tokens)
     created_at = now.timestamp()
     point_id = db.execute(
         "INSERT INTO save_points (conversation_id, message_id, fingerprint_id, node_id, n_tokens, file_size,"
         " prefill_ms, created_at, last_used_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (conversation, message_id, kind, node_id, new.n_tokens, new.size, new.prefill_ms, created_at, created_at),
+        (
+            conversation,
+            message_id,
+            fingerprint_id,
+            node_id,
+            new.n_tokens,
+            new.size,
+            new.prefill_ms,
+            created_at,
+            created_at,
+        ),
     ).lastrowid
-    db.execute("DELETE FROM losses WHERE conversation = ? AND fingerprint_id = ?", (new.conversation_id, kind))
+    db.execute(
+        "DELETE FROM losses WHERE conversation = ? AND fingerprint_id = ?", (new.conversation_id, fingerprint_id)
+    )
     return replace(new, id=str(point_id))
 
 
@@ -83,10 +95,10 @@ def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
     if row is None:
         return None
     name, facts, node_id, size, prefill_ms, audience = row
-    tokens = token_tree.tokens_of(db, node_id)
+    tokens = token_tree.load_tokens(db, node_id)
     if size <= 0 or prefill_ms < 0:
         raise CorruptIndex
-    return SavePoint(str(point_id), name, fingerprint_of(facts), tokens, size, prefill_ms, audience)
+    return SavePoint(str(point_id), name, parse_fingerprint(facts), tokens, size, prefill_ms, audience)
 
 
 def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
@@ -94,8 +106,8 @@ def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
     for point_id in point_ids:
         query = "DELETE FROM save_points WHERE id = ? RETURNING node_id, link_id"
         for node_id, link_id in db.execute(query, (point_id,)).fetchall():
-            _drop_unused_links(db, link_id or _START)
-            token_tree.drop_unused(db, node_id)
+            _drop_unused_links(db, link_id or _NO_LINK)
+            token_tree.delete_unused_nodes(db, node_id)
 
 
 def transfer_to_extensions(db: sqlite3.Connection, point_ids: Sequence[int]) -> list[int]:
@@ -128,32 +140,32 @@ def _find_successor(
     """Return a save point not in `excluded` below the node, or None if there is none, or one at the node itself."""
 
     def successor_at(node_id: int, condition: str = "NOT never_save") -> int | None:
-        ids = numbers(db, f"{POINTS} WHERE node_id = ? AND {condition}", node_id)
+        ids = fetch_integers(db, f"{POINTS} WHERE node_id = ? AND {condition}", node_id)
         return next((id for id in ids if id not in excluded), None)
 
     if successor_at(node_id, "true") is not None:
         return None
-    tokens = token_tree.tokens_of(db, node_id)
-    for place in token_tree.places(db, [tree_id], tokens):
-        if place.shared < len(tokens):
+    tokens = token_tree.load_tokens(db, node_id)
+    for match in token_tree.find_matches(db, [tree_id], tokens):
+        if match.shared < len(tokens):
             return None
-        successor = token_tree.first_at_or_below(db, place.node_id, successor_at, empty_nodes)
+        successor = token_tree.find_first_below(db, match.node_id, successor_at, empty_nodes)
         if successor is not None:
             return successor
     return None
 
 
-def staged(db: sqlite3.Connection) -> dict[int, int]:
+def staged_sizes(db: sqlite3.Connection) -> dict[int, int]:
     return dict(db.execute("SELECT id, file_size FROM save_points WHERE link_id IS NULL ORDER BY id").fetchall())
 
 
-def points_of(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
+def find_ids(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
     if conversation_id is None:
-        return numbers(db, "SELECT id FROM save_points")
-    return numbers(db, f"{POINTS} WHERE name = ?", conversation_id)
+        return fetch_integers(db, "SELECT id FROM save_points")
+    return fetch_integers(db, f"{POINTS} WHERE name = ?", conversation_id)
 
 
-def forget(db: sqlite3.Connection, conversation_id: str | None) -> None:
+def delete_conversation_records(db: sqlite3.Connection, conversation_id: str | None) -> None:
     """Delete the loss records and the empty, unflagged rows of one conversation, or of all with None."""
     condition, values = ("true", ()) if conversation_id is None else ("{} = ?", (conversation_id,))
     db.execute(f"DELETE FROM losses WHERE {condition.format('conversation')}", values)
@@ -162,7 +174,7 @@ def forget(db: sqlite3.Connection, conversation_id: str | None) -> None:
     db.execute(f"DELETE FROM conversations WHERE {condition.format('name')} AND {unset}", values)
 
 
-def numbers(db: sqlite3.Connection, query: str, *values: object) -> list[int]:
+def fetch_integers(db: sqlite3.Connection, query: str, *values: object) -> list[int]:
     return [int(row[0]) for row in db.execute(query, values)]
 
 
@@ -187,7 +199,7 @@ def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk:
         (recipe.file_size, pack_row_map(recipe.row_map), recipe.digest(), link_id, point_id),
     )
     same = "SELECT id FROM save_points WHERE node_id = ? AND conversation_id = ? AND id < ? AND link_id IS NOT NULL"
-    delete(db, numbers(db, same, node_id, conversation, point_id))
+    delete(db, fetch_integers(db, same, node_id, conversation, point_id))
     return True
 
 
@@ -237,7 +249,7 @@ def _add_path(db: sqlite3.Connection, recipe: Recipe) -> int:
 
     names = {use.block for use in recipe.uses}
     ids = {name: db.execute("SELECT id FROM blocks WHERE name = ?", (name,)).fetchone()[0] for name in names}
-    link_id, is_new = _START, False
+    link_id, is_new = _NO_LINK, False
     for use in sorted(recipe.uses, key=sort_key):
         link = (link_id, ids[use.block], use.cache, use.row, use.rows, use.skip, use.position)
         row = None if is_new else db.execute(_FIND_LINK, link).fetchone()
@@ -266,4 +278,4 @@ def points_using_block(db: sqlite3.Connection, block: bytes) -> list[int]:
         )
         SELECT s.id FROM down CROSS JOIN save_points s ON s.link_id = down.id
     """
-    return numbers(db, query, block)
+    return fetch_integers(db, query, block)

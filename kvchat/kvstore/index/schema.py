@@ -14,7 +14,7 @@ from pathlib import Path
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.system.migrations import migrate
 
-SEGMENT, TOKEN_BYTES = 256, 4  # maximum tokens per tree node; bytes per token
+SEGMENT_TOKENS, TOKEN_BYTES = 256, 4  # maximum tokens per tree node; bytes per token
 _MAX_NUMBER = 1 << 50  # bytes or milliseconds; the sum of 8,000 such values fits into 64 bits
 _SUM_RANGE = f"BETWEEN -{4096 * _MAX_NUMBER} AND {4096 * _MAX_NUMBER}"
 _MAX_TIME_S = 1 << 34  # seconds since 1970
@@ -46,7 +46,7 @@ MIGRATIONS: tuple[str, ...] = (
         parent_id INTEGER NOT NULL CHECK (parent_id BETWEEN 0 AND id - 1),  -- 0 for the first segment
         name BLOB NOT NULL,
         n_tokens INTEGER NOT NULL CHECK (n_tokens BETWEEN 1 AND {_MAX_TOKENS}),  -- up to the end of the segment
-        packed BLOB NOT NULL CHECK (length(packed) BETWEEN {TOKEN_BYTES} AND {SEGMENT * TOKEN_BYTES}
+        packed BLOB NOT NULL CHECK (length(packed) BETWEEN {TOKEN_BYTES} AND {SEGMENT_TOKENS * TOKEN_BYTES}
             AND length(packed) % {TOKEN_BYTES} = 0),
         UNIQUE (tree_id, name)
     ) STRICT;
@@ -147,7 +147,7 @@ def is_sane(db: sqlite3.Connection) -> bool:
         if db.execute("PRAGMA foreign_key_check").fetchone():
             return False
         for (facts,) in db.execute("SELECT facts FROM fingerprints"):
-            fingerprint_of(facts)
+            parse_fingerprint(facts)
         for table, column in _TEXTS:
             db.execute(f"SELECT DISTINCT {column} FROM {table}").fetchall()  # fetching decodes it
     except sqlite3.OperationalError as error:
@@ -170,7 +170,7 @@ def _expected_schema() -> set[tuple[str, str, str]]:
         return _schema(db)
 
 
-def moment(seconds: float) -> datetime:
+def to_datetime(seconds: float) -> datetime:
     """Convert a stored time to a datetime in UTC. Raises CorruptIndex."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
@@ -178,7 +178,7 @@ def moment(seconds: float) -> datetime:
         raise CorruptIndex from error
 
 
-def fingerprint_of(facts: str) -> Fingerprint:
+def parse_fingerprint(facts: str) -> Fingerprint:
     """Parse a stored fingerprint. Raises CorruptIndex."""
     try:
         return Fingerprint(**json.loads(facts))

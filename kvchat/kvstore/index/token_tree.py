@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from blake3 import blake3
 
-from kvchat.kvstore.index.schema import SEGMENT, TOKEN_BYTES, CorruptIndex
+from kvchat.kvstore.index.schema import SEGMENT_TOKENS, TOKEN_BYTES, CorruptIndex
 from kvchat.kvstore.savepoint import Tokens
 
 _ROOT = 0
 _HASH_BYTES = 16  # matches are then compared by token ids
-_MAX_POINTS_PER_NODE = 20  # limit of save points returned by `at`
+_MAX_POINTS_PER_NODE = 20  # limit of save points returned by `points_at`
 _FIND_NODE = "SELECT id FROM nodes WHERE tree_id = ? AND name = ?"
 _CHILDREN = "SELECT id, packed FROM nodes WHERE parent_id = ? AND tree_id = ?"
 
@@ -31,7 +31,7 @@ _Child = tuple[int, int, int]  # node, number of shared tokens, number of tokens
 class NodeMatch(NamedTuple):
     node_id: int
     shared: int
-    whole: bool  # True if the prompt shares all tokens of the node
+    is_whole: bool  # True if the prompt shares all tokens of the node
     n_tokens: int  # tokens from the root to the end of the node
 
 
@@ -43,11 +43,11 @@ class _Segment(NamedTuple):
     packed: bytes  # the token ids, int32 little endian
 
 
-def _chain(packed: bytes) -> list[_Segment]:
+def _split_into_segments(packed: bytes) -> list[_Segment]:
     segments: list[_Segment] = []
     name = b""
-    for start in range(0, len(packed), SEGMENT * TOKEN_BYTES):
-        part = packed[start : start + SEGMENT * TOKEN_BYTES]
+    for start in range(0, len(packed), SEGMENT_TOKENS * TOKEN_BYTES):
+        part = packed[start : start + SEGMENT_TOKENS * TOKEN_BYTES]
         name = blake3(name + part).digest(length=_HASH_BYTES)
         segments.append(_Segment(name, (start + len(part)) // TOKEN_BYTES, part))
     return segments
@@ -55,7 +55,7 @@ def _chain(packed: bytes) -> list[_Segment]:
 
 def add_tokens(db: sqlite3.Connection, tree_id: int, tokens: Sequence[int]) -> int:
     node_id = _ROOT
-    for segment in _chain(pack_tokens(tokens)):
+    for segment in _split_into_segments(pack_tokens(tokens)):
         row = db.execute(_FIND_NODE, (tree_id, segment.name)).fetchone()
         if row is None:
             query = "INSERT INTO nodes (tree_id, parent_id, name, n_tokens, packed) VALUES (?, ?, ?, ?, ?) RETURNING id"
@@ -64,7 +64,7 @@ def add_tokens(db: sqlite3.Connection, tree_id: int, tokens: Sequence[int]) -> i
     return int(node_id)
 
 
-def tokens_of(db: sqlite3.Connection, node_id: int) -> Tokens:
+def load_tokens(db: sqlite3.Connection, node_id: int) -> Tokens:
     """Return the tokens from the root to the end of a node. Raises CorruptIndex if they do not match its name."""
     rows = db.execute(
         """
@@ -78,13 +78,13 @@ def tokens_of(db: sqlite3.Connection, node_id: int) -> Tokens:
         (node_id,),
     ).fetchall()
     packed = b"".join(packed for packed, _ in rows)
-    if not rows or [segment.name for segment in _chain(packed)] != [name for _, name in rows]:
+    if not rows or [segment.name for segment in _split_into_segments(packed)] != [name for _, name in rows]:
         raise CorruptIndex
     tokens: list[int] = np.frombuffer(packed, dtype="<i4").tolist()
     return tuple(tokens)
 
 
-def drop_unused(db: sqlite3.Connection, node_id: int) -> None:
+def delete_unused_nodes(db: sqlite3.Connection, node_id: int) -> None:
     while node_id != _ROOT:
         used = db.execute(
             "SELECT EXISTS (SELECT 1 FROM save_points WHERE node_id = ?1) OR"
@@ -98,28 +98,32 @@ def drop_unused(db: sqlite3.Connection, node_id: int) -> None:
         node_id = row[0]
 
 
-def places(
-    db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int], *, whole: bool = False
+def find_matches(
+    db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int], *, whole_nodes: bool = False
 ) -> Iterator[NodeMatch]:
     """Lazily yield the nodes that share a prefix with the prompt, longest match first.
 
-    With `whole`, yields only nodes all of whose tokens are a prefix of the prompt.
+    With `whole_nodes`, yields only nodes all of whose tokens are a prefix of the prompt.
     """
     packed = pack_tokens(prompt)
-    return merge(*(_places(db, tree, packed, whole) for tree in trees), key=lambda place: -place.shared)
+    return merge(
+        *(_find_matches_in_tree(db, tree, packed, whole_nodes) for tree in trees), key=lambda match: -match.shared
+    )
 
 
-def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, whole: bool) -> Iterator[NodeMatch]:
-    find_children = _prefix_children if whole else _matching_children
+def _find_matches_in_tree(
+    db: sqlite3.Connection, tree_id: int, packed: bytes, whole_nodes: bool
+) -> Iterator[NodeMatch]:
+    find_children = _prefix_children if whole_nodes else _matching_children
     path = [(_ROOT, 0)]  # nodes of whole segments along the prompt, with their ends
-    for segment in _chain(packed[: len(packed) - len(packed) % (SEGMENT * TOKEN_BYTES)]):
+    for segment in _split_into_segments(packed[: len(packed) - len(packed) % (SEGMENT_TOKENS * TOKEN_BYTES)]):
         row = db.execute(_FIND_NODE, (tree_id, segment.name)).fetchone()
         if row is None:
             break
         path.append((row[0], segment.end))
     on_path = {node_id for node_id, _ in path}
     for parent_id, end in reversed(path):
-        rest = packed[end * TOKEN_BYTES : (end + SEGMENT) * TOKEN_BYTES]
+        rest = packed[end * TOKEN_BYTES : (end + SEGMENT_TOKENS) * TOKEN_BYTES]
         for node_id, shared, length in find_children(db, (parent_id, tree_id), rest):
             if node_id not in on_path:
                 yield NodeMatch(node_id, end + shared, shared == length, end + length)
@@ -127,13 +131,15 @@ def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, whole: bool) ->
             yield NodeMatch(parent_id, end, True, end)
 
 
-def at(db: sqlite3.Connection, node_id: int) -> list[int]:
+def points_at(db: sqlite3.Connection, node_id: int) -> list[int]:
     """Return up to _MAX_POINTS_PER_NODE save points at the node, most recently used first."""
     query = "SELECT id FROM save_points WHERE node_id = ? ORDER BY last_used_at DESC LIMIT ?"
     return [row[0] for row in db.execute(query, (node_id, _MAX_POINTS_PER_NODE))]
 
 
-def below(db: sqlite3.Connection, node_id: int, empty_nodes: set[int], *, absorbed: bool = False) -> int | None:
+def find_point_below(
+    db: sqlite3.Connection, node_id: int, empty_nodes: set[int], *, absorbed: bool = False
+) -> int | None:
     """Return a save point at or below the node, or None. Adds nodes with none to `empty_nodes` and skips them."""
     query = f"SELECT id FROM save_points WHERE node_id = ? {'AND link_id IS NOT NULL ' * absorbed}LIMIT 1"
 
@@ -141,10 +147,10 @@ def below(db: sqlite3.Connection, node_id: int, empty_nodes: set[int], *, absorb
         row = db.execute(query, (node_id,)).fetchone()
         return int(row[0]) if row else None
 
-    return first_at_or_below(db, node_id, lookup, empty_nodes)
+    return find_first_below(db, node_id, lookup, empty_nodes)
 
 
-def first_at_or_below(
+def find_first_below(
     db: sqlite3.Connection, node_id: int, lookup: Callable[[int], int | None], empty_nodes: set[int]
 ) -> int | None:
     """Return the first result of `lookup` that is not None, for the node and those below it.

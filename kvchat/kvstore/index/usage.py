@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kvchat.kvstore.index import points, token_tree
-from kvchat.kvstore.index.eviction import BlockNeeds, Candidate, Numbers
-from kvchat.kvstore.index.schema import CorruptIndex, moment
-from kvchat.kvstore.savepoint import IMPORTED_PREFIX, PROGRAM, ConversationUsage, SavePointLoss, UncheckedPoints
+from kvchat.kvstore.index.eviction import BlockNeeds, Candidate, IntArray
+from kvchat.kvstore.index.schema import CorruptIndex, to_datetime
+from kvchat.kvstore.savepoint import IMPORTED_PREFIX, PROGRAM_PREFIX, ConversationUsage, SavePointLoss, UncheckedPoints
 from kvchat.text.reasons import Reason, ReasonCode, reason_of
 
 
@@ -27,7 +27,7 @@ class Totals(NamedTuple):
     written_today: int
 
 
-def totals(db: sqlite3.Connection, today: str) -> Totals:
+def load_totals(db: sqlite3.Connection, today: str) -> Totals:
     query = (
         "SELECT * FROM (SELECT count(*), coalesce(sum(file_size), 0) FROM save_points),"
         " (SELECT coalesce(sum(size * NOT residue), 0) FROM blocks),"
@@ -41,12 +41,12 @@ def block_bytes(db: sqlite3.Connection) -> int:
     return int(db.execute("SELECT coalesce(sum(disk_bytes), 0) FROM blocks").fetchone()[0])
 
 
-def with_imported(db: sqlite3.Connection) -> set[str]:
+def imported_conversations(db: sqlite3.Connection) -> set[str]:
     query = "SELECT audience FROM trees t WHERE audience GLOB ? AND EXISTS (SELECT 1 FROM nodes WHERE tree_id = t.id)"
     return {audience.removeprefix(IMPORTED_PREFIX) for (audience,) in db.execute(query, (f"{IMPORTED_PREFIX}*",))}
 
 
-def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
+def conversation_usages(db: sqlite3.Connection) -> list[ConversationUsage]:
     rows = db.execute(
         "SELECT name, count(s.id), coalesce(max(last_used_at), 0),"
         " pinned, never_save, c.id,"
@@ -56,13 +56,13 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
         " FROM conversations c LEFT JOIN save_points s ON c.id = s.conversation_id"
         " GROUP BY c.id HAVING count(s.id) > 0 OR pinned OR never_save"
     )
-    foreign, sizes = with_imported(db), _block_bytes_by_conversation(db)
+    foreign, sizes = imported_conversations(db), _block_bytes_by_conversation(db)
     usages = [
         ConversationUsage(
             conversation_id=name,
             bytes=held + staged,
             save_points=points,
-            last_used_at=moment(used_at),
+            last_used_at=to_datetime(used_at),
             exclusive_bytes=own + staged,
             shared_bytes=held - own,
             tokens=tokens,
@@ -82,7 +82,7 @@ def _block_bytes_by_conversation(db: sqlite3.Connection) -> dict[int, tuple[int,
     points = db.execute(
         "SELECT conversation_id, link_id FROM save_points WHERE link_id IS NOT NULL ORDER BY 1"
     ).fetchall()
-    needs = _block_needs(db, [link_id for _, link_id in points])
+    needs = _load_block_needs(db, [link_id for _, link_id in points])
     parents = needs.parents.tolist()
     seen_by = [0] * len(parents)  # for each use, the last conversation found to have it
     uses: list[int] = []
@@ -104,27 +104,27 @@ def _block_bytes_by_conversation(db: sqlite3.Connection) -> dict[int, tuple[int,
     return {number: (int(held[number]), int(own[number])) for number in np.unique(users).tolist()}
 
 
-def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Candidate], BlockNeeds]:
+def load_candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Candidate], BlockNeeds]:
     rows = db.execute(
         "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?, message_id,"
         " link_id, CASE WHEN name GLOB ? THEN node_id END"
         " FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE link_id IS NOT NULL ORDER BY s.id",
-        (protected, f"{PROGRAM}*"),
+        (protected, f"{PROGRAM_PREFIX}*"),
     ).fetchall()
-    needs = _block_needs(db, [row[8] for row in rows])
+    needs = _load_block_needs(db, [row[8] for row in rows])
     counts = token_tree.count_continuations(db, [row[9] for row in rows if row[9] is not None])
     return [Candidate(*row[:8])._replace(continuation_count=counts.get(row[9])) for row in rows], needs
 
 
-def _block_needs(db: sqlite3.Connection, link_ids: Sequence[int]) -> BlockNeeds:
+def _load_block_needs(db: sqlite3.Connection, link_ids: Sequence[int]) -> BlockNeeds:
     """Return the blocks that recipes need. `link_ids`: the last link of each recipe. Raises CorruptIndex."""
-    links, parents, blocks = _columns(db, "SELECT id, parent_id, block_id FROM links ORDER BY 1", 3)
-    known, sizes = _columns(db, "SELECT id, disk_bytes FROM blocks ORDER BY 1", 2)
+    links, parents, blocks = _load_columns(db, "SELECT id, parent_id, block_id FROM links ORDER BY 1", 3)
+    known, sizes = _load_columns(db, "SELECT id, disk_bytes FROM blocks ORDER BY 1", 2)
     is_first = parents == 0
     needs = BlockNeeds(
-        _indices(links, np.array(link_ids, np.int64)),
-        np.where(is_first, -1, _indices(links, np.where(is_first, links, parents))),
-        _indices(known, blocks),
+        _find_indices(links, np.array(link_ids, np.int64)),
+        np.where(is_first, -1, _find_indices(links, np.where(is_first, links, parents))),
+        _find_indices(known, blocks),
         sizes,
     )
     if (needs.parents >= np.arange(len(links))).any():
@@ -138,14 +138,14 @@ def count_written(db: sqlite3.Connection, day: str, byte_count: int) -> None:
     )
 
 
-def _indices(known: Numbers, values: Numbers) -> Numbers:
+def _find_indices(known: IntArray, values: IntArray) -> IntArray:
     places = np.searchsorted(known, values)
     if (places == len(known)).any() or (known[places] != values).any():
         raise CorruptIndex
     return places
 
 
-def _columns(db: sqlite3.Connection, query: str, count: int) -> list[Numbers]:
+def _load_columns(db: sqlite3.Connection, query: str, count: int) -> list[IntArray]:
     """Return the integer columns of a query. SQLite joins them to text, three times as fast as fetching tuples."""
     columns = [f"group_concat(c{number})" for number in range(count)]
     names = ", ".join(f"c{number}" for number in range(count))
@@ -196,10 +196,10 @@ def note_index_loss(db: sqlite3.Connection) -> None:
 
 def index_lost_at(db: sqlite3.Connection) -> datetime | None:
     at = _read_marker(db, "lost")
-    return moment(float(at)) if at is not None else None
+    return to_datetime(float(at)) if at is not None else None
 
 
-def unchecked(db: sqlite3.Connection, checker: str) -> UncheckedPoints:
+def find_unchecked(db: sqlite3.Connection, checker: str) -> UncheckedPoints:
     previous, _, last_id = (_read_marker(db, "seen") or "").rpartition(" ")
     last = int(last_id) if previous == checker and checker else 0
     query = (

@@ -154,9 +154,9 @@ class SidebarController(Controller):
         add_keep_actions(
             menu,
             usage is not None and usage.pinned,
-            lambda on: self._reload_after(runtime.save_points.pin(id, on)),
+            lambda on: self._reload_after(runtime.save_points.set_pinned(id, on)),
             usage is not None and usage.never_save,
-            lambda on: self._reload_after(runtime.save_points.never_save(id, on)),
+            lambda on: self._reload_after(runtime.save_points.set_never_save(id, on)),
         )
         if usage is not None and usage.imported and len(ids) == 1:
             add(_(VERIFY_MEMORY), lambda: self._reload_after(self._verify(id)))

@@ -162,9 +162,9 @@ class StoragePanel(Panel):
         buttons = row(self.delete_all_button, STRETCH, saved, self.close_button, margins=(8, 0, 8, 0))
         column(self.notices, (page, 1), buttons, on=self, spacing=12, margins=(16, 20, 16, 18))
         self.list.delete_requested.connect(self._delete)
-        self.list.pin_requested.connect(lambda id, on: self._apply_change(self._runtime.save_points.pin(id, on)))
+        self.list.pin_requested.connect(lambda id, on: self._apply_change(self._runtime.save_points.set_pinned(id, on)))
         self.list.never_save_requested.connect(
-            lambda id, on: self._apply_change(self._runtime.save_points.never_save(id, on))
+            lambda id, on: self._apply_change(self._runtime.save_points.set_never_save(id, on))
         )
         self.prune_card.plan_dropped.connect(self._plan)
         self.prune_card.prune_requested.connect(self._prune)

@@ -32,7 +32,7 @@ async def test_forecast_source_of_each_chat(stage: Stage) -> None:
     assert [forecast.has_messages for forecast in forecasts] == [False, True, True, True]
     assert [forecast.source for forecast in forecasts[1:]] == [Source.COLD, Source.WARM, Source.HOT]
     assert forecasts[1].tokens_to_read > 200 > 20 > max(forecast.tokens_to_read for forecast in forecasts[2:])
-    stage.store.restorer.keep_in_memory(0)
+    stage.store.restorer.limit_memory(0)
     assert await sources(stage, first) == [Source.DISK]
     stage.store.inventory.delete_all()
     assert await sources(stage, first, second) == [Source.COLD, Source.HOT]

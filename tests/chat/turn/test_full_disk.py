@@ -58,7 +58,7 @@ async def test_next_turn_needs_disk_space_only_for_new_rows(stage: Stage, monkey
     def nearly_full(saver: Saver, size: int, *rest: object) -> None:
         sizes.append(size)
         store = stage.store
-        store.restorer.keep_in_memory(0)
+        store.restorer.limit_memory(0)
         store.inventory.free_bytes = lambda: size * 3 // 2
         check(saver, size, *rest)  # type: ignore[arg-type]
 

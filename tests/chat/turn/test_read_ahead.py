@@ -94,7 +94,7 @@ async def test_chat_is_restored_even_if_reading_ahead_is_off(stage: Stage) -> No
 async def test_never_saved_chat_is_reported_once(stage: Stage) -> None:
     chat, _ = await two_chats(stage)
     forget_all(stage)
-    await stage.runtime.save_points.never_save(chat, True)
+    await stage.runtime.save_points.set_never_save(chat, True)
     await stage.show(chat)
     for draft in (DRAFT, DRAFT[:200], DRAFT + DRAFT):
         await set_draft(stage, chat, draft)

@@ -50,7 +50,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> IoCounts:
     count(positioned, "read_into", "read", lambda buffers: sum(map(len, buffers)))
     count(positioned, "write_at", "written", len)
     count(positioned.Digests, "add", "hashed", len)
-    monkeypatch.setattr(positioned, "threads", lambda: 1)  # the counters are plain numbers
+    monkeypatch.setattr(positioned, "thread_count", lambda: 1)  # the counters are plain numbers
     return counts
 
 
@@ -73,7 +73,7 @@ def save_and_reopen(bench: Bench) -> SavePoint:
 
 
 def prepare_spare_file(bench: Bench) -> None:
-    bench.restorer.keep_in_memory(10**9)
+    bench.restorer.limit_memory(10**9)
     bench.restorer.prepare().result()
 
 
@@ -137,7 +137,7 @@ def test_rows_are_read_into_existing_pages(tmp_path: Path, counts: IoCounts, row
     assert bench.read(staged) == model.slot_file(token_range(LENGTH))
     for share, length in ((1.0, LENGTH - 300), (0.7, LENGTH), (0.2, LENGTH)):
         bench.reopen()
-        bench.restorer.keep_in_memory(0)
+        bench.restorer.limit_memory(0)
         bench.restorer.prepare().result()
         bench.store.staging.trim(max_bytes=10**9)
         bench.store.staging.preallocate(int(share * point.size), lambda: False)
@@ -151,7 +151,7 @@ def test_a_spare_file_with_mapped_pages_is_always_ready(big: Bench) -> None:
     big.reopen()
     big.restorer.prepare().result()
     assert big.store.staging._spare_files == [], "nothing is taken before it is known what a model needs"
-    big.restorer.keep_in_memory(10**9)
+    big.restorer.limit_memory(10**9)
     for point in points[::-1]:
         big.restorer.prepare().result()
         (spare,) = big.store.staging._spare_files
@@ -181,7 +181,7 @@ def test_a_truncated_file_in_memory_fails_that_restore_alone(big: Bench, counts:
     plan = RestorePlan(point, LENGTH, Tier.DISK, point.size)
     assert isinstance(big.restorer.stage(plan, big.slots, cancelled=truncate), RestoreMiss)
     assert big.read(big.stage_point(point)) == BIG_FILE
-    assert big.inventory.losses() == ()
+    assert big.inventory.take_losses() == ()
 
 
 def test_a_next_turn_reads_and_writes_what_is_new(big: Bench, counts: IoCounts) -> None:
@@ -227,7 +227,7 @@ def test_a_wrong_xxh3_in_the_index_loses_nothing(big: Bench) -> None:
         db.execute("UPDATE blocks SET xxh3 = ?", (bytes(16),))
     big.reopen()
     assert big.read(big.stage_point(point)) == BIG_FILE
-    assert big.inventory.losses() == ()
+    assert big.inventory.take_losses() == ()
 
 
 @pytest.mark.parametrize("polls", [1, 5])

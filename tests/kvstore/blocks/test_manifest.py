@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.kvstore.exchange import BadMemory, Manifest, from_json, stored_manifest, to_json
+from kvchat.kvstore.exchange import BadMemory, Manifest, manifest_from_json, manifest_to_json, stored_manifest
 from tests.kvstore.store_bench import HYBRID, WINDOW, Bench, Model, token_range
 
 
@@ -24,8 +24,8 @@ def manifest_of(folder: Path, model: Model) -> Manifest:
 @pytest.mark.parametrize("model", [WINDOW, HYBRID])
 def test_a_manifest_survives_a_round_trip(tmp_path: Path, model: Model) -> None:
     manifest = manifest_of(tmp_path, model)
-    data = json.loads(json.dumps(to_json(manifest)))
-    assert from_json(data) == manifest
+    data = json.loads(json.dumps(manifest_to_json(manifest)))
+    assert manifest_from_json(data) == manifest
     assert sum(len(point["tokens"]) for point in data["points"]) == 701, "shared tokens are written once"
 
 
@@ -55,7 +55,7 @@ CHANGES: dict[str, Change] = {
 
 @pytest.fixture(scope="module")
 def valid(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return json.dumps(to_json(manifest_of(tmp_path_factory.mktemp("manifest"), WINDOW)))
+    return json.dumps(manifest_to_json(manifest_of(tmp_path_factory.mktemp("manifest"), WINDOW)))
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
@@ -63,10 +63,10 @@ def test_invalid_manifests_are_refused(valid: str, change: Change) -> None:
     data = json.loads(valid)
     change(data)
     with pytest.raises(BadMemory):
-        from_json(data)
+        manifest_from_json(data)
 
 
 @pytest.mark.parametrize("data", [None, [], {"format": "kvchat-memory", "version": 1}])
 def test_other_json_is_refused(data: object) -> None:
     with pytest.raises(BadMemory):
-        from_json(data)
+        manifest_from_json(data)

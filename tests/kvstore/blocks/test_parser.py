@@ -106,7 +106,7 @@ def test_caches_of_each_kind_of_memory(name: str, expected: list[tuple[int, ...]
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_are_found_by_their_tokens(name: str) -> None:
     data = slot(name)
-    for number, part in enumerate(layout_of(name).attention):
+    for number, part in enumerate(layout_of(name).attention_caches):
         for run in part.runs:
             for position in (run.position, run.position + run.rows - 1):
                 (found,) = part.runs_between(position, position + 1)
@@ -137,7 +137,7 @@ def changed(offset: int, value: int) -> bytes:
 
 
 def unknown_layouts() -> dict[str, bytes]:
-    (cache_,) = layout_of(LLAMA).attention
+    (cache_,) = layout_of(LLAMA).attention_caches
     return {
         "truncated rows": slot(LLAMA)[:-1],
         "a byte too many": slot(LLAMA) + b"\0",
@@ -237,7 +237,7 @@ def test_impossible_cuts_are_refused(name: str, n_tokens: int) -> None:
 def test_a_window_gets_an_older_row_of_zeros(architecture: str, length: int) -> None:
     saved = slot(f"b11434-{architecture}-{length}")
     layout = parse_bytes(saved)
-    (window,) = layout.windows
+    (window,) = layout.window_caches
     file = carry_out(with_masked_rows(layout, WINDOW), saved)
     head, cells = window.cells.offset - 8, window.cells.offset
     assert file[:head] == saved[:head], "the full cache is as it was saved"

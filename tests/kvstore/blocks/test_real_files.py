@@ -80,12 +80,12 @@ async def test_every_turn_is_restored_byte_for_byte(
     for length in TURNS:
         assert bench.read(bench.stage_point(points[length])) == saved[length]
     if architecture in FULL:
-        rows = sum(cache.row_bytes * cache.rows for cache in layouts[TURNS[-1]].attention)
+        rows = sum(cache.row_bytes * cache.rows for cache in layouts[TURNS[-1]].attention_caches)
         assert bench.inventory.usage().unique_rows_bytes == rows, "every row is stored once"
         assert bench.restore((*TOKENS[:300], 1, 1), can_cut=True) == saved[300]
     elif engine == "embedded_engine":
         assert layouts[TURNS[-1]].checkpoints
-    assert bool(layouts[TURNS[-1]].recurrent) == (architecture in (*HYBRID, *RECURRENT))
+    assert bool(layouts[TURNS[-1]].recurrent_state) == (architecture in (*HYBRID, *RECURRENT))
     mutate(saved[TURNS[0]], layouts[TURNS[0]], random.Random(architecture), tmp_path)
 
 

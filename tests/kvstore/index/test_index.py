@@ -117,7 +117,7 @@ def test_damage_found_by_a_restore_is_deleted_and_reported(bench: Bench, damage:
     assert isinstance(miss, RestoreMiss)
     assert miss.reason.code is ReasonCode.SET_ASIDE
     assert list(bench.slots.iterdir()) == []
-    assert [loss.conversation_id for loss in bench.inventory.losses()] == [point.conversation_id]
+    assert [loss.conversation_id for loss in bench.inventory.take_losses()] == [point.conversation_id]
     assert bench.find(token_range(319)) == miss
     assert bench.inventory.verify().is_clean
 
@@ -146,9 +146,9 @@ def test_a_deleted_or_damaged_index_is_replaced_and_reported_once(bench: Bench, 
     miss = bench.find(token_range(999))
     assert isinstance(miss, RestoreMiss)
     assert miss.reason.code is ReasonCode.INDEX_LOST_ON
-    assert len([loss for loss in bench.inventory.losses() if not loss.conversation_id]) == 1
+    assert len([loss for loss in bench.inventory.take_losses() if not loss.conversation_id]) == 1
     bench.reopen()
-    assert bench.inventory.losses() == ()
+    assert bench.inventory.take_losses() == ()
     bench.save("thesis", token_range(299))
     assert bench.restore(token_range(319)) == bench.model.slot_file(token_range(299))
 
@@ -194,9 +194,9 @@ def test_no_query_for_a_turn_scans_a_whole_table(bench: Bench) -> None:
         bench.find((9, 9, 9), can_cut=can_cut)
     bench.store.absorb_pending()
     bench.save("thesis", token_range(699), message="3")
-    bench.inventory.occupied()
-    bench.inventory.mark_checked("it", bench.inventory.unchecked("it"))
-    bench.inventory.unchecked("it")
+    bench.inventory.occupied_bytes()
+    bench.inventory.mark_checked("it", bench.inventory.find_unchecked("it"))
+    bench.inventory.find_unchecked("it")
     hollow = Reason(ReasonCode.HOLLOW_RESTORE, {"accepted": 799, "reused": 0})
     bench.inventory.delete_unusable(bench.save("thesis", token_range(799), message="4").id, hollow)
     bench.inventory.delete_messages("thesis", ["2"])
