@@ -174,14 +174,14 @@ async def _empty(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[tu
 async def _main(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
     for id in ("long", "he", "thesis"):
         window.chat.open(id)
-        await until(lambda: window.transcript.views and all(v.complete for v in window.transcript.views.values()))
+        await until(lambda: window.transcript.views and all(v.is_complete for v in window.transcript.views.values()))
         if id == "thesis":
             for receipt in window.findChildren(ReceiptView)[-2:]:
                 receipt.toggle()
         yield f"chat {id}", window
     window.chat.open("long")
     await until(lambda: window.transcript.views)
-    window.find_bar.begin("lake")
+    window.find_bar.start_search("lake")
     yield "find", window
     window.find_bar.close_bar()
     window.window_layout.show_sidebar()

@@ -147,7 +147,7 @@ class FocusController(QObject):
         self._settler = QTimer(self, singleShot=True, interval=0)  # runs after Qt's own focus handling
         self._settler.timeout.connect(self._settle)
         page.message_requested.connect(  # switching keeps the focus, so that the user can go on by key
-            lambda request: composer.focus() if request.run is not RequestKind.SWITCH else None
+            lambda request: composer.focus() if request.kind is not RequestKind.SWITCH else None
         )
         app = QApplication.instance()
         assert isinstance(app, QApplication)

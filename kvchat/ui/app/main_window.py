@@ -281,7 +281,7 @@ class MainWindow(QMainWindow):
             "edit": self.chat.edit_last,
             "attach": self.attachments.choose_files,
             "screenshot": self.attachments.take_screenshot,
-            "find": self.find_bar.begin,
+            "find": self.find_bar.start_search,
             "find-next": lambda: self.find_bar.step(1),
             "find-previous": lambda: self.find_bar.step(-1),
             "search": lambda: self._in_sidebar(self.sidebar.search_panel.focus),

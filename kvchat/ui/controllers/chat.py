@@ -251,7 +251,7 @@ class ChatController(Controller):
     def handle_request(self, request: MessageRequest) -> None:
         """Run a message's action; all but a fork change the tree and are refused during a reply."""
         message, chat, id = request.message, self._runtime.chat, request.message.conversation_id
-        if request.run is RequestKind.FORK:
+        if request.kind is RequestKind.FORK:
 
             async def fork() -> None:
                 self.forked.emit(await chat.fork(message))
@@ -263,7 +263,7 @@ class ChatController(Controller):
                 _("The reply to the last message is still being generated"), _("Wait for the reply, or stop it.")
             )
             return
-        match request.run:
+        match request.kind:
             case RequestKind.REGENERATE:
                 self._run_at_end(id, chat.regenerate(message))
             case RequestKind.REGENERATE_WITH:

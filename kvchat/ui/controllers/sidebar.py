@@ -259,6 +259,6 @@ class SidebarController(Controller):
             return
         message_id = hit.message_ids[0]
         await self._chat.open_at(hit.conversation_id, message_id)
-        self._views.find_bar.begin(query, message_id)
+        self._views.find_bar.start_search(query, message_id)
         if hit.in_document:
-            self._views.transcript.marks.open_document(message_id)
+            self._views.transcript.marks.open_matching_document(message_id)

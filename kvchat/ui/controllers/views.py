@@ -69,7 +69,7 @@ class ChatPresenter:
 
     def show_live(self) -> None:
         if (turn := self.turn()).live_id:
-            self.transcript.set_live(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
+            self.transcript.show_live_reply(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
 
     async def reload(self, chat: str, *, force: bool = False) -> bool:
         """Load and show the messages, scrolled to the end if `force`. Return False if the chat is no longer open."""

@@ -1,1 +1,1 @@
-"""Rendering of a message's text: Markdown, formulas, code and its colors. Not its place on the page."""
+"""Rendering of Markdown, formulas and highlighted code in messages."""

@@ -1,7 +1,7 @@
-"""A fenced code block: an append-only document. Only new lines are laid out and highlighted, a few ms at a time.
+"""View of a fenced code block. As code is appended, only new lines are laid out and highlighted, in short steps.
 
-Some Pygments expressions take quadratic time, and nothing else runs in Python while one is matched. So text is
-highlighted in bounded pieces, and code that is still slow stays plain.
+Some of Pygments' regular expressions take quadratic time, and Python runs nothing else while matching one. Text is
+therefore highlighted in pieces of limited length, and code that is still too slow stays plain.
 """
 
 import math
@@ -24,28 +24,28 @@ from kvchat.ui.base.theme import Theme
 from kvchat.ui.rendering.text_page import PageStyle, remove_chrome, scroll_sideways
 from kvchat.ui.widgets.text_search import format_range, select
 
-_PIECE = 20_000  # characters lexed as one text
-_MAX_LINE = 2_000  # characters shown of a line; the copy button gives all of it
-_SLOW_S, _MAX_SLOW_S = 0.003, 0.5  # a token this slow counts; limit per piece
+_MAX_PIECE = 20_000  # characters lexed at once
+_MAX_LINE = 2_000  # visible characters per line; the copy button copies whole lines
+_SLOW_S, _MAX_SLOW_S = 0.003, 0.5  # seconds: minimum for a slow token; maximum of all slow tokens in a piece
 _LINE_HEIGHT = 128.0  # percent
-_STEP_S = 0.006  # longest step of highlighting
+_STEP_S = 0.006  # seconds per step of highlighting
 _MAX_HIGHLIGHTED = 400_000  # characters; the rest stays plain
 _COPIED_MS = 1500
-_LEFT, _TOP, _RIGHT, _BOTTOM, _GAP = 14, 6, 8, 9, 4  # pixels around the card’s parts
+_LEFT, _TOP, _RIGHT, _BOTTOM, _GAP = 14, 6, 8, 9, 4  # pixels around the label and the code
 
 Span = tuple[int, int, str]  # start and length in a line, colour
-_waiting: list["CodeText"] = []  # to be highlighted, one step in each round of the event loop
+_highlight_queue: list["CodeText"] = []  # the first gets one step per round of the event loop
 
 
 class LineHighlighter:
-    """Syntax highlighter in the theme's few colours. `spans[i]` are the coloured spans of line i."""
+    """Incremental syntax highlighter. `spans[i]` holds the colored spans of line i."""
 
     def __init__(self, language: str, theme: Theme) -> None:
         self.spans: list[list[Span]] = []
         try:
             self._lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False) if language else None
         except ClassNotFound:
-            self._lexer = None  # show as plain
+            self._lexer = None  # unknown languages stay plain
         self._tones: dict[_TokenType, str] = {
             Comment: theme.code_comment,
             String: theme.code_string,
@@ -60,19 +60,19 @@ class LineHighlighter:
             Name.Attribute: theme.code_name,
         }
         self._slow_left, self._start = _MAX_SLOW_S, 0
-        self._safe = self.safe_line = 0  # where lexing can resume: no token was open there
+        self._safe = self.safe_line = 0  # character and line outside any token, where lexing can resume
         self._text = self._piece = ""
         self._tokens: Iterator[tuple[int, _TokenType, str]] = iter(())
 
-    def begin(self, text: str) -> None:
-        """Highlight `text`; if it extends the last one, resume at the last line outside any token."""
+    def set_text(self, text: str) -> None:
+        """Set the text to highlight. If it extends the last one, resume at the last line outside any token."""
         if not text.startswith(self._text[: self._safe]):
             self._safe = self.safe_line = 0
         self._text = text[:_MAX_HIGHLIGHTED]
         self._begin_piece()
 
     def advance(self, seconds: float) -> bool:
-        """Continue; return True if more is left."""
+        """Highlight for about this many seconds; return True if text is left."""
         before = time.thread_time()
         until = before + seconds
         while before < until:
@@ -106,10 +106,10 @@ class LineHighlighter:
         return True
 
     def _begin_piece(self) -> None:
-        if self._safe != self._start:  # or garbage collections would add up
+        if self._safe != self._start:  # else pauses for garbage collection would add up
             self._slow_left = _MAX_SLOW_S
         self._start = self._safe
-        self._piece = self._text[self._safe : self._safe + _PIECE]
+        self._piece = self._text[self._safe : self._safe + _MAX_PIECE]
         if self._lexer is not None:
             del self.spans[self.safe_line :]
             self.spans.append([])
@@ -123,9 +123,9 @@ class CodeText(QTextEdit):
         remove_chrome(self, _("Code"))
         self.setFont(style.code_font)
         self.setWordWrapMode(QTextOption.WrapMode.NoWrap)
-        self._text = ""  # the code
-        self._whole_length = 0  # characters of its whole lines
-        self._shown = ""  # its whole lines in the document
+        self._text = ""
+        self._whole_length = 0  # length of its complete lines
+        self._shown = ""  # its complete lines as displayed
         self._highlighter = LineHighlighter(language, style.theme)
         self._formats: dict[str, QTextCharFormat] = {}  # by colour
         lines = QTextBlockFormat()
@@ -133,7 +133,7 @@ class CodeText(QTextEdit):
         QTextCursor(self.document()).setBlockFormat(lines)
 
     def show_text(self, text: str, *, is_growing: bool) -> None:
-        """Show `text`; cheap if only appended to."""
+        """Show `text`. If it extends the last one, only the difference is inserted."""
         if text == self._text:
             return
         cursor = QTextCursor(self.document())
@@ -141,7 +141,7 @@ class CodeText(QTextEdit):
             cursor.select(QTextCursor.SelectionType.Document)
             cursor.removeSelectedText()
             self._whole_length, self._shown = 0, ""
-        lines = "\n".join(map(_shortened, text[self._whole_length :].split("\n")))
+        lines = "\n".join(map(_shorten_line, text[self._whole_length :].split("\n")))
         cursor.movePosition(QTextCursor.MoveOperation.End)
         last_line = self.document().lastBlock().text()
         if not lines.startswith(last_line):
@@ -149,21 +149,21 @@ class CodeText(QTextEdit):
             last_line = ""
         anchor, head = self.textCursor().anchor(), self.textCursor().position()
         cursor.insertText(lines[len(last_line) :])
-        if anchor != head:  # a selection ending at the code's end would have grown
+        if anchor != head:  # inserting at its end would have extended the selection
             select(self, anchor, head)
-        self._highlighter.begin(self._shown + lines)
+        self._highlighter.set_text(self._shown + lines)
         self._text, self._whole_length = text, text.rfind("\n") + 1
         self._shown += lines[: lines.rfind("\n") + 1]
-        if (not is_growing or self.highlight()) and self not in _waiting:
-            _waiting.append(self)
-            if len(_waiting) == 1:
+        if (not is_growing or self.highlight_step()) and self not in _highlight_queue:
+            _highlight_queue.append(self)
+            if len(_highlight_queue) == 1:
                 QTimer.singleShot(0, _highlight_next)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         scroll_sideways(self, event)
 
-    def highlight(self) -> bool:
-        """Colour more lines for a few milliseconds; return True if some are left."""
+    def highlight_step(self) -> bool:
+        """Highlight more lines for a few milliseconds; return True if some are left."""
         first = self._highlighter.safe_line
         has_more = self._highlighter.advance(_STEP_S)
         document = self.document()
@@ -185,10 +185,10 @@ class CodeText(QTextEdit):
 
 
 def _highlight_next() -> None:
-    _waiting[:] = filter(isValid, _waiting)
-    if _waiting and not _waiting[0].highlight():
-        del _waiting[0]
-    if _waiting:
+    _highlight_queue[:] = filter(isValid, _highlight_queue)
+    if _highlight_queue and not _highlight_queue[0].highlight_step():
+        del _highlight_queue[0]
+    if _highlight_queue:
         QTimer.singleShot(0, _highlight_next)
 
 
@@ -201,7 +201,7 @@ class CodeView(QFrame):
         self.text = ""
         self.body = CodeText(style, language)
         self.body.setParent(self)
-        self.body.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # in any language, scroll bar included
+        self.body.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # in every language
         self._label = label(safe_prose(language)[:40] or _("code"), "small")
         left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignAbsolute
         self._label.setAlignment(left | Qt.AlignmentFlag.AlignVCenter)
@@ -218,7 +218,7 @@ class CodeView(QFrame):
         self.body.show_text(text, is_growing=is_growing)
 
     def heightForWidth(self, width: int) -> int:
-        document = self.body.document()  # its size is at least the widget's, which may not be laid out yet
+        document = self.body.document()  # its width is no less than the widget's, which may be outdated
         overflows = document.idealWidth() > width - _LEFT - _RIGHT
         bar = self.body.horizontalScrollBar().sizeHint().height() if overflows else 0
         return self._body_top() + math.ceil(document.size().height()) + bar + _BOTTOM
@@ -246,7 +246,7 @@ class CodeView(QFrame):
         self.resizeEvent(None)
 
 
-def _shortened(line: str) -> str:
+def _shorten_line(line: str) -> str:
     if len(line) > _MAX_LINE:
         rest = format_number(len(line) - _MAX_LINE)
         line = _("{line} … {count} more characters", line=line[:_MAX_LINE], count=rest)

@@ -1,7 +1,7 @@
-"""Formulas, rendered in a thread by ziamath, which is slow. Until one is ready, or if it fails, its source shows.
+"""LaTeX formulas, rendered by ziamath in a thread because it is slow.
 
-Formulas are images in a page's document; its `FormulaLayer` draws them on the text's baseline at the screen's
-resolution.
+A formula's source is shown until its rendering is ready, or if rendering fails. Formulas are images in a page's
+document; its `FormulaLayer` draws them on the text's baseline at the screen's resolution.
 """
 
 import math
@@ -20,24 +20,24 @@ from PySide6.QtWidgets import QTextEdit
 from kvchat.text.markdown import formula_source
 from kvchat.ui.rendering.markdown import Formula
 
-FORMULA = "math:"  # name prefix of formulas in documents
-_STRUT = "\u2060"  # next to a formula: a line of only images would be lower than the font
+FORMULA_PREFIX = "math:"  # name prefix of formulas in documents
+_STRUT = "\u2060"  # word joiner before a formula: a line of images alone would be too low
 _HEADINGS = {"<h1": 2.0, "<h2": 1.5, "<h3": 1.2, "<h5": 0.8}  # Qt's enlargement of heading text
-_MAX_CACHED = 500  # formulas beyond the visible ones
-_EM = 100.0  # size to set formulas at; outlines scale
-_COLOUR = "#010203"  # placeholder
-_MAX_LENGTH = 1_500  # characters; longer is not a readable formula
+_MAX_CACHED = 500  # formulas
+_EM = 100.0  # font size for rendering; outlines are scaled when drawn
+_COLOUR = "#010203"  # placeholder in outlines, replaced by the text color
+_MAX_LENGTH = 1_500  # characters; longer formulas are unreadable
 _MAX_DEPTH = 30  # brace nesting, far below Python's recursion limit
-_UNBRACED = re.compile(r"(\\math(?:bb|cal|frak|bf|rm|sf|tt|it|scr))\s+([A-Za-z0-9])")  # latex2mathml misses them
-_DROPPED = "\\mathop"  # it drops this silently
-# Scripts missing in the math font: everything from Hebrew on except symbols and mathematical letters.
+_UNBRACED = re.compile(r"(\\math(?:bb|cal|frak|bf|rm|sf|tt|it|scr))\s+([A-Za-z0-9])")  # latex2mathml needs braces
+_UNSUPPORTED = "\\mathop"  # latex2mathml drops it silently
+# Scripts missing in the math font: all from Hebrew on, except symbols and mathematical letters.
 _NO_GLYPHS = re.compile("[\u0590-\u1fff\u2c00-\U0001d3ff\U0001d800-\U0010ffff]")
 _SCALE = 1.12  # STIX letters are smaller than interface fonts at the same size
 
 
 @dataclass(frozen=True)
 class Outline:
-    """Rendered formula. Lengths in em; `ascent` and `descent` from the baseline."""
+    """Rendered formula. Lengths are in em; `ascent` and `descent` are measured from the baseline."""
 
     svg: str  # drawn in _COLOUR
     width: float
@@ -47,14 +47,14 @@ class Outline:
 
 @dataclass(frozen=True)
 class FormulaBox:
-    """Extent of an inline formula in device-independent pixels, from the baseline."""
+    """Size of a formula in the text, in device-independent pixels from the baseline."""
 
     outline: Outline
     em: float
     width: int
     ascent: int
     descent: int
-    font_size: int  # for this image size with vertical-align: middle: the line then has room above and below
+    font_size: int  # pixels; aligns the image with the baseline, see Formulas.measure
 
     def draw(self, colour: str, ratio: float) -> QImage:
         size = QSize(round(self.width * ratio), round((self.ascent + self.descent) * ratio))
@@ -70,7 +70,7 @@ class FormulaBox:
 
 
 class Formulas(QObject):
-    ready = Signal()  # some requested formulas are set or known to be undrawable
+    ready = Signal()  # a requested formula was rendered or failed
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -79,8 +79,8 @@ class Formulas(QObject):
         self._thread = thread = ThreadPoolExecutor(1, thread_name_prefix="formulas")
         self.destroyed.connect(lambda: thread.shutdown(wait=False, cancel_futures=True))
 
-    def is_known(self, formula: Formula) -> bool:
-        """Return True if the formula is rendered or cannot be; else request it."""
+    def request(self, formula: Formula) -> bool:
+        """Return True if rendering has ended, successfully or not; otherwise make sure it is requested."""
         key = (formula.tex, formula.display)
         if key in self._outlines:
             return True
@@ -89,11 +89,11 @@ class Formulas(QObject):
             self._thread.submit(self._render, key)
         return False
 
-    def place(self, formula: Formula, font: QFont, scale: float = 1.0) -> FormulaBox | None:
-        """Return the formula's extent beside text in `font`, enlarged by `scale`; None: show its source.
+    def measure(self, formula: Formula, font: QFont, scale: float = 1.0) -> FormulaBox | None:
+        """Return the formula's size beside text in `font`, enlarged by `scale`, or None if it is not rendered.
 
-        QTextDocument lowers a "middle" image below the baseline by (height - x-height / 2) / 2, where the x-height is
-        that of the image's own font, otherwise unused: `font_size` is chosen to fit.
+        QTextDocument lowers an image with vertical-align: middle below the baseline by (height - x-height / 2) / 2. The
+        x-height is that of the image's own font, which has no other effect, so `font_size` is chosen to fit.
         """
         outline = self._outlines.get((formula.tex, formula.display))
         if outline is None:
@@ -106,34 +106,34 @@ class Formulas(QObject):
         return FormulaBox(outline, em, math.ceil(outline.width * em), ascent, descent, font_size)
 
     def _render(self, key: tuple[str, bool]) -> None:
-        """Render in the thread. Dict assignment is atomic."""
-        self._outlines[key] = outline(*key)
+        """Render a formula in the thread. Dict operations are atomic."""
+        self._outlines[key] = render_outline(*key)
         for oldest in list(self._outlines)[:-_MAX_CACHED]:
-            self._outlines.pop(oldest, None)  # pages keep the ones they show
+            self._outlines.pop(oldest, None)  # pages hold references to the formulas they show
         self._requested.discard(key)
         with suppress(RuntimeError):  # the window closed meanwhile
             self.ready.emit()
 
 
-def outline(tex: str, display: bool) -> Outline | None:
-    """Render a formula; None if any part fails, because its source is better then."""
+def render_outline(tex: str, display: bool) -> Outline | None:
+    """Render a formula. Return None if any part of it is unsupported: its source is more readable then."""
     depths = accumulate((letter == "{") - (letter == "}") for letter in tex[:_MAX_LENGTH])
-    if len(tex) > _MAX_LENGTH or max(depths, default=0) > _MAX_DEPTH or _NO_GLYPHS.search(tex) or _DROPPED in tex:
+    if len(tex) > _MAX_LENGTH or max(depths, default=0) > _MAX_DEPTH or _NO_GLYPHS.search(tex) or _UNSUPPORTED in tex:
         return None
     try:
-        from ziamath.config import config  # imported late: most replies have no formula
+        from ziamath.config import config  # imported late, because most replies have no formula
         from ziamath.tex import tex2mml
         from ziamath.zmath import Math
 
         config.svg2 = False  # QtSvg reads SVG 1.2 Tiny
         root = ElementTree.fromstring(tex2mml(_UNBRACED.sub(r"\1{\2}", tex), inline=not display))
         if "\\" in "".join(root.itertext()):
-            return None  # unknown commands remain as text
+            return None  # an unknown command was left as text
         root.set("mathcolor", _COLOUR)
         drawn = Math(root, size=_EM, margin=0.02 * _EM)
         box = drawn.node.bbox
         svg = drawn.svg()
-    except Exception:  # parser of untrusted text: any exception means the same
+    except Exception:  # ziamath and latex2mathml raise anything on bad input
         return None
     width, margin = box.xmax - box.xmin + 2 * drawn.margin, drawn.margin
     return Outline(svg, width / _EM, (box.ymax + margin) / _EM, (margin - box.ymin) / _EM)
@@ -143,29 +143,29 @@ class FormulaLayer(QPyTextObject):
     def __init__(self, page: QTextEdit, formulas: Formulas, font: QFont, colour: str) -> None:
         super().__init__(page)
         self._page, self._renderer, self._font, self._colour = page, formulas, font, colour
-        self._ratio = 0.0  # screen pixels per device-independent pixel when drawn
+        self._ratio = 0.0  # screen pixels per device-independent pixel of the images
         page.document().documentLayout().registerHandler(QTextFormat.ObjectTypes.ImageObject.value, self)
         self.clear()
 
     def clear(self) -> None:
         self.pending: set[Formula] = set()  # still shown as source
         self._formulas: list[tuple[Formula, FormulaBox]] = []
-        self._images: dict[int, QImage] = {}  # of formulas shown
+        self._images: dict[int, QImage] = {}  # by formula number
 
     def html(self, formula: Formula, tag: str) -> str:
-        if not self._renderer.is_known(formula):
+        if not self._renderer.request(formula):
             self.pending.add(formula)
             return formula_source(formula.source)
-        place = self._renderer.place(formula, self._font, _HEADINGS.get(tag, 1.0))
+        place = self._renderer.measure(formula, self._font, _HEADINGS.get(tag, 1.0))
         if place is None:
             return formula_source(formula.source)
-        name = f"{FORMULA}{len(self._formulas)}"
+        name = f"{FORMULA_PREFIX}{len(self._formulas)}"
         self._formulas.append((formula, place))
         size = f'width="{place.width}" height="{place.ascent + place.descent}"'
         return f'{_STRUT}<img src="{name}" {size} style="vertical-align:middle; font-size:{place.font_size}px">'
 
     def source(self, name: str) -> str:
-        return self._formulas[int(name.removeprefix(FORMULA))][0].source
+        return self._formulas[int(name.removeprefix(FORMULA_PREFIX))][0].source
 
     def intrinsicSize(self, document: QTextDocument, position: int, format: QTextFormat) -> QSizeF:
         image = format.toImageFormat()
@@ -174,11 +174,11 @@ class FormulaLayer(QPyTextObject):
     def drawObject(
         self, painter: QPainter, rect: QRectF | QRect, document: QTextDocument, position: int, format: QTextFormat
     ) -> None:
-        """Draw a formula on its text's baseline: Qt's rectangle is centred in the line."""
+        """Draw a formula on its line's baseline, because Qt's rectangle is centered in the line."""
         ratio = self._page.devicePixelRatioF()
         if self._ratio != ratio:
             self._ratio, self._images = ratio, {}
-        number = int(format.toImageFormat().name().removeprefix(FORMULA))
+        number = int(format.toImageFormat().name().removeprefix(FORMULA_PREFIX))
         place, block = self._formulas[number][1], document.findBlock(position)
         if number not in self._images:
             self._images[number] = place.draw(self._colour, ratio)

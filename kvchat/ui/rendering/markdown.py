@@ -1,4 +1,4 @@
-"""Markdown to blocks and their HTML. Raw HTML stays text, no image is fetched, only web links become links."""
+"""Conversion of Markdown to blocks of HTML. Raw HTML and images become text, and only web links become links."""
 
 import html
 from collections.abc import Iterator, Sequence
@@ -13,18 +13,18 @@ from kvchat.text.markdown import STREAMING, SafeRenderer, is_too_deep, markdown_
 from kvchat.text.safe_text import safe_prose
 from kvchat.ui.base.theme import Theme
 
-ITEM = "list_item_open"  # kind of a list item's unit
-FORMULAS = "formulas"  # markdown-it env key: formulas of the current rendering
-_MAX_PLAIN = 3_000  # characters of a block
+LIST_ITEM = "list_item_open"  # `Unit.kind` of a list item
+FORMULAS_KEY = "formulas"  # key of the current block's formulas in markdown-it's env
+_MAX_PLAIN = 3_000  # characters per block of plain text
 _EMPTY_LINE = '<p class="plain" style="-qt-paragraph-type:empty"><br></p>'
 _WITHOUT_BULLETS = '<ul style="list-style-type:none">'
 
-MarkdownEnv = dict[str, Any]  # markdown-it's: link references and footnotes so far
+MarkdownEnv = dict[str, Any]  # markdown-it's env: link references and footnotes so far
 
 
 @dataclass(frozen=True)
 class Formula:
-    """LaTeX formula; `source` is the original text with delimiters."""
+    """LaTeX formula. `source` is the original text with delimiters."""
 
     tex: str
     display: bool
@@ -33,13 +33,13 @@ class Formula:
 
 @dataclass(frozen=True)
 class Prose:
-    """Paragraph, heading, quote or list item, as HTML with tags QTextDocument knows.
+    """Paragraph, heading, quote or list item, as HTML for QTextDocument.
 
-    Formula i is `<!--math:i-->` in the HTML. A list item is `<li>…</li>`; its list's tag is `list_tag`.
+    `<!--math:i-->` in the HTML stands for formula i. A list item is `<li>…</li>`; `list_tag` opens its list.
     """
 
     html: str
-    source: str  # its Markdown source
+    source: str  # Markdown
     formulas: tuple[Formula, ...] = ()
     list_tag: str = ""
     heading: bool = False
@@ -47,7 +47,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Code:
-    """Fenced code block; `indent` is its list nesting depth."""
+    """Code block. `indent` is its list nesting depth."""
 
     language: str
     text: str
@@ -57,12 +57,12 @@ class Code:
 
 @dataclass(frozen=True)
 class WideBlock:
-    """Table or displayed formula, possibly wider than the page, as HTML like Prose."""
+    """Table or displayed formula, which may be wider than the page. Its HTML is like that of Prose."""
 
     html: str
     source: str
     formulas: tuple[Formula, ...] = ()
-    columns: int = 0  # of a table
+    columns: int = 0  # 0 unless it is a table
 
 
 Block = Prose | Code | WideBlock
@@ -70,13 +70,13 @@ Block = Prose | Code | WideBlock
 
 @dataclass(frozen=True)
 class Unit:
-    """Smallest part that can be parsed alone: a top-level block, or an item of a top-level list."""
+    """Smallest part of a text that can be rendered alone: a top-level block, or an item of a top-level list."""
 
     kind: str  # type of its first token
     first_line: int
     end_line: int
     tokens: tuple[Token, ...]
-    list_number: int = 0  # index of the top-level list an item belongs to
+    list_number: int = 0  # number of the top-level list that has this item
     ordinal: int | None = None  # number in an ordered list
 
 
@@ -84,35 +84,35 @@ class Markdown:
     def __init__(self, theme: Theme) -> None:
         self._parser = markdown_parser(renderer_class(theme))
 
-    def units(self, text: str, env: MarkdownEnv, *, streaming: bool) -> list[Unit]:
-        """Return the units of `text` in order; store definitions in `env`. Never raises."""
+    def parse_units(self, text: str, env: MarkdownEnv, *, streaming: bool) -> list[Unit]:
+        """Split `text` into units, and add its link and footnote definitions to `env`. Never raises."""
         env[STREAMING] = streaming
-        return list(_units(self._parser.parse(text, env)))
+        return list(_split_units(self._parser.parse(text, env)))
 
-    def blocks(self, unit: Unit, source: str, env: MarkdownEnv) -> list[Block]:
-        """Render a unit whose Markdown is `source`; a list item with code gives several blocks."""
+    def render_unit(self, unit: Unit, source: str, env: MarkdownEnv) -> list[Block]:
+        """Render a unit whose Markdown is `source`. A list item that contains code gives several blocks."""
         first = unit.tokens[0]
         if is_too_deep(unit.tokens):
             return [plain_block(source)]
         if first.type in ("fence", "code_block"):
-            return [_code(first, source)]
+            return [_code_block(first, source)]
         if first.type == "table_open":
             columns = sum(token.type == "th_open" for token in unit.tokens)
             return [WideBlock(*self._render(unit.tokens, source, env), columns)]
         if first.type == "math_block" and first.meta["closed"]:
             return [WideBlock(*self._render(unit.tokens, source, env))]
-        if unit.kind == ITEM:
-            return self._item(unit, source, env)
+        if unit.kind == LIST_ITEM:
+            return self._render_item(unit, source, env)
         return [Prose(*self._render(unit.tokens, source, env), heading=first.type == "heading_open")]
 
-    def _item(self, unit: Unit, source: str, env: MarkdownEnv) -> list[Block]:
+    def _render_item(self, unit: Unit, source: str, env: MarkdownEnv) -> list[Block]:
         tokens = unit.tokens[1:-1]
         base = unit.tokens[0].level + 1
-        tag = _WITHOUT_BULLETS if unit.tokens[0].attrGet("class") else "<ul>"  # tasks have a class and a box
+        tag = _WITHOUT_BULLETS if unit.tokens[0].attrGet("class") else "<ul>"  # a class marks tasks
         if unit.ordinal is not None:
             tag = f'<ol start="{unit.ordinal}">'
         if tokens and tokens[0].type == "paragraph_open":
-            # The text goes beside its bullet in loose and tight lists alike.
+            # Without its paragraph tag, the text of a loose list's item is also beside its bullet.
             closing = next(t for t in tokens if t.type == "paragraph_close" and t.level == base)
             tokens[0].hidden = closing.hidden = True
         blocks: list[Block] = []
@@ -126,14 +126,14 @@ class Markdown:
                 text, written, formulas = self._render(run, "" if blocks else source, env)
                 blocks.append(Prose(f"<li>{text}</li>", written, formulas, opening))
             if token is not None:
-                blocks.append(_code(token, "", indent=1))
+                blocks.append(_code_block(token, "", indent=1))
             run = []
         return blocks
 
     def _render(self, tokens: Sequence[Token], source: str, env: MarkdownEnv) -> tuple[str, str, tuple[Formula, ...]]:
-        env[FORMULAS] = []
+        env[FORMULAS_KEY] = []
         text = self._parser.renderer.render(tokens, self._parser.options, env)
-        return text.strip(), source, tuple(env[FORMULAS])
+        return text.strip(), source, tuple(env[FORMULAS_KEY])
 
 
 def plain_block(source: str) -> Prose:
@@ -142,7 +142,7 @@ def plain_block(source: str) -> Prose:
 
 
 def plain_blocks(text: str) -> list[Prose]:
-    """Split verbatim text at line or word ends. Never empty."""
+    """Split text shown verbatim into blocks at line or word ends. Return at least one block."""
     blocks: list[Prose] = []
     at = 0
     while True:
@@ -155,7 +155,7 @@ def plain_blocks(text: str) -> list[Prose]:
             return blocks
 
 
-def _units(tokens: list[Token]) -> Iterator[Unit]:
+def _split_units(tokens: list[Token]) -> Iterator[Unit]:
     ordinal: int | None = None
     list_number = 0
     begin: int | None = None
@@ -176,11 +176,11 @@ def _units(tokens: list[Token]) -> Iterator[Unit]:
             item = (list_number, ordinal) if first.level else (0, None)
             yield Unit(first.type, first_line, end_line, tuple(tokens[begin : i + 1]), *item)
             begin = None
-            if first.type == ITEM and ordinal is not None:
+            if first.type == LIST_ITEM and ordinal is not None:
                 ordinal += 1
 
 
-def _code(token: Token, source: str, indent: int = 0) -> Code:
+def _code_block(token: Token, source: str, indent: int = 0) -> Code:
     return Code(code_language(token.info), token.content.rstrip(), source, indent)
 
 
@@ -189,7 +189,7 @@ def code_language(info: str) -> str:
 
 
 def prose_css(theme: Theme, mono: str, points: float) -> str:
-    """Return the style sheet of a prose document (QTextDocument's small CSS subset). points: code font size"""
+    """Return the style sheet of prose, in QTextDocument's subset of CSS. `points` is the font size of code."""
     return f"""
     p, li {{ line-height: 148%; }}
     p {{ margin-top: 0; margin-bottom: 10px; }}
@@ -208,10 +208,10 @@ def prose_css(theme: Theme, mono: str, points: float) -> str:
 
 
 def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRenderer]:
-    """Return a renderer class in these colours. `links_within`: also allow links within the text."""
+    """Return a renderer class with these colors. Also allow links within the text if `links_within` is true."""
 
     class Renderer(SafeRenderer):
-        """HTML renderer for QTextDocument, with formulas as `<!--math:i-->`."""
+        """HTML renderer for QTextDocument that replaces formulas by `<!--math:i-->`."""
 
         def allows_link(self, url: str) -> bool:
             return super().allows_link(url) or (links_within and url.startswith("#"))
@@ -220,7 +220,7 @@ def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRend
             return f'<span style="color:{theme.muted}">{super().image(tokens, i, options, env)}</span>'
 
         def math_inline(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            token, formulas = tokens[i], env[FORMULAS]
+            token, formulas = tokens[i], env[FORMULAS_KEY]
             source = f"{token.markup}{token.content}{token.info}"
             formulas.append(Formula(token.content, token.meta["display"], source))
             return f"<!--math:{len(formulas) - 1}-->"
@@ -247,19 +247,19 @@ def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRend
             return f'<hr style="background-color:{theme.line}">'
 
         def table_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return f'<table cellspacing="0" cellpadding="7"{_direction(tokens[i:])}>\n'
+            return f'<table cellspacing="0" cellpadding="7"{_direction_attributes(tokens[i:])}>\n'
 
         def th_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return _cell(tokens[i], f"border-bottom: 1px solid {theme.muted}; font-weight:600")
+            return _opening_cell_tag(tokens[i], f"border-bottom: 1px solid {theme.muted}; font-weight:600")
 
         def th_close(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
             return "</td>"
 
         def td_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return _cell(tokens[i], f"border-bottom: 1px solid {theme.line}")
+            return _opening_cell_tag(tokens[i], f"border-bottom: 1px solid {theme.line}")
 
         def blockquote_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            direction = _direction(tokens[i:])
+            direction = _direction_attributes(tokens[i:])
             side = "right" if direction else "left"
             return (
                 f'<table cellspacing="0" cellpadding="0"{direction} style="margin-top:6px; margin-bottom:10px"><tr>'
@@ -271,13 +271,13 @@ def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRend
     return Renderer
 
 
-def _direction(tokens: Sequence[Token]) -> str:
-    """Return the attributes of a table whose text starts right-to-left, else ""."""
+def _direction_attributes(tokens: Sequence[Token]) -> str:
+    """Return the attributes of a table whose first strong character is right-to-left, or ""."""
     text = next((token.content for token in tokens if token.type == "inline" and token.content.strip()), "")
     strong = (kind for kind in map(bidirectional, text) if kind in ("L", "R", "AL"))
     return ' dir="rtl" align="right"' if next(strong, "L") != "L" else ""
 
 
-def _cell(token: Token, style: str) -> str:
+def _opening_cell_tag(token: Token, style: str) -> str:
     alignment = token.attrGet("style")
     return f'<td style="{f"{alignment}; " if alignment else ""}{style}">'

@@ -1,7 +1,4 @@
-"""A read-only text view as tall as its text: its style, and the question before a link is opened.
-
-The transcript scrolls, its texts do not. Nobody knows where a model's link leads, so kvchat asks first.
-"""
+"""Read-only text views as tall as their text, and the dialog that asks before opening a link."""
 
 from __future__ import annotations
 
@@ -25,16 +22,16 @@ from kvchat.ui.rendering.formulas import FormulaLayer, Formulas
 from kvchat.ui.rendering.markdown import Markdown, Prose, WideBlock, prose_css
 from kvchat.ui.widgets.text_search import between, select
 
-_COLUMN_LETTERS = 16  # minimum letters per table column before the table scrolls sideways
-_BOTTOM = 4  # pixels below the last line for Arabic letters
-FORMULA_PLACE = re.compile(r"<!--math:(\d+)-->")  # formula placeholder in a block's HTML
-_TAGS = re.compile(r"^(?:<[a-z][^>]*>\s*)*")  # a block's opening tags
-_BLOCK = "block"  # anchors at block starts
-_MAX_ADDRESS = 300  # characters shown
+_COLUMN_LETTERS = 16  # a table with less room per column scrolls sideways
+_BOTTOM = 4  # pixels below the last line, for Arabic descenders
+FORMULA_PLACEHOLDER = re.compile(r"<!--math:(\d+)-->")  # formula placeholder in a block's HTML
+_OPENING_TAGS = re.compile(r"^(?:<[a-z][^>]*>\s*)*")  # a block's opening tags
+_BLOCK_ANCHOR = "block"  # name prefix of the anchors at block starts
+_MAX_ADDRESS = 300  # visible characters
 
 
 class PageStyle:
-    """Message style of one theme; recreated when the theme or the fonts change."""
+    """Fonts, colors and measures of messages. Recreated when the theme or the fonts change."""
 
     def __init__(self, look: Look, formulas: Formulas) -> None:
         self.look = look
@@ -57,7 +54,7 @@ class PageStyle:
 
 
 class TextPage(QTextBrowser):
-    """Page with one QTextDocument. Loads nothing and follows no links; see `anchorClicked`."""
+    """View of one QTextDocument that loads no resources and emits `anchorClicked` instead of following links."""
 
     link_reached = Signal()  # Tab reached a link
 
@@ -67,7 +64,7 @@ class TextPage(QTextBrowser):
         self.setOpenLinks(False)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         bar = self.verticalScrollBar()
-        bar.valueChanged.connect(lambda _: bar.setValue(0))  # the space below the last line must not scroll
+        bar.valueChanged.connect(lambda _: bar.setValue(0))  # it would scroll into the space below the last line
         self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
         document = self.document()
         document.setDefaultFont(style.font)
@@ -78,11 +75,11 @@ class TextPage(QTextBrowser):
         self.formulas = FormulaLayer(self, style.formulas, style.font, style.theme.text)
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
-        """Load no remote picture or local file for a model's text. For None, Qt would read local files."""
+        """Load nothing for a model's text. If this returned None, Qt would read local files."""
         return QByteArray()
 
     def focusNextPrevChild(self, next: bool) -> bool:
-        """Step through the links, then leave; skip them if the page is hidden."""
+        """Move through the links before leaving the page; skip them if it is hidden."""
         if not self.isVisible():
             return not (parent := self.parentWidget()) or parent.focusNextPrevChild(next)
         moved = super().focusNextPrevChild(next)
@@ -94,7 +91,7 @@ class TextPage(QTextBrowser):
         event.ignore()
 
     def heightForWidth(self, width: int) -> int:
-        """Return the text's height at that width, with a constant margin below the last line."""
+        """Return the text's height at this width, with the same margin below any kind of last block."""
         document = self.document()
         document.setTextWidth(width)
         last = document.lastBlock()
@@ -109,19 +106,19 @@ class TextPage(QTextBrowser):
     def show_blocks(self, blocks: Sequence[Prose | WideBlock]) -> None:
         if self.blocks != tuple(blocks):
             self.blocks = tuple(blocks)
-            self._show()
+            self._render()
 
     def show_formulas(self) -> bool:
-        has_new = any(map(self._style.formulas.is_known, self.formulas.pending))
+        has_new = any(map(self._style.formulas.request, self.formulas.pending))
         if has_new:
-            self._show()
+            self._render()
         return has_new
 
-    def _show(self) -> None:
+    def _render(self) -> None:
         self.formulas.clear()
         cursor = self.textCursor()
         anchor, head, old = cursor.anchor(), cursor.position(), self.toPlainText() if cursor.hasSelection() else ""
-        self.setHtml(as_lists(self.blocks, map(self._html, range(len(self.blocks)))))
+        self.setHtml(join_blocks(self.blocks, map(self._block_html, range(len(self.blocks)))))
         end = max(anchor, head)
         if old and between(old, 0, end) == between(self.toPlainText(), 0, end):
             select(self, anchor, head)
@@ -132,31 +129,31 @@ class TextPage(QTextBrowser):
         while block.isValid():
             for fragment in fragments(block):
                 for name in fragment.charFormat().anchorNames():
-                    if name.startswith(_BLOCK):
-                        starts[int(name.removeprefix(_BLOCK))] = fragment.position()
+                    if name.startswith(_BLOCK_ANCHOR):
+                        starts[int(name.removeprefix(_BLOCK_ANCHOR))] = fragment.position()
             block = block.next()
         return starts
 
-    def _html(self, number: int) -> str:
-        """Return a block's HTML with its formulas, and an anchor at its start."""
+    def _block_html(self, number: int) -> str:
+        """Return a block's HTML with an anchor at its start and its formulas in place."""
         block = self.blocks[number]
-        html = _TAGS.sub(lambda tags: f'{tags[0]}<a name="{_BLOCK}{number}"></a>', block.html, count=1)
-        return FORMULA_PLACE.sub(lambda match: self.formulas.html(block.formulas[int(match[1])], html[:3]), html)
+        html = _OPENING_TAGS.sub(lambda tags: f'{tags[0]}<a name="{_BLOCK_ANCHOR}{number}"></a>', block.html, count=1)
+        return FORMULA_PLACEHOLDER.sub(lambda match: self.formulas.html(block.formulas[int(match[1])], html[:3]), html)
 
 
 class WidePage(TextPage):
-    """Table or displayed formula, at its natural width; scrolls sideways if that is too wide."""
+    """View of a table or displayed formula that scrolls sideways if it is too wide."""
 
     def __init__(self, style: PageStyle, accessible_name: str, parent: QWidget | None = None) -> None:
         super().__init__(style, accessible_name, parent)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
         self.setLineWrapMode(QTextEdit.LineWrapMode.FixedPixelWidth)
         self.setWordWrapMode(QTextOption.WrapMode.WordWrap)
-        self._natural_width: int | None = None  # on one line; None until requested
+        self._natural_width: int | None = None  # pixels without line breaks; None until measured
 
-    def _show(self) -> None:
+    def _render(self) -> None:
         self._natural_width = None
-        super()._show()
+        super()._render()
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         scroll_sideways(self, event)
@@ -186,7 +183,7 @@ def fragments(block: QTextBlock) -> Iterator[QTextFragment]:
 
 
 def remove_chrome(text: QTextEdit, accessible_name: str) -> None:
-    """Leave only the text: no frame, margin, vertical scroll bar or undo history."""
+    """Remove the frame, margin, vertical scroll bar and undo history, and set the accessible name."""
     text.setAccessibleName(accessible_name)
     text.setFrameShape(QFrame.Shape.NoFrame)
     text.viewport().setAutoFillBackground(False)  # Qt's style sheets leak 1 KB for each background painted
@@ -196,7 +193,7 @@ def remove_chrome(text: QTextEdit, accessible_name: str) -> None:
 
 
 def scroll_sideways(page: QTextEdit, event: QWheelEvent) -> None:
-    """Scroll `page` if the wheel moves sideways or Shift is held; otherwise ignore the event."""
+    """Scroll `page` sideways if the wheel moves sideways or Shift is held; otherwise ignore the event."""
     delta, bar = event.angleDelta(), page.horizontalScrollBar()
     has_shift = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
     if bar.maximum() > 0 and (has_shift or abs(delta.x()) > abs(delta.y())):
@@ -206,7 +203,8 @@ def scroll_sideways(page: QTextEdit, event: QWheelEvent) -> None:
         event.ignore()
 
 
-def as_lists(blocks: Sequence[Prose | WideBlock], htmls: Iterable[str]) -> str:
+def join_blocks(blocks: Sequence[Prose | WideBlock], htmls: Iterable[str]) -> str:
+    """Join the HTML of blocks, and put consecutive items into one list."""
     parts: list[str] = []
     before = ""
     for block, html in zip(blocks, htmls, strict=True):
@@ -251,7 +249,7 @@ class LinkDialog(Question):
 
 
 def ask_to_open(parent: QWidget, url: str) -> LinkDialog | None:
-    """Ask whether to open a link. Do nothing and return None unless it is a web or mailto link."""
+    """Open a dialog that asks whether to open a link. Do nothing for anything but a web or mailto link."""
     if not is_web_link(url):
         return None
     dialog = LinkDialog(parent, url)

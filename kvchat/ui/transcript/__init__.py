@@ -1,9 +1,10 @@
-"""The transcript: one conversation's messages below each other, with selection and search across them.
+"""The transcript: the messages of one conversation, with selection and search across them.
 
-A model's text is untrusted and unbounded. It becomes plain values (`markdown.py`) before any widget sees it:
-`markdown_stream.py` parses only what can still change, `part_column.py` lays out only the parts that changed,
-`code_view.py` appends and highlights lines in short steps, a thread renders formulas (`formulas.py`). One
-document per message was measured: it blocked the window longer for code and tables, which could not scroll sideways
-there, and Qt selects in one document only. Only messages near the viewport have widgets (`message_column.py`). Nothing
-is loaded, hidden characters are removed from prose and named in code (`text/safe_text.py`), links ask (`text_page.py`).
+A model's text is untrusted and can be very long. `markdown.py` converts it to plain values before any widget shows it.
+`markdown_stream.py` parses only text that can still change, `part_column.py` lays out only changed parts,
+`code_view.py` appends and highlights lines in short steps, and `formulas.py` renders formulas in a thread. Only
+messages near the viewport have widgets (`message_column.py`). A message has several documents, because in a single
+one, long code and tables blocked the window longer and could not scroll sideways. The transcript loads no files or
+images, removes hidden characters from prose, names them in code (`text/safe_text.py`), and asks before it opens a link
+(`text_page.py`).
 """

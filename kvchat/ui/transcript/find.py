@@ -1,4 +1,4 @@
-"""Search in the open chat: marks on the page and in its documents, and the find bar."""
+"""Search in the open chat: highlighted hits in messages and attachments, and the find bar."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class HitMarks(QObject):
         super().__init__(page)
         self._page, self._look = page, look
         self.terms: tuple[Term, ...] = ()
-        self._current: tuple[QTextEdit, int] | None = None  # current hit: the text and the position in it
-        look.changed.connect(self._restyle)  # a lambda would outlive the page
+        self._current: tuple[QTextEdit, int] | None = None  # text and position of the current hit
+        look.changed.connect(self._restyle)  # unlike a lambda, disconnected with this object
 
     def show_terms(self, terms: tuple[Term, ...]) -> None:
         self.terms, self._current = terms, None
@@ -45,7 +45,7 @@ class HitMarks(QObject):
             self.show_terms(())
         self.cleared.emit()
 
-    def watch(self, text: QTextEdit) -> None:
+    def keep_marked(self, text: QTextEdit) -> None:
         text.textChanged.connect(lambda: self._mark(text))
         self._mark(text)
 
@@ -53,12 +53,12 @@ class HitMarks(QObject):
         if view.chips is not None:
             view.chips.show_terms(self.terms)
 
-    def open_document(self, message_id: str) -> None:
+    def open_matching_document(self, message_id: str) -> None:
         view = self._page.views.get(message_id)
         if view is not None and view.chips is not None:
             view.chips.open_first_match()
 
-    def in_message(self, message_id: str) -> list[tuple[QTextEdit, QTextCursor]]:
+    def hits_in_message(self, message_id: str) -> list[tuple[QTextEdit, QTextCursor]]:
         view = self._page.views.get(message_id)
         return [(text, cursor) for text in (view.texts if view else ()) for cursor in self._cursors(text)]
 
@@ -90,8 +90,8 @@ class FindBar(QFrame):
         super().__init__()
         self._page = page
         self._hits: list[str] = []  # message ids, top to bottom
-        self._hit = 0  # index of the current hit
-        self._mark, self._mark_count = 0, 0  # current mark in that message, and its mark count
+        self._hit = 0  # index of the current message
+        self._mark, self._mark_count = 0, 0  # index of the current hit within that message, and their number
         styled(self, "notice")
         self.setAccessibleName(_("Find in this chat"))
         self.field, self.position_label = line_edit(_("Find in this chat"), _("Find in this chat")), label(kind="small")
@@ -108,7 +108,7 @@ class FindBar(QFrame):
         page.marks.cleared.connect(self.hide)
         self.hide()
 
-    def begin(self, query: str | None = None, message_id: str | None = None) -> None:
+    def start_search(self, query: str | None = None, message_id: str | None = None) -> None:
         self.show()
         if query is None:
             self.field.setFocus()
@@ -120,7 +120,7 @@ class FindBar(QFrame):
     def step(self, offset: int) -> None:
         if not self._hits:
             return
-        self._mark_count = len(self._page.marks.in_message(self._hits[self._hit]))  # it may only now be complete
+        self._mark_count = len(self._page.marks.hits_in_message(self._hits[self._hit]))  # it may have grown
         self._mark += offset
         if not 0 <= self._mark < self._mark_count:
             self._hit = (self._hit + offset) % len(self._hits)

@@ -1,4 +1,4 @@
-"""The footer of a message: buttons, how a reply ended, its receipt; and the end of the page."""
+"""Buttons, state and receipt below a message, and the widgets after the last message."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from kvchat.ui.rendering.text_page import PageStyle
 from kvchat.ui.widgets.controls import Card, RoundBar, mix
 from kvchat.ui.widgets.layouts import ElidedButton, ElidedLabel, FlowLayout, height_for_width
 
-_MIN_STEP, _GAP, _MARK = 3.0, 1.0, 8  # pixels: shortest step, gap between steps, side of a legend mark
-_BUTTON_GAP = 6  # pixels between a reply's lines and its buttons
+_MIN_STEP, _GAP, _LEGEND_MARK = 3.0, 1.0, 8  # pixels: minimum width of a step, gap between steps, size of a legend mark
+_BUTTON_GAP = 6  # pixels between the text of a reply's footer and its buttons
 _STATE_TEXTS = {
     MessageState.EDITED: N_("You edited this reply."),
     MessageState.STOPPED: N_("You stopped this reply."),
@@ -36,7 +36,7 @@ _STATE_TEXTS = {
 
 class RequestKind(Enum):
     REGENERATE = "regenerate"  # new alternative reply
-    REGENERATE_WITH = "regenerate-with"  # the same with another model, chosen first
+    REGENERATE_WITH = "regenerate-with"  # the same with another model, which the user chooses
     CONTINUE = "continue"  # extend the reply
     EDIT = "edit"  # replace the text, on a new branch
     FORK = "fork"  # continue in a new chat from here
@@ -46,24 +46,24 @@ class RequestKind(Enum):
 
 @dataclass(frozen=True)
 class MessageRequest:
-    run: RequestKind
+    kind: RequestKind
     message: Message
     text: str = ""
 
 
 class MessageActions(QWidget):
-    """Time and buttons of a message, painted if it is last, hovered or focused; nothing moves when they appear."""
+    """A message's time and buttons. Painted only on the last, hovered or focused message, but always laid out."""
 
     def __init__(self, style: PageStyle, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._style = style
         self.buttons: list[QToolButton] = []
-        self.is_last = self.is_hovered = False  # call update after a change
+        self.is_last = self.is_hovered = False  # call update() after changing them
         self.was_painted = False
-        self.pager: list[QToolButton] = []  # previous and next branch, if there are several
+        self.pager_buttons: list[QToolButton] = []  # previous and next branch, if there are several
         self._row = row(on=self, spacing=2, margins=0)
 
-    def add(self, glyph: str, name: str, action: Callable[[], object]) -> QToolButton:
+    def add_button(self, glyph: str, name: str, action: Callable[[], object]) -> QToolButton:
         result = tool_button(name, lambda: action(), "quiet", icon=self._style.look.icon(glyph))
         result.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would focus the page
         result.installEventFilter(self)
@@ -81,7 +81,7 @@ class MessageActions(QWidget):
         self._row.insertWidget(0, time)
 
     def add_pager(self, position: int, count: int, on_step: Callable[[int], object]) -> None:
-        """Show the branch number; `position` is 0-based, `on_step` gets the new one."""
+        """Add the branch number and two arrows. `position` is 0-based; `on_step` receives the new one."""
         place = label(f"{position + 1} / {count}", "small")
         place.setAccessibleName(_("Branch {position} of {count}", position=position + 1, count=count))
         previous = "chevron-left", _("Previous branch"), position - 1
@@ -90,8 +90,8 @@ class MessageActions(QWidget):
             picture = self._style.look.icon(glyph, "muted" if exists else "line")
             arrow = tool_button(name, lambda _=False, target=target: on_step(target), "quiet", icon=picture)
             arrow.setEnabled(exists)
-            self.pager.append(arrow)
-        for widget in (self.pager[0], place, self.pager[1]):
+            self.pager_buttons.append(arrow)
+        for widget in (self.pager_buttons[0], place, self.pager_buttons[1]):
             self._row.addWidget(widget)
 
     @property
@@ -106,13 +106,13 @@ class MessageActions(QWidget):
             case QEvent.Type.FocusIn | QEvent.Type.FocusOut:
                 self.update()
             case QEvent.Type.MouseButtonPress if isinstance(event, QMouseEvent) and not self.was_painted:
-                # A finger cannot hover: its first tap shows the row and presses nothing.
+                # A finger cannot hover, so its first tap only shows the row.
                 return event.pointerType() is QPointingDevice.PointerType.Finger
         return False
 
 
 class TimelineBar(RoundBar):
-    """Steps side by side, as wide as their duration; those before Send are paler."""
+    """Steps of a reply side by side, as wide as they took time. Steps before Send are paler."""
 
     def __init__(self, look: Look, steps: Sequence[PhaseSpan], width: int = 200, height: int = 10) -> None:
         super().__init__(look, width, height)
@@ -142,7 +142,7 @@ class Timeline(QWidget):
         self.texts = [f"{step.label} {format_duration(step.ms)}" for step in steps]
         legend = FlowLayout(spacing=3)
         for step, text in zip(steps, self.texts, strict=True):
-            mark = TimelineBar(look, [step], _MARK, _MARK)
+            mark = TimelineBar(look, [step], _LEGEND_MARK, _LEGEND_MARK)
             mark.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
             entry, middle = QWidget(), Qt.AlignmentFlag.AlignVCenter
             row((mark, 0, middle), label(text, "small"), on=entry, spacing=5, margins=(0, 0, 9, 0))
@@ -153,16 +153,16 @@ class Timeline(QWidget):
 
 class ReceiptView(QWidget):
     def __init__(self, receipt: Receipt, look: Look, details_layout: QBoxLayout | None = None) -> None:
-        """details_layout: layout for the details, if it has more room than this widget"""
+        """Put the details into `details_layout`, if given, because it is wider than this widget."""
         super().__init__()
         self.receipt, self._look = receipt, look
         self.text = ("⚠ " if receipt.hollow else "") + receipts.receipt_line(receipt)
-        self.line = ElidedButton(kind="quiet")
-        self.line.setProperty("tone", "warn" if receipt.hollow else "")
-        self.line.setCursor(Qt.CursorShape.PointingHandCursor)
-        self.line.clicked.connect(self.toggle)
+        self.summary_button = ElidedButton(kind="quiet")
+        self.summary_button.setProperty("tone", "warn" if receipt.hollow else "")
+        self.summary_button.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.summary_button.clicked.connect(self.toggle)
         self.details: QFrame | None = None
-        layout = column(self.line, on=self, spacing=4, margins=0)
+        layout = column(self.summary_button, on=self, spacing=4, margins=0)
         self._details_layout = details_layout or layout
         self._show_arrow()
 
@@ -172,7 +172,7 @@ class ReceiptView(QWidget):
 
     def toggle(self) -> None:
         if self.details is None:
-            self.details = _details(self.receipt, self._look)
+            self.details = _details_frame(self.receipt, self._look)
             self._details_layout.addWidget(self.details)
             self.details.show()
         else:
@@ -181,14 +181,16 @@ class ReceiptView(QWidget):
 
     def _show_arrow(self) -> None:
         arrow = "▾" if self.is_open else "◂" if self.isRightToLeft() else "▸"
-        self.line.set_text(self.text, arrow, receipts.receipt_sentence(self.receipt))
-        folded = _("Receipt: {text}, details collapsed", text=self.text)
-        self.line.setAccessibleName(_("Receipt: {text}, details expanded", text=self.text) if self.is_open else folded)
+        self.summary_button.set_text(self.text, arrow, receipts.receipt_sentence(self.receipt))
+        name = _("Receipt: {text}, details collapsed", text=self.text)
+        if self.is_open:
+            name = _("Receipt: {text}, details expanded", text=self.text)
+        self.summary_button.setAccessibleName(name)
 
 
 class ReplyFooter(QWidget):
     def __init__(self, message: Message, actions: QWidget, look: Look, *, retry: Any, on_continue: Any) -> None:
-        """retry, on_continue: callables or signals"""
+        """Create the footer. `retry` and `on_continue` are callables or signals."""
         super().__init__()
         self.receipt: ReceiptView | None = None
         self._continue: QPushButton | None = None  # for an unfinished reply
@@ -220,17 +222,17 @@ class ReplyFooter(QWidget):
             self._continue.setVisible(visible)
 
     def heightForWidth(self, width: int) -> int:
-        """Put the buttons below the lines if narrow. The text of an open receipt wraps, so its height varies."""
+        """Return the height at this width. If it is narrow, move the buttons below the text."""
         beside = self._lines.minimumSize().width() + _BUTTON_GAP + self._actions.minimumSizeHint().width()
         direction = QBoxLayout.Direction.TopToBottom if width < beside else QBoxLayout.Direction.LeftToRight
         self._row.setDirection(direction)
         return height_for_width(self._column, width)
 
 
-def _details(receipt: Receipt, look: Look) -> QFrame:
+def _details_frame(receipt: Receipt, look: Look) -> QFrame:
     frame = styled(QFrame(), "details")
     grid = QGridLayout(frame)
-    grid.setHorizontalSpacing(18)  # also the indent of sub-items, after the empty first column
+    grid.setHorizontalSpacing(18)  # also the indent of sub-items, whose first column is empty
     grid.setVerticalSpacing(4)
     grid.setContentsMargins(14, 10, 14, 10)
     grid.setColumnStretch(2, 1)
@@ -259,13 +261,13 @@ class FailureCard(Card):
         )
 
     def show_error(self, error: KvchatError | None, model: str | None = None) -> None:
-        """Show the error; None hides it. If the chat's model is gone, `model` is the one in use."""
+        """Show the error, or hide the card for None. `model` is an alternative to a missing model."""
         missing = isinstance(error, ModelMissing)
         if error is not None:
             self.set_text(error.title, error.detail, error.advice)
         self.use_current_button.setText(_("Use {model}", model=model).replace("&", "&&"))
         self.use_current_button.setAccessibleName(_("Use {model}", model=model))
-        kinds = FailureKind.BAD_MODEL, FailureKind.MODEL_MISSING  # no engine can start with the model file
+        kinds = FailureKind.BAD_MODEL, FailureKind.MODEL_MISSING  # failures caused by the model file
         of_the_model = missing or (isinstance(error, EngineFailed) and error.failure.kind in kinds)
         use_current = missing and model is not None and self.use_current_button
         self.show_buttons(
@@ -283,10 +285,10 @@ class TranscriptTail(QWidget):
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
-        self.pending_label = label(kind="muted", wraps=True)  # status before the first token, in place of the reply
+        self.pending_label = label(kind="muted", wraps=True)  # progress before the first token
         self.prioritize_button = button(_("Prioritize this chat"), kind="link")
         self.failure_card = FailureCard()
-        self.unanswered_row = QWidget()  # a message has no reply
+        self.unanswered_row = QWidget()  # shown if the last message has no reply
         self.answer_button = button(_("Try again"), self.retry_requested, "link", name=_("Try again to get a reply"))
         row(
             label(_("This message has no reply yet."), "small"),

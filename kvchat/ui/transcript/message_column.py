@@ -1,7 +1,7 @@
-"""The column of messages: centered, and following the reply while scrolled to the end.
+"""Centered column of messages that stays at its end while a reply streams, unless the user scrolls up.
 
-Only messages near the viewport have widgets. The others have estimated heights; if one above the viewport proves
-wrong, the page scrolls with it, so that the visible text stays where it is.
+Only messages near the viewport have widgets; the heights of the others are estimated. When the height of a message
+above the viewport is corrected, the column scrolls by the difference, so that the visible text stays in place.
 """
 
 from bisect import bisect_right
@@ -24,12 +24,12 @@ from kvchat.ui.transcript.part_column import message_text
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 
-GAP, _GAP_AFTER_USER = 22, 4  # below a message; the user's buttons already leave room
+GAP, _GAP_AFTER_USER = 22, 4  # pixels below a message; the buttons below a user message add space
 _LEFT, TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
 _JUMP_SIZE, _JUMP_MARGIN = 32, 14  # pixels
-JUMP_ROOM = _JUMP_SIZE + 2 * _JUMP_MARGIN  # pixels used at the page's bottom
-_AT_END = 40  # pixels from the end that count as the end
-_AHEAD, _MAX_VIEWS = 40, 120  # messages: widgets made before they are seen; maximum number of widgets
+JUMP_ROOM = _JUMP_SIZE + 2 * _JUMP_MARGIN  # pixels of the viewport covered by the jump button
+_END_DISTANCE = 40  # pixels; closer to the end counts as scrolled to the end
+_NEARBY, _MAX_VIEWS = 40, 120  # number of messages with widgets: around the viewport, in all
 
 AnyMessageView = UserView | ReplyView
 
@@ -38,16 +38,16 @@ class RowHeights:
     def __init__(self) -> None:
         self.heights: list[int] = []
         self.measured: list[bool] = []  # False: estimated
-        self._tops: list[int] = []  # empty: recompute
+        self._tops: list[int] = []  # empty if it must be recomputed
 
     def top(self, row: int) -> int:
-        """Return a row's top; for one beyond the last, the last one's bottom."""
+        """Return the y position of a row. `len(heights)` gives the bottom of the last row."""
         if not self._tops:
             self._tops = list(accumulate(self.heights, initial=0))
         return self._tops[row]
 
-    def at(self, position: int) -> int:
-        """Return the row at a position, or the nearest. There must be rows."""
+    def row_at(self, position: int) -> int:
+        """Return the row nearest to a y position. Requires at least one row."""
         last = len(self.heights) - 1
         return min(max(bisect_right(range(last + 1), position, key=self.top) - 1, 0), last)
 
@@ -72,15 +72,15 @@ class MessageColumn(QScrollArea):
         self._formulas = Formulas(self)
         self._style = PageStyle(look, self._formulas)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)  # reserves its width: no shift
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)  # so that the text does not shift
         self._bar = self.verticalScrollBar()
         self._bar.setEnabled(False)  # hidden until there is something to scroll
         self._bar.rangeChanged.connect(lambda low, high: self._bar.setEnabled(high > low))
         self.messages: Sequence[Message] = []
         self._rows = RowHeights()
         self._row_by_id: dict[str, int] = {}
-        self.views: dict[str, AnyMessageView] = {}  # of messages with a widget
-        self._pinned: Callable[[], set[str]] = set  # messages whose widgets stay, besides those being edited
+        self.views: dict[str, AnyMessageView] = {}  # messages that have widgets
+        self._pinned_ids: Callable[[], set[str]] = set  # more messages whose widgets must stay
         self._follow = True
         self._value = 0  # last scroll bar value
         self._is_arranging = False
@@ -118,13 +118,19 @@ class MessageColumn(QScrollArea):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         if event.size().width() != event.oldSize().width() and self.messages:
-            self._adopt_width()
+            # Measure everything again, keeping the first visible line in place.
+            value = self._bar.value()
+            row = self._rows.row_at(value - TOP)
+            share_above = (value - TOP - self._rows.top(row)) / max(self._rows.heights[row], 1)
+            self._rows.measured = [False] * len(self.messages)
+            self._measure(row, self._ensure_view(row), self._column_width())
+            self._arrange(TOP + self._rows.top(row) + round(share_above * self._rows.heights[row]) - value)
         else:
             self._arrange()
         self.jump_button.move((self.width() - _JUMP_SIZE) // 2, self.height() - _JUMP_SIZE - _JUMP_MARGIN)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Handle Home and End, which QScrollArea does not."""
+        """Scroll with Home and End, which QScrollArea ignores."""
         if event.key() == Qt.Key.Key_End:
             self.scroll_to_end()
         elif event.key() == Qt.Key.Key_Home:
@@ -143,25 +149,25 @@ class MessageColumn(QScrollArea):
         lines = 1 + message.content.count("\n") + len(message.content) // letters
         return round(lines * self._style.line_height * 0.9) + 60
 
-    def _show_rows(self, messages: list[Message]) -> None:
-        """Show these messages. A common prefix keeps its heights and widgets."""
+    def _set_messages(self, messages: list[Message]) -> None:
+        """Set the messages. Keep the heights and widgets of an unchanged beginning."""
         pairs = zip(self.messages, messages, strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0].id == pair[1].id, pairs))
         self.messages = messages
         self._rows.replace(same, list(map(self._estimated_height, messages[same:])))
         self._row_by_id = {message.id: row for row, message in enumerate(messages)}
-        self._drop([id for id in self.views if id not in self._row_by_id])
+        self._delete_views([id for id in self.views if id not in self._row_by_id])
 
     def _column_width(self) -> int:
         return max(min(self._look.px(COLUMN_WIDTH), self.viewport().width() - _LEFT - _RIGHT), 100)
 
     def _arrange(self, shift: int = 0, nearby: Sequence[int] = ()) -> None:
-        """Scroll by `shift`, measure the rows in view and `nearby` ones, and place all widgets."""
+        """Scroll by `shift` pixels, measure the visible and `nearby` rows, and place all widgets."""
         if self._is_arranging:
             return
         self._is_arranging = True
         try:
-            self._place(self._measure_visible(self._bar.value() + shift, nearby))
+            self._place_views(self._measure_visible(self._bar.value() + shift, nearby))
         finally:
             self._is_arranging = False
         self._value = self._bar.value()
@@ -173,62 +179,62 @@ class MessageColumn(QScrollArea):
             self._arrange()
 
     def _measure_visible(self, top: int, nearby: Sequence[int]) -> int:
-        """Measure rows that changed or came into view; return the page's new top edge."""
+        """Measure visible rows that need it; return the new scroll position."""
         width, area = self._column_width(), self.viewport().height()
         self._tail_height = self.tail.needed_height(width)
-        # The first visible row the reader may already know keeps its place.
-        visible = self._rows_between(self._clamped(top), self._clamped(top) + area)
+        # Keep the first complete visible row in place: the user may be reading it.
+        visible = self._rows_between(self._clamp_top(top), self._clamp_top(top) + area)
         views = ((row, self.views.get(self.messages[row].id)) for row in visible)
-        anchor = next((row for row, view in views if view is not None and view.complete), visible.start)
-        above = top - self._rows.top(anchor)  # hidden part of the anchor
+        anchor = next((row for row, view in views if view is not None and view.is_complete), visible.start)
+        above = top - self._rows.top(anchor)  # pixels of it above the viewport
         has_changed = True
         while has_changed:
             has_changed = False
-            top = self._clamped(self._rows.top(anchor) + above)
+            top = self._clamp_top(self._rows.top(anchor) + above)
             for row in (*self._rows_between(top, top + area), *nearby):
-                view = self._view(row)
+                view = self._ensure_view(row)
                 if not self._rows.measured[row]:
                     has_changed |= self._measure(row, view, width)
         return top
 
     def _measure(self, row: int, view: AnyMessageView, width: int) -> bool:
         height = view.heightForWidth(width) + _gap_below(view)
-        if not view.complete:
+        if not view.is_complete:
             height = max(height, self._rows.heights[row])
         return self._rows.measure(row, height)
 
-    def _clamped(self, top: int) -> int:
-        last = max(self._height() - self.viewport().height(), 0)
+    def _clamp_top(self, top: int) -> int:
+        last = max(self._content_height() - self.viewport().height(), 0)
         return last if self._follow else min(max(top, 0), last)
 
-    def _height(self) -> int:
+    def _content_height(self) -> int:
         return TOP + self._rows.top(len(self.messages)) + self._tail_height + max(_BOTTOM, self._room_below)
 
     def _rows_between(self, top: int, bottom: int) -> range:
         if not self.messages:
             return range(0)
-        return range(self._rows.at(top - TOP), self._rows.at(bottom - TOP) + 1)
+        return range(self._rows.row_at(top - TOP), self._rows.row_at(bottom - TOP) + 1)
 
-    def _place(self, top: int) -> None:
+    def _place_views(self, top: int) -> None:
         width, area = self._column_width(), self.viewport().width()
         left = max((area - width) // 2, _LEFT)
         for id, view in self.views.items():
             row = self._row_by_id[id]
             view.setGeometry(left, TOP + self._rows.top(row), width, self._rows.heights[row] - _gap_below(view))
         self.tail.setGeometry(left, TOP + self._rows.top(len(self.messages)), width, self._tail_height)
-        self._content.resize(area, max(self._height(), self.viewport().height()))
+        self._content.resize(area, max(self._content_height(), self.viewport().height()))
         self._bar.setValue(top)
 
-    def _view(self, row: int) -> AnyMessageView:
+    def _ensure_view(self, row: int) -> AnyMessageView:
         message = self.messages[row]
         view = self.views.get(message.id)
         if view is None:
             view = self.views[message.id] = self._new_view(message)
             self._rows.measured[row] = False
-            kept = self._pinned() | self._edited_ids()
+            kept = self._pinned_ids() | self._edited_ids()
             others = [id for id in self.views if id not in kept] if len(self.views) > _MAX_VIEWS else []
             if others:
-                self._drop([max(others, key=lambda id: abs(self._row_by_id[id] - row))])
+                self._delete_views([max(others, key=lambda id: abs(self._row_by_id[id] - row))])
         return view
 
     def _edited_ids(self) -> set[str]:
@@ -241,19 +247,19 @@ class MessageColumn(QScrollArea):
             self._arrange()
 
     def _create_nearby_widget(self) -> None:
-        """Create or measure the next widget near the viewport."""
+        """Create or measure the nearest widget that needs it."""
         if not self.messages:
             return
-        first = self._rows.at(self._bar.value() - TOP)
-        begin = max(min(first - _AHEAD // 2, len(self.messages) - _AHEAD), 0)
-        rows = sorted(range(begin, min(begin + _AHEAD, len(self.messages))), key=lambda row: abs(row - first))
+        first = self._rows.row_at(self._bar.value() - TOP)
+        begin = max(min(first - _NEARBY // 2, len(self.messages) - _NEARBY), 0)
+        rows = sorted(range(begin, min(begin + _NEARBY, len(self.messages))), key=lambda row: abs(row - first))
         for row in rows:
             if self.messages[row].id not in self.views or not self._rows.measured[row]:
                 self._arrange(nearby=[row])
                 break
 
-    def _drop(self, ids: Sequence[str]) -> None:
-        """Delete these messages' widgets, taking focus first: Qt would search for a new focus widget."""
+    def _delete_views(self, ids: Sequence[str]) -> None:
+        """Delete these messages' widgets. Take focus from them first, or Qt would search for another focus widget."""
         focus = QApplication.focusWidget()
         if focus is not None and any(self.views[id].isAncestorOf(focus) for id in ids):
             self.setFocus()
@@ -266,21 +272,12 @@ class MessageColumn(QScrollArea):
         if self._is_arranging:
             return
         end = self._bar.maximum()
-        if value < self._value:  # the user scrolled, unless new room below moved the page
+        if value < self._value:  # scrolled up by the user, or by a change at the end
             self._follow = self._follow and value == end
-        elif value >= end - _AT_END:
+        elif value >= end - _END_DISTANCE:
             self._follow = True
         self._value = value
         self._arrange()
-
-    def _adopt_width(self) -> None:
-        """Measure everything again, keeping the first visible line in place."""
-        value = self._bar.value()
-        row = self._rows.at(value - TOP)
-        share_above = (value - TOP - self._rows.top(row)) / max(self._rows.heights[row], 1)
-        self._rows.measured = [False] * len(self.messages)
-        self._measure(row, self._view(row), self._column_width())
-        self._arrange(TOP + self._rows.top(row) + round(share_above * self._rows.heights[row]) - value)
 
 
 def _gap_below(view: AnyMessageView) -> int:

@@ -1,4 +1,4 @@
-"""One message on the page: the base of user messages and replies, its editor, and the user's bubble."""
+"""Base class of messages in the transcript, the message editor, and the user message in its bubble."""
 
 import time
 from textwrap import shorten
@@ -17,22 +17,22 @@ from kvchat.ui.transcript.footer import MessageActions, MessageRequest, RequestK
 from kvchat.ui.transcript.part_column import PartColumn
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 
-_MIN_LINES, _MAX_LINES = 2, 18  # of the editor
+_MIN_LINES, _MAX_LINES = 2, 18  # visible lines of the editor
 _MAX_NAME = 80  # characters
-BUILD_MS = 16.0  # long messages are built in steps of this length
+BUILD_STEP_MS = 16.0  # maximum time per step while a long message is built
 _BUBBLE_SHARE = 0.84  # of the column width
 _UNLIMITED = 1 << 15  # pixels, wider than any column
-_BUBBLE_X, _BUBBLE_TOP, _BUBBLE_BOTTOM = 16, 12, 8
-_BELOW_CHIPS = 8
+_BUBBLE_X, _BUBBLE_TOP, _BUBBLE_BOTTOM = 16, 12, 8  # pixels inside the bubble's edges
+_BELOW_CHIPS = 8  # pixels
 _FOLDED_LINES, _FOLD_FROM = 9, 14  # lines shown when folded, and lines that trigger folding
 
 
-def short_name(name: str) -> str:
+def shorten_name(name: str) -> str:
     return shorten(name[: 2 * _MAX_NAME], _MAX_NAME, placeholder="…")
 
 
 class MessageEditor(QFrame):
-    """Editor of a message's text. Esc cancels; Ctrl+Enter (with `enter`: also Enter) finishes."""
+    """Editor of a message's text. Esc cancels; Ctrl+Enter finishes, as does Enter if `enter` is true."""
 
     finished = Signal(str)
     canceled = Signal()
@@ -55,7 +55,7 @@ class MessageEditor(QFrame):
         self._show_button()
 
     def needed_height(self, width: int) -> int:
-        self.field.setFixedWidth(max(width - 26, 80))  # so lines wrap as they will when shown
+        self.field.setFixedWidth(max(width - 26, 80))  # the lines must wrap as they will when shown
         lines = round(self.field.document().size().height())  # plain text documents count in lines
         margin = round(2 * self.field.document().documentMargin())
         height = max(_MIN_LINES, min(lines, _MAX_LINES)) * self.field.fontMetrics().lineSpacing()
@@ -63,7 +63,7 @@ class MessageEditor(QFrame):
         return self._column.totalHeightForWidth(width)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Handle Esc and Enter; Esc must not reach the window's shortcut while editing."""
+        """Handle Esc and Enter before the window's shortcuts do."""
         if not isinstance(event, QKeyEvent) or event.type() == QEvent.Type.KeyRelease:
             return False
         is_escape = event.key() == Qt.Key.Key_Escape
@@ -91,7 +91,7 @@ class MessageEditor(QFrame):
 
 
 class MessageView(QWidget):
-    """Base class of both message kinds. Connect the signals, then call `begin`."""
+    """Base class of user messages and replies. Connect the signals before building the content."""
 
     accessible_role = QAccessible.Role.Grouping
     changed = Signal()  # its height may have changed
@@ -104,7 +104,7 @@ class MessageView(QWidget):
         super().__init__(parent)
         self.message = message
         self.page_style = style
-        self.setAccessibleName(short_name(name))
+        self.setAccessibleName(shorten_name(name))
         self.column = PartColumn(style, name)
         self.column.text_added.connect(self.text_added)
         self.column.link_activated.connect(self.link_activated)
@@ -112,28 +112,20 @@ class MessageView(QWidget):
         self.action_row.add_time(message.created_at)
         self.chips: ChipRows | None = None  # attachments
         self.editor: MessageEditor | None = None  # while the message is edited
-        self._hidden_widgets: list[QWidget] = []  # by the editor
+        self._hidden_widgets: list[QWidget] = []  # hidden while the editor is open
         if siblings := message.siblings:
             position, count = siblings.index(message.id), len(siblings)
             self.action_row.add_pager(position, count, lambda to: self._request(RequestKind.SWITCH, siblings[to]))
 
     @property
-    def complete(self) -> bool:
-        raise NotImplementedError
-
-    @property
     def texts(self) -> list[QTextEdit]:
         return self.column.texts
 
-    def begin(self) -> None:
-        """Show the message; of a long one, the part that is quick to build."""
-        raise NotImplementedError
-
     def unfold(self) -> None:
-        """Show hidden parts, if any."""
+        """Show the whole message if it is folded."""
 
     def edit(self, text: str | None = None) -> None:
-        """Let the user edit the message in place. text: that of an earlier, unfinished edit"""
+        """Let the user edit the message in place. Start with `text`, if given, from an unfinished edit."""
         if self.editor is not None:
             return
         is_user = self.message.role is Role.USER
@@ -165,8 +157,8 @@ class MessageView(QWidget):
             part.show()
         self.changed.emit()
 
-    def _request(self, run: RequestKind, text: str = "") -> None:
-        self.requested.emit(MessageRequest(run, self.message, text))
+    def _request(self, kind: RequestKind, text: str = "") -> None:
+        self.requested.emit(MessageRequest(kind, self.message, text))
 
     def enterEvent(self, event: QEnterEvent) -> None:
         self.action_row.is_hovered = True
@@ -191,7 +183,7 @@ class UserView(MessageView):
         if message.attachments:
             self.chips = ChipRows(style.look, self._bubble)
             self.chips.show_attachments(message.attachments, removable=False)
-        add = self.action_row.add
+        add = self.action_row.add_button
         add("copy", _("Copy this message"), lambda: QGuiApplication.clipboard().setText(message.content))
         add("edit", _("Edit this message"), self.edit)
         add("trash", _("Delete this message and everything after it"), lambda: self._request(RequestKind.DELETE))
@@ -202,12 +194,13 @@ class UserView(MessageView):
         self._is_long = False
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         return self._built_blocks == len(self._blocks) or (self.folded and self._is_long)
 
-    def begin(self) -> None:
-        until = time.thread_time() + BUILD_MS / 1000
-        while not self.complete and time.thread_time() < until:
+    def build(self) -> None:
+        """Build blocks of text for a few milliseconds, and schedule the rest."""
+        until = time.thread_time() + BUILD_STEP_MS / 1000
+        while not self.is_complete and time.thread_time() < until:
             self._built_blocks += 1
             self.column.show_blocks(self._blocks[: self._built_blocks])
             # Folding is decided at the column's full width.
@@ -223,23 +216,23 @@ class UserView(MessageView):
         self.fold_button.setText(f"{text} {arrow}")
         self.fold_button.setAccessibleName(text)
         self.fold_button.setVisible(self._is_long)
-        if not self.complete:
-            QTimer.singleShot(0, self, self._continue_reply)
+        if not self.is_complete:
+            QTimer.singleShot(0, self, self._build_rest)
 
-    def _continue_reply(self) -> None:
-        self.begin()
+    def _build_rest(self) -> None:
+        self.build()
         self.changed.emit()
 
     def heightForWidth(self, width: int) -> int:
         if self.editor is not None:
             return self.editor.needed_height(width)
-        _width, *heights = self._sizes(width)
+        _width, *heights = self._measure_parts(width)
         return sum(heights) + _BUBBLE_TOP + _BUBBLE_BOTTOM + self.action_row.sizeHint().height()
 
     def resizeEvent(self, event: QResizeEvent | None) -> None:
         if self.editor is not None:
             self.editor.setGeometry(self.rect())
-        width, chips, text, more = self._sizes(self.width())
+        width, chips, text, more = self._measure_parts(self.width())
         actions = self.action_row.sizeHint()
         height, wide = self.height() - actions.height(), width + 2 * _BUBBLE_X
         bubble = QRect(self.width() - wide, 0, wide, height)
@@ -253,8 +246,8 @@ class UserView(MessageView):
         more_width = min(self.fold_button.sizeHint().width(), width)
         self.fold_button.setGeometry(_BUBBLE_X, height - _BUBBLE_BOTTOM - more, more_width, more)
 
-    def _sizes(self, available: int) -> tuple[int, int, int, int]:
-        """Return the text's width, and the heights of attachments, visible text and fold button, in pixels."""
+    def _measure_parts(self, available: int) -> tuple[int, int, int, int]:
+        """Return the text's width and the heights of attachments, visible text and fold button, in pixels."""
         natural, chips, text = self._natural_width, 0, 0
         if self.chips is not None:
             natural = max(natural, self.chips.sizeHint().width())
@@ -268,12 +261,12 @@ class UserView(MessageView):
     def unfold(self) -> None:
         if self.folded and self._is_long:
             self._fold(False)
-            while not self.complete:
-                self.begin()
+            while not self.is_complete:
+                self.build()
             self.changed.emit()
 
     def _fold(self, folded: bool) -> None:
         self.folded = folded
-        self.begin()
+        self.build()
         self.resizeEvent(None)
         self.toggled.emit()

@@ -1,4 +1,4 @@
-"""A message's parts below each other (prose, code and tables), and copying from them."""
+"""Column of a message's parts (prose, code and tables), and copying them as text or Markdown."""
 
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
@@ -10,16 +10,16 @@ from PySide6.QtWidgets import QTextEdit, QWidget
 
 from kvchat.chat.record.messages import Message, Role
 from kvchat.ui.rendering.code_view import CodeView
-from kvchat.ui.rendering.formulas import FORMULA
+from kvchat.ui.rendering.formulas import FORMULA_PREFIX
 from kvchat.ui.rendering.markdown import Block, Code, Markdown, Prose, WideBlock
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
-from kvchat.ui.rendering.text_page import FORMULA_PLACE, PageStyle, TextPage, WidePage, as_lists, fragments
+from kvchat.ui.rendering.text_page import FORMULA_PLACEHOLDER, PageStyle, TextPage, WidePage, fragments, join_blocks
 from kvchat.ui.widgets.text_search import between
 
-_PAGE = 1_000  # source characters per page of prose: this much is laid out again at each update
-_INDENT = 24  # pixels, as for lists
-_GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 6, 0, 10, 0  # above a part; headings and texts have margins of their own
-_INVISIBLE = dict.fromkeys(map(ord, "\ufdd0\ufdd1\u2060"))  # Qt's table start and end marks, TextPage's strut
+_MAX_PAGE = 1_000  # source characters per page of prose; an update lays out one page again
+_INDENT = 24  # pixels per list level
+_GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 6, 0, 10, 0  # pixels above a part; headings and texts add their own margins
+_INVISIBLE = dict.fromkeys(map(ord, "\ufdd0\ufdd1\u2060"))  # Qt's marks around tables, and formulas' word joiner
 _OBJECT = "\ufffc"
 _TASK_BOXES = ("☐", "☑")
 
@@ -28,9 +28,9 @@ Group = Sequence[Block]  # blocks of one part
 
 
 class PartColumn(QWidget):
-    """Column of blocks; only changed parts are laid out again."""
+    """Column of parts that each show a group of blocks. Lays out only changed parts again."""
 
-    text_added = Signal(QTextEdit)  # a selectable text
+    text_added = Signal(QTextEdit)  # new selectable text
     link_activated = Signal(str)
 
     def __init__(self, style: PageStyle, name: str, parent: QWidget | None = None) -> None:
@@ -38,31 +38,31 @@ class PartColumn(QWidget):
         self._style, self._name = style, name
         self.parts: list[Part] = []
         self._groups: Sequence[Group] = ()
-        self._final_groups = 0  # groups before the first that may grow
+        self._final_groups = 0  # number of leading groups that can no longer change
         self._width = 0
-        self._bottoms: list[int] = []  # end of each part at that width; parts beyond the last entry are unmeasured
+        self._bottoms: list[int] = []  # bottom of each measured part at that width
 
     @property
     def texts(self) -> list[QTextEdit]:
-        return list(map(_text_of, self.parts))
+        return list(map(_text_edit_of, self.parts))
 
     def show_blocks(self, settled_blocks: Sequence[Block], open_blocks: Sequence[Block] = ()) -> None:
-        """Show blocks. `open_blocks` may still change while the reply streams."""
-        before, self._groups = self._groups, _grouped((*settled_blocks, *open_blocks))
+        """Show these blocks. `open_blocks` come last and may still change while the reply streams."""
+        before, self._groups = self._groups, _group_blocks((*settled_blocks, *open_blocks))
         same = takewhile(lambda pair: pair[0] == pair[1], zip(before, self._groups, strict=False))
         first = min(sum(1 for _ in same), self._final_groups)
-        self._final_groups = max(len(self._groups) - len(open_blocks), 0)  # or fewer: at worst one is checked again
+        self._final_groups = max(len(self._groups) - len(open_blocks), 0)  # at least
         for surplus in self.parts[len(self._groups) :]:
-            _remove(surplus)
+            _delete_part(surplus)
         del self.parts[len(self._groups) :]
         for i in range(first, len(self._groups)):
             self._show_group(i, is_growing=any(self._groups[i][0] is block for block in open_blocks))
-        self._place_from(first)
+        self._relayout_from(first)
 
     def show_formulas(self) -> bool:
         changed = [i for i, part in enumerate(self.parts) if isinstance(part, TextPage) and part.show_formulas()]
         if changed:
-            self._place_from(changed[0])
+            self._relayout_from(changed[0])
         return bool(changed)
 
     def natural_width(self) -> int:
@@ -84,7 +84,7 @@ class PartColumn(QWidget):
         if event.size().width() != event.oldSize().width():
             self._place(0)
 
-    def _place_from(self, first: int) -> None:
+    def _relayout_from(self, first: int) -> None:
         del self._bottoms[first:]
         self.updateGeometry()
         self._place(first)
@@ -103,7 +103,7 @@ class PartColumn(QWidget):
         part = self.parts[i] if i < len(self.parts) else None
         if type(part) is not kind or (isinstance(part, CodeView) and part.language != getattr(first, "language", "")):
             if part is not None:
-                _remove(part)
+                _delete_part(part)
             part = self._new_part(first)
             self.parts[i : i + 1] = [part]
         if isinstance(part, CodeView) and isinstance(first, Code):
@@ -118,7 +118,7 @@ class PartColumn(QWidget):
         else:
             part = page = (WidePage if isinstance(first, WideBlock) else TextPage)(self._style, self._name, self)
             page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))
-        self.text_added.emit(_text_of(part))
+        self.text_added.emit(_text_edit_of(part))
         part.show()
         return part
 
@@ -135,7 +135,7 @@ class PartColumn(QWidget):
         return _INDENT * first.indent if isinstance(first, Code) else 0
 
     def selected_markdown(self, text: QTextEdit) -> str:
-        """Return a text's selection as Markdown: whole blocks, but only plain text within one."""
+        """Return the Markdown of all blocks touched by a text's selection; plain text if it is part of one block."""
         texts, selection = self.texts, selected_text(text)
         if text not in texts:
             return selection
@@ -156,11 +156,11 @@ class PartColumn(QWidget):
         return "".join(block.source + end for block, end in zip(chosen, separators, strict=True)).strip("\n")
 
 
-def _text_of(part: Part) -> QTextEdit:
+def _text_edit_of(part: Part) -> QTextEdit:
     return part.body if isinstance(part, CodeView) else part
 
 
-def _grouped(blocks: Iterable[Block]) -> list[Group]:
+def _group_blocks(blocks: Iterable[Block]) -> list[Group]:
     groups: list[list[Block]] = []
     room = -1
     for block in blocks:
@@ -170,11 +170,11 @@ def _grouped(blocks: Iterable[Block]) -> list[Group]:
             room -= length
         else:
             groups.append([block])
-            room = _PAGE - length if isinstance(block, Prose) else -1
+            room = _MAX_PAGE - length if isinstance(block, Prose) else -1
     return list(groups)
 
 
-def _remove(part: QWidget) -> None:
+def _delete_part(part: QWidget) -> None:
     part.setParent(None)
     part.deleteLater()
 
@@ -204,15 +204,17 @@ def message_text(markdown: Markdown, message: Message) -> str:
 
 def _plain_text(blocks: Sequence[Prose | WideBlock]) -> str:
     def with_sources(block: Prose | WideBlock) -> str:
-        return FORMULA_PLACE.sub(lambda match: escape(block.formulas[int(match[1])].source, quote=False), block.html)
+        return FORMULA_PLACEHOLDER.sub(
+            lambda match: escape(block.formulas[int(match[1])].source, quote=False), block.html
+        )
 
     document = QTextDocument()
-    document.setHtml(as_lists(blocks, map(with_sources, blocks)))
+    document.setHtml(join_blocks(blocks, map(with_sources, blocks)))
     return _text_between(document, 0, document.characterCount(), str)
 
 
 def _text_between(document: QTextDocument, start: int, end: int, formula_source: Callable[[str], str]) -> str:
-    """Return the text from `start` to `end`: formulas as LaTeX, lists with bullets, a row's cells on a line."""
+    """Return the text from `start` to `end`, with formulas as LaTeX, list bullets, and tabs between table cells."""
     pieces: list[str] = []
     block = document.findBlock(start)
     previous: QTextBlock | None = None
@@ -228,7 +230,7 @@ def _text_between(document: QTextDocument, start: int, end: int, formula_source:
             piece = between(fragment.text(), max(start - first, 0), max(end - first, 0))
             if piece and form.isImageFormat():
                 name = form.toImageFormat().name()
-                piece = piece.replace(_OBJECT, formula_source(name) if name.startswith(FORMULA) else "")
+                piece = piece.replace(_OBJECT, formula_source(name) if name.startswith(FORMULA_PREFIX) else "")
             pieces.append(piece.replace("\u2028", "\n").replace("\xa0", " "))
         previous, block = block, block.next()
     return "".join(pieces).translate(_INVISIBLE).strip("\n")

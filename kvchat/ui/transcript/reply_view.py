@@ -1,4 +1,4 @@
-"""A reply on the page: the model's thinking (collapsed), the text and the receipt."""
+"""A reply in the transcript: the model's thinking (collapsed), the text and the footer."""
 
 import time
 from dataclasses import replace
@@ -15,17 +15,17 @@ from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.text_page import PageStyle
 from kvchat.ui.transcript.footer import ReceiptView, ReplyFooter, RequestKind
-from kvchat.ui.transcript.message_view import BUILD_MS, MessageView, short_name
+from kvchat.ui.transcript.message_view import BUILD_STEP_MS, MessageView, shorten_name
 from kvchat.ui.transcript.part_column import PartColumn
 
 _LEFT, _ABOVE, _BELOW = 16, 4, 4  # pixels around the thinking text
 _RENDER_MS, _MAX_RENDER_MS = 100, 800  # interval between updates of streaming text
-_RENDER_SHARE = 8  # drawing may take at most 1 / this of the time
+_RENDER_SHARE = 8  # rendering may take up to 1 / _RENDER_SHARE of the time
 _PART_GAP = 6  # pixels between thinking, text and footer
 
 
 class ThinkingView(QWidget):
-    """Thinking before a reply, folded until clicked; not laid out while folded."""
+    """The model's thinking before a reply. Collapsed until clicked, and not laid out while collapsed."""
 
     text_added = Signal(QTextEdit)
     toggled = Signal()
@@ -52,7 +52,7 @@ class ThinkingView(QWidget):
         return self._column.texts if self.is_open else []
 
     def show_thinking(self, text: str, *, is_streaming: bool, ms: float | None) -> None:
-        """is_streaming: thinking continues; ms: its duration, None if not measured"""
+        """Show the thinking so far. `ms` is its duration if measured; `is_streaming` means it continues."""
         self._text = text
         heading = _("Reasoning") if ms is None else _("Thought for {ms}", ms=format_rough_duration(ms / 1000))
         self._heading = _("Thinking…") if is_streaming else heading
@@ -97,15 +97,15 @@ class ReplyView(MessageView):
         self.text, self.thinking = message.content, message.thinking
         self.footer: ReplyFooter | None = None
         self._thinking_view: ThinkingView | None = None
-        self._thinking_ms: float | None = None  # before the receipt
+        self._thinking_ms: float | None = None  # duration until the receipt has it
         self._stream = MarkdownStream(style.markdown)
         self._streamed_text = ""  # text given to the stream
-        self._has_more = False  # to parse
-        self._is_reparsing = False  # from the beginning; the old text stays until then
+        self._has_more = False  # text left to parse
+        self._is_reparsing = False  # parsing starts over; the old parts stay visible until it is done
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self.render_now)
         self.column.setParent(self)
-        add, request = self.action_row.add, self._request
+        add, request = self.action_row.add_button, self._request
         add("copy", _("Copy the reply"), lambda: QGuiApplication.clipboard().setText(self.text))
         add("edit", _("Edit the reply"), self.edit)
         add("again", _("Regenerate the reply"), lambda: request(RequestKind.REGENERATE))
@@ -115,7 +115,7 @@ class ReplyView(MessageView):
         add("trash", _("Delete the reply and everything after it"), lambda: request(RequestKind.DELETE))
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         return not self._has_more
 
     @property
@@ -128,7 +128,7 @@ class ReplyView(MessageView):
         return self.footer.receipt if self.footer is not None else None
 
     @property
-    def streaming(self) -> bool:
+    def is_streaming(self) -> bool:
         return self.message.state is MessageState.STREAMING
 
     @property
@@ -156,16 +156,13 @@ class ReplyView(MessageView):
             self.changed.emit()
         return super().event(event)
 
-    def begin(self) -> None:
-        self.show_message(self.message)
-
     def show_message(self, message: Message) -> None:
-        """Show the stored message. An older stored text does not replace a live one."""
+        """Show the stored message, unless more of the reply has already been streamed."""
         self.message = message
-        if not self.streaming or len(message.content) + len(message.thinking) > len(self.text) + len(self.thinking):
+        if not self.is_streaming or len(message.content) + len(message.thinking) > len(self.text) + len(self.thinking):
             self.text, self.thinking = message.content, message.thinking
-        if not self.streaming:
-            self.setAccessibleName(short_name(_("Reply: {text}", text=self.text)))
+        if not self.is_streaming:
+            self.setAccessibleName(shorten_name(_("Reply: {text}", text=self.text)))
         self._show_footer()
         self.render_now()
 
@@ -176,29 +173,29 @@ class ReplyView(MessageView):
         if self.footer is not None:
             self.footer.show_continue(is_last)
 
-    def set_live(self, text: str, thinking: str, thinking_ms: float | None = None) -> None:
-        """Show the reply so far after a short delay, together with later updates."""
+    def show_live_reply(self, text: str, thinking: str, thinking_ms: float | None = None) -> None:
+        """Show the reply so far after a short delay that combines updates."""
         self.text, self.thinking, self._thinking_ms = text, thinking, thinking_ms
-        if not self.streaming:  # continued, but not yet reloaded from disk
+        if not self.is_streaming:  # continued, but not yet reloaded from disk
             self.message = replace(self.message, state=MessageState.STREAMING)
             self._show_footer()
         if not self._timer.isActive():
             self._timer.start(max(_RENDER_MS, self._timer.interval()))
 
     def render_now(self) -> None:
-        started = time.thread_time()  # not wall time: a busy machine must not make the steps larger
+        started = time.thread_time()  # not wall time, so that a busy machine does not change the step
         self._timer.stop()
         if self.thinking:
             self._show_thinking()
         was_replaced = not self.text.startswith(self._streamed_text)
-        if was_replaced or (self._stream.finished and (self.streaming or self.text != self._streamed_text)):
+        if was_replaced or (self._stream.finished and (self.is_streaming or self.text != self._streamed_text)):
             self._is_reparsing = bool(self._streamed_text)
             self._stream, self._streamed_text = MarkdownStream(self.page_style.markdown), ""
         self._stream.feed(self.text[len(self._streamed_text) :])
         self._streamed_text = self.text
-        self._stream.finished = not self.streaming
+        self._stream.finished = not self.is_streaming
         self._has_more = True
-        while self._has_more and (time.thread_time() - started) * 1000 < BUILD_MS:
+        while self._has_more and (time.thread_time() - started) * 1000 < BUILD_STEP_MS:
             self._has_more = self._stream.step()
             if not (self._is_reparsing and self._has_more):
                 self.column.show_blocks(self._stream.settled_blocks, self._stream.open_blocks)
@@ -206,7 +203,7 @@ class ReplyView(MessageView):
         self._timer.setInterval(min(max(_RENDER_MS, int(cost * _RENDER_SHARE)), _MAX_RENDER_MS))
         self._is_reparsing &= self._has_more
         if self._has_more:
-            self._timer.start(self._timer.interval() if self.streaming and not self._is_reparsing else 0)
+            self._timer.start(self._timer.interval() if self.is_streaming and not self._is_reparsing else 0)
         self.changed.emit()
 
     def _show_thinking(self) -> None:
@@ -217,7 +214,7 @@ class ReplyView(MessageView):
             self._thinking_view.show()
         receipt = self.message.receipt
         ms = receipt.thinking_ms if receipt is not None and receipt.thinking_ms is not None else self._thinking_ms
-        self._thinking_view.show_thinking(self.thinking, is_streaming=self.streaming and not self.text, ms=ms)
+        self._thinking_view.show_thinking(self.thinking, is_streaming=self.is_streaming and not self.text, ms=ms)
 
     def _show_footer(self) -> None:
         was_open = self.receipt is not None and self.receipt.is_open
@@ -226,14 +223,14 @@ class ReplyView(MessageView):
             self.footer.setParent(None)
             self.footer.deleteLater()
             self.footer = None
-        self.action_row.setVisible(not self.streaming)
-        if self.streaming:
+        self.action_row.setVisible(not self.is_streaming)
+        if self.is_streaming:
             return
         look, retry, go_on = self.page_style.look, self.retry_requested, self._continue.click
         self.footer = ReplyFooter(self.message, self.action_row, look, retry=retry, on_continue=go_on)
         self.footer.setParent(self)
         if self.receipt is not None:
-            self.receipt.line.clicked.connect(self.toggled)
+            self.receipt.summary_button.clicked.connect(self.toggled)
             if was_open:
                 self.receipt.toggle()
         self.footer.show_continue(self.action_row.is_last)

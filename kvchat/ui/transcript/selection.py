@@ -1,4 +1,4 @@
-"""Selection across messages: a drag that leaves one text continues in the next; all is copied together."""
+"""Selection and copying across texts and messages, and the context menu."""
 
 from dataclasses import dataclass
 from operator import itemgetter
@@ -15,7 +15,7 @@ from kvchat.ui.transcript.message_view import MessageView
 from kvchat.ui.transcript.part_column import selected_text
 from kvchat.ui.widgets.text_search import select
 
-_SCROLL_MS = 30  # while dragging above or below the page
+_SCROLL_MS = 30  # scroll interval while dragging beyond the viewport
 _COPY_MARKDOWN = QKeySequence("Ctrl+Shift+C")
 
 
@@ -31,16 +31,16 @@ class Selection(QObject):
         super().__init__(page)
         self._page = page
         self._anchor: TextPosition | None = None
-        self._head: TextPosition | None = None  # in a different text than the anchor; None if within one text
+        self._head: TextPosition | None = None  # None if the selection is within one text
         self._mouse = QPoint()
         self._scroller = QTimer(self, interval=_SCROLL_MS)
         self._scroller.timeout.connect(self._scroll_on)
 
-    def watch(self, text: QTextEdit, view: MessageView) -> None:
+    def attach(self, text: QTextEdit, view: MessageView) -> None:
         for watched in (text, text.viewport()):
             watched.installEventFilter(self)
         if self._head is not None:
-            rows, row = self._rows(), self._page.row_of(view.message.id)
+            rows, row = self._end_rows(), self._page.row_of(view.message.id)
             if row is not None and rows and rows[0] < row < rows[-1]:
                 text.selectAll()
 
@@ -49,8 +49,8 @@ class Selection(QObject):
         self._anchor = self._head = None
         self._scroller.stop()
 
-    def pinned(self) -> set[str]:
-        """Return the messages whose widgets must stay because the selection begins or ends there."""
+    def end_message_ids(self) -> set[str]:
+        """Return the ids of the messages in which the selection begins and ends. Their widgets must stay."""
         ends = [spot for spot in (self._anchor, self._head) if spot is not None]
         if not all(isValid(spot.text) for spot in ends):
             self._anchor = self._head = None
@@ -77,7 +77,7 @@ class Selection(QObject):
             markdown = QKeySequence(event.keyCombination()) == _COPY_MARKDOWN
             if markdown or event.matches(QKeySequence.StandardKey.Copy):
                 self._adopt_native_selection(text, view)
-                QGuiApplication.clipboard().setText(self.selected(markdown=markdown))
+                QGuiApplication.clipboard().setText(self.selected_text(markdown=markdown))
                 return True
             if event.matches(QKeySequence.StandardKey.SelectAll):
                 self.select_message(view)
@@ -149,7 +149,7 @@ class Selection(QObject):
         return [text for view in views for text in view.texts]
 
     def _position_at(self, mouse: QPoint) -> TextPosition | None:
-        """Return the place in the nearest visible text."""
+        """Return the position nearest to the mouse, in the nearest text. `mouse` is in global coordinates."""
         distances: list[tuple[int, QTextEdit, str]] = []
         for view in self._page.views.values():
             for text in view.texts:
@@ -167,13 +167,13 @@ class Selection(QObject):
             if other is not text and other.textCursor().hasSelection():
                 select(other, 0, 0)
 
-    def _rows(self) -> list[int]:
-        """Return the rows where the selection begins and ends, from the top."""
-        return sorted(row for id in self.pinned() if (row := self._page.row_of(id)) is not None)
+    def _end_rows(self) -> list[int]:
+        """Return the rows of the messages in which the selection begins and ends, in order."""
+        return sorted(row for id in self.end_message_ids() if (row := self._page.row_of(id)) is not None)
 
-    def selected(self, *, markdown: bool = False) -> str:
+    def selected_text(self, *, markdown: bool = False) -> str:
         pieces: list[str] = []
-        rows = self._rows()
+        rows = self._end_rows()
         for row in range(rows[0], rows[-1] + 1) if rows else ():
             message = self._page.messages[row]
             view = self._page.views.get(message.id)
@@ -198,7 +198,7 @@ class Selection(QObject):
             select(texts[0], 0, last)
 
     def _adopt_native_selection(self, text: QTextEdit, view: MessageView) -> None:
-        if not self.pinned() or (self._head is None and self._anchor and self._anchor.text is not text):
+        if not self.end_message_ids() or (self._head is None and self._anchor and self._anchor.text is not text):
             self._anchor = TextPosition(view.message.id, text, text.textCursor().anchor())
 
     def _open_menu(self, text: QTextEdit | None, view: MessageView, event: QContextMenuEvent) -> None:
@@ -211,8 +211,8 @@ class Selection(QObject):
             has_selection = self._head is not None or text.textCursor().hasSelection()
             link = text.anchorAt(text.viewport().mapFromGlobal(event.globalPos()))
         if has_selection:
-            menu.addAction(_("Copy as text"), lambda: copy(self.selected()))
-            menu.addAction(_("Copy as Markdown"), lambda: copy(self.selected(markdown=True)))
+            menu.addAction(_("Copy as text"), lambda: copy(self.selected_text()))
+            menu.addAction(_("Copy as Markdown"), lambda: copy(self.selected_text(markdown=True)))
         else:
             menu.addAction(_("Copy message as text"), lambda: copy(whole(view.message, markdown=False)))
             menu.addAction(_("Copy message as Markdown"), lambda: copy(whole(view.message, markdown=True)))

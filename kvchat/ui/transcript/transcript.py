@@ -1,4 +1,4 @@
-"""The transcript: one conversation's messages, progress below them, selection, find and message actions."""
+"""The transcript of one conversation, with selection, find, message actions and keyboard focus."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import dropwhile, pairwise
@@ -21,9 +21,9 @@ from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.selection import Selection
 
-_MAX_ANNOUNCED = 2000  # characters of a reply
+_MAX_ANNOUNCED = 2000  # characters
 _SCROLL_MARGIN = 12  # pixels left around a scroll target
-_FORMULA_MS = 30  # finished formulas are collected this long before drawing
+_FORMULA_MS = 30  # delay that combines finished formulas into one layout
 
 
 def _is_tab_stop(widget: QWidget) -> bool:
@@ -32,7 +32,7 @@ def _is_tab_stop(widget: QWidget) -> bool:
 
 
 def _descendants(widget: QWidget, closed: QWidget | None = None) -> Iterator[QWidget]:
-    """Yield a widget and its descendants in creation order, visible or not, but none inside `closed`."""
+    """Yield a widget and its descendants in creation order, skipping those inside `closed`."""
     yield widget
     for child in widget.children() if widget is not closed else ():
         if isinstance(child, QWidget) and not child.isWindow():
@@ -50,31 +50,31 @@ class Transcript(MessageColumn):
         self.setObjectName("transcript")
         self.setAccessibleName(_("Chat"))
         self._live_reply: tuple[str, str, str, float | None] | None = None
-        self._edits: dict[str, str] = {}  # unfinished, of messages without a widget
-        self._branch_switch: tuple[str, bool] | None = None  # branch switched to by keyboard, and True if forwards
+        self._edits: dict[str, str] = {}  # unfinished edits of messages without a widget
+        self._branch_switch: tuple[str, bool] | None = None  # target chosen by keyboard; True if forwards
         self.tail.retry_requested.connect(self.retry_requested)
         self.selection = Selection(self)
-        self._pinned = self.selection.pinned
+        self._pinned_ids = self.selection.end_message_ids
         self.marks = HitMarks(self, look)
         formula_timer = QTimer(self, singleShot=True, interval=_FORMULA_MS)
         formula_timer.timeout.connect(self._show_formulas)
         self._formulas.ready.connect(lambda: formula_timer.isActive() or formula_timer.start())
-        look.changing.connect(self._delete_views)
+        look.changing.connect(self._delete_all_views)
         look.changed.connect(self._restyle)
 
     def show_conversation(self, messages: Sequence[Message]) -> None:
         self.selection.clear()
         self.marks.clear()
-        self._drop(list(self.views))
-        self._show_rows([])
+        self._delete_views(list(self.views))
+        self._set_messages([])
         self._follow = True
         self._live_reply = None
         self.update_messages(messages)
 
     def update_messages(self, messages: Sequence[Message]) -> None:
         visible_messages = [message for message in messages if message.role is not Role.SYSTEM]
-        self._show_rows(visible_messages)
-        for id, view in list(self.views.items()):  # growing rows may reveal others
+        self._set_messages(visible_messages)
+        for id, view in list(self.views.items()):  # showing a message may create and delete other views
             if id not in self.views:
                 continue
             message = visible_messages[self._row_by_id[id]]
@@ -83,16 +83,16 @@ class Transcript(MessageColumn):
             self._set_last(view)
         self._arrange()
 
-    def set_live(self, message_id: str, text: str, thinking: str, thinking_ms: float | None = None) -> None:
-        """Show the running reply so far; `thinking_ms` once thinking is over."""
+    def show_live_reply(self, message_id: str, text: str, thinking: str, thinking_ms: float | None = None) -> None:
+        """Show the streaming reply so far. `thinking_ms` is the duration of thinking once it has ended."""
         self._live_reply = (message_id, text, thinking, thinking_ms)
         view = self.views.get(message_id)
         if isinstance(view, ReplyView):
-            view.set_live(text, thinking, thinking_ms)
+            view.show_live_reply(text, thinking, thinking_ms)
 
     def edit(self, message_id: str) -> None:
         if (row := self.row_of(message_id)) is not None:
-            view = self._view(row)
+            view = self._ensure_view(row)
             view.edit()
             self._arrange()
             self.ensureWidgetVisible(view)
@@ -103,7 +103,7 @@ class Transcript(MessageColumn):
             self.views[message_id].end_edit()
 
     def show_pending(self, text: str, *, is_waiting: bool = False) -> None:
-        """Show progress before the first token. `is_waiting`: for another chat, which can be postponed."""
+        """Show progress before the first token. Offer to prioritize the chat if it `is_waiting` for another."""
         self.tail.pending_label.setText(text)
         self.tail.pending_label.setAccessibleName(text)
         self.tail.pending_label.setVisible(bool(text))
@@ -119,22 +119,25 @@ class Transcript(MessageColumn):
         self._fit_tail()
 
     def announce_reply(self, message_id: str) -> None:
-        """Have a screen reader read a finished reply, or the beginning of a long one."""
+        """Announce a finished reply, or the beginning of a long one, to screen readers."""
         view = self.views.get(message_id)
         if isinstance(view, ReplyView):
             reply = "\n".join(text.toPlainText() for text in view.column.texts)
             announce(self, _("Reply: {text}", text=shorten(reply, _MAX_ANNOUNCED, placeholder="…")))
 
     def show_message(self, message_id: str, number: int = 0) -> int:
-        """Scroll to mark `number` of a message (−1: the last), or to its beginning; return its number of marks."""
+        """Scroll to a message's search hit, or to its beginning if it has none, and return the number of hits.
+
+        `number` is the index of the hit; -1 means the last.
+        """
         if (row := self.row_of(message_id)) is None:
             return 0
         self._follow = False
-        self._view(row)
+        self._ensure_view(row)
         self._arrange(TOP + self._rows.top(row) - GAP - self._bar.value())
         if self.marks.terms:
             self.views[message_id].unfold()
-        marks = self.marks.in_message(message_id)
+        marks = self.marks.hits_in_message(message_id)
         if marks:
             text, cursor = marks[number if number < len(marks) else -1]
             self.marks.set_current(text, cursor)
@@ -150,35 +153,35 @@ class Transcript(MessageColumn):
         if focus is self:
             stop = self._visible_stop(forwards=True) if next else None
         elif focus is not None and self.isVisible() and self.isAncestorOf(focus):
-            # Qt moves the focus away from hidden widgets, maybe while messages are placed.
+            # Qt moves focus away from widgets that are hidden, even while messages are placed.
             stop = self if not _is_tab_stop(focus) else self._next_stop(focus, next) or (None if next else self)
-        return self._focus(stop, next) if stop is not None else self.focus_next_in_window(next)
+        return self._focus_stop(stop, next) if stop is not None else self.focus_next_in_window(next)
 
     def focus_next_in_window(self, forwards: bool) -> bool:
-        """Focus the window's next Tab stop in creation order; the page counts as one stop."""
+        """Focus the window's next Tab stop in creation order. The transcript counts as one stop."""
         focus, widgets = QApplication.focusWidget(), list(_descendants(self.window(), closed=self))
         start = widgets.index(focus if focus in widgets else self)
         others = [*widgets[start + 1 :], *widgets[:start]]
         stop = next(filter(_is_tab_stop, others if forwards else reversed(others)), None)
         if stop is self and not forwards:
             stop = self._visible_stop(forwards=False) or self
-        return stop is not None and self._focus(stop, forwards)
+        return stop is not None and self._focus_stop(stop, forwards)
 
-    def _focus(self, stop: QWidget, forwards: bool) -> bool:
+    def _focus_stop(self, stop: QWidget, forwards: bool) -> bool:
         stop.setFocus(Qt.FocusReason.TabFocusReason if forwards else Qt.FocusReason.BacktabFocusReason)
         if self._content.isAncestorOf(stop):
-            self._show_inside(stop, stop.rect())
+            self._scroll_into_view(stop, stop.rect())
         return True
 
     def _tab_stops(self, rows: Iterable[int], forwards: bool) -> Iterator[QWidget]:
-        """Yield the Tab stops in these rows, then tail and jump button, by line, each from the left.
+        """Yield the Tab stops of these rows line by line, in reading order or its reverse.
 
-        Creates the messages' widgets on the way.
+        Create missing widgets. The rows after the last message are the tail and the jump button.
         """
         for row in rows:
             area: QWidget = self.tail if row == len(self.messages) else self.jump_button
             if row < len(self.messages):
-                area = self._view(row)
+                area = self._ensure_view(row)
                 if not self._rows.measured[row]:
                     self._arrange()
             stops = list(filter(_is_tab_stop, _descendants(area)))
@@ -202,8 +205,8 @@ class Transcript(MessageColumn):
         stops = self._tab_stops(places if forwards else reversed(places), forwards)
         return next((stop for stop in stops if view.intersects(QRect(stop.mapTo(self, QPoint()), stop.size()))), None)
 
-    def _show_inside(self, widget: QWidget, box: QRect) -> None:
-        """Scroll if necessary to show all of a widget's `box`, or its nearer end."""
+    def _scroll_into_view(self, widget: QWidget, box: QRect) -> None:
+        """Scroll until a widget's `box` is visible, or its nearer end if it is too tall."""
         top, height = widget.mapTo(self._content, box.topLeft()).y(), box.height()
         above, area = self._bar.value(), self.viewport().height()
         if min(top + height, above + area) - max(top, above) >= min(height, area // 2):
@@ -211,12 +214,12 @@ class Transcript(MessageColumn):
         to_top, to_bottom = top - _SCROLL_MARGIN, top + height + _SCROLL_MARGIN - area
         self.scroll_by((to_top if (top < above) == (height <= area) else to_bottom) - above)
 
-    def _drop(self, ids: Sequence[str]) -> None:
+    def _delete_views(self, ids: Sequence[str]) -> None:
         for id in ids:
             editor = self.views[id].editor
             if editor is not None:
                 self._edits[id] = editor.field.toPlainText()
-        super()._drop(ids)
+        super()._delete_views(ids)
 
     def _new_view(self, message: Message) -> AnyMessageView:
         view: AnyMessageView
@@ -226,19 +229,17 @@ class Transcript(MessageColumn):
             view = ReplyView(self._style, message, self._content)
             view.retry_requested.connect(self.retry_requested)
         view.requested.connect(self._forward_request)
-        view.text_added.connect(lambda text: self._watch(text, view))
+        view.text_added.connect(lambda text: self._attach_text(text, view))
         view.link_activated.connect(lambda url: ask_to_open(self.window(), url))
-        view.installEventFilter(self.selection)  # menu outside the texts
+        view.installEventFilter(self.selection)  # for the context menu beside the texts
         self.marks.mark_documents(view)
-        view.begin()
-        if (
-            self._live_reply is not None
-            and self._live_reply[0] == message.id
-            and isinstance(view, ReplyView)
-            and view.streaming
-        ):
-            view.set_live(*self._live_reply[1:])
-            view.render_now()
+        if isinstance(view, UserView):
+            view.build()
+        else:
+            view.show_message(message)
+            if self._live_reply is not None and self._live_reply[0] == message.id and view.is_streaming:
+                view.show_live_reply(*self._live_reply[1:])
+                view.render_now()
         view.show()
         view.changed.connect(lambda: self._view_changed(message.id))
         view.toggled.connect(lambda: self._view_toggled(message.id))
@@ -246,19 +247,19 @@ class Transcript(MessageColumn):
             view.edit(self._edits.pop(message.id))
         self._set_last(view)
         if self._branch_switch and message.id == self._branch_switch[0]:
-            arrow, other = view.action_row.pager[:: -1 if self._branch_switch[1] else 1]
+            arrow, other = view.action_row.pager_buttons[:: -1 if self._branch_switch[1] else 1]
             (arrow if arrow.isEnabled() else other).setFocus()
             self._branch_switch = None
         return view
 
-    def _watch(self, text: QTextEdit, view: AnyMessageView) -> None:
-        self.selection.watch(text, view)
-        self.marks.watch(text)
+    def _attach_text(self, text: QTextEdit, view: AnyMessageView) -> None:
+        self.selection.attach(text, view)
+        self.marks.keep_marked(text)
         if isinstance(text, TextPage):
-            text.link_reached.connect(lambda: self._show_inside(text, text.cursorRect()))
+            text.link_reached.connect(lambda: self._scroll_into_view(text, text.cursorRect()))
 
     def _view_toggled(self, message_id: str) -> None:
-        """Keep what the reader unfolds in place, growing downwards; keep the last reply's end in view."""
+        """Keep the top of an unfolded message in place, or the end of the last reply in view."""
         follow = self._follow
         is_last = self.row_of(message_id) == len(self.messages) - 1
         self._follow = follow and is_last and isinstance(self.views.get(message_id), ReplyView)
@@ -272,9 +273,9 @@ class Transcript(MessageColumn):
             view.set_last(self._row_by_id[view.message.id] == len(self.messages) - 1)
 
     def _forward_request(self, request: MessageRequest) -> None:
-        """When branches are switched by keyboard, focus the same button of the next branch."""
-        siblings, pager = request.message.siblings, self.views[request.message.id].action_row.pager
-        if request.run is RequestKind.SWITCH and any(button.hasFocus() for button in pager):
+        """Emit `message_requested`. After a switch of branches by keyboard, focus will return to the same button."""
+        siblings, pager = request.message.siblings, self.views[request.message.id].action_row.pager_buttons
+        if request.kind is RequestKind.SWITCH and any(button.hasFocus() for button in pager):
             self._branch_switch = request.text, siblings.index(request.text) > siblings.index(request.message.id)
         self.message_requested.emit(request)
 
@@ -283,16 +284,18 @@ class Transcript(MessageColumn):
             if view.column.show_formulas():
                 view.changed.emit()
 
-    def _delete_views(self) -> None:
-        """Delete the widgets at once: they are recreated, and restyling those of 40 messages took 0.5 s."""
+    def _delete_all_views(self) -> None:
+        """Delete all messages' widgets, except those being edited, now.
+
+        They are recreated when needed; restyling the widgets of 40 messages took 0.5 s.
+        """
         self.selection.clear()
         deleted = {id: view for id, view in self.views.items() if id not in self._edited_ids()}
-        self._drop(list(deleted))
+        self._delete_views(list(deleted))
         for view in deleted.values():
             QCoreApplication.sendPostedEvents(view, QEvent.Type.DeferredDelete)
 
     def _restyle(self) -> None:
         self._style = PageStyle(self._look, self._formulas)
-        self.selection.clear()
-        self._drop([id for id in self.views if id not in self._edited_ids()])
+        self._delete_all_views()
         self._arrange()

@@ -102,7 +102,9 @@ async def test_a_reply_is_one_thing_with_a_name(furnished: StagedRuntime, window
     furnished.chat.write("tax", Role.USER, "What is due?")
     furnished.chat.write("tax", Role.ASSISTANT, "**Forty** euros.\n\n```python\nprint(40)\n```\n\nOn Friday.")
     window.chat.open("tax")
-    await until(lambda: len(window.transcript.views) == 2 and all(v.complete for v in window.transcript.views.values()))
+    await until(
+        lambda: len(window.transcript.views) == 2 and all(v.is_complete for v in window.transcript.views.values())
+    )
     grouped = [name(face) for face in faces(window.transcript) if face.role() is QAccessible.Role.Grouping]
     assert sorted(grouped) == ["Reply: **Forty** euros. ```python print(40) ``` On Friday.", "You: What is due?"]
 

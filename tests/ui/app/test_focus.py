@@ -157,7 +157,7 @@ async def test_what_an_input_method_writes_goes_into_the_message(
 
 async def test_fields_keep_what_is_typed_in_them(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await opened(window)
-    window.find_bar.begin()
+    window.find_bar.start_search()
     qtbot.keyClicks(focused(), "lake")
     assert window.find_bar.field.text() == "lake"
     window.sidebar.search_panel.focus()

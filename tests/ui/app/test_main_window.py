@@ -497,7 +497,7 @@ async def test_an_open_receipt_stays_open_when_it_learns_what_came_after_the_rep
     await settled(window, furnished)
     receipt = replies(window)[0].receipt
     assert receipt is not None
-    receipt.line.click()
+    receipt.summary_button.click()
     last = furnished.chat.said("thesis")[-1]
     known = replace(last.receipt, settle_ms=220.0, save_ms=90.0)  # type: ignore[type-var]
     furnished.chat.set_receipt(last, known)

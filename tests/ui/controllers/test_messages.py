@@ -141,21 +141,21 @@ async def test_regenerate_and_continue(furnished: StagedRuntime, window: MainWin
 
 async def test_branches_are_gone_through_by_key(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     reply = (await views(window))[3]
-    assert [arrow.isEnabled() for arrow in reply.action_row.pager] == [True, True]
+    assert [arrow.isEnabled() for arrow in reply.action_row.pager_buttons] == [True, True]
     qtbot.mouseClick(button(reply, "Next branch"), LEFT)
     before, after = reply.message.siblings[0], reply.message.siblings[2]
     await until(lambda: after in window.transcript.views)
     shown = (await views(window))[3]
-    assert [arrow.isEnabled() for arrow in shown.action_row.pager] == [True, False]
-    back = shown.action_row.pager[0]
+    assert [arrow.isEnabled() for arrow in shown.action_row.pager_buttons] == [True, False]
+    back = shown.action_row.pager_buttons[0]
     back.setFocus()
     qtbot.keyClick(back, Qt.Key.Key_Space)
     await until(lambda: reply.message.id in window.transcript.views)
-    back = (await views(window))[3].action_row.pager[0]
+    back = (await views(window))[3].action_row.pager_buttons[0]
     assert back.hasFocus()
     qtbot.keyClick(back, Qt.Key.Key_Space)
     await until(lambda: before in window.transcript.views)
-    assert (await views(window))[3].action_row.pager[1].hasFocus(), "there is nothing before it"
+    assert (await views(window))[3].action_row.pager_buttons[1].hasFocus(), "there is nothing before it"
 
 
 async def test_delete_can_be_undone(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:

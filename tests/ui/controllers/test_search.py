@@ -43,7 +43,7 @@ def marked(window: MainWindow) -> list[str]:
 
 def in_sight(window: MainWindow, message_id: str) -> bool:
     """Return True if the first mark of a message is visible."""
-    text, cursor = window.transcript.marks.in_message(message_id)[0]
+    text, cursor = window.transcript.marks.hits_in_message(message_id)[0]
     place = text.mapTo(window.transcript.viewport(), text.cursorRect(cursor).center())
     return window.transcript.viewport().rect().contains(place)
 
@@ -128,7 +128,7 @@ async def test_f3_goes_from_hit_to_hit(furnished: StagedRuntime, window: MainWin
     last = furnished.chat.write("other", Role.ASSISTANT, f"{words}\n\nA heron.\n\n```\nheron\n```")
     window.chat.open("other")
     await until(lambda: len(window.transcript.messages) == 3 and last.id in window.transcript.views)
-    await until(lambda: all(view.complete for view in window.transcript.views.values()))
+    await until(lambda: all(view.is_complete for view in window.transcript.views.values()))
     window.activateWindow()
     await until(window.isActiveWindow)
     qtbot.keyClick(window, Qt.Key.Key_F, CTRL)
@@ -154,7 +154,7 @@ def led_to(window: MainWindow) -> tuple[str, int]:
     """Return the message and number of the current mark, which must be visible."""
     page, accent = window.transcript, window.transcript._look.theme.accent
     for id in page.views:
-        for number, (text, cursor) in enumerate(page.marks.in_message(id)):
+        for number, (text, cursor) in enumerate(page.marks.hits_in_message(id)):
             for mark in text.extraSelections():
                 if mark.cursor == cursor and mark.format.background().color().name() == accent:  # type: ignore[attr-defined]
                     place = text.mapTo(page.viewport(), text.cursorRect(cursor).center())

@@ -62,7 +62,7 @@ def test_colours_are_the_themes() -> None:
 def highlighted(language: str, *texts: str) -> LineHighlighter:
     colours = LineHighlighter(language, DARK)
     for text in texts:
-        colours.begin(text)
+        colours.set_text(text)
         while colours.advance(1.0):
             pass
     return colours

@@ -7,7 +7,7 @@ from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from kvchat.ui.base.theme import Look
-from kvchat.ui.rendering.formulas import Formulas, outline
+from kvchat.ui.rendering.formulas import Formulas, render_outline
 from kvchat.ui.rendering.markdown import Prose
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.text_page import PageStyle, TextPage
@@ -60,7 +60,7 @@ def test_an_open_formula_shows_as_source_and_swallows_nothing() -> None:
     ids=lambda tex: tex[:12],
 )
 def test_what_cannot_be_drawn_in_full_is_not_drawn(tex: str) -> None:
-    assert outline(tex, False) is None
+    assert render_outline(tex, False) is None
 
 
 def test_a_page_shows_the_source_until_the_formula_is_set(look: Look, qtbot: QtBot) -> None:

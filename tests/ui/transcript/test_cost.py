@@ -64,7 +64,7 @@ def test_a_reply_that_streams(look: Look, qtbot: QtBot, monkeypatch: pytest.Monk
     for end in range(step, len(text) + step, step):
         started = time.thread_time()
         laid_out[0] = 0
-        page.set_live("live", text[:end], "")
+        page.show_live_reply("live", text[:end], "")
         view.render_now()
         QCoreApplication.processEvents()
         costs.append(time.thread_time() - started)

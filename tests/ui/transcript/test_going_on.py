@@ -30,7 +30,7 @@ async def seen(page: Transcript, id: str) -> list[object]:
     view = page.views[id]
     assert isinstance(view, ReplyView)
     view.render_now()
-    while not view.complete:
+    while not view.is_complete:
         view.render_now()
     pages = [part for part in view.column.parts if isinstance(part, TextPage)]
     while any(part.formulas.pending for part in pages):
@@ -60,7 +60,7 @@ async def test_stop_and_continue_look_as_after_a_restart(
         fresh.show()
         fresh.show_conversation(await chat.messages("lakes"))
         if (turn := window.chat.turn_of()).live_id:
-            fresh.set_live(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
+            fresh.show_live_reply(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
         assert await seen(page, id) == await seen(fresh, id)
         fresh.deleteLater()
 

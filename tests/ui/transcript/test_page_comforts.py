@@ -37,18 +37,18 @@ def click_receipt(page: Transcript, qtbot: QtBot, id: str) -> None:
     view = page.views[id]
     assert isinstance(view, ReplyView)
     assert view.receipt is not None
-    qtbot.mouseClick(view.receipt.line, LEFT)
+    qtbot.mouseClick(view.receipt.summary_button, LEFT)
 
 
 def test_a_long_message_of_one_s_own_is_folded(page: Transcript, qtbot: QtBot) -> None:
     page.show_conversation([a_message("q", Role.USER, LONG), a_message("a", Role.ASSISTANT, "Yes.")])
     view = the_question(page)
-    assert view.complete
+    assert view.is_complete
     assert view.height() < 400
     assert view.fold_button.text().startswith("Show all, 5,001 lines")
     assert len(view.column.parts) < 20, "what is not to be seen is not made"
     qtbot.mouseClick(view.fold_button, LEFT)
-    qtbot.waitUntil(lambda: view.complete, timeout=LONG_MS)
+    qtbot.waitUntil(lambda: view.is_complete, timeout=LONG_MS)
     qtbot.waitUntil(lambda: view.height() > 50_000, timeout=LONG_MS)
     assert view.fold_button.text().startswith("Show less")
     qtbot.mouseClick(view.fold_button, LEFT)
@@ -95,7 +95,7 @@ def test_what_is_found_or_selected_in_a_folded_message_is_unfolded(page: Transcr
     page.show_conversation([])
     page.show_conversation(messages)
     page.selection.select_message(the_question(page))
-    assert page.selection.selected().replace("\n\n", "\n") == LONG
+    assert page.selection.selected_text().replace("\n\n", "\n") == LONG
 
 
 @pytest.mark.parametrize("place", ["its text", "beside its text", "a key"])
@@ -122,7 +122,7 @@ async def test_a_right_click_opens_a_menu(runtime: StagedRuntime, window: MainWi
     assert QApplication.clipboard().text() == "This."
     entries["Regenerate the reply"].trigger()
     menu.close()
-    assert requested[0].run is RequestKind.REGENERATE
+    assert requested[0].kind is RequestKind.REGENERATE
 
 
 async def test_nothing_grows_with_what_was_attached_or_asked(

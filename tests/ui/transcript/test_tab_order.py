@@ -134,12 +134,12 @@ async def test_a_part_with_the_keys_that_turns_into_another_gives_them_to_the_pa
     page = await opened(window)
     live = replace(page.messages[3], id="live", state=MessageState.STREAMING, content="", receipt=None)
     page.update_messages([*page.messages, live])
-    page.set_live("live", "See [the lake](https://example.org/lake) ``", "")
+    page.show_live_reply("live", "See [the lake](https://example.org/lake) ``", "")
     view = page.views["live"]
     assert isinstance(view, ReplyView)
     view.render_now()
     view.texts[0].setFocus()
-    page.set_live("live", "```python\nprint(1)\n```\n", "")
+    page.show_live_reply("live", "```python\nprint(1)\n```\n", "")
     view.render_now()
     assert focused() is page
     assert tab(qtbot)[0] in AS_THEY_STAND

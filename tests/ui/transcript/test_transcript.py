@@ -69,7 +69,7 @@ def streaming(page: Transcript, *before: Message) -> Callable[[str], ReplyView]:
     page.show_conversation([*before, a_message("live", Role.ASSISTANT, "", MessageState.STREAMING)])
 
     def says(text: str) -> ReplyView:
-        page.set_live("live", text, "")
+        page.show_live_reply("live", text, "")
         view = page.views["live"]
         assert isinstance(view, ReplyView)
         view.render_now()
@@ -167,10 +167,10 @@ def test_a_reply_that_streams_survives_losing_its_widget(page: Transcript) -> No
     streaming = a_message("live", Role.ASSISTANT, "", MessageState.STREAMING)
     messages = [*conversation(300), streaming]
     page.show_conversation(messages)
-    page.set_live("live", "Half a reply", "Thoughts", 1_500)
+    page.show_live_reply("live", "Half a reply", "Thoughts", 1_500)
     page.show_conversation([])
     page.show_conversation(messages)
-    page.set_live("live", "Half a reply, and more", "Thoughts", 1_500)
+    page.show_live_reply("live", "Half a reply, and more", "Thoughts", 1_500)
     view = page.views["live"]
     assert isinstance(view, ReplyView)
     view.render_now()
@@ -215,18 +215,20 @@ def test_selecting_within_a_reply(page: Transcript) -> None:
     page.show_conversation([a_message("a", Role.ASSISTANT, REPLY)])
     first, code, _ = texts(page, "a")
     drag(first, 6, code, 5)
-    assert page.selection.selected() == "words.\n- one\n- two $x^2$\n\nprint"
-    assert page.selection.selected(markdown=True) == "First **words**.\n\n- one\n- two $x^2$\n\n```python\nprint\n```"
+    assert page.selection.selected_text() == "words.\n- one\n- two $x^2$\n\nprint"
+    assert (
+        page.selection.selected_text(markdown=True) == "First **words**.\n\n- one\n- two $x^2$\n\n```python\nprint\n```"
+    )
     drag(first, 0, first, 5)
-    assert page.selection.selected() == page.selection.selected(markdown=True) == "First"
+    assert page.selection.selected_text() == page.selection.selected_text(markdown=True) == "First"
     drag(code, 8, first, 6)  # upwards
-    assert page.selection.selected() == "words.\n- one\n- two $x^2$\n\nprint(1)"
+    assert page.selection.selected_text() == "words.\n- one\n- two $x^2$\n\nprint(1)"
     page.show_conversation([a_message("e", Role.ASSISTANT, "One 🍅🍅 **two 👩‍👧 three** four")])
     text = texts(page, "e")[0]
     drag(text, 0, text, len("One 🍅🍅".encode("utf-16-le")) // 2)
-    assert page.selection.selected() == "One 🍅🍅"
+    assert page.selection.selected_text() == "One 🍅🍅"
     page.selection.select_message(page.views["e"])
-    assert page.selection.selected() == "One 🍅🍅 two 👩‍👧 three four"
+    assert page.selection.selected_text() == "One 🍅🍅 two 👩‍👧 three four"
 
 
 def test_what_is_selected_stays_so_while_the_reply_goes_on(page: Transcript) -> None:
@@ -257,7 +259,7 @@ def test_a_selection_outlives_widgets_between_its_ends(page: Transcript, qtbot: 
     start = texts(page, "q0")[0]
     where = _point(start, 0)
     QTest.mouseClick(start.viewport(), Qt.MouseButton.LeftButton, Qt.KeyboardModifier.ShiftModifier, pos=where)
-    words = page.selection.selected()
+    words = page.selection.selected_text()
     assert words.startswith("Question 0?")
     assert "Answer 150, paragraph 1." in words
     assert words.rstrip().endswith("Question 299?")
@@ -270,7 +272,7 @@ def test_a_message_is_copied_by_the_menu_and_by_its_button(page: Transcript) -> 
     assert page.whole_message(page.messages[1], markdown=True) == REPLY
     assert page.whole_message(page.messages[1], markdown=False).startswith("First words.\n- one\n- two $x^2$")
     page.selection.select_message(page.views["a"])
-    assert page.selection.selected().endswith("print(1)\n\nLast words.")
+    assert page.selection.selected_text().endswith("print(1)\n\nLast words.")
     for id, expected in (("q", typed), ("a", REPLY)):
         buttons = page.views[id].findChildren(QToolButton)
         assert all(button.isVisible() for button in buttons)
@@ -308,8 +310,8 @@ def test_long_messages_are_shown_in_pieces(page: Transcript, qtbot: QtBot) -> No
     page.show_conversation([a_message("q", Role.USER, "x " * 40_000)])
     for id, text in long.items():
         page.show_conversation([a_message(id, Role.ASSISTANT, text)])
-        assert not page.views[id].complete
-        qtbot.waitUntil(lambda: all(view.complete for view in page.views.values()), timeout=LONG_MS)
+        assert not page.views[id].is_complete
+        qtbot.waitUntil(lambda: all(view.is_complete for view in page.views.values()), timeout=LONG_MS)
         shown = "".join(text.toPlainText() for text in page.views[id].texts)
         assert shown.count("y") == 40_000 if id == "a" else shown == source
 
