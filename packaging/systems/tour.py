@@ -1,0 +1,365 @@
+"""Tour of the real app on another system, driven by keys; started by packaging/try.
+
+    tour.py SYSTEM BASE REPORT [VARIANT]
+
+BASE holds what packaging/try has set up. REPORT receives numbered pictures and report.md: one line per step, with the
+seconds it took. A step waits for a fact in kvchat's own files (a stored reply, its receipt, a released lock), never for
+a picture. The tour ends only the processes it started.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 420.0  # Wine runs the engine at about one token per second
+SCREEN = "1280x860x24"
+
+
+class StepFailed(Exception):
+    pass
+
+
+class System:
+    """A system in which kvchat runs: how to start programs there, press keys and take pictures."""
+
+    home: Path  # KVCHAT_HOME as this machine sees it
+    kvchat: tuple[str, ...] = ()  # command line of kvchat's window
+    console: tuple[str, ...] = ()  # command line of kvchat's commands
+    process_pattern = ""  # matches the command line of the window's process
+    engine_pattern = ""  # matches the command line of the engine's process
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.children: list[subprocess.Popen[bytes]] = []
+        self.display = f":{next(n for n in range(71, 99) if not Path(f'/tmp/.X11-unix/X{n}').exists())}"
+
+    def setup(self) -> None:
+        """Start the display and the desktop."""
+        self.spawn("Xvfb", self.display, "-screen", "0", SCREEN, "-nolisten", "tcp")
+        wait(lambda: Path(f"/tmp/.X11-unix/X{self.display[1:]}").exists(), "the display", 20)
+
+    def inside(self, *command: str) -> list[str]:
+        """Return the command line that runs `command` in the system."""
+        raise NotImplementedError
+
+    def path(self, name: str) -> str:
+        """Return the name, inside the system, of a file in kvchat's folder."""
+        return str(self.home / name)
+
+    def spawn(self, *command: str, output: Path | None = None) -> subprocess.Popen[bytes]:
+        with (output or Path(os.devnull)).open("ab") as log:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment, start_new_session=True
+            )
+        self.children.append(child)
+        return child
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"DISPLAY": self.display}
+
+    def run(self, *command: str, timeout: float = PATIENCE_S) -> str:
+        """Run one of kvchat's commands and return its standard output. Raises StepFailed."""
+        done = subprocess.run(
+            self.inside(*self.console, *command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout,
+            env=self.environment,
+        )
+        if done.returncode != 0:
+            message = (done.stderr or done.stdout).decode(errors="replace").strip()
+            raise StepFailed(f"kvchat {' '.join(command)}: exit code {done.returncode}: {message[-300:]}")
+        return done.stdout.decode(errors="replace")
+
+    def keys(self, *names: str) -> None:
+        for name in names:
+            subprocess.run(("xdotool", "key", "--clearmodifiers", name), env=self.environment, check=True)
+            time.sleep(0.4)
+
+    def type(self, text: str) -> None:
+        subprocess.run(("xdotool", "type", "--delay", "40", text), env=self.environment, check=True)
+        time.sleep(0.5)
+
+    def picture(self, file: Path) -> None:
+        subprocess.run(("import", "-window", "root", str(file)), env=self.environment, check=True)
+
+    def pids(self, pattern: str) -> list[int]:
+        """Return the processes of this system whose command line matches."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if re.search(pattern, line) and int(folder.name) != os.getpid():
+                    found.append(int(folder.name))
+        return found
+
+    def close(self) -> None:
+        for pid in self.pids(self.process_pattern):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
+        for child in reversed(self.children):
+            with suppress(OSError):
+                os.killpg(child.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(10)
+
+
+class Windows(System):
+    """Wine with python.org's interpreter. VARIANT: `python` has a console, `pythonw` is what a double-click starts."""
+
+    def __init__(self, base: Path, variant: str = "pythonw") -> None:
+        super().__init__(base)
+        drive = base / "wine-prefix/drive_c"
+        self.home = drive / "kvchat-tour"
+        python = "Z:" + str(base / "windows-python").replace("/", "\\")
+        shell = ("explorer", "/desktop=shell,1280x860")
+        self.kvchat = (*shell, f"{python}\\{variant}.exe", "-m", "kvchat")
+        self.console = (f"{python}\\python.exe", "-m", "kvchat")
+        self.process_pattern = rf"^{re.escape(python)}\\{variant}\.exe -m kvchat"
+        self.engine_pattern = r"^Z:\S+python\S*\.exe .*embedded\.py"
+
+    def inside(self, *command: str) -> list[str]:
+        settings = {
+            "WINEPREFIX": str(self.base / "wine-prefix"),
+            "WINEARCH": "win64",
+            "WINEDEBUG": "-all",
+            "WINEDLLOVERRIDES": "mscoree,mshtml=;winemenubuilder.exe=d;ucrtbase=n,b",
+            "DISPLAY": self.display,
+            "HOME": "/root",
+            "KVCHAT_HOME": f"C:\\{self.home.name}",
+        }
+        variables = [f"{name}={value}" for name, value in settings.items()]
+        return ["chroot", str(self.base / "wine"), "env", *variables, "wine", *command]
+
+    def path(self, name: str) -> str:
+        return f"C:\\{self.home.name}\\{name}"
+
+    def close(self) -> None:
+        super().close()
+        subprocess.run([*self.inside()[:-1], "wineserver", "-k"], check=False)
+
+
+class Xfce(System):
+    """XFCE's window manager, panel and notifications on X11."""
+
+    def __init__(self, base: Path, variant: str = "") -> None:
+        super().__init__(base)
+        self._run = base / "run-xfce"
+        self.home = self._run / "kvchat"
+        self.kvchat = self.console = (str(base / "venv/bin/kvchat"),)
+        self.process_pattern = r"venv/bin/python\S* \S*venv/bin/kvchat( |$)"
+        self.engine_pattern = r"llama-server|embedded\.py"
+
+    def setup(self) -> None:
+        super().setup()
+        (self._run / "home").mkdir(parents=True, exist_ok=True)
+        self._run.chmod(0o700)
+        (self._run / "bus").unlink(missing_ok=True)
+        session = (
+            f"echo $DBUS_SESSION_BUS_ADDRESS > {self._run}/bus; xfwm4 --compositor=off & sleep 1; xfdesktop & "
+            "xfce4-panel --disable-wm-check & /usr/lib/x86_64-linux-gnu/xfce4/notifyd/xfce4-notifyd & wait"
+        )
+        self.spawn(*self.inside("dbus-run-session", "--", "bash", "-c", session), output=self._run / "session.log")
+        wait(lambda: (self._run / "bus").exists(), "the session bus", 20)
+        time.sleep(5)
+
+    def inside(self, *command: str) -> list[str]:
+        settings = {
+            "HOME": str(self._run / "home"),
+            "XDG_RUNTIME_DIR": str(self._run),
+            "XDG_CURRENT_DESKTOP": "XFCE",
+            "XDG_SESSION_TYPE": "x11",
+            "DISPLAY": self.display,
+            "LANG": "C.UTF-8",
+            "XFCE_PANEL_MIGRATE_DEFAULT": "1",
+            "KVCHAT_HOME": str(self.home),
+        }
+        if (self._run / "bus").exists():
+            settings["DBUS_SESSION_BUS_ADDRESS"] = (self._run / "bus").read_text().strip()
+        variables = [f"{name}={value}" for name, value in settings.items()]
+        return ["chroot", str(self.base / "desktop"), "env", "-u", "QT_QPA_PLATFORM", *variables, *command]
+
+
+SYSTEMS: dict[str, Callable[..., System]] = {"windows": Windows, "xfce": Xfce}
+
+
+def wait(condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> Any:
+    """Wait until `condition` is true and return its value. Raises StepFailed, saying `what` did not happen."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with suppress(sqlite3.Error, OSError, ValueError):
+            if value := condition():
+                return value
+        time.sleep(0.5)
+    raise StepFailed(f"no {what} after {seconds:.0f} s")
+
+
+class Tour:
+    def __init__(self, system: System, report: Path) -> None:
+        self.system, self.report = system, report
+        self.lines: list[str] = []
+        self.failures = 0
+        self._pictures = 0
+
+    @contextmanager
+    def step(self, name: str, picture: bool = True) -> Iterator[None]:
+        began = time.monotonic()
+        outcome = "passed"
+        try:
+            yield
+        except (StepFailed, subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
+            outcome, self.failures = f"FAILED: {error}", self.failures + 1
+        shown = ""
+        if picture:
+            self._pictures += 1
+            shown = f"{self._pictures:02}-{re.sub(r'[^a-z0-9]+', '-', name.lower())}.png"
+            with suppress(subprocess.SubprocessError, OSError):
+                self.system.picture(self.report / shown)
+        self.lines.append(f"| {name} | {outcome} | {time.monotonic() - began:.1f} | {shown} |")
+        print(self.lines[-1], flush=True)
+
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        # A copy, as locks of Wine and of this machine do not see each other.
+        source, copy = self.system.home / "data/conversations.db", self.report / "copy.db"
+        for suffix in ("", "-wal"):
+            part = Path(f"{source}{suffix}")
+            if part.exists():
+                shutil.copyfile(part, f"{copy}{suffix}")
+        with closing(sqlite3.connect(copy)) as database:
+            return database.execute(query, values).fetchall()
+
+    def replies(self) -> int:
+        return self.rows("SELECT count(*) FROM messages WHERE role = 'assistant' AND state = 'complete'")[0][0]
+
+    def newest_receipt(self) -> dict[str, Any]:
+        query = "SELECT receipt FROM messages WHERE receipt IS NOT NULL ORDER BY created_at DESC LIMIT 1"
+        return json.loads(self.rows(query)[0][0])
+
+    def start(self, *arguments: str) -> None:
+        self.system.spawn(*self.system.inside(*self.system.kvchat, *arguments), output=self.report / "kvchat.log")
+        wait((self.system.home / "data/owner.json").exists, "owner of the data folder", 90)
+
+    def ask(self, text: str) -> None:
+        before = self.replies()
+        self.system.type(text)
+        self.system.keys("Return")
+        wait(lambda: self.replies() > before, "complete reply")
+
+    def quit(self) -> None:
+        self.system.keys("ctrl+q")
+        wait(lambda: not self.system.pids(self.system.process_pattern), "end of kvchat", 60)
+        wait(lambda: not self.system.pids(self.system.engine_pattern), "end of the engine", 20)
+
+    def run(self) -> None:
+        system, home = self.system, self.system.home
+        shutil.rmtree(home, ignore_errors=True)
+        with self.step("First start, downloading the starter model"):
+            self.start("--starter")
+            wait(lambda: list((home / "data/models").glob("*.gguf")), "starter model")
+            time.sleep(5)
+        with self.step("First message"):
+            wait(lambda: self.rows("SELECT 1 FROM sqlite_master"), "chat database", 60)
+            self.ask("Name three birds.")
+        with self.step("Second message, still loaded"):
+            self.ask("Which of them can swim?")
+            expect(self.newest_receipt()["source"], "hot", "ahead")
+        with self.step("Quit", picture=False):
+            wait(lambda: list((home / "cache/savepoints").rglob("*")), "save point", 60)
+            time.sleep(5)
+            self.quit()
+        with self.step("Return after a restart, remembered"):
+            self.start()
+            time.sleep(8)
+            self.ask("And which of them can sing?")
+            expect(self.newest_receipt()["source"], "disk", "warm", "ahead")
+        with self.step("Close to the tray"):
+            system.keys("alt+F4")
+            time.sleep(3)
+            if not system.pids(system.process_pattern):
+                raise StepFailed("closing the window quit kvchat")
+        with self.step("Open again by starting kvchat a second time"):
+            system.spawn(*system.inside(*system.kvchat), output=self.report / "second.log")
+            time.sleep(6)
+        with self.step("Settings"):
+            system.keys("ctrl+comma")
+            time.sleep(3)
+        with self.step("Dark theme"):
+            system.keys("Escape")
+            system.run("settings", "set", "theme", "dark")
+            time.sleep(3)
+        with self.step("Quick question"):
+            system.run("quick")
+            time.sleep(5)
+            before = self.replies()
+            system.type("Name a colour.")
+            system.keys("Return")
+            wait(lambda: self.replies() > before, "reply in the quick question window")
+            system.keys("Escape")
+        chats = json.loads(system.run("chats", "--json"))
+        with self.step("Export and import with memory", picture=False):
+            chat = next(row["id"] for row in chats if "bird" in json.dumps(row).lower())
+            file = system.path("chat.kvchat")
+            system.run("export", "--chat", chat, "--with-memory", file)
+            system.run("chats", "delete", chat)
+            system.run("import", file)
+            restored = json.loads(system.run("chats", "--json"))
+            if not any("bird" in json.dumps(row).lower() for row in restored):
+                raise StepFailed("the imported chat is not listed")
+        with self.step("Kill the engine; the next message restarts it"):
+            for pid in system.pids(system.engine_pattern):
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(4)
+            system.spawn(*system.inside(*system.kvchat), output=self.report / "second.log")
+            time.sleep(3)
+            system.keys("ctrl+n")
+            self.ask("Name a fish.")
+        with self.step("Kill kvchat; the engine ends and nothing is lost"):
+            before = self.rows("SELECT count(*) FROM messages")
+            for pid in system.pids(system.process_pattern):
+                os.kill(pid, signal.SIGKILL)
+            wait(lambda: not system.pids(system.engine_pattern), "end of the engine", 20)
+            self.start()
+            time.sleep(8)
+            if self.rows("SELECT count(*) FROM messages") != before:
+                raise StepFailed("messages are missing")
+        with self.step("Quit again", picture=False):
+            self.quit()
+
+
+def expect(value: str, *allowed: str) -> None:
+    if value not in allowed:
+        raise StepFailed(f"the receipt says {value}, expected {' or '.join(allowed)}")
+
+
+def main() -> int:
+    name, base, report, *variant = sys.argv[1:]
+    system = SYSTEMS[name](Path(base), *variant)
+    tour = Tour(system, Path(report))
+    tour.report.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        system.setup()
+        tour.run()
+    finally:
+        system.close()
+        for leftover in tour.report.glob("copy.db*"):
+            leftover.unlink()
+        title = f"# kvchat on {name} {' '.join(variant)}".rstrip()
+        table = "\n".join(("| step | outcome | seconds | picture |", "|---|---|---|---|", *tour.lines))
+        (tour.report / "report.md").write_text(f"{title}\n\n{table}\n", "utf-8")
+    return 1 if tour.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
