@@ -159,7 +159,7 @@ class Xfce(System):
         self.home = self._run / "kvchat"
         self.kvchat = self.console = (str(base / "venv/bin/kvchat"),)
         self.process_pattern = r"venv/bin/python\S* \S*venv/bin/kvchat( |$)"
-        self.engine_pattern = r"llama-server|embedded\.py"
+        self.engine_pattern = rf"{base}/venv.*embedded\.py"
 
     def setup(self) -> None:
         super().setup()
@@ -248,8 +248,10 @@ class Tour:
         return json.loads(self.rows(query)[0][0])
 
     def start(self, *arguments: str) -> None:
+        owner, began = self.system.home / "data/owner.json", time.time()
         self.system.spawn(*self.system.inside(*self.system.kvchat, *arguments), output=self.report / "kvchat.log")
-        wait((self.system.home / "data/owner.json").exists, "owner of the data folder", 90)
+        wait(lambda: owner.stat().st_mtime > began - 1, "owner of the data folder", 90)
+        time.sleep(8)  # until the window has the focus
 
     def ask(self, text: str) -> None:
         """Send a message; stop the reply after its first words, as the engine takes a second per token under Wine."""
@@ -284,7 +286,6 @@ class Tour:
             self.quit()
         with self.step("Return after a restart, remembered"):
             self.start()
-            time.sleep(8)
             self.ask("And which of them can sing?")
             expect(self.newest_receipt()["source"], "disk", "warm", "ahead")
         with self.step("Close to the tray"):
@@ -344,7 +345,6 @@ class Tour:
                 os.kill(pid, signal.SIGKILL)
             wait(lambda: not system.pids(system.engine_pattern), "end of the engine", 20)
             self.start()
-            time.sleep(8)
             if self.rows("SELECT count(*) FROM messages") != before:
                 raise StepFailed("messages are missing")
         with self.step("Quit again", picture=False):
