@@ -213,7 +213,7 @@ async def _run(
 
 
 class _StartupDrafts:
-    """Show chats and save drafts until the runtime opens the database. Errors are left for the runtime to report."""
+    """Shows chats and saves drafts until the runtime opens the database. The runtime also reports its errors."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._worker = file, Worker("first-drafts")

@@ -164,9 +164,7 @@ class TestEngineOptions(JsonOptions):
 
 
 @owner_command(
-    "engines get",
-    "engines:download",
-    N_("download an engine that uses the GPU; Ctrl+C pauses, the same command resumes"),
+    "engines get", "engines:get", N_("download an engine that uses the GPU; Ctrl+C pauses, the same command resumes")
 )
 class GetEngineOptions(JsonOptions):
     backend: str | None = positional(
@@ -242,9 +240,7 @@ class RenameOptions(ChatOptions):
 
 
 @owner_command(
-    "chats delete",
-    "chats:delete",
-    N_("delete chats; Recently deleted in the window can restore them for a while"),
+    "chats delete", "chats:delete", N_("delete chats; Recently deleted in the window can restore them for a while")
 )
 class ChatsOptions(JsonOptions):
     chats: tuple[str, ...] = positional("ID", N_("chat id as listed, or its first characters"), (), nargs="+")

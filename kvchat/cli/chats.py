@@ -16,7 +16,7 @@ from kvchat.cli.options import STANDARD_STREAM, Options, read_passphrase
 from kvchat.cli.owned import CommandRunner
 from kvchat.cli.terminal import (
     format_columns,
-    pick_attributes,
+    pick_fields,
     print_err,
     print_out,
     print_result,
@@ -66,7 +66,7 @@ def list_chats(options: arguments.JsonOptions) -> int:
 
 def _json_fields(chat: Conversation) -> dict[str, Any]:
     names = "id title title_by_user created_at updated_at leaf_id model folder on_top archived"
-    return pick_attributes(chat, names)
+    return pick_fields(chat, names)
 
 
 def _chat_row(chat: Conversation) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ def search_chats(options: arguments.SearchOptions) -> int:
             lines.append(f"    {line}")
     if hits or options.as_json:
         names = "conversation_id title message_ids excerpt marks in_document"
-        print_result(options.as_json, {"chats": [pick_attributes(hit, names) for hit in hits]}, lines)
+        print_result(options.as_json, {"chats": [pick_fields(hit, names) for hit in hits]}, lines)
     if not hits:
         print_err(_("No matches."))
     return 0 if hits else EXIT_NOT_FOUND

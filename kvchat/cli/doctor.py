@@ -15,7 +15,7 @@ from kvchat import __version__
 from kvchat.cli import no_display
 from kvchat.cli.arguments import DoctorOptions
 from kvchat.cli.engines import DEVICE_KEYS
-from kvchat.cli.terminal import pick_attributes, print_result
+from kvchat.cli.terminal import pick_fields, print_result
 from kvchat.engine.discovery.arguments import parse_workers
 from kvchat.engine.discovery.engines import find_engine, list_devices, usable_engine
 from kvchat.engine.process.plan import FULL_WINDOW_OPTION
@@ -68,7 +68,7 @@ def collect_report(paths: Paths, settings: Settings) -> Report:
     """Collect the report. Blocks for about a second, while the engine lists its version and devices."""
     engine, memory = _inspect_engine(settings)
     model, context = _inspect_model(settings, memory, LoadLimits(paths.load_limits), engine["build"])
-    restoring = None  # of the newest engine build that ran the model: a broken engine does not report its build
+    restoring = None  # the result of the newest engine build, since a broken engine does not report its build
     if model["usable"] and (newest := newest_finding(paths.restore_findings, model_identity(Path(model["path"])))):
         finding, build = newest
         restoring = {"strategy": finding.strategy.value, "words": finding.description, "build": build}
@@ -103,12 +103,8 @@ def collect_report(paths: Paths, settings: Settings) -> Report:
 def _inspect_engine(settings: Settings) -> tuple[Report, MemoryFacts]:
     report: Report = {"found": True, "kind": "", "path": None, "version": "", "build": "", "devices": (), "problem": ""}
     if settings.engine_url:
-        report |= {
-            "kind": EXTERNAL_SERVER,
-            "path": settings.engine_url,
-            "version": "external llama-server set in the settings",
-        }
-        return report, available_memory()
+        report |= {"kind": EXTERNAL_SERVER, "path": settings.engine_url}
+        return report | {"version": "external llama-server set in the settings"}, available_memory()
     try:
         location = find_engine(settings.engine_path)
     except KvchatError as error:
@@ -213,14 +209,14 @@ def _json_fields(report: Report) -> Report:
     context, memory, devices = report["context"], report["memory"], report["engine"]["devices"]
     if context is not None:
         bar_names = "device free margin weights kv compute other measured staging"
-        bars = [pick_attributes(bar, bar_names) for bar in context.bars]
+        bars = [pick_fields(bar, bar_names) for bar in context.bars]
         names = "tokens reason memory_note kv_bytes needed free fits offload_note fit_target without_gpu warning"
-        context = pick_attributes(context, f"{names} by_user") | {"bars": bars}
+        context = pick_fields(context, f"{names} by_user") | {"bars": bars}
     return report | {
-        "engine": report["engine"] | {"devices": [pick_attributes(device, DEVICE_KEYS) for device in devices]},
+        "engine": report["engine"] | {"devices": [pick_fields(device, DEVICE_KEYS) for device in devices]},
         "context": context,
-        "memory": pick_attributes(memory, "available is_limited total staging_capacity")
-        | {"devices": [pick_attributes(device, "name free") for device in memory.devices]},
+        "memory": pick_fields(memory, "available is_limited total staging_capacity")
+        | {"devices": [pick_fields(device, "name free") for device in memory.devices]},
     }
 
 

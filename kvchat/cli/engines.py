@@ -9,7 +9,7 @@ from typing import Any
 from kvchat.cli import arguments
 from kvchat.cli.options import parse_size
 from kvchat.cli.owned import CommandRunner
-from kvchat.cli.terminal import format_columns, pick_attributes, print_out, print_result, show_progress
+from kvchat.cli.terminal import format_columns, pick_fields, print_out, print_result, show_progress
 from kvchat.engine.discovery.engines import EngineEntry, find_engine, list_engines, usable_engine
 from kvchat.engine.discovery.graphics import Backend, detect_graphics, install_advice
 from kvchat.engine_host.setup import DownloadedEngine, EngineSetup, Stage, downloaded_engines, trial_model
@@ -31,8 +31,8 @@ def print_engines(options: arguments.JsonOptions) -> int:
     graphics = detect_graphics()
     engines = [
         {"kind": entry.location.kind, "path": entry.location.path}
-        | pick_attributes(entry, "chosen version build backends")
-        | {"devices": [pick_attributes(device, DEVICE_KEYS) for device in entry.devices]}
+        | pick_fields(entry, "chosen version build backends")
+        | {"devices": [pick_fields(device, DEVICE_KEYS) for device in entry.devices]}
         | {"problem": str(entry.problem) if entry.problem else None}
         for entry in entries
     ]
@@ -115,7 +115,7 @@ async def remove(options: arguments.EngineNameOptions, runner: CommandRunner) ->
     return print_result(options.as_json, {"removed": options.name}, [_("{name} was removed.", name=options.name)])
 
 
-async def download(options: arguments.GetEngineOptions, runner: CommandRunner) -> int:
+async def get(options: arguments.GetEngineOptions, runner: CommandRunner) -> int:
     backend = next((backend for backend in Backend if backend.value.lower() == options.backend), None)
     stage: Stage | None = None
     steps_shown = 0

@@ -9,14 +9,7 @@ from typing import Any
 
 from kvchat.cli import arguments
 from kvchat.cli.owned import CommandRunner
-from kvchat.cli.terminal import (
-    current_terminal,
-    format_columns,
-    pick_attributes,
-    print_out,
-    print_result,
-    show_progress,
-)
+from kvchat.cli.terminal import current_terminal, format_columns, pick_fields, print_out, print_result, show_progress
 from kvchat.engine_host.choice import ModelJudge, query_capacity
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
@@ -77,10 +70,10 @@ def format_models(models: Sequence[FoundModel], unreadable: Sequence[UnreadableF
 
 
 def _json_fields(model: FoundModel) -> dict[str, Any]:
-    fields = pick_attributes(model, "name path source size projector")
+    fields = pick_fields(model, "name path source size projector")
     fields["problem"] = str(model.problem) if model.problem else None
     if model.facts and model.judgement:
-        fields |= pick_attributes(model.facts, "architecture quantisation trained_context parts")
+        fields |= pick_fields(model.facts, "architecture quantisation trained_context parts")
         fields |= {"verdict": model.judgement.verdict, "reason": model.judgement.reason}
     return fields
 
@@ -98,7 +91,7 @@ def suggest_models(options: arguments.JsonOptions) -> int:
         for model in suggestions
     ]
     names = "memory_gb repository quantisation size"
-    fields = [pick_attributes(model, names) | {"why": model.reason} for model in suggestions]
+    fields = [pick_fields(model, names) | {"why": model.reason} for model in suggestions]
     title = _("For a GPU with {tier} GB:", tier=tier) if tier else _("For a computer without a large GPU:")
     lines = [title, *format_columns(rows), _("Download one with `kvchat models get NAME`.")]
     return print_result(options.as_json, {"memory_gb": tier, "suggestions": fields}, lines)
@@ -113,7 +106,7 @@ async def search_models(options: arguments.SearchModelsOptions, runner: CommandR
         for hit in hits
     ]
     lines = format_columns(rows) or [_("No repositories with GGUF files match “{what}” on Hugging Face.", what=query)]
-    fields = [pick_attributes(hit, "repository downloads likes updated gated") for hit in hits]
+    fields = [pick_fields(hit, "repository downloads likes updated gated") for hit in hits]
     return print_result(options.as_json, {"models": fields}, lines)
 
 
@@ -123,8 +116,8 @@ async def list_files(options: arguments.FilesOptions, runner: CommandRunner) -> 
     memory = query_capacity(runner.settings).memory
     verdicts = [(file, judge_size(file.size, memory).verdict) for file in repository.files]
     judged = [
-        pick_attributes(file, "name quantisation size")
-        | {"parts": [pick_attributes(part, "path size sha256") for part in file.parts], "verdict": verdict}
+        pick_fields(file, "name quantisation size")
+        | {"parts": [pick_fields(part, "path size sha256") for part in file.parts], "verdict": verdict}
         for file, verdict in verdicts
     ]
     rows = [(file.name, format_size(file.size), _(verdict.value)) for file, verdict in verdicts]

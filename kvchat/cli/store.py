@@ -18,23 +18,14 @@ from kvchat.cli.terminal import (
     cell_width,
     format_columns,
     pad_to_width,
-    pick_attributes,
+    pick_fields,
     print_out,
     print_result,
     show_progress,
     to_json,
 )
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import (
-    ConversationUsage,
-    PrunedConversation,
-    PrunePlan,
-    SavePointLoss,
-    StoreUsage,
-    VerifyReport,
-    program_of,
-    program_owner,
-)
+from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan, StoreUsage, VerifyReport, program_of, program_owner
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.restore_cost import PrefillSpeed
 from kvchat.store_service import (
@@ -111,7 +102,7 @@ def show_usage(options: JsonOptions, runner: CommandRunner, store: BlockStore) -
     ]
     sizes = "quota free free_floor logical physical unique_rows warm chat programs_quota other"
     names = " ".join(f"{name}_bytes" for name in sizes.split())
-    fields = pick_attributes(usage, f"{names} bytes_written bytes_written_today save_points staged problem")
+    fields = pick_fields(usage, f"{names} bytes_written bytes_written_today save_points staged problem")
     fields |= {"conversations": len(chats), "by_conversation": chats}
     fields["shared_savings_bytes"] = _shared_savings(usage)
     return print_result(options.as_json, fields, format_usage(usage, titles, saved))
@@ -270,11 +261,10 @@ def format_verify_report(report: VerifyReport, lost_points: Mapping[str, int], t
     return [f"{checked}: {result}", *format_columns(rows)]
 
 
-def _json_fields(
-    value: ConversationUsage | PrunedConversation | SavePointLoss, titles: Titles, names: str
-) -> dict[str, Any]:
+def _json_fields(value: Any, titles: Titles, names: str) -> dict[str, Any]:
+    """Return these fields of an object that belongs to a conversation, with the conversation's id and title."""
     fields = {"conversation_id": value.conversation_id, "title": titles.get(value.conversation_id)}
-    return fields | pick_attributes(value, names)
+    return fields | pick_fields(value, names)
 
 
 def _display_title(conversation_id: str, titles: Titles) -> str:

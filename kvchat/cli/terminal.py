@@ -142,7 +142,7 @@ def to_json(fields: object) -> str:
     return json.dumps(fields, default=to_plain, ensure_ascii=False, indent=2)
 
 
-def pick_attributes(value: object, names: str) -> dict[str, Any]:
+def pick_fields(value: object, names: str) -> dict[str, Any]:
     """Return the attributes with these names, separated by spaces, for `--json`. The names are public."""
     return {name: getattr(value, name) for name in names.split()}
 

@@ -180,7 +180,7 @@ async def _documents(home: BenchHome, sender: Sender, tokens: int) -> dict[str, 
         for number in range(CHATS):
             print_err(f"Chat {number + 1} of {CHATS} …")
             chat = await home.runtime.chat.create(await library.new_chat(prepared))
-            await home.ask(chat.id, f"{number}. {await home.notes(OWN_TOKENS, 1000 * number)}")
+            await home.ask(chat.id, f"{number}. {await home.make_notes(OWN_TOKENS, 1000 * number)}")
             own += home.saves[-1].tokens - prepared.tokens
         after = await home.runtime.save_points.usage()
         hot, first = list[Receipt](), list[Receipt]()

@@ -283,11 +283,7 @@ def _read_order(path: Path) -> DownloadOrder | None:
 async def fetch_on_own_loop(
     order: DownloadOrder, folder: Path, source: DownloadSource, report: Callable[[int, float, bool], object]
 ) -> Path:
-    """Run `fetch_model` in another thread.
-
-    Call `report` on the caller's loop a few times a second with the bytes so far, the bytes per second, and True while
-    verifying.
-    """
+    """Run `fetch_model` in a thread. Call `report` on this loop: bytes, bytes per second, True while verifying."""
     caller, samples = asyncio.get_running_loop(), deque[tuple[float, int]]()  # (time, bytes so far)
 
     def on_progress(done: int, checking: bool) -> None:
