@@ -15,7 +15,7 @@ import pytest
 from kvchat.engine.process.plan import free_port
 from kvchat.engine_host.engines import server_key
 from kvchat.kvstore.savepoint import Bounds
-from kvchat.kvstore.store import TITLE, BlockStore
+from kvchat.kvstore.store import UNAVAILABLE_TITLE, BlockStore
 from kvchat.system.paths import resolve_paths
 from tests.e2e.home import Home
 from tests.library.gguf_files import LLAMA, write_gguf
@@ -132,12 +132,12 @@ def test_an_unusable_save_points_folder_costs_no_reply(home, fake_engine, spoil)
     for question in ("One", "Two"):
         done = home.run("ask", question)
         assert (done.returncode, done.stdout.strip()) == (0, f"You said: {question}")
-        assert done.stderr.lower().count(TITLE.lower()) <= 2, done.stderr  # also in the receipt
-        assert done.stderr.count(TITLE) == 1
+        assert done.stderr.lower().count(UNAVAILABLE_TITLE.lower()) <= 2, done.stderr  # also in the receipt
+        assert done.stderr.count(UNAVAILABLE_TITLE) == 1
         assert "Traceback" not in done.stderr
     doctor = home.run("doctor")
     assert (doctor.returncode, doctor.stderr) == (1, "")
-    assert TITLE in doctor.stdout
+    assert UNAVAILABLE_TITLE in doctor.stdout
     # It is used again once that is possible.
     if store.is_dir():
         shutil.rmtree(store)
