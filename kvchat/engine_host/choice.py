@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvchat.engine.api.errors import EngineFailed, rpc_server_failure
+from kvchat.engine.api.errors import WORKER_LOST, EngineFailed
 from kvchat.engine.discovery import arguments
 from kvchat.engine.discovery.engines import (
     Device,
@@ -103,10 +103,6 @@ class EngineChoice:
     def model_changed(self) -> bool:
         """True if the model's files were replaced since the choice. Reads the disk."""
         return file_stamps(self.facts.parts) != self.model_stamp
-
-    @property
-    def promised_strategy(self) -> Strategy:
-        return promised_strategy(self.facts, swa_full=self.demand.swa_full)
 
     @property
     def finding_key(self) -> FindingKey:
@@ -290,7 +286,7 @@ def memory_for(
     except EngineNotFound as error:
         if not workers:
             raise
-        if reason := rpc_server_failure(error.detail):
+        if reason := WORKER_LOST.find(error.detail.splitlines()):
             raise EngineFailed(reason) from error
         output = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
         message = _("The engine could not start with these RPC servers: {said}", said=output)

@@ -169,7 +169,7 @@ class ManagedEngine:
             fingerprint=choice.fingerprint,
             context_size=facts.context_size,
             kv_bytes_per_token=kv_bytes_per_token(choice.facts.kv, choice.plan.kv_type, choice.plan.kv_type),
-            finding=RestoreFinding(choice.promised_strategy, proved=False),
+            finding=RestoreFinding(promised_strategy(choice.facts, swa_full=choice.demand.swa_full), proved=False),
             window=choice.facts.kv.window,
             vision=facts.vision,
             slots=tuple(range(choice.plan.slots)),

@@ -379,12 +379,7 @@ class SwitchingEngineHost:
     @property
     def context_size(self) -> int | None:
         """The maximum length of a chat in tokens, which may exceed the allocated context; None until ready."""
-        if self.status.state is not EngineState.READY:
-            return None
-        choice = self.choice
-        if choice is not None and choice.context.tokens < choice.max_context.tokens:
-            return choice.max_context.tokens
-        return self._ready_engine.context_size if self._ready_engine else None
+        return self._ready_engine.limit if self._ready_engine else None
 
     @property
     def context_reason(self) -> str:

@@ -12,7 +12,7 @@ from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.errors import EngineGone
 from kvchat.engine.api.wire import ChatMessage, Sampling
 from kvchat.engine.discovery.engines import EngineLocation, EngineNotFound, list_devices, probe
-from kvchat.engine.discovery.graphics import Backend, cannot_run_error, describe_missing_libraries, undetected_gpu_error
+from kvchat.engine.discovery.graphics import RETRY_ADVICE, Backend, describe_missing_libraries, undetected_gpu_error
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine_host.choice import promised_strategy
@@ -71,7 +71,8 @@ async def try_engine(
                 raise
             # For a downloaded engine, report the packages that provide the missing libraries, not a path.
             lacking = await asyncio.to_thread(describe_missing_libraries, location.path)
-            raise cannot_run_error(lacking or error.detail) from error
+            title = _("The engine cannot run on this computer")
+            raise KvchatError(title, lacking or error.detail, _(RETRY_ADVICE)) from error
         report_step(TrialStep(_("Version"), engine_probe.version))
         devices = await asyncio.to_thread(list_devices, location)
         if needs and location.path and all(device.name.startswith(("CPU", "BLAS")) for device in devices):

@@ -10,7 +10,7 @@ from pathlib import Path
 from kvchat.errors import KvchatError
 from kvchat.text.language import N_, _
 
-KEEP_COPIES_DAYS = 7.0  # of the copy made before a migration
+KEEP_COPIES_S = 7 * 86_400.0  # of the copy made before a migration
 _PAGES_AT_ONCE = 1000  # 4 MB
 
 
@@ -61,11 +61,11 @@ def back_up(connection: sqlite3.Connection, target: Path, step: Callable[[], Non
     target.chmod(0o600)
 
 
-def drop_old_copies(path: Path, max_days: float = KEEP_COPIES_DAYS) -> None:
+def drop_old_copies(path: Path) -> None:
     """Delete old copies made by `migrate`, which have data that the user may have deleted since."""
     for copy in path.parent.glob(f"{path.name}.before-*"):
         with contextlib.suppress(OSError):
-            if time.time() - copy.stat().st_mtime > max_days * 86_400:
+            if time.time() - copy.stat().st_mtime > KEEP_COPIES_S:
                 copy.unlink()
 
 

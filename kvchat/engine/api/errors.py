@@ -183,7 +183,7 @@ class _Rule:
 
     def find(self, lines: Sequence[str]) -> EngineFailure | None:
         line = find_line(self._pattern, lines)
-        if line is not None and self is _WORKER_LOST and (match := _WORKER_GONE.search(line)):
+        if line is not None and self is WORKER_LOST and (match := _WORKER_GONE.search(line)):
             line = _("An RPC server has stopped.")
             if worker := match["worker"]:
                 line = _("There is no response from the RPC server {worker}.", worker=worker)
@@ -207,7 +207,7 @@ _GPU_LOST = _Rule(  # backend errors after a driver reset or loss of the card: g
         "restart the computer."
     ),
 )
-_WORKER_LOST = _Rule(
+WORKER_LOST = _Rule(
     _WORKER_GONE.pattern,
     FailureKind.WORKER_LOST,
     N_("An RPC server is not responding"),
@@ -219,7 +219,7 @@ _WORKER_LOST = _Rule(
 _RUNTIME_RULES = (
     OUT_OF_MEMORY,
     _GPU_LOST,
-    _WORKER_LOST,
+    WORKER_LOST,
     # ggml_abort first logs its source location; the backtrace after it names only ggml_abort itself.
     _Rule(
         r"GGML_ASSERT|\.(c|cc|cpp|cu|cuh|h|hpp|m|mm):\d+: |terminate called",
@@ -272,10 +272,6 @@ def diagnose(lines: Sequence[str], *, was_ready: bool) -> EngineFailure | None:
     # In this order, because an engine that is out of memory also logs "failed to load model".
     rules = _RUNTIME_RULES if was_ready else _RUNTIME_RULES + _STARTUP_RULES
     return next(filter(None, (rule.find(lines) for rule in rules)), None)
-
-
-def rpc_server_failure(text: str) -> EngineFailure | None:
-    return _WORKER_LOST.find(text.splitlines())
 
 
 def fatal_failure(status: int, message: str) -> EngineFailure | None:

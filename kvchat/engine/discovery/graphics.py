@@ -135,17 +135,13 @@ _DRIVER_HINTS = {  # why a backend may not detect a GPU although no library is m
     Backend.METAL: N_("macOS reports no GPU that supports Metal."),
 }
 
-_RETRY_ADVICE = N_("Fix this problem and try again, or choose another backend; the download is kept.")
-
-
-def cannot_run_error(reason: str) -> KvchatError:
-    return KvchatError(_("The engine cannot run on this computer"), reason, _(_RETRY_ADVICE))
+RETRY_ADVICE = N_("Fix this problem and try again, or choose another backend; the download is kept.")
 
 
 def undetected_gpu_error(program: Path, backend: Backend) -> KvchatError:
     """Return an error that says why the engine does not detect a GPU. Blocks while `ldd` runs."""
     reason = describe_missing_libraries(program) or _(_DRIVER_HINTS[backend])
-    return KvchatError(_("The engine does not detect the GPU"), reason, _(_RETRY_ADVICE))
+    return KvchatError(_("The engine does not detect the GPU"), reason, _(RETRY_ADVICE))
 
 
 def describe_missing_libraries(program: Path) -> str:

@@ -30,20 +30,18 @@ async def spawn(command: list[str], *, use_pipe: bool = False) -> tuple[EnginePr
 
 async def test_exit_code_and_last_lines() -> None:
     session = "assert os.getsid(0) == os.getpid() != os.getsid(os.getppid())\n"  # Ctrl+C is for the app
-    process, _ = await spawn(python(session + "print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)"))
+    process, log = await spawn(python(session + "print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)"))
     outcome = await process.wait()
     assert (outcome.code, outcome.signal) == (3, None)
     assert outcome.last_lines == ("out", "err")
     assert not process.running
     assert (await process.stop()).code == 3
-
-
-async def test_earlier_lines_are_excluded() -> None:
-    log = EngineLog()
-    for word in ("first", "second"):
-        process = await EngineProcess.spawn(python(f"print('{word}')"), dict(os.environ), log)
-        outcome = await process.wait()
-    assert outcome.last_lines == ("second",)
+    code = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"  # it keeps the pipe open
+    process = await EngineProcess.spawn(python(code), dict(os.environ), log)
+    outcome = await process.wait()
+    (grandchild,) = outcome.last_lines  # without the lines of the process before
+    os.kill(int(grandchild), signal.SIGKILL)
+    assert outcome.code == 0
 
 
 @pytest.mark.parametrize("use_pipe", [False, True])
@@ -87,14 +85,6 @@ async def test_missing_program(tmp_path: Path, use_pipe: bool) -> None:
     (tmp_path / "text").write_text("no program")
     process, _ = await spawn([str(tmp_path / "text")])
     assert (await process.wait()).code == parent_guard.EXIT_NOT_EXECUTABLE
-
-
-async def test_grandchild_does_not_delay_the_exit() -> None:
-    code = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
-    process, _ = await spawn(python(code))
-    outcome = await process.wait()
-    os.kill(int(outcome.last_lines[0]), signal.SIGKILL)
-    assert outcome.code == 0
 
 
 APP = """

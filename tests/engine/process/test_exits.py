@@ -123,8 +123,8 @@ def test_lost_worker_is_named() -> None:
     absent = ProcessExit(-6, tuple(WORKER_ABSENT.splitlines())).explain()
     assert absent.kind is FailureKind.WORKER_LOST
     assert absent.detail == "There is no response from the RPC server den:50052."
-    assert errors.rpc_server_failure(WORKER_ABSENT) == absent
-    assert errors.rpc_server_failure(NOT_A_MODEL) is None
+    assert errors.WORKER_LOST.find(WORKER_ABSENT.splitlines()) == absent
+    assert errors.WORKER_LOST.find(NOT_A_MODEL.splitlines()) is None
     lost = ProcessExit(-6, tuple(WORKER_DIED.splitlines())).explain(was_ready=True)
     assert (lost.kind, lost.detail) == (FailureKind.WORKER_LOST, "An RPC server has stopped.")
 
