@@ -8,6 +8,7 @@ import json
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kvchat.engine.api import wire
@@ -188,9 +189,7 @@ class LlamaServerClient:
         return self._copy(_template=options)
 
     def with_projector(self, projector: str, marker: str) -> LlamaServerClient:
-        async def call(path: str, body: wire.Body) -> wire.Body:
-            return await self._http.request_json("POST", path, body)
-
+        call = partial(self._http.request_json, "POST")
         return self._copy(_pictures=PicturePrompts(call, self._tokenize_text, projector, marker))
 
     def _copy(self, **changes: Any) -> LlamaServerClient:

@@ -171,18 +171,20 @@ _CANNOT_COMPUTE = re.compile(r"compute error", re.IGNORECASE)
 _WORKER_GONE = re.compile(r"ggml-rpc\S*: (?:Failed to connect to (?P<worker>\S+)|Remote RPC server)", re.IGNORECASE)
 
 
+@dataclass(frozen=True)
 class _Rule:
     """A kind of failure and the pattern of the log lines that report it."""
 
-    def __init__(self, pattern: str, kind: FailureKind, title: str, advice: str) -> None:
-        self._pattern = re.compile(pattern, re.IGNORECASE)
-        self._kind, self._title, self._advice = kind, title, advice
+    pattern: str
+    kind: FailureKind
+    title: str
+    advice: str
 
     def failure(self, detail: str) -> EngineFailure:
-        return EngineFailure(self._kind, _(self._title), detail, _(self._advice))
+        return EngineFailure(self.kind, _(self.title), detail, _(self.advice))
 
     def find(self, lines: Sequence[str]) -> EngineFailure | None:
-        line = find_line(self._pattern, lines)
+        line = find_line(re.compile(self.pattern, re.IGNORECASE), lines)
         if line is not None and self is WORKER_LOST and (match := _WORKER_GONE.search(line)):
             line = _("An RPC server has stopped.")
             if worker := match["worker"]:
