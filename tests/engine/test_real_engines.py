@@ -117,15 +117,11 @@ def test_version_and_devices(location: EngineLocation) -> None:
 
 
 @pytest.mark.usefixtures("embedded_engine")
-@pytest.mark.parametrize("argument", ["not json", '{"no_such_field": 1}', '{"cache_type_k": "q99"}'])
-def test_embedded_engine_refuses_invalid_arguments(argument: str) -> None:
-    done = subprocess.run(embedded.command(argument), capture_output=True, check=False)
-    assert done.returncode == embedded.EXIT_BAD_ARGUMENTS
-    assert b"invalid argument" in done.stderr
-
-
-@pytest.mark.usefixtures("embedded_engine")
-def test_embedded_engine_ignores_the_current_folder(plan: LaunchPlan, tmp_path: Path) -> None:
+def test_embedded_engine_refuses_invalid_arguments_and_ignores_the_folder(plan: LaunchPlan, tmp_path: Path) -> None:
+    for argument in ("not json", '{"no_such_field": 1}', '{"cache_type_k": "q99"}'):
+        done = subprocess.run(embedded.command(argument), capture_output=True, check=False)
+        assert done.returncode == embedded.EXIT_BAD_ARGUMENTS
+        assert b"invalid argument" in done.stderr
     (tmp_path / "xllamacpp.py").write_text("raise SystemExit(99)")
     (tmp_path / "json.py").write_text("raise SystemExit(98)")
     parameters = replace(plan, model=tmp_path / "nothing.gguf", port=0)

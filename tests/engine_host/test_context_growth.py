@@ -63,21 +63,16 @@ def test_initial_context(tmp_path: Path, fake_engine: FakeEngine, large: Path, n
     assert all(smaller.context.tokens < tokens for smaller in choice.smaller_choices())
 
 
-def test_cheap_or_chosen_context_is_allocated_whole(tmp_path: Path, fake_engine: FakeEngine, large: Path) -> None:
+def test_initial_context_of_other_models_and_settings(tmp_path: Path, fake_engine: FakeEngine, large: Path) -> None:
     settings = Settings(model_path=str(large), engine_path=str(fake_engine.path))
     assert choose_engine(replace(settings, context_size=LONGEST), tmp_path).plan.context_size == LONGEST
     assert choose_engine(replace(settings, kv_type="q4_0"), tmp_path).plan.context_size == LONGEST
+    model = write_gguf(tmp_path / "model.gguf", LARGE | {"rope.scaling.original_context_length": 10_000})
+    choice = choose_engine(replace(settings, model_path=str(model)), tmp_path)
+    assert (choice.plan.context_size, choice.fingerprint.rope) == (10_256, "long"), "large enough for the final factors"
     fake_engine.set(FAKE_NO_GPU=None)
     small = write_gguf(tmp_path / "small.gguf", LLAMA | {"context_length": LONGEST})
     assert choose_engine(replace(settings, model_path=str(small)), tmp_path).plan.context_size == LONGEST
-
-
-def test_initial_context_has_the_final_rope_factors(tmp_path: Path, fake_engine: FakeEngine) -> None:
-    fake_engine.set(FAKE_NO_GPU=1)
-    model = write_gguf(tmp_path / "model.gguf", LARGE | {"rope.scaling.original_context_length": 10_000})
-    choice = choose_engine(Settings(model_path=str(model), engine_path=str(fake_engine.path)), tmp_path)
-    assert choice.plan.context_size == 10_256
-    assert choice.fingerprint.rope == "long"
 
 
 async def test_growing_chat_is_restored_into_a_larger_context(stage: Stage) -> None:

@@ -145,23 +145,21 @@ async def refused(home: Home, kind: type[KvchatError]) -> KvchatError:
     return caught.value
 
 
-async def test_wrong_hash(home: Home, github: FakeHub) -> None:
+async def test_wrong_hash_and_no_network(home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     github.claims[LIBRARIES] = "0" * 64
     error = await refused(home, DownloadFailed)
     assert error.title == "The download is damaged"
     assert "GitHub" in error.detail
-    github.claims.clear()
-    before = len(github.downloads)
-    await home.works()
-    assert len(github.downloads) > before
-
-
-async def test_no_network(home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_API_URL", "http://127.0.0.1:9")
     assert (await refused(home, Unreachable)).title == "GitHub cannot be reached"
     monkeypatch.setenv("GITHUB_API_URL", github.url)
     github.status = 404
     await refused(home, HubError)
+    github.claims.clear()
+    github.status = 0
+    before = len(github.downloads)
+    await home.works()
+    assert len(github.downloads) > before
 
 
 async def test_cancelled_download_resumes(home: Home, github: FakeHub) -> None:

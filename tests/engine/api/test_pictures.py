@@ -94,32 +94,21 @@ class Letters:
         return (*((1,) if special else ()), *map(ord, pieces))
 
 
-@pytest.fixture
-def pictures_of() -> PicturePrompts:
+async def test_prompt_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Letters()
-    return PicturePrompts(engine.call, engine.tokenize, "p", "<m>")
-
-
-async def test_prompt_round_trip(pictures_of: PicturePrompts) -> None:
+    pictures_of = PicturePrompts(engine.call, engine.tokenize, "p", "<m>")
     tokens = await pictures_of.tokens("see <m><m> the th", [RED, GREEN])
     assert len(tokens) == 1 + 4 + 4 + 4 + 5
     assert tokens[5:13] == picture_ids("p", RED, 4) + picture_ids("p", GREEN, 4)
     again = await pictures_of.completion_prompt(tokens)
     assert again["prompt_string"] == "see <m><m> the th"
     assert [base64.b64decode(data) for data in again["multimodal_data"]] == [RED.data, GREEN.data]
-
-
-async def test_irreversible_prompts_are_refused(pictures_of: PicturePrompts) -> None:
     tokens = await pictures_of.tokens("<m>", [RED])
     with pytest.raises(EngineRefused, match="middle of a word"):
         await pictures_of.completion_prompt((*tokens, ord("t"), ord("h")))  # the engine would merge them into one token
     with pytest.raises(EngineRefused, match="does not support images"):
         await pictures_of.tokens("no place for it", [RED])
-
-
-async def test_cache_is_limited(pictures_of: PicturePrompts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvchat.engine.api.pictures.CACHE_BYTES", len(RED.data) + len(GREEN.data))
-    first = await pictures_of.tokens("<m>", [RED])
     await pictures_of.tokens("<m><m>", [GREEN, Picture(png(0, 0, 255))])
     with pytest.raises(EngineRefused, match="no longer available"):
-        await pictures_of.completion_prompt(first)
+        await pictures_of.completion_prompt(tokens)

@@ -83,9 +83,6 @@ def test_state_arguments() -> None:
         state_arguments(parse_arguments("-t 4 --rope_scaling yarn --temp 0 --lora 'a b'"))
         == "--rope-scaling yarn --lora 'a b'"
     )
-
-
-def test_state_arguments_of_external_server() -> None:
     command = "-m /m.gguf --host 0.0.0.0 --port 80 --api-key s3cret --slot-save-path /s -c 4096 -t 4 -fa on --metrics"
     assert state_arguments(parse_arguments(command), external=True) == "-c 4096 -fa on"
     assert state_arguments(parse_arguments("--api-key=s3cret"), external=True) == ""

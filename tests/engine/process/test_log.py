@@ -8,7 +8,7 @@ import pytest
 from kvchat.engine.process.log import MIB, EngineLog, Level, Placement, filter_by_level, read_allocations
 
 
-def test_lines_are_joined() -> None:
+def test_lines_are_joined_and_bounded() -> None:
     log = EngineLog()
     for piece in ("on", "e\ntw", "ü".encode()[:1], "ü".encode()[1:], "\r\nthr"):
         log.feed(piece.encode() if isinstance(piece, str) else piece)
@@ -17,9 +17,6 @@ def test_lines_are_joined() -> None:
     log.end_line()
     log.feed(b"next\n")
     assert log.lines == ("one", "twü", "thr", "next")
-
-
-def test_memory_is_bounded() -> None:
     log = EngineLog(lines=3)
     log.feed(b"1\n2\n3\n4\n")
     assert log.lines == log.since_start == ("2", "3", "4")
@@ -156,12 +153,8 @@ def test_allocations() -> None:
     unmapped = read_allocations(REPACKED.replace("CPU_Mapped", "       CPU").splitlines())
     assert unmapped.bytes_on(None)["weights"] == round(1173.6 * MIB)
     assert read_allocations(["srv  llama_server: model loaded", "llama_context: n_ctx = 4096"]) is None
-
-
-def test_placement_by_fit() -> None:
-    """Log lines as written by b11434 (common/fit.cpp, llama-model.cpp)."""
     name = "CUDA0 (NVIDIA GeForce RTX 3060)"
-    log = (
+    log = (  # as written by b11434 (common/fit.cpp, llama-model.cpp)
         f"0.00.100.001 I common_params_fit_impl:   - {name}: 49 layers,   6000 MiB used,   6000 MiB free\n"
         f"0.00.100.002 I common_params_fit_impl:   - {name}: 49 layers (12 overflowing), 11000 MiB used, 800 MiB free\n"
         "0.00.200.001 I load_tensors: offloaded 49/49 layers to GPU\n"
