@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from kvchat.kvstore.store import TITLE
+from kvchat.kvstore.store import UNAVAILABLE_TITLE
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from kvchat.ui.base.theme import Look
@@ -29,7 +29,7 @@ async def test_it_opens_and_says_so_and_what_deletes_says_why_it_cannot(opened: 
     opened.runtime.events.subscribe(lambda event: told.append(str(event)))
     await opened.until(lambda: window.notices.on_show)
     (notice,) = window.notices.on_show
-    assert notice.accessibleName().startswith(TITLE)
+    assert notice.accessibleName().startswith(UNAVAILABLE_TITLE)
     await opened.until(lambda: "is not being saved" in window.sidebar.usage_button.text())
     window.sidebar.usage_button.click()
     panel = next(storage_panel for storage_panel in window.findChildren(StoragePanel) if storage_panel.isVisible())
@@ -37,6 +37,6 @@ async def test_it_opens_and_says_so_and_what_deletes_says_why_it_cannot(opened: 
     assert "savepoints" in panel.empty_label.text()
     panel._delete(None)
     await until(lambda: panel.notices.on_show)
-    assert panel.notices.on_show[0].accessibleName().startswith(TITLE)
+    assert panel.notices.on_show[0].accessibleName().startswith(UNAVAILABLE_TITLE)
     assert panel.notices.report is None
-    assert not [words for words in told if TITLE in words], "once is enough"
+    assert not [words for words in told if UNAVAILABLE_TITLE in words], "once is enough"
