@@ -99,10 +99,10 @@ async def _open_engine_setup(runner: CommandRunner) -> AsyncIterator[EngineSetup
         yield runner.open_runtime.engines
         return
 
-    async def use(path: str | None) -> None:
+    async def use_engine(path: str | None) -> None:
         await runner.change_settings(engine_path=path)
 
-    setup = EngineSetup(runner.paths, lambda: runner.settings, use)
+    setup = EngineSetup(runner.paths, lambda: runner.settings, use_engine)
     try:
         yield setup
     finally:

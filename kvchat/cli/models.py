@@ -28,7 +28,7 @@ from kvchat.text.language import N_, _, format_number, join_list, plural
 MAX_TOKEN_LENGTH = 1000  # characters
 
 
-def _library(runner: CommandRunner, folders: Sequence[Path] = ()) -> ModelLibrary:
+def _model_library(runner: CommandRunner, folders: Sequence[Path] = ()) -> ModelLibrary:
     added = [str(folder.absolute()) for folder in folders]
     return ModelLibrary(runner.paths, lambda: (*runner.settings.model_folders, *added))
 
@@ -40,7 +40,7 @@ async def list_models(options: arguments.ModelsOptions, runner: CommandRunner) -
     models: list[FoundModel] = []
     settings = runner.settings
     judge = ModelJudge(settings, query_capacity(settings), LoadLimits(runner.paths.load_limits))
-    unreadable = await _library(runner, options.folders).find(judge, models.append)
+    unreadable = await _model_library(runner, options.folders).find(judge, models.append)
     models.sort(key=lambda model: (model.judgement is None, model.name.lower()))
     return print_result(options.as_json, {"models": list(map(_json_fields, models))}, format_models(models, unreadable))
 
@@ -99,7 +99,7 @@ def suggest_models(options: arguments.JsonOptions) -> int:
 
 async def search_models(options: arguments.SearchModelsOptions, runner: CommandRunner) -> int:
     query = " ".join(options.words)
-    hits = await _library(runner).hub.search(query)
+    hits = await _model_library(runner).hub.search(query)
     gated = _("sign-in required")
     rows = [
         (hit.repository, _("{downloads} downloads", downloads=format_number(hit.downloads)), gated if hit.gated else "")
@@ -112,7 +112,7 @@ async def search_models(options: arguments.SearchModelsOptions, runner: CommandR
 
 async def list_files(options: arguments.FilesOptions, runner: CommandRunner) -> int:
     name, _quantisation = _parse_repository(options.repository)
-    repository = await _library(runner).hub.repository(name)
+    repository = await _model_library(runner).hub.repository(name)
     memory = query_capacity(runner.settings).memory
     verdicts = [(file, judge_size(file.size, memory).verdict) for file in repository.files]
     judged = [
@@ -130,7 +130,7 @@ async def list_files(options: arguments.FilesOptions, runner: CommandRunner) -> 
 
 async def download_model(options: arguments.GetModelOptions, runner: CommandRunner) -> int:
     name, quantisation = _parse_repository(options.repository)
-    hub = _library(runner).hub
+    hub = _model_library(runner).hub
     repository = await hub.repository(name)
     file = select_file(repository, quantisation)
 
@@ -149,7 +149,7 @@ async def use_model(options: arguments.UseModelOptions, runner: CommandRunner) -
     name, terminal = " ".join(options.words), current_terminal.get()
     path = (terminal.working_folder if terminal else Path.cwd()) / name
     if not await asyncio.to_thread(path.is_file):
-        path = await _find_model(_library(runner), name)
+        path = await _find_model(_model_library(runner), name)
     await _set_default_model(runner, path)
     return print_result(options.as_json, {"model_path": path}, [_("New chats use {path}.", path=path)])
 

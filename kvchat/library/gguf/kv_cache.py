@@ -34,7 +34,7 @@ _ATTENTION_AND_STATE = {"falcon-h1"}  # each layer has attention and recurrent s
 _INDEX_KEYS = {"glm5-next": 3, "qwen4exp": 2}
 _INDEX_KEYS |= dict.fromkeys(("deepseek32", "glm-dsa", "hy_v4", "dots3note", "minimax-m3"), 1)
 _INDEX_IN_LISTED = {"glm-dsa", "hy_v4", "dots3note", "glm5-next"}  # only in layers with a nonzero `indexer.types`
-_FIRST_SHARED = {"gemma3n": 20}  # layers from this one on use an earlier layer's rows (src/models/gemma3n.cpp)
+_FIRST_SHARED_LAYERS = {"gemma3n": 20}  # layers from this one on use an earlier layer's rows (src/models/gemma3n.cpp)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _layer_kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bo
         recurs = [kv_heads[layer] == 0 and in_trunk[layer] for layer in range(blocks)]
         return [not recurrent for recurrent in recurs], recurs
     shared_from = blocks - fields.number("attention.shared_kv_layers")
-    shared_from = min(shared_from, _FIRST_SHARED.get(architecture, blocks))
+    shared_from = min(shared_from, _FIRST_SHARED_LAYERS.get(architecture, blocks))
     attends = [in_trunk[layer] and layer < shared_from for layer in range(blocks)]
     if not _state_values(fields):
         return attends, [False] * blocks

@@ -14,7 +14,7 @@ from kvchat.library.memory.demand import MemoryBar, MemoryFacts, ModelDemand, ma
 from kvchat.text.formatting import format_day, format_size
 from kvchat.text.language import N_, _, end_sentence, format_number, join_sentences
 
-STEP = 256  # tokens; llama.cpp rounds context sizes to it
+CONTEXT_STEP = 256  # tokens; llama.cpp rounds context sizes to it
 MIN_CONTEXT = 2048  # tokens; less is too short for a chat
 SUFFICIENT_GPU_CONTEXT = 16_384  # tokens; with this much on the GPU, slower main memory is not worth using
 MIN_INITIAL_CONTEXT = 8192  # tokens
@@ -120,15 +120,15 @@ class ContextChooser:
                 "model needs about {needed}, and {sparable}."
             )
             needed, usable = format_size(self._fit(tokens).needed), self._describe_usable(tokens)
-            return self._choice(tokens, _(text, tokens=shown, needed=needed, sparable=usable))
+            return self._make_choice(tokens, _(text, tokens=shown, needed=needed, sparable=usable))
         if tokens >= self._trained_context:
-            return self._choice(tokens, _("{tokens} tokens: the full context length of this model.", tokens=shown))
+            return self._make_choice(tokens, _("{tokens} tokens: the full context length of this model.", tokens=shown))
         ran_out = ""
         if limit and tokens >= most:
             text = N_("A larger context ran out of memory; kvchat will try it again on {until}.")
             ran_out = " " + _(text, until=format_day(limit.until))
         text = N_("{tokens} tokens: the most that fits in memory; the model supports {trained}.{ran_out}")
-        return self._choice(tokens, _(text, tokens=shown, trained=trained, ran_out=ran_out))
+        return self._make_choice(tokens, _(text, tokens=shown, trained=trained, ran_out=ran_out))
 
     def smaller_choices(self, choice: ContextChoice) -> tuple[ContextChoice, ...]:
         """Return the choices to try if `choice` runs out of memory. Each halves the context.
@@ -159,7 +159,7 @@ class ContextChooser:
         size = max(MIN_INITIAL_CONTEXT, 1 << (3 * needed // 2 - 1).bit_length())
         original = self._facts.original_context
         if original and maximum.tokens > original:
-            size = max(size, original + STEP)  # growing beyond it later would change the keys
+            size = max(size, original + CONTEXT_STEP)  # growing beyond it later would change the keys
         if (
             maximum.by_user
             or self._fit(maximum.tokens).is_whole_on_gpu
@@ -168,7 +168,7 @@ class ContextChooser:
         ):
             return maximum
         starts = N_("{reason} Starts with {size} tokens and grows as needed.")
-        return self._choice(size, _(starts, reason=maximum.reason, size=format_number(size)))
+        return self._make_choice(size, _(starts, reason=maximum.reason, size=format_number(size)))
 
     def larger_choice(self, tokens: int) -> ContextChoice | None:
         """Choose a larger context to offer when `tokens` are full: at most twice as large, or None.
@@ -186,11 +186,13 @@ class ContextChooser:
             needed, free = format_size(fit.needed), format_size(fit.free)
             slower = " " + self._offload_note(larger) if was_whole and not fit.is_whole_on_gpu else ""
             place, shown = self._place(larger), format_number(larger)
-            return self._choice(larger, _(text, larger=shown, needed=needed, free=free, place=place, slower=slower))
+            return self._make_choice(
+                larger, _(text, larger=shown, needed=needed, free=free, place=place, slower=slower)
+            )
         return None
 
     def _user_choice(self, requested: int) -> ContextChoice:
-        tokens = max(STEP, requested)
+        tokens = max(CONTEXT_STEP, requested)
         reason = _("{tokens} tokens: set by you.", tokens=format_number(tokens))
         warning = ""
         if not self._fit(tokens).fits:
@@ -202,7 +204,7 @@ class ContextChooser:
                 "produce poor replies beyond that."
             )
             warning = _(text, trained=format_number(self._facts.trained_context))
-        return replace(self._choice(tokens, reason), warning=warning, by_user=True)
+        return replace(self._make_choice(tokens, reason), warning=warning, by_user=True)
 
     def _reduced_choice(self, tokens: int, previous: ContextChoice) -> ContextChoice:
         gpus = self._memory.device_names
@@ -214,7 +216,7 @@ class ContextChooser:
         less = f"; {_describe_placement(self._no_gpu_layers, gpus)}" if self._without_gpu else ""
         text = N_("{tokens} tokens: not enough memory for {more}{less}.")
         reason = _(text, tokens=format_number(tokens), more=more, less=less)
-        return replace(self._choice(tokens, reason), offload_note="")
+        return replace(self._make_choice(tokens, reason), offload_note="")
 
     def _largest_fitting(self, limit: int, whole_on_gpu: bool = False) -> int:
         """Return the largest context up to `limit` that fits, or the minimum if none does."""
@@ -225,8 +227,8 @@ class ContextChooser:
 
         if fits(limit):
             return limit
-        steps = bisect_left(range(1, limit // STEP + 1), True, key=lambda step: not fits(step * STEP))
-        return max(self._min_tokens, steps * STEP)
+        steps = bisect_left(range(1, limit // CONTEXT_STEP + 1), True, key=lambda step: not fits(step * CONTEXT_STEP))
+        return max(self._min_tokens, steps * CONTEXT_STEP)
 
     def _fit(self, tokens: int) -> _Fit:
         if (tokens, self._without_gpu) in self._fit_cache:
@@ -265,7 +267,7 @@ class ContextChooser:
         usable = N_("only {spare} of the {free} {place} can be used")
         return _(usable, spare=format_size(usable_bytes(free)), free=format_size(free), place=place)
 
-    def _choice(self, tokens: int, reason: str) -> ContextChoice:
+    def _make_choice(self, tokens: int, reason: str) -> ContextChoice:
         fit = self._fit(tokens)
         shared = share = ""
         if self._demand.slots > 1:
@@ -298,4 +300,4 @@ def partial_offload_note(memory: MemoryFacts) -> str:
 
 
 def round_down_to_step(tokens: int) -> int:
-    return tokens // STEP * STEP
+    return tokens // CONTEXT_STEP * CONTEXT_STEP

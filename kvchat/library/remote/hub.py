@@ -146,8 +146,8 @@ class Hub:
     async def search(self, text: str) -> tuple[HubModel, ...]:
         """Return the GGUF repositories with this text in their name, most downloads first. Raises HubError."""
         query = {"search": text, "filter": "gguf", "sort": "downloads", "direction": -1, "limit": MAX_RESULTS}
-        entries = await self._json("/api/models", query)
-        with _valid_response(_("Search")):
+        entries = await self._get_json("/api/models", query)
+        with _hub_error_if_invalid(_("Search")):
             return tuple(
                 HubModel(
                     str(entry["id"]),
@@ -161,8 +161,8 @@ class Hub:
 
     async def repository(self, repository: str) -> HubRepository:
         """Return the repository named "owner/name". Raises HubError and AccessNeeded."""
-        entry = await self._json(f"/api/models/{repository}", {"blobs": "true"}, repository)
-        with _valid_response(repository):
+        entry = await self._get_json(f"/api/models/{repository}", {"blobs": "true"}, repository)
+        with _hub_error_if_invalid(repository):
             files = _parse_files(entry.get("siblings") or ())
             return HubRepository(str(entry["id"]), str(entry["sha"]), bool(entry.get("gated")), files)
 
@@ -172,9 +172,9 @@ class Hub:
         async with self._open(url_path, repository, {"Range": f"bytes={start}-"} if start else {}) as response:
             yield response
 
-    async def _json(self, path: str, query: Mapping[str, Any], repository: str = "") -> Any:
+    async def _get_json(self, path: str, query: Mapping[str, Any], repository: str = "") -> Any:
         async with self._open(f"{path}?{urlencode(query)}", repository, {}) as response:
-            with _valid_response(str(response.request.url.host)):
+            with _hub_error_if_invalid(str(response.request.url.host)):
                 return parse_json(await read_limited(response.aiter_bytes(), MAX_RESPONSE_BYTES))
 
     @contextlib.asynccontextmanager
@@ -246,7 +246,7 @@ def parse_repository(text: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _valid_response(source: str) -> Any:
+def _hub_error_if_invalid(source: str) -> Any:
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:

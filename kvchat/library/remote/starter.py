@@ -191,10 +191,10 @@ def newest_wheel(page_url: str, page: str) -> tuple[str, str, str] | None:
 
     `page` is the HTML of the project's page in a PEP 503 index.
     """
-    anchors = _Anchors()
-    anchors.feed(page)
+    parser = _LinkParser()
+    parser.feed(page)
     wheels = []
-    for link in anchors.links:
+    for link in parser.links:
         url, fragment = urldefrag(urljoin(page_url, link))
         name = re.split(r"[/\\]", unquote(urlsplit(url).path))[-1]  # so that no name leads outside the folder
         sha256 = parse_qs(fragment).get("sha256", [""])[0]
@@ -204,7 +204,7 @@ def newest_wheel(page_url: str, page: str) -> tuple[str, str, str] | None:
     return max(wheels, key=lambda wheel: tuple(map(int, re.findall(r"\d+", wheel[1].split("-")[1]))), default=None)
 
 
-class _Anchors(HTMLParser):
+class _LinkParser(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.links: list[str] = []

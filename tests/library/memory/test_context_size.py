@@ -6,11 +6,12 @@ import pytest
 from kvchat.engine.process.log import Placement
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.memory.context_size import (
+    CONTEXT_STEP,
     MIN_CONTEXT,
-    STEP,
     SUFFICIENT_GPU_CONTEXT,
     ContextChoice,
     ContextChooser,
+    round_down_to_step,
     slots_for,
 )
 from kvchat.library.memory.demand import DeviceMemory, LoadLimit, MemoryFacts, ModelDemand, margin_bytes
@@ -52,9 +53,9 @@ def test_slots_are_used_if_they_barely_shorten_the_context(large: GgufFacts, tmp
 
 def test_largest_context_that_fits(large: GgufFacts) -> None:
     choice = choose(large, MemoryFacts(10 * GB))
-    assert choice.tokens % STEP == 0
+    assert choice.tokens % CONTEXT_STEP == 0
     assert MIN_CONTEXT < choice.tokens < 131_072
-    assert choice.needed <= 9 * GB < choose(large, MemoryFacts(10 * GB), wanted=choice.tokens + STEP).needed
+    assert choice.needed <= 9 * GB < choose(large, MemoryFacts(10 * GB), wanted=choice.tokens + CONTEXT_STEP).needed
     assert choice.reason.startswith(f"{choice.tokens:,} tokens: the most that fits in memory; ")
     assert "supports 131,072" in choice.reason
     assert choose(large, MemoryFacts(10 * GB), "q8_0").tokens > 1.7 * choice.tokens
@@ -141,7 +142,9 @@ def test_smaller_choices_halve_the_context_but_leave_the_gpu_before_it_gets_shor
     chooser = ContextChooser(ModelDemand(large), MemoryFacts(10 * GB))
     choice = chooser.choose()
     steps = chooser.smaller_choices(choice)
-    assert [step.tokens for step in steps][:2] == [choice.tokens // 2 // STEP * STEP, choice.tokens // 4 // STEP * STEP]
+    assert [step.tokens for step in steps][:2] == list(
+        map(round_down_to_step, (choice.tokens // 2, choice.tokens // 4))
+    )
     assert steps[-1].tokens == MIN_CONTEXT
     needed = [choice.needed, *(step.needed for step in steps)]
     assert needed == sorted(needed, reverse=True)
