@@ -21,7 +21,7 @@ from PySide6.QtCore import QEvent, Signal, qInstallMessageHandler
 from PySide6.QtGui import QFileOpenEvent
 from PySide6.QtWidgets import QApplication
 
-from kvchat import __version__
+from kvchat import APP_ID, __version__
 from kvchat.chat.record.database import Database
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings
@@ -61,7 +61,7 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _SHOW_WINDOW) ->
     qt = _KvchatApplication(sys.argv[:1])
     qt.setApplicationName("kvchat")
     qt.setApplicationVersion(__version__)
-    qt.setDesktopFileName("kvchat")
+    qt.setDesktopFileName(APP_ID)
     qt.setQuitOnLastWindowClosed(False)
     report_accessible_roles()
     settings = load_settings(paths.settings_file)

@@ -19,6 +19,7 @@ from kvchat.ui.base.icons import app_svg
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGING = ROOT / "packaging"
+DESKTOP_FILE = PACKAGING / "io.github.kvchat.kvchat.desktop"
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_version_is_the_same_everywhere():
     "command",
     [
         ("appstreamcli", "validate", "--no-net", "--pedantic", PACKAGING / "kvchat.metainfo.xml"),
-        ("desktop-file-validate", "--warn-kde", PACKAGING / "kvchat.desktop"),
+        ("desktop-file-validate", "--warn-kde", DESKTOP_FILE),
     ],
     ids=lambda command: command[0],
 )
@@ -46,14 +47,15 @@ def test_desktop_files_are_valid(command):
         pytest.skip(f"{command[0]} is not installed")
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    assert "kvchat.desktop:" not in done.stdout, "warnings of desktop-file-validate"
+    assert f"{DESKTOP_FILE.name}:" not in done.stdout, "warnings of desktop-file-validate"
 
 
 def test_desktop_files_are_translated():
     """Desktops name languages without a script."""
     theirs = {"zh_Hans": "zh_CN", "zh_Hant": "zh_TW"}
     said = {
-        name: (PACKAGING / f"kvchat{name}").read_text("utf-8") for name in (".desktop", "-mime.xml", ".metainfo.xml")
+        name: (PACKAGING / f"{stem}{name}").read_text("utf-8")
+        for stem, name in ((DESKTOP_FILE.stem, ".desktop"), ("kvchat", "-mime.xml"), ("kvchat", ".metainfo.xml"))
     }
     for language in set(LANGUAGES) - {"en"}:
         called = theirs.get(language, language)
@@ -123,7 +125,10 @@ def test_setup_without_root(tmp_path):
 @pytest.mark.parametrize(
     ("file", "named"),
     [
-        ("kvchat.desktop", ("x-scheme-handler/kvchat;", "application/x-kvchat;", "application/x-gguf;", "open %U")),
+        (
+            "io.github.kvchat.kvchat.desktop",
+            ("x-scheme-handler/kvchat;", "application/x-kvchat;", "application/x-gguf;", "open %U"),
+        ),
         ("kvchat-mime.xml", ('"*.kvchat"', '"*.gguf"')),
         ("kvchat.iss", ('"URL Protocol"', "Classes\\.kvchat", "Classes\\.gguf\\OpenWithProgids", 'open ""%1""')),
         ("kvchat.iss", (f'Subkey: "{login._RUN_KEY}"; ValueName: "{login._NAME}"',)),  # the uninstaller removes it

@@ -1,5 +1,7 @@
 """Start at login: an autostart file on Linux, a value of the Run key on Windows, a LaunchAgent on macOS.
 
+On Linux also the entry in the app menu, which packages install; one made here belongs to the user.
+
 kvchat does not store the choice elsewhere, so the user can also change it in the desktop's settings.
 """
 
@@ -11,12 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvchat import APP_ID
 from kvchat.errors import KvchatError
 from kvchat.system.files import atomic_write
 from kvchat.text.language import _
 
 _RUN_KEY = r"Software\Microsoft\Windows\CurrentVersion\Run"
-_NAME, _LABEL = "kvchat", "io.github.kvchat.kvchat"
+_NAME = "kvchat"
 _OFF = ("hidden=true", "x-gnome-autostart-enabled=false")  # lines with which desktops disable an autostart file
 
 
@@ -37,7 +40,6 @@ def starts_at_login() -> bool:
 
 def start_at_login(enabled: bool) -> None:
     arguments = [*start_command(), "--hidden"]
-    home = {"KVCHAT_HOME": os.environ["KVCHAT_HOME"]} if os.environ.get("KVCHAT_HOME") else {}
     try:
         if sys.platform == "win32":
             registry: Any = importlib.import_module("winreg")
@@ -53,22 +55,63 @@ def start_at_login(enabled: bool) -> None:
             return
         if sys.platform == "darwin":
             # https://developer.apple.com/library/archive/documentation/MacOSX/Conceptual/BPSystemStartup
-            agent: dict[str, Any] = {"Label": _LABEL, "ProgramArguments": arguments, "RunAtLoad": True}
-            content = plistlib.dumps(agent | ({"EnvironmentVariables": home} if home else {}))
+            agent: dict[str, Any] = {"Label": APP_ID, "ProgramArguments": arguments, "RunAtLoad": True}
+            if home := os.environ.get("KVCHAT_HOME"):
+                agent["EnvironmentVariables"] = {"KVCHAT_HOME": home}
+            content = plistlib.dumps(agent)
         else:
-            variables = [f"{name}={value}" for name, value in home.items()]
-            line = " ".join(map(_quote, [*(["env", *variables] if variables else []), *arguments]))
-            keys = f"Type=Application\nName=kvchat\nExec={line}\nIcon=kvchat\nTerminal=false\n"
-            content = f"[Desktop Entry]\n{keys}".encode()
-        entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with atomic_write(entry) as new:
-            new.write_bytes(content)
+            content = _desktop_entry("--hidden")
+        _write(entry, content)
     except OSError as error:
         raise KvchatError(
             _("The “Start at login” setting could not be changed"),
             f"{error.filename or _RUN_KEY}: {error.strerror}.",
             _("Change the list of startup apps in your desktop’s settings."),
         ) from error
+
+
+def menu_entry() -> Path:
+    """Return the path of the user's own entry in the app menu (https://specifications.freedesktop.org/menu-spec)."""
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data) / "applications" / f"{APP_ID}.desktop"
+
+
+def can_add_to_menu() -> bool:
+    """Return True on Linux, unless kvchat runs in a Flatpak or a package has installed the entry for all users."""
+    folders = (os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(":")
+    is_installed = any(Path(folder, "applications", f"{APP_ID}.desktop").exists() for folder in folders)
+    return sys.platform == "linux" and "FLATPAK_ID" not in os.environ and not is_installed
+
+
+def add_to_menu(enabled: bool, icon: str) -> None:
+    """Add or remove the entry in the app menu. `icon` is an SVG document. Raises KvchatError."""
+    entry = menu_entry()
+    picture = entry.parents[1] / "icons/hicolor/scalable/apps/kvchat.svg"
+    try:
+        if not enabled:
+            for file in (entry, picture):
+                file.unlink(missing_ok=True)
+            return
+        _write(picture, icon.encode())
+        _write(entry, _desktop_entry("open", "%U") + b"MimeType=x-scheme-handler/kvchat;application/x-kvchat;\n")
+    except OSError as error:
+        detail = f"{error.filename or entry}: {error.strerror}."
+        raise KvchatError(
+            _("The app menu could not be changed"), detail, _("Check the permissions of the folder.")
+        ) from error
+
+
+def _desktop_entry(*arguments: str) -> bytes:
+    home = os.environ.get("KVCHAT_HOME")
+    line = " ".join(map(_quote, [*(["env", f"KVCHAT_HOME={home}"] if home else []), *start_command()]))
+    keys = f"Type=Application\nName=kvchat\nExec={line} {' '.join(arguments)}\nIcon=kvchat\nTerminal=false\n"
+    return f"[Desktop Entry]\n{keys}".encode()
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with atomic_write(file) as new:
+        new.write_bytes(content)
 
 
 def start_command() -> list[str]:
@@ -83,7 +126,7 @@ def start_command() -> list[str]:
 def _entry_path() -> Path:
     """Return the path of the file (Linux: https://specifications.freedesktop.org/autostart-spec)."""
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "LaunchAgents" / f"{_LABEL}.plist"
+        return Path.home() / "Library" / "LaunchAgents" / f"{APP_ID}.plist"
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(config) / "autostart" / "kvchat.desktop"
 

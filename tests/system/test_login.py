@@ -13,7 +13,7 @@ import pytest
 
 from kvchat.errors import KvchatError
 from kvchat.system import login
-from kvchat.system.login import can_start_at_login, start_at_login, starts_at_login
+from kvchat.system.login import add_to_menu, can_add_to_menu, can_start_at_login, start_at_login, starts_at_login
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +61,28 @@ def test_linux_autostart_entry(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
         start_at_login(True)
     assert "autostart" in raised.value.detail
     assert not starts_at_login()
+
+
+def test_the_menu_entry_is_valid_and_removed_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_DATA_HOME", str(home / "share"))
+    monkeypatch.setenv("XDG_DATA_DIRS", str(home / "system"))
+    assert can_add_to_menu()
+    add_to_menu(True, "<svg/>")
+    entry = home / "share/applications/io.github.kvchat.kvchat.desktop"
+    assert run_line(entry) == "Exec=/usr/bin/python3 -m kvchat open %U"
+    if shutil.which("desktop-file-validate"):
+        subprocess.run(["desktop-file-validate", entry], check=True)
+    assert (home / "share/icons/hicolor/scalable/apps/kvchat.svg").read_text() == "<svg/>"
+    add_to_menu(False, "")
+    assert not [path for path in (home / "share").rglob("*") if path.is_file()]
+    (home / "system/applications").mkdir(parents=True)
+    (home / "system/applications" / entry.name).touch()
+    assert not can_add_to_menu(), "a package has installed it"
+    (home / "share/applications").rmdir()
+    (home / "share/applications").write_text("not a folder")
+    with pytest.raises(KvchatError, match="app menu"):
+        add_to_menu(True, "<svg/>")
 
 
 def test_macos_launch_agent(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

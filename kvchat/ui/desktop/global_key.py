@@ -16,7 +16,9 @@ from typing import Any
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QGuiApplication
 
+from kvchat import APP_ID
 from kvchat.errors import KvchatError
+from kvchat.system.login import can_add_to_menu, menu_entry
 from kvchat.system.session_bus import BusUnavailable, Service, SessionBus
 from kvchat.text.language import N_, _
 
@@ -27,7 +29,11 @@ Results = dict[str, tuple[str, Any]]  # name: D-Bus signature and value
 
 
 class PortalDeclined(BusUnavailable):
-    pass
+    """The user canceled the portal's dialog."""
+
+
+class PortalFailed(BusUnavailable):
+    """The portal ended the request, for example because it does not know the app."""
 
 
 def portal(interface: str) -> Service:
@@ -37,7 +43,7 @@ def portal(interface: str) -> Service:
 async def request(
     bus: SessionBus, interface: str, method: str, signature: str, body: tuple[Any, ...], options: Results
 ) -> Results:
-    """Return the portal's response, which may wait for the user. Raises BusUnavailable and PortalDeclined.
+    """Return the portal's response, which may wait for the user. Raises BusUnavailable, PortalDeclined and PortalFailed.
 
     https://flatpak.github.io/xdg-desktop-portal/docs/doc-org.freedesktop.portal.Request.html
     """
@@ -57,7 +63,7 @@ async def request(
     finally:
         stop()
     if code:
-        raise PortalDeclined if code == _CANCELLED else BusUnavailable(f"{method}: {code}")
+        raise PortalDeclined if code == _CANCELLED else PortalFailed(f"{method}: {code}")
     return results
 
 
@@ -68,12 +74,9 @@ _DESCRIPTION = N_("Ask a quick question")
 
 
 class GlobalKeyUnavailable(KvchatError):
-    def __init__(self, reason: str) -> None:
-        super().__init__(
-            _("The quick question shortcut is not available"),
-            reason,
-            _("Assign the command “kvchat quick” to a shortcut in your desktop’s settings instead."),
-        )
+    def __init__(self, reason: str, advice: str = "") -> None:
+        other_way = _("Assign the command “kvchat quick” to a shortcut in your desktop’s settings instead.")
+        super().__init__(_("The quick question shortcut is not available"), reason, advice or other_way)
 
 
 class GlobalKey(QObject):
@@ -104,6 +107,11 @@ class GlobalKey(QObject):
             try:
                 return await bind_by_portal(self._bus, self.pressed.emit)
             except BusUnavailable as error:
+                if isinstance(error, PortalFailed) and can_add_to_menu() and not menu_entry().exists():  # GNOME 48
+                    raise GlobalKeyUnavailable(
+                        _("kvchat is not in the desktop’s app menu, which some desktops require."),
+                        _("Turn on “Show in the app menu” in Settings, General, then try again."),
+                    ) from error
                 raise GlobalKeyUnavailable(_("Your desktop does not support global shortcuts for apps.")) from error
         register = {"windows": register_on_windows, "cocoa": register_on_mac}.get(platform)
         if register is None:
@@ -120,7 +128,7 @@ async def bind_by_portal(bus: SessionBus, pressed: Callable[[str], object]) -> C
     Return a function that releases the key. The desktop asks once, and may bind a key other than `KEY`.
     """
     with contextlib.suppress(BusUnavailable):  # newer portals need the app id if kvchat was not started from a menu
-        await bus.call(_REGISTRY, "Register", "sa{sv}", "kvchat", {})
+        await bus.call(_REGISTRY, "Register", "sa{sv}", APP_ID, {})
     created = await request(bus, _SHORTCUTS, "CreateSession", "a{sv}", (), {"session_handle_token": ("s", "kvchat")})
     session = created.get("session_handle", ("s", ""))[1]
 

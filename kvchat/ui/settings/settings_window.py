@@ -1,6 +1,8 @@
 """The settings window: list of pages, the general page, changes pending until the engine's next start."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, TypeVar
 
 from PySide6.QtCore import QRect, QSize, Qt, Signal
@@ -10,9 +12,10 @@ from PySide6.QtWidgets import QFrame, QListWidget, QListWidgetItem, QStackedWidg
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
-from kvchat.system.login import can_start_at_login, start_at_login, starts_at_login
+from kvchat.system import login
 from kvchat.text.language import N_, _
 from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
+from kvchat.ui.base.icons import app_svg
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
@@ -36,29 +39,47 @@ class GeneralPage(SettingsPage):
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         self.add_settings(through="quick_key")
-        self.login = self.add(LoginEntry(look, self))
+        text = _("Starts in the tray without opening the window, so that your chats are ready.")
+        title = _("Start at login")
+        self.login = self.add(
+            DesktopSwitch(
+                look, self, title, text, login.can_start_at_login, login.starts_at_login, login.start_at_login
+            )
+        )
+        text = _("Adds kvchat to the desktop’s app menu. Some desktops require this for the Quick question shortcut.")
+        add, is_added = partial(login.add_to_menu, icon=app_svg()), login.menu_entry().exists
+        title = _("Show in the app menu")
+        self.menu = self.add(DesktopSwitch(look, self, title, text, login.can_add_to_menu, is_added, add))
         self.add_settings()
 
 
-class LoginEntry(SwitchEntry):
-    """Start at login; stored by the desktop, not kvchat."""
+class DesktopSwitch(SwitchEntry):
+    """Switch for a file of the desktop, which is the only place where the choice is stored."""
 
-    def __init__(self, look: Look, page: SettingsPage) -> None:
-        text = _("Starts in the tray without opening the window, so that your chats are ready.")
-        super().__init__(look, "", _("Start at login"), text, lambda _, on: page.run(self._change(on)))
-        self._page = page
+    def __init__(
+        self,
+        look: Look,
+        page: SettingsPage,
+        title: str,
+        text: str,
+        is_available: Callable[[], bool],
+        is_on: Callable[[], bool],
+        change: Callable[[bool], None],
+    ) -> None:
+        super().__init__(look, "", title, text, lambda _, on: page.run(self._change(on)))
+        self._page, self._is_available, self._is_on, self._apply = page, is_available, is_on, change
 
     def refresh(self, settings: Settings) -> None:
-        self.setVisible(can_start_at_login())
+        self.setVisible(self._is_available())
 
         async def show() -> None:
-            self.switch.setChecked(await asyncio.to_thread(starts_at_login))
+            self.switch.setChecked(await asyncio.to_thread(self._is_on))
 
         self._page.run(show())
 
     async def _change(self, enabled: bool) -> None:
         try:
-            await asyncio.to_thread(start_at_login, enabled)
+            await asyncio.to_thread(self._apply, enabled)
         finally:
             self.refresh(self._page.runtime.settings)
 
