@@ -43,7 +43,7 @@ def portal(interface: str) -> Service:
 async def request(
     bus: SessionBus, interface: str, method: str, signature: str, body: tuple[Any, ...], options: Results
 ) -> Results:
-    """Return the portal's response, which may wait for the user. Raises BusUnavailable, PortalDeclined and PortalFailed.
+    """Return the portal's response, which may wait for the user. Raises BusUnavailable and its subclasses above.
 
     https://flatpak.github.io/xdg-desktop-portal/docs/doc-org.freedesktop.portal.Request.html
     """
