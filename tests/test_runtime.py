@@ -20,6 +20,7 @@ from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import GB, Settings, SettingsNotSaved, load_settings
 from kvchat.system.paths import resolve_paths
 from tests.kvstore.store_bench import FINGERPRINT, FULL, Bench, token_range
+from tests.running import ask, running
 
 
 @pytest_asyncio.fixture
@@ -102,3 +103,16 @@ async def test_maximum_age_deletes_older_memory(runtime):
     await runtime.apply_settings(replace(runtime.settings, max_age_days=2))
     left = (await runtime.save_points.usage()).conversations
     assert {chat.conversation_id for chat in left if chat.save_points} == {"b"}
+
+
+async def test_diagnostics_describe_the_engine_without_private_data(tmp_path, fake_engine):
+    async with running(tmp_path, fake_engine, kv_type="q8_0") as runtime:
+        assert await runtime.engine.vitals() is None
+        await ask(runtime, (await runtime.chat.new_conversation()).id, "A question of mine")
+        (key,) = runtime.engine.secrets
+        runtime._log.note(f"0.00.000.001 I a line with {key} and {Path.home()}/model.gguf")
+        text = await runtime.diagnostics()
+        for part in ("ready", "kv_type: 'q8_0'", "a line with ‹removed› and ~/model.gguf", "model.gguf", "memory"):
+            assert part in text
+        for private in (key, "A question of mine", f"{Path.home()}/"):
+            assert private not in text

@@ -224,10 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._body("application/json", json.dumps(value).encode())
 
     def _body(self, kind: str, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
+        self._respond(200, {"Content-Type": kind}, len(body))
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:

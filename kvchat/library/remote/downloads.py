@@ -56,7 +56,7 @@ class Downloads:
     def __init__(self, models: Path, source: DownloadSource) -> None:
         self._models, self._source = models, source
         self._listeners: list[Callable[[Download], object]] = []
-        self._one_at_a_time = asyncio.Lock()  # one download at a time
+        self._one_at_a_time = asyncio.Lock()
         self._running: dict[Path, asyncio.Task[None]] = {}
         self._stopping: dict[Path, asyncio.Task[None]] = {}  # cancelled, but may still have files open
         self._downloads: dict[Path, Download] = {}
