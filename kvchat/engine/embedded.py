@@ -17,7 +17,7 @@ from typing import Any
 
 FLAG = "--embedded-engine"  # makes a bundled kvchat run as the engine: `kvchat --embedded-engine JSON`
 KEY_VARIABLE = "KVCHAT_ENGINE_KEY"
-DEVICES = "--devices"  # argument that prints the devices as JSON
+DEVICES_ARGUMENT = "--devices"  # argument that prints the devices as JSON
 
 EXIT_LOAD_FAILED = 70
 EXIT_PORT_TAKEN = 71
@@ -35,7 +35,7 @@ def command(argument: str) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Run the server until SIGTERM and return the exit code.
 
-    The only argument is a JSON object with xllamacpp's parameters, or `DEVICES`.
+    The only argument is a JSON object with xllamacpp's parameters, or `DEVICES_ARGUMENT`.
     """
     if len(arguments) != 1:
         return _fail(EXIT_BAD_ARGUMENTS, "the embedded engine takes one argument")
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         import xllamacpp
     except ImportError as error:
         return _fail(EXIT_NOT_INSTALLED, f"cannot import xllamacpp: {error}")
-    if arguments[0] == DEVICES:
+    if arguments[0] == DEVICES_ARGUMENT:
         names = ("name", "description", "memory_free", "memory_total")
         print(json.dumps([{name: device.get(name) for name in names} for device in xllamacpp.get_device_info()]))
         return 0

@@ -212,7 +212,6 @@ class EngineSetup:
         return ""
 
     async def _newest_build(self, backend: Backend | None) -> DownloadOrder:
-        """Find the newest build for this computer's GPU and, if given, this backend. Raises KvchatError."""
         graphics = await asyncio.to_thread(detect_graphics)
         if not graphics.vendors:
             why = _("The embedded engine is as fast as any other on the CPU.")

@@ -26,7 +26,7 @@ from kvchat.session.self_test import self_test
 from kvchat.text.formatting import format_duration, format_rate
 from kvchat.text.language import _, join_list
 
-_CONTEXT = 2048  # tokens; enough for a short reply and a sliding window
+_CONTEXT_TOKENS = 2048  # tokens; enough for a short reply and a sliding window
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ async def try_engine(
             report_step(TrialStep(_("Model"), _("No model to test with")))
         else:
             with tempfile.TemporaryDirectory(prefix="kvchat-trial-", ignore_cleanup_errors=True) as folder:
-                plan = LaunchPlan(model, _CONTEXT, Path(folder), known_options=engine_probe.options)
+                plan = LaunchPlan(model, _CONTEXT_TOKENS, Path(folder), known_options=engine_probe.options)
                 await _test_with_model(location, plan, report_step)
     except KvchatError as error:
         report_step(TrialStep(error.title, error.detail, error))

@@ -13,7 +13,15 @@ from kvchat.text.language import _
 
 MAX_UNPACKED_BYTES = 20_000_000_000  # more than any engine
 MAX_FILES = 100_000
-_FAULTS = (tarfile.TarError, zipfile.BadZipFile, BadGzipFile, zlib.error, EOFError, NotImplementedError, ValueError)
+_ARCHIVE_ERRORS = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    BadGzipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    ValueError,
+)
 
 
 class UnsafeArchive(Exception):
@@ -34,7 +42,7 @@ def unpack(archive: Path, target: Path, stop: threading.Event) -> None:
         except tarfile.FilterError as error:
             member = repr(error.tarinfo.name)
             raise UnsafeArchive(_("it contains a file with an invalid name: {name}", name=member)) from error
-        except _FAULTS as error:
+        except _ARCHIVE_ERRORS as error:
             raise UnsafeArchive(_("it is damaged: {error}", error=error)) from error
         paths = list(work.iterdir())
         if len(paths) == 1 and paths[0].is_dir() and not paths[0].is_symlink():

@@ -23,7 +23,7 @@ from kvchat.text.language import _
 
 ACCESS_TIMEOUT_S = 10.0  # long enough for a sleeping disk
 _READ_BYTES = 1024 * 1024
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # some files in /proc block
+_OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # some files in /proc block
 
 R = TypeVar("R")
 
@@ -61,7 +61,7 @@ def open_regular_file(path: Path) -> BinaryIO:
 
     def opened() -> io.RawIOBase:
         check_is_regular_file(path, path.stat().st_mode)  # before opening it, which has side effects on some devices
-        file = _FileWithTimeout(os.open(path, _FLAGS))
+        file = _FileWithTimeout(os.open(path, _OPEN_FLAGS))
         try:
             check_is_regular_file(path, os.fstat(file.fileno()).st_mode)
         except OSError:
@@ -137,8 +137,6 @@ def check_is_regular_file(path: Path, mode: int) -> None:
 
 
 class _FileWithTimeout(io.RawIOBase):
-    """A file whose reads have a time limit."""
-
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._hangs = False
@@ -173,7 +171,7 @@ class _FileWithTimeout(io.RawIOBase):
         super().close()
 
 
-PRIVATE = 0o600
+PRIVATE_MODE = 0o600
 LEFTOVER_AGE_S = 3600.0  # another process may still be writing a newer file
 _TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{12}\.new")
 
@@ -198,7 +196,7 @@ def atomic_write(target: Path, *, private: bool = False) -> Iterator[Path]:
 
     destination, temporary = run_with_timeout(prepare)
     try:
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE))
         yield temporary
         with temporary.open("r+b") as written:
             os.fsync(written.fileno())

@@ -20,7 +20,8 @@ from kvchat.text.language import _
 
 _RUN_KEY = r"Software\Microsoft\Windows\CurrentVersion\Run"
 _NAME = "kvchat"
-_OFF = ("hidden=true", "x-gnome-autostart-enabled=false")  # lines with which desktops disable an autostart file
+# Lines with which desktops disable an autostart file.
+_DISABLING_LINES = ("hidden=true", "x-gnome-autostart-enabled=false")
 
 
 def can_start_at_login() -> bool:
@@ -35,7 +36,7 @@ def starts_at_login() -> bool:
         text = _entry_path().read_text("utf-8", "replace").lower()
     except OSError:
         return False
-    return not any(line.replace(" ", "") in _OFF for line in text.splitlines())
+    return not any(line.replace(" ", "") in _DISABLING_LINES for line in text.splitlines())
 
 
 def start_at_login(enabled: bool) -> None:

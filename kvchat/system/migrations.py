@@ -70,7 +70,6 @@ def drop_old_copies(path: Path) -> None:
 
 
 def split_statements(script: str) -> Iterator[str]:
-    """Split a script into its statements."""
     pending = ""
     for part in script.split(";"):
         pending += part + ";"

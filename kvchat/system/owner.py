@@ -24,10 +24,10 @@ from filelock import FileLock, Timeout
 
 from kvchat.system.files import atomic_write, read_json
 
-_MAX_NOTE_BYTES = 10_000
+_MAX_OWNER_FILE_BYTES = 10_000
 _MAX_PATH_BYTES = 100  # macOS's sun_path holds 103, Linux's 107
-_NOTE = "owner.json"
-_FAULTS = (OSError, EOFError, AuthenticationError, AssertionError)
+_OWNER_FILE = "owner.json"
+_CONNECTION_ERRORS = (OSError, EOFError, AuthenticationError, AssertionError)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class InstanceLock:
         self._listener = listener = self._make_listener()
         address = "" if listener is None else str(listener.address)
         owner = Owner(self._name, os.getpid(), address, key.hex(), secrets.token_urlsafe(32))
-        with contextlib.suppress(OSError), atomic_write(self._folder / _NOTE, private=True) as new:
+        with contextlib.suppress(OSError), atomic_write(self._folder / _OWNER_FILE, private=True) as new:
             new.write_text(json.dumps(asdict(owner)), "utf-8")
         if listener is not None:
             threading.Thread(
@@ -97,8 +97,8 @@ class InstanceLock:
         if listener is None:
             return
         with contextlib.suppress(OSError):
-            (self._folder / _NOTE).unlink(missing_ok=True)
-        with contextlib.suppress(*_FAULTS):
+            (self._folder / _OWNER_FILE).unlink(missing_ok=True)
+        with contextlib.suppress(*_CONNECTION_ERRORS):
             Client(listener.address).close()  # ends the call of `accept` in the other thread
         listener.close()
         if self._private:
@@ -125,7 +125,7 @@ class InstanceLock:
         while self._listener is listener:
             try:
                 client = listener.accept()
-            except _FAULTS:
+            except _CONNECTION_ERRORS:
                 time.sleep(0.1)  # the client has left, or no file descriptor is free
                 continue
             threading.Thread(
@@ -135,8 +135,8 @@ class InstanceLock:
 
 def owner_of(folder: Path) -> Owner | None:
     try:
-        note = read_json(folder / _NOTE, _MAX_NOTE_BYTES)
-        return Owner(**note) if isinstance(note, dict) else None
+        content = read_json(folder / _OWNER_FILE, _MAX_OWNER_FILE_BYTES)
+        return Owner(**content) if isinstance(content, dict) else None
     except (OSError, ValueError, TypeError):
         return None
 
@@ -148,7 +148,7 @@ def connect(folder: Path) -> Connection | None:
         return None
     try:
         return Client(owner.address, authkey=bytes.fromhex(owner.key))
-    except (*_FAULTS, ValueError):
+    except (*_CONNECTION_ERRORS, ValueError):
         return None
 
 
@@ -156,7 +156,7 @@ def _authenticate(client: Connection, key: bytes, on_connection: Callable[[Conne
     try:
         deliver_challenge(client, key)
         answer_challenge(client, key)
-    except _FAULTS:
+    except _CONNECTION_ERRORS:
         client.close()
     else:
         on_connection(client)

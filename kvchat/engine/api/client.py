@@ -185,7 +185,6 @@ class LlamaServerClient:
         return self._copy(slot=slot)
 
     def with_template(self, options: Mapping[str, bool | str]) -> LlamaServerClient:
-        """Return a client on the same connections with these chat template options."""
         return self._copy(_template=options)
 
     def with_projector(self, projector: str, marker: str) -> LlamaServerClient:

@@ -95,7 +95,7 @@ _RESERVED = {
 _RESERVED_REASONS = {name: reason for reason, names in _RESERVED.items() for name in names.split()}
 
 # Options that change speed, placement or sampling, but not the saved KV cache.
-_HARMLESS = (
+_STATELESS = (
     "-t --threads -tb --threads-batch -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch"
     " -Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch -ub --ubatch-size --warmup --no-warmup"
     " --mmap --no-mmap --mlock -lm --load-mode -dio --direct-io -ndio --no-direct-io --numa -dev --device"
@@ -146,7 +146,7 @@ def check_arguments(arguments: Sequence[str], known_options: KnownOptions | None
 
 def state_arguments(arguments: Sequence[str], *, external: bool = False) -> str:
     """Return the arguments on which a saved KV cache depends. `external`: they are those of the user's server."""
-    excluded = set(_HARMLESS.split())
+    excluded = set(_STATELESS.split())
     if external:
         unrelated = (_LOCAL, _CHOSEN_IN_WINDOW, _CHATS_ONLY, _FOR_MONITORING)
         excluded |= {"--slot-save-path", *(name for name, reason in _RESERVED_REASONS.items() if reason in unrelated)}

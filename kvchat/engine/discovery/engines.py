@@ -108,7 +108,7 @@ def search_folders() -> list[Path]:
 def list_devices(location: EngineLocation, workers: Sequence[str] = ()) -> tuple[Device, ...]:
     """List the devices of an engine and its RPC servers, without the CPU. Raises EngineNotFound."""
     if location.path is None:
-        return parse_embedded_devices(_run_command(embedded.command(embedded.DEVICES)))
+        return parse_embedded_devices(_run_command(embedded.command(embedded.DEVICES_ARGUMENT)))
     rpc = ["--rpc", ",".join(workers)] if workers else []  # before --list-devices, which exits
     return parse_devices(_run_command([str(location.path), *rpc, "--list-devices"]))
 
@@ -143,17 +143,15 @@ def _resolve_program(path: Path) -> Path:
     name = program_name()
     if len(path.parts) == 1 and (found := shutil.which(str(path))):
         return Path(found)
-    if not path.exists():
-        reason = _("{path} does not exist.", path=path)
-    elif path.is_dir() and _is_executable(path / name):
-        return (path / name).absolute()
-    elif path.is_dir():
+    program = path / name if path.is_dir() else path
+    if _is_executable(program):
+        return program.absolute()
+    title, reason = _("The engine was not found"), _("{path} does not exist.", path=path)
+    if path.is_dir():
         reason = _("The folder {path} does not contain {program_name}.", path=path, program_name=name)
-    elif _is_executable(path):
-        return path.absolute()
-    else:
-        raise EngineNotFound(_("The engine cannot run"), _("{path} is not executable.", path=path), _(_ADVICE))
-    raise EngineNotFound(_("The engine was not found"), reason, _(_ADVICE))
+    elif path.exists():
+        title, reason = _("The engine cannot run"), _("{path} is not executable.", path=path)
+    raise EngineNotFound(title, reason, _(_ADVICE))
 
 
 _ADVICE = N_("Correct the engine path in the settings, or clear it to let kvchat find an engine.")

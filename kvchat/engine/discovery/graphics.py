@@ -95,7 +95,6 @@ def install_advice(graphics: Graphics) -> tuple[str, ...]:
 
 
 def driver_advice(graphics: Graphics) -> str:
-    """Return the advice to install a missing driver, or ""."""
     if GpuVendor.NVIDIA in graphics.vendors and not graphics.nvidia_driver:
         return _("Install the NVIDIA driver first; engines cannot use the GPU without it.")
     return ""

@@ -151,7 +151,6 @@ class EngineProcess(asyncio.SubprocessProtocol):
         return not self._end_task.done()
 
     async def wait(self) -> ProcessExit:
-        """Wait for the exit and the last output."""
         await asyncio.shield(self._end_task)
         out_of_memory = _count_oom_kills() > self._oom_kills_before
         return ProcessExit(self._transport.get_returncode() or 0, self._log.since_start[-_LAST_LINES:], out_of_memory)

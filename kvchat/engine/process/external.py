@@ -78,13 +78,11 @@ class ExternalServer(EngineConnection):
         self._check_now = asyncio.Event()  # set when a request fails
 
     async def connect(self, address: ServerAddress) -> None:
-        """Start to connect, without waiting for the result."""
         await self._end_monitor()
         self.publish(EngineStatus(EngineState.STARTING))
         self._task = asyncio.create_task(self._monitor(address), name="external engine")
 
     async def stop(self) -> None:
-        """Disconnect from the server, which keeps running."""
         await self._end_monitor()
         self.publish(EngineStatus(EngineState.STOPPED))
 

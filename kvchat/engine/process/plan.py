@@ -13,7 +13,7 @@ from kvchat.engine import embedded
 from kvchat.engine.discovery.arguments import KnownOptions
 from kvchat.engine.discovery.engines import EngineLocation
 
-NO_ORIGIN = "https://kvchat.invalid"  # no web page can have this origin (RFC 2606), so none may send requests
+IMPOSSIBLE_ORIGIN = "https://kvchat.invalid"  # no web page can have this origin (RFC 2606), so none may send requests
 TRACE_VERBOSITY = 4  # llama-server's log level that includes memory use but no conversations
 
 # Number of earlier sliding windows or recurrent states that the engine keeps, to go back to them. Newer builds include
@@ -55,7 +55,6 @@ class LaunchPlan:
 
 
 def llama_server_arguments(plan: LaunchPlan) -> list[str]:
-    """Convert the plan to llama-server's arguments."""
     known_options = plan.known_options
     # Left out for builds that do not know them: those lack the features that these turn off.
     optional = [
@@ -64,7 +63,7 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         ["--metrics"],
         ["--jinja"],  # now the default; older builds render differently without it
         ["--no-webui"],
-        ["--cors-origins", NO_ORIGIN],
+        ["--cors-origins", IMPOSSIBLE_ORIGIN],
         # Let the engine place the model on GPUs. Without one, this would only slow down the start.
         ["--fit", "off" if plan.fit_target is None else "on"],
         ["--ctx-checkpoints", str(CONTEXT_CHECKPOINTS)],
@@ -97,7 +96,6 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
 
 
 def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
-    """Convert the plan to fields of xllamacpp's CommonParams."""
     fields: dict[str, ParameterValue] = {
         "model.path": str(plan.model),
         "hostnames": (plan.host,),
@@ -115,7 +113,7 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
         "endpoint_metrics": True,
         "use_jinja": True,
         "ui": False,
-        "cors_origins": NO_ORIGIN,
+        "cors_origins": IMPOSSIBLE_ORIGIN,
         "fit_params": sys.platform == "darwin",  # elsewhere the embedded engine is CPU-only
         "verbosity": TRACE_VERBOSITY,
         "n_ctx_checkpoints": CONTEXT_CHECKPOINTS,
