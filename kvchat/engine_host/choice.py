@@ -41,7 +41,7 @@ from kvchat.text.language import _
 
 # Default number of slots: for the window alone, and with the API server.
 # An idle chat in another slot slows every reply, because decoding scans its cells: with SmolLM2 on a CPU (b11434), a
-# reply takes 1.04 times as long with 1K idle tokens, 1.06 with 4K and 1.24 with 10K. Restoring a chat is faster.
+# reply takes 1.04 times as long with 1K idle tokens, 1.06 with 4K and 1.24 with 10K. Restoring takes less time.
 WINDOW_SLOTS, API_SERVER_SLOTS = 1, 4
 
 _PROJECTOR_OPTIONS = {"-mm", "--mmproj", "-mmu", "--mmproj-url"}  # user arguments that load a projector

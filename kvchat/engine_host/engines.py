@@ -191,7 +191,7 @@ class ExternalEngine:
     def __init__(self, slot_path: Path, generations: Iterator[int], key: SecretStore) -> None:
         self.connection = ExternalServer(generations)
         self.server_facts: ServerFacts | None = None
-        self._slot_path, self._key = slot_path, key  # the path is used, and stays empty, if the server's is unknown
+        self._slot_path, self._key = slot_path, key  # the path stands in for an unknown slot folder, and stays empty
         self._process: RunningServer | None = None
 
     @property

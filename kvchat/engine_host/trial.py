@@ -124,7 +124,7 @@ async def _test_with_model(
 
 async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPlan) -> RestoreFinding:
     promised, window, per_token = Strategy.PLAIN, 0, 0.0
-    with contextlib.suppress(KvchatError):  # the engine could load it
+    with contextlib.suppress(KvchatError):  # the engine can read the model, even if kvchat cannot
         facts = await asyncio.to_thread(read_facts, plan.model)
         promised, window = promised_strategy(facts, swa_full=False), facts.kv.window
         per_token = kv_bytes_per_token(facts.kv, plan.kv_type, plan.kv_type)

@@ -61,7 +61,7 @@ def _extract(archive: Path, folder: Path) -> Iterator[int]:
     else:
         with tarfile.open(archive) as tar:
             for member in tar:
-                if member.issym() and "/" in member.linkname:  # as in libllama.so -> libllama.so.0, others are unsafe
+                if member.issym() and "/" in member.linkname:  # links to libraries have none
                     raise UnsafeArchive(_("it contains a link to another folder: {name}", name=repr(member.name)))
                 yield member.size
                 tar.extract(member, folder, filter="data")

@@ -28,7 +28,9 @@ def migrate(
     if schema_version(connection) < len(steps):
         if keep_copy and schema_version(connection) > 0:
             back_up(connection, path.with_name(f"{path.name}.before-{len(steps)}"))
-        connection.execute("BEGIN IMMEDIATE")  # another process may have migrated first: check under the lock
+        connection.execute(
+            "BEGIN IMMEDIATE"
+        )  # the version is read again below, because another process may have migrated
         try:
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, applied_at REAL NOT NULL)"

@@ -43,7 +43,7 @@ class Owner:
 class StartRequest:
     targets: tuple[str, ...] = ()  # links and absolute file paths to open
     quick: bool = False  # open the quick window
-    token: str = ""  # the desktop's activation token, which allows to raise the window
+    token: str = ""  # the desktop's activation token, with which kvchat may raise its window
 
 
 def make_start_request(names: tuple[str, ...] = (), *, quick: bool = False) -> StartRequest:

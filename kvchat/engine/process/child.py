@@ -181,7 +181,7 @@ class EngineProcess(asyncio.SubprocessProtocol):
             send_event = ctypes.WinDLL("kernel32").GenerateConsoleCtrlEvent
             if not again and send_event(signal.CTRL_BREAK_EVENT, self.pid):
                 return
-            # No console, as in the window's kvchat: close the guard's pipe, and the guard kills the engine.
+            # There is no console if kvchat runs as an app. The guard kills the engine when its pipe closes.
             if (pipe := self._transport.get_pipe_transport(0)) is not None:
                 pipe.close()
 
