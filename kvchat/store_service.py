@@ -28,7 +28,7 @@ LONG_CHAT = 32_768  # tokens; size estimates assume a chat this long
 
 
 def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bounds:
-    """Return the save point limits. `kept_bytes` is the current size of all save points. Raises OSError."""
+    """Return the configured limits. `kept_bytes`: current size of all save points. Raises OSError."""
     quota = settings.quota_bytes
     if quota is None:
         existing = next(folder for folder in (paths.cache, *paths.cache.parents) if is_folder(folder))
@@ -75,7 +75,7 @@ def open_store(paths: Paths, settings: Settings) -> BlockStore:
 
 
 def open_store_or_empty(paths: Paths, settings: Settings) -> BlockStore:
-    """Open the store; if that fails, return a store that keeps nothing and has the reason, so that chats still work."""
+    """Open the store; if that fails, return one that saves nothing and gives the reason, so that chats still work."""
     try:
         return open_store(paths, settings)
     except KvchatError as error:
@@ -98,7 +98,7 @@ def store_problem(paths: Paths) -> str:
 
 
 def saved_models(usage: StoreUsage) -> set[str]:
-    """Return the fingerprint names of the saved chats' models."""
+    """Return the names of the saved chats' models, as in their fingerprints."""
     return {chat.model for chat in usage.conversations if chat.tokens}
 
 

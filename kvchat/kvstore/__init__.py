@@ -1,8 +1,8 @@
 """On-disk store of save points. It works with tokens and files, independently of HTTP and chats.
 
 `store.BlockStore` is built from `saver`, `restorer`, `inventory` (files, index, limits, deletions) and `staging`. If
-no folder can be used, it keeps nothing and says why (`store_without_memory`). One process owns the folder; another
-may read (`stored_manifest`, `check_store`).
+no folder can be used, it saves nothing and gives the reason (`store_without_memory`). Only one process owns the
+folder; others may read it (`stored_manifest`, `check_store`).
 - **Blocks.** A slot file is split by token: a block is a file with all layers' rows of at most 256 tokens, named by
   its BLAKE3. Blocks also end where a save point ends, so that every row is written once. The rest of the slot file
   (header, cell metadata, recurrent state, context checkpoints) is stored in separate chunks. A file of unknown layout
@@ -33,7 +33,7 @@ may read (`stored_manifest`, `check_store`).
 - **Sizes** are disk usage. Quota and prune target count everything in the store's folder. The storage window computes
   the sizes in 0.2 s for 100,000 blocks.
 - **Imported memory** (`exchange.py`) cannot be verified from its bytes, so only the imported conversation may reuse
-  it, until that is processed again.
+  it. The memory of a conversation that is reprocessed on this computer is not restricted.
 - **Integrity.** Block files are written before the transaction that refers to them, and deleted within one. A bad
   block is deleted with the save points that need it, and the user is notified once. A file is given to an engine only
   if its header matches the save point's tokens. Files left by a killed process are deleted or adopted at the next

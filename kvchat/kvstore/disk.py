@@ -76,7 +76,7 @@ def temporary_name() -> str:
 
 
 def engine_file_name() -> str:
-    """Return a new file name with a prefix of kvchat's, since an engine's slot folder may belong to the user."""
+    """Return a new file name with kvchat's prefix, because an engine's slot folder may belong to the user."""
     return f"{_own_prefix()}{_RUN}-{secrets.token_hex(4)}"
 
 

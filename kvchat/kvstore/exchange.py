@@ -187,7 +187,7 @@ def stored_manifest(folder: Path, conversation_id: str) -> Manifest | None:
 
 
 def read_blocks(folder: Path, manifest: Manifest) -> BlockStream:
-    """Yield the manifest's blocks from the store in `folder`. Reading a damaged one to its end raises StoreRefused."""
+    """Yield the manifest's blocks from the store in `folder`. The content of a damaged one raises StoreRefused."""
     blocks = BlockFiles(folder / disk.BLOCKS)
 
     def read(name: bytes, size: int) -> Iterator[bytes]:

@@ -25,6 +25,7 @@ from kvchat.kvstore.savepoint import (
     UncheckedPoints,
     VerifyReport,
     imported_audience,
+    program_of,
 )
 from kvchat.kvstore.staging import Staging
 from kvchat.text.formatting import format_size
@@ -65,7 +66,7 @@ class Inventory:
         self.index.is_fresh = False
 
     def today(self) -> str:
-        """Return the UTC date under which written bytes are counted."""
+        """Return the date in UTC, by which written bytes are counted."""
         return self.clock().date().isoformat()
 
     def require_room(self, size: int, bytes_to_write: int, conversation_id: str = "") -> None:
@@ -75,7 +76,8 @@ class Inventory:
         """
         if self.index.problem is not None:
             raise self.index.problem
-        quota, floor, free = self.bounds.max_point_bytes(conversation_id), self.bounds.free_floor, self.free_bytes()
+        quota = self.bounds.programs_quota if program_of(conversation_id) else self.bounds.quota
+        floor, free = self.bounds.free_floor, self.free_bytes()
         if size > quota:
             places = {"size": format_size(size), "limit": format_size(quota)}
             raise NotSaved(Reason(ReasonCode.OVER_LIMIT, places), _("Raise the storage limit in Settings, Storage."))
@@ -107,9 +109,13 @@ class Inventory:
         checks within its own transaction that its blocks still exist.
         """
         freed = last_id = 0
+        unused_blocks = (
+            "SELECT id, name, disk_bytes FROM blocks"
+            " WHERE id > ? AND NOT EXISTS (SELECT 1 FROM links WHERE block_id = blocks.id) ORDER BY id LIMIT ?"
+        )
         while True:
             with self.index.write() as db:
-                unused = points.unused_blocks(db, last_id, _DELETE_BATCH)
+                unused = db.execute(unused_blocks, (last_id, _DELETE_BATCH)).fetchall()
                 for block_id, name, size in unused:
                     self.blocks.remove(name)
                     db.execute("DELETE FROM blocks WHERE id = ?", (block_id,))
@@ -229,7 +235,7 @@ class Inventory:
         with self.index.write() as db:
             points.set_flag(db, conversation_id, "never_save", never)
 
-    # Deletion: these methods return the bytes freed
+    # Deletions; they return the bytes freed
 
     def delete_conversation(self, conversation_id: str) -> int:
         """Delete a conversation's save points, except those handed over by `transfer_to_extensions`."""
@@ -247,7 +253,7 @@ class Inventory:
         return self._free(ids) + self.delete_orphans()
 
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
-        """Delete the save points of these messages or of no message, except those handed over as above."""
+        """Delete the save points of these messages, and those of no message, as `delete_conversation` does."""
         with self.index.write() as db:
             condition = "name = ? AND (message_id IS NULL OR message_id IN (SELECT value FROM json_each(?)))"
             query, messages = f"{points.POINTS} WHERE {condition}", json.dumps(list(message_ids))

@@ -22,11 +22,11 @@ from kvchat.kvstore import disk
 from kvchat.text.formatting import format_size
 
 MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; Windows and macOS have none
-_MAX_MAPPED = 2  # files: one the engine reads and one being composed
+_MAX_MAPPED = 2  # files: the one that the engine reads and the one being composed
 _POPULATE_READ = 22  # MADV_POPULATE_READ (Linux 5.14); makes shared pages writable, too
 _POPULATE_CHUNK = 1 << 20  # bytes per call, which locks this process's memory map
 SLACK_BYTES = 16 << 20  # bytes left free: an engine's file is a little larger than estimated
-_libc = cache(lambda: ctypes.CDLL(None))  # for its madvise: that of mmap holds the GIL
+_libc = cache(lambda: ctypes.CDLL(None))  # for madvise; mmap's own method holds the GIL
 
 MemoryRoom = Callable[[int], int]  # maps bytes in memory now to the bytes allowed
 
@@ -84,7 +84,7 @@ _mapped: dict[Path, MappedFile] = {}  # files last or next overwritten in this p
 
 
 def map_file(path: Path, file: FileIO, size: int, *, allocate: bool = True) -> MappedFile:
-    """Map an open file, extended to `size`. With `allocate`, allocate its pages; raises OSError if memory is full."""
+    """Extend an open file to `size` bytes and map it. With `allocate`, raises OSError if memory is full."""
     status = os.fstat(file.fileno())
     if allocate and disk.disk_usage(status) < size:
         os.posix_fallocate(file.fileno(), 0, size)

@@ -59,7 +59,7 @@ class Restorer:
     def find(
         self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
     ) -> RestorePlan | RestoreMiss:
-        """Return the plan that leaves the least of the prompt to prefill, or the reason that there is none.
+        """Return the plan that leaves the fewest tokens of the prompt to prefill, or the reason that there is none.
 
         Considers all save points that `conversation_id` may reuse. Unless the engine can cut a state (`can_cut`),
         the whole save point must be a prefix of the prompt.
@@ -139,7 +139,10 @@ class Restorer:
             self._has_staged = True
 
     def build_warm_file(self, point_id: str, window: int, cancelled: CancelCheck) -> None:
-        """Rebuild a slot file in RAM, with the row `window` needs. Ignores damage. Raises IndexLost, IndexFailed."""
+        """Build a save point's slot file in RAM and keep it warm, with the row that a sliding window needs.
+
+        Ignores damage. Raises IndexLost and IndexFailed.
+        """
         if not self._staging.in_memory:
             return
         with contextlib.suppress(RebuildFailed, RecipeError, OSError, Cancelled):

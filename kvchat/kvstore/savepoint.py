@@ -1,8 +1,8 @@
 """Data types and errors of the save-point store, and the audiences of save points.
 
-An audience is the set of owners that may reuse a save point. A client that reuses one learns that
-somebody sent a prompt with the same beginning, and gets answers computed from its rows. Therefore each audience has
-its own token tree, so that a lookup cannot find another audience's save points. Engine slots have audiences, too.
+An audience is the set of owners that may reuse a save point. A client that reuses one learns that somebody sent a
+prompt with the same beginning, and gets answers computed from its rows. Therefore each audience has its own token
+tree, so that a lookup cannot find another audience's save points. Engine slots have audiences, too.
 
 A program's system prompt becomes available to all programs once two programs have sent all of it in this run of
 kvchat, each with its own key. User-Agent names do not count, as any client can send them, nor do the user's chats. So
@@ -38,7 +38,7 @@ def program_owner(program: str) -> str:
 
 
 def program_of(conversation_id: str) -> str:
-    """Return the name of the program that is the owner, or "" if the owner is a conversation."""
+    """Return the name of the program that owns a save point, or "" if the owner is a conversation."""
     return conversation_id[len(PROGRAM_PREFIX) :] if conversation_id.startswith(PROGRAM_PREFIX) else ""
 
 
@@ -266,9 +266,6 @@ class Bounds:
         """Maximum disk usage of other programs in bytes, excluding blocks that chats also use."""
         return self.quota // 2
 
-    def max_point_bytes(self, conversation_id: str) -> int:
-        return self.programs_quota if program_of(conversation_id) else self.quota
-
 
 GB = 1_000_000_000
 DEFAULT_QUOTA, DEFAULT_CHATS = 20 * GB, 10
@@ -287,7 +284,7 @@ def default_quota(disk_bytes: int, chat_bytes: int = 0, kept_bytes: int = 0) -> 
     return min(default_bytes, round(min(0.25, max(0.05, share)) * disk_bytes))
 
 
-CancelCheck = Callable[[], bool]  # polled by slow operations, from any thread; they stop once it is true
+CancelCheck = Callable[[], bool]  # polled by slow operations, from any thread; they stop once it returns True
 
 
 class Cancelled(Exception):

@@ -97,7 +97,7 @@ class Staging:
             return True
 
     def discard_saved(self, path: Path) -> None:
-        """Delete the file saved at `path`, or undo `redirect_to_memory` if none was."""
+        """Delete the file saved at `path`, or undo `redirect_to_memory` if no file was saved."""
         with contextlib.suppress(OSError):
             memory_files.delete(self._resolve_redirect(path) or path)
 
@@ -122,7 +122,7 @@ class Staging:
     # Composing files for engines
 
     def allocate(self, size: int, target: Path | None) -> Path:
-        """Return a path for a file to be composed; `target` itself if it is not in one of our slot folders."""
+        """Return a path for a file to be composed; `target` itself if it is not in one of the store's slot folders."""
         with self._lock:
             if target is not None and not self._is_in_slot_folder(target):
                 return target
@@ -148,8 +148,8 @@ class Staging:
     def preallocate(self, size: int, cancelled: Callable[[], bool]) -> None:
         """Prepare a spare file of `size` bytes if memory allows; stop when cancelled. For a background thread.
 
-        Does nothing before `trim` has set a memory limit, that is, without an engine of kvchat's own: files for other
-        engines are composed in place.
+        Does nothing before `trim` has set a memory limit, that is, without an engine managed by kvchat: files for
+        external engines are composed in place.
         """
         if self._memory is None or not size or self._max_bytes == sys.maxsize:
             return
@@ -187,7 +187,7 @@ class Staging:
         return warm is not None and not warm.is_absorbed
 
     def mark_absorbed(self, point_id: str | None = None) -> None:
-        """Allow a save point's warm file to be evicted, or all files with None, as after an index loss."""
+        """Allow the warm file of a save point to be evicted; with None, all warm files, as after an index loss."""
         with self._lock:
             for id, warm in self._warm_files.items():
                 warm.is_absorbed |= point_id in (None, id)

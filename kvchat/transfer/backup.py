@@ -159,7 +159,10 @@ def discard_staged(paths: Paths) -> None:
 
 
 def finish_restore(paths: Paths) -> Path | None:
-    """Replace the data with the staged backup, if any; return the folder of the old data. Resumable."""
+    """Replace the data with the staged backup, if any; return the folder of the old data.
+
+    An interrupted call can be repeated.
+    """
     staged = paths.data / RESTORING
     if not (staged / _READY).exists():
         return None
@@ -239,7 +242,10 @@ def _unpack(
     done: int,
     report: Callable[[int], None],
 ) -> int:
-    """Unpack and verify one file; report and return `done` plus its size. Raises zipfile.BadZipFile."""
+    """Unpack and verify one file. Return `done` plus its size, and report this sum while unpacking.
+
+    Raises zipfile.BadZipFile.
+    """
     target = folder / name
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     digest, size = blake3(), 0

@@ -32,7 +32,7 @@ class _Message:
 
 
 def foreign_parser(entry: Any) -> Callable[[Any, str], Row] | None:
-    """Return the parser that matches the entry's shape, or None. It takes the entry and a fallback id."""
+    """Return the parser for an entry of this shape, or None. A parser takes the entry and a fallback id."""
     if not isinstance(entry, dict):
         return None
     if isinstance(entry.get("mapping"), dict):

@@ -31,7 +31,7 @@ RequiredTypes = Mapping[str, type | tuple[type, ...]]  # types of required value
 # Specific to one machine and time: meaningless in a file.
 _LOCAL_COLUMNS = {"writer", "conversation_id", "model", "deleted_at", "deleted_s", "deleted_seen", "title_due", "used"}
 _LOCAL_COLUMNS |= {"written", "place"}
-# An imported chat is sorted by its time: used as recently as the last local chat that is not newer.
+# An imported chat is listed by its time: it counts as used when the newest chat that is not newer was used.
 _FIND_USED_BEFORE = "SELECT used FROM conversations WHERE updated_at <= ? ORDER BY used DESC LIMIT 1"
 _NUMBER = (int, float)
 _CONVERSATION_TYPES: RequiredTypes = {"id": str, "title": str, "created_at": _NUMBER, "updated_at": _NUMBER}

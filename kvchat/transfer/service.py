@@ -63,7 +63,7 @@ class TransferService:
     async def import_files(
         self, paths: Sequence[Path], progress: Progress, passphrase: str = "", *, start: bool = False
     ) -> ImportReport:
-        """Import files and folders; `start` allows starting an engine to test imported memory."""
+        """Import files and folders. With `start`, an engine may be started to test imported memory."""
         run = partial(
             import_paths, self._database, paths, call=self._worker.call, store=self._store, passphrase=passphrase
         )

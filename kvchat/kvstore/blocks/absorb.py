@@ -95,7 +95,7 @@ class _Splitter:
     run_parallel: Callable[..., list[Any]]
 
     def reuse(self, spans: Sequence[_RowSpan]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
-        """Return the uses of known blocks that can be reused, and the runs of all other rows, as (cache, run)."""
+        """Return the uses of known blocks that can be reused, and all other rows as a list of (cache, run)."""
         known_spans = [span for span in spans if span.known_block]
         trusted = [span for span in known_spans if span.is_unchanged]
         samples = _sample_spans(trusted)
@@ -126,7 +126,7 @@ class _Splitter:
         return uses, new
 
     def _matching(self, spans: Sequence[_RowSpan]) -> list[_RowSpan]:
-        """Return the spans equal to their known block. In each cache, skips all spans after one that differs."""
+        """Return the spans equal to their known blocks; in each cache, only those before the first difference."""
         first_different: dict[int, int] = {}  # token position, by cache
 
         def compare(span: _RowSpan, buffer: memoryview) -> bool:

@@ -71,7 +71,7 @@ class BlockFiles:
         return disk.disk_usage(status) if size in (None, status.st_size) else None
 
     def find_all(self, sizes: Mapping[bytes, int]) -> dict[bytes, int] | None:
-        """Return the disk usage of blocks, given with their sizes, or None if any is missing or of another size."""
+        """Return the disk usage of each block, or None if a block is missing or its size differs from `sizes`."""
         on_disk: dict[bytes, int] = {}
         for block, size in sizes.items():
             is_found = self.find(block, size)

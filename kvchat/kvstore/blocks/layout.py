@@ -67,7 +67,7 @@ class Run:
 
 @dataclass(frozen=True)
 class CacheRows:
-    """The positions of a KV cache's rows. Their tokens are a contiguous range that ends with the file's last."""
+    """The positions of a KV cache's rows. Their tokens are a contiguous range that ends with the file's last token."""
 
     regions: tuple[Region, ...]  # in file order
     runs: tuple[Run, ...]  # in row order, without gaps
@@ -86,7 +86,7 @@ class CacheRows:
 
     @property
     def is_window(self) -> bool:
-        """True if the oldest tokens' rows are missing, because a sliding window has passed them."""
+        """True if the rows of the oldest tokens are missing, because these tokens have left the sliding window."""
         return self.first_position > 0
 
     def runs_between(self, first: int, end: int) -> tuple[Run, ...]:

@@ -1,7 +1,7 @@
 """Positioned reads and writes, parallel jobs, and hashes for block I/O.
 
-Bytes that the store reads, hashes and writes for a slot file of N bytes (tests/kvstore/blocks/test_io_counts.py). "New"
-means the rows added by a turn; the few KB of residue are not counted.
+The table gives the bytes read, hashed and written for a slot file of N bytes (tests/kvstore/blocks/test_io_counts.py).
+"New" means the rows added by a turn; the few KB of residue are not counted.
 
     first save (absorb)                         read N    hashed N    written N
     next turn, rows known to be unchanged       new + 2 blocks    new + 2 blocks    new

@@ -1,7 +1,7 @@
 """Rebuilds slot files from blocks, in several threads. Every block is verified by its hash.
 
-A plan lists the bytes of a stored file that make up the new file: all of them if the file is rebuilt as it was saved.
-Every byte is written only once.
+A plan lists the parts of a stored file that make up the new file: all parts if the file is rebuilt as it was saved.
+Each byte is written only once.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _jobs(recipe: Recipe, copies: Sequence[tuple[Span, int]]) -> Iterator[_Job]:
 
 
 def _targets(part: Span, copies: Sequence[tuple[Span, int]], starts: Sequence[int]) -> Iterator[tuple[int | None, int]]:
-    """Yield the destinations of a part of the stored file. `starts`: stored offsets of the sorted copies."""
+    """Yield the (target offset, length) of each section of `part`. `starts`: stored offsets of the sorted copies."""
     at, end = part.offset, part.end
     for span, target in copies[max(0, bisect_right(starts, at) - 1) : bisect_left(starts, end)]:
         first, last = max(at, span.offset), min(end, span.end)

@@ -24,7 +24,7 @@ _MAX_VALUE = 1 << 50  # limit for the numbers in a row map
 
 
 class RecipeError(Exception):
-    """An invalid recipe: regions overlap, blocks leave a gap, or bytes were changed."""
+    """A recipe is invalid: regions overlap, blocks leave a gap, or its bytes were changed."""
 
 
 @dataclass(frozen=True)

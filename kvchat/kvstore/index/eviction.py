@@ -143,7 +143,7 @@ def _freed_bytes(order: Sequence[int], needs: BlockNeeds) -> list[float]:
 
 
 def _last_users(order: Sequence[int], needs: BlockNeeds) -> IntArray:
-    """Return the index in `order` of each block's last user, or `len(order)` if a remaining save point uses it."""
+    """Return the index in `order` of each block's last user; `len(order)` if a remaining save point uses the block."""
     stays = len(order)
     turns = np.full(len(needs.last_uses), stays, np.int64)
     turns[list(order)] = np.arange(stays)

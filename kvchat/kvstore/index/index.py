@@ -31,7 +31,7 @@ _ENVIRONMENT_CODES = {
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM),
     *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PROTOCOL),
 }
-# Errors that damaged rows can cause in our code. They may also be bugs, so `is_sane` decides.
+# Errors in kvchat's code that damaged rows can cause. They may also be bugs, so `is_sane` checks the file.
 _SUSPICIOUS_ERRORS = (
     ValueError,
     TypeError,
@@ -242,16 +242,6 @@ def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
         raise IndexFailed(error) from error
 
 
-def check_readable(path: Path) -> None:
-    """Raise DatabaseTooNew or IndexFailed if an index cannot be opened. Accepts a damaged one, as it is recreated."""
-    try:
-        with open_read_only(path) as connection:
-            check_version(connection, path, MIGRATIONS, _(INDEX_TOO_NEW))
-    except IndexFailed as error:
-        if isinstance(error.__cause__, sqlite3.OperationalError):
-            raise
-
-
 def not_saved_error(error: OSError) -> NotSaved:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NotSaved(Reason(ReasonCode.DISK_FULL), _("Free up disk space."))
@@ -293,9 +283,11 @@ def check_store(folder: Path) -> None:
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if index.exists():
-            check_readable(index)
+            with open_read_only(index) as connection:
+                check_version(connection, index, MIGRATIONS, _(INDEX_TOO_NEW))
     except (OSError, IndexFailed) as error:
-        raise store_unusable_error(folder, error) from error
+        if isinstance(error, OSError) or isinstance(error.__cause__, sqlite3.OperationalError):
+            raise store_unusable_error(folder, error) from error  # else it is damaged and will be replaced
 
 
 def _is_damage(error: BaseException, connection: sqlite3.Connection | None) -> bool:

@@ -30,7 +30,7 @@ def find_fingerprint(db: sqlite3.Connection, fingerprint: Fingerprint) -> int | 
 
 
 def _facts(fingerprint: Fingerprint) -> str:
-    """Return the fingerprint as JSON, without default values, because older save points lack newer fields."""
+    """Return the fingerprint as JSON. Default values are left out, because older save points lack newer fields."""
     facts = {f.name: value for f in fields(fingerprint) if (value := getattr(fingerprint, f.name)) != f.default}
     return json.dumps(facts, sort_keys=True)
 
@@ -102,7 +102,7 @@ def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
 
 
 def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
-    """Delete save points and their recipes, but not their blocks (see `unused_blocks`)."""
+    """Delete save points and their recipes, but not their blocks (see `Inventory.delete_unused_blocks`)."""
     for point_id in point_ids:
         query = "DELETE FROM save_points WHERE id = ? RETURNING node_id, link_id"
         for node_id, link_id in db.execute(query, (point_id,)).fetchall():
@@ -137,7 +137,10 @@ def transfer_to_extensions(db: sqlite3.Connection, point_ids: Sequence[int]) -> 
 def _find_successor(
     db: sqlite3.Connection, excluded: frozenset[int], empty_nodes: set[int], tree_id: int, node_id: int
 ) -> int | None:
-    """Return a save point not in `excluded` below the node, or None if there is none, or one at the node itself."""
+    """Return a save point that extends the node's tokens and is not in `excluded`.
+
+    Return None if there is none, or if another save point has exactly the node's tokens.
+    """
 
     def successor_at(node_id: int, condition: str = "NOT never_save") -> int | None:
         ids = fetch_integers(db, f"{POINTS} WHERE node_id = ? AND {condition}", node_id)
@@ -229,13 +232,6 @@ def find_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     with suppress(RecipeError):
         return load_recipe(db, point_id)
     return None
-
-
-def unused_blocks(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, bytes, int]]:
-    """Return (id, name, disk bytes) of up to `limit` unused blocks with ids above `after`, in order."""
-    unused = "NOT EXISTS (SELECT 1 FROM links WHERE block_id = blocks.id)"
-    query = f"SELECT id, name, disk_bytes FROM blocks WHERE id > ? AND {unused} ORDER BY id LIMIT ?"
-    return db.execute(query, (after, limit)).fetchall()
 
 
 def _add_path(db: sqlite3.Connection, recipe: Recipe) -> int:

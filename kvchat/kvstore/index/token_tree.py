@@ -20,7 +20,7 @@ from kvchat.kvstore.savepoint import Tokens
 
 _ROOT = 0
 _HASH_BYTES = 16  # matches are then compared by token ids
-_MAX_POINTS_PER_NODE = 20  # limit of save points returned by `points_at`
+_MAX_POINTS_PER_NODE = 20
 _FIND_NODE = "SELECT id FROM nodes WHERE tree_id = ? AND name = ?"
 _CHILDREN = "SELECT id, packed FROM nodes WHERE parent_id = ? AND tree_id = ?"
 
@@ -132,7 +132,7 @@ def _find_matches_in_tree(
 
 
 def points_at(db: sqlite3.Connection, node_id: int) -> list[int]:
-    """Return up to _MAX_POINTS_PER_NODE save points at the node, most recently used first."""
+    """Return the ids of up to 20 save points that end at the node, most recently used first."""
     query = "SELECT id FROM save_points WHERE node_id = ? ORDER BY last_used_at DESC LIMIT ?"
     return [row[0] for row in db.execute(query, (node_id, _MAX_POINTS_PER_NODE))]
 
@@ -140,7 +140,7 @@ def points_at(db: sqlite3.Connection, node_id: int) -> list[int]:
 def find_point_below(
     db: sqlite3.Connection, node_id: int, empty_nodes: set[int], *, absorbed: bool = False
 ) -> int | None:
-    """Return a save point at or below the node, or None. Adds nodes with none to `empty_nodes` and skips them."""
+    """Return the id of a save point at or below the node, or None. `empty_nodes`: as for `find_first_below`."""
     query = f"SELECT id FROM save_points WHERE node_id = ? {'AND link_id IS NOT NULL ' * absorbed}LIMIT 1"
 
     def lookup(node_id: int) -> int | None:
@@ -153,10 +153,10 @@ def find_point_below(
 def find_first_below(
     db: sqlite3.Connection, node_id: int, lookup: Callable[[int], int | None], empty_nodes: set[int]
 ) -> int | None:
-    """Return the first result of `lookup` that is not None, for the node and those below it.
+    """Call `lookup` for the node and those below it until it returns a save point; return that, or None.
 
-    Nodes without a result are added to `empty_nodes`, and skipped. As every leaf has a save point, the first path
-    down usually has a result.
+    Nodes in `empty_nodes` are skipped; nodes without a result, at or below them, are added to it. Every leaf has a save
+    point, so the first path down usually has a result.
     """
     query = "SELECT id FROM nodes WHERE parent_id = ? AND id > ?"  # ids grow downward: no cycles in a damaged index
     stack: list[tuple[int, Iterator[int]]] = [(_ROOT, iter((node_id,)))]
