@@ -40,20 +40,16 @@ def test_every_turn_is_restored_byte_for_byte(tmp_path: Path, model: Model, with
         predecessor = Predecessor(point.id, len(tokens)) if with_predecessor else None
     branch = token_range(280) + token_range(300, start=5000)
     bench.save("thesis", branch, predecessor=predecessor and replace(predecessor, unchanged_tokens=280))
+    unknown = token_range(100, start=7000)
+    unknown_file = model.slot_file(unknown) + b"something new"  # its layout is unknown
+    bench.save("letter", unknown, data=unknown_file)
     for reopened in (False, True):
         if reopened:
             bench.reopen()
         for tokens in (*TURNS, branch):
             assert bench.restore((*tokens, 9999), can_cut=False) == model.slot_file(tokens)
+        assert bench.restore((*unknown, 9999), can_cut=False) == unknown_file
     assert bench.inventory.verify().is_clean
-
-
-def test_a_file_of_unknown_layout_is_restored(bench: Bench) -> None:
-    data = bench.model.slot_file(token_range(100)) + b"something new"
-    bench.save("thesis", token_range(100), data=data)
-    assert bench.restore(token_range(120)) == data
-    bench.reopen()
-    assert bench.restore(token_range(120)) == data
 
 
 @pytest.mark.parametrize("new_mtime", [True, False])
@@ -267,9 +263,12 @@ def test_deleting_a_message_deletes_its_save_points(bench: Bench) -> None:
     assert bench.inventory.verify().is_clean
 
 
-def test_a_deleted_conversation_leaves_no_trace(bench: Bench) -> None:
+def test_all_files_are_private_and_a_deleted_conversation_leaves_no_trace(bench: Bench) -> None:
     bench.save("thesis", token_range(300, start=54321))
-    bench.save("letter", token_range(300))
+    bench.add("letter", token_range(300))
+    bench.stage(bench.plan(token_range(305)))
+    for path in bench.folder.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
     assert bench.inventory.delete_conversation("thesis") > 300 * bench.model.row_bytes
     bench.store.close()
     secret = (54400).to_bytes(4, "little") + (54401).to_bytes(4, "little")
@@ -277,14 +276,6 @@ def test_a_deleted_conversation_leaves_no_trace(bench: Bench) -> None:
         data = path.read_bytes()
         assert b"thesis" not in data, path
         assert secret not in data, path
-
-
-def test_all_files_are_private(bench: Bench) -> None:
-    bench.save("thesis", token_range(300))
-    bench.add("thesis", token_range(310))
-    bench.stage(bench.plan(token_range(305)))
-    for path in bench.folder.rglob("*"):
-        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
 def test_files_in_memory_survive_a_crash(tmp_path: Path) -> None:
@@ -312,18 +303,12 @@ def test_reading_leaves_the_store_of_another_process_unchanged(bench: Bench) -> 
     assert stored_manifest(bench.folder, "letter") is None
     assert bench.restore(token_range(410)) == FULL.slot_file(token_range(400)), "the unabsorbed file still exists"
     assert stored_manifest(bench.folder.parent / "none", "thesis") is None
-
-
-@pytest.mark.parametrize("is_file", [False, True])
-def test_reading_reports_an_unusable_store(bench: Bench, is_file: bool) -> None:
-    folder = bench.folder.parent / "file" if is_file else bench.folder
-    if is_file:
-        folder.touch()
-    else:  # of a newer version
-        with bench.inventory.index.write() as db:
-            db.execute("INSERT INTO migrations VALUES (999, 0)")
-    with pytest.raises(KvchatError):
-        check_store(folder)
+    with bench.inventory.index.write() as db:
+        db.execute("INSERT INTO migrations VALUES (999, 0)")  # of a newer version
+    (bench.folder.parent / "file").touch()
+    for unusable in (bench.folder, bench.folder.parent / "file"):
+        with pytest.raises(KvchatError):
+            check_store(unusable)
 
 
 def test_the_default_quota_grows_with_the_model_and_the_disk() -> None:

@@ -28,6 +28,9 @@ def test_export_and_import_are_equal(tmp_path):
     report = import_paths(there, [exported(here, tmp_path)])
     assert (len(report.imported), len(report.existing), report.problems) == (2, 0, ())
     assert everything(there) == everything(here)
+    with pytest.raises(BadConversation):  # its messages belong to another chat
+        store_rows(there, next(conversation_rows(here)) | {"id": "another"})
+    assert everything(there) == everything(here)
 
 
 def test_imported_chats_are_sorted_by_time(tmp_path):
@@ -117,12 +120,3 @@ def test_unknown_and_local_values_are_dropped(tmp_path):
     assert [chat.model for chat in there.conversations()] == [None]
     assert there.branch(row["id"])[0].content == "half \ufffd here"
     assert next(message for message in there.branch(row["id"]) if message.receipt).receipt == RECEIPT
-
-
-def test_messages_of_another_conversation_stay_there(tmp_path):
-    row = exported_row(tmp_path)
-    here = open_library(tmp_path / "here")
-    before = everything(here)
-    with pytest.raises(BadConversation):
-        store_rows(here, row | {"id": "another"})
-    assert everything(here) == before
