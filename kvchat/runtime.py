@@ -148,7 +148,7 @@ class Runtime:
         return await asyncio.to_thread(read_statistics, self.paths.database)
 
     async def engine_vitals(self) -> Vitals | None:
-        """Return the engine's load and memory use, or None. Counts restored tokens, which b11434's `/slots` omits."""
+        """Return the engine's load and memory use, or None. Adds restored tokens, which b11434 does not count."""
         vitals, engine = await self.engine.vitals(), self.engine.inspected_engine
         if vitals is None or vitals.slot is None or engine is None:
             return vitals

@@ -59,7 +59,7 @@ def doctor(options: DoctorOptions) -> int:
 
 
 def is_healthy(report: Report) -> bool:
-    """Return True if nothing is broken. A model that is not chosen yet does not count."""
+    """Return True if nothing is broken. Not having chosen a model is not a fault."""
     parts = (report["engine"], report["model"], *report["directories"])
     return report["engine"]["found"] and not any(part["problem"] for part in parts)
 

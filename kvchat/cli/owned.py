@@ -95,7 +95,7 @@ class CommandRunner:
 
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Keep the runtime closed. Raises DataFolderInUse if it is open."""
+        """Prevent the runtime from opening inside the context. Raises DataFolderInUse if it is already open."""
         async with self.runtime_lock:
             if self.open_runtime is not None:
                 raise DataFolderInUse(self.name, os.getpid())
