@@ -84,7 +84,7 @@ class SwitchingEngineHost:
         self._start_settings: Settings | None = None  # settings with which the engine was started
         self._started_with_vision = False
         self._ready: ReadyEngine | None = None  # result of the last inspection
-        self._subject: FindingKey | None = None  # key of this engine's restore finding
+        self._finding_key: FindingKey | None = None  # key of this engine's restore finding
         self._inspection: asyncio.Task[None] | None = None
         self._starter: asyncio.Task[None] | None = None
         self._is_testing = self._is_closed = False
@@ -190,17 +190,17 @@ class SwitchingEngineHost:
             await self._restart(vision=vision, tokens=tokens)
 
     async def note_restore(self, *, hollow: bool) -> None:
-        engine, subject = self.inspected_engine, self._subject
-        if engine is None or subject is None:
+        engine, key = self.inspected_engine, self._finding_key
+        if engine is None or key is None:
             return
         finding = engine.finding.after_restore(hollow=hollow)
         if finding != engine.finding:
             self._ready = replace(engine, finding=finding)
-            await self._findings.learn(subject, finding, engine.finding)
+            await self._findings.learn(key, finding, engine.finding)
 
     async def forget_finding(self) -> None:
-        if self._subject is not None:
-            await self._findings.forget(self._subject)
+        if self._finding_key is not None:
+            await self._findings.forget(self._finding_key)
 
     def runs_other_model(self, model: str | None) -> bool:
         return model is not None and self._running_model not in (None, model)
@@ -272,22 +272,22 @@ class SwitchingEngineHost:
         if inspected is None:
             await self.stop()
             return
-        ready, self._subject = inspected
-        if subject := self._subject:
-            finding = await self._findings.known(subject)
+        ready, self._finding_key = inspected
+        if key := self._finding_key:
+            finding = await self._findings.known(key)
             if finding is None and ready.finding.reason is None:  # do not test in a slot that others use
                 self._is_testing = True
                 self._publish(self.status)
                 try:
                     finding = await self_test(ready)
-                    await self._findings.learn(subject, finding)
+                    await self._findings.learn(key, finding)
                 except EngineGone as loss:
                     reason = await loss.explain()
                     hung_or_stopped = loss.lifetime is None or loss.lifetime.failure is None
                     if engine is self.external or hung_or_stopped:  # this says nothing about restoring
                         raise reason from loss
                     died = RestoreFinding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
-                    await self._findings.learn(subject, died)
+                    await self._findings.learn(key, died)
                     return
                 finally:
                     self._is_testing = False
