@@ -1,6 +1,6 @@
 """Start at login: an autostart file on Linux, a value of the Run key on Windows, a LaunchAgent on macOS.
 
-On Linux also the entry in the app menu, which packages install; one made here belongs to the user.
+On Linux, this module also adds an entry to the user's app menu, for installations without a package.
 
 kvchat does not store the choice elsewhere, so the user can also change it in the desktop's settings.
 """
