@@ -92,9 +92,9 @@ class BranchSplit:
 
 
 def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -> BranchSplit:
-    """Keep the opening and as many of the last turns as fit in `budget` tokens, at least one.
+    """Split a branch into its opening, the middle, and as many recent turns as fit in `budget` tokens (at least one).
 
-    The opening is the system prompt and, if it brings documents, the first turn. `sizes`: tokens per message.
+    The opening is the system prompt and, if documents are attached to it, the first turn. `sizes`: tokens per message.
     Raises NothingToDrop if no turn is left between the two.
     """
     starts = [i for i, message in enumerate(branch) if message.role is Role.USER]
@@ -188,7 +188,7 @@ class ContextService:
         return ESTIMATED_PICTURE_TOKENS if attachment.data else estimate, False
 
     async def check_fits(self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]) -> None:
-        """Raise DocumentsTooLong if these cannot fit, KvchatError for pictures if the model lacks vision."""
+        """Raise DocumentsTooLong if the documents cannot fit, or KvchatError if the model cannot read the images."""
         if any(attachment.data for attachment in attachments) and not await self.check_vision(conversation_id):
             attachments = [attachment for attachment in attachments if not attachment.data]  # not countable yet
         use = await self.usage(conversation_id, draft, attachments)
@@ -227,7 +227,7 @@ class ContextService:
         return self._turn_context.host.is_ready(chosen.model, vision=True)
 
     async def drop_middle(self, conversation_id: str) -> int:
-        """Branch without the middle and return the number of messages dropped. Raises KvchatError."""
+        """Continue in a branch without the middle; return the number of messages dropped. Raises KvchatError."""
         async with self._turn_context.slots.acquire(conversation_id) as slot:  # the chat may use another model
             reduction = await self._start_reduction(conversation_id, slot)
             for share in BUDGET_DIVISORS:
@@ -237,7 +237,7 @@ class ContextService:
         raise NothingToDrop
 
     async def summarise(self, conversation_id: str) -> int:
-        """Branch with the model's summary of the middle; return the number of messages replaced."""
+        """Continue in a branch with the model's summary of the middle; return the number of messages it replaces."""
         async with self._turn_context.slots.acquire(conversation_id) as slot:
             reduction = await self._start_reduction(conversation_id, slot)
             split = split_branch(reduction.branch, reduction.sizes, reduction.engine.limit // 4)

@@ -1,10 +1,11 @@
 """Archiving, folders and deletion: first reversible, then permanent.
 
 **Recently deleted.** A deleted chat is hidden; a deleted message and those after it move to the table `removed`. Both
-keep their save points and can be restored for the time set (if 0: for `UNDO_PERIOD_S` or until quit).
+keep their save points and can be restored during the retention time
+set by the user (if it is 0: for `UNDO_PERIOD_S`, or until kvchat quits).
 
 **A wrong clock deletes nothing early.** `deleted_s` sums the time between checks (hourly), each interval counted as
-at most `_max_interval_s`. An entry expires only when both the clock and this sum exceed the time set.
+at most `_max_interval_s`. An entry expires only when both the clock and this sum exceed the retention time.
 
 **Permanent deletion** also deletes the save points whose last message is in the entry, its words in the search index
 (SQLite and FTS5 overwrite them) and titles made from it. An interrupted deletion is completed at the next start.
@@ -131,7 +132,7 @@ class RecentlyDeleted:
             await asyncio.to_thread(self._turn_context.store.inventory.delete_conversation, conversation_id)
 
     async def purge(self, deleted: Mapping[str, set[str]]) -> None:
-        """Permanently delete messages of each conversation, or all of it if its own id is among them."""
+        """Permanently delete messages, by conversation. A conversation's own id stands for the whole conversation."""
         turn_context, slots = self._turn_context, self._turn_context.slots
         with self._retry_on_error():
             await slots.wait_until_released(deleted)
@@ -292,7 +293,7 @@ def _check_entries(database: Database, keep_s: float) -> list[DeletedEntry]:
 
 
 def _max_interval_s(keep_s: float) -> float:
-    """Return the cap on the time counted between two checks, above one run's check interval."""
+    """Return the most that one check adds to the counted time, a little over the interval between checks."""
     return max(keep_s / 7, 2 * _CHECK_INTERVAL_S)
 
 

@@ -124,7 +124,7 @@ class QuestionNotStored(_ChatEvent):
 
 @dataclass(frozen=True)
 class Absorbed:
-    """The store has processed saved states."""
+    """The store has split saved slot files into blocks."""
 
 
 @dataclass(frozen=True)

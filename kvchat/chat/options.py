@@ -23,7 +23,7 @@ from kvchat.text.language import N_, _, format_number, localize_number
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """Chat options; empty ones come from settings, model or engine."""
+    """Options of a chat. The settings, the model or the engine supply those that are not set."""
 
     sampling: Sampling = field(default_factory=Sampling)
     template: TemplateOptions = ()  # fixed once a chat has begun: it changes the start of the prompt
@@ -145,7 +145,7 @@ def options_from_json(text: str) -> ChatOptions:
 
 @dataclass(frozen=True)
 class Preset:
-    """Options for new chats. An empty `id`: not stored yet."""
+    """Options for new chats. `id` is empty until the preset is stored."""
 
     name: str
     system: str = ""

@@ -223,7 +223,7 @@ class Forwarder:
         self.pending.response.send_whole(answer.status_code, self._headers(answer), body)
 
     def _note_contents(self, *, has_begun: bool) -> None:
-        """Record the slot's contents: the whole prompt if the answer has begun, else only the certain part."""
+        """Record the slot's contents: the whole prompt if the answer has begun, else the part known to be processed."""
         lease, contents, ids = self.lease, self.lease.slot.contents, self.pending.prompt.ids
         held_tokens = common_prefix(contents.tokens, ids) if contents else 0
         if self._is_known and has_begun:
@@ -265,5 +265,5 @@ class Forwarder:
 
 
 def _is_small_match(found: int, prompt: int) -> bool:
-    """True if a prompt's `found` tokens are as few as unrelated prompts share."""
+    """True if the `found` tokens are no more than unrelated prompts share."""
     return found < MIN_GAIN <= prompt - found

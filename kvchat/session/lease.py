@@ -277,7 +277,7 @@ class Lease:
     # Processing
 
     def note_contents(self, tokens: Tokens, *, is_exact: bool = False, loaded: LoadedState | None = None) -> None:
-        """Note that the slot holds at least these tokens; `loaded` if that is still unproved."""
+        """Record that the slot holds at least these tokens. `loaded` is given while that is unproved."""
         unproved = loaded.restore if loaded else None
         self.slot.set_contents(SlotContents(self.engine.generation, self.owner, tokens, is_exact, unproved))
 

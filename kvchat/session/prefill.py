@@ -73,7 +73,7 @@ class StepPacer:
 
 
 def tail_size(missing: int, ms_per_token: float | None, step_ms: float) -> int:
-    """Return how many missing tokens to leave to the request itself, at least one.
+    """Return how many of the missing tokens to leave for the request itself, at least one.
 
     As many as the engine's last batch would have, so that the answer is the same to the last digit; fewer if they
     would take longer than a step should.
@@ -130,7 +130,7 @@ async def prefill_and_save(
     progress: Callable[[int], None],
     step_ms: float = TARGET_STEP_MS,
 ) -> bool:
-    """Like `prefill_ahead`, for each of `stops` in turn, calling `save` there; True if it reached the end."""
+    """Prefill to each of `stops` in turn and call `save` there; return True if the end was reached."""
     for number, stop in enumerate(stops):
         if number:
             loaded = await lease.load_boundary(stop)
@@ -157,7 +157,7 @@ async def _prefill_step(lease: Lease, tokens: Tokens, loaded: LoadedState) -> tu
 
 
 class Settling:
-    """Settle and save a slot; end early when superseded, but finish a save that has begun."""
+    """Settles and saves a slot. Ends early if a newer request makes it useless, but finishes a save that has begun."""
 
     def __init__(self, notify: EventHandler) -> None:
         self._notify = notify
@@ -233,9 +233,9 @@ async def save_system_prompt(
     prompt: Tokens,
     progress: Callable[[PromptProgress], None],
 ) -> Timings | None:
-    """Process `prompt` up to the end of its system prompt, and save; None if a save point there gains nothing.
+    """Process `prompt` up to the end of its system prompt and save it; None if a save point there is not worthwhile.
 
-    A long prompt gets one before others share it: for a retry, or the next chat. May be cancelled, but finishes a save
+    A long system prompt is saved even before a second chat uses it. May be cancelled, but finishes a save
     that has begun. Raises EngineGone and EngineRefused.
     """
     engine = lease.engine

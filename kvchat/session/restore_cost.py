@@ -41,7 +41,7 @@ class PrefillSpeed:
         self._steps: dict[bool, float] = {}  # ms per token of the last step; True: a whole step
 
     def learn(self, tokens: int, ms: float, preceding: int) -> None:
-        """Note that `tokens` were processed in `ms`, with `preceding` tokens before them."""
+        """Record that `tokens` were processed in `ms`, with `preceding` tokens before them in the slot."""
         if not (tokens and ms):
             return
         if tokens >= MIN_LEARNED_TOKENS:
@@ -52,7 +52,7 @@ class PrefillSpeed:
         self.samples.append(PrefillSample(before.tokens + tokens, before.ms + ms, preceding + tokens))
 
     def add_earlier_samples(self, samples: Iterable[tuple[int, float] | PrefillSample]) -> None:
-        """Add the samples of earlier runs (tokens, ms), oldest first; once."""
+        """Add samples of earlier runs as (tokens, ms), oldest first. Only the first call has an effect."""
         if not self.has_earlier_samples:
             self.has_earlier_samples = True
             self.samples = deque((*(PrefillSample(*sample) for sample in samples), *self.samples), maxlen=_MAX_SAMPLES)
@@ -64,7 +64,7 @@ class PrefillSpeed:
 
     @property
     def ms_per_token(self) -> float | None:
-        """Median of the last samples; None until one was long enough."""
+        """Median of the last samples, or None until one sample is long enough."""
         rates = self._rates(0)
         return statistics.median(rates) if rates else None
 
@@ -121,7 +121,7 @@ class RestoreCost:
         self.speed = self.speed_of(model)
 
     def record_restore(self, size: int, ms: float) -> None:
-        """Note that a slot file of `size` bytes was assembled and restored in `ms`."""
+        """Record that a slot file of `size` bytes was assembled and restored in `ms`."""
         if size:
             self._restores.append(ms / size)
 

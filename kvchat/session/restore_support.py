@@ -100,7 +100,7 @@ class FindingKey:
 
 
 class FindingStore:
-    """Findings on disk. A file that cannot be read or written only costs another self-test."""
+    """Findings on disk. If the file cannot be read or written, the self-test runs again."""
 
     def __init__(self, file: Path, notify: Callable[[str, str], object]) -> None:
         """`notify` takes a title and a sentence for the user."""

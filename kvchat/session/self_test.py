@@ -146,7 +146,7 @@ class _Trial:
         await self._slots.absorb()
 
     async def _load_fault(self, lease: Lease, prompt: Tokens, length: int) -> Reason | None:
-        """Load into an empty slot, as at the start of a turn; return what failed."""
+        """Load into an empty slot, as at the start of a turn; return the fault, if any."""
         engine = lease.engine.engine
         await engine.erase_slot()
         lease.slot.forget()

@@ -29,7 +29,7 @@ class SlotContents:
     prefilled_ahead: PrefilledAhead = NOTHING_AHEAD  # of those tokens
 
     def reusable_tokens(self, prompt: Tokens, can_cut: bool) -> int:
-        """Count the prompt's tokens it can serve: the shared prefix or, if it cannot be cut, all or nothing.
+        """Count the reusable tokens of the prompt: the shared prefix or, if the state cannot be cut, all or none.
 
         If the tail is unknown (`is_exact` false), only the engine can tell; assume the prompt extends it.
         """
@@ -126,7 +126,7 @@ async def plan_load(
     prompt: Tokens,
     is_worth: Callable[[int, int], bool],
 ) -> LoadPlan:
-    """Plan how to leave the least of the prompt to process; `is_worth`: see RestoreCost."""
+    """Plan how to load the slot so that the fewest tokens of the prompt remain. For `is_worth`, see RestoreCost."""
     without_restore = load_unchanged(engine, contents, prompt)
     held_tokens = without_restore.expected_cached
     if contents and contents.is_exact and contents.owner == owner and held_tokens == len(contents.tokens):
@@ -151,7 +151,7 @@ async def plan_load(
 
 
 def load_unchanged(engine: ReadyEngine, contents: SlotContents | None, prompt: Tokens) -> LoadedState:
-    """Return the state for a prompt if the slot is used as it is, without a restore."""
+    """Return the state of the slot for a prompt if nothing is restored into it."""
     held_tokens = contents.reusable_tokens(prompt, engine.can_cut) if contents else 0
     if not contents or not held_tokens:
         return NOTHING_LOADED
@@ -166,7 +166,7 @@ def load_unchanged(engine: ReadyEngine, contents: SlotContents | None, prompt: T
 async def find_save_point(
     store: BlockStore, engine: ReadyEngine, owner: str, prompt: Tokens
 ) -> RestorePlan | RestoreMiss:
-    """Return the save point with the most of a prompt, or why there is none."""
+    """Return the save point that covers most of a prompt, or the reason why there is none."""
     return await asyncio.to_thread(
         store.restorer.find, engine.fingerprint, prompt, can_cut=engine.can_cut, conversation_id=owner
     )

@@ -59,7 +59,7 @@ class _FileWrite:
         return file_size(self.path) if self.path else 0
 
     def seconds_left(self, rate: float) -> float:
-        """Estimate the seconds left, from `rate` (seconds per byte) or its own speed so far."""
+        """Estimate the seconds left from the speed so far or, before the first byte, from `rate` (seconds per byte)."""
         taken, written = time.monotonic() - self.began_at, self.bytes_written
         if written:
             return taken * max(0, self.size - written) / written
@@ -80,7 +80,7 @@ class SaveProgress:
         self._rates = {True: _ENGINE_S_PER_BYTE, False: _STORE_S_PER_BYTE}
 
     def cancel(self) -> None:
-        """Give up unfinished saves, which nobody waits for any more."""
+        """Give up unfinished saves, as nobody waits for them anymore."""
         self.cancelled.set()
         self._cancelled.set()
 
@@ -175,7 +175,7 @@ class Slots(Allocator):
 
     @contextlib.asynccontextmanager
     async def program_step(self, slot: Slot) -> AsyncIterator[bool]:
-        """Guard a step of processing a program's prompt: one at a time, the window first.
+        """Admit one step of processing a program's prompt at a time; the window goes first.
 
         No step runs while the window waits for a first token. Yields False if the window needs the slot's room: leave
         the slot and start over.
@@ -215,13 +215,13 @@ class Slots(Allocator):
             self.notify_change()
 
     def note_growth(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
-        """Note that the slot now holds `tokens`; erase unused slots that are in the way."""
+        """Record that the slot now holds `tokens`; erase unused slots if their room is needed."""
         if tokens > slot.claimed_tokens:
             slot.claimed_tokens = tokens + ROOM_MARGIN
             self._make_room(slot, engine)
 
     def _fits(self, slot: Slot, engine: ReadyEngine, tokens: int) -> bool:
-        """True if `tokens` fit beside running replies. Alone they do: the engine rejects what is too long."""
+        """True if `tokens` fit beside the running replies. Without any, True: the engine rejects overlong prompts."""
         claimed = sum(other.claimed_tokens for other in self.all_slots if other is not slot)
         return not claimed or claimed + tokens + ROOM_MARGIN <= engine.context_size
 
@@ -267,7 +267,7 @@ class Slots(Allocator):
         return replace(report, refused=(*report.refused, *(loss.reason for loss in losses)))
 
     def discard(self, owner: str) -> asyncio.Future[int]:
-        """Delete all that the store keeps of a removed owner. Call it while the owner has no slot."""
+        """Delete everything the store keeps for a deleted owner, which must not hold a slot."""
         if slot := self.slot_of(owner):
             slot.forget()
         return self.write(self.store.inventory.delete_conversation, owner)

@@ -37,7 +37,7 @@ def format_size(count: float) -> str:
 
 
 def format_size_of(count: int, whole: int) -> str:
-    """Format "3.1 of 20 GB", in the unit of the second, unless the first would vanish in it."""
+    """Format two sizes, such as "3.1 of 20 GB", in the unit of the second unless the first would round to 0."""
     few, all_ = _unit(count), _unit(whole)
     part = _figure(count, few) if few == all_ else _in_unit(count, few)
     return _("{part} of {whole}", part=part, whole=_in_unit(whole, all_))

@@ -46,7 +46,7 @@ _PROSE = frozenset(("", ".txt", ".md", ".markdown", ".rst", ".pdf"))
 
 
 def safe_prose(text: str) -> str:
-    """Make prose safe to show: drop hidden characters, show control codes (also ANSI's ESC) as pictures."""
+    """Make prose safe to show: drop hidden characters, and replace control codes with visible symbols."""
     return _SUSPECT.sub(lambda found: _keep_if_legitimate(found) or _picture(found[0]) or "", text)
 
 

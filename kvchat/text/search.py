@@ -36,7 +36,7 @@ class _Folding(dict[int, str]):
 
 
 class _SpacedFolding(dict[int, str]):
-    """`str.translate` table: as `_Folding`, with spaces around one-character words and for punctuation."""
+    """Like `_Folding`, but adds spaces around one-character words and replaces punctuation with spaces."""
 
     def __missing__(self, code: int) -> str:
         self[code] = ""
@@ -77,7 +77,7 @@ def split_words(text: str) -> str:
 
 
 def parse_query(query: str) -> tuple[Term, ...]:
-    """Parse a query: words or prefixes of words, and “"words in quotes"” verbatim."""
+    """Parse a query of words, beginnings of words, and exact phrases in double quotes."""
     terms = []
     for quoted, plain in _PIECE.findall(query):
         words = tuple(word.lower() for word in _WORD.findall(split_words(quoted or plain)))

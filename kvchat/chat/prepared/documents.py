@@ -121,7 +121,7 @@ def detect_changes(paths: Sequence[Path], previous_files: Sequence[SourceFile]) 
 
 
 def _read_document(path: Path, name: str, *, explicit: bool) -> Document | None:
-    """Read a file's text; None for a folder's file without text. Raises AttachmentError if `explicit`."""
+    """Read a file's text. Without text, raise AttachmentError if the user named the file (`explicit`), else return None."""
     try:
         if not explicit:
             with path.open("rb") as file:
@@ -160,7 +160,7 @@ def _find_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:
 
 
 def _walk_folder(folder: Path, rules: Sequence[IgnoreRule]) -> Iterator[Path]:
-    """Walk a folder except what the rules ignore; `rules`: of the folders above, innermost last."""
+    """Walk a folder, skipping ignored files. `rules` are those of the parent folders, innermost last."""
     rules = [*rules, *read_rules(folder)]
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)

@@ -53,7 +53,7 @@ class IgnoreRule:
 
 
 def is_ignored(path: Path, rules: Sequence[IgnoreRule], *, is_folder: bool) -> bool:
-    """Return what the last matching rule decides. `rules`: of the folders above, innermost last."""
+    """Return the decision of the last matching rule. `rules` are those of the parent folders, innermost last."""
     names = [os.fsencode(name) for name in path.parts]
     for rule in reversed(rules):
         if (is_folder or not rule.folders_only) and rule.matches(names[rule.first_name :]):

@@ -98,7 +98,7 @@ class Library:
     """Event-loop thread only. All methods raise KvchatError."""
 
     def __init__(self, turn_context: TurnContext, purge: PurgeMemory, on_slot_changed: Callable[[], object]) -> None:
-        """`purge` deletes an owner's saved state. `on_slot_changed`: called when a slot was used."""
+        """`purge` deletes an owner's saved states; `on_slot_changed` is called after a slot was used."""
         self._turn_context, self._purge, self._on_slot_changed = turn_context, purge, on_slot_changed
         self.reading: dict[str, ReadingTask] = {}  # by id
 

@@ -73,7 +73,7 @@ class Database(DatabaseFile):
         return conversation
 
     def rename(self, conversation_id: str, title: str, *, by_user: bool) -> None:
-        """Set a title. An automatic one never replaces the user's, and the model may improve it later."""
+        """Set a title. An automatic title never replaces the user's, and the model may replace it later."""
         self.write(
             "UPDATE conversations SET title = ?, title_by_user = ?, title_due = ?"
             " WHERE id = ? AND (? OR NOT title_by_user)",
@@ -271,7 +271,7 @@ class Database(DatabaseFile):
 
 
 def insert_message(db: sqlite3.Connection, new: Message, *, is_new: bool = True) -> Message:
-    """Store a message without its receipt and make it the leaf. `is_new`: not imported."""
+    """Store a message without its receipt and make it the leaf. `is_new` is False for imports."""
     stored = replace(new, id=uuid.uuid4().hex, created_at=datetime.now(UTC), receipt=None)
     created, writer = stored.created_at.timestamp(), WRITTEN_HERE if is_new else None
     values = stored.role.value, stored.content, stored.thinking, stored.state.value

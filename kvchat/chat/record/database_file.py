@@ -40,7 +40,7 @@ class DatabaseFile:
         return f"{info.st_dev:x}-{info.st_ino:x}"
 
     def __init__(self, path: Path) -> None:
-        """Open the file. Raises ChatsDamaged if it was emptied, or is gone while there are backups."""
+        """Open the file. Raises ChatsDamaged if it is empty, or if it is missing although backups exist."""
         self.file = path
         with _translate_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -83,7 +83,7 @@ class DatabaseFile:
             return db.execute(query, values).fetchall()
 
     def write(self, statement: str, *values: Sequence[object]) -> int:
-        """Execute a statement with each of these values, all or nothing; return the rows changed."""
+        """Execute a statement once per tuple of values, in one transaction; return the number of rows changed."""
         with self.transaction() as db:
             return db.executemany(statement, values).rowcount
 
@@ -104,7 +104,7 @@ class DatabaseFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Write all or nothing; the data is on disk when the outermost block ends."""
+        """Commit all writes of the block, or none. The data is on disk when the outermost block ends."""
         with _translate_errors(self.file):
             if self._connection.in_transaction:
                 yield self._connection

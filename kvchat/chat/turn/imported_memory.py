@@ -50,13 +50,13 @@ class MemoryVerifier:
     """Tests and verifies imported memory, chat by chat. Event-loop thread only."""
 
     def __init__(self, turn_context: TurnContext, on_slot_changed: Callable[[], None]) -> None:
-        """`on_slot_changed`: called when a slot may hold another chat than before."""
+        """`on_slot_changed` is called when the contents of a slot may have changed."""
         self._turn_context, self._on_slot_changed = turn_context, on_slot_changed
         self._postponed: set[str] = set()  # chats not retried when idle
         self._in_progress: set[str] = set()  # chats being verified
 
     async def test(self, conversation_id: str, fingerprint: Fingerprint, start: bool) -> ImportTestResult:
-        """Prove that the chat's memory is usable; the slot is empty afterwards. `start`: start an engine."""
+        """Prove that the chat's memory is usable; the slot is empty afterwards. `start` allows starting an engine."""
         turn_context = self._turn_context
         chosen, branch = await turn_context.settings_and_branch(conversation_id)
         messages = prompt_messages(branch)

@@ -1,6 +1,6 @@
 """Titles by the model, generated when idle as a continuation of the chat's prompt.
 
-Only a chat in a slot gets one, once; afterwards the slot holds its turn boundary again.
+Only a chat that is in a slot gets a title, and only once. Afterwards the slot is back at its turn boundary.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _NO_THINKING: TemplateOptions = (("enable_thinking", False), ("thinking", False)
 
 
 class NoTitle(KvchatError):
-    """The chat was not named."""
+    """The model gave the chat no title."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ class TitleGenerator:
             raise NoTitle(_("The model did not suggest a title"), "", _("The chat keeps its current title."))
 
     async def _generate(self, conversation_id: str, *, give_up: bool) -> _TitleAttempt:
-        """Ask the model and store its title, or none. `give_up`: do not retry even if the model was unavailable."""
+        """Ask the model for a title and store the result. `give_up` prevents a retry if the model was unavailable."""
         turn_context = self._turn_context
         branch = await turn_context.branch(conversation_id)
         attempt, end = _TitleAttempt(conversation_id, branch), branch[-1] if branch else None
@@ -176,7 +176,7 @@ def mark_title_due(database: Database, conversation_id: str) -> None:
 
 
 def store_title(database: Database, conversation_id: str, title: str | None, end: str | None) -> bool:
-    """Store the model's title, or none, and do not retry; True if changed. Skipped if message `end` is gone."""
+    """Store the model's title, or that it gave none; return True if it changed. Do nothing if message `end` is gone."""
     statement = (
         "UPDATE conversations SET title_due = 0, title = ifnull(?1, title),"
         " title_by_user = title_by_user AND ?1 IS NULL WHERE id = ?2 AND title_due"

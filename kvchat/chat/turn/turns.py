@@ -118,7 +118,7 @@ class Turn:
                     await self._settle(reply)
 
     async def _prompt(self) -> Tokens:
-        """Return the prompt's ids if another owner's slot may hold most of them, as for a new chat; else none."""
+        """Return the prompt's token ids if a slot of another owner may hold most of them, else an empty tuple."""
         turn_context = self.turn_context
         if not self.start or len(turn_context.slots.all_slots) == 1 or turn_context.slots.slot_of(self.conversation_id):
             return ()
@@ -266,7 +266,7 @@ def store_question(
     new: NewChat | None = None,
     drafts: Sequence[Draft] = (),
 ) -> TurnStart:
-    """Store the user's next message; the first names the chat. `drafts`: what remains of the source drafts."""
+    """Store the user's message; the first one names the chat. `drafts` are the texts that remain as drafts."""
     with database.transaction():
         if new is not None and database.conversation(conversation_id) is None:
             store_chat(database, new)
@@ -282,7 +282,7 @@ def store_question(
 def select_question(
     database: Database, conversation_id: str, reply: Message | None = None, *, continues: bool = False
 ) -> TurnStart:
-    """Answer this reply's question, or the branch's last one, again. `continues`: complete the reply instead."""
+    """Select a reply's question, or the branch's last one, to answer it again or continue the reply (`continues`)."""
     path = database.path(reply.id) if reply else database.branch(conversation_id)
     question = next((message for message in reversed(path) if message.role is Role.USER), None)
     if question is None:
@@ -376,7 +376,7 @@ class Turns:
             self._turns.remove(turn)
 
     async def _store_question(self, turn: Turn) -> TurnStart | None:
-        """Store the question first; None if that failed, and the text goes back to the sender."""
+        """Store the question. If that fails, give the text back to the sender and return None."""
         conversation_id, turn_context = turn.conversation_id, self._turn_context
         try:
             earlier = self._turns[: self._turns.index(turn)]

@@ -181,7 +181,7 @@ ProgramKey = tuple[str, str]  # program and model
 
 
 class RecentPrompts:
-    """Recent prompts, within limits; the oldest go first. A prompt replaces the one it extends."""
+    """The most recent prompts, within limits on count and size. A prompt replaces the one it extends."""
 
     def __init__(self) -> None:
         self._prompts: list[tuple[ProgramKey, Prompt]] = []  # oldest first

@@ -92,7 +92,7 @@ class RuleState:
     texts: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # hash of the last original text
 
     def has_changed(self, rule: str, location: str, text: str) -> bool:
-        """Remember the text; return True if it differs from the last one at `location`."""
+        """Store the text and return True if it differs from the previous one at `location`."""
         last = self.texts.pop((rule, location), None)
         self.texts[rule, location] = hash(text)
         _trim(self.texts)
