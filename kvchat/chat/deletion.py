@@ -1,8 +1,8 @@
 """Archiving, folders and deletion: first reversible, then permanent.
 
 **Recently deleted.** A deleted chat is hidden; a deleted message and those after it move to the table `removed`. Both
-keep their save points and can be restored during the retention time
-set by the user (if it is 0: for `UNDO_PERIOD_S`, or until kvchat quits).
+keep their save points and can be restored during the retention time set by the user (if it is 0: for `UNDO_PERIOD_S`,
+or until kvchat quits).
 
 **A wrong clock deletes nothing early.** `deleted_s` sums the time between checks (hourly), each interval counted as
 at most `_max_interval_s`. An entry expires only when both the clock and this sum exceed the retention time.

@@ -121,7 +121,7 @@ def detect_changes(paths: Sequence[Path], previous_files: Sequence[SourceFile]) 
 
 
 def _read_document(path: Path, name: str, *, explicit: bool) -> Document | None:
-    """Read a file's text. Without text, raise AttachmentError if the user named the file (`explicit`), else return None."""
+    """Read a file's text. Without text, raise AttachmentError if the user named the file, else return None."""
     try:
         if not explicit:
             with path.open("rb") as file:
