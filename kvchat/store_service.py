@@ -146,7 +146,7 @@ class StoreService:
         return await asyncio.to_thread(self.store.inventory.delete_conversation, conversation_id)
 
     async def plan_prune(self, target_bytes: int) -> PrunePlan:
-        """Return a plan, with its cost, for pruning the store to `target_bytes`. Deletes nothing."""
+        """Plan how to prune the store to `target_bytes`, with estimated reprocessing times. Deletes nothing."""
         return plan_with_reprocessing_times(
             await asyncio.to_thread(self.store.inventory.plan_prune, target_bytes), await self.usage()
         )

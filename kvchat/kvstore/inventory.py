@@ -54,7 +54,7 @@ class Inventory:
         return disk.free_bytes(self.folder)
 
     def recover(self) -> None:
-        """Adopt or delete files left by a killed process. Fails if the store is not writable."""
+        """Adopt or delete files left by a killed process. Raises IndexFailed if the index is not writable."""
         with self.index.write() as db:
             if self.index.is_fresh and any(self.blocks.unknown_blocks(())):
                 usage.note_index_loss(db)  # the index was deleted, but not its blocks

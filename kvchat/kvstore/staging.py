@@ -1,4 +1,4 @@
-"""Staging: slot files that engines save or restore, in RAM if there is room, and the warm ones kept for later.
+"""Staging of slot files: those that engines save or restore, in RAM if there is room, and warm ones for later use.
 
 When an engine starts, it gets a slot folder on disk. A file that fits into the free RAM is placed there, with a link
 in the slot folder; any other file is placed on disk. (In a container /dev/shm may have only 64 MB.)
@@ -59,7 +59,7 @@ class Staging:
         return disk.private_folder(self._folder / disk.temporary_name())
 
     def recover(self, unabsorbed: Mapping[str, int]) -> set[str]:
-        """Adopt unabsorbed files that a killed process left in memory, delete all others; return their save points.
+        """Adopt unabsorbed files that a killed process left in memory; delete all other files. Return the adopted ids.
 
         `unabsorbed`: file size by unabsorbed save point. Files on disk are not adopted: after a power failure, a file
         may have the right length but incomplete data.

@@ -66,7 +66,7 @@ class BlockStore:
             raise store_unusable_error(folder, error) from error
 
     def close(self, cancelled: CancelCheck = never_cancelled) -> None:
-        """Absorb staged files until cancelled, then delete all. Call this after the engines have stopped."""
+        """Absorb staged files until cancelled, then delete them and close the index. Engines must have stopped."""
         inventory = self.inventory
         with self._closing:
             if self._closed:

@@ -1,4 +1,4 @@
-"""Conversations as database rows, the content of kvchat's JSON exports and the result of import parsers."""
+"""Conversations as rows: the content of kvchat's JSON exports and the result of the import parsers."""
 
 import base64
 import json

@@ -63,7 +63,7 @@ class BlockFiles:
         return self.folder / name[:2] / name
 
     def find(self, block: bytes, size: int | None = None) -> int | None:
-        """Return the block's disk usage, or None if it does not exist or has another size than `size`."""
+        """Return the block's disk usage, or None if it does not exist or its size is not `size`."""
         try:
             status = self.path(block).stat()
         except FileNotFoundError:
@@ -168,7 +168,7 @@ class BlockFiles:
 
 
 def pack_residue(raw: bytes, *, deflate: bool) -> tuple[bytes, bytes]:
-    """Return a residue block's content: a format byte, and the data, deflated if `deflate` and worthwhile."""
+    """Return a residue block's content: a format byte and the data. With `deflate`, compress it if worthwhile."""
     middle = max(0, len(raw) // 2 - _SAMPLE_BYTES // 2)
     sample = raw[middle : middle + _SAMPLE_BYTES]
     if deflate and len(zlib.compress(sample, 1)) < _MAX_DEFLATED_RATIO * len(sample):

@@ -124,12 +124,12 @@ class RowMap:
 
 @dataclass(frozen=True)
 class RecurrentState(Span):
-    """The recurrent layers' state after the last token, which cannot be cut to fewer tokens."""
+    """The state of the recurrent layers after the last token. It cannot be cut to fewer tokens."""
 
 
 @dataclass(frozen=True)
 class Checkpoint(Span):
-    """A context checkpoint of the server: a copy of window rows or recurrent state, repeated in later saves."""
+    """A context checkpoint of the server: a copy of window rows or recurrent state. Later saves repeat it."""
 
     n_tokens: int  # number of tokens to which the engine can roll back
     first_position: int  # token position of its oldest row; of the last token for recurrent state
@@ -183,7 +183,7 @@ Plan = tuple[Piece, ...]
 def cut(layout: Layout, n_tokens: int) -> Plan:
     """Plan a file of only the first `n_tokens` tokens, identical to one saved by the engine.
 
-    Raises CannotCompose if the state cannot be cut: recurrent state, pictures, a window that lost its oldest rows.
+    Raises CannotCompose if the state contains images, recurrent layers or a window that has lost its oldest rows.
     """
     if not 0 < n_tokens <= layout.n_tokens:
         raise CannotCompose(f"cannot keep {n_tokens} of {layout.n_tokens} tokens")

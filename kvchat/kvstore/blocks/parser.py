@@ -75,7 +75,7 @@ class SlotFileError(Exception):
 
 
 def read_tokens(path: Path) -> RawTokens:
-    """Return the token ids of the slot file at `path`, an empty array if the slot was empty.
+    """Return the token ids of the slot file at `path`, or an empty array if the slot was empty.
 
     Image tokens are IMAGE_PLACEHOLDER. Reads only the header, and allocates no more memory than the file's length.
     Raises SlotFileError for an empty, truncated or foreign file, OSError if the file cannot be read.
@@ -105,7 +105,7 @@ def parse_layout(path: Path) -> Layout:
 
 
 def parse(size: int, read: ReadBytes) -> Layout:
-    """Return the layout of a slot file of `size` bytes, read by calls of `read`. Raises SlotFileError."""
+    """Return the layout of a slot file of `size` bytes, using `read` to get its content. Raises SlotFileError."""
     return _SlotFileParser(size, read).parse()
 
 

@@ -57,7 +57,7 @@ def compose(
     *,
     low_priority: bool = False,
 ) -> None:
-    """Write the file described by a plan on a stored slot file to `target`.
+    """Compose a file from a stored slot file according to the plan, and write it to `target`.
 
     `target` is created with mode 0600, or overwritten in place: allocating pages for a file in memory takes longer
     than all else, and several threads can read into existing, mapped pages at once. With `low_priority`, runs at low

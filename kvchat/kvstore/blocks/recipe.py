@@ -95,12 +95,12 @@ def check_complete(recipe: Recipe) -> None:
 
 
 def row_parts(cache: CacheRows, row: int, rows: int) -> tuple[Span, ...]:
-    """Return the file's spans of `rows` rows from `row` on, one per region, in the order of a block."""
+    """Return the spans of the file that hold `rows` rows from `row` on: one per region, in a block's order."""
     return tuple(Span(r.offset + row * r.row_size, rows * r.row_size) for r in cache.regions)
 
 
 def residue_parts(spans: Sequence[Span], start: int, length: int) -> Iterator[Span]:
-    """Yield the file's spans of `length` residue bytes from residue offset `start` on."""
+    """Yield the spans of the file that hold `length` residue bytes from residue offset `start` on."""
     place = 0
     for span in spans:
         first, last = max(start, place), min(start + length, place + span.size)

@@ -111,7 +111,7 @@ def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
 
 
 def transfer_to_extensions(db: sqlite3.Connection, point_ids: Sequence[int]) -> list[int]:
-    """Give each save point that a remaining one extends to the latter's conversation; return the others.
+    """Hand each save point that a remaining one extends over to the latter's conversation; return the others' ids.
 
     The save point at the end of a shared system prompt belongs to the first conversation with this prompt, but is
     useful to all of them if states cannot be cut. The same applies to save points that several branches extend.
