@@ -26,7 +26,7 @@ def set_programs_quota(bench: Bench, tokens: int, *, of: int) -> None:
     bench.inventory.set_bounds(Bounds(2 * round(tokens * bench.block_bytes() / of), 0))
 
 
-def test_programs_get_half_of_the_quota(big: Bench) -> None:
+def test_programs_get_half_of_the_quota_and_no_larger_prompt_is_saved(big: Bench) -> None:
     big.save("chat", token_range(300))
     set_programs_quota(big, 700, of=300)
     for number in range(6):
@@ -34,6 +34,9 @@ def test_programs_get_half_of_the_quota(big: Bench) -> None:
     assert big.save_points() == {"chat": 1, AGENT: 2}
     assert big.inventory.usage().programs_quota_bytes == big.inventory.usage().quota_bytes // 2
     assert big.find(token_range(300, 1000), conversation=AGENT) == RestoreMiss(Reason(ReasonCode.PRUNED))
+    with pytest.raises(StoreRefused, match="limit"):
+        big.add(AGENT, token_range(900, 10_000))
+    big.save("chat", token_range(900, 10_000))
 
 
 def test_rows_shared_with_a_chat_do_not_count_for_programs(big: Bench) -> None:
@@ -79,12 +82,6 @@ def test_unused_save_points_of_programs_expire_after_two_weeks(bench: Bench) -> 
     assert bench.find(token_range(310, 1000), conversation=AGENT) == RestoreMiss(Reason(ReasonCode.EXPIRED))
 
 
-def test_a_prompt_too_large_for_programs_is_not_kept(bench: Bench) -> None:
-    bench.inventory.set_bounds(Bounds(3 * len(FULL.slot_file(token_range(300))) // 2, 0))
-    with pytest.raises(StoreRefused, match="limit"):
-        bench.add(AGENT, token_range(300))
-
-
 def test_programs_are_not_deleted_as_orphans(tmp_path: Path, bench: Bench) -> None:
     bench.save(AGENT, token_range(300), message="request 1")
     bench.save("gone", token_range(300, 1000), message="of nobody")
@@ -100,6 +97,9 @@ def test_deleting_a_program_leaves_the_others(bench: Bench) -> None:
     bench.inventory.delete_conversation(AGENT)
     assert bench.save_points() == {EDITOR: 1}
     assert bench.restore((*longer, 7), conversation=EDITOR) == FULL.slot_file(longer)
+    bench.save("letter", token_range(290))
+    bench.inventory.delete_conversation("letter")
+    assert bench.save_points() == {EDITOR: 1}, "a chat hands nothing over to a program"
 
 
 def reused_tokens(bench: Bench, owner: str) -> int:
@@ -129,10 +129,3 @@ def test_the_longest_readable_prefix_is_found(bench: Bench) -> None:
         bench.save(owner, token_range(length))
     assert [reused_tokens(bench, owner) for owner in ("thesis", AGENT, EDITOR)] == [300, 200, 200]
     assert bench.plan(token_range(310), conversation=AGENT, can_cut=False).tokens_used == 200
-
-
-def test_a_deleted_chat_hands_nothing_over_to_a_program(bench: Bench) -> None:
-    bench.save("letter", token_range(300))
-    bench.save(AGENT, token_range(310))
-    bench.inventory.delete_conversation("letter")
-    assert bench.save_points() == {AGENT: 1}

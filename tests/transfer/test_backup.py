@@ -84,25 +84,12 @@ def test_backup_is_a_snapshot(paths, tmp_path, monkeypatch):
     database.close()
 
 
-def test_restore_keeps_the_replaced_data(backup_file, paths):
+@pytest.mark.parametrize("swaps", range(3))
+def test_restore_keeps_the_replaced_data_and_can_be_interrupted(backup_file, paths, monkeypatch, swaps):
     source, before = backup_file
     newer = contents(paths.data)
     stage_restore(paths, source)
     assert contents(paths.data) == newer  # nothing has changed yet
-    replaced = finish_restore(paths)
-    assert replaced is not None
-    assert contents(paths.data) == before
-    assert load_settings(paths.settings_file).theme == "dark"
-    assert (paths.models / "big.gguf").exists()
-    assert contents(replaced / "data") == newer
-    assert finish_restore(paths) is None
-
-
-@pytest.mark.parametrize("swaps", range(3))
-def test_interrupted_restore_continues_at_the_next_start(backup_file, paths, monkeypatch, swaps):
-    source, before = backup_file
-    newer = contents(paths.data)
-    stage_restore(paths, source)
     swap, done = backup._swap, []
 
     def until_killed(*places: Path) -> None:
@@ -119,7 +106,10 @@ def test_interrupted_restore_continues_at_the_next_start(backup_file, paths, mon
     replaced = finish_restore(paths)
     assert replaced is not None
     assert contents(paths.data) == before
+    assert load_settings(paths.settings_file).theme == "dark"
+    assert (paths.models / "big.gguf").exists()
     assert contents(replaced / "data") == newer
+    assert finish_restore(paths) is None
 
 
 def rewritten(source: Path, target: Path, change: str) -> None:
@@ -134,16 +124,30 @@ def rewritten(source: Path, target: Path, change: str) -> None:
                 content = content.replace(b'"version": 1', b'"version": 2')
             if change == "no list" and name == "manifest.json":
                 continue
+            if change == "huge" and name == "manifest.json":
+                manifest = json.loads(content)
+                manifest["files"]["data/conversations.db"]["size"] = 10**15
+                content = json.dumps(manifest).encode()
             new.writestr(name, content)
 
 
-@pytest.mark.parametrize("change", ["flip", "lack", "newer", "no list"])
-def test_damaged_backup_changes_nothing(backup_file, paths, tmp_path, change):
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("flip", "data/conversations.db is damaged"),
+        ("lack", "config/settings.json is missing"),
+        ("newer", "it was created by a newer version"),
+        ("no list", "it is not a kvchat backup"),
+        ("huge", "it needs 1000000 GB of disk space"),
+    ],
+)
+def test_unusable_backup_changes_nothing(backup_file, paths, tmp_path, change, problem):
     newer = contents(paths.data)
     bad = tmp_path / "bad.zip"
     rewritten(backup_file[0], bad, change)
-    with pytest.raises(KvchatError):
+    with pytest.raises(KvchatError) as refusal:
         stage_restore(paths, bad)
+    assert problem in refusal.value.detail
     assert finish_restore(paths) is None
     assert contents(paths.data) == newer
 
@@ -197,17 +201,6 @@ def test_backup_does_not_change_engine_or_access_settings(paths, tmp_path, confi
     expected = theirs if confirmed else own
     assert engine_settings_of(after) == engine_settings_of(expected)
     assert (after.api_server, after.api_port, after.api_origins) == (own.api_server, own.api_port, own.api_origins)
-
-
-def test_backup_larger_than_the_disk_is_refused(backup_file, paths, tmp_path):
-    hostile = tmp_path / "hostile.zip"
-    with zipfile.ZipFile(backup_file[0]) as old, zipfile.ZipFile(hostile, "w") as new:
-        manifest = json.loads(old.read("manifest.json"))
-        manifest["files"]["data/conversations.db"]["size"] = 10**15
-        new.writestr("manifest.json", json.dumps(manifest))
-    with pytest.raises(KvchatError) as refusal:
-        stage_restore(paths, hostile)
-    assert "it needs 1000000 GB of disk space" in refusal.value.detail
 
 
 LISTED = '{"format": "kvchat-backup", "version": 1, "made_at": "2026-11-22", "files": {"data/conversations.db": %s}%s}'
