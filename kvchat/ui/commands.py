@@ -24,12 +24,12 @@ from kvchat.text.formatting import ALWAYS_KEEP, NEVER_KEEP
 from kvchat.text.language import N_, _, join_list
 from kvchat.text.search import fold
 from kvchat.ui.base.building import button, column, label, left_to_right, line_edit, row
-from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, room_on_screen
+from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, max_window_size
 
 
 @dataclass(frozen=True)
 class Shortcut:
-    """Action. Without keys it is only in the palette; if not installed, only in the sheet."""
+    """Command and its keys. Without keys, only the palette lists it; if not installed, only the shortcut sheet."""
 
     group: str
     action: str
@@ -41,7 +41,7 @@ class Shortcut:
 
     @property
     def key_text(self) -> str:
-        """The first keys as the platform writes them, or an empty text."""
+        """The first key combination as the platform writes it, or an empty text."""
         return QKeySequence(self.keys[0]).toString(QKeySequence.SequenceFormat.NativeText) if self.keys else ""
 
 
@@ -108,7 +108,7 @@ SHORTCUTS = (
 )
 
 
-_SCROLL_BAR, _AROUND = 12, QSize(56, 190)  # pixels; the second: around the keys, 200 % text
+_SCROLL_BAR, _AROUND = 12, QSize(56, 190)  # pixels: width of a scroll bar; space around the list of keys at 200 % text
 
 
 class ShortcutSheet(QDialog):
@@ -145,7 +145,7 @@ class ShortcutSheet(QDialog):
             widget.ensurePolished()
         self._sides.invalidate()
         self._sides.activate()  # updates the columns inside
-        room, hint = room_on_screen() - _AROUND, self._sides.sizeHint()
+        room, hint = max_window_size() - _AROUND, self._sides.sizeHint()
         if hint.width() > room.width():
             self._sides.setDirection(QBoxLayout.Direction.TopToBottom)
             for text in self._page.findChildren(QLabel):
@@ -157,7 +157,7 @@ class ShortcutSheet(QDialog):
 
 
 def menu_title(action: str) -> str:
-    """Return an action's title and keys, as in menus."""
+    """Return an action's title and keys for a menu, separated by a tab."""
     shortcut = next(entry for entry in SHORTCUTS if entry.action == action)
     return "\t".join(part for part in (_(shortcut.title), left_to_right(shortcut.key_text)) if part)
 
@@ -177,11 +177,11 @@ def install_shortcuts(window: QWidget, handlers: Mapping[str, Callable[[], objec
 
 
 def add_keep_actions(
-    menu: QMenu, pinned: bool, pin: Callable[[bool], object], never_save: bool, never: Callable[[bool], object]
+    menu: QMenu, pinned: bool, on_pin: Callable[[bool], object], never_save: bool, on_never: Callable[[bool], object]
 ) -> None:
     for title, tip, is_on, run in (
-        (ALWAYS_KEEP, _("It is never deleted to free up space"), pinned, pin),
-        (NEVER_KEEP, _("After a restart, the chat is reprocessed from the beginning"), never_save, never),
+        (ALWAYS_KEEP, _("It is never deleted to free up space"), pinned, on_pin),
+        (NEVER_KEEP, _("After a restart, the chat is reprocessed from the beginning"), never_save, on_never),
     ):
         action = menu.addAction(_(title))
         action.setToolTip(tip)
@@ -193,9 +193,13 @@ def add_keep_actions(
 
 _WHOLE, _START, _WORD, _INSIDE, _SCATTERED = 5, 4, 3, 2, 1  # match quality, best to worst
 _MAX_CHATS, _MAX_ACTIONS, _CHATS_AT_FIRST = 9, 20, 7
-_LETTERS, _MIN_ROW, _TOP = 84, 18, 70  # width; pixels: row height beyond its text, offset from the window's top
-_MAX_ROWS, _NOT_ROWS = 14, 100  # rows at a time, and pixels of window height not used for rows
-_ALSO = "\n "  # separates an action's name from its other search terms
+_LETTERS, _MIN_ROW, _TOP = (
+    84,
+    18,
+    70,
+)  # width in average characters; pixels: row height beyond its text, distance from the window's top
+_MAX_ROWS, _NOT_ROWS = 14, 100  # visible rows, and pixels of the window height that rows cannot use
+_TERMS_SEPARATOR = "\n "  # separates an action's name from its other search terms
 _LIST_KEYS = frozenset((Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown))
 
 
@@ -208,22 +212,22 @@ class PaletteEntry:
 
 
 class Palette(QDialog):
-    dismissed = Signal(str)  # closed without an action; the typed text
+    dismissed = Signal(str)  # the typed text, if closed without an action
 
     def __init__(
         self, parent: QWidget, chats: Sequence[PaletteEntry], actions: Sequence[PaletteEntry], name: str = ""
     ) -> None:
-        """name: of the list if its entries are not commands; it then closes as soon as nothing matches"""
+        """name: name of the list if its entries are not commands; the palette then closes when nothing matches"""
         # A tool window has no taskbar entry; a frameless dialog has one on some desktops.
         super().__init__(parent, Qt.WindowType.Tool | Qt.WindowType.FramelessWindowHint)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self._window, self._completes = parent, bool(name)
+        self._window, self._closes_without_matches = parent, bool(name)
         name = name or _("Go to a chat or run a command")
         self.setAccessibleName(name)
         self.setObjectName("palette")
         self._chats, self.commands = chats, actions
         self._chat_texts, self._command_texts = (
-            [fold(entry.title) + (_ALSO + fold(entry.terms) if entry.terms else "") for entry in part]
+            [fold(entry.title) + (_TERMS_SEPARATOR + fold(entry.terms) if entry.terms else "") for entry in part]
             for part in (chats, actions)
         )
         self.entries: list[PaletteEntry] = []  # those shown
@@ -282,7 +286,7 @@ class Palette(QDialog):
         self.list.setFixedHeight(self.row_height * min(len(self.entries), max(room, 1), _MAX_ROWS) + 2)
         self._column.activate()
         self.setFixedHeight(self._column.sizeHint().height())
-        if self._completes and not self.entries:
+        if self._closes_without_matches and not self.entries:
             self.reject()
 
     def _run(self) -> None:
@@ -293,15 +297,16 @@ class Palette(QDialog):
 
 
 def best_matches(typed: str, texts: Sequence[str], count: int) -> list[int]:
-    """Return the indices of the `count` best matches; without input, the first ones. texts: folded
+    """Return the indices of the `count` best matches, or the first indices if nothing is typed.
 
-    Among equal matches, the shorter title comes first, then the earlier one. Search aliases, after `_ALSO`, do
-    not count towards length.
+    Among equal matches, the shorter title comes first, then the earlier one.
+
+    texts: folded titles, each with its extra search terms after `_TERMS_SEPARATOR`
     """
     query = " ".join(fold(typed).split())
     if not query:
         return list(range(min(count, len(texts))))
-    titles = (text.partition(_ALSO)[0] for text in texts)
+    titles = (text.partition(_TERMS_SEPARATOR)[0] for text in texts)
     scored = ((_score(query, texts[i], title), -len(title), -i) for i, title in enumerate(titles))
     return [-i for _, _, i in heapq.nlargest(count, (match for match in scored if match[0]))]
 

@@ -64,7 +64,7 @@ async def open_all(runtime: StagedRuntime, window: MainWindow) -> list[QWidget]:
     engine, models, manual = side.open_engine(), side.open_models(), side.open_manual()
     deleted, library = side.open_deleted(), side.open_library()
     window.open_chat_settings()
-    dialog = settings.page(PresetsPage).open(Preset("Terse", "Be brief."))
+    dialog = settings.page(PresetsPage).open_dialog(Preset("Terse", "Be brief."))
     sheet, palette = window.keyboard.open_sheet(), window.keyboard.open_palette()
     (chat,) = window.findChildren(ChatSettingsWindow)
     for menu in window.findChildren(QMenu):

@@ -50,7 +50,7 @@ from kvchat.ui.settings.api_server import ApiServerPage
 from kvchat.ui.settings.presets import ChatSettingsWindow, PresetsPage
 from kvchat.ui.sidebar.library_window import AddDialog
 from kvchat.ui.transcript.footer import ReceiptView
-from kvchat.ui.widgets.layouts import ScrollPage, room_on_screen
+from kvchat.ui.widgets.layouts import ScrollPage, max_window_size
 from tests.ui.cut_off import cut_off
 from tests.ui.every_window import furnish
 from tests.ui.programs.made_up import fill as programs_made_up
@@ -132,7 +132,7 @@ async def scenes(
         async for name, shown in _first(runtime, look):
             yield name, shown
     async with on_show(runtime, look) as window:
-        window.resize(QSize(look.px(1000), look.px(720)).boundedTo(room_on_screen()))
+        window.resize(QSize(look.px(1000), look.px(720)).boundedTo(max_window_size()))
         for part, made in (("main", _main), ("beside", _beside), ("dialogs", _dialogs)):
             if part in parts:
                 async for name, shown in made(runtime, window):
@@ -142,7 +142,7 @@ async def scenes(
     if "empty" in parts:
         nothing = StagedRuntime(runtime.paths.data.parent / "nothing", model=None)
         async with on_show(nothing, look) as window:
-            window.resize(QSize(look.px(1000), look.px(720)).boundedTo(room_on_screen()))
+            window.resize(QSize(look.px(1000), look.px(720)).boundedTo(max_window_size()))
             async for name, shown in _empty(nothing, window):
                 yield name, shown
                 if shown is not window:
@@ -245,7 +245,7 @@ async def _beside(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[t
                 yield f"settings {page.name} {part + 1}", settings
     settings.close()
     settings = side.open_settings()
-    preset = settings.page(PresetsPage).open((await runtime.chat.options.presets())[0])
+    preset = settings.page(PresetsPage).open_dialog((await runtime.chat.options.presets())[0])
     assert preset is not None
     await until(preset.save_button.isEnabled)
     yield "preset", preset

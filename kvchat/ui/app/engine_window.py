@@ -138,7 +138,7 @@ class LogPage(QWidget):
         column(self.text_search, below, (self.text, 1), on=self, spacing=10, margins=0)
         bar = self.text.verticalScrollBar()
         bar.valueChanged.connect(self._scrolled)
-        self.text_search.reached.connect(lambda: self.follow_box.setChecked(False))
+        self.text_search.match_selected.connect(lambda: self.follow_box.setChecked(False))
         self.level_box.activated.connect(lambda _: self.show_lines(self._source[0]))
         self.follow_box.toggled.connect(lambda is_on: bar.setValue(bar.maximum()) if is_on else None)
 

@@ -19,7 +19,7 @@ from kvchat.ui.chat.chat_page import ChatPage, DocumentsLine, Header
 from kvchat.ui.chat.composer import Composer, StartupDrafts
 from kvchat.ui.chat.status_strip import ContextMeter, StatusStrip
 from kvchat.ui.desktop.activation import set_activation_token
-from kvchat.ui.sidebar.conversation_list import Row, arranged
+from kvchat.ui.sidebar.conversation_list import Row, arrange_chats
 from kvchat.ui.sidebar.sidebar import Sidebar
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class MainWindow(QMainWindow):
         self.composer.focus()
 
     def show_first(self, chats: Sequence[Conversation], drafts: Mapping[str, str]) -> None:
-        arranged_chats = arranged(chats, self.sidebar.arrangement)
+        arranged_chats = arrange_chats(chats, self.sidebar.arrangement)
         newest = arranged_chats[0].id if arranged_chats else None
         self.sidebar.show_chats(chats, Row, newest)
         for chat in arranged_chats[:1]:
@@ -262,8 +262,8 @@ class MainWindow(QMainWindow):
     def _handlers(self) -> dict[str, Callable[[], object]]:
         return {
             "new": self.new_conversation,
-            "previous": lambda: self.sidebar.step(-1),
-            "next": lambda: self.sidebar.step(1),
+            "previous": lambda: self.sidebar.select_neighbor(-1),
+            "next": lambda: self.sidebar.select_neighbor(1),
             "list": lambda: self._in_sidebar(self.sidebar.list.setFocus),
             "rename": self._rename,
             "sidebar": self.window_layout.toggle_sidebar,

@@ -67,7 +67,7 @@ class SideWindows(QObject):
 
     def open_settings(self, page: str = "") -> SettingsWindow:
         openers = {"models": self.open_models, "storage": self.open_storage, "programs": self.open_programs}
-        window = self._open(SettingsWindow, leads_to=lambda name: openers[name]())
+        window = self._open(SettingsWindow, window_requested=lambda name: openers[name]())
         window.show_page(page)
         return window
 

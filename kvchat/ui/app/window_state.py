@@ -12,7 +12,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.chat_page import Header
 from kvchat.ui.sidebar.conversation_list import Arrangement
 from kvchat.ui.sidebar.sidebar import Sidebar
-from kvchat.ui.widgets.layouts import room_on_screen
+from kvchat.ui.widgets.layouts import max_window_size
 
 
 class WindowState:
@@ -107,7 +107,7 @@ class WindowLayout(QObject):
         stored = self._state.values
         geometry, splitter = stored.get("geometry"), stored.get("splitter")
         if geometry is None or not self._window.restoreGeometry(geometry):
-            self._window.resize(QSize(1100, 760).boundedTo(room_on_screen()))
+            self._window.resize(QSize(1100, 760).boundedTo(max_window_size()))
         if splitter is not None:
             self.splitter.restoreState(splitter)
         self._sidebar.arrange(Arrangement.from_json(str(stored.get("chats") or "")))
@@ -117,7 +117,7 @@ class WindowLayout(QObject):
         sidebar = max(self._look.px(_SIDEBAR), self._sidebar.minimumSizeHint().width())
         page = self._pages.minimumSizeHint().width()
         least = (QSize(1, 1) * self._look.px(_MIN_SIZE)).expandedTo(QSize(max(sidebar, page), 0))
-        self._window.setMinimumSize(least.boundedTo(room_on_screen()))
+        self._window.setMinimumSize(least.boundedTo(max_window_size()))
         self._is_narrow = self._window.width() < max(self._look.px(_NARROW), sidebar + page)
         self._is_peeking = self._is_peeking and self._is_narrow
         is_shown = self._is_peeking if self._is_narrow else self._has_sidebar

@@ -15,7 +15,7 @@ from kvchat.text.formatting import format_tokens
 from kvchat.text.language import _, format_number, join_parts
 from kvchat.ui.base.building import label, progress_bar, row, tool_button
 from kvchat.ui.base.theme import Look, restyle
-from kvchat.ui.widgets.controls import RoundBar, mix
+from kvchat.ui.widgets.controls import RoundBar, mix_colours
 from kvchat.ui.widgets.layouts import ElidedLabel, plain_tip
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ class ContextBar(RoundBar):
         used = width * min(use.used / limit, 1.0)
         for left, right, colour in (
             (0.0, width, QColor(theme.line)),
-            (width * (limit - use.reserve) / limit, width, mix(theme.muted, theme.line, 0.45)),
+            (width * (limit - use.reserve) / limit, width, mix_colours(theme.muted, theme.line, 0.45)),
             (0.0, used, QColor(strong)),
-            (used, min(used + width * use.pending / limit, width), mix(strong, theme.line, 0.55)),
+            (used, min(used + width * use.pending / limit, width), mix_colours(strong, theme.line, 0.55)),
         ):
             painter.fillRect(QRectF(left, 0, max(right - left, 0), box.height()), colour)
 

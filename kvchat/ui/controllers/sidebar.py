@@ -19,7 +19,7 @@ from kvchat.text.formatting import VERIFY_MEMORY, one_line
 from kvchat.text.language import N_, _, pgettext, plural
 from kvchat.ui.commands import add_keep_actions, menu_title
 from kvchat.ui.controllers.views import Controller, Views
-from kvchat.ui.sidebar.conversation_list import Row, arranged, folders_of
+from kvchat.ui.sidebar.conversation_list import Row, arrange_chats, folders_of
 from kvchat.ui.storage.storage_panel import owner_names
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class SidebarController(Controller):
         self._search_timer = self._timer(_PAUSE_MS, self._search)
         sidebar, start = self._sidebar, self._runner.start
         sidebar.model.renamed.connect(lambda id, title: start(runtime.chat.rename(id, title)))
-        sidebar.arranged.connect(self.show_list)
+        sidebar.arrangement_changed.connect(self.show_list)
         sidebar.search_panel.field.textChanged.connect(
             lambda query: self._search_timer.start(_PAUSE_MS if query.strip() else 0)
         )
@@ -66,7 +66,7 @@ class SidebarController(Controller):
 
     @property
     def ids(self) -> list[str]:
-        return [chat.id for chat in arranged(list(self._conversations.values()), self._sidebar.arrangement)]
+        return [chat.id for chat in arrange_chats(list(self._conversations.values()), self._sidebar.arrangement)]
 
     @property
     def titles(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Questions and file dialogs that never block the event loop, and message boxes before there is a window."""
+"""Questions and file dialogs that do not block the event loop, and message boxes before the main window exists."""
 
 import asyncio
 import sys
@@ -14,19 +14,19 @@ from kvchat.errors import KvchatError
 from kvchat.text.language import _
 from kvchat.ui.base.building import STRETCH, Part, button, column, label, line_edit, row
 from kvchat.ui.base.icons import icon
-from kvchat.ui.widgets.layouts import room_on_screen
+from kvchat.ui.widgets.layouts import max_window_size
 
-_LETTERS = 64  # a question's width
+_LETTERS = 64  # width of a question in average characters
 _ARROWS = {"backButton": "chevron-left", "forwardButton": "chevron-right", "toParentButton": "arrow-up"}
 
 
 def fit_height(dialog: QDialog, line_length: int) -> None:
-    """Set the width in letters and the height the text needs: Qt's guess cuts off wrapped text."""
+    """Set the width in average characters and the height that the text needs. Qt's size hint cuts off wrapped text."""
     layout = dialog.layout()
     assert layout is not None
     for widget in dialog.findChildren(QWidget):
         widget.ensurePolished()
-    dialog.setFixedWidth(min(dialog.fontMetrics().averageCharWidth() * line_length, room_on_screen().width()))
+    dialog.setFixedWidth(min(dialog.fontMetrics().averageCharWidth() * line_length, max_window_size().width()))
     layout.activate()
     dialog.setFixedHeight(layout.totalHeightForWidth(dialog.width()))
 
@@ -36,7 +36,7 @@ _METERED = (1, 3)  # yes, probably: https://networkmanager.dev/docs/api/latest/n
 
 
 class Question(QDialog):
-    """Dialog with text and buttons. Subclasses connect the buttons; the last is the default."""
+    """Dialog with text and buttons. Subclasses connect the buttons; the last one is the default."""
 
     def __init__(self, parent: QWidget, name: str, parts: Iterable[Part], *answers: QPushButton) -> None:
         super().__init__(parent)
@@ -68,7 +68,7 @@ class ConfirmDialog(Question):
 def confirm(
     parent: QWidget, title: str, text: str, action: str, on_yes: Callable[[], object], *, keep: str = ""
 ) -> ConfirmDialog:
-    """Ask over `parent`; pressing the button `action` calls `on_yes`. Return at once."""
+    """Open a question over `parent` without blocking. The button `action` calls `on_yes`."""
     dialog = ConfirmDialog(parent, title, text, action, keep)
     dialog.accepted.connect(on_yes)
     dialog.open()
@@ -78,7 +78,7 @@ def confirm(
 def ask_if_metered(
     parent: QWidget, run: Callable[[Coroutine[Any, Any, None]], object], what: str, download: Callable[[], object]
 ) -> None:
-    """Call `download`; on a metered connection, ask first. what: the download, with its size"""
+    """Call `download`, but ask first on a metered connection. what: name and size of the download"""
 
     async def check() -> None:
         if not await is_metered():
@@ -92,7 +92,7 @@ def ask_if_metered(
 
 
 async def is_metered() -> bool:
-    """Return True if the connection is metered, False if unknown."""
+    """Return True if the connection is known to be metered."""
     if sys.platform != "linux":
         from PySide6.QtNetwork import QNetworkInformation
 
@@ -114,7 +114,7 @@ async def is_metered() -> bool:
 
 
 class PassphraseDialog(Question):
-    """Dialog for a passphrase. An `optional` one encrypts a file and is typed twice, to catch typos."""
+    """Dialog for a passphrase. If `optional`, it encrypts a new file, so it must be typed twice."""
 
     def __init__(self, parent: QWidget, title: str, text: str, action: str, *, optional: bool) -> None:
         self.field = line_edit(_("Passphrase"), _("Passphrase (optional)") if optional else _("Passphrase"))
@@ -162,21 +162,21 @@ def ask_passphrase(
     return dialog
 
 
-def file_dialog(parent: QWidget, title: str, mode: QFileDialog.FileMode, kinds: str = "") -> QFileDialog:
-    """Return a dialog, not open yet, that starts at home. kinds: "Models (*.gguf);;All files (*)" """
-    dialog = QFileDialog(parent, title, str(Path.home()), kinds)
+def file_dialog(parent: QWidget, title: str, mode: QFileDialog.FileMode, filters: str = "") -> QFileDialog:
+    """Return an unopened dialog that starts in the home folder. filters: such as "Models (*.gguf);;All files (*)"."""
+    dialog = QFileDialog(parent, title, str(Path.home()), filters)
     dialog.setFileMode(mode)
     dialog.finished.connect(dialog.deleteLater)
     colour = dialog.palette().color(QPalette.ColorRole.WindowText).name()
-    for name, glyph in _ARROWS.items():  # Qt's own are black in dark mode
+    for name, glyph in _ARROWS.items():  # Qt's own arrows are black in dark mode
         button = dialog.findChild(QToolButton, name)
         if isinstance(button, QToolButton):
             button.setIcon(icon(glyph, colour))
     return dialog
 
 
-def save_dialog(parent: QWidget, title: str, name: str, kinds: str, on_pick: Callable[[Path], object]) -> None:
-    dialog = file_dialog(parent, title, QFileDialog.FileMode.AnyFile, kinds)
+def save_dialog(parent: QWidget, title: str, name: str, filters: str, on_pick: Callable[[Path], object]) -> None:
+    dialog = file_dialog(parent, title, QFileDialog.FileMode.AnyFile, filters)
     dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
     dialog.selectFile(str(Path.home() / name))
     dialog.setDefaultSuffix(Path(name).suffix[1:])
@@ -190,7 +190,7 @@ async def show_error_box(error: KvchatError) -> None:
 
 
 async def ask_in_box(title: str, text: str, detail: str, action: str) -> bool:
-    """Ask in a message box before there is a window. Return True for `action`; if empty, show only OK."""
+    """Show a message box and return True if the user presses `action`. If `action` is empty, show only OK."""
     closed = asyncio.Event()
     box = QMessageBox(QMessageBox.Icon.Critical if action else QMessageBox.Icon.Warning, "kvchat", title)
     box.setInformativeText("\n\n".join(filter(None, (text, detail))))

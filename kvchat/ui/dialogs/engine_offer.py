@@ -22,25 +22,25 @@ from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import flow
 
 StartTask = Callable[[Coroutine[Any, Any, None]], object]
-PROMISE = N_(
+ENGINE_DOWNLOAD_HELP = N_(
     "kvchat downloads the engine from llama.cpp’s releases on GitHub, verifies its hash and uses it "
     "only if it passes a test. Your current engine stays installed."
 )
 
 
 class EngineOffer(QWidget):
-    """Engine choice or download progress, and the result. All instances show the same download, even if hidden."""
+    """Choice and download of an engine, with progress and result. All instances show the same download."""
 
-    tried = Signal()  # an engine was added, chosen or not
+    install_finished = Signal()  # an engine was downloaded and tested
 
     def __init__(self, look: Look, engines: EngineSetup, start: StartTask, *, standalone: bool = False) -> None:
-        """start: starts a task; standalone: hidden until `look` finds an unused graphics card"""
+        """start: runs a coroutine as a task; standalone: hide until `show_if_gpu_unused` finds an unused GPU"""
         super().__init__()
         self._engines, self._start = engines, start
         self._unsubscribe: Callable[[], None] | None = None
         self.backend_box = ChoiceBox(look, _("Backend"))
         self.backend_box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
-        self.download_button = button(_("Download"), self._begin, "" if standalone else "primary")
+        self.download_button = button(_("Download"), self._ask_to_download, "" if standalone else "primary")
         self.bar, self.progress_label = progress_bar(_("Downloading an engine")), label(kind="muted", wraps=True)
         self.cancel_button = button(_("Cancel"), engines.cancel_download, name=_("Cancel the engine download"))
         self.outcome = Card()
@@ -48,7 +48,10 @@ class EngineOffer(QWidget):
         self._choice_page.setLayout(flow(self.backend_box, self.download_button))
         below = row((self.progress_label, 1), self.cancel_button, spacing=10)
         column(self.bar, below, on=self._progress_page, spacing=8, margins=(0, 4, 0, 0))
-        self.title, self.explanation = label("", "strong", wraps=True), label(_(PROMISE), "small", wraps=True)
+        self.title, self.explanation = (
+            label("", "strong", wraps=True),
+            label(_(ENGINE_DOWNLOAD_HELP), "small", wraps=True),
+        )
         parts = self.title, self.explanation, self._choice_page, self._progress_page, self.outcome
         column(*parts, on=self, spacing=8, margins=0)
         for widget in (self.outcome, self._progress_page, *((self,) if standalone else (self.title, self.explanation))):
@@ -57,8 +60,8 @@ class EngineOffer(QWidget):
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         if self._unsubscribe is None:
-            self._unsubscribe = self._engines.subscribe(self._show_fetching)
-        self._show_fetching()
+            self._unsubscribe = self._engines.subscribe(self._show_download)
+        self._show_download()
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
@@ -66,12 +69,12 @@ class EngineOffer(QWidget):
             self._unsubscribe()
             self._unsubscribe = None
 
-    def _begin(self) -> None:
+    def _ask_to_download(self) -> None:
         backend = self.backend_box.currentData()
         what = join_list((_("an engine with the {kind} backend", kind=backend.value), approximate_size(backend)))
-        ask_if_metered(self, self._start, what, lambda: self._start(self._get(backend)))
+        ask_if_metered(self, self._start, what, lambda: self._start(self._install(backend)))
 
-    async def _get(self, backend: Backend) -> None:
+    async def _install(self, backend: Backend) -> None:
         try:
             trial = await self._engines.install(backend)
         except KvchatError as error:
@@ -86,15 +89,15 @@ class EngineOffer(QWidget):
         else:
             detail = "\n".join(f"✓ {step.name}: {step.detail}" for step in trial.steps)
             self._show_outcome(_("The new engine works and has been selected"), detail, "", "")
-        self.tried.emit()
+        self.install_finished.emit()
 
-    def look(self) -> None:
+    def show_if_gpu_unused(self) -> None:
         async def show() -> None:
             graphics = await asyncio.to_thread(self._engines.unused_graphics)
             if graphics is not None:
-                title = _("{cards}: use it to get replies several times faster", cards=cards(graphics))
+                title = _("{cards}: use it to get replies several times faster", cards=gpu_name(graphics))
                 self.title.setText(title)
-                self.explanation.setText(join_sentences(driver_advice(graphics), _(PROMISE)))
+                self.explanation.setText(join_sentences(driver_advice(graphics), _(ENGINE_DOWNLOAD_HELP)))
                 self.show_choices(graphics)
             self.setVisible(graphics is not None or self._engines.download is not None)
 
@@ -109,7 +112,7 @@ class EngineOffer(QWidget):
                 self.backend_box.addItem(join_list((backend.value, approximate_size(backend))), backend)
             self.backend_box.setCurrentIndex(max(0, self.backend_box.findData(chosen)))
 
-    def _show_fetching(self) -> None:
+    def _show_download(self) -> None:
         download = self._engines.download
         self._choice_page.setVisible(download is None)
         self._progress_page.setVisible(download is not None)
@@ -132,12 +135,12 @@ class EngineOffer(QWidget):
         self.outcome.show()
 
 
-def cards(graphics: Graphics) -> str:
+def gpu_name(graphics: Graphics) -> str:
     return _("{makers} GPU", makers=_(" and ").join(maker.value for maker in graphics.vendors))
 
 
 def _progress_text(download: EngineDownload) -> str:
-    """Return the progress: "llama.cpp-b11457-vulkan: 12 MB of 32 MB · 5 MB/s · 4 s left", or the stage."""
+    """Describe the progress, for example "llama.cpp-b11457-vulkan: 12 MB of 32 MB · 5 MB/s · 4 s left"."""
     order, stage, steps = download.order, _(download.stage.value), download.steps
     if order is None:
         return f"{stage.capitalize()}…"

@@ -1,4 +1,4 @@
-"""Notices, reports to read and copy, and the base class of secondary windows."""
+"""Notices, report dialogs with text to copy, and the base class of secondary windows."""
 
 import asyncio
 import platform
@@ -21,12 +21,12 @@ from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
 from kvchat.ui.base.theme import Look, page_font
-from kvchat.ui.widgets.layouts import ShrinkingPage, allow_line_breaks, room_on_screen
+from kvchat.ui.widgets.layouts import ShrinkingPage, allow_line_breaks, max_window_size
 
 _MAX_NOTICES = 3
 _INFO_MS = 12_000
 _MAX_UNDOS = 20
-_LETTERS = 48  # minimum width of a report
+_LETTERS = 48  # minimum width of a report in average characters
 _BUG_TEXT = N_(
     "kvchat ran into an unexpected error. Your chats are safe on disk. If you report it, include the "
     "text below. Check it first: it may contain text you wrote."
@@ -64,7 +64,7 @@ class NoticeView(QFrame):
 
 
 class Notices(ShrinkingPage):
-    """Visible notices, newest last, without duplicates. In a layout, or over a page's lower end."""
+    """The visible notices, newest last, without duplicates."""
 
     changed = Signal()  # notice added or removed
 
@@ -85,7 +85,7 @@ class Notices(ShrinkingPage):
     def notify_with_action(
         self, title: str, action: str, on_click: Callable[[], object], detail: str = "", *, is_permanent: bool = False
     ) -> None:
-        """Show a notice with a button; it disappears by itself unless it `is_permanent`."""
+        """Show a notice with a button. It disappears by itself unless it `is_permanent`."""
         self._dismiss((title, detail))
         if (notice := self._add(title, detail, is_permanent=is_permanent)) is not None:
             notice.add_button(action, on_click)
@@ -99,13 +99,13 @@ class Notices(ShrinkingPage):
         self.notify_with_action(done, _("Open folder"), lambda: QDesktopServices.openUrl(folder), str(target))
 
     def offer_undo(self, done: str, undo: Callable[[], object]) -> None:
-        def once() -> None:
-            if once in self.undos:
-                self.undos.remove(once)
+        def undo_once() -> None:
+            if undo_once in self.undos:
+                self.undos.remove(undo_once)
                 undo()
 
-        self.undos = [*self.undos, once][-_MAX_UNDOS:]
-        self.notify_with_action(done, _("Undo"), once)
+        self.undos = [*self.undos, undo_once][-_MAX_UNDOS:]
+        self.notify_with_action(done, _("Undo"), undo_once)
 
     def undo_last(self) -> None:
         if self.undos:
@@ -155,12 +155,15 @@ class Notices(ShrinkingPage):
 
 
 class FittingDialog(QDialog):
-    """Window no smaller than its contents need, as far as the screen allows."""
+    """Dialog that is never smaller than its contents need, as far as the screen allows."""
 
-    min_size = QSize(0, 0)  # minimum pixels even if the contents need less
+    min_size = QSize(0, 0)  # lower limit in pixels, even if the contents need less
 
     def event(self, event: QEvent) -> bool:
-        may_not_fit = event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize)  # other events may delete it
+        may_not_fit = event.type() in (
+            QEvent.Type.LayoutRequest,
+            QEvent.Type.Resize,
+        )  # other events may delete this dialog
         done = super().event(event)
         if may_not_fit and self.minimumWidth() < self.maximumWidth():
             self.update_minimum_size()
@@ -173,7 +176,7 @@ class FittingDialog(QDialog):
             if layout.hasHeightForWidth():
                 needed.setHeight(layout.totalMinimumHeightForWidth(max(self.width(), needed.width())))
             size = size.expandedTo(needed)
-        self.setMinimumSize(size.boundedTo(room_on_screen()))
+        self.setMinimumSize(size.boundedTo(max_window_size()))
 
 
 class ReportDialog(FittingDialog):
@@ -216,9 +219,9 @@ _T = TypeVar("_T")
 
 
 class Panel(FittingDialog):
-    """Window with its own notices, which the main window would hide. Subclasses place `notices`."""
+    """Secondary window with its own notices: it may cover those of the main window. Subclasses place `notices`."""
 
-    close_button: QPushButton | None = None  # focused first: a list would open with a focus ring
+    close_button: QPushButton | None = None  # gets the focus first: a list would open with a focus ring
 
     def __init__(
         self,
@@ -231,7 +234,7 @@ class Panel(FittingDialog):
         size: tuple[int, int] = (0, 0),
         min_size: tuple[int, int] = (0, 0),
     ) -> None:
-        """size, min_size: pixels at 100 % text, scaled with it as far as the screen allows"""
+        """size, min_size: pixels at 100 % text size, scaled with the text as far as the screen allows"""
         super().__init__(parent)
         self.setWindowTitle(title)
         self.setAccessibleName(title)
@@ -239,15 +242,15 @@ class Panel(FittingDialog):
         self.notices = Notices(look)
         self._look, self._min_size = look, min_size
         self.resize(self._scaled(size))
-        look.changed.connect(self._rescale)  # a non-method would keep a closed window alive
+        look.changed.connect(self._rescale)  # a lambda would keep a closed window alive
         self._rescale()
-        self._position: QPoint | None = None  # of the frame when it was closed
+        self._position: QPoint | None = None  # the frame's position when the window was last closed
         self._subscriptions: list[Callable[[], Callable[[], None]]] = []
         self._unsubscribe: list[Callable[[], None]] = []
         self.subscribe_while_open(runtime.events.subscribe, self._handle_event)
 
     def _handle_event(self, event: Event) -> None:
-        """Handle an event of the runtime while the window is open."""
+        """Handle an event of the runtime. Called only while the window is open."""
 
     def bring_forward(self) -> None:
         self.show()
@@ -255,7 +258,7 @@ class Panel(FittingDialog):
         self.activateWindow()
 
     def subscribe_while_open(self, subscribe: Callable[[_T], Callable[[], None]], handler: _T) -> None:
-        """Call `handler` while the window is open. subscribe: returns its unsubscribe function"""
+        """Call `handler` while the window is open. subscribe: returns a function that unsubscribes"""
         self._subscriptions.append(lambda: subscribe(handler))
         if self._unsubscribe:  # it is open
             self._unsubscribe.append(subscribe(handler))
@@ -272,9 +275,9 @@ class Panel(FittingDialog):
         while self._unsubscribe:
             self._unsubscribe.pop()()
 
-    def run(self, run: Coroutine[Any, Any, Any], on_error: ErrorHandler | None = None) -> asyncio.Task[Any]:
-        """Start a task; show its error here, or in the main window once this is closed."""
-        return self.runner.start(run, on_error or self.show_error)
+    def run(self, coroutine: Coroutine[Any, Any, Any], on_error: ErrorHandler | None = None) -> asyncio.Task[Any]:
+        """Start a task. Its error is shown here, or in the main window if this window is closed by then."""
+        return self.runner.start(coroutine, on_error or self.show_error)
 
     def show_error(self, error: KvchatError) -> None:
         if self.isVisible():
@@ -287,14 +290,14 @@ class Panel(FittingDialog):
         self.update_minimum_size()
 
     def _scaled(self, size: tuple[int, int]) -> QSize:
-        return QSize(*map(self._look.px, size)).boundedTo(room_on_screen())
+        return QSize(*map(self._look.px, size)).boundedTo(max_window_size())
 
     def setVisible(self, visible: bool) -> None:
-        """Fit the screen, and restore the frame's position, which Qt would apply to the contents."""
+        """Fit the window to the screen and restore the frame's position, which Qt would apply to the contents."""
         for child in self.findChildren(QPushButton):
             child.setAutoDefault(False)  # Enter in a field must not press it
         if visible and not self.isVisible():
-            self.resize(self.size().boundedTo(room_on_screen()))
+            self.resize(self.size().boundedTo(max_window_size()))
             if self._position is not None:
                 self.move(self._position)
         elif not visible and self.isVisible():

@@ -18,7 +18,7 @@ from kvchat.ui.rendering.markdown import prose_css, renderer_class
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 from kvchat.ui.widgets.text_search import TextSearch
 
-_MIN_SIDE, _ABOVE = 28, 12  # pixels beside the text, and above it and a target heading
+_MIN_SIDE, _ABOVE = 28, 12  # pixels: minimum margin beside the text, margin above the text
 _ROW_PADDING, _LIST_PADDING = 10, 66  # pixels around a list heading, including the list's own
 
 
@@ -44,9 +44,9 @@ class ManualPage(QTextBrowser):
         self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.anchorClicked.connect(self._open_link)
-        self._top_block = 0  # block number at the top
-        self.verticalScrollBar().valueChanged.connect(self._remember)
-        self.document().documentLayout().documentSizeChanged.connect(lambda _: self._restore())
+        self._top_block = 0  # number of the text block at the top
+        self.verticalScrollBar().valueChanged.connect(self._remember_position)
+        self.document().documentLayout().documentSizeChanged.connect(lambda _: self._restore_position())
         self.show_text()
 
     def show_text(self) -> None:
@@ -59,15 +59,15 @@ class ManualPage(QTextBrowser):
         document.setDefaultStyleSheet(css + "table { margin-bottom: 14px }")
         self.setHtml(parser.render(SOURCE))
         self._top_block = place
-        self._restore()
+        self._restore_position()
 
     def headings(self) -> list[QTextBlock]:
         document = self.document()
         blocks = map(document.findBlockByNumber, range(document.blockCount()))
         return [block for block in blocks if block.blockFormat().headingLevel() in (2, 3)]
 
-    def go_to(self, number: int) -> None:
-        """Scroll to heading `number`; -1: do nothing."""
+    def go_to_heading(self, number: int) -> None:
+        """Scroll to heading `number`, or do nothing if it is -1."""
         if number >= 0:
             heading = self.headings()[number]
             self.setTextCursor(QTextCursor(heading))
@@ -76,8 +76,8 @@ class ManualPage(QTextBrowser):
     def scroll_to(self, block: QTextBlock) -> None:
         self.verticalScrollBar().setValue(self._top(block))
 
-    def current(self) -> int:
-        """Return the index of the heading being read; -1 above the first."""
+    def current_heading(self) -> int:
+        """Return the number of the heading being read, or -1 above the first heading."""
         position = self.verticalScrollBar().value()
         return sum(self._top(heading) <= position for heading in self.headings()) - 1
 
@@ -86,10 +86,10 @@ class ManualPage(QTextBrowser):
         self.setViewportMargins(side, _ABOVE, side, 0)
         super().resizeEvent(event)
 
-    def _remember(self) -> None:
+    def _remember_position(self) -> None:
         self._top_block = self.cursorForPosition(QPoint(0, _ABOVE)).blockNumber()
 
-    def _restore(self) -> None:
+    def _restore_position(self) -> None:
         self.scroll_to(self.document().findBlockByNumber(self._top_block))
 
     def _top(self, block: QTextBlock) -> int:
@@ -102,7 +102,7 @@ class ManualPage(QTextBrowser):
         for number, heading in enumerate(self.headings()):
             anchor = re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.text().lower()))  # as in "#chats-and-disk"
             if f"#{anchor}" == url.toString():
-                self.go_to(number)
+                self.go_to_heading(number)
 
 
 class ManualWindow(Panel):
@@ -119,8 +119,8 @@ class ManualWindow(Panel):
         above = row((self.text_search, 1), self.text_search.count, spacing=10, margins=(28, 16, 28, 10))
         column(self.notices, above, (self.page, 1), on=(right := QWidget()), spacing=0, margins=0)
         row(self.list, (right, 1), on=self, spacing=0, margins=0)
-        self.text_search.reached.connect(lambda: self.page.scroll_to(self.page.textCursor().block()))
-        self.list.currentRowChanged.connect(self.page.go_to)
+        self.text_search.match_selected.connect(lambda: self.page.scroll_to(self.page.textCursor().block()))
+        self.list.currentRowChanged.connect(self.page.go_to_heading)
         self.page.verticalScrollBar().valueChanged.connect(self._select_heading)
         for restyle in (self._fit_list, self.page.show_text, self.text_search.mark_all):
             look.changed.connect(restyle)
@@ -128,8 +128,8 @@ class ManualWindow(Panel):
         self.text_search.setFocus()
 
     def _select_heading(self) -> None:
-        with QSignalBlocker(self.list):  # the list only follows
-            self.list.setCurrentRow(self.page.current())
+        with QSignalBlocker(self.list):  # the selection must not scroll the page
+            self.list.setCurrentRow(self.page.current_heading())
 
     def _fit_list(self) -> None:
         self.list.ensurePolished()

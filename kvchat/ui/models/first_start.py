@@ -31,21 +31,21 @@ from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import ElidedButton, ScrollPage
 
 STARTER_SIZE = 98_000_000  # model size, bytes
-_MAX = 3  # local models shown
-_LETTERS = 66  # wide
+_MAX_LOCAL_MODELS = 3
+_LETTERS = 66  # width of the page in average characters
 
 
 class FirstStart(QWidget):
     def __init__(
         self, runtime: Runtime, look: Look, runner: TaskRunner, use: Callable[[Path], Coroutine[Any, Any, None]]
     ) -> None:
-        """use: loads a model; errors are shown here"""
+        """use: loads a model file and shows errors on this page"""
         super().__init__()
         self._runtime, self._runner, self._use_model = runtime, runner, use
         self._download: asyncio.Task[None] | None = None
         self._has_starter = False
         self.engine_offer = EngineOffer(look, runtime.engines, runner.start, standalone=True)
-        self.engine_offer.tried.connect(self._load)  # larger models may fit now
+        self.engine_offer.install_finished.connect(self._load)  # larger models may fit now
         self.machine_label, self.storage_label = label(kind="small", wraps=True), label(kind="small", wraps=True)
         self.local_model_buttons: list[QPushButton] = []  # models already present
         self.login_box = QCheckBox(_("Start kvchat at login, in the tray"))
@@ -67,14 +67,14 @@ class FirstStart(QWidget):
         column(area, on=self, margins=0)
 
     def show_choices(self) -> None:
-        self._show_fetching(False)
+        self._show_download(False)
         self.error_card.hide()
-        self.engine_offer.look()
+        self.engine_offer.show_if_gpu_unused()
         self._load()
 
     def show_progress(self, done: int, total: int) -> None:
-        """done, total: bytes; total is 0 while unknown"""
-        self._show_fetching(True)
+        """Show the progress of the download in bytes; `total` is 0 while unknown."""
+        self._show_download(True)
         self.bar.setRange(0, 1000 if total else 0)
         self.bar.setValue(int(1000 * done / total) if total else 0)
         progress = _("{done} of {total}", done=format_size(done), total=format_size(total))
@@ -85,7 +85,7 @@ class FirstStart(QWidget):
         return not self._progress.isHidden()
 
     def show_error(self, error: KvchatError) -> None:
-        self._show_fetching(False)
+        self._show_download(False)
         self.error_card.set_text(error.title, error.detail, error.advice)
         self.error_card.show()
 
@@ -93,7 +93,7 @@ class FirstStart(QWidget):
         async def fetch() -> None:
             models = self._runtime.paths.models
             await self._use_model(await fetch_starter(models, lambda _, done, total: self.show_progress(done, total)))
-            self._show_fetching(False)
+            self._show_download(False)
 
         def begin() -> None:
             self.show_progress(0, 0)
@@ -106,8 +106,8 @@ class FirstStart(QWidget):
             what = _("the starter model, {size}", size=format_size(STARTER_SIZE))
             ask_if_metered(self, self._runner.start, what, begin)
 
-    def _cancel(self) -> None:
-        self._show_fetching(False)
+    def _cancel_download(self) -> None:
+        self._show_download(False)
         if self._download is not None:
             self._download.cancel()
 
@@ -156,7 +156,7 @@ class FirstStart(QWidget):
         ]
         for old in self.local_model_buttons:
             old.deleteLater()
-        best = sorted(usable, key=lambda known: known[:2])[:_MAX]
+        best = sorted(usable, key=lambda known: known[:2])[:_MAX_LOCAL_MODELS]
         self.local_model_buttons = [self._model_button(model) for *_order, model in best]
         for choice in self.local_model_buttons:
             self._local_model_column.addWidget(choice)
@@ -164,7 +164,7 @@ class FirstStart(QWidget):
         restyle(first, "kind", "primary")
         for other in others:
             restyle(other, "kind", "")
-        self._show_fetching(self.is_fetching)
+        self._show_download(self.is_fetching)
 
     def _model_button(self, model: FoundModel) -> QPushButton:
         shown, use = found_row(model, None), ElidedButton("", padding=52)
@@ -174,7 +174,7 @@ class FirstStart(QWidget):
         use.clicked.connect(lambda: self._runner.start(self._use_model(model.path)))
         return _widen(use)
 
-    def _show_fetching(self, fetching: bool) -> None:
+    def _show_download(self, fetching: bool) -> None:
         self._progress.setVisible(fetching)
         others = self.starter_button, self.models_button, self.choose_file_button, self.back_button
         for choice in (*self.local_model_buttons, *others):
@@ -189,7 +189,7 @@ class FirstStart(QWidget):
         self._progress = QWidget()
         self.bar = progress_bar(_("Downloading the starter model"))
         self.progress_label = label(kind="muted")
-        self.cancel_button = button(_("Cancel"), self._cancel, name=_("Cancel the download"))
+        self.cancel_button = button(_("Cancel"), self._cancel_download, name=_("Cancel the download"))
         below = row((self.progress_label, 1), self.cancel_button)
         column(self.bar, below, on=self._progress, spacing=10, margins=(0, 4, 0, 0))
         self._progress.hide()

@@ -36,14 +36,14 @@ _PRIVACY = N_("kvchat contacts huggingface.co only when you search or download."
 
 
 class HubModels(QWidget):
-    """Hub page; online only when the user searches, opens a repository or downloads."""
+    """Page of downloadable models. It goes online only when the user searches, opens a repository or downloads."""
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__()
         self._runtime, self._panel = runtime, panel
         self._memory: MemoryFacts | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._results: list[Row] = []  # for Back
+        self._results: list[Row] = []  # rows that Back shows again
         self._results_heading = self._last_heading = ""  # the latter is restored after a failure
         self._repository: HubRepository | None = None
         hint = _("Model name or address on huggingface.co")
@@ -54,7 +54,7 @@ class HubModels(QWidget):
         self.back_button = button(_("‹ Back"), self._go_back, "link", name=_("Back to the list"))
         self.heading = label(kind="strong", wraps=True)
         self.list = RowList(look, _("Models on Hugging Face"))
-        self.list.row_activated.connect(self._show_files)
+        self.list.row_activated.connect(self._open_row)
         self.list.current_changed.connect(self._show_current)
         self.access_card = Card()  # for a gated repository
         self.access_page = ""
@@ -62,7 +62,7 @@ class HubModels(QWidget):
         self.token_button = self.access_card.add_button(_("Access token…"), "primary")
         self.access_card.hide()
         self.reason, privacy = label(kind="small", wraps=True), label(_(_PRIVACY), "small", wraps=True)
-        self.show_files_button = button(_("Show files"), lambda: self._show_files(self.list.current), "primary")
+        self.show_files_button = button(_("Show files"), lambda: self._open_row(self.list.current), "primary")
         search_row, above = (
             row((self.field, 1), self.search_button, spacing=8),
             row(self.back_button, (self.heading, 1), spacing=10),
@@ -71,9 +71,9 @@ class HubModels(QWidget):
         column(search_row, above, self.access_card, (self.list, 1), self.reason, below, on=self, spacing=8, margins=0)
         self._show_rows("", [])
 
-    def open(self) -> None:
+    def load_if_empty(self) -> None:
         if not self.list.rows:
-            self._panel.run(self._suggest())
+            self._panel.run(self._show_suggestions())
 
     def open_repository(self, repository: str, quantisation: str = "") -> None:
         self._load(self._list_files(repository, quantisation))
@@ -83,10 +83,10 @@ class HubModels(QWidget):
         if (repository := parse_repository(text)) is not None:
             self.open_repository(repository)
         else:
-            self._load(self._find(text) if text else self._suggest())
+            self._load(self._show_results(text) if text else self._show_suggestions())
 
     def _load(self, load: Coroutine[Any, Any, None]) -> None:
-        """Load other rows; a request in progress is cancelled."""
+        """Load other rows and cancel a request in progress."""
         if self._loading is not None:
             self._loading.cancel()
         self.access_card.hide()
@@ -101,14 +101,14 @@ class HubModels(QWidget):
         else:
             self._panel.show_error(error)
 
-    async def _suggest(self) -> None:
+    async def _show_suggestions(self) -> None:
         memory = await self._free_memory()
         heading = _("Suggestions for a computer without a large GPU")
         if tier := tier_for(memory):
             heading = _("Suggestions for a GPU of {tier} GB", tier=tier)
         self._show_rows(heading, [suggestion_row(suggestion, memory) for suggestion in suggestions_for(memory)])
 
-    async def _find(self, text: str) -> None:
+    async def _show_results(self, text: str) -> None:
         self.heading.setText(_("Searching…"))
         models = await self._runtime.models.hub.search(text)
         heading = _("Results for “{text}”", text=text)
@@ -157,8 +157,8 @@ class HubModels(QWidget):
         self.reason.setText(row.tip if row else "")
         self.reason.setVisible(bool(row and row.tip))
 
-    def _show_files(self, row: Row | None) -> None:
-        """Download a file, or list the files of a repository."""
+    def _open_row(self, row: Row | None) -> None:
+        """Download the row's file, or list the files of its repository."""
         match row.value if row else None:
             case HubFile() as file if (repository := self._repository) is not None:
 
@@ -177,7 +177,7 @@ _TOKEN_HELP = N_(
     "permission at huggingface.co/settings/tokens and paste it here. kvchat sends it only to Hugging "
     "Face."
 )
-_LETTERS = 72  # wide
+_LETTERS = 72  # width in average characters
 
 
 class TokenDialog(Panel):

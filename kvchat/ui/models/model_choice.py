@@ -1,4 +1,4 @@
-"""Selection of a local model: as a box in a form, and as the header's menu."""
+"""Selection of a model: the box in a form, the menu in the header, and rows for lists of models."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import plain_tip
 from kvchat.ui.widgets.lists import Row, Tone
 
-_MAX = 14  # models; the window lists all
+_MAX = 14  # models in the menu; the models window lists all
 
 
 class ModelBox(ChoiceBox):
@@ -41,8 +41,8 @@ class ModelBox(ChoiceBox):
         chosen: str | None = self.currentData()
         return chosen
 
-    def begin(self, model: str | None) -> None:
-        """Show this model alone until the list is loaded. An external server has only one."""
+    def show_model(self, model: str | None) -> None:
+        """Show only this model until the list is loaded. With an external server, show its only model."""
         self.clear()
         attached = bool(self._runtime.settings.engine_url)
         self.setEnabled(not attached)
@@ -72,15 +72,17 @@ class ModelBox(ChoiceBox):
 
 
 class ModelMenu(QObject):
-    """Menu of the last models found; searches again each time it opens."""
+    """Menu of the models found last. Opening it starts a new search."""
 
     chosen = Signal(object)  # Path
     more_requested = Signal()
 
-    def __init__(self, runtime: Runtime, menu: QMenu, runner: TaskRunner, current: Callable[[], str | None]) -> None:
-        """current: returns the path of the open chat's model"""
+    def __init__(
+        self, runtime: Runtime, menu: QMenu, runner: TaskRunner, current_model: Callable[[], str | None]
+    ) -> None:
+        """current_model: returns the path of the open chat's model"""
         super().__init__(menu)
-        self._current = current
+        self._current_model = current_model
         self._runtime, self._menu, self._runner = runtime, menu, runner
         self._models: list[FoundModel] = []
         self._is_searching = False
@@ -103,7 +105,7 @@ class ModelMenu(QObject):
             self._runner.start(search())
 
     def _fill(self) -> None:
-        menu, used = self._menu, self._current()
+        menu, used = self._menu, self._current_model()
         menu.clear()
 
         def order(model: FoundModel) -> tuple[object, ...]:
@@ -150,7 +152,7 @@ def found_row(model: FoundModel, used: Path | None) -> Row:
 
 
 def distinct_names(models: Sequence[tuple[str, Path]]) -> list[str]:
-    """Return the models' names; equal ones get the folder, or else the file name."""
+    """Return the models' names. Add the folder to equal names, or the file name if the folders are also equal."""
     alike = Counter(name for name, _ in models)
     in_folder = Counter((name, path.parent.name) for name, path in models)
     places = (path.parent.name if in_folder[name, path.parent.name] == 1 else path.name for name, path in models)
@@ -159,7 +161,7 @@ def distinct_names(models: Sequence[tuple[str, Path]]) -> list[str]:
 
 
 def sort_key(model: FoundModel) -> tuple[bool, str, int]:
-    """Sort key: usable models first, then by name and size."""
+    """Sort usable models first, then by name and size."""
     return model.judgement is None, model.name.lower(), model.size
 
 

@@ -36,7 +36,7 @@ _NO_MODEL = N_(
     "Models are .gguf files. kvchat looks for them in its own folder, in the folders of other apps "
     "and in the folders you add."
 )
-_SHOW_EVERY = 25  # models; the first scan of hundreds takes seconds
+_SHOW_EVERY = 25  # models per refresh of the list; the first scan of hundreds takes seconds
 
 
 class LocalModels(QWidget):
@@ -174,7 +174,7 @@ class LocalModels(QWidget):
             confirm(self, title, text, _("Delete"), lambda: self._panel.run(self._delete(model)))
 
     async def _delete(self, model: FoundModel) -> None:
-        """Move the files to the trash; if the folder has none, ask to delete them permanently."""
+        """Move the files to the trash. If their disk has no trash, ask to delete them permanently."""
         for file in model.files:
             await asyncio.to_thread(QFile.moveToTrash, str(file))  # its return value differs between PySide versions
         remaining = [file for file in model.files if file.exists()]
@@ -198,8 +198,6 @@ class LocalModels(QWidget):
 
 
 class ModelsWindow(Panel):
-    """Window that searches only once opened."""
-
     starter_requested = Signal()
     model_used = Signal()  # another model was chosen and is loading
 
@@ -235,7 +233,7 @@ class ModelsWindow(Panel):
         self.hub.open_repository(repository)
 
     def open_search(self, name: str) -> None:
-        """Open with this name in the search field, without a network request."""
+        """Show the download page with this name in its search field. This makes no network request."""
         self._open_page(self.hub)
         self.hub.field.setText(name)
         self.hub.field.setFocus()
@@ -263,7 +261,7 @@ class ModelsWindow(Panel):
         if is_chosen:
             self._pages.setCurrentIndex(number)
             if self._pages.currentWidget() is self.hub:
-                self.hub.open()
+                self.hub.load_if_empty()
 
     def _handle_event(self, event: Event) -> None:
         if isinstance(event, SettingsChanged | EngineChanged):
@@ -275,13 +273,13 @@ class ModelsWindow(Panel):
             self.local.search()
 
     async def use(self, path: Path) -> None:
-        """Use a model and close. Raises KvchatError, which is shown here."""
+        """Use a model, then close the window. Raises KvchatError."""
         await self._runtime.use_model(path)
         self.close()
         self.model_used.emit()
 
 
-_MAX_HEIGHT = 230  # pixels; about three downloads
+_MAX_DOWNLOADS_HEIGHT = 230  # pixels; about three downloads
 
 
 class DownloadsView(ScrollPage):
@@ -312,7 +310,7 @@ class DownloadsView(ScrollPage):
     def _fit(self) -> None:
         self.setVisible(bool(self.views))
         height = sum(view.sizeHint().height() + 8 for view in self.views.values())
-        self.setFixedHeight(min(height, _MAX_HEIGHT))
+        self.setFixedHeight(min(height, _MAX_DOWNLOADS_HEIGHT))
 
 
 class DownloadView(QFrame):
@@ -366,7 +364,7 @@ class DownloadView(QFrame):
 
 
 def describe_download(download: Download) -> str:
-    """Return the progress: "1.2 GB of 4.9 GB · 12 MB/s · 5 min left"."""
+    """Describe the progress, for example "1.2 GB of 4.9 GB · 12 MB/s · 5 min left"."""
     amount = _("{done} of {total}", done=format_size(download.downloaded_bytes), total=format_size(download.total))
     match download.state:
         case DownloadState.DONE:

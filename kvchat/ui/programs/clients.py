@@ -1,4 +1,4 @@
-"""Configuration to paste into each client program, from the program's documentation. No Qt."""
+"""Configuration to paste into each client program, as its documentation describes it. Does not use Qt."""
 
 import json
 import shlex
@@ -8,14 +8,14 @@ from typing import Any
 
 from kvchat.text.language import N_
 
-NO_KEY = "none"  # for programs that require some key
+NO_KEY = "none"  # placeholder for programs that require a key
 
 
 @dataclass(frozen=True)
 class ServerAccess:
     url: str  # without a path
-    key: str  # empty: not required
-    model: str  # its name
+    key: str  # empty if no key is required
+    model: str  # the model's name
     context: int | None = None  # tokens
     windows: bool = False  # write PowerShell instead of shell
 
@@ -30,12 +30,12 @@ class ServerAccess:
 
 @dataclass(frozen=True)
 class Client:
-    """Program to configure; `link` is its manual."""
+    """Program that can use the API server. `link` is its documentation; `configuration` makes the text to paste."""
 
     name: str
     config_location: str
     link: str
-    lines: Callable[[ServerAccess], str]
+    configuration: Callable[[ServerAccess], str]
 
 
 CLIENTS: list[Client] = []
@@ -175,5 +175,5 @@ def _environment(access: ServerAccess, variables: dict[str, str], command: str =
 
 
 def _quoted(value: object, indent: int | None = None) -> str:
-    """Return JSON; a string is also valid in Python, TOML and YAML."""
+    """Return JSON. A JSON string is also valid in Python, TOML and YAML."""
     return json.dumps(value, ensure_ascii=False, indent=indent)

@@ -1,4 +1,4 @@
-"""Texts about requests of programs, and the list of a program's last ones. The functions are pure."""
+"""Texts about requests of programs, and the list of a program's last requests."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -34,9 +34,9 @@ _STAGES = {
 }
 _ENDED = {Stage.FAILED: N_("failed"), Stage.LEFT: N_("canceled by the app")}
 _MIN_SAVED_MS = 1000.0  # less is not shown
-_GOOD_SHARE = 0.7  # of the sent tokens
+_GOOD_SHARE = 0.7  # minimum share of reused tokens for a highlighted chip
 _MAX_REQUESTS = 50  # shown per program
-_ROWS, _LINES = 5, 5  # list rows and text lines without scrolling
+_ROWS, _LINES = 5, 5  # list rows and text lines that are visible without scrolling
 _CONTEXT = 60  # maximum characters before the divergence
 
 
@@ -89,7 +89,7 @@ def describe_request(record: RequestRecord) -> str:
 
 
 def receipt_of(record: RequestRecord) -> Receipt | None:
-    """Return a request's receipt, like a reply's; None if no prompt was answered."""
+    """Return a receipt for a request, as for a chat reply, or None if no prompt was answered."""
     if record.stage is not Stage.DONE or record.prompt is None or record.cached is None:
         return None
     first = _first_token_ms(record)
@@ -112,7 +112,7 @@ def receipt_of(record: RequestRecord) -> Receipt | None:
 
 
 def _first_token_ms(record: RequestRecord) -> float:
-    """Return the time until the engine's first token, also for an unstreamed response."""
+    """Return the time to the engine's first token, even if the response was not streamed."""
     return max(0.0, (record.first_ms or record.total_ms or 0.0) - record.write_ms)
 
 
@@ -174,7 +174,7 @@ class LastRequests(QWidget):
             self._details_column.addWidget(self._comparison(sent, change.original, passed, change.rewritten))
 
     def _comparison(self, left_title: str, before: str, right_title: str, after: str) -> QWidget:
-        """Show two texts side by side from shortly before they differ, and mark the difference."""
+        """Return a widget with two texts side by side, from shortly before they differ, and the difference marked."""
         made, at = QWidget(), common_prefix_length(before, after)
         same_end = common_prefix_length(before[at:][::-1], after[at:][::-1])
         line = before.rfind("\n", 0, max(0, before.rfind("\n", 0, at))) + 1

@@ -29,12 +29,12 @@ from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage
 from kvchat.ui.widgets.lists import RowList
 
 _MAX_CAUSES = 6
-_MAX_ROWS = 12  # current requests; the rest is counted
+_MAX_ROWS = 12  # current requests shown; the others are only counted
 _NAME_WIDTH, _BAR_WIDTH = 140, 90  # pixels at 100 % text
 
 
 class LiveRows(QWidget):
-    """Rows of current requests, reused because they change many times a second."""
+    """Rows of current requests. The row widgets are reused, because they change many times a second."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class LiveRows(QWidget):
         title = label(_("Currently in the engine"), "strong")
         column(title, self._lines, self.overflow_label, on=self, spacing=6, margins=(0, 0, 0, 10))
 
-    def show_now(
+    def show_current(
         self, requests: Sequence[RequestRecord], loaded_slots: Sequence[LoadedSlot], titles: Mapping[str, str]
     ) -> None:
         busy = {record.slot for record in requests if record.stage is not Stage.QUEUED}
@@ -158,7 +158,7 @@ class RuleSwitch(Entry):
         return self.switch.isChecked()
 
     def show_rule(self, *, is_on: bool, saved: TokenCost | None, lost: TokenCost) -> None:
-        """lost: tokens reprocessed without it"""
+        """Show a rule's state and effect. lost: reprocessing that the rule would have avoided"""
         self.switch.setChecked(is_on)
         sentences = [self._description]
         if saved:
@@ -176,7 +176,7 @@ _EMPTY = N_(
     "without waiting for it to reprocess their prompts."
 )
 _UPDATE_MS = 120  # interval while processing
-_PROGRAM_ROWS = 4  # without scrolling
+_PROGRAM_ROWS = 4  # programs visible without scrolling
 
 
 class ProgramsWindow(Panel):
@@ -186,24 +186,24 @@ class ProgramsWindow(Panel):
         super().__init__(runtime, look, runner, _("Connected apps"), parent, size=(760, 800), min_size=(440, 420))
         self._api_server = runtime.api_server
         self._totals: Mapping[str, ProgramTotal] = {}
-        self._titles: Mapping[str, str] = {}  # of chats in the engine
+        self._titles: Mapping[str, str] = {}  # chat titles by id
         self._update_timer = QTimer(self, singleShot=True, interval=_UPDATE_MS)
         self._update_timer.timeout.connect(self.refresh)
         self.subscribe_while_open(self._api_server.subscribe, self._update_timer.start)
         self.total = label(kind="muted", wraps=True)
         self.settings_button = button(_("Settings…"), self.settings_requested, "link", name=_("API server settings"))
-        self.now = LiveRows(look)
+        self.live_rows = LiveRows(look)
         self.list = RowList(look, _("Connected apps"))
         self.details = ProgramDetails(look)
         self.requests = LastRequests(look)
         self.list.current_changed.connect(self._show_current)
-        self.details.rule_toggled.connect(self._switch)
+        self.details.rule_toggled.connect(self._set_rule)
         look.changed.connect(self._fit)
         self.empty_page, self.server_off_page, self._page = QWidget(), QWidget(), ScrollPage("settingsPage")
         off = label(_("The API server is off."), wraps=True)
         row((off, 1), self.settings_button, on=self.server_off_page, spacing=10, margins=(22, 0, 22, 0))
         title = label(_("Connected apps"), "strong")
-        parts = self.now, title, self.total, self.list, self.details, self.requests, STRETCH
+        parts = self.live_rows, title, self.total, self.list, self.details, self.requests, STRETCH
         column(*parts, on=self._page.content, spacing=8, margins=(22, 12, 22, 12))
         nothing, top = label(_(_EMPTY), "muted", wraps=True), Qt.AlignmentFlag.AlignHCenter
         nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
@@ -220,7 +220,7 @@ class ProgramsWindow(Panel):
         self._totals = server.totals.by_program()
         some, is_open = bool(self._totals or server.active or server.recent), self._runtime.settings.api_server
         self.server_off_page.setVisible(some and not is_open)
-        self.now.show_now(server.active, server.loaded_slots, self._titles)
+        self.live_rows.show_current(server.active, server.loaded_slots, self._titles)
         names = sorted(self._totals, key=lambda name: -self._totals[name].last_at)
         before = self.list.current
         self.list.show_rows([program_row(name, self._totals[name]) for name in names])
@@ -256,7 +256,7 @@ class ProgramsWindow(Panel):
         self.requests.show_requests([record for record in reversed(self._api_server.recent) if record.program == name])
         self.forget_button.setEnabled(total is not None)
 
-    def _switch(self, rule: str, is_on: bool) -> None:
+    def _set_rule(self, rule: str, is_on: bool) -> None:
         chosen = self.list.current
         if chosen is None:
             return

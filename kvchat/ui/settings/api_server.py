@@ -1,4 +1,4 @@
-"""Settings, API server: on or off, address, keys, and the configuration to paste."""
+"""The API server page of the settings: switch, address, keys, and the configuration to paste."""
 
 import sys
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class ApiServerPage(SettingsPage):
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         self.keys: Mapping[str, str] = {}  # by app
-        self._loads = 0  # of keys, started so far
+        self._loads = 0  # number of key loads started so far
         self.add_settings(through="api_server")
         self.address = line_edit(_("Address"))
         self.address.setReadOnly(True)
@@ -60,8 +60,10 @@ class ApiServerPage(SettingsPage):
         new_key = row((self.app_name, 1), make, spacing=8)
         self.add_wide(_("API keys for individual apps"), _(_APP_KEYS_HELP), self.app_keys, new_key)
         self.add_settings()
-        self._server_entries = self.entries[1:]  # shown while access is on
-        self.programs_button = button(_("Show…"), lambda: self.leads_to.emit("programs"), name=_("Show connected apps"))
+        self._server_entries = self.entries[1:]  # shown while the API server is on
+        self.programs_button = button(
+            _("Show…"), lambda: self.window_requested.emit("programs"), name=_("Show connected apps")
+        )
         help = _("Requests from each app, how much of them was remembered, and why the rest was reprocessed.")
         self.programs = self.add(Entry(_("Connected apps"), help, self.programs_button))
 
@@ -73,7 +75,9 @@ class ApiServerPage(SettingsPage):
         self.config_location_label = label(kind="small", wraps=True)
         self.configuration = plain_text(_("Configuration to paste"), code_font(fonts.mono, fonts.small))
         self.configuration.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        self.copy_configuration_button = CopyButton(_("the configuration"), lambda: self._client.lines(self.access))
+        self.copy_configuration_button = CopyButton(
+            _("the configuration"), lambda: self._client.configuration(self.access)
+        )
         self.documentation_button = button(
             _("Documentation"), lambda: QDesktopServices.openUrl(QUrl(self._client.link)), "link"
         )
@@ -127,8 +131,8 @@ class ApiServerPage(SettingsPage):
         if is_on and self.isVisible():
             self.run(self.load_keys())
 
-    def forget(self) -> None:
-        super().forget()
+    def discard_edits(self) -> None:
+        super().discard_edits()
         self._show_key(False)
         self.app_name.clear()
 
@@ -190,9 +194,9 @@ class ApiServerPage(SettingsPage):
         self._show_configuration()
 
     def _show_configuration(self) -> None:
-        """Show the chosen app's configuration, with the key only if it is revealed."""
+        """Show the chosen app's configuration, with the API key hidden unless the key field shows it."""
         access, look, client = self.access, self.look, self._client
-        lines = client.lines(access if self.is_key_shown or not access.key else replace(access, key=_HIDDEN))
+        lines = client.configuration(access if self.is_key_shown or not access.key else replace(access, key=_HIDDEN))
         self.config_location_label.setText(_(client.config_location))
         self.configuration.setFont(code_font(look.fonts.mono, look.fonts.small))
         if self.configuration.toPlainText() != lines:

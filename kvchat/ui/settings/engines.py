@@ -1,4 +1,4 @@
-"""Settings, Engine: which one, whether it works, how to get a better one, and expert options."""
+"""The engine page of the settings: choice, test and download of an engine, and expert options."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from kvchat.text.language import N_, _, join_list, join_sentences, punctuation
 from kvchat.ui.base.building import button, clear, column, label, line_edit, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm, file_dialog
-from kvchat.ui.dialogs.engine_offer import PROMISE, EngineOffer, cards
+from kvchat.ui.dialogs.engine_offer import ENGINE_DOWNLOAD_HELP, EngineOffer, gpu_name
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
@@ -31,15 +31,15 @@ _TEST_HELP = N_(
 
 
 class EnginePage(SettingsPage):
-    """Engine settings. Searches for engines when shown, after a download or choice, and on request."""
+    """Settings of the engine. The page searches for engines when shown, after a download or choice, and on request."""
 
     name, key = N_("Engine"), "engine"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         self.engines: tuple[EngineEntry, ...] = ()
-        self._graphics: Graphics | None = None  # this computer's, once detected
-        self._searched_with: tuple[str | None, ...] = ()  # engine setting at the last search; empty: search again
+        self._graphics: Graphics | None = None  # of this computer, once detected
+        self._searched_with: tuple[str | None, ...] = ()  # engine setting at the last search; empty to search again
         self.engine_box = ChoiceBox(look, _("Engine"))
         self.engine_box.setAccessibleDescription(
             _("The engine that kvchat starts. The list below describes each engine.")
@@ -52,7 +52,7 @@ class EnginePage(SettingsPage):
         self.test_button = button(_("Test"), lambda: self.run(self._test()), name=_("Test the engine"))
         self.test_entry = self.add(Entry(_("Engine test"), _(_TEST_HELP), self.test_button))
         self.engine_offer = EngineOffer(look, runtime.engines, self.run)
-        self.card = self.add(Entry(_("GPU acceleration"), _(PROMISE), self.engine_offer, is_wide=True))
+        self.card = self.add(Entry(_("GPU acceleration"), _(ENGINE_DOWNLOAD_HELP), self.engine_offer, is_wide=True))
         self._downloads = column(spacing=4)
         help = _("Choose an engine above. You can remove unused ones.")
         self.downloaded = self.add_wide(_("Downloaded engines"), help, self._downloads)
@@ -84,7 +84,7 @@ class EnginePage(SettingsPage):
         self.refresh()
 
     def _handle_download_change(self) -> None:
-        """List downloaded engines, also from the first-run page and if the test failed."""
+        """Update the lists after a download, even if the first-start page began it or its engine failed the test."""
         if self.runtime.engines.download is None and self.isVisible():
             self._search()
 
@@ -114,19 +114,19 @@ class EnginePage(SettingsPage):
         self.engine_box.clear()
         self.engine_box.addItem(_(_AUTOMATIC), None)
         for entry in self.engines:
-            self.engine_box.addItem(_name(entry), str(entry.location.path or EMBEDDED))
+            self.engine_box.addItem(_engine_name(entry), str(entry.location.path or EMBEDDED))
         if path is not None and self.engine_box.findData(path) < 0:
             self.engine_box.addItem(path, path)
         self.engine_box.setCurrentIndex(max(0, self.engine_box.findData(path)))
         if self.engines:
-            self.engine.set_help("\n".join(map(_describe, self.engines)))
+            self.engine.set_help("\n".join(map(_describe_engine, self.engines)))
         graphics = self._graphics
         self.card.setVisible(graphics is not None and bool(graphics.vendors))
         if graphics is not None:
             used = any(entry.chosen and entry.backends for entry in self.engines)
             advice = [_("An engine that supports it generates replies several times faster."), driver_advice(graphics)]
             sentences = [_("The current engine uses it.")] if used else advice
-            self.card.set_help(join_sentences(cards(graphics), *sentences, _(PROMISE)))
+            self.card.set_help(join_sentences(gpu_name(graphics), *sentences, _(ENGINE_DOWNLOAD_HELP)))
             self.engine_offer.show_choices(graphics)
 
     def open_file_dialog(self) -> None:
@@ -181,19 +181,19 @@ class EnginePage(SettingsPage):
             self.run(self._save_key(key))
 
     async def _save_key(self, key: str) -> None:
-        """key: empty to forget the stored one"""
+        """Save the server's API key, or forget it if `key` is empty."""
         keeper = await self.runtime.engines.save_key(key)
         saved = _("Saved in {place}. Used the next time the engine starts.", place=_(keeper.value)) if keeper else ""
         self.key_entry.set_help(saved or _("No API key is saved."))
         self.api_key_field.clear()
 
 
-def _name(entry: EngineEntry) -> str:
+def _engine_name(entry: EngineEntry) -> str:
     return str(entry.location.path or _("Embedded engine"))
 
 
-def _describe(entry: EngineEntry) -> str:
-    name = f"{'●' if entry.chosen else '○'} {_name(entry)}{punctuation(': ')}"
+def _describe_engine(entry: EngineEntry) -> str:
+    name = f"{'●' if entry.chosen else '○'} {_engine_name(entry)}{punctuation(': ')}"
     if entry.problem is not None:
         return f"{name}{join_sentences(entry.problem.title, entry.problem.detail)}"
     devices = join_list(device.description for device in entry.devices) or _("CPU only")

@@ -1,4 +1,4 @@
-"""Settings, Model and context: the model, its context length, and the memory they need."""
+"""The model page of the settings: the model, its context length, and the memory they need."""
 
 from collections.abc import Sequence
 
@@ -15,13 +15,13 @@ from kvchat.ui.base.building import button, clear, column, label, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
-from kvchat.ui.widgets.controls import HEIGHT, RoundBar, mix
+from kvchat.ui.widgets.controls import BAR_HEIGHT, RoundBar, mix_colours
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.layouts import allow_line_breaks
 
 _MIN_WIDTH = 3.0  # pixels; keeps small parts visible
 _NAMES = (N_("the model"), N_("context"), N_("compute buffers"), CHATS_READY)  # weights, KV cache, buffers, staging
-_TONES = (1.0, 0.6, 0.3)  # of the accent
+_TONES = (1.0, 0.6, 0.3)  # weight of the accent color in the colors of the model's parts
 
 
 class ModelPage(SettingsPage):
@@ -29,7 +29,9 @@ class ModelPage(SettingsPage):
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
-        choose = button(_("Choose another…"), lambda: self.leads_to.emit("models"), name=_("Choose another model"))
+        choose = button(
+            _("Choose another…"), lambda: self.window_requested.emit("models"), name=_("Choose another model")
+        )
         self.model = self.add(Entry(_("Model"), "", choose))
         name, tip = _("Test chat memory again"), _("Restarts the engine")
         self.retest_button = button(_("Try again"), lambda: self.run(runtime.retest_restoring()), name=name, tip=tip)
@@ -88,22 +90,22 @@ def memory_chart(look: Look, bar: MemoryBar) -> QWidget:
     reserved = _legend_entry(look.theme.muted, _("reserved {margin}", margin=margin), "▨")
     entries = [*(_legend_entry(colour, text) for colour, text in used), reserved]
     legend = styled(QLabel(" &nbsp; ".join(entries), wordWrap=True), "small")
-    column(caption, _Bar(look, bar), legend, on=chart, spacing=4, margins=0)
+    column(caption, _FreeMemoryBar(look, bar), legend, on=chart, spacing=4, margins=0)
     taken = join_list(text for _colour, text in used)
     summary = _("{name}: {taken}; reserved {margin} of {free} free", name=name, taken=taken, margin=margin, free=free)
     chart.setAccessibleName(summary)
     return chart
 
 
-class _Bar(RoundBar):
-    """Bar of the free memory: the model's parts from the left, the margin at the right end."""
+class _FreeMemoryBar(RoundBar):
+    """Bar of a device's free memory: the model's parts at the left, the reserved memory at the right."""
 
     def __init__(self, look: Look, bar: MemoryBar) -> None:
         super().__init__(look)
         self._bar = bar
 
     def paint_inside(self, painter: QPainter, box: QRectF) -> None:
-        """Draw the parts in order. Hatch the margin, including any part of the model that overlaps it."""
+        """Draw the parts in order, and hatch the reserved memory, even where a part overlaps it."""
         theme, bar = self._look.theme, self._bar
         painter.fillRect(box, QColor(theme.line))
         scale = box.width() / max(bar.free, bar.needed, 1)
@@ -115,8 +117,8 @@ class _Bar(RoundBar):
         margin = bar.margin * scale
         painter.setClipRect(QRectF(box.right() - margin, 0, margin, box.height()), Qt.ClipOperation.IntersectClip)
         painter.setPen(QColor(theme.muted if bar.fits else theme.warn))
-        for x in range(int(box.right() - margin) - HEIGHT, int(box.right()) + 1, 5):
-            painter.drawLine(x, HEIGHT, x + HEIGHT, 0)
+        for x in range(int(box.right() - margin) - BAR_HEIGHT, int(box.right()) + 1, 5):
+            painter.drawLine(x, BAR_HEIGHT, x + BAR_HEIGHT, 0)
 
 
 def _parts(bar: MemoryBar) -> tuple[int, int, int, int]:
@@ -125,7 +127,10 @@ def _parts(bar: MemoryBar) -> tuple[int, int, int, int]:
 
 def _colours(look: Look) -> tuple[QColor, ...]:
     theme = look.theme
-    return (*(mix(theme.accent, theme.page, tone) for tone in _TONES), mix(theme.muted, theme.page, 0.5))
+    return (
+        *(mix_colours(theme.accent, theme.page, tone) for tone in _TONES),
+        mix_colours(theme.muted, theme.page, 0.5),
+    )
 
 
 def _legend_entry(colour: str, text: str, symbol: str = "■") -> str:

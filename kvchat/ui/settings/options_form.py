@@ -1,4 +1,4 @@
-"""The fields for chat options: system prompt, sampling, the template's options, output format."""
+"""Form for chat options: system prompt, sampling, the template's options, output format."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ _HELP = {
     "max_tokens": N_("In tokens"),
 }
 # llama.cpp's defaults where neither user nor model author sets a value (llama.cpp, common/common.h).
-_ENGINE: dict[str, float] = {
+_ENGINE_DEFAULTS: dict[str, float] = {
     "temperature": 0.8,
     "top_k": 40,
     "top_p": 0.95,
@@ -38,12 +38,12 @@ _ENGINE: dict[str, float] = {
 }
 _FREE, _SCHEMA, _GRAMMAR = N_("Free text"), N_("JSON that matches a schema"), N_("Text that matches a grammar")
 _FORMATS = _FREE, _SCHEMA, _GRAMMAR
-_NOTHING = {"seed": N_("random"), "max_tokens": N_("no limit")}  # shown if there is no number
+_PLACEHOLDERS = {"seed": N_("random"), "max_tokens": N_("no limit")}  # shown if there is no default value
 _COLUMNS = 3
 
 
 class OptionsForm(QWidget):
-    """Form in which empty fields use the model's default, shown as placeholder."""
+    """Form whose empty fields use the model's defaults, shown as placeholders."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -69,11 +69,11 @@ class OptionsForm(QWidget):
         self._show_format(0)
 
     def set_options(self, options: tuple[TemplateOption, ...], defaults: Sampling, *, has_begun: bool) -> None:
-        chosen = self._chosen()
+        chosen = self._chosen_template_options()
         for name, field in self.number_fields.items():
             value = getattr(defaults, name)
-            value = _ENGINE.get(name) if value is None else value
-            field.setPlaceholderText(_(_NOTHING.get(name, "")) if value is None else localize_number(f"{value:g}"))
+            value = _ENGINE_DEFAULTS.get(name) if value is None else value
+            field.setPlaceholderText(_(_PLACEHOLDERS.get(name, "")) if value is None else localize_number(f"{value:g}"))
         clear(self._template_grid)
         self._template = {}
         for row, option in enumerate(options):
@@ -87,7 +87,7 @@ class OptionsForm(QWidget):
             self._template_grid.addWidget(box, row, 1)
         self._template_holder.setVisible(bool(options))
         self._fixed_label.setVisible(has_begun and bool(options))
-        self._choose(chosen)
+        self._select_template_options(chosen)
 
     def fill(self, preset: Preset) -> None:
         sampling = preset.options.sampling
@@ -99,7 +99,7 @@ class OptionsForm(QWidget):
         kind = _SCHEMA if sampling.json_schema else _GRAMMAR if sampling.grammar else _FREE
         self.format.setCurrentIndex(_FORMATS.index(kind))
         self.format_text.setPlainText(sampling.json_schema or sampling.grammar or "")
-        self._choose(preset.options.template)
+        self._select_template_options(preset.options.template)
         self.refuse("")
 
     def read(self) -> Preset:
@@ -121,7 +121,7 @@ class OptionsForm(QWidget):
             json_schema=text or None if kind == _SCHEMA else None,
             grammar=text or None if kind == _GRAMMAR else None,
         )
-        options = ChatOptions(sampling, self._chosen())
+        options = ChatOptions(sampling, self._chosen_template_options())
         validate_options(options)
         return Preset("", self.system.toPlainText().strip(), options=options)
 
@@ -130,14 +130,14 @@ class OptionsForm(QWidget):
         self.refusal.setVisible(bool(reason))
 
     def _reset(self) -> None:
-        self.fill(Preset("", self.system.toPlainText(), options=ChatOptions(template=self._chosen())))
+        self.fill(Preset("", self.system.toPlainText(), options=ChatOptions(template=self._chosen_template_options())))
 
-    def _chosen(self) -> TemplateOptions:
-        """Return the template's options, including those only another model's template has."""
+    def _chosen_template_options(self) -> TemplateOptions:
+        """Return the chosen template options, including those that only another model's template has."""
         chosen = [(name, box.currentData()) for name, box in self._template.items() if box.currentData() is not None]
         return tuple(sorted([*chosen, *self._unknown]))
 
-    def _choose(self, template: TemplateOptions) -> None:
+    def _select_template_options(self, template: TemplateOptions) -> None:
         self._unknown = tuple(pair for pair in template if pair[0] not in self._template)
         for name, box in self._template.items():
             box.setCurrentIndex(max(0, box.findData(dict(template).get(name))))

@@ -22,14 +22,14 @@ E = TypeVar("E", bound=Entry)
 
 
 class SettingsPage(ScrollPage):
-    """Page of entries. Subclasses set its name and add entries. Changes are applied and stored at once."""
+    """Page of settings. Subclasses set `name` and `key` and add entries. Changes are applied and stored at once."""
 
-    name = ""  # on screen
-    key = ""  # in the settings table
-    leads_to = Signal(str)  # window to open: "models", "storage" or "programs"
+    name = ""  # title on screen
+    key = ""  # of the page in SETTING_PAGES
+    window_requested = Signal(str)  # window to open: "models", "storage" or "programs"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
-        """panel: the page's window, which starts tasks and shows errors"""
+        """panel: the settings window, which runs tasks and shows their errors"""
         super().__init__("settingsPage")
         self.runtime, self.look, self.panel = runtime, look, panel
         self.entries: list[Entry] = []
@@ -51,13 +51,13 @@ class SettingsPage(ScrollPage):
         return entry
 
     def add_wide(self, title: str, help: str, *parts: Part) -> Entry:
-        """Add an entry with these parts below each other, below its help."""
+        """Add an entry with its parts in a column below its help."""
         control = QWidget()
         column(*parts, on=control, spacing=8, margins=0)
         return self.add(Entry(title, help, control, is_wide=True))
 
     def add_settings(self, through: str = "") -> None:
-        """Add the page's next settings: all, or up to the one named `through`."""
+        """Add the page's next settings up to the one named `through`, or all of them."""
         while self._missing_settings:
             name = self._missing_settings.pop(0)
             self.settings[name] = self.add(self._entry(name, SETTING_INFO[name]))
@@ -85,8 +85,8 @@ class SettingsPage(ScrollPage):
         notation = NOTATIONS[about.unit]
         return NumberEntry(name, title, help, notation, change, default=_(about.empty_text), reset=reset)
 
-    def run(self, run: Coroutine[Any, Any, Any]) -> None:
-        self.panel.run(run)
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self.panel.run(coroutine)
 
     def change(self, name: str, value: Any) -> None:
         self.apply(replace(self.runtime.settings, **{name: value}))
@@ -99,18 +99,18 @@ class SettingsPage(ScrollPage):
         for entry in self.entries:
             entry.refresh(self.runtime.settings)
 
-    def forget(self) -> None:
+    def discard_edits(self) -> None:
         for entry in self.entries:
             entry.restore(self.runtime.settings)
 
 
 class TextEntry(FieldEntry):
-    """Text setting: a wide field and a Clear button. The runtime validates the text."""
+    """Setting with a wide text field and a Clear button. The runtime validates the text."""
 
     def __init__(
         self, page: SettingsPage, name: str, title: str, help: str, *, example: str, empty: str | None
     ) -> None:
-        """example: placeholder; empty: the setting's value for an empty field"""
+        """example: placeholder; empty: value of the setting while the field is empty"""
         field, control = line_edit(title, example), QWidget()
         self.clear_button = button(_("Clear"), lambda: self._clear(), "link", name=_("Clear {title}", title=title))
         row((field, 1), self.clear_button, on=control, spacing=10, margins=0)

@@ -29,7 +29,7 @@ _PRESETS_HELP = N_(
 
 
 class OptionsPanel(Panel):
-    """Window with an options form. Subclasses call `_build`, and implement `_save`."""
+    """Window with an options form. Subclasses call `_build` and implement `_save`."""
 
     def __init__(
         self, runtime: Runtime, look: Look, runner: TaskRunner, title: str, parent: QWidget | None, **sizes: Any
@@ -53,7 +53,7 @@ class OptionsPanel(Panel):
     async def _load_options(
         self, model: str | None, is_current: Callable[[], bool], *, has_begun: bool = False
     ) -> bool:
-        """Load a model's options; show them and return True if `is_current()` still holds."""
+        """Load and show a model's options. If `is_current()` no longer holds by then, return False instead."""
         options = await self._runtime.model.template_options(model)
         defaults = await self._runtime.model.default_sampling(model)
         if is_current():
@@ -125,8 +125,8 @@ class PresetsPage(SettingsPage):
         self.list.setMinimumHeight(220)
         self.empty_label = label(_("No presets yet. Choose “New…” to create one."), "muted")
         options = runtime.chat.options
-        self.new_button = button(_("New…"), lambda: self.open(Preset(_("New preset"))))
-        self.edit_button = button(_("Edit…"), lambda: self.open(self._current))
+        self.new_button = button(_("New…"), lambda: self.open_dialog(Preset(_("New preset"))))
+        self.edit_button = button(_("Edit…"), lambda: self.open_dialog(self._current))
         self.duplicate_button = button(_("Duplicate"), lambda: self._change(options.duplicate_preset))
         self.default_button = button(
             _("Make default"),
@@ -140,14 +140,14 @@ class PresetsPage(SettingsPage):
         )
         self.add_wide(_("Available presets"), _(_PRESETS_HELP), self.list, self.empty_label, buttons)
         self.list.currentRowChanged.connect(self._show_buttons)
-        self.list.itemActivated.connect(lambda _: self.open(self._current))
+        self.list.itemActivated.connect(lambda _: self.open_dialog(self._current))
         self._show_buttons()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self.run(self._load())
 
-    def open(self, preset: Preset | None) -> PresetDialog | None:
+    def open_dialog(self, preset: Preset | None) -> PresetDialog | None:
         if preset is None:
             return None
         if self._dialog is None:
@@ -204,13 +204,13 @@ _EMPTY_FIELD = N_("Leave a field empty to use the model’s default (shown in gr
 
 @dataclass(frozen=True)
 class EditedChat:
-    id: str | None  # None if not yet begun
+    id: str | None  # None if the chat does not exist yet
     title: str
     model: str | None  # path
 
 
 class ChatSettingsWindow(OptionsPanel):
-    chat_started = Signal(str)  # conversation created here
+    chat_started = Signal(str)  # id of the created chat
     presets_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
@@ -250,7 +250,7 @@ class ChatSettingsWindow(OptionsPanel):
             return  # another conversation was opened meanwhile
         self._has_messages, self._saved_model = has_messages, model or ""
         self._saved = preset
-        self.model.begin(model)
+        self.model.show_model(model)
         self.form.fill(self._saved)
         self.save_button.setEnabled(True)
         self.save_as_preset_button.setEnabled(True)
@@ -281,7 +281,7 @@ class ChatSettingsWindow(OptionsPanel):
 
     @property
     def _own_model(self) -> str | None:
-        """Path of the chosen model, or None if it is the default one."""
+        """Path of the chosen model, or None if it is the default model."""
         return self.model.path if self.model.path != self._runtime.settings.model_path else None
 
     def _save_as_preset(self) -> None:

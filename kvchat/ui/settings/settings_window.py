@@ -1,4 +1,4 @@
-"""The settings window: list of pages, the general page, changes pending until the engine's next start."""
+"""The settings window: its list of pages, the general page, and the button that restarts the engine."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from kvchat.ui.widgets.entries import SwitchEntry
 P = TypeVar("P", bound=SettingsPage)
 
 _PAGE_PADDING = 16  # pixels above plus below a page name
-_LIST_PADDING = 66  # pixels beside a page name, incl. the list's
+_LIST_PADDING = 66  # pixels beside a page name, including the list's
 
 
 class GeneralPage(SettingsPage):
@@ -54,7 +54,7 @@ class GeneralPage(SettingsPage):
 
 
 class DesktopSwitch(SwitchEntry):
-    """Switch for a file of the desktop, which is the only place where the choice is stored."""
+    """Switch for a desktop integration. The choice is stored only in the desktop's own file."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class DesktopSwitch(SwitchEntry):
 
 class SettingsWindow(Panel):
     pages: ClassVar = (GeneralPage, ModelPage, PresetsPage, EnginePage, StoragePage, ApiServerPage)
-    leads_to = Signal(str)  # see `SettingsPage`
+    window_requested = Signal(str)  # see `SettingsPage`
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Settings"), parent, size=(780, 620), min_size=(560, 400))
@@ -115,7 +115,7 @@ class SettingsWindow(Panel):
         page = self.findChild(page_type)
         if page is None:
             page = page_type(self._runtime, self._look, self)
-            page.leads_to.connect(self.leads_to)
+            page.window_requested.connect(self.window_requested)
             self._stack.addWidget(page)
             page.refresh()
         return page
@@ -146,7 +146,7 @@ class SettingsWindow(Panel):
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
         for page in self.findChildren(SettingsPage):
-            page.forget()
+            page.discard_edits()
 
     def _handle_event(self, event: Event) -> None:
         if isinstance(event, SettingsChanged | EngineChanged):

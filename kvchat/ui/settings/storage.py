@@ -1,4 +1,4 @@
-"""Settings, Storage: limits and retention of the save points, and where the data is."""
+"""The storage page of the settings: limits and retention of save points, and the data folders."""
 
 import asyncio
 import shutil
@@ -26,13 +26,13 @@ from kvchat.ui.widgets.layouts import allow_line_breaks
 
 
 class StoragePage(SettingsPage):
-    """Storage limits and folders. Shows what would be deleted before deleting it."""
+    """Storage limits and folders. The page asks before a lower limit deletes save points."""
 
     name, key = STORAGE, "storage"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
-        show = button(_("Show…"), lambda: self.leads_to.emit("storage"), name=_("Show chat memory"))
+        show = button(_("Show…"), lambda: self.window_requested.emit("storage"), name=_("Show chat memory"))
         text = _("Disk space used by each chat, with options to keep or delete its memory.")
         self.add(Entry(_("Chat memory by chat"), text, show))
         self.add_settings()
@@ -78,7 +78,7 @@ class StoragePage(SettingsPage):
         )
 
     def _quota(self, chosen: int | None) -> int:
-        """Blocking call."""
+        """Return the quota in bytes that results from the setting `chosen`. Blocks, so call it in a thread."""
         return store_bounds(self.runtime.paths, replace(self.runtime.settings, quota_bytes=chosen)).quota
 
     def change(self, name: str, value: Any) -> None:
@@ -90,7 +90,7 @@ class StoragePage(SettingsPage):
             super().change(name, value)
 
     async def _change_quota(self, chosen: int | None) -> None:
-        """Set the quota, first showing save points it would delete."""
+        """Set the quota, but ask first if this would delete save points."""
         quota = await asyncio.to_thread(self._quota, chosen)
         if quota < await asyncio.to_thread(self._quota, self.runtime.settings.quota_bytes):
             plan = await self.runtime.save_points.plan_prune(quota)

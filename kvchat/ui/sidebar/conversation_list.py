@@ -1,4 +1,4 @@
-"""The sidebar's chats: order and headings, the list and its model, and how a row is drawn and renamed."""
+"""The sidebar's chat list: order, headings, model, and drawing and renaming of rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SortOrder(Enum):
-    """Sort order; chats kept on top come first."""
+    """Order of the chats. Pinned chats always come first."""
 
     USED = N_("Last used first")
     CREATED = N_("Newest first")
@@ -38,7 +38,7 @@ class SortOrder(Enum):
 
 @dataclass(frozen=True)
 class Arrangement:
-    """View of the chats: all unarchived ones, one folder's, or the archive."""
+    """Selection and order of the listed chats: all unarchived ones, those of a folder, or the archive."""
 
     order: SortOrder = SortOrder.USED
     folder: str | None = None
@@ -63,8 +63,8 @@ class Arrangement:
             return Arrangement()
 
 
-def arranged(chats: Sequence[Conversation], arrangement: Arrangement) -> list[Conversation]:
-    """Return the visible chats in order. chats: last used first"""
+def arrange_chats(chats: Sequence[Conversation], arrangement: Arrangement) -> list[Conversation]:
+    """Return the chats to list, in their order. chats: all chats, last used first"""
     folder = arrangement.folder
     visible = [chat for chat in chats if chat.archived == arrangement.archive and folder in (None, chat.folder)]
     if arrangement.order is SortOrder.CREATED:
@@ -76,7 +76,7 @@ def arranged(chats: Sequence[Conversation], arrangement: Arrangement) -> list[Co
 
 @dataclass(frozen=True)
 class Heading:
-    id: str  # not a chat's
+    id: str  # differs from all chat ids
     title: str
 
 
@@ -87,13 +87,13 @@ _AGES = N_("Today"), N_("Yesterday"), N_("Last 7 days"), N_("Last 30 days"), N_(
 def with_headings(
     chats: Sequence[Conversation], order: SortOrder, now: datetime | None = None
 ) -> Sequence[Conversation | Heading]:
-    """Return the chats in order under date headings; without headings if ordered by name."""
+    """Insert date headings between the chats, unless they are ordered by name."""
     if order is SortOrder.NAME:
         return chats
     now = now or datetime.now().astimezone()
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     top = bisect(chats, False, key=lambda chat: not chat.on_top)
-    ages = [-at for at in _times(chats[top:], order, now.timestamp())]
+    ages = [-at for at in _plausible_times(chats[top:], order, now.timestamp())]
     limits = [-(midnight - timedelta(days=days)).timestamp() for days in _DAYS]
     ends = [top, *(top + bisect(ages, limit) for limit in limits), len(chats)]
     rows: list[Conversation | Heading] = []
@@ -103,10 +103,10 @@ def with_headings(
     return rows
 
 
-def _times(chats: Sequence[Conversation], order: SortOrder, now: float) -> list[float]:
-    """Return when each chat was used, or made, in seconds since 1970, never increasing and at most `now`.
+def _plausible_times(chats: Sequence[Conversation], order: SortOrder, now: float) -> list[float]:
+    """Return each chat's time of last use or creation in seconds since 1970, never increasing and at most `now`.
 
-    Clocks may have been wrong: a time before that of a later chat, or in the future, is replaced by its neighbor's.
+    If a clock was wrong, a time in the future or before that of a later row is replaced by a neighbor's.
     """
     times = [(chat.updated_at if order is SortOrder.USED else chat.created_at).timestamp() for chat in chats]
     latest = 0.0
@@ -146,12 +146,9 @@ class Row:
 
 
 class ConversationModel(ItemModel["Conversation | Heading"]):
-    """Conversations and headings; rows are made as they come into view: there may be thousands.
+    """Conversations and headings. Rows are created only when they become visible, because there may be thousands."""
 
-    Editing a row only emits a signal.
-    """
-
-    renamed = Signal(str, str)  # conversation id, title
+    renamed = Signal(str, str)  # conversation id, title; the row itself stays unchanged
 
     def __init__(self) -> None:
         super().__init__(key=lambda chat: chat.id)
@@ -162,7 +159,7 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
     def chats(self) -> list[Conversation]:
         return [row for row in self.rows if not isinstance(row, Heading)]
 
-    def show(self, chats: Sequence[Conversation | Heading], row_of: Callable[[Conversation], Row]) -> None:
+    def show_chats(self, chats: Sequence[Conversation | Heading], row_of: Callable[[Conversation], Row]) -> None:
         self._row_of, self._row_numbers = row_of, {chat.id: place for place, chat in enumerate(chats)}
         self.set_rows(chats)
 
@@ -219,7 +216,7 @@ class ConversationDelegate(ItemDelegate):
         else:
             side, rect = self.look.px(_BADGE), option.rect
             names = [name for name, _text in row.badges]
-            # A clock for a slow reply; the time is only in the tooltip: beside a chat it reads as the chat's age.
+            # A clock icon marks a slow reply. Beside a chat, the time itself would look like the chat's age.
             names += ["clock"] if row.forecast and row.forecast.is_noticeable else []
             for number, name in enumerate(names, 1):
                 box = QRect(rect.right() - 8 - number * side, rect.center().y() - side // 2 + 1, side, side)
@@ -238,7 +235,7 @@ class ConversationDelegate(ItemDelegate):
         return editor
 
     def setEditorData(self, editor: QWidget, index: ModelIndex) -> None:
-        """Set the title unless the user has typed: the list may be refreshed at any time."""
+        """Set the title unless the user has typed: a refresh of the list must not replace the input."""
         if isinstance(editor, QLineEdit) and not editor.isModified():
             super().setEditorData(editor, index)
 
@@ -246,7 +243,7 @@ class ConversationDelegate(ItemDelegate):
         editor.setGeometry(mirrored_box(option, option.rect.adjusted(self.look.px(26), 2, -2, -2)))
 
     def _paint_dot(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> None:
-        """Draw the chat's state: full if in a slot, with a core if in memory, half if on disk, else empty."""
+        """Draw a dot for the chat's memory: full if in a slot, with a core if in RAM, half if on disk, else empty."""
         theme, source = self.look.theme, row.forecast.source if row.forecast else Source.COLD
         colour = QColor(theme.accent if source is not Source.COLD else theme.muted)
         side, rect = self.look.px(9), option.rect
@@ -272,7 +269,7 @@ def menu_box(look: Look, option: QStyleOptionViewItem) -> QRect:
 
 
 class ChatList(ItemList):
-    """Chat list: Delete asks to delete, F2 renames in place, typed text goes to the conversation."""
+    """List of chats. Delete asks to delete, F2 renames in place, and typed text goes to the composer."""
 
     delete_pressed = Signal()
     typed = Signal(str)

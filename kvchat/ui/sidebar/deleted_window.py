@@ -19,7 +19,7 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.layouts import flow
 from kvchat.ui.widgets.lists import Row, RowList
 
-_FOR_GOOD = N_("from the chat list, search, chat memory and automatic backups")
+_DELETED_FROM = N_("from the chat list, search, chat memory and automatic backups")
 
 
 class DeletedWindow(Panel):
@@ -56,8 +56,8 @@ class DeletedWindow(Panel):
         days = self._runtime.settings.keep_deleted_days
         retention = _("for {days}", days=plural(days, "{count} day", "{count} days")) if days else _("for 30 seconds")
         about = _("Deleted items stay here {kept}. Then kvchat permanently deletes them {for_good}.")
-        self.retention_label.setText(about.format(kept=retention, for_good=_(_FOR_GOOD)))
-        self.list.show_rows(list(map(row_of, entries)))
+        self.retention_label.setText(about.format(kept=retention, for_good=_(_DELETED_FROM)))
+        self.list.show_rows(list(map(deleted_row, entries)))
         self.list.setVisible(bool(entries))
         self.empty_label.setVisible(not entries)
         if entries and self.list.current is None:
@@ -86,12 +86,12 @@ class DeletedWindow(Panel):
         text = _(
             "You cannot undo this. kvchat deletes everything {for_good}. Files you exported or "
             "backed up yourself are not affected.",
-            for_good=_(_FOR_GOOD),
+            for_good=_(_DELETED_FROM),
         )
         confirm(self, title, text, _("Delete permanently"), lambda: self.run(delete(entries)))
 
 
-def row_of(entry: DeletedEntry) -> Row:
+def deleted_row(entry: DeletedEntry) -> Row:
     count = plural(entry.messages, "{count} message", "{count} messages")
     what = _("Chat with {count}", count=count)
     if not entry.is_chat:

@@ -1,4 +1,4 @@
-"""The library window: prepared documents, processed once, from which chats can start."""
+"""The library window: documents that are processed once, so that chats can start with them."""
 
 import asyncio
 import itertools
@@ -39,24 +39,24 @@ class LibraryWindow(Panel):
         super().__init__(runtime, look, runner, _("Library"), parent, size=(680, 520), min_size=(440, 360))
         self._library = runtime.chat.library
         self._statuses: list[PreparedStatus] = []
-        self._load_timer = QTimer(self, singleShot=True, interval=0)  # one load for several events
+        self._load_timer = QTimer(self, singleShot=True, interval=0)  # combines several events into one load
         self._load_timer.timeout.connect(lambda: self.run(self._load()))
-        self._errors: dict[str, KvchatError] = {}  # read errors by id
-        self._added = ""  # id to select once it is listed
+        self._errors: dict[str, KvchatError] = {}  # processing errors by id
+        self._id_to_select = ""  # selected once it is listed
         self.details = label(kind="small", wraps=True, selectable=True)
         self.details.hide()
         self.empty_label = label(_(_EMPTY), "muted", wraps=True)
         self.empty_label.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.list = RowList(look, _("Library"))
-        self.list.row_activated.connect(lambda _: self._with_current(self._begin))
+        self.list.row_activated.connect(lambda _: self._run_for_current(self._start_chat))
         self.list.current_changed.connect(self._show_current)
         self.bar = progress_bar(_("Processing progress"))
         self.add_files_button = button(_("Add files…"), lambda: self._choose(QFileDialog.FileMode.ExistingFiles))
         self.add_folder_button = button(_("Add a folder…"), lambda: self._choose(QFileDialog.FileMode.Directory))
         self.remove_button = button(_("Remove…"), self._ask_to_remove, "danger")
-        self.stop_button = button(_("Stop processing"), lambda: self._with_current(self._library.cancel))
-        self.reprocess_button = button(_("Reprocess"), lambda: self._with_current(self._read))
-        self.start_chat_button = button(_("Start a chat"), lambda: self._with_current(self._begin), "primary")
+        self.stop_button = button(_("Stop processing"), lambda: self._run_for_current(self._library.cancel))
+        self.reprocess_button = button(_("Reprocess"), lambda: self._run_for_current(self._process))
+        self.start_chat_button = button(_("Start a chat"), lambda: self._run_for_current(self._start_chat), "primary")
         purpose = label(_(_PURPOSE), "muted", wraps=True)
         above = row(self.add_files_button, self.add_folder_button, STRETCH, spacing=8)
         actions = self.remove_button, self.stop_button, self.reprocess_button, self.start_chat_button
@@ -70,7 +70,7 @@ class LibraryWindow(Panel):
         self._load_timer.start()
 
     def choose(self, prepared_id: str) -> None:
-        self._added = prepared_id
+        self._id_to_select = prepared_id
         if self._statuses:
             self._show()
 
@@ -87,14 +87,14 @@ class LibraryWindow(Panel):
 
         async def add(name: str) -> None:
             prepared = await self._library.add(paths, name)
-            self._added = prepared.id
-            await self._read(prepared)
+            self._id_to_select = prepared.id
+            await self._process(prepared)
 
         dialog = AddDialog(self, await asyncio.to_thread(name_for, paths, taken), estimate)
         dialog.accepted.connect(lambda: self.run(add(dialog.name)))
         dialog.open()
 
-    async def _read(self, prepared: PreparedSet) -> None:
+    async def _process(self, prepared: PreparedSet) -> None:
         try:
             await self._library.process(prepared)
         except KvchatError as error:
@@ -116,11 +116,11 @@ class LibraryWindow(Panel):
 
     def _show(self) -> None:
         before, reading = self.list.current, self._library.reading
-        self.list.show_rows([row_of(status, reading.get(status.prepared.id)) for status in self._statuses])
+        self.list.show_rows([prepared_row(status, reading.get(status.prepared.id)) for status in self._statuses])
         ids = [status.prepared.id for status in self._statuses]
-        if self._added in ids:
-            self.list.select(self._added)
-            self._added = ""
+        if self._id_to_select in ids:
+            self.list.select(self._id_to_select)
+            self._id_to_select = ""
         elif before is None and ids:
             self.list.select(ids[0])
         self.list.setVisible(bool(ids))
@@ -132,7 +132,7 @@ class LibraryWindow(Panel):
         reading = self._library.reading.get(current.prepared.id) if current else None
         if current is not None:
             left, folder = self._library.time_left(current.prepared), self._runtime.paths.save_points
-            self.details.setText(describe(current, reading, left, folder))
+            self.details.setText(describe_status(current, reading, left, folder))
         if reading is not None:
             self.bar.setValue(1000 * reading.done_tokens // max(reading.total, 1))
         self.bar.setVisible(reading is not None)
@@ -148,11 +148,11 @@ class LibraryWindow(Panel):
         id = self.list.current.value if self.list.current else None
         return next((status for status in self._statuses if status.prepared.id == id), None)
 
-    def _with_current(self, action: Callable[[PreparedSet], Coroutine[Any, Any, object]]) -> None:
+    def _run_for_current(self, action: Callable[[PreparedSet], Coroutine[Any, Any, object]]) -> None:
         if current := self._current:
             self.run(action(current.prepared))
 
-    async def _begin(self, prepared: PreparedSet) -> None:
+    async def _start_chat(self, prepared: PreparedSet) -> None:
         if prepared.is_read:
             chat = await self._runtime.chat.create(await self._library.new_chat(prepared))
             self.close()
@@ -199,7 +199,7 @@ class AddDialog(Question):
 
 
 def name_for(paths: Sequence[Path], used_names: Collection[str]) -> str:
-    """Return a free name for these files, based on the first."""
+    """Return an unused name for these files, based on the first file's name."""
     name = paths[0].name if paths[0].is_dir() else paths[0].stem
     if len(paths) > 1:
         name = _("{name} and {count}", name=name, count=plural(len(paths) - 1, "{count} more", "{count} more"))
@@ -220,7 +220,7 @@ def describe_estimate(estimate: Estimate) -> str:
     return join_sentences(text, _("You can keep chatting: your messages take priority."))
 
 
-def row_of(status: PreparedStatus, reading: ReadingTask | None) -> Row:
+def prepared_row(status: PreparedStatus, reading: ReadingTask | None) -> Row:
     prepared = status.prepared
     parts = [plural(len(prepared.sources), "{count} file", "{count} files")]
     if prepared.is_read:
@@ -239,8 +239,8 @@ def row_of(status: PreparedStatus, reading: ReadingTask | None) -> Row:
     return Row(prepared.id, prepared.name, join_parts(parts), chip, tone)
 
 
-def describe(status: PreparedStatus, reading: ReadingTask | None, left: TimeRange | None, folder: Path) -> str:
-    """Describe prepared documents in lines. left: processing time; folder: where their memory is"""
+def describe_status(status: PreparedStatus, reading: ReadingTask | None, left: TimeRange | None, folder: Path) -> str:
+    """Describe prepared documents in several lines. left: remaining time; folder: where their memory is saved"""
     prepared, reason = status.prepared, status.reprocess_reason
     lines = [left_to_right(join_list(prepared.paths))]
     if reading is not None:

@@ -1,4 +1,4 @@
-"""The sidebar: New, search and its results, the chats with cache status and menu, and the disk use of chat memory."""
+"""The sidebar: search and its results, the chats with cache status and menu, and the disk use of chat memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from kvchat.ui.sidebar.conversation_list import (
     ConversationModel,
     Row,
     SortOrder,
-    arranged,
+    arrange_chats,
     folders_of,
     with_headings,
 )
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from kvchat.kvstore.savepoint import StoreUsage
 
 _SIDE, _ABOVE = 10, 7  # pixels around a result's text
-_LINES = 2
+_LINES = 2  # maximum lines of an excerpt
 
 
 class _ResultModel(ItemModel["ChatHit"]):
@@ -135,15 +135,15 @@ class SearchResults(ItemList):
             self.setCurrentIndex(self._model.index(0))
 
 
-class _Field(QLineEdit):
-    """Field: Esc clears, Down enters the results, Enter opens the first."""
+class _SearchField(QLineEdit):
+    """Search field. Esc clears it, Down goes to the results, Enter opens the first result."""
 
     def __init__(self, results: SearchResults, look: Look) -> None:
         super().__init__()
         self._results, self._look = results, look
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Draw a magnifier that scales with the text: an action's icon is always 16 pixels."""
+        """Draw a magnifier that scales with the text; an action's icon would always be 16 pixels wide."""
         super().paintEvent(event)
         side = self._look.px(16)
         place = QRect(self._look.px(8), (self.height() - side) // 2, side, side)
@@ -152,7 +152,7 @@ class _Field(QLineEdit):
             icon("search", self._look.theme.muted).paint(painter, place)
 
     def event(self, event: QEvent) -> bool:
-        """Handle Esc, which would otherwise trigger the window's shortcut."""
+        """Keep Esc from triggering the window's shortcut while there is text to clear."""
         is_override = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
         if is_override and self.text() and event.key() == Qt.Key.Key_Escape:  # type: ignore[attr-defined]
             event.accept()
@@ -174,7 +174,7 @@ class SearchPanel(QWidget):
     def __init__(self, look: Look, below: QWidget) -> None:
         super().__init__()
         self._look, self.results = look, SearchResults(look)
-        self.field = _Field(self.results, look)
+        self.field = _SearchField(self.results, look)
         self.field.setPlaceholderText(_("Search all chats"))
         self.field.setAccessibleName(_("Search all chats"))
         self.field.setToolTip(f"{self.field.placeholderText()} (Ctrl+Shift+F)")
@@ -212,15 +212,15 @@ class SearchPanel(QWidget):
         self.field.update()
 
 
-_ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # ignores held keys
-_BESIDE_USAGE = 56  # pixels: usage icon at 200 % text, style's padding
+_SELECT_ONLY = QItemSelectionModel.SelectionFlag.ClearAndSelect  # ignores held keys
+_BESIDE_USAGE = 56  # pixels that the usage button's icon and padding take at 200 % text
 
 
 class Sidebar(QFrame):
     selected = Signal(str)  # conversation id
     delete_requested = Signal(list)  # conversation ids
     menu_requested = Signal(QMenu, str, list, object)  # menu to fill, conversation id, chosen ones, rename callback
-    arranged = Signal()  # arrangement changed
+    arrangement_changed = Signal()
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -242,7 +242,7 @@ class Sidebar(QFrame):
         view.setEditTriggers(QAbstractItemView.EditTrigger.EditKeyPressed | QAbstractItemView.EditTrigger.DoubleClicked)
         view.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         view.customContextMenuRequested.connect(self._show_menu)
-        view.setUniformItemSizes(True)  # else Qt measures thousands
+        view.setUniformItemSizes(True)  # otherwise Qt measures thousands of rows
         view.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         view.delete_pressed.connect(self._ask_delete)
         view.selectionModel().selectionChanged.connect(self._select)
@@ -271,13 +271,13 @@ class Sidebar(QFrame):
     def show_chats(
         self, chats: Sequence[Conversation], row_of: Callable[[Conversation], Row], current: str | None
     ) -> None:
-        """chats: all, last used first"""
+        """Show the chats that the arrangement selects. chats: all, last used first; current: id of the open chat"""
         chosen, self.folders = self.chosen, folders_of(chats)
-        chats = arranged(chats, self.arrangement)
+        chats = arrange_chats(chats, self.arrangement)
         with QSignalBlocker(self.list.selectionModel()):  # removing a row must not open another chat
-            self.model.show(with_headings(chats, self.arrangement.order), row_of)
+            self.model.show_chats(with_headings(chats, self.arrangement.order), row_of)
         self.empty_label.setVisible(not chats and self.arrangement == Arrangement())
-        self._name_view()
+        self._show_view_name()
         if len(chosen) < 2:
             self.show_selected(current)
         elif len(self.chosen) != len(chosen):
@@ -290,19 +290,19 @@ class Sidebar(QFrame):
                 self.list.clearSelection()
                 self.list.setCurrentIndex(QModelIndex())
             elif self.list.selectedIndexes() != [index] or selection.currentIndex() != index:
-                selection.setCurrentIndex(index, _ALONE)
+                selection.setCurrentIndex(index, _SELECT_ONLY)
                 self.list.scrollTo(index)
         self.list.viewport().update()
 
-    def step(self, offset: int) -> None:
+    def select_neighbor(self, offset: int) -> None:
         chats, current = [chat.id for chat in self.model.chats], self.list.currentIndex()
         position = chats.index(self.model.rows[current.row()].id) if current.isValid() else -1
         target = 0 if position < 0 else min(max(position + offset, 0), len(chats) - 1)
         if target != position and chats:
-            self.list.selectionModel().setCurrentIndex(self.model.index_of(chats[target]), _ALONE)
+            self.list.selectionModel().setCurrentIndex(self.model.index_of(chats[target]), _SELECT_ONLY)
 
     def begin_rename(self, index: QModelIndex | None = None) -> bool:
-        """Edit a title in place, by default the selected one. Return False if it is not listed."""
+        """Edit a chat's title in place, by default the selected one's. Return False if the list does not show it."""
         index = index or self.list.currentIndex()
         if not self.list.isVisible() or not index.isValid():
             return False
@@ -320,8 +320,8 @@ class Sidebar(QFrame):
 
     def arrange(self, arrangement: Arrangement) -> None:
         self.arrangement = arrangement
-        self._name_view()
-        self.arranged.emit()
+        self._show_view_name()
+        self.arrangement_changed.emit()
 
     def show_usage(self, usage: StoreUsage) -> None:
         text, amount = _(STORAGE), format_size_of(usage.physical_bytes, usage.quota_bytes)
@@ -341,7 +341,7 @@ class Sidebar(QFrame):
         with QSignalBlocker(selection := self.list.selectionModel()):
             selection.select(chosen, QItemSelectionModel.SelectionFlag.Select)
 
-    def _name_view(self) -> None:
+    def _show_view_name(self) -> None:
         title = one_line(self.arrangement.title)
         elided = self.view_button.fontMetrics().elidedText(title, Qt.TextElideMode.ElideRight, 150)
         self.view_button.setText(elided.replace("&", "&&"))

@@ -36,11 +36,11 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.layouts import ScrollPage
 
 _HEIGHT, _MAX_BAR = 116, 26  # pixels at 100 % text: the plot's height, a bar's width
-_STEPS = (2, 4, 6, 8, 10)  # times a power of ten: scale maximums with a round midpoint
+_STEPS = (2, 4, 6, 8, 10)  # maximums of the scale, times a power of ten; their halves are round, too
 
 
 class DayBars(QWidget):
-    """Bar chart. `describe` it for screen readers."""
+    """Bar chart of one value per day. Its owner sets the accessible description."""
 
     accessible_role = QAccessible.Role.Chart
     pointed = Signal(int)  # day index; -1: none
@@ -167,7 +167,7 @@ class SavedPanel(Panel):
         column(
             self.notices, (self._page, 1), (self.empty_label, 1), buttons, on=self, spacing=12, margins=(0, 12, 0, 16)
         )
-        self.saved_bars.pointed.connect(self._point)
+        self.saved_bars.pointed.connect(self._show_day)
 
     def refresh(self) -> None:
         async def load() -> None:
@@ -191,7 +191,7 @@ class SavedPanel(Panel):
             replies=plural(statistics.count, "{count} reply", "{count} replies"),
         )
         self.estimate.setText(less_waiting)
-        self._point(-1)
+        self._show_day(-1)
         clear(self.kinds)
         self._add_row("", (_("replies"), _("time to first token"), _("saved")), "small")
         for kind in REPLY_KINDS:
@@ -210,7 +210,7 @@ class SavedPanel(Panel):
         if isinstance(event, ReplyFinished):
             self.refresh()
 
-    def _point(self, day: int) -> None:
+    def _show_day(self, day: int) -> None:
         text = _("Hover over a day or use the arrow keys.")
         if self.statistics is not None and 0 <= day < len(self.statistics.days):
             count, saved = self.statistics.day_totals(self.statistics.days[day])

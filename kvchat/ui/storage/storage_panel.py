@@ -19,7 +19,7 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.storage.usage_list import BUTTON, UsageList, UsageRow, shared_colour
+from kvchat.ui.storage.usage_list import MENU_BUTTON_SIZE, UsageList, UsageRow, shared_colour
 from kvchat.ui.storage.usage_summary import UsageSummary, describe_limits, describe_plan
 from kvchat.ui.widgets.layouts import ScrollPage
 
@@ -29,9 +29,9 @@ _INVITATION = N_("Move the slider to see which chat memory would be deleted and 
 
 
 class PruneCard(QFrame):
-    """Card that shows prune plans, but neither makes nor runs them."""
+    """Card with a slider for the target size. It shows prune plans, but neither makes nor executes them."""
 
-    plan_dropped = Signal()  # needs a plan for `target`
+    plan_dropped = Signal()  # the owner must make a plan for `target`
     prune_requested = Signal(object)  # the visible PrunePlan
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -70,7 +70,7 @@ class PruneCard(QFrame):
         return self.slider.value() < _STEPS
 
     def set_total(self, total: int) -> None:
-        """Set the slider's maximum in bytes and recompute a visible plan."""
+        """Set the size in bytes at the slider's right end, and drop the plan."""
         target, was_moved = self.target, self.is_moved
         self._total = total
         with QSignalBlocker(self.slider):
@@ -108,7 +108,7 @@ EMPTY = N_("No chat memory yet. kvchat saves it after each reply.")
 
 
 async def owner_names(chat: ChatService) -> dict[str, str]:
-    """Return the names of all memory owners, by id: chats, recently deleted ones and documents."""
+    """Return the display names of all owners of chat memory by id: chats, recently deleted chats and documents."""
     names = {conversation.id: conversation.title for conversation in await chat.conversations()}
     deleted = await chat.recently_deleted.entries()
     names |= {entry.id: _("{title} (recently deleted)", title=entry.title) for entry in deleted if entry.is_chat}
@@ -125,10 +125,10 @@ class StoragePanel(Panel):
         super().__init__(runtime, look, runner, _(STORAGE), parent, size=(620, 720), min_size=(460, 560))
         self._usage: StoreUsage | None = None
         self._titles: Mapping[str, str] = {}
-        self._seconds_saved: Mapping[str, float] = {}  # last result
+        self._seconds_saved: Mapping[str, float] = {}  # by chat id
         self._planning: asyncio.Task[None] | None = None
-        self._one_plan = asyncio.Lock()  # a plan may take a second
-        self._changes_in_progress = 0  # a new plan would miss them
+        self._one_plan = asyncio.Lock()  # allows one plan at a time, which may take a second
+        self._changes_in_progress = 0  # number of running changes, which a new plan would miss
         self.summary = UsageSummary(look)
         self.prune_card = PruneCard()
         self.list = UsageList(look)
@@ -217,7 +217,7 @@ class StoragePanel(Panel):
     def _restyle(self) -> None:
         layout = self._heading.layout()
         assert layout is not None
-        begin, end = 8, self._look.px(BUTTON) + 12
+        begin, end = 8, self._look.px(MENU_BUTTON_SIZE) + 12
         layout.setContentsMargins(*((end, 4, begin, 0) if self.isRightToLeft() else (begin, 4, end, 0)))
         self._heading.setFixedHeight(max(layout.sizeHint().height(), self.losses_filter_button.sizeHint().height() + 4))
         own, shared = self._look.theme.accent, shared_colour(self._look).name()
@@ -249,7 +249,7 @@ class StoragePanel(Panel):
         self.show_usage(usage, titles)
 
     def _plan(self) -> None:
-        """Replace the plan in view or in progress by one for the slider's value."""
+        """Make a plan for the slider's value, and cancel one in progress."""
 
         async def plan(target: int) -> None:
             await asyncio.sleep(_DEBOUNCE_S)

@@ -1,4 +1,4 @@
-"""The storage window's list of chats. Only visible rows are drawn and have widgets, so thousands open at once."""
+"""The storage window's list of chats. Only visible rows are drawn and have widgets: there may be thousands."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,20 +15,20 @@ from kvchat.ui.base.building import tool_button
 from kvchat.ui.base.theme import Look
 from kvchat.ui.commands import add_keep_actions
 from kvchat.ui.storage.usage_summary import describe_loss, describe_split, describe_use
-from kvchat.ui.widgets.controls import mix
+from kvchat.ui.widgets.controls import mix_colours
 from kvchat.ui.widgets.lists import ROW, ItemDelegate, ItemList, ItemModel, ModelIndex, draw_text, mirrored_box
 
 _MENU_KEYS = (Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_Space)
-BUTTON, _PAD, _GAP, _BAR = 28, 9, 6, 7  # pixels, the first at 100 % text
+MENU_BUTTON_SIZE, _PAD, _GAP, _BAR = 28, 9, 6, 7  # pixels, the first at 100 % text
 
 
 @dataclass(frozen=True)
 class UsageRow:
     title: str
     usage: ConversationUsage
-    loss: PrunedConversation | None  # what the previewed prune removes
-    largest: int  # bytes of the largest conversation: full bar
-    seconds_saved: float = 0.0  # from its replies
+    loss: PrunedConversation | None  # memory that the visible plan would delete
+    largest: int  # bytes of the largest conversation, whose bar is full
+    seconds_saved: float = 0.0  # by reusing its memory
 
     @property
     def details(self) -> str:
@@ -49,7 +49,7 @@ class UsageRow:
 
 
 def shared_colour(look: Look) -> QColor:
-    return mix(look.theme.accent, look.theme.page, 0.4)
+    return mix_colours(look.theme.accent, look.theme.page, 0.4)
 
 
 class UsageDelegate(ItemDelegate):
@@ -64,7 +64,7 @@ class UsageDelegate(ItemDelegate):
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.paint_background(painter, option)
-        box = option.rect.adjusted(8, _PAD, -self.look.px(BUTTON) - 12, -_PAD)
+        box = option.rect.adjusted(8, _PAD, -self.look.px(MENU_BUTTON_SIZE) - 12, -_PAD)
         height = option.fontMetrics.height()
         self._paint_title(painter, option, QRect(box.left(), box.top(), box.width(), height), row)
         self._paint_bar(painter, option, QRectF(box.left(), box.top() + height + _GAP, box.width(), _BAR), row)
@@ -99,7 +99,7 @@ class UsageDelegate(ItemDelegate):
         draw_text(painter, option, room, one_line(row.title))
 
     def _paint_bar(self, painter: QPainter, option: QStyleOptionViewItem, box: QRectF, row: UsageRow) -> None:
-        """Draw own bytes, then shared ones; at the end, cross out those that the visible plan removes."""
+        """Draw the unshared bytes, then the shared ones, and hatch those at the end that the plan would delete."""
         usage, theme = row.usage, self.look.theme
         if not usage.bytes:
             return
@@ -118,7 +118,7 @@ class UsageDelegate(ItemDelegate):
         if row.loss:
             lost = width * min(row.loss.bytes_freed / usage.bytes, 1.0) if row.loss.save_points_left else width
             deleted = QRectF(bar.right() - lost, bar.top(), lost, bar.height())
-            painter.fillRect(deleted, mix(theme.warn, theme.page, 0.3))
+            painter.fillRect(deleted, mix_colours(theme.warn, theme.page, 0.3))
             painter.setPen(QColor(theme.warn))
             painter.setClipRect(deleted, Qt.ClipOperation.IntersectClip)
             for x in range(int(deleted.left()) - _BAR, int(deleted.right()) + 1, 5):
@@ -144,14 +144,14 @@ class UsageList(ItemList):
 
     def __init__(self, look: Look) -> None:
         self.usage = UsageModel()
-        self.buttons: dict[int, QToolButton] = {}  # by row, visible only; set first: Qt lays out in __init__
+        self.buttons: dict[int, QToolButton] = {}  # of visible rows, by row; Qt lays out in __init__
         super().__init__(look, _("Chat memory by chat"))
         self.setItemDelegate(UsageDelegate(look, self))
         self.setModel(self.usage)
         self.setUniformItemSizes(True)
         self.verticalScrollBar().valueChanged.connect(self._place_buttons)
         for changed in (self.usage.dataChanged, look.changed):
-            changed.connect(self._renew_buttons)
+            changed.connect(self._recreate_buttons)
 
     def doItemsLayout(self) -> None:
         super().doItemsLayout()
@@ -190,7 +190,7 @@ class UsageList(ItemList):
         menu.popup(at)
         return menu
 
-    def _open_below(self, number: int) -> None:
+    def _open_menu_below(self, number: int) -> None:
         button = self.buttons[number]
         self.open_menu(number, button.mapToGlobal(button.rect().bottomLeft()))
 
@@ -207,9 +207,9 @@ class UsageList(ItemList):
                 button = tool_button(_("Actions for {title}", title=title), tip=tip, icon=self.look.icon("dots"))
                 button.setParent(self.viewport())
                 button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the list keeps focus: Space opens this menu
-                button.clicked.connect(partial(self._open_below, number))
+                button.clicked.connect(partial(self._open_menu_below, number))
                 self.buttons[number] = button
-            row, side = self.visualRect(self.usage.index(number)), self.look.px(BUTTON)
+            row, side = self.visualRect(self.usage.index(number)), self.look.px(MENU_BUTTON_SIZE)
             box = QRect(row.right() - side - 4, row.center().y() - side // 2, side, side)
             button.setGeometry(QStyle.visualRect(self.layoutDirection(), row, box))
             button.show()
@@ -219,6 +219,6 @@ class UsageList(ItemList):
             button.hide()
             button.deleteLater()
 
-    def _renew_buttons(self) -> None:
+    def _recreate_buttons(self) -> None:
         self._delete_buttons(list(self.buttons))
         self._place_buttons()

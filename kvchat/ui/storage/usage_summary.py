@@ -21,13 +21,13 @@ from kvchat.text.formatting import (
 from kvchat.text.language import _, format_number, join_parts, join_sentences, plural, punctuation
 from kvchat.ui.base.building import STRETCH, column, label, progress_bar, row
 from kvchat.ui.base.theme import Look
-from kvchat.ui.widgets.controls import RoundBar, mix
+from kvchat.ui.widgets.controls import RoundBar, mix_colours
 
-_NEAR = 0.9  # of the requested size; plans below this say so
+_MIN_SHARE_OF_TARGET = 0.9  # plans that leave less say why
 
 
 def bytes_saved(usage: StoreUsage) -> int:
-    """Return the bytes saved compared with whole slot files; never below 0."""
+    """Return the bytes that deduplication saves compared with whole slot files, at least 0."""
     return max(0, usage.logical_bytes - usage.physical_bytes)
 
 
@@ -76,7 +76,7 @@ def describe_limits(usage: StoreUsage, max_age_days: int | None) -> str:
 
 
 def describe_break_even(break_even: BreakEven | None) -> str:
-    """Return the length from which restoring is faster than processing, and why; "" if not measured yet."""
+    """Describe the chat length from which restoring is faster than processing, if it has been measured."""
     if break_even is None:
         return ""
     reading, loading = (
@@ -133,7 +133,7 @@ def describe_plan(plan: PrunePlan, target_bytes: int) -> str:
         )
     if not plan.save_point_ids:
         return join_sentences(_("Nothing would be deleted."), pinned)
-    if plan.bytes_left < _NEAR * target_bytes:
+    if plan.bytes_left < _MIN_SHARE_OF_TARGET * target_bytes:
         why = _(
             "This leaves {bytes_left}, because the memory of a reply can only be deleted as a whole.", bytes_left=left
         )
@@ -155,7 +155,7 @@ def describe_plan(plan: PrunePlan, target_bytes: int) -> str:
 
 
 def describe_expiry(usage: StoreUsage, days: int, now: datetime) -> str:
-    """Return what is lost if save points unused for `days` days are deleted, as far as known."""
+    """Describe what would be lost by deleting save points that were not used for `days` days."""
     limit = now - timedelta(days=days)
     chats = [entry for entry in usage.conversations if not program_of(entry.conversation_id)]
     cold = [entry for entry in chats if entry.save_points and not entry.pinned and entry.last_used_at < limit]
@@ -173,9 +173,9 @@ def _must_be_reprocessed(count: int) -> str:
 
 
 class SavingsBar(RoundBar):
-    """Bar for the size of whole slot files; its strong part is on disk."""
+    """Bar that compares the size on disk, drawn strongly, with the size of whole slot files."""
 
-    share = 1.0  # part of the bar on disk
+    share = 1.0  # size on disk divided by the size of whole slot files
 
     def show_usage(self, usage: StoreUsage) -> None:
         total = usage.physical_bytes + bytes_saved(usage)
@@ -186,7 +186,7 @@ class SavingsBar(RoundBar):
 
     def paint_inside(self, painter: QPainter, box: QRectF) -> None:
         theme = self._look.theme
-        painter.fillRect(box, mix(theme.accent, theme.page, 0.18) if self.share else QColor(theme.line))
+        painter.fillRect(box, mix_colours(theme.accent, theme.page, 0.18) if self.share else QColor(theme.line))
         if self.share:
             width = max(box.width() * self.share, 4.0)
             painter.fillRect(QRectF(0, 0, width, box.height()), QColor(theme.accent))
@@ -197,7 +197,7 @@ class UsageSummary(QWidget):
         super().__init__(parent)
         self.total_label = label(kind="title")
         self.quota_bar = progress_bar(_("Share of the storage limit in use"))
-        self.picture = SavingsBar(look)
+        self.savings_bar = SavingsBar(look)
         self.on_disk_label, self.savings_label = label(kind="strong"), label(kind="muted", wraps=True)
         self.free_floor_label, self.break_even_label = label(kind="small", wraps=True), label(kind="small", wraps=True)
         self.break_even_label.hide()
@@ -217,7 +217,7 @@ class UsageSummary(QWidget):
             cells.append((column(figure, caption, STRETCH, spacing=0), 1))
         row(*cells, on=self._figures, spacing=12, margins=0)
         legend = row(self.on_disk_label, (self.savings_label, 1), spacing=14)
-        above = self.total_label, self.quota_bar, 6, legend, self.picture, 4, self._figures
+        above = self.total_label, self.quota_bar, 6, legend, self.savings_bar, 4, self._figures
         column(*above, self.free_floor_label, self.break_even_label, on=self, spacing=8, margins=(8, 0, 8, 0))
 
     def show_usage(self, usage: StoreUsage, break_even: BreakEven | None) -> None:
@@ -229,10 +229,10 @@ class UsageSummary(QWidget):
             self.total_label.setText(_("Nothing is saved"))
         for widget in (self.quota_bar, self._figures):
             widget.setVisible(not usage.problem)
-        self.picture.show_usage(usage)
+        self.savings_bar.show_usage(usage)
         self.on_disk_label.setText(_("{physical_bytes} on disk", physical_bytes=format_size(usage.physical_bytes)))
         self.savings_label.setText(describe_sharing(usage))
-        for widget in (self.picture, self.on_disk_label, self.savings_label):
+        for widget in (self.savings_bar, self.on_disk_label, self.savings_label):
             widget.setVisible(usage.physical_bytes > 0)
         counts = usage.bytes_written_today, usage.bytes_written, usage.warm_bytes, usage.free_bytes
         for figure, count in zip(self.figure_labels, counts, strict=True):

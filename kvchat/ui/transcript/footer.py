@@ -21,7 +21,7 @@ from kvchat.text.language import N_, _, join_list
 from kvchat.ui.base.building import STRETCH, button, column, label, leading_alignment, row, styled, tool_button
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.text_page import PageStyle
-from kvchat.ui.widgets.controls import Card, RoundBar, mix
+from kvchat.ui.widgets.controls import Card, RoundBar, mix_colours
 from kvchat.ui.widgets.layouts import ElidedButton, ElidedLabel, FlowLayout, height_for_width
 
 _MIN_STEP, _GAP, _LEGEND_MARK = 3.0, 1.0, 8  # pixels: minimum width of a step, gap between steps, size of a legend mark
@@ -131,7 +131,7 @@ class TimelineBar(RoundBar):
         for step in self._steps:
             end = box.right() if step is self._steps[-1] else left + _MIN_STEP + room * step.ms / total
             is_paler = step.before_send or step.phase is Phase.SAVING
-            colour = mix(colours.get(step.phase, theme.muted), theme.code, 0.5 if is_paler else 1.0)
+            colour = mix_colours(colours.get(step.phase, theme.muted), theme.code, 0.5 if is_paler else 1.0)
             painter.fillRect(QRectF(left, box.top(), end - left, box.height()), colour)
             left = end + _GAP
 

@@ -13,14 +13,14 @@ from kvchat.ui.base.building import button, column, label, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.layouts import FlowLayout
 
-HEIGHT = 14  # pixels of a round bar unless a subclass overrides it
+BAR_HEIGHT = 14  # default height of a round bar in pixels
 _WIDTH, _HEIGHT, _GAP = 38, 22, 3  # pixels of a switch at 100 % text; gap between track and knob
 _COPIED_MS = 1500  # duration of "Copied"
-_SETTLE_MS = 300  # text shown only briefly is not announced
+_SETTLE_MS = 300  # delay of an announcement: text shown only briefly is skipped
 
 
 class Switch(QCheckBox):
-    """Toggle switch at the end of the line, in the accent colour while on. Accessible as a check box."""
+    """Toggle switch in the accent color while on. Screen readers see a check box."""
 
     def __init__(self, look: Look, name: str = "", description: str = "") -> None:
         super().__init__()
@@ -58,9 +58,9 @@ class Switch(QCheckBox):
 
 
 class RoundBar(QWidget):
-    """Bar with round ends. Subclasses paint its inside left to right; right-to-left languages mirror it."""
+    """Bar with round ends. Subclasses paint its inside from left to right; right-to-left languages mirror it."""
 
-    def __init__(self, look: Look, width: int = 200, height: int = HEIGHT) -> None:
+    def __init__(self, look: Look, width: int = 200, height: int = BAR_HEIGHT) -> None:
         super().__init__()
         self._look, self._size = look, QSize(width, height)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -84,11 +84,11 @@ class RoundBar(QWidget):
         raise NotImplementedError
 
 
-def mix(a: str, b: str, weight: float) -> QColor:
-    """Mix two colours, "#rrggbb": `weight` of the first."""
-    first, second = QColor(a), QColor(b)
+def mix_colours(first: str, second: str, weight: float) -> QColor:
+    """Mix two colors of the form "#rrggbb". weight: share of the first, from 0 to 1"""
+    mixed = QColor(first), QColor(second)
     channels = QColor.red, QColor.green, QColor.blue
-    return QColor(*(round(channel(first) * weight + channel(second) * (1 - weight)) for channel in channels))
+    return QColor(*(round(channel(mixed[0]) * weight + channel(mixed[1]) * (1 - weight)) for channel in channels))
 
 
 class CopyButton(QPushButton):

@@ -1,4 +1,4 @@
-"""Entries of a settings page: label, help, control, validation error; number fields."""
+"""Entries of a settings page, each with label, help, control and validation error; formats of numbers."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.controls import Switch
 
 ChangeSetting = Callable[[str, Any], object]  # called with the setting's name and new value
-_FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # widths that align fields of different units
+_FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # widths in average characters that align fields of different units
 _SEPARATORS = re.compile(r"[\s,_'’]")
 _SIZE = re.compile(r"(\d+|\d*\.\d+)([mgt]?)[bo]?", re.IGNORECASE)
 _DECIMAL_COMMA = re.compile(r"(\d),(\d{1,2})(?!\d)")
@@ -25,7 +25,7 @@ _SCALES = {"m": GB // 1000, "g": GB, "": GB, "t": 1000 * GB}
 
 @dataclass(frozen=True)
 class Notation:
-    """Format of one kind of number. `read` raises ValueError with the reason, a sentence."""
+    """Functions that show and parse one kind of number. `parse` raises ValueError with a sentence for the user."""
 
     unit: str  # shown after the field
     format: Callable[[int], str]
@@ -33,7 +33,7 @@ class Notation:
 
 
 def _whole_number(unit: str, pattern: str, description: str) -> Notation:
-    """Return the notation of a count, unit optional; `pattern` groups the number and any K (1,024)."""
+    """Return the notation of a whole number. pattern: its groups are the digits and an optional K (for 1,024)"""
 
     def read(text: str) -> int:
         digits = text.strip().removesuffix(_(unit)).replace(format_number(1000)[1:-3], "")
@@ -45,15 +45,15 @@ def _whole_number(unit: str, pattern: str, description: str) -> Notation:
     return Notation(unit, format_number, read)
 
 
-def _read_size(text: str) -> int:
-    """Parse bytes, by default in decimal gigabytes: "20", "7.5 GB", "500 MB", "1 TB", "20 Go"."""
+def _parse_size(text: str) -> int:
+    """Convert a size such as "7.5 GB", "500 MB" or "20 Go" to bytes. Without a unit, it is in decimal gigabytes."""
     match = _SIZE.fullmatch(_SEPARATORS.sub("", _DECIMAL_COMMA.sub(r"\1.\2", text)))
     if match is None:
         raise ValueError(_("Enter a size, such as 20 GB or 500 MB."))
     return round(float(match[1]) * _SCALES[match[2].lower()])
 
 
-def _read_port(text: str) -> int:
+def _parse_port(text: str) -> int:
     if not text.strip().isdecimal():
         raise ValueError(_("Enter a whole number, such as 8737."))
     return int(text)
@@ -62,13 +62,13 @@ def _read_port(text: str) -> int:
 TOKENS = _whole_number(N_("tokens"), r"(\d+)(k?)(?:tokens?)?", N_("a number of tokens, such as 8192 or 32K"))
 DAYS = _whole_number(N_("days"), r"(\d+)()(?:days?)?", N_("a whole number of days, such as 90"))
 MINUTES = _whole_number(N_("min"), r"(\d+)()(?:min|minutes?)?", N_("a whole number of minutes, such as 15"))
-GIGABYTES = Notation(N_("GB"), lambda count: localize_number(f"{count / GB:.10g}"), _read_size)
-PORT = Notation("", str, _read_port)
+GIGABYTES = Notation(N_("GB"), lambda count: localize_number(f"{count / GB:.10g}"), _parse_size)
+PORT = Notation("", str, _parse_port)
 NOTATIONS = {"tokens": TOKENS, "days": DAYS, "minutes": MINUTES, "bytes": GIGABYTES, "": PORT}  # by setting unit
 
 
 class Entry(QWidget):
-    """Line of a settings page, with the control right of the text, or below it if `is_wide`."""
+    """Line of a settings page. The control is right of the text, or below it if `is_wide` or the page is narrow."""
 
     def __init__(self, title: str, help: str, control: QWidget, *, is_wide: bool = False) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class SwitchEntry(Entry):
 
 class FieldEntry(Entry):
     def __init__(self, name: str, title: str, help: str, field: QLineEdit, control: QWidget, *, is_wide: bool) -> None:
-        """name: the setting's; control: contains the field"""
+        """name: name of the setting; control: widget that contains the field"""
         super().__init__(title, help, control, is_wide=is_wide)
         self.name, self.field = name, field
         field.setAccessibleDescription(help)
@@ -190,12 +190,12 @@ class NumberEntry(FieldEntry):
         default: str = "",
         reset: str,
     ) -> None:
-        """default: placeholder; reset: text of the button that clears the field"""
+        """default: placeholder; reset: text of the button that resets the setting"""
         field, self.reset_button = _ShortField(), button(reset, self._reset, "link", name=f"{title}: {reset}")
         holder, unit = QWidget(), label(_(notation.unit), "muted")
         unit.setMinimumWidth(unit.fontMetrics().averageCharWidth() * _UNIT_LETTERS)
         unit.setBuddy(field)
-        if not notation.unit:  # would open as a window without a parent
+        if not notation.unit:  # setVisible(True) would open a label without a parent as a window
             unit.hide()
         parts = row(field, unit, spacing=8), (self.reset_button, 0, Qt.AlignmentFlag.AlignLeft)
         column(*parts, on=holder, spacing=2, margins=0)
@@ -250,7 +250,7 @@ class ChoiceBox(QComboBox):
         look.changed.connect(self.update)
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Add a hidden label with its name: on Linux, Qt exposes value and label, never the name."""
+        """Add a hidden label with the box's name: Linux screen readers get the label from Qt, but not the name."""
         super().showEvent(event)
         self._hidden_label.setText(self.accessibleName())
         self._hidden_label.setParent(self.parentWidget())

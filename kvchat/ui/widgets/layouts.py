@@ -17,7 +17,7 @@ COLUMN_WIDTH = 760  # pixels at 100 % text: maximum width of the messages and th
 
 
 def plain_tip(text: str) -> str:
-    """Return a tooltip that shows `text` verbatim: Qt would render what looks like HTML."""
+    """Return a tooltip that shows `text` verbatim; Qt would render text that looks like HTML."""
     return f"<qt>{html.escape(text).replace(chr(10), '<br>')}</qt>" if text else ""
 
 
@@ -58,7 +58,7 @@ class ElidedLabel(QLabel):
 
 class ElidedButton(QPushButton):
     def __init__(self, kind: str, padding: int = 14) -> None:
-        """padding: pixels the style adds to the text's width, both ends together"""
+        """padding: pixels that the style adds to the text's width, left and right together"""
         super().__init__()
         styled(self, kind)
         self._padding = padding
@@ -90,7 +90,7 @@ class ElidedButton(QPushButton):
 
 
 class FlowLayout(QLayout):
-    """Wrapping row, aligned to the start or `at_end`. Hidden widgets take no room."""
+    """Row that wraps, aligned to its start or, with `at_end`, to its end. Hidden widgets take no space."""
 
     def __init__(self, parent: QWidget | None = None, spacing: int = 8, *, at_end: bool = False) -> None:
         super().__init__(parent)
@@ -173,7 +173,7 @@ def height_for_width(layout: QLayout, width: int) -> int:
 
 
 class ScrollPage(QScrollArea):
-    """Page that scrolls vertically; horizontally only if the screen is narrower than its `content`."""
+    """Page that scrolls vertically, and horizontally only if the screen is narrower than its `content`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(widgetResizable=True)
@@ -188,7 +188,7 @@ class ScrollPage(QScrollArea):
 
 
 class ShrinkingPage(ScrollPage):
-    """Page as high as its contents; scrolls if there is less room."""
+    """Page as high as its contents. It scrolls if there is less space."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -213,12 +213,12 @@ class ShrinkingPage(ScrollPage):
 
 
 class _PageContent(QWidget):
-    """Content as wide as the area. A plain QWidget would be as tall as its labels at their narrowest."""
+    """Content of a page. A plain QWidget would be as tall as its labels at their minimum width."""
 
     def minimumSizeHint(self) -> QSize:
         hint = super().minimumSizeHint()
         if (layout := self.layout()) is not None and layout.hasHeightForWidth():
-            hint.setHeight(0)  # the area then asks for the height
+            hint.setHeight(0)  # the scroll area then asks for the height
         return hint
 
     def event(self, event: QEvent) -> bool:
@@ -227,6 +227,6 @@ class _PageContent(QWidget):
         return super().event(event)
 
 
-def room_on_screen() -> QSize:
-    """Return the largest window size in pixels; its frame must also fit on the screen."""
+def max_window_size() -> QSize:
+    """Return the largest size in pixels of a window whose frame also fits on the screen."""
     return QGuiApplication.primaryScreen().availableSize() - QSize(16, 48)

@@ -38,7 +38,7 @@ R = TypeVar("R", bound=HasTitle)
 
 class ItemModel(QAbstractListModel, Generic[R]):
     def __init__(self, key: Callable[[R], object] | None = None) -> None:
-        """key: identifies rows, so that selection, editing and scrolling survive changes of other rows"""
+        """key: returns a row's identity, so that selection, editing and scrolling survive changes of other rows"""
         super().__init__()
         self.rows: Sequence[R] = ()
         self._key = key
@@ -94,7 +94,7 @@ class ItemModel(QAbstractListModel, Generic[R]):
 
 
 def mirrored_box(option: QStyleOptionViewItem, box: Rect) -> Rect:
-    """Mirror a row's box in right-to-left languages; Qt mirrors only text."""
+    """Mirror a row's box in right-to-left languages, because Qt mirrors only text."""
     if option.direction is not Qt.LayoutDirection.RightToLeft:
         return box
     row = type(box)(option.rect)
@@ -102,7 +102,7 @@ def mirrored_box(option: QStyleOptionViewItem, box: Rect) -> Rect:
 
 
 def draw_text(painter: QPainter, option: QStyleOptionViewItem, box: QRect, text: str, *, at_end: bool = False) -> None:
-    """Draw a line of a row in its script's direction, elided if too long. box: for left-to-right; mirrored if needed"""
+    """Draw a line of text, elided if too long, in its script's direction. Right-to-left languages mirror the box."""
     mirrored = option.direction is Qt.LayoutDirection.RightToLeft
     side = Qt.AlignmentFlag.AlignRight if at_end is not mirrored else Qt.AlignmentFlag.AlignLeft
     elided = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, box.width())
@@ -170,7 +170,7 @@ class ItemList(QListView):
         look.changed.connect(self.viewport().update)
 
     def dataChanged(self, first: ModelIndex, last: ModelIndex, roles: Sequence[int] = ()) -> None:
-        """Skip the relayout for equal-height rows: a list may have thousands."""
+        """Avoid a new layout if all rows have the same height: a list may have thousands."""
         if self.uniformItemSizes():
             QAbstractItemView.dataChanged(self, first, last, roles)
         else:
@@ -186,7 +186,7 @@ class Tone(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """List row that stands for `value`; `tip` is extra information."""
+    """Row of a list. `value` is the object that it represents, and `tip` is added to its tooltip."""
 
     value: object
     title: str
@@ -223,7 +223,7 @@ class RowList(ItemList):
 
     @property
     def current(self) -> Row | None:
-        return self.currentIndex().data(ROW)  # type: ignore[no-any-return]  # None without one
+        return self.currentIndex().data(ROW)  # type: ignore[no-any-return]  # None without a current row
 
     def show_rows(self, rows: Sequence[Row]) -> None:
         current, scroll_position = self.current, self.verticalScrollBar().value()
@@ -237,8 +237,8 @@ class RowList(ItemList):
             if value is not None and row.value == value:
                 self.setCurrentIndex(self.row_model.index(number))
 
-    def limit_height(self, count: int) -> None:
-        rows = min(max(len(self.rows), 1), count)
+    def limit_height(self, max_rows: int) -> None:
+        rows = min(max(len(self.rows), 1), max_rows)
         height = self.sizeHintForRow(0) if self.rows else self.look.px(54)
         self.setFixedHeight(rows * max(height, 1) + 2 * self.frameWidth() + self.look.px(6))
 

@@ -1,4 +1,4 @@
-"""Search and marks in texts. Qt counts UTF-16 units, Python characters: an emoji is two in Qt, one in Python."""
+"""Search and highlighting in texts. An emoji counts as 2 positions in Qt (UTF-16), but as 1 in Python."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from kvchat.text.language import _
 from kvchat.ui.base.building import label, tool_button
 from kvchat.ui.base.theme import Look, Theme
 
-_MAX_MARKED = 500  # marked hits; more would be slow
+_MAX_MARKED = 500  # highlighted matches; more would be slow
 _ICON, _MARGIN = 12, 10  # pixels at 100 % text: the cross and the button's margin
 
 
@@ -41,7 +41,7 @@ def select(text: QTextEdit, anchor: int, position: int) -> None:
 
 
 def cursors_at(text: QTextEdit | QPlainTextEdit, content: str, spans: Iterable[tuple[int, int]]) -> list[QTextCursor]:
-    """Return cursors for spans, in characters, of the document's text `content`."""
+    """Return a cursor for each span: start and end in characters of `content`, the document's text."""
     cursors = []
     for start, end in spans:
         cursor = QTextCursor(text.document())
@@ -54,7 +54,7 @@ def cursors_at(text: QTextEdit | QPlainTextEdit, content: str, spans: Iterable[t
 def mark(
     text: QTextEdit | QPlainTextEdit, cursors: Iterable[QTextCursor], theme: Theme, current: int | None = None
 ) -> None:
-    """Highlight only these places; the one that begins at `current` stands out."""
+    """Highlight only these places, and emphasize the one that begins at Qt's position `current`."""
     marks = []
     for cursor in cursors:
         selection = QTextEdit.ExtraSelection()
@@ -68,7 +68,7 @@ def mark(
 
 
 class ClearableField(QLineEdit):
-    """Field with a Clear button. Qt's own does not scale with the text, and is dark in dark themes."""
+    """Field with a Clear button. Qt's own button does not scale with the text and is dark in dark themes."""
 
     def __init__(self, look: Look, name: str, placeholder: str) -> None:
         super().__init__(placeholderText=placeholder)
@@ -98,9 +98,9 @@ class ClearableField(QLineEdit):
 
 
 class TextSearch(ClearableField):
-    """Search field that marks all hits in a text; Enter goes to the next. Ctrl+F focuses it."""
+    """Field that highlights all matches in a text. Enter goes to the next match, and Ctrl+F focuses the field."""
 
-    reached = Signal()  # a hit, now selected
+    match_selected = Signal()
 
     def __init__(self, look: Look, name: str, text: QTextEdit | QPlainTextEdit) -> None:
         super().__init__(look, name, _("Search"))
@@ -118,7 +118,7 @@ class TextSearch(ClearableField):
             self._text.moveCursor(QTextCursor.MoveOperation.Start)
             self._text.find(query)
         if self._text.textCursor().hasSelection():
-            self.reached.emit()
+            self.match_selected.emit()
 
     def mark_all(self) -> None:
         query = self.text()

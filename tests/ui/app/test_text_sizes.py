@@ -33,7 +33,7 @@ TITLE = "A very long title about 量子力学入门 and 🍜 ramen, which does n
 @pytest.fixture(params=[100, 150, 200])
 def furnished(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StagedRuntime:
     for module in (panel, window_state):
-        monkeypatch.setattr(module, "room_on_screen", lambda: QSize(1900, 1300))
+        monkeypatch.setattr(module, "max_window_size", lambda: QSize(1900, 1300))
     runtime = StagedRuntime(tmp_path, model="Qwen3-Coder-30B-A3B-Instruct-1M-UD-Q4_K_XL")
     runtime.settings = replace(runtime.settings, zoom=request.param)
     for id in ("a", "b"):

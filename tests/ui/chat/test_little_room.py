@@ -25,7 +25,7 @@ from tests.ui.windows import engine_hangs, on_show
 
 @pytest_asyncio.fixture
 async def small(furnished: StagedRuntime, look: Look, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MainWindow]:
-    monkeypatch.setattr(window_state, "room_on_screen", lambda: QSize(784, 400))
+    monkeypatch.setattr(window_state, "max_window_size", lambda: QSize(784, 400))
     furnished.settings = replace(furnished.settings, zoom=200)
     look.apply_settings(furnished.settings)
     async with on_show(furnished, look) as window:

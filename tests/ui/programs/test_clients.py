@@ -13,17 +13,17 @@ NASTY = ServerAccess("http://127.0.0.1:8737", "kv-a'b c", '模型 "Q4"', 32_768)
 
 
 def lines(name: str, access: ServerAccess = NASTY) -> str:
-    return next(client for client in CLIENTS if client.name == name).lines(access)
+    return next(client for client in CLIENTS if client.name == name).configuration(access)
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda one: one.name)
 def test_address_and_a_key_are_in_all_of_them(client: Client) -> None:
     plain = ServerAccess("http://127.0.0.1:8737", "kv-secret", "llama-3.2-3b")
-    assert plain.url in client.lines(plain)
-    assert ("kv-secret" in client.lines(plain)) == (client.name != "Zed")
-    assert ("llama-3.2-3b" in client.lines(plain)) == (client.name != "Open WebUI")
+    assert plain.url in client.configuration(plain)
+    assert ("kv-secret" in client.configuration(plain)) == (client.name != "Zed")
+    assert ("llama-3.2-3b" in client.configuration(plain)) == (client.name != "Open WebUI")
     assert client.link.startswith("https://")
-    without = client.lines(ServerAccess(plain.url, "", plain.model))
+    without = client.configuration(ServerAccess(plain.url, "", plain.model))
     assert plain.url in without
     assert "''" not in without
     assert '""' not in without

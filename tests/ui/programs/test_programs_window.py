@@ -47,9 +47,11 @@ async def test_programs_stand_with_what_was_found_the_last_one_first(filled: Sta
 
 async def test_what_goes_on_is_told_with_how_far_it_is(filled: StagedRuntime, window: MainWindow) -> None:
     programs = window.side_windows.open_programs()
-    await until(lambda: programs.now.rows[2].name.full_text == "Chat c")
+    await until(lambda: programs.live_rows.rows[2].name.full_text == "Chat c")
     shown = [
-        (row.name.full_text, row.state.full_text, row.bar.isVisible()) for row in programs.now.rows if row.isVisible()
+        (row.name.full_text, row.state.full_text, row.bar.isVisible())
+        for row in programs.live_rows.rows
+        if row.isVisible()
     ]
     assert shown == [
         (CLAUDE, "processing, 8,192 of 16,872 tokens", True),

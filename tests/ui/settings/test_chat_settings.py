@@ -185,7 +185,7 @@ async def test_what_stands_there_becomes_a_preset(runtime: StagedRuntime, panel:
 async def test_presets_are_made_changed_and_deleted(runtime: StagedRuntime, window: MainWindow) -> None:
     settings = window.side_windows.open_settings(PresetsPage.name)
     page, presets = settings.page(PresetsPage), runtime.chat.options
-    dialog = page.open(Preset("Poet"))
+    dialog = page.open_dialog(Preset("Poet"))
     assert dialog is not None
     await until(dialog.save_button.isEnabled)
     dialog.form.system.setPlainText("Speak in rhymes.")

@@ -7,7 +7,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import Conversation
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.sidebar.conversation_list import Arrangement, Heading, SortOrder, arranged, with_headings
+from kvchat.ui.sidebar.conversation_list import Arrangement, Heading, SortOrder, arrange_chats, with_headings
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 
@@ -20,7 +20,7 @@ def chat(id: str, *, hours: float, on_top: bool = False) -> Conversation:
 
 
 def shown(chats: list[Conversation], order: SortOrder = SortOrder.USED) -> list[str]:
-    rows = with_headings(arranged(chats, Arrangement(order)), order, NOW)
+    rows = with_headings(arrange_chats(chats, Arrangement(order)), order, NOW)
     return [f"[{row.title}]" if isinstance(row, Heading) else row.id for row in rows]
 
 
@@ -63,7 +63,7 @@ async def test_a_heading_is_no_chat(furnished: StagedRuntime, window: MainWindow
     assert [chat.id for chat in model.chats] == window.chat.conversations.ids
     order = window.chat.conversations.ids
     window.chat.open(order[1])
-    window.sidebar.step(1)
+    window.sidebar.select_neighbor(1)
     assert window.chat.current == order[2]
     view.setFocus()
     qtbot.keyClick(view, Qt.Key.Key_Up)

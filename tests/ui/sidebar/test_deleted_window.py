@@ -10,7 +10,7 @@ from kvchat.text.language import set_language
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
-from kvchat.ui.sidebar.deleted_window import row_of
+from kvchat.ui.sidebar.deleted_window import deleted_row
 from kvchat.ui.transcript.footer import MessageRequest, RequestKind
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
@@ -63,9 +63,9 @@ def test_what_was_deleted_is_told_in_whole_sentences_of_the_language(catalogues:
         (0, "deleted today"),
     ):
         deleted = DeletedEntry("a", "a", "Lakes", 2, "", now, now + timedelta(days=days))
-        assert row_of(deleted).detail.endswith(words)
+        assert deleted_row(deleted).detail.endswith(words)
     set_language("de")
-    words = row_of(DeletedEntry("m", "a", "Lakes", 2, "The deepest", now, now + timedelta(days=5))).detail
+    words = deleted_row(DeletedEntry("m", "a", "Lakes", 2, "The deepest", now, now + timedelta(days=5))).detail
     assert words.startswith("2 Nachrichten aus „Lakes“")
     assert words.endswith("wird in 5 Tagen endgültig gelöscht")
 

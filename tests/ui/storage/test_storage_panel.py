@@ -119,7 +119,7 @@ async def test_shows_the_sums(furnished: StagedRuntime, window: MainWindow) -> N
     assert summary.on_disk_label.text() == "1 GB on disk"
     assert summary.savings_label.text() == "7.6 GB saved by deduplication (88 %). Without it: 8.6 GB."
     assert [label.text() for label in summary.figure_labels] == ["52 MB", "3.1 GB", "130 MB", "212 GB"]
-    assert summary.picture.share == pytest.approx(1.037 / 8.645, abs=1e-3)
+    assert summary.savings_bar.share == pytest.approx(1.037 / 8.645, abs=1e-3)
 
 
 async def test_pin_and_unpin_never_save_and_delete_one(
@@ -214,7 +214,7 @@ async def test_delete_all_asks_first_and_leaves_an_empty_window(
     await until(lambda: not panel.list.usage.rows)
     assert ("delete_save_points", None) in furnished.calls
     assert panel.empty_label.isVisible()
-    assert not any(part.isVisible() for part in (panel.prune_card, panel.list, panel.summary.picture))
+    assert not any(part.isVisible() for part in (panel.prune_card, panel.list, panel.summary.savings_bar))
     assert not panel.delete_all_button.isEnabled()
 
 
