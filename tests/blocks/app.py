@@ -56,7 +56,7 @@ class User(QObject):
         try:
             for phase in (
                 self.start, self.select, self.hover, self.keys, self.five_at_once, self.scroll, self.type, self.paste,
-                self.send, self.elsewhere, self.library, self.export, self.take_in, self.saved, self.storage,
+                self.reply, self.elsewhere, self.library, self.export, self.take_in, self.saved, self.storage,
                 self.settings, self.palette, self.search, self.crowd_elsewhere, self.crowd,
             ):  # fmt: skip
                 self.watch.phase = phase.__name__.replace("_", " ")
@@ -114,9 +114,6 @@ class User(QObject):
         self.xdotool("key", "ctrl+v")
         self.until(lambda: self.count(ReadAheadProgress) > count, "reading ahead")
         time.sleep(3.0)
-
-    def send(self) -> None:
-        self.reply()
 
     def elsewhere(self) -> None:
         self.xdotool("key", "ctrl+l")
@@ -269,7 +266,6 @@ class User(QObject):
         self.xdotool("key", "Return")
 
     def dialog(self, kind: type[T]) -> T:
-
         def active_dialog() -> object:
             dialogs = [
                 widget for widget in QApplication.topLevelWidgets() if isinstance(widget, kind) and widget.isVisible()
@@ -279,7 +275,6 @@ class User(QObject):
         return wait_until(lambda: self.call(active_dialog), what=kind.__name__)  # type: ignore[no-any-return, attr-defined, return-value]
 
     def row(self, index: int) -> tuple[int, int]:
-
         def center() -> tuple[int, int]:
             view, model = self.window.sidebar.list, self.window.sidebar.model
             row = model.index_of(model.chats[index].id)

@@ -145,14 +145,13 @@ def plain_blocks(text: str) -> list[Prose]:
     """Split text shown verbatim into blocks at line or word ends. Return at least one block."""
     blocks: list[Prose] = []
     at = 0
-    while True:
+    while at < len(text) or not blocks:
         piece = text[at : at + _MAX_PLAIN]
         if at + len(piece) < len(text):
             piece = piece[: piece.rfind("\n") + 1 or piece.rfind(" ") + 1 or len(piece)]
         blocks.append(plain_block(piece))
         at += len(piece)
-        if at >= len(text):
-            return blocks
+    return blocks
 
 
 def _split_units(tokens: list[Token]) -> Iterator[Unit]:

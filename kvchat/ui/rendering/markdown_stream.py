@@ -66,10 +66,7 @@ class MarkdownStream:
         self._tail = ""  # text that was taken from `_unread`, but is not settled
         self._ordinal: int | None = None  # number of the tail's first item if its list began earlier
         self._fence: _Fence | None = None
-        self._env: MarkdownEnv = {
-            "references": {},
-            "footnotes": {"refs": {}, "list": {}},
-        }  # definitions in settled text
+        self._env: MarkdownEnv = {"references": {}, "footnotes": {"refs": {}, "list": {}}}  # of settled text
         self._pieces: list[str] = []  # sources of the settled pieces of the table at the tail
         self.finished = False  # set it after the last text, so that the next steps settle everything
 
@@ -111,10 +108,7 @@ class MarkdownStream:
         if self._ordinal is not None and units and units[0].ordinal is not None:  # the list began earlier
             offset, ours = self._ordinal - units[0].ordinal, units[0].list_number
             units = [replace(u, ordinal=(u.ordinal or 0) + offset) if u.list_number == ours else u for u in units]
-        starts = [
-            0,
-            *(newline.end() for newline in re.finditer("\n", self._tail)),
-        ]  # of lines
+        starts = [0, *(newline.end() for newline in re.finditer("\n", self._tail))]  # of lines
         whole = len(starts) - 1  # complete lines
         started_units = [
             i for i, unit in enumerate(units) if unit.first_line < whole and not _is_open_formula(unit.tokens[0])

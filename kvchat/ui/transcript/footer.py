@@ -255,10 +255,8 @@ class FailureCard(Card):
         self.setProperty("tone", "bad")
         self.title.setProperty("tone", "bad")
         self.retry_button, self.use_current_button = self.add_button(_("Try again")), self.add_button("", "primary")
-        self.locate_button, self.model_button = (
-            self.add_button(_("Locate file…")),
-            self.add_button(_("Choose another model")),
-        )
+        self.locate_button = self.add_button(_("Locate file…"))
+        self.model_button = self.add_button(_("Choose another model"))
 
     def show_error(self, error: KvchatError | None, model: str | None = None) -> None:
         """Show the error, or hide the card for None. `model` is an alternative to a missing model."""
@@ -290,13 +288,8 @@ class TranscriptTail(QWidget):
         self.failure_card = FailureCard()
         self.unanswered_row = QWidget()  # shown if the last message has no reply
         self.answer_button = button(_("Try again"), self.retry_requested, "link", name=_("Try again to get a reply"))
-        row(
-            label(_("This message has no reply yet."), "small"),
-            self.answer_button,
-            STRETCH,
-            on=self.unanswered_row,
-            margins=0,
-        )
+        unanswered = label(_("This message has no reply yet."), "small")
+        row(unanswered, self.answer_button, STRETCH, on=self.unanswered_row, margins=0)
         first = self.prioritize_button, 0, Qt.AlignmentFlag.AlignLeft
         self._column = column(
             self.pending_label, first, self.failure_card, self.unanswered_row, on=self, spacing=22, margins=0

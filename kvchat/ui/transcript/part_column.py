@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from itertools import groupby, takewhile
+from typing import TypeVar
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QResizeEvent, QTextBlock, QTextCursor, QTextDocument
@@ -24,6 +25,7 @@ _OBJECT = "\ufffc"
 _TASK_BOXES = ("☐", "☑")
 
 Part = TextPage | CodeView
+P = TypeVar("P", bound=Part)
 Group = Sequence[Block]  # blocks of one part
 
 
@@ -97,27 +99,23 @@ class PartColumn(QWidget):
             self.parts[i].setGeometry(indent, top, width - indent, self._bottoms[i] - top)
 
     def _show_group(self, i: int, *, is_growing: bool) -> None:
-        group = self._groups[i]
-        first = group[0]
-        kind = CodeView if isinstance(first, Code) else WidePage if isinstance(first, WideBlock) else TextPage
-        part = self.parts[i] if i < len(self.parts) else None
-        if type(part) is not kind or (isinstance(part, CodeView) and part.language != getattr(first, "language", "")):
-            if part is not None:
-                _delete_part(part)
-            part = self._new_part(first)
-            self.parts[i : i + 1] = [part]
-        if isinstance(part, CodeView) and isinstance(first, Code):
-            part.show_code(first.text, is_growing=is_growing)
-        elif isinstance(part, TextPage):
-            part.show_blocks([block for block in group if not isinstance(block, Code)])
-
-    def _new_part(self, first: Block) -> Part:
-        part: Part
+        first, part = self._groups[i][0], self.parts[i] if i < len(self.parts) else None
         if isinstance(first, Code):
-            part = CodeView(self._style, first.language, self)
-        else:
-            part = page = (WidePage if isinstance(first, WideBlock) else TextPage)(self._style, self._name, self)
-            page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))
+            if not isinstance(part, CodeView) or part.language != first.language:
+                part = self._set_part(i, CodeView(self._style, first.language, self))
+            part.show_code(first.text, is_growing=is_growing)
+            return
+        kind = WidePage if isinstance(first, WideBlock) else TextPage
+        if not isinstance(part, TextPage) or type(part) is not kind:
+            part = self._set_part(i, kind(self._style, self._name, self))
+            part.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))
+        part.show_blocks([block for block in self._groups[i] if not isinstance(block, Code)])
+
+    def _set_part(self, i: int, part: P) -> P:
+        """Append a part, or replace the one at index `i`."""
+        for replaced in self.parts[i : i + 1]:
+            _delete_part(replaced)
+        self.parts[i : i + 1] = [part]
         self.text_added.emit(_text_edit_of(part))
         part.show()
         return part

@@ -40,8 +40,9 @@ def click_receipt(page: Transcript, qtbot: QtBot, id: str) -> None:
     qtbot.mouseClick(view.receipt.summary_button, LEFT)
 
 
-def test_a_long_message_of_one_s_own_is_folded(page: Transcript, qtbot: QtBot) -> None:
-    page.show_conversation([a_message("q", Role.USER, LONG), a_message("a", Role.ASSISTANT, "Yes.")])
+def test_a_long_message_of_one_s_own_is_folded_until_found_or_selected(page: Transcript, qtbot: QtBot) -> None:
+    messages = [a_message("q", Role.USER, LONG), a_message("a", Role.ASSISTANT, "Yes.")]
+    page.show_conversation(messages)
     view = the_question(page)
     assert view.is_complete
     assert view.height() < 400
@@ -53,6 +54,13 @@ def test_a_long_message_of_one_s_own_is_folded(page: Transcript, qtbot: QtBot) -
     assert view.fold_button.text().startswith("Show less")
     qtbot.mouseClick(view.fold_button, LEFT)
     assert view.height() < 400
+    page.marks.show_terms(parse_query("heron"))
+    assert page.show_message("q") == 1
+    assert not view.folded
+    page.show_conversation([])
+    page.show_conversation(messages)
+    page.selection.select_message(the_question(page))
+    assert page.selection.selected_text().replace("\n\n", "\n") == LONG
     page.show_conversation([a_message("q", Role.USER, "\n".join(f"Line {i}" for i in range(13)))])
     assert not the_question(page).fold_button.isVisible(), "it is not long"
 
@@ -84,18 +92,6 @@ def test_what_is_unfolded_keeps_its_place_at_the_end_of_the_page_as_well(page: T
     click_receipt(page, qtbot, "c")
     qtbot.waitUntil(lambda: bar.value() == bar.maximum())
     assert top("c") + page.views["c"].height() < page.viewport().height(), "the last one's details are in sight"
-
-
-def test_what_is_found_or_selected_in_a_folded_message_is_unfolded(page: Transcript) -> None:
-    messages = [a_message("q", Role.USER, LONG), a_message("a", Role.ASSISTANT, "Yes.")]
-    page.show_conversation(messages)
-    page.marks.show_terms(parse_query("heron"))
-    assert page.show_message("q") == 1
-    assert not the_question(page).folded
-    page.show_conversation([])
-    page.show_conversation(messages)
-    page.selection.select_message(the_question(page))
-    assert page.selection.selected_text().replace("\n\n", "\n") == LONG
 
 
 @pytest.mark.parametrize("place", ["its text", "beside its text", "a key"])

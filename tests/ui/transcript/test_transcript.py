@@ -1,7 +1,7 @@
 """The page: long conversations, following a reply, selecting and copying, links."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -60,10 +60,6 @@ def in_sight(page: Transcript) -> dict[str, int]:
     return {id: top for id, top in tops.items() if 0 <= top < page.viewport().height()}
 
 
-def texts(page: Transcript, id: str) -> Sequence[QTextEdit]:
-    return page.views[id].texts
-
-
 def streaming(page: Transcript, *before: Message) -> Callable[[str], ReplyView]:
     """Show a streaming reply; return a function that sets its text so far."""
     page.show_conversation([*before, a_message("live", Role.ASSISTANT, "", MessageState.STREAMING)])
@@ -79,32 +75,22 @@ def streaming(page: Transcript, *before: Message) -> Callable[[str], ReplyView]:
 
 
 def drag(start: QTextEdit, at: int, end: QTextEdit, to: int) -> None:
-    """Drag the mouse from a place in one text to a place in another."""
-    begin = _point(start, at)
-    target = start.viewport().mapFromGlobal(end.viewport().mapToGlobal(_point(end, to)))
-    QTest.mousePress(start.viewport(), Qt.MouseButton.LeftButton, pos=begin)
+    """Drag the mouse from a place in one text to a place in another. QTest cannot move it with the button held."""
+    viewport, left, begin = start.viewport(), Qt.MouseButton.LeftButton, _point(start, at)
+    target = viewport.mapFromGlobal(end.viewport().mapToGlobal(_point(end, to)))
+    QTest.mousePress(viewport, left, pos=begin)
     for share in (0.3, 0.7, 1.0):
         where = begin + (target - begin) * share
-        QTest.mouseMove(start.viewport(), where)
-        _move(start, where)
-    QTest.mouseRelease(start.viewport(), Qt.MouseButton.LeftButton, pos=target)
+        spot, everywhere, none = QPointF(where), QPointF(viewport.mapToGlobal(where)), Qt.KeyboardModifier.NoModifier
+        event = QMouseEvent(QEvent.Type.MouseMove, spot, everywhere, Qt.MouseButton.NoButton, left, none)
+        QGuiApplication.sendEvent(viewport, event)
+    QTest.mouseRelease(viewport, left, pos=target)
 
 
 def _point(text: QTextEdit, position: int) -> QPoint:
     cursor = text.textCursor()
     cursor.setPosition(position)
     return text.cursorRect(cursor).center()
-
-
-def _move(text: QTextEdit, where: QPoint) -> None:
-    """Move the mouse with the button held, which QTest cannot do."""
-    viewport = text.viewport()
-    left = Qt.MouseButton.LeftButton
-    spot, everywhere = QPointF(where), QPointF(viewport.mapToGlobal(where))
-    event = QMouseEvent(
-        QEvent.Type.MouseMove, spot, everywhere, Qt.MouseButton.NoButton, left, Qt.KeyboardModifier.NoModifier
-    )
-    QGuiApplication.sendEvent(viewport, event)
 
 
 def test_a_long_conversation_opens_at_its_end_with_few_widgets(page: Transcript, qtbot: QtBot) -> None:
@@ -164,17 +150,12 @@ def test_follows_the_reply_until_the_reader_scrolls_up(page: Transcript, qtbot: 
 
 
 def test_a_reply_that_streams_survives_losing_its_widget(page: Transcript) -> None:
-    streaming = a_message("live", Role.ASSISTANT, "", MessageState.STREAMING)
-    messages = [*conversation(300), streaming]
-    page.show_conversation(messages)
-    page.show_live_reply("live", "Half a reply", "Thoughts", 1_500)
+    says = streaming(page, *conversation(300))
+    says("Half a reply")
+    messages = page.messages
     page.show_conversation([])
     page.show_conversation(messages)
-    page.show_live_reply("live", "Half a reply, and more", "Thoughts", 1_500)
-    view = page.views["live"]
-    assert isinstance(view, ReplyView)
-    view.render_now()
-    assert "and more" in view.texts[0].toPlainText()
+    assert "and more" in says("Half a reply, and more").texts[0].toPlainText()
 
 
 def test_thinking_is_folded_and_says_how_long_it_took(page: Transcript) -> None:
@@ -192,28 +173,23 @@ def test_thinking_is_folded_and_says_how_long_it_took(page: Transcript) -> None:
 
 
 def test_selecting_across_messages_copies_them_all(page: Transcript) -> None:
-    page.show_conversation(
-        [
-            a_message("q", Role.USER, "My question"),
-            a_message("a", Role.ASSISTANT, REPLY),
-            a_message("r", Role.USER, "Thanks"),
-        ]
-    )
-    drag(texts(page, "q")[0], 3, texts(page, "r")[0], 6)
-    QTest.keyClick(texts(page, "q")[0], Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+    question, thanks = a_message("q", Role.USER, "My question"), a_message("r", Role.USER, "Thanks")
+    page.show_conversation([question, a_message("a", Role.ASSISTANT, REPLY), thanks])
+    drag(page.views["q"].texts[0], 3, page.views["r"].texts[0], 6)
+    QTest.keyClick(page.views["q"].texts[0], Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
     assert QGuiApplication.clipboard().text() == (
         "question\n\nFirst words.\n- one\n- two $x^2$\n\nprint(1)\n\nLast words.\n\nThanks"
     )
     both = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier
-    QTest.keyClick(texts(page, "q")[0], Qt.Key.Key_C, both)
+    QTest.keyClick(page.views["q"].texts[0], Qt.Key.Key_C, both)
     assert QGuiApplication.clipboard().text() == f"question\n\n{REPLY}\n\nThanks"
-    QTest.mouseClick(texts(page, "a")[0].viewport(), Qt.MouseButton.LeftButton, pos=QPoint(5, 5))
-    assert not any(text.textCursor().hasSelection() for id in ("q", "a", "r") for text in texts(page, id))
+    QTest.mouseClick(page.views["a"].texts[0].viewport(), Qt.MouseButton.LeftButton, pos=QPoint(5, 5))
+    assert not any(text.textCursor().hasSelection() for id in ("q", "a", "r") for text in page.views[id].texts)
 
 
 def test_selecting_within_a_reply(page: Transcript) -> None:
     page.show_conversation([a_message("a", Role.ASSISTANT, REPLY)])
-    first, code, _ = texts(page, "a")
+    first, code, _ = page.views["a"].texts
     drag(first, 6, code, 5)
     assert page.selection.selected_text() == "words.\n- one\n- two $x^2$\n\nprint"
     assert (
@@ -224,7 +200,7 @@ def test_selecting_within_a_reply(page: Transcript) -> None:
     drag(code, 8, first, 6)  # upwards
     assert page.selection.selected_text() == "words.\n- one\n- two $x^2$\n\nprint(1)"
     page.show_conversation([a_message("e", Role.ASSISTANT, "One 🍅🍅 **two 👩‍👧 three** four")])
-    text = texts(page, "e")[0]
+    text = page.views["e"].texts[0]
     drag(text, 0, text, len("One 🍅🍅".encode("utf-16-le")) // 2)
     assert page.selection.selected_text() == "One 🍅🍅"
     page.selection.select_message(page.views["e"])
@@ -234,14 +210,14 @@ def test_selecting_within_a_reply(page: Transcript) -> None:
 def test_what_is_selected_stays_so_while_the_reply_goes_on(page: Transcript) -> None:
     says, said = streaming(page, a_message("q", Role.USER, "Continue")), "Some 😀 words with $x$ that"
     says(said)
-    text = texts(page, "live")[0]
+    text = page.views["live"].texts[0]
     select(text, 5, 13)
     for more in (" go on", " and on.", "\n\nA second paragraph", " that grows"):
         said += more
         says(said)
         assert text.textCursor().selectedText() == "😀 words"
     says(said := said + "\n\n```python\nx = 1\ny")
-    code = texts(page, "live")[1]
+    code = page.views["live"].texts[1]
     select(code, 0, 7)
     for more in (" = 2", "\n", "z = 3\n", "w"):
         says(said := said + more)
@@ -252,11 +228,11 @@ def test_what_is_selected_stays_so_while_the_reply_goes_on(page: Transcript) -> 
 
 def test_a_selection_outlives_widgets_between_its_ends(page: Transcript, qtbot: QtBot) -> None:
     page.show_conversation(conversation(300))
-    end = texts(page, "a299")[0]
+    end = page.views["a299"].texts[0]
     QTest.mouseClick(end.viewport(), Qt.MouseButton.LeftButton, pos=_point(end, 0))
     page.verticalScrollBar().setValue(0)
     qtbot.waitUntil(lambda: len(page.views) <= 125 and "a150" not in page.views, timeout=LONG_MS)
-    start = texts(page, "q0")[0]
+    start = page.views["q0"].texts[0]
     where = _point(start, 0)
     QTest.mouseClick(start.viewport(), Qt.MouseButton.LeftButton, Qt.KeyboardModifier.ShiftModifier, pos=where)
     words = page.selection.selected_text()
@@ -268,7 +244,10 @@ def test_a_selection_outlives_widgets_between_its_ends(page: Transcript, qtbot: 
 def test_a_message_is_copied_by_the_menu_and_by_its_button(page: Transcript) -> None:
     typed = "a  b\n    indented *not emphasised*\n\n<b>bold</b> $x$"
     page.show_conversation([a_message("q", Role.USER, typed), a_message("a", Role.ASSISTANT, REPLY)])
-    assert (texts(page, "q")[0].toPlainText(), texts(page, "q")[0].accessibleName()) == (typed, f"You: {typed}")
+    assert (page.views["q"].texts[0].toPlainText(), page.views["q"].texts[0].accessibleName()) == (
+        typed,
+        f"You: {typed}",
+    )
     assert page.whole_message(page.messages[1], markdown=True) == REPLY
     assert page.whole_message(page.messages[1], markdown=False).startswith("First words.\n- one\n- two $x^2$")
     page.selection.select_message(page.views["a"])
@@ -284,7 +263,7 @@ def test_a_link_says_where_it_leads_and_asks(page: Transcript, qtbot: QtBot, mon
     opened: list[str] = []
     monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: opened.append(url.toString()))
     page.show_conversation([a_message("a", Role.ASSISTANT, "[x](https://example.org/a)")])
-    text = texts(page, "a")[0]
+    text = page.views["a"].texts[0]
     assert isinstance(text, TextPage)
     for url in ("file:///etc/passwd", "javascript:alert(1)"):
         text.anchorClicked.emit(QUrl(url))
@@ -307,7 +286,6 @@ def test_a_link_says_where_it_leads_and_asks(page: Transcript, qtbot: QtBot, mon
 def test_long_messages_are_shown_in_pieces(page: Transcript, qtbot: QtBot) -> None:
     source = "\n".join(f"line_{i} = {i}" for i in range(10_000))
     long = {"a": "y " * 40_000, "c": f"```python\n{source}\n```"}
-    page.show_conversation([a_message("q", Role.USER, "x " * 40_000)])
     for id, text in long.items():
         page.show_conversation([a_message(id, Role.ASSISTANT, text)])
         assert not page.views[id].is_complete
