@@ -30,7 +30,7 @@ def list_folder(folder: Path) -> list[Path]:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free disk space at `folder`, creating it if missing. Raises OSError."""
+    """Return the free disk space at `folder`, which is created if missing. Raises OSError."""
     return shutil.disk_usage(private_folder(folder)).free
 
 

@@ -187,7 +187,7 @@ def stored_manifest(folder: Path, conversation_id: str) -> Manifest | None:
 
 
 def read_blocks(folder: Path, manifest: Manifest) -> BlockStream:
-    """Yield the manifest's blocks from the store in `folder`. The content of a damaged one raises StoreRefused."""
+    """Yield the manifest's blocks from the store in `folder`. Reading a damaged block raises StoreRefused."""
     blocks = BlockFiles(folder / disk.BLOCKS)
 
     def read(name: bytes, size: int) -> Iterator[bytes]:
@@ -276,12 +276,12 @@ def _add_save_points(
         on_disk = files.find_all(manifest.block_sizes)
         if on_disk is None:
             raise StoreRefused(*_MEMORY_CHANGED)
-        usage.count_written(db, inventory.today(), written)
+        usage.count_written(db, inventory.current_date(), written)
         for point in manifest.points:
             uses = tuple(replace(use, xxh3=xxh3.get(use.block, b"")) for use in point.recipe.uses)
             state = conversation_id, manifest.fingerprint, point.tokens, point.recipe.file_size
             new = SavePoint("", *state, point.prefill_ms, audience)
             newest = int(points.add_staged(db, new, point.message_id, inventory.clock()).id)
             points.store_recipe(db, newest, replace(point.recipe, uses=uses), on_disk)
-    files.forget_new(on_disk)
+    files.forget_new_blocks(on_disk)
     return newest

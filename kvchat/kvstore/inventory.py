@@ -65,7 +65,7 @@ class Inventory:
         self.delete_orphans()
         self.index.is_fresh = False
 
-    def today(self) -> str:
+    def current_date(self) -> str:
         """Return the date in UTC, by which written bytes are counted."""
         return self.clock().date().isoformat()
 
@@ -169,7 +169,7 @@ class Inventory:
         occupied = self.occupied_bytes()
         with self.index.read() as db:
             conversations = tuple(usage.conversation_usages(db))
-            totals = usage.load_totals(db, self.today())
+            totals = usage.load_totals(db, self.current_date())
         return StoreUsage(
             conversations=conversations,
             quota_bytes=self.bounds.quota,

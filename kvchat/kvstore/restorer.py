@@ -54,7 +54,7 @@ class Restorer:
     def close(self) -> None:
         """Stop preparing files and wait for the background thread to become idle."""
         self._closed = True
-        self.prepare().result()
+        self.preallocate_file().result()
 
     def find(
         self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
@@ -68,7 +68,7 @@ class Restorer:
             with self._index.read() as db:
                 fingerprint_id = points.find_fingerprint(db, fingerprint)
                 trees = points.find_trees(db, fingerprint_id, readable_audiences(conversation_id))
-                if plan := self._find_best(db, trees, prompt, can_cut=can_cut):
+                if plan := self._find_best_plan(db, trees, prompt, can_cut=can_cut):
                     return plan
                 return RestoreMiss(_miss_reason(db, conversation_id, fingerprint, fingerprint_id, trees, prompt))
         except (IndexLost, IndexFailed) as error:
@@ -109,20 +109,20 @@ class Restorer:
     def unstage(self, staged: StagedFile, *, engine_done: bool = True) -> None:
         """Remove a staged file. Pass `engine_done=False` if the engine may still be reading it."""
         self._staging.unstage(staged.path, engine_done=engine_done)
-        self.prepare()
+        self.preallocate_file()
 
     def limit_memory(self, max_bytes: int) -> None:
         """Limit the slot files kept in RAM. Files not yet absorbed stay even above the limit."""
         self._staging.trim(max_bytes=max_bytes)
         if not self._has_staged:
             self._background.submit(self._warm_last_program)
-        self.prepare()
+        self.preallocate_file()
 
-    def prepare(self) -> Future[None]:
+    def preallocate_file(self) -> Future[None]:
         """Preallocate a file in the background for the next restore, as large as the largest recent save point."""
-        return self._background.submit(self._prepare)
+        return self._background.submit(self._preallocate_file)
 
-    def _prepare(self) -> None:
+    def _preallocate_file(self) -> None:
         with contextlib.suppress(StoreRefused, OSError):
             if not self._closed:
                 with self._index.read() as db:
@@ -152,7 +152,7 @@ class Restorer:
             if point is not None and recipe is not None:
                 self._rebuild(point, recipe, window, None, cancelled)
 
-    def _find_best(
+    def _find_best_plan(
         self, db: sqlite3.Connection, trees: Sequence[int], prompt: Tokens, *, can_cut: bool
     ) -> RestorePlan | None:
         empty_nodes: set[int] = set()

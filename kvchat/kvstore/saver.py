@@ -44,7 +44,7 @@ class Saver:
 
     @saving_errors()
     def check_room(self, size: int, conversation_id: str, path: Path, fingerprint: Fingerprint, tokens: Tokens) -> None:
-        """Prepare for a save of about `size` bytes. Raises NotSaved without room, or if saving is off for the chat.
+        """Prepare for a save of about `size` bytes. Raises NotSaved if there is no room or saving is off.
 
         `path`: the file that the engine will save; call `add` or `Staging.discard_saved` for it afterwards.
         `tokens`: tokens of the slot; a prefix already in the store needs no room.
@@ -101,7 +101,7 @@ class Saver:
                 point = points.add_staged(db, new, message_id, self._inventory.clock())
                 self._staging.add_warm(point.id, staged)
                 if self._staging.has_warm(point.id, on_disk=True):
-                    usage.count_written(db, self._inventory.today(), size)
+                    usage.count_written(db, self._inventory.current_date(), size)
         except BaseException as error:
             if point is not None:
                 self._staging.drop(point.id)
@@ -196,11 +196,11 @@ class Saver:
                 on_disk = self._blocks.find_all(recipe.block_sizes)
                 if on_disk is None:
                     continue  # a block was deleted after it was written or found
-                usage.count_written(db, self._inventory.today(), total)
+                usage.count_written(db, self._inventory.current_date(), total)
                 stored = points.store_recipe(db, int(point_id), recipe, on_disk)
             self._predecessors.pop(point_id, None)
             if stored:
-                self._blocks.forget_new(on_disk)
+                self._blocks.forget_new_blocks(on_disk)
                 self._staging.mark_absorbed(point_id)
             return stored
         raise NotSaved(Reason(ReasonCode.BLOCKS_DELETED))

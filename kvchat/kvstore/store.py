@@ -95,7 +95,7 @@ class BlockStore:
             return report
         for point_id, window in self.saver.take_window_points():
             self.restorer.build_warm_file(point_id, window, cancelled)
-        self.restorer.prepare().result()
+        self.restorer.preallocate_file().result()
         return report
 
 

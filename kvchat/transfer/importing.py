@@ -79,7 +79,7 @@ def import_paths(
                 elif entry.memory and store is not None:
                     memories.append(entry.memory.import_into(store, row["id"], progress))
             except (BadConversation, RecursionError) as problem:
-                problems.append(f"{entry.location}: {_reason(problem)}")
+                problems.append(f"{entry.location}: {_describe_error(problem)}")
             except (BadMemory, StoreRefused) as problem:
                 left_out = N_("{where}: the chat was imported without its memory: {problem}")
                 problems.append(_(left_out, where=entry.location, problem=problem))
@@ -137,7 +137,7 @@ def _read_entries(path: Path, passphrase: str) -> Iterator[_ImportEntry]:
         else:
             yield from _read_file_entries(path.name, partial(open_regular_file, path))
     except ZIP_FAULTS as error:
-        yield _ImportEntry(path.name, fault=_reason(error))
+        yield _ImportEntry(path.name, fault=_describe_error(error))
 
 
 def _json_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
@@ -166,10 +166,10 @@ def _read_file_entries(name: str, open_file: Callable[[], IO[bytes]]) -> Iterato
                 raise ValueError(_("it contains no chats"))
     except (*ZIP_FAULTS, MemoryError) as error:
         rest = "; " + _("the {count} chats before it were imported", count=format_number(count)) if count > 1 else ""
-        yield _ImportEntry(name, fault=_reason(error) + rest)
+        yield _ImportEntry(name, fault=_describe_error(error) + rest)
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         place = {"line": error.lineno, "column": error.colno}
         return _("line {line}, column {column}: invalid JSON ({msg})", **place, msg=error.msg)

@@ -225,7 +225,7 @@ class _Made:
 
     def _staged(self, point: SavePoint) -> float:
         """Return the ms until the save point's file is ready for an engine, not counting work done beforehand."""
-        self._store.restorer.prepare().result()
+        self._store.restorer.preallocate_file().result()
         started = time.perf_counter()
         staged = self._store.restorer.stage(RestorePlan(point, point.n_tokens, Tier.DISK, point.size), self._slots)
         taken = _ms_since(started)

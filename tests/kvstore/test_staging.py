@@ -115,7 +115,7 @@ def test_the_last_program_state_is_warm_before_its_request(roomy: Bench, owner: 
     roomy.save(owner, token_range(300))
     roomy.reopen()
     roomy.restorer.limit_memory(10**9)
-    roomy.restorer.prepare().result()
+    roomy.restorer.preallocate_file().result()
     plan = roomy.plan(token_range(310), conversation=owner)
     assert plan.tier is (Tier.WARM if program_of(owner) else Tier.DISK)
     assert roomy.restore(token_range(310), conversation=owner) == file_of(1)
@@ -196,7 +196,7 @@ def test_a_restore_takes_the_spare_file_before_it_is_ready(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "posix_fallocate", restore_meanwhile)
     bench.restorer.limit_memory(bench.memory)
-    bench.restorer.prepare().result()
+    bench.restorer.preallocate_file().result()
     assert (bench.folder.parent / "memory") in restored[-1].parents
 
 

@@ -99,15 +99,15 @@ class _Splitter:
         known_spans = [span for span in spans if span.known_block]
         trusted = [span for span in known_spans if span.is_unchanged]
         samples = _sample_spans(trusted)
-        if len(self._matching(samples)) == len(samples):
+        if len(self._find_unchanged(samples)) == len(samples):
             reused = [
                 s
                 for s in trusted
                 if s.known_block and self.blocks.find(s.known_block.block, s.known_block.size) is not None
             ]
-            reused += self._matching([span for span in known_spans if not span.is_unchanged])
+            reused += self._find_unchanged([span for span in known_spans if not span.is_unchanged])
         else:
-            reused = self._matching(known_spans)
+            reused = self._find_unchanged(known_spans)
         uses = []
         for span in reused:
             assert span.known_block is not None
@@ -125,7 +125,7 @@ class _Splitter:
                     new.append((span.cache, span.run))
         return uses, new
 
-    def _matching(self, spans: Sequence[_RowSpan]) -> list[_RowSpan]:
+    def _find_unchanged(self, spans: Sequence[_RowSpan]) -> list[_RowSpan]:
         """Return the spans equal to their known blocks; in each cache, only those before the first difference."""
         first_different: dict[int, int] = {}  # token position, by cache
 

@@ -80,7 +80,7 @@ class BlockFiles:
             on_disk[block] = is_found
         return on_disk
 
-    def forget_new(self, blocks: Iterable[bytes]) -> None:
+    def forget_new_blocks(self, blocks: Iterable[bytes]) -> None:
         for block in blocks:
             self.new_block_sizes.pop(block, None)
 

@@ -74,7 +74,7 @@ def compose(
                 else:
                     positioned.write_at(file, piece, offset)
                 offset += len(piece)
-            jobs = list(_jobs(recipe, copies))
+            jobs = list(_plan_jobs(recipe, copies))
             ahead = [use for use, _ in jobs[positioned.thread_count() :]]
             run = partial(_run_job, blocks=blocks, out=out)
             positioned.run_parallel(list(zip_longest(jobs, ahead)), run, cancelled, low_priority=low_priority)
@@ -87,7 +87,7 @@ def compose(
         raise
 
 
-def _jobs(recipe: Recipe, copies: Sequence[tuple[Span, int]]) -> Iterator[_Job]:
+def _plan_jobs(recipe: Recipe, copies: Sequence[tuple[Span, int]]) -> Iterator[_Job]:
     """Yield a job for each block needed for the copies (stored span, target offset). Raises RecipeError."""
     check_complete(recipe)
     residue = residue_spans(recipe.row_map, recipe.file_size)
@@ -98,13 +98,13 @@ def _jobs(recipe: Recipe, copies: Sequence[tuple[Span, int]]) -> Iterator[_Job]:
         destinations: _Destinations = []
         if use.cache == RESIDUE:
             for part in residue_parts(residue, use.row, use.rows):
-                destinations += _targets(part, copies, starts)
+                destinations += _find_destinations(part, copies, starts)
         else:
             cache = recipe.row_map.caches[use.cache]
             after = use.size // cache.row_bytes - use.skip - use.rows
             for region, part in zip(cache.regions, row_parts(cache, use.row, use.rows), strict=True):
                 destinations.append((None, use.skip * region.row_size))
-                destinations += _targets(part, copies, starts)
+                destinations += _find_destinations(part, copies, starts)
                 destinations.append((None, after * region.row_size))
         if wanted := sum(length for target, length in destinations if target is not None):
             written += wanted
@@ -113,7 +113,9 @@ def _jobs(recipe: Recipe, copies: Sequence[tuple[Span, int]]) -> Iterator[_Job]:
         raise RecipeError("its recipe is incomplete")
 
 
-def _targets(part: Span, copies: Sequence[tuple[Span, int]], starts: Sequence[int]) -> Iterator[tuple[int | None, int]]:
+def _find_destinations(
+    part: Span, copies: Sequence[tuple[Span, int]], starts: Sequence[int]
+) -> Iterator[tuple[int | None, int]]:
     """Yield the (target offset, length) of each section of `part`. `starts`: stored offsets of the sorted copies."""
     at, end = part.offset, part.end
     for span, target in copies[max(0, bisect_right(starts, at) - 1) : bisect_left(starts, end)]:
@@ -144,18 +146,18 @@ def _run_job(jobs: tuple[_Job, BlockUse | None], buffer: memoryview, *, blocks: 
             if os.fstat(file.fileno()).st_size != use.size:
                 raise DamagedBlock
             digests = positioned.Digests(with_name=False)
-            _scatter(file, destinations, out, buffer, digests)
+            _copy_block(file, destinations, out, buffer, digests)
             if digests.xxh3 == use.xxh3:
                 return
             digests = positioned.Digests()  # the name decides: the index's XXH3 may be damaged
-            _scatter(file, destinations, out, buffer, digests)
+            _copy_block(file, destinations, out, buffer, digests)
     except FileNotFoundError as error:
         raise DamagedBlock from error
     if digests.name != use.block:
         raise DamagedBlock
 
 
-def _scatter(
+def _copy_block(
     file: FileIO, destinations: _Destinations, out: _OutputFile, buffer: memoryview, digests: positioned.Digests
 ) -> None:
     """Read the block sequentially, hash it, and copy it to its destinations. Raises DamagedBlock."""

@@ -276,7 +276,7 @@ def store_unusable_error(folder: Path, error: Exception) -> StoreRefused:
 
 
 def check_store(folder: Path) -> None:
-    """Raise KvchatError if the folder has no usable store. Never writes, as another process may own the folder."""
+    """Raise KvchatError if the store in `folder` cannot be used. Never writes: another process may own the folder."""
     index = folder / disk.INDEX
     try:
         os.scandir(folder).close()

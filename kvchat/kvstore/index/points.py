@@ -182,7 +182,7 @@ def fetch_integers(db: sqlite3.Connection, query: str, *values: object) -> list[
 
 
 def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk: Mapping[bytes, int]) -> bool:
-    """Store the recipe of a staged save point; return False if this was deleted.
+    """Store the recipe of a staged save point; return False if the save point was deleted.
 
     Also deletes the conversation's older absorbed save points with the same tokens.
     """

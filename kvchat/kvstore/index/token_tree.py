@@ -36,7 +36,7 @@ class NodeMatch(NamedTuple):
 
 
 class _Segment(NamedTuple):
-    """A segment of 256 tokens; the last one of a chain may be shorter."""
+    """A segment of 256 tokens. The last segment of a prefix may be shorter."""
 
     name: bytes  # BLAKE3 of the previous name and these tokens, that is, of the whole prefix
     end: int  # token position after the segment
@@ -103,7 +103,7 @@ def find_matches(
 ) -> Iterator[NodeMatch]:
     """Lazily yield the nodes that share a prefix with the prompt, longest match first.
 
-    With `whole_nodes`, yields only nodes all of whose tokens are a prefix of the prompt.
+    With `whole_nodes`, skips nodes that match only in part.
     """
     packed = pack_tokens(prompt)
     return merge(

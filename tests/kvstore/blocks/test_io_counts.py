@@ -74,7 +74,7 @@ def save_and_reopen(bench: Bench) -> SavePoint:
 
 def prepare_spare_file(bench: Bench) -> None:
     bench.restorer.limit_memory(10**9)
-    bench.restorer.prepare().result()
+    bench.restorer.preallocate_file().result()
 
 
 def about(counted: int, expected: int, file: int) -> bool:
@@ -138,7 +138,7 @@ def test_rows_are_read_into_existing_pages(tmp_path: Path, counts: IoCounts, row
     for share, length in ((1.0, LENGTH - 300), (0.7, LENGTH), (0.2, LENGTH)):
         bench.reopen()
         bench.restorer.limit_memory(0)
-        bench.restorer.prepare().result()
+        bench.restorer.preallocate_file().result()
         bench.store.staging.trim(max_bytes=10**9)
         bench.store.staging.preallocate(int(share * point.size), lambda: False)
         restored = bench.restore((*token_range(length), 7))
@@ -149,11 +149,11 @@ def test_rows_are_read_into_existing_pages(tmp_path: Path, counts: IoCounts, row
 def test_a_spare_file_with_mapped_pages_is_always_ready(big: Bench) -> None:
     points = [big.save(f"chat {number}", token_range(LENGTH - number, 5000 * number + 1)) for number in range(3)]
     big.reopen()
-    big.restorer.prepare().result()
+    big.restorer.preallocate_file().result()
     assert big.store.staging._spare_files == [], "nothing is taken before it is known what a model needs"
     big.restorer.limit_memory(10**9)
     for point in points[::-1]:
-        big.restorer.prepare().result()
+        big.restorer.preallocate_file().result()
         (spare,) = big.store.staging._spare_files
         mapped = memory_files._mapped[spare]
         assert spare.stat().st_size == points[0].size
