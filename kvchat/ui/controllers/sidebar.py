@@ -261,4 +261,4 @@ class SidebarController(Controller):
         await self._chat.open_at(hit.conversation_id, message_id)
         self._views.find_bar.start_search(query, message_id)
         if hit.in_document:
-            self._views.transcript.marks.open_matching_document(message_id)
+            self._views.transcript.marks.open_matching_attachment(message_id)

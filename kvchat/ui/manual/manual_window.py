@@ -51,7 +51,7 @@ class ManualPage(QTextBrowser):
 
     def show_text(self) -> None:
         look, place = self._look, self._top_block
-        parser = markdown_parser(renderer_class(look.theme, links_within=True))
+        parser = markdown_parser(renderer_class(look.theme, allow_internal_links=True))
         parser.options["breaks"] = False
         document = self.document()
         document.setDefaultFont(page_font(look.fonts.family, look.fonts.body))

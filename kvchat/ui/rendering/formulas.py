@@ -152,7 +152,7 @@ class FormulaLayer(QPyTextObject):
         self._formulas: list[tuple[Formula, FormulaBox]] = []
         self._images: dict[int, QImage] = {}  # by formula number
 
-    def html(self, formula: Formula, tag: str) -> str:
+    def formula_html(self, formula: Formula, tag: str) -> str:
         if not self._renderer.request(formula):
             self.pending.add(formula)
             return formula_source(formula.source)

@@ -42,7 +42,7 @@ class Prose:
     source: str  # Markdown
     formulas: tuple[Formula, ...] = ()
     list_tag: str = ""
-    heading: bool = False
+    is_heading: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Markdown:
             return [WideBlock(*self._render(unit.tokens, source, env))]
         if unit.kind == LIST_ITEM:
             return self._render_item(unit, source, env)
-        return [Prose(*self._render(unit.tokens, source, env), heading=first.type == "heading_open")]
+        return [Prose(*self._render(unit.tokens, source, env), is_heading=first.type == "heading_open")]
 
     def _render_item(self, unit: Unit, source: str, env: MarkdownEnv) -> list[Block]:
         tokens = unit.tokens[1:-1]
@@ -206,14 +206,14 @@ def prose_css(theme: Theme, mono: str, points: float) -> str:
     """
 
 
-def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRenderer]:
-    """Return a renderer class with these colors. Also allow links within the text if `links_within` is true."""
+def renderer_class(theme: Theme, *, allow_internal_links: bool = False) -> type[SafeRenderer]:
+    """Return a renderer class with these colors. Also allow links within the text if `allow_internal_links` is true."""
 
     class Renderer(SafeRenderer):
         """HTML renderer for QTextDocument that replaces formulas by `<!--math:i-->`."""
 
         def allows_link(self, url: str) -> bool:
-            return super().allows_link(url) or (links_within and url.startswith("#"))
+            return super().allows_link(url) or (allow_internal_links and url.startswith("#"))
 
         def image(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
             return f'<span style="color:{theme.muted}">{super().image(tokens, i, options, env)}</span>'

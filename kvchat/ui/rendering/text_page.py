@@ -138,7 +138,9 @@ class TextPage(QTextBrowser):
         """Return a block's HTML with an anchor at its start and its formulas in place."""
         block = self.blocks[number]
         html = _OPENING_TAGS.sub(lambda tags: f'{tags[0]}<a name="{_BLOCK_ANCHOR}{number}"></a>', block.html, count=1)
-        return FORMULA_PLACEHOLDER.sub(lambda match: self.formulas.html(block.formulas[int(match[1])], html[:3]), html)
+        return FORMULA_PLACEHOLDER.sub(
+            lambda match: self.formulas.formula_html(block.formulas[int(match[1])], html[:3]), html
+        )
 
 
 class WidePage(TextPage):

@@ -38,7 +38,7 @@ class HitMarks(QObject):
         for view in self._page.views.values():
             for text in view.texts:
                 self._mark(text)
-            self.mark_documents(view)
+            self.mark_attachments(view)
 
     def clear(self) -> None:
         if self.terms:
@@ -49,18 +49,18 @@ class HitMarks(QObject):
         text.textChanged.connect(lambda: self._mark(text))
         self._mark(text)
 
-    def mark_documents(self, view: MessageView) -> None:
+    def mark_attachments(self, view: MessageView) -> None:
         if view.chips is not None:
             view.chips.show_terms(self.terms)
 
-    def open_matching_document(self, message_id: str) -> None:
+    def open_matching_attachment(self, message_id: str) -> None:
         view = self._page.views.get(message_id)
         if view is not None and view.chips is not None:
             view.chips.open_first_match()
 
     def hits_in_message(self, message_id: str) -> list[tuple[QTextEdit, QTextCursor]]:
         view = self._page.views.get(message_id)
-        return [(text, cursor) for text in (view.texts if view else ()) for cursor in self._cursors(text)]
+        return [(text, cursor) for text in (view.texts if view else ()) for cursor in self._hit_cursors(text)]
 
     def set_current(self, text: QTextEdit, cursor: QTextCursor) -> None:
         before, self._current = self._current, (text, cursor.selectionStart())
@@ -71,13 +71,13 @@ class HitMarks(QObject):
     def _restyle(self) -> None:
         self.show_terms(self.terms)
 
-    def _cursors(self, text: QTextEdit) -> list[QTextCursor]:
+    def _hit_cursors(self, text: QTextEdit) -> list[QTextCursor]:
         content = text.toPlainText()
         return cursors_at(text, content, find_matches(content, self.terms))
 
     def _mark(self, text: QTextEdit) -> None:
         if self.terms or text.property("marked"):
-            cursors = self._cursors(text)
+            cursors = self._hit_cursors(text)
             current = self._current[1] if self._current and self._current[0] is text else None
             mark(text, cursors, self._look.theme, current)
             text.setProperty("marked", bool(cursors))

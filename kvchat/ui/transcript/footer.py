@@ -153,7 +153,7 @@ class Timeline(QWidget):
 
 class ReceiptView(QWidget):
     def __init__(self, receipt: Receipt, look: Look, details_layout: QBoxLayout | None = None) -> None:
-        """Put the details into `details_layout`, if given, because it is wider than this widget."""
+        """Put the details into `details_layout` if it is given: it may be wider than this widget."""
         super().__init__()
         self.receipt, self._look = receipt, look
         self.text = ("⚠ " if receipt.hollow else "") + receipts.receipt_line(receipt)

@@ -41,7 +41,7 @@ class RowHeights:
         self._tops: list[int] = []  # empty if it must be recomputed
 
     def top(self, row: int) -> int:
-        """Return the y position of a row. `len(heights)` gives the bottom of the last row."""
+        """Return a row's y position. For `len(heights)`, return the bottom of the last row."""
         if not self._tops:
             self._tops = list(accumulate(self.heights, initial=0))
         return self._tops[row]
@@ -98,7 +98,7 @@ class MessageColumn(QScrollArea):
         self.jump_button.hide()
         self._filler = QTimer(self, singleShot=True)
         self._filler.timeout.connect(self._create_nearby_widget)
-        self._bar.valueChanged.connect(self._scrolled)
+        self._bar.valueChanged.connect(self._handle_scroll)
 
     def row_of(self, message_id: str) -> int | None:
         return self._row_by_id.get(message_id)
@@ -141,7 +141,7 @@ class MessageColumn(QScrollArea):
     def whole_message(self, message: Message, *, markdown: bool) -> str:
         return message.content.strip("\n") if markdown else message_text(self._style.markdown, message)
 
-    def _new_view(self, message: Message) -> AnyMessageView:
+    def _create_view(self, message: Message) -> AnyMessageView:
         raise NotImplementedError
 
     def _estimated_height(self, message: Message) -> int:
@@ -229,7 +229,7 @@ class MessageColumn(QScrollArea):
         message = self.messages[row]
         view = self.views.get(message.id)
         if view is None:
-            view = self.views[message.id] = self._new_view(message)
+            view = self.views[message.id] = self._create_view(message)
             self._rows.measured[row] = False
             kept = self._pinned_ids() | self._edited_ids()
             others = [id for id in self.views if id not in kept] if len(self.views) > _MAX_VIEWS else []
@@ -268,7 +268,7 @@ class MessageColumn(QScrollArea):
             view.setParent(None)
             view.deleteLater()
 
-    def _scrolled(self, value: int) -> None:
+    def _handle_scroll(self, value: int) -> None:
         if self._is_arranging:
             return
         end = self._bar.maximum()

@@ -48,11 +48,11 @@ class MessageEditor(QFrame):
         self.field.setTabChangesFocus(True)
         self.field.installEventFilter(self)
         self.field.document().documentLayout().documentSizeChanged.connect(lambda _: self.changed.emit())
-        self.field.textChanged.connect(self._show_button)
+        self.field.textChanged.connect(self._update_button)
         cancel, self.button = button(_("Cancel"), self.canceled), button(action, self._finish, "primary")
         below = row((label(hint, "small", wraps=True), 1), cancel, self.button, spacing=8)
         self._column = column(self.field, below, on=self, spacing=6, margins=(14, 8, 10, 10))
-        self._show_button()
+        self._update_button()
 
     def needed_height(self, width: int) -> int:
         self.field.setFixedWidth(max(width - 26, 80))  # the lines must wrap as they will when shown
@@ -86,7 +86,7 @@ class MessageEditor(QFrame):
         if self.button.isEnabled():
             self.finished.emit(self.field.toPlainText().strip())
 
-    def _show_button(self) -> None:
+    def _update_button(self) -> None:
         self.button.setEnabled(bool(self.field.toPlainText().strip()))
 
 
@@ -175,7 +175,7 @@ class UserView(MessageView):
         self._bubble = styled(QFrame(self), "bubble")
         self._clip = QWidget(self._bubble)  # clips the folded text
         self.column.setParent(self._clip)
-        self.fold_button = button("", lambda: self._fold(not self.folded), "link")
+        self.fold_button = button("", lambda: self._set_folded(not self.folded), "link")
         self.fold_button.setParent(self._bubble)
         self.folded: bool = True
         line = style.line_height * 135 / 148  # as in plain paragraphs
@@ -260,12 +260,12 @@ class UserView(MessageView):
 
     def unfold(self) -> None:
         if self.folded and self._is_long:
-            self._fold(False)
+            self._set_folded(False)
             while not self.is_complete:
                 self.build()
             self.changed.emit()
 
-    def _fold(self, folded: bool) -> None:
+    def _set_folded(self, folded: bool) -> None:
         self.folded = folded
         self.build()
         self.resizeEvent(None)

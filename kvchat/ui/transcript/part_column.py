@@ -84,14 +84,14 @@ class PartColumn(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         if event.size().width() != event.oldSize().width():
-            self._place(0)
+            self._place_parts(0)
 
     def _relayout_from(self, first: int) -> None:
         del self._bottoms[first:]
         self.updateGeometry()
-        self._place(first)
+        self._place_parts(first)
 
-    def _place(self, first: int) -> None:
+    def _place_parts(self, first: int) -> None:
         width = self.width()
         self.heightForWidth(width)
         for i in range(first, len(self.parts)):
@@ -126,7 +126,7 @@ class PartColumn(QWidget):
         above, below = self._groups[i - 1][-1], self._groups[i][0]
         if not (isinstance(above, Prose) and isinstance(below, Prose)):
             return _GAP_CARD
-        return _GAP_HEADING if below.heading else _GAP_ITEM if above.list_tag and below.list_tag else _GAP
+        return _GAP_HEADING if below.is_heading else _GAP_ITEM if above.list_tag and below.list_tag else _GAP
 
     def _indent(self, i: int) -> int:
         first = self._groups[i][0]

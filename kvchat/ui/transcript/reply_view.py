@@ -41,7 +41,7 @@ class ThinkingView(QWidget):
         self._frame.hide()
         self._column = PartColumn(style.with_muted_text(), _("Thinking"), self._frame)
         self._column.text_added.connect(self.text_added)
-        self._show()
+        self._refresh()
 
     @property
     def is_open(self) -> bool:
@@ -56,7 +56,7 @@ class ThinkingView(QWidget):
         self._text = text
         heading = _("Reasoning") if ms is None else _("Thought for {ms}", ms=format_rough_duration(ms / 1000))
         self._heading = _("Thinking…") if is_streaming else heading
-        self._show()
+        self._refresh()
 
     def heightForWidth(self, width: int) -> int:
         heading = self.toggle_button.sizeHint().height()
@@ -72,10 +72,10 @@ class ThinkingView(QWidget):
 
     def _toggle(self) -> None:
         self._frame.setVisible(not self.is_open)
-        self._show()
+        self._refresh()
         self.toggled.emit()
 
-    def _show(self) -> None:
+    def _refresh(self) -> None:
         name = join_list((self._heading, _("expanded") if self.is_open else _("collapsed")))
         if name != self.toggle_button.accessibleName():
             self.toggle_button.setText(
@@ -166,7 +166,7 @@ class ReplyView(MessageView):
         self._show_footer()
         self.render_now()
 
-    def set_last(self, is_last: bool) -> None:
+    def set_is_last(self, is_last: bool) -> None:
         self.action_row.is_last = is_last
         self.action_row.update()
         self._continue.setVisible(is_last)

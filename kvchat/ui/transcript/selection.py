@@ -34,7 +34,7 @@ class Selection(QObject):
         self._head: TextPosition | None = None  # None if the selection is within one text
         self._mouse = QPoint()
         self._scroller = QTimer(self, interval=_SCROLL_MS)
-        self._scroller.timeout.connect(self._scroll_on)
+        self._scroller.timeout.connect(self._scroll_while_dragging)
 
     def attach(self, text: QTextEdit, view: MessageView) -> None:
         for watched in (text, text.viewport()):
@@ -90,7 +90,7 @@ class Selection(QObject):
             spot = TextPosition(view.message.id, text, text.cursorForPosition(event.position().toPoint()).position())
             shift = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
             if shift and self._anchor is not None and self._anchor.text is not text:
-                self._extend(spot)
+                self._extend_to(spot)
                 return True
             if not shift:
                 self._clear_others(text)
@@ -118,16 +118,16 @@ class Selection(QObject):
                 self._clear_others(spot.text)
                 self._head = None
             return False
-        self._extend(spot)
+        self._extend_to(spot)
         return True
 
-    def _scroll_on(self) -> None:
+    def _scroll_while_dragging(self) -> None:
         page = self._page.viewport()
         y = page.mapFromGlobal(self._mouse).y()
         self._page.scroll_by((y if y < 0 else y - page.height()) // 2)
         self._drag(self._mouse)
 
-    def _extend(self, head: TextPosition) -> None:
+    def _extend_to(self, head: TextPosition) -> None:
         anchor, texts = self._anchor, self._texts()
         self._head = head
         if anchor is None or anchor.text not in texts or head.text not in texts:
@@ -192,7 +192,7 @@ class Selection(QObject):
         last = texts[-1].document().characterCount() - 1
         self._anchor = TextPosition(view.message.id, texts[0], 0)
         if len(texts) > 1:
-            self._extend(TextPosition(view.message.id, texts[-1], last))
+            self._extend_to(TextPosition(view.message.id, texts[-1], last))
         else:
             self._head = None
             select(texts[0], 0, last)

@@ -206,7 +206,7 @@ class Transcript(MessageColumn):
         return next((stop for stop in stops if view.intersects(QRect(stop.mapTo(self, QPoint()), stop.size()))), None)
 
     def _scroll_into_view(self, widget: QWidget, box: QRect) -> None:
-        """Scroll until a widget's `box` is visible, or its nearer end if it is too tall."""
+        """Scroll to a widget's `box`, or to its nearer end if it is too tall, unless enough of it is visible."""
         top, height = widget.mapTo(self._content, box.topLeft()).y(), box.height()
         above, area = self._bar.value(), self.viewport().height()
         if min(top + height, above + area) - max(top, above) >= min(height, area // 2):
@@ -221,7 +221,7 @@ class Transcript(MessageColumn):
                 self._edits[id] = editor.field.toPlainText()
         super()._delete_views(ids)
 
-    def _new_view(self, message: Message) -> AnyMessageView:
+    def _create_view(self, message: Message) -> AnyMessageView:
         view: AnyMessageView
         if message.role is Role.USER:
             view = UserView(self._style, message, self._content)
@@ -232,7 +232,7 @@ class Transcript(MessageColumn):
         view.text_added.connect(lambda text: self._attach_text(text, view))
         view.link_activated.connect(lambda url: ask_to_open(self.window(), url))
         view.installEventFilter(self.selection)  # for the context menu beside the texts
-        self.marks.mark_documents(view)
+        self.marks.mark_attachments(view)
         if isinstance(view, UserView):
             view.build()
         else:
@@ -270,7 +270,7 @@ class Transcript(MessageColumn):
 
     def _set_last(self, view: AnyMessageView) -> None:
         if isinstance(view, ReplyView):
-            view.set_last(self._row_by_id[view.message.id] == len(self.messages) - 1)
+            view.set_is_last(self._row_by_id[view.message.id] == len(self.messages) - 1)
 
     def _forward_request(self, request: MessageRequest) -> None:
         """Emit `message_requested`. After a switch of branches by keyboard, focus will return to the same button."""

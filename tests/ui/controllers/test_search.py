@@ -37,7 +37,7 @@ def marked(window: MainWindow) -> list[str]:
         for view in window.transcript.views.values()
         for text in view.texts
         if text.property("marked")
-        for cursor in window.transcript.marks._cursors(text)
+        for cursor in window.transcript.marks._hit_cursors(text)
     ]
 
 

@@ -25,11 +25,6 @@ def view(look: Look, qtbot: QtBot) -> CodeView:
     return view
 
 
-def coloured(colours: LineHighlighter, text: str) -> set[tuple[str, str]]:
-    lines = text.split("\n")
-    return {(lines[i][at : at + n], colour) for i, spans in enumerate(colours.spans) for at, n, colour in spans}
-
-
 def colours_on(view: CodeView) -> list[list[tuple[int, int, str]]]:
     block, lines = view.body.document().begin(), []
     while block.isValid():
@@ -52,9 +47,9 @@ def test_copy_puts_the_code_on_the_clipboard(view: CodeView, qtbot: QtBot) -> No
 
 
 def test_colours_are_the_themes() -> None:
-    colours = highlighted("python", SOURCE)
-    assert len(colours.spans) == len(SOURCE.split("\n"))
-    found = coloured(colours, SOURCE)
+    lines, spans = SOURCE.split("\n"), highlighted("python", SOURCE).spans
+    assert len(spans) == len(lines)
+    found = {(lines[i][at : at + n], colour) for i, line in enumerate(spans) for at, n, colour in line}
     assert {("def", DARK.code_keyword), ("# why", DARK.code_comment), ("f", DARK.code_name)} <= found
     assert {('"""Two', DARK.code_string), ('    lines."""', DARK.code_string), ("1", DARK.code_number)} <= found
 

@@ -1,4 +1,4 @@
-"""A streamed reply ends up like one parsed at once, and settled blocks never change."""
+"""A streamed reply ends up like one parsed at once, and only the blocks at its end are parsed again."""
 
 import pytest
 from hypothesis import given

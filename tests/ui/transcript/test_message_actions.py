@@ -30,21 +30,17 @@ def tap(widget: QWidget, place: QPoint) -> None:
     QTest.touchEvent(widget, _screen[0], False).release(0, place, widget).commit(False)
 
 
-async def talked(runtime: StagedRuntime, window: MainWindow) -> None:
+async def test_a_tap_shows_what_can_be_done_and_a_second_one_does_it(
+    furnished: StagedRuntime, window: MainWindow
+) -> None:
+    """Without the pointer ever hovering: Qt turns an unhandled tap into a click."""
     for role, words in ((Role.ASSISTANT, "Hello."), (Role.USER, "How high?"), (Role.ASSISTANT, "Eight metres.")):
-        runtime.chat.write("d", role, words)
+        furnished.chat.write("d", role, words)
     window.chat.open(None)
     window.chat.open("d")
     assert window.chat._load_task is not None
     await window.chat._load_task  # or messages still loading would be shown again
     await until(lambda: len(window.transcript.messages) == 4 and len(window.transcript.views) == 4)
-
-
-async def test_a_tap_shows_what_can_be_done_and_a_second_one_does_it(
-    furnished: StagedRuntime, window: MainWindow
-) -> None:
-    """Without the pointer ever hovering: Qt turns an unhandled tap into a click."""
-    await talked(furnished, window)
     assert [seen(window, row) for row in range(4)] == [False, False, False, True]
     reply, question = (window.transcript.views[window.transcript.messages[row].id] for row in (1, 2))
     copy, edit = reply.action_row.findChildren(QToolButton)[:2]

@@ -43,19 +43,14 @@ def focused() -> QWidget:
     return widget
 
 
-def name() -> str:
-    """Return the name of the focused widget, or the text of the focused link."""
-    widget = focused()
-    chosen = widget.textCursor().selectedText() if isinstance(widget, QTextBrowser) else ""
-    return chosen or widget.accessibleName()
-
-
 def tab(qtbot: QtBot, times: int = 1, *, back: bool = False) -> list[str]:
-    """Press Tab `times` times; return the focused names."""
+    """Press Tab `times` times; return the names of the focused widgets, or the texts of the focused links."""
     names = []
     for _ in range(times):
         qtbot.keyClick(focused(), Qt.Key.Key_Backtab if back else Qt.Key.Key_Tab)
-        names.append(name())
+        widget = focused()
+        link = widget.textCursor().selectedText() if isinstance(widget, QTextBrowser) else ""
+        names.append(link or widget.accessibleName())
     return names
 
 
@@ -69,15 +64,6 @@ AS_THEY_STAND = [
     *("You: And the largest?", *QUESTION),
     *("Reply", "the lake", "the map", "Copy this code", "Code", RECEIPT, *REPLY, "Continue the reply", *AFTER),
 ]
-
-
-def message_of(page: Transcript) -> str:
-    """Return the id of the focused message."""
-    return next(id for id, view in page.views.items() if view.isAncestorOf(focused()))
-
-
-def is_in_sight(page: Transcript, widget: QWidget) -> bool:
-    return page.viewport().rect().intersects(QRect(widget.mapTo(page.viewport(), QPoint(0, 0)), widget.size()))
 
 
 async def test_tab_goes_through_the_messages_and_on_to_the_composer(
@@ -122,8 +108,9 @@ async def test_messages_that_had_no_widgets_come_in_their_order_and_into_sight(
             if focused() is page:
                 break
             if page.isAncestorOf(focused()):
-                assert is_in_sight(page, focused())
-                seen.append(message_of(page))
+                place = QRect(focused().mapTo(page.viewport(), QPoint(0, 0)), focused().size())
+                assert page.viewport().rect().intersects(place)
+                seen.append(next(id for id, view in page.views.items() if view.isAncestorOf(focused())))
         steps = [id for id, before in zip(seen, ["", *seen], strict=False) if id != before]
         assert steps == (ids[::-1] if back else ids)
 
