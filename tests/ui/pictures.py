@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import qasync
 from PySide6.QtCore import QSize, Qt
-from PySide6.QtWidgets import QApplication, QDialog, QMenu, QProgressDialog, QWidget
+from PySide6.QtWidgets import QApplication, QDialog, QMenu, QProgressDialog, QScrollArea, QScrollBar, QWidget
 
 from kvchat.chat.attachments import document_from_text
 from kvchat.chat.options import Preset
@@ -315,9 +315,7 @@ async def _beside(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[t
     yield "quick question, answered", quick
 
 
-def _scrolled(window: QWidget) -> list[object]:
-    from PySide6.QtWidgets import QScrollArea
-
+def _scrolled(window: QWidget) -> list[QScrollBar]:
     bars = [area.verticalScrollBar() for area in window.findChildren(QScrollArea) if area.isVisible()]
     return [bar for bar in bars if bar.maximum() > 0][:1]
 

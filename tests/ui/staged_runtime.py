@@ -353,11 +353,11 @@ class StagedStore(StoreService):
             )
         return plan.bytes_freed
 
-    async def pin(self, conversation_id: str, pinned: bool) -> None:
+    async def set_pinned(self, conversation_id: str, pinned: bool) -> None:
         self._runtime.calls.append(("pin", conversation_id, pinned))
         self._runtime.keep(replace(self._runtime.usage_of(conversation_id), pinned=pinned))
 
-    async def never_save(self, conversation_id: str, never: bool) -> None:
+    async def set_never_save(self, conversation_id: str, never: bool) -> None:
         self._runtime.calls.append(("never_save", conversation_id, never))
         self._runtime.keep(replace(self._runtime.usage_of(conversation_id), never_save=never))
 

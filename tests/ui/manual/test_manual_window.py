@@ -21,7 +21,14 @@ def manual(window: MainWindow, qtbot: QtBot) -> ManualWindow:
     return manual
 
 
-async def test_headings_lead_to_their_places_and_follow_the_text(manual: ManualWindow) -> None:
+async def test_words_are_found_and_headings_lead_to_their_places(manual: ManualWindow, qtbot: QtBot) -> None:
+    assert manual.text_search.hasFocus()
+    sentence = "Chat memory may not work with this engine"
+    qtbot.keyClicks(manual.text_search, sentence)
+    assert manual.text_search.count.text() == "1 found"
+    qtbot.keyClick(manual.text_search, Qt.Key.Key_Return)
+    assert manual.page.textCursor().selectedText() == sentence
+    assert manual.list.currentItem().text().strip() == "Chat memory"
     names = [manual.list.item(row).text().strip() for row in range(manual.list.count())]
     assert names == re.findall(r"^##+ (.*)", SOURCE, re.MULTILINE)
     row = names.index("Privacy")
@@ -48,15 +55,6 @@ async def test_every_link_leads_somewhere(manual: ManualWindow, monkeypatch: pyt
     assert opened == [link for link in links if link not in within]
     shown = manual.page.toHtml()
     assert all(f'href="{link}"' in shown for link in links), "each is one that can be clicked"
-
-
-async def test_words_are_found(manual: ManualWindow, qtbot: QtBot) -> None:
-    assert manual.text_search.hasFocus()
-    qtbot.keyClicks(manual.text_search, "Chat memory may not work with this engine")
-    assert manual.text_search.count.text() == "1 found"
-    qtbot.keyClick(manual.text_search, Qt.Key.Key_Return)
-    assert manual.page.textCursor().selectedText() == "Chat memory may not work with this engine"
-    assert manual.list.currentItem().text().strip() == "Chat memory"
 
 
 async def test_the_text_follows_the_theme_and_stays_where_it_was(

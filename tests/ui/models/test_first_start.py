@@ -34,7 +34,9 @@ def runtime(tmp_path: Path) -> StagedRuntime:
     return StagedRuntime(tmp_path, model=None)
 
 
-async def test_without_a_model_the_page_is_shown(runtime: StagedRuntime, window: MainWindow) -> None:
+async def test_without_a_model_the_page_is_shown_and_refuses_a_file_that_is_none(
+    runtime: StagedRuntime, window: MainWindow
+) -> None:
     assert window.first_start.isVisible()
     assert not window.composer.isVisible()
     page = window.first_start
@@ -47,6 +49,13 @@ async def test_without_a_model_the_page_is_shown(runtime: StagedRuntime, window:
     assert window.composer.isVisible()
     window.show_first_start()
     assert page.isVisible()
+    runtime.refuse = KvchatError("Not a GGUF file", "It is text.", "Pick another.")
+    window.runner.start(window.models.use(Path("/x.txt")))
+    card = page.error_card
+    await until(card.title.isVisible)
+    told = card.title.text(), card.detail.text(), card.advice_label.text()
+    assert told == ("Not a GGUF file", "It is text.", "Pick another.")
+    assert page.starter_button.isVisible()
 
 
 async def test_models_that_are_here_come_first_and_the_starter_is_what_it_is(
@@ -167,16 +176,6 @@ async def test_a_card_that_would_go_unused_is_offered_an_engine(
     await until(offer.outcome.isVisible)  # these bytes are no archive
     assert offer.outcome.title.text() == "The engine archive is invalid"
     assert with_card.settings.engine_path is None
-
-
-async def test_a_file_that_is_no_model_is_refused_on_the_page(runtime: StagedRuntime, window: MainWindow) -> None:
-    runtime.refuse = KvchatError("Not a GGUF file", "It is text.", "Pick another.")
-    window.runner.start(window.models.use(Path("/x.txt")))
-    await until(lambda: window.first_start.error_card.title.isVisible())
-    card = window.first_start.error_card
-    told = card.title.text(), card.detail.text(), card.advice_label.text()
-    assert told == ("Not a GGUF file", "It is text.", "Pick another.")
-    assert window.first_start.starter_button.isVisible()
 
 
 @pytest.mark.parametrize("then", ["a model is chosen", "a model is set", "its file is back"])

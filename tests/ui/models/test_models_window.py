@@ -108,7 +108,7 @@ async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_
     assert not [call for call in runtime.calls if call[0] == "use_model"]
 
 
-async def test_a_model_is_used_by_enter_and_the_window_closes(
+async def test_a_model_is_used_by_enter_and_folders_are_added_and_dropped(
     runtime: StagedRuntime, models: ModelsWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
     await until(lambda: models.local.list.rows)
@@ -126,10 +126,6 @@ async def test_a_model_is_used_by_enter_and_the_window_closes(
     assert ("use_model", tmp_path / "Apple-8B.gguf") in runtime.calls
     models.show()
     await until(lambda: "in use" in chips(models))
-
-
-async def test_folders_are_added_and_dropped(runtime: StagedRuntime, models: ModelsWindow, tmp_path: Path) -> None:
-    await until(lambda: models.local.list.rows)
     runtime.models.there = []
     runtime.models.locked = (UnreadableFolder(Path("/locked"), "Permission denied"),)
     models.local.set_folders([str(tmp_path)])

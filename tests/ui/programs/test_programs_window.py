@@ -33,20 +33,14 @@ def words(window: ProgramsWindow) -> str:
     )
 
 
-async def test_programs_stand_with_what_was_found_the_last_one_first(filled: StagedRuntime, window: MainWindow) -> None:
+async def test_programs_the_last_used_first_and_their_current_requests(
+    filled: StagedRuntime, window: MainWindow
+) -> None:
     programs = window.side_windows.open_programs()
     assert [row.title for row in programs.list.rows] == [CLAUDE, "opencode", LONG_NAME]
     first = programs.list.rows[0]
     assert first.chip == "92 % remembered"
     assert first.detail == "124 requests · last just now · about 73 min saved"
-    assert "API server is off" not in words(programs)
-    filled.settings = replace(filled.settings, api_server=False)
-    programs.refresh()
-    assert "API server is off" in words(programs)
-
-
-async def test_what_goes_on_is_told_with_how_far_it_is(filled: StagedRuntime, window: MainWindow) -> None:
-    programs = window.side_windows.open_programs()
     await until(lambda: programs.live_rows.rows[2].name.full_text == "Chat c")
     shown = [
         (row.name.full_text, row.state.full_text, row.bar.isVisible())
@@ -59,6 +53,10 @@ async def test_what_goes_on_is_told_with_how_far_it_is(filled: StagedRuntime, wi
         ("Chat c", "loaded, 5.9K tokens", False),
         ("opencode", "loaded, 18.4K tokens", False),
     ]
+    assert "API server is off" not in words(programs)
+    filled.settings = replace(filled.settings, api_server=False)
+    programs.refresh()
+    assert "API server is off" in words(programs)
 
 
 async def test_why_it_was_read_again_and_what_mends_it(filled: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:

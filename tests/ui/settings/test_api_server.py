@@ -29,15 +29,11 @@ async def switched_on(window: MainWindow, runtime: StagedRuntime) -> ApiServerPa
     return page
 
 
-async def test_off_there_is_only_the_switch(runtime: StagedRuntime, window: MainWindow) -> None:
+async def test_the_switch_shows_the_address_and_a_key_that_stays(runtime: StagedRuntime, window: MainWindow) -> None:
     page = page_of(window)
     assert not runtime.settings.api_server
-    shown = [entry for entry in page.entries if entry.isVisible()]
-    assert shown == [page.settings["api_server"], page.programs]
-
-
-async def test_switched_on_there_is_an_address_and_a_key(runtime: StagedRuntime, window: MainWindow) -> None:
-    page = await switched_on(window, runtime)
+    assert [entry for entry in page.entries if entry.isVisible()] == [page.settings["api_server"], page.programs]
+    await switched_on(window, runtime)
     assert runtime.settings.api_server
     assert page.address.text() == "http://127.0.0.1:8737"
     assert page.address_entry.help.text() == "Only this computer can connect."
@@ -48,6 +44,11 @@ async def test_switched_on_there_is_an_address_and_a_key(runtime: StagedRuntime,
     page.change("api_server", True)
     await until(page.key_entry.isVisible)
     assert await runtime.api_server.keys() == keys, "the key stays as it was"
+    page.show_url("http://192.168.1.7:8737")
+    assert page.address_entry.help.text() == "Other computers on the network can also connect."
+    page.show_url(None)
+    assert "could not start" in page.address_entry.help.text()
+    assert not page.copy_address_button.isEnabled()
 
 
 async def test_the_key_is_shown_only_when_asked_for(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
@@ -66,19 +67,15 @@ async def test_the_key_is_shown_only_when_asked_for(runtime: StagedRuntime, wind
     assert page.key_field.echoMode() is QLineEdit.EchoMode.Password
 
 
-async def test_the_key_is_renewed_after_a_question(runtime: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_the_key_is_renewed_after_a_question_and_an_app_gets_its_own(
+    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
     page = await switched_on(window, runtime)
     before = page.key_field.text()
     qtbot.mouseClick(page.replace_key_button, LEFT)
     qtbot.mouseClick(button(question(page.panel), "Create new key"), LEFT)
     await until(lambda: page.key_field.text() not in ("", before))
     assert await runtime.api_server.keys() == {ANY_PROGRAM: page.key_field.text()}
-
-
-async def test_a_program_gets_a_key_of_its_own_that_can_be_taken_back(
-    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot
-) -> None:
-    page = await switched_on(window, runtime)
     qtbot.keyClicks(page.app_name, "My Zed ")
     qtbot.keyClick(page.app_name, Qt.Key.Key_Return)
     await until(lambda: "my-zed" in page.keys)
@@ -109,12 +106,3 @@ async def test_keys_of_an_earlier_load_do_not_replace_newer_ones(
     may_end.set()
     await earlier
     assert "my-zed" in page.keys
-
-
-async def test_what_is_open_to_others_is_said(runtime: StagedRuntime, window: MainWindow) -> None:
-    page = await switched_on(window, runtime)
-    page.show_url("http://192.168.1.7:8737")
-    assert page.address_entry.help.text() == "Other computers on the network can also connect."
-    page.show_url(None)
-    assert "could not start" in page.address_entry.help.text()
-    assert not page.copy_address_button.isEnabled()

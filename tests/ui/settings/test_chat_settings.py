@@ -71,7 +71,10 @@ async def test_what_is_entered_is_the_conversation_s_own(runtime: StagedRuntime,
     assert form.read().options == ChatOptions(template=requested.template)
 
 
-async def test_nonsense_is_refused_in_place(panel: ChatSettingsWindow) -> None:
+async def test_nonsense_is_refused_in_place_until_a_preset_fills_the_fields(
+    runtime: StagedRuntime, panel: ChatSettingsWindow
+) -> None:
+    await runtime.chat.options.store_preset(POET)
     await opened(panel)
     for field, text, words in (("temperature", "9", "between 0 and 2"), ("top_k", "1.5", "not a valid number")):
         panel.form.number_fields[field].setText(text)
@@ -83,6 +86,12 @@ async def test_nonsense_is_refused_in_place(panel: ChatSettingsWindow) -> None:
     panel.save_button.click()
     assert "not valid JSON" in panel.form.refusal.text()
     assert panel.isVisible()
+    panel.preset.setCurrentIndex(1)
+    panel.preset.activated.emit(1)
+    assert panel.form.read() == Preset("", POET.system, None, POET.options)
+    assert panel.form.number_fields["temperature"].text() == "1.2"
+    assert not panel.form.refusal.isVisible()
+    assert (await runtime.chat.turn_context.answer_settings("c1")).options == ChatOptions()  # not before Save
 
 
 async def test_another_system_prompt_asks_where_something_was_said(
@@ -97,16 +106,6 @@ async def test_another_system_prompt_asks_where_something_was_said(
     assert runtime.chat.system("c1") == ""
     dialog.confirm_button.click()
     await until(lambda: runtime.chat.system("c1") == "Be brief.")
-
-
-async def test_a_preset_fills_the_fields(runtime: StagedRuntime, panel: ChatSettingsWindow) -> None:
-    await runtime.chat.options.store_preset(POET)
-    await opened(panel)
-    panel.preset.setCurrentIndex(1)
-    panel.preset.activated.emit(1)
-    assert panel.form.system.toPlainText() == "Speak in rhymes."
-    assert panel.form.number_fields["temperature"].text() == "1.2"
-    assert (await runtime.chat.turn_context.answer_settings("c1")).options == ChatOptions()  # not before Save
 
 
 async def test_a_chat_begins_with_its_settings(runtime: StagedRuntime, window: MainWindow) -> None:

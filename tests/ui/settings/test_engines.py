@@ -32,26 +32,20 @@ async def page(window: MainWindow, runtime: StagedRuntime) -> EnginePage:
     return page
 
 
-async def test_every_engine_is_told_with_what_is_wrong_with_it(page: EnginePage) -> None:
+async def test_engines_are_described_tested_and_chosen_from_a_file(page: EnginePage, runtime: StagedRuntime) -> None:
     words = page.engine.help.text()
     assert "○ /usr/bin/llama-server: This engine is too old. It is build 6000." in words
     assert "● Embedded engine: xllamacpp 2026.10.11549; AMD EPYC" in words
     assert page.engine_box.itemText(0) == "Automatic"
-
-
-async def test_a_file_from_anywhere_can_be_chosen(page: EnginePage, runtime: StagedRuntime) -> None:
+    page.test_button.click()
+    await until(lambda: "✗" in page.test_entry.help.text())
+    assert page.test_entry.help.text().splitlines() == ["✓ Version: embedded engine", "✗ The engine crashed: SIGSEGV"]
+    await until(page.test_button.isEnabled)
     page.open_file_dialog()
     child(page, QFileDialog).fileSelected.emit("/opt/晚餐/llama-server")
     await until(lambda: runtime.settings.engine_path == "/opt/晚餐/llama-server")
     page.refresh()
     assert page.engine_box.currentText() == "/opt/晚餐/llama-server"
-
-
-async def test_a_trial_is_told_step_by_step(page: EnginePage) -> None:
-    page.test_button.click()
-    await until(lambda: "✗" in page.test_entry.help.text())
-    assert page.test_entry.help.text().splitlines() == ["✓ Version: embedded engine", "✗ The engine crashed: SIGSEGV"]
-    await until(page.test_button.isEnabled)
 
 
 @pytest.mark.parametrize("vendors", [(GpuVendor.NVIDIA, GpuVendor.AMD), ()])

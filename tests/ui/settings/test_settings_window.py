@@ -117,11 +117,22 @@ async def test_when_the_engine_runs_and_what_others_change(
     assert settings.page(ModelPage).settings["kv_type"].choice_box.currentText() == "q5_1"
 
 
-async def test_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not_work(
+async def test_the_memory_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not_work(
     runtime: StagedRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
-    runtime.engine.finding = RestoreFinding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
     settings.show_page(ModelPage.name)
+    memory = settings.page(ModelPage).memory
+    assert not memory.isVisible()
+    runtime.engine.memory_bars = (
+        MemoryBar("Radeon 780M", 8 * GB, GB, 4 * GB, 2 * GB, GB // 2, 0),
+        MemoryBar(COMPUTER, 30 * GB, 3 * GB, GB, 0, GB // 10, GB // 10, staging=8 * GB),
+    )
+    runtime.set_engine(EngineState.READY)
+    assert memory.isVisible()
+    assert memory.help.text() == "Estimated before loading."
+    expected = "Radeon 780M: the model 4 GB, context 2 GB, compute buffers 500 MB; reserved 1 GB of 8 GB free"
+    assert expected in [widget.accessibleName() for widget in memory.findChildren(QWidget)]
+    runtime.engine.finding = RestoreFinding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
     runtime.events.publish(SettingsChanged())
     assert "The engine crashed" in settings.page(ModelPage).restoring.help.text()
     qtbot.mouseClick(settings.page(ModelPage).retest_button, LEFT)
@@ -136,7 +147,7 @@ async def test_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not
     assert settings.page(ModelPage).model.minimumSizeHint().width() < settings.page(ModelPage).viewport().width()
 
 
-async def test_a_context_size_of_one_s_own_waits_for_the_engine(
+async def test_a_context_size_waits_for_the_engine_and_nonsense_is_refused_until_the_window_opens_again(
     runtime: StagedRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     settings.show_page(ModelPage.name)
@@ -157,34 +168,13 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
     assert entry.field.text() == ""
     assert settings.pending.isVisible()
 
-
-async def test_shows_the_memory(runtime: StagedRuntime, settings: SettingsWindow) -> None:
-    settings.show_page(ModelPage.name)
-    assert not settings.page(ModelPage).memory.isVisible()
-    runtime.engine.memory_bars = (
-        MemoryBar("Radeon 780M", 8 * GB, GB, 4 * GB, 2 * GB, GB // 2, 0),
-        MemoryBar(COMPUTER, 30 * GB, 3 * GB, GB, 0, GB // 10, GB // 10, staging=8 * GB),
-    )
-    runtime.set_engine(EngineState.READY)
-    memory = settings.page(ModelPage).memory
-    assert memory.isVisible()
-    assert memory.help.text() == "Estimated before loading."
-    names = [widget.accessibleName() for widget in memory.findChildren(QWidget)]
-    expected = "Radeon 780M: the model 4 GB, context 2 GB, compute buffers 500 MB; reserved 1 GB of 8 GB free"
-    assert expected in names
-
-
-async def test_nonsense_is_refused_in_place_and_gone_when_the_window_opens_again(
-    runtime: StagedRuntime, settings: SettingsWindow, qtbot: QtBot
-) -> None:
-    settings.show_page(ModelPage.name)
-    entry = settings.page(ModelPage).settings["context_size"]
+    before = applied(runtime)
     for text, reason in (("100", "at least 256"), ("99999999", "at most 16,777,216"), ("a lot", "such as 8192")):
         typed(qtbot, entry, text)
         assert entry.refusal.isVisible()
         assert reason in entry.refusal.text() == entry.field.accessibleDescription()
         assert entry.field.text() == text, "what was typed stays, to be corrected"
-    assert not applied(runtime)
+    assert applied(runtime) == before
     typed(qtbot, entry, "4096")
     await until(lambda: runtime.settings.context_size == 4096)
     assert not entry.refusal.isVisible()

@@ -2,7 +2,6 @@
 
 from datetime import timedelta
 
-import pytest
 from PySide6.QtCore import QEvent, QPointF, Qt
 from PySide6.QtGui import QMouseEvent
 from PySide6.QtWidgets import QApplication, QLabel
@@ -11,27 +10,17 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.events import ReplyFinished
 from kvchat.chat.turn.receipts import MAX_DAYS, REPLY_KINDS
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.storage.saved_panel import SavedPanel
 from tests.ui.staged_runtime import TODAY, StagedRuntime, a_receipt, counted
 from tests.ui.waiting import until
 
-LEFT, NONE = Qt.MouseButton.LeftButton, Qt.MouseButton.NoButton
+NONE = Qt.MouseButton.NoButton
 
 
-@pytest.fixture
-def furnished(runtime: StagedRuntime) -> StagedRuntime:
-    runtime.chat.counted = counted()
-    return runtime
-
-
-async def opened(window: MainWindow) -> SavedPanel:
+async def test_the_sums_where_they_come_from_and_the_days(
+    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
     panel = window.side_windows.open_saved()
     await until(lambda: panel.statistics is not None)
-    return panel
-
-
-async def test_the_sums_and_where_they_come_from(runtime: StagedRuntime, window: MainWindow) -> None:
-    panel = await opened(window)
     assert panel.empty_label.isVisible()
     runtime.chat.counted = counted()
     runtime.events.publish(ReplyFinished("a", "m", a_receipt()))  # the first one
@@ -41,13 +30,9 @@ async def test_the_sums_and_where_they_come_from(runtime: StagedRuntime, window:
     shown = [label.text() for label in panel.findChildren(QLabel) if label.isVisibleTo(panel)]
     for kind in REPLY_KINDS:
         assert shown[shown.index(kind) + 1 : shown.index(kind) + 3][0] == "10"
-
-
-async def test_arrow_keys_and_the_pointer_tell_of_a_day(
-    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
-) -> None:
-    furnished.chat.counted = counted(TODAY - timedelta(days=MAX_DAYS - 1))
-    panel = await opened(window)
+    runtime.chat.counted = counted(TODAY - timedelta(days=MAX_DAYS - 1))
+    runtime.events.publish(ReplyFinished("a", "m", a_receipt()))
+    await until(lambda: panel.statistics is runtime.chat.counted)
     panel.saved_bars.setFocus()
     qtbot.keyClick(panel.saved_bars, Qt.Key.Key_Left)
     assert panel.day_label.text() == "20 November: no replies"

@@ -71,8 +71,15 @@ async def slid(panel: StoragePanel, qtbot: QtBot, share: float) -> PrunePlan:
 
 
 @pytest.mark.usefixtures("catalogues")
-async def test_shows_what_is_kept_largest_first(furnished: StagedRuntime, window: MainWindow) -> None:
+async def test_shows_the_sums_and_what_is_kept_largest_first(furnished: StagedRuntime, window: MainWindow) -> None:
     panel = await opened(window)
+    summary = panel.summary
+    assert summary.total_label.text() == "1 of 20 GB in use"
+    assert "3 MB of the space in use" in summary.free_floor_label.text()
+    assert summary.on_disk_label.text() == "1 GB on disk"
+    assert summary.savings_label.text() == "7.6 GB saved by deduplication (88 %). Without it: 8.6 GB."
+    assert [label.text() for label in summary.figure_labels] == ["52 MB", "3.1 GB", "130 MB", "212 GB"]
+    assert summary.savings_bar.share == pytest.approx(1.037 / 8.645, abs=1e-3)
     assert [(row.title, row.usage.bytes) for row in panel.list.usage.rows] == [
         ("Jeju", 900_000_000),
         ("Thesis", 136_000_000),
@@ -111,17 +118,6 @@ async def test_a_deleted_chat_and_a_program_are_named_and_can_be_deleted(
     await until(lambda: "program/claude-cli" not in rows_of(panel))
 
 
-async def test_shows_the_sums(furnished: StagedRuntime, window: MainWindow) -> None:
-    panel = await opened(window)
-    summary = panel.summary
-    assert summary.total_label.text() == "1 of 20 GB in use"
-    assert "3 MB of the space in use" in summary.free_floor_label.text()
-    assert summary.on_disk_label.text() == "1 GB on disk"
-    assert summary.savings_label.text() == "7.6 GB saved by deduplication (88 %). Without it: 8.6 GB."
-    assert [label.text() for label in summary.figure_labels] == ["52 MB", "3.1 GB", "130 MB", "212 GB"]
-    assert summary.savings_bar.share == pytest.approx(1.037 / 8.645, abs=1e-3)
-
-
 async def test_pin_and_unpin_never_save_and_delete_one(
     furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
@@ -141,13 +137,14 @@ async def test_pin_and_unpin_never_save_and_delete_one(
     assert "b" in furnished.chat.by_id
 
 
-async def test_the_slider_shows_what_would_go_and_removes_nothing(
+async def test_the_slider_shows_what_would_go_and_a_pin_makes_the_plan_anew(
     furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     panel = await opened(window)
     assert not panel.prune_card.prune_button.isEnabled()
     before = dict(furnished.kept)
     plan = await slid(panel, qtbot, 0.5)
+    assert [call[1] for call in furnished.calls if call[0] == "plan_prune"] == [panel.prune_card.target]
     assert panel.prune_card.preview_label.text() == (
         f"Frees {round(plan.bytes_freed / 1e6)} MB: 4 old turns of 1 chat; 1 chat must be reprocessed; "
         "reprocessing everything would take about 40 s."
@@ -158,6 +155,10 @@ async def test_the_slider_shows_what_would_go_and_removes_nothing(
     assert furnished.kept == before
     qtbot.mouseClick(panel.losses_filter_button, LEFT)
     assert set(rows_of(panel)) == {"a", "b"}
+    await chosen(panel, qtbot, "a", ALWAYS_KEEP)
+    await until(lambda: panel.prune_card.plan not in (None, plan), "another plan")
+    assert panel.prune_card.plan is not None
+    assert {loss.conversation_id for loss in panel.prune_card.plan.conversations} == {"b"}
     panel.prune_card.reset()
     assert set(rows_of(panel)) == {"a", "b", "gone"}
     assert not panel.losses_filter_button.isVisible()
@@ -188,19 +189,6 @@ async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view
     assert sum(row.usage.bytes for row in rows_of(panel).values()) == left
     assert not panel.prune_card.is_moved
     assert not panel.prune_card.prune_button.isEnabled()
-
-
-async def test_a_slider_asks_once_and_a_pin_makes_the_plan_anew(
-    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
-) -> None:
-    panel = await opened(window)
-    before = await slid(panel, qtbot, 0.5)
-    assert [call[1] for call in furnished.calls if call[0] == "plan_prune"] == [panel.prune_card.target]
-    assert "a" in {loss.conversation_id for loss in before.conversations}
-    await chosen(panel, qtbot, "a", ALWAYS_KEEP)
-    await until(lambda: panel.prune_card.plan not in (None, before), "another plan")
-    assert panel.prune_card.plan is not None
-    assert {loss.conversation_id for loss in panel.prune_card.plan.conversations} == {"b"}
 
 
 async def test_delete_all_asks_first_and_leaves_an_empty_window(
