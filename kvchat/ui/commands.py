@@ -108,7 +108,10 @@ SHORTCUTS = (
 )
 
 
-_SCROLL_BAR, _AROUND = 12, QSize(56, 190)  # pixels: width of a scroll bar; space around the list of keys at 200 % text
+_SCROLL_BAR_WIDTH, _SHEET_MARGIN = (
+    12,
+    QSize(56, 190),
+)  # pixels: width of a scroll bar; space around the list of keys at 200 % text
 
 
 class ShortcutSheet(QDialog):
@@ -136,8 +139,8 @@ class ShortcutSheet(QDialog):
         close.setDefault(True)
         title, last = label(_("Keyboard shortcuts"), "title"), (close, 0, Qt.AlignmentFlag.AlignRight)
         self._page = ScrollPage("page")
-        self._sides = row(*columns, on=self._page.content, spacing=44, margins=(0, 0, _SCROLL_BAR, 0))
-        column(title, (self._page, 1), last, on=self, spacing=16, margins=(28, 24, 28 - _SCROLL_BAR, 20))
+        self._sides = row(*columns, on=self._page.content, spacing=44, margins=(0, 0, _SCROLL_BAR_WIDTH, 0))
+        column(title, (self._page, 1), last, on=self, spacing=16, margins=(28, 24, 28 - _SCROLL_BAR_WIDTH, 20))
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -145,7 +148,7 @@ class ShortcutSheet(QDialog):
             widget.ensurePolished()
         self._sides.invalidate()
         self._sides.activate()  # updates the columns inside
-        room, hint = max_window_size() - _AROUND, self._sides.sizeHint()
+        room, hint = max_window_size() - _SHEET_MARGIN, self._sides.sizeHint()
         if hint.width() > room.width():
             self._sides.setDirection(QBoxLayout.Direction.TopToBottom)
             for text in self._page.findChildren(QLabel):
@@ -191,14 +194,14 @@ def add_keep_actions(
     menu.setToolTipsVisible(True)
 
 
-_WHOLE, _START, _WORD, _INSIDE, _SCATTERED = 5, 4, 3, 2, 1  # match quality, best to worst
-_MAX_CHATS, _MAX_ACTIONS, _CHATS_AT_FIRST = 9, 20, 7
-_LETTERS, _MIN_ROW, _TOP = (
+_WHOLE_MATCH, _PREFIX_MATCH, _WORD_MATCH, _INNER_MATCH, _SCATTERED_MATCH = 5, 4, 3, 2, 1  # match quality, best to worst
+_MAX_CHATS, _MAX_ACTIONS, _MAX_CHATS_WITHOUT_QUERY = 9, 20, 7
+_LETTERS, _ROW_PADDING, _TOP_OFFSET = (
     84,
     18,
     70,
 )  # width in average characters; pixels: row height beyond its text, distance from the window's top
-_MAX_ROWS, _NOT_ROWS = 14, 100  # visible rows, and pixels of the window height that rows cannot use
+_MAX_ROWS, _OTHER_HEIGHT = 14, 100  # visible rows, and pixels of the window height that rows cannot use
 _TERMS_SEPARATOR = "\n "  # separates an action's name from its other search terms
 _LIST_KEYS = frozenset((Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown))
 
@@ -231,17 +234,17 @@ class Palette(QDialog):
             for part in (chats, actions)
         )
         self.entries: list[PaletteEntry] = []  # those shown
-        self.row_height = self.fontMetrics().height() + _MIN_ROW
+        self.row_height = self.fontMetrics().height() + _ROW_PADDING
         self.field = line_edit(name, f"{name}…")
         self.field.installEventFilter(self)
         self.field.textChanged.connect(self._fill)
-        self.field.returnPressed.connect(self._run)
+        self.field.returnPressed.connect(self._run_selected)
         self.list = QListWidget()
         self.list.setObjectName("paletteList")
         self.list.setAccessibleName(_("Matches"))
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.list.itemClicked.connect(lambda _: self._run())
+        self.list.itemClicked.connect(lambda _: self._run_selected())
         self.empty_label = label(_("No matching chats or commands."), "muted")
         self.empty_label.setContentsMargins(10, 4, 10, 6)
         self._column = column(self.field, self.empty_label, self.list, on=self, spacing=6, margins=10)
@@ -249,7 +252,7 @@ class Palette(QDialog):
         self.rejected.connect(lambda: self.dismissed.emit(self.field.text()), once)
         self.setFixedWidth(min(self.fontMetrics().averageCharWidth() * _LETTERS, parent.width() - 40))
         self._fill("")
-        self.move(parent.mapToGlobal(QPoint((parent.width() - self.width()) // 2, _TOP)))
+        self.move(parent.mapToGlobal(QPoint((parent.width() - self.width()) // 2, _TOP_OFFSET)))
         self.show()
         self.activateWindow()
         self.field.setFocus()
@@ -266,7 +269,7 @@ class Palette(QDialog):
             self.reject()
 
     def _fill(self, query: str) -> None:
-        count = _MAX_CHATS if query.strip() else _CHATS_AT_FIRST
+        count = _MAX_CHATS if query.strip() else _MAX_CHATS_WITHOUT_QUERY
         self.entries = [self._chats[i] for i in best_matches(query, self._chat_texts, count)]
         self.entries += [self.commands[i] for i in best_matches(query, self._command_texts, _MAX_ACTIONS)]
         self.list.clear()
@@ -282,14 +285,14 @@ class Palette(QDialog):
         self.list.setCurrentRow(0)
         self.list.setVisible(bool(self.entries))
         self.empty_label.setVisible(not self.entries)
-        room = (self._window.height() - _TOP - _NOT_ROWS) // self.row_height
+        room = (self._window.height() - _TOP_OFFSET - _OTHER_HEIGHT) // self.row_height
         self.list.setFixedHeight(self.row_height * min(len(self.entries), max(room, 1), _MAX_ROWS) + 2)
         self._column.activate()
         self.setFixedHeight(self._column.sizeHint().height())
         if self._closes_without_matches and not self.entries:
             self.reject()
 
-    def _run(self) -> None:
+    def _run_selected(self) -> None:
         if self.entries:
             entry = self.entries[self.list.currentRow()]
             self.accept()
@@ -314,14 +317,14 @@ def best_matches(typed: str, texts: Sequence[str], count: int) -> list[int]:
 def _score(query: str, text: str, title: str) -> int:
     position = text.find(query)
     if position == 0:
-        return _WHOLE if title == query else _START
+        return _WHOLE_MATCH if title == query else _PREFIX_MATCH
     if position > 0:
-        return _WORD if f" {query}" in text else _INSIDE
+        return _WORD_MATCH if f" {query}" in text else _INNER_MATCH
     if all(word in text for word in query.split(" ")):
-        return _INSIDE
+        return _INNER_MATCH
     position = -1
     for letter in query.replace(" ", ""):
         position = title.find(letter, position + 1)
         if position < 0:
             return 0
-    return _SCATTERED
+    return _SCATTERED_MATCH

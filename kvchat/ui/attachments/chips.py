@@ -21,7 +21,7 @@ from kvchat.text.search import Term, find_first_match, find_matches
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
 from kvchat.ui.base.theme import Look, code_font, restyle
 from kvchat.ui.widgets.layouts import FlowLayout, plain_tip
-from kvchat.ui.widgets.text_search import cursors_at, mark
+from kvchat.ui.widgets.text_search import cursors_at, highlight
 
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Attachment
@@ -184,7 +184,7 @@ class AttachmentView(QDialog):
         below.setVisible(bool(self._hits))
         column(self.text, below, on=self)
         if self._hits:
-            mark(self.text, self._hits, look.theme)
+            highlight(self.text, self._hits, look.theme)
             self.step(0)
         self.resize(720, 520)
         self.finished.connect(self.deleteLater)

@@ -16,8 +16,8 @@ from kvchat.ui.base.building import STRETCH, Part, button, column, label, line_e
 from kvchat.ui.base.icons import icon
 from kvchat.ui.widgets.layouts import max_window_size
 
-_LETTERS = 64  # width of a question in average characters
-_ARROWS = {"backButton": "chevron-left", "forwardButton": "chevron-right", "toParentButton": "arrow-up"}
+_WIDTH_IN_LETTERS = 64  # width of a question in average characters
+_ARROW_ICONS = {"backButton": "chevron-left", "forwardButton": "chevron-right", "toParentButton": "arrow-up"}
 
 
 def fit_height(dialog: QDialog, line_length: int) -> None:
@@ -32,7 +32,7 @@ def fit_height(dialog: QDialog, line_length: int) -> None:
 
 
 _NETWORK_MANAGER = "org.freedesktop.NetworkManager"
-_METERED = (1, 3)  # yes, probably: https://networkmanager.dev/docs/api/latest/nm-dbus-types.html#NMMetered
+_METERED_STATES = (1, 3)  # yes, probably: https://networkmanager.dev/docs/api/latest/nm-dbus-types.html#NMMetered
 
 
 class Question(QDialog):
@@ -52,7 +52,7 @@ class Question(QDialog):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        fit_height(self, _LETTERS)
+        fit_height(self, _WIDTH_IN_LETTERS)
 
 
 class ConfirmDialog(Question):
@@ -110,7 +110,7 @@ async def is_metered() -> bool:
         return False
     finally:
         await bus.close()
-    return metered in _METERED
+    return metered in _METERED_STATES
 
 
 class PassphraseDialog(Question):
@@ -168,7 +168,7 @@ def file_dialog(parent: QWidget, title: str, mode: QFileDialog.FileMode, filters
     dialog.setFileMode(mode)
     dialog.finished.connect(dialog.deleteLater)
     colour = dialog.palette().color(QPalette.ColorRole.WindowText).name()
-    for name, glyph in _ARROWS.items():  # Qt's own arrows are black in dark mode
+    for name, glyph in _ARROW_ICONS.items():  # Qt's own arrows are black in dark mode
         button = dialog.findChild(QToolButton, name)
         if isinstance(button, QToolButton):
             button.setIcon(icon(glyph, colour))

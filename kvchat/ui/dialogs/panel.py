@@ -24,9 +24,9 @@ from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.layouts import ShrinkingPage, allow_line_breaks, max_window_size
 
 _MAX_NOTICES = 3
-_INFO_MS = 12_000
+_NOTICE_MS = 12_000
 _MAX_UNDOS = 20
-_LETTERS = 48  # minimum width of a report in average characters
+_MIN_REPORT_LETTERS = 48  # minimum width of a report in average characters
 _BUG_TEXT = N_(
     "kvchat ran into an unexpected error. Your chats are safe on disk. If you report it, include the "
     "text below. Check it first: it may contain text you wrote."
@@ -141,7 +141,7 @@ class Notices(ShrinkingPage):
         announce(notice, notice.accessibleName(), is_urgent=tone == "warn")
         notice.dismissed.connect(self.changed)
         if not (tone or is_permanent):  # errors stay until closed
-            QTimer.singleShot(_INFO_MS, notice, notice.dismiss)
+            QTimer.singleShot(_NOTICE_MS, notice, notice.dismiss)
         self.changed.emit()
         return notice
 
@@ -184,7 +184,7 @@ class ReportDialog(FittingDialog):
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(title)
-        self.min_size = QSize(self.fontMetrics().averageCharWidth() * _LETTERS, 0)
+        self.min_size = QSize(self.fontMetrics().averageCharWidth() * _MIN_REPORT_LETTERS, 0)
         self.resize(620, 420)
         self.text = plain_text(_("Report"), font, text)
         copy = QGuiApplication.clipboard().setText

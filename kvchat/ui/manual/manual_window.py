@@ -18,20 +18,20 @@ from kvchat.ui.rendering.markdown import prose_css, renderer_class
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 from kvchat.ui.widgets.text_search import TextSearch
 
-_MIN_SIDE, _ABOVE = 28, 12  # pixels: minimum margin beside the text, margin above the text
+_SIDE_MARGIN, _TOP_MARGIN = 28, 12  # pixels: minimum margin beside the text, margin above the text
 _ROW_PADDING, _LIST_PADDING = 10, 66  # pixels around a list heading, including the list's own
 
 
 _TOPICS = "using", "engines-and-models", "api-server", "command-line", "troubleshooting", "measurements"
 
 
-def _read(topic: str) -> str:
+def _read_topic(topic: str) -> str:
     text = (files(__package__) / f"{topic}.md").read_text("utf-8")
     return text if topic == _TOPICS[0] else re.sub(r"^#", "##", text, flags=re.MULTILINE)
 
 
 # Read at startup, so the GUI thread reads no file later. Links between topics stay within the one page.
-SOURCE = re.sub(r"\]\([a-z-]+\.md#", "](#", "\n".join(map(_read, _TOPICS)))
+MANUAL_TEXT = re.sub(r"\]\([a-z-]+\.md#", "](#", "\n".join(map(_read_topic, _TOPICS)))
 
 
 class ManualPage(QTextBrowser):
@@ -57,7 +57,7 @@ class ManualPage(QTextBrowser):
         document.setDefaultFont(page_font(look.fonts.family, look.fonts.body))
         css = prose_css(look.theme, look.fonts.mono, look.fonts.body - 1.25)
         document.setDefaultStyleSheet(css + "table { margin-bottom: 14px }")
-        self.setHtml(parser.render(SOURCE))
+        self.setHtml(parser.render(MANUAL_TEXT))
         self._top_block = place
         self._restore_position()
 
@@ -82,18 +82,18 @@ class ManualPage(QTextBrowser):
         return sum(self._top(heading) <= position for heading in self.headings()) - 1
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        side = max(_MIN_SIDE, (self.width() - self._look.px(COLUMN_WIDTH)) // 2)
-        self.setViewportMargins(side, _ABOVE, side, 0)
+        side = max(_SIDE_MARGIN, (self.width() - self._look.px(COLUMN_WIDTH)) // 2)
+        self.setViewportMargins(side, _TOP_MARGIN, side, 0)
         super().resizeEvent(event)
 
     def _remember_position(self) -> None:
-        self._top_block = self.cursorForPosition(QPoint(0, _ABOVE)).blockNumber()
+        self._top_block = self.cursorForPosition(QPoint(0, _TOP_MARGIN)).blockNumber()
 
     def _restore_position(self) -> None:
         self.scroll_to(self.document().findBlockByNumber(self._top_block))
 
     def _top(self, block: QTextBlock) -> int:
-        return int(self.document().documentLayout().blockBoundingRect(block).y()) - _ABOVE
+        return int(self.document().documentLayout().blockBoundingRect(block).y()) - _TOP_MARGIN
 
     def _open_link(self, url: QUrl) -> None:
         if not url.toString().startswith("#"):

@@ -32,7 +32,7 @@ from kvchat.ui.widgets.layouts import ElidedButton, ScrollPage
 
 STARTER_SIZE = 98_000_000  # model size, bytes
 _MAX_LOCAL_MODELS = 3
-_LETTERS = 66  # width of the page in average characters
+_WIDTH_IN_LETTERS = 66  # width of the page in average characters
 
 
 class FirstStart(QWidget):
@@ -45,7 +45,7 @@ class FirstStart(QWidget):
         self._download: asyncio.Task[None] | None = None
         self._has_starter = False
         self.engine_offer = EngineOffer(look, runtime.engines, runner.start, standalone=True)
-        self.engine_offer.install_finished.connect(self._load)  # larger models may fit now
+        self.engine_offer.install_finished.connect(self._load_facts)  # larger models may fit now
         self.machine_label, self.storage_label = label(kind="small", wraps=True), label(kind="small", wraps=True)
         self.local_model_buttons: list[QPushButton] = []  # models already present
         self.login_box = QCheckBox(_("Start kvchat at login, in the tray"))
@@ -70,7 +70,7 @@ class FirstStart(QWidget):
         self._show_download(False)
         self.error_card.hide()
         self.engine_offer.show_if_gpu_unused()
-        self._load()
+        self._load_facts()
 
     def show_progress(self, done: int, total: int) -> None:
         """Show the progress of the download in bytes; `total` is 0 while unknown."""
@@ -111,7 +111,7 @@ class FirstStart(QWidget):
         if self._download is not None:
             self._download.cancel()
 
-    def _load(self) -> None:
+    def _load_facts(self) -> None:
         async def load_starter() -> None:
             self._has_starter = await asyncio.to_thread(is_starter_downloaded, self._runtime.paths.models)
             self.starter_button.setText(starter_title(is_downloaded=self._has_starter))
@@ -184,7 +184,7 @@ class FirstStart(QWidget):
 
     def _build_column(self) -> QVBoxLayout:
         box = QWidget()
-        box.setMaximumWidth(self.fontMetrics().averageCharWidth() * _LETTERS)
+        box.setMaximumWidth(self.fontMetrics().averageCharWidth() * _WIDTH_IN_LETTERS)
         self._local_model_column = column(spacing=12)
         self._progress = QWidget()
         self.bar = progress_bar(_("Downloading the starter model"))

@@ -177,7 +177,7 @@ _TOKEN_HELP = N_(
     "permission at huggingface.co/settings/tokens and paste it here. kvchat sends it only to Hugging "
     "Face."
 )
-_LETTERS = 72  # width in average characters
+_WIDTH_IN_LETTERS = 72  # width in average characters
 
 
 class TokenDialog(Panel):
@@ -195,7 +195,7 @@ class TokenDialog(Panel):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        fit_height(self, _LETTERS)
+        fit_height(self, _WIDTH_IN_LETTERS)
         self.field.setFocus()
         self.run(self._load())
 
@@ -216,4 +216,4 @@ class TokenDialog(Panel):
         if token is not None and token.location == EXTERNAL_LOCATION:
             text = _("An access token was found in {place}. It is used unless you enter another one.", place=place)
         self.location_label.setText(text)
-        fit_height(self, _LETTERS)
+        fit_height(self, _WIDTH_IN_LETTERS)

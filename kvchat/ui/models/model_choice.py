@@ -25,7 +25,7 @@ from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import plain_tip
 from kvchat.ui.widgets.lists import Row, Tone
 
-_MAX = 14  # models in the menu; the models window lists all
+_MAX_MENU_MODELS = 14  # models in the menu; the models window lists all
 
 
 class ModelBox(ChoiceBox):
@@ -60,7 +60,7 @@ class ModelBox(ChoiceBox):
         if not self.isEnabled():
             return
         chips: dict[str, str] = {}
-        for model in sorted(await _find_local(self._runtime), key=sort_key):
+        for model in sorted(await _find_local(self._runtime), key=model_sort_key):
             path, row = str(model.path), found_row(model, None)
             if model.judgement is not None and self.findData(path) < 0:
                 self.addItem(model.name, path)
@@ -109,10 +109,10 @@ class ModelMenu(QObject):
         menu.clear()
 
         def order(model: FoundModel) -> tuple[object, ...]:
-            return str(model.path) != used, _chip(model.judgement)[1] is Tone.BAD, sort_key(model)
+            return str(model.path) != used, _chip(model.judgement)[1] is Tone.BAD, model_sort_key(model)
 
         usable = sorted((model for model in self._models if model.judgement is not None), key=order)
-        names = distinct_names([(model.name, model.path) for model in usable[:_MAX]])
+        names = distinct_names([(model.name, model.path) for model in usable[:_MAX_MENU_MODELS]])
         for model, name in zip(usable, names, strict=False):
             row = found_row(model, Path(used) if used else None)
             text = f"{name.replace('&', '&&')}\t{row.chip}"
@@ -160,7 +160,7 @@ def distinct_names(models: Sequence[tuple[str, Path]]) -> list[str]:
     return [name if alike[name] == 1 else join_parts((name, place)) for name, place in zip(names, places, strict=True)]
 
 
-def sort_key(model: FoundModel) -> tuple[bool, str, int]:
+def model_sort_key(model: FoundModel) -> tuple[bool, str, int]:
     """Sort usable models first, then by name and size."""
     return model.judgement is None, model.name.lower(), model.size
 

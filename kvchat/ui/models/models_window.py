@@ -26,7 +26,7 @@ from kvchat.ui.dialogs.confirm import ask_if_metered, confirm, file_dialog
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.first_start import starter_title
 from kvchat.ui.models.hub_models import HubModels, TokenDialog
-from kvchat.ui.models.model_choice import found_row, sort_key
+from kvchat.ui.models.model_choice import found_row, model_sort_key
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, flow
 from kvchat.ui.widgets.lists import RowList
@@ -36,7 +36,7 @@ _NO_MODEL = N_(
     "Models are .gguf files. kvchat looks for them in its own folder, in the folders of other apps "
     "and in the folders you add."
 )
-_SHOW_EVERY = 25  # models per refresh of the list; the first scan of hundreds takes seconds
+_MODELS_PER_REFRESH = 25  # models per refresh of the list; the first scan of hundreds takes seconds
 
 
 class LocalModels(QWidget):
@@ -50,11 +50,11 @@ class LocalModels(QWidget):
         self.filter = ClearableField(look, _("Filter the models by name"), _("Filter by name"))
         self.filter.textChanged.connect(self.refresh)
         self.list = RowList(look, _("Models on this computer"))
-        self.list.row_activated.connect(lambda _: self._use())
+        self.list.row_activated.connect(lambda _: self._use_current())
         self.list.current_changed.connect(self._show_current)
         self.status, self.reason = label(kind="small", wraps=True), label(kind="small", wraps=True)
         tip = _("New chats use this model. Existing chats keep their model.")
-        self.use_button = button(_("Use this model"), self._use, "primary", tip=tip)
+        self.use_button = button(_("Use this model"), self._use_current, "primary", tip=tip)
         self.delete_button = button(_("Delete…"), self._ask_delete, name=_("Delete this model"))
         self.folders_button = button(_("Folders…"), self.open_folders, name=_("Model folders"))
         self.empty_card = Card()
@@ -80,7 +80,7 @@ class LocalModels(QWidget):
 
         def add(model: FoundModel) -> None:
             models.append(model)
-            if len(models) % _SHOW_EVERY == 0 and len(models) > len(self._models):
+            if len(models) % _MODELS_PER_REFRESH == 0 and len(models) > len(self._models):
                 self._models = list(models)
                 self.refresh()
 
@@ -137,7 +137,7 @@ class LocalModels(QWidget):
     def refresh(self) -> None:
         terms = self.filter.text().lower().split()
         path = self._runtime.settings.model_path
-        rows = [found_row(model, Path(path) if path else None) for model in sorted(self._models, key=sort_key)]
+        rows = [found_row(model, Path(path) if path else None) for model in sorted(self._models, key=model_sort_key)]
         self.list.show_rows([row for row in rows if all(word in f"{row.title} {row.detail}".lower() for word in terms)])
         self._show_current()
 
@@ -159,7 +159,7 @@ class LocalModels(QWidget):
         row = self.list.current
         return next((model for model in self._models if row and model.path == row.value), None)
 
-    def _use(self) -> None:
+    def _use_current(self) -> None:
         if (model := self._current) is not None and model.judgement is not None:
             self.use_requested.emit(model.path)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvchat.text.language import N_
 
-NO_KEY = "none"  # placeholder for programs that require a key
+KEY_PLACEHOLDER = "none"  # placeholder for programs that require a key
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ServerAccess:
 
     @property
     def key_or_placeholder(self) -> str:
-        return self.key or NO_KEY
+        return self.key or KEY_PLACEHOLDER
 
 
 @dataclass(frozen=True)

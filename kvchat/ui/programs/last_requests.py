@@ -24,7 +24,7 @@ from kvchat.ui.base.building import clear, column, label, plain_text, row
 from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.ui.widgets.lists import Row, RowList, Tone
-from kvchat.ui.widgets.text_search import cursors_at, mark
+from kvchat.ui.widgets.text_search import cursors_at, highlight
 
 _STAGES = {
     Stage.QUEUED: N_("waiting"),
@@ -32,19 +32,19 @@ _STAGES = {
     Stage.READING: N_("processing"),
     Stage.ANSWERING: N_("generating"),
 }
-_ENDED = {Stage.FAILED: N_("failed"), Stage.LEFT: N_("canceled by the app")}
+_END_STAGES = {Stage.FAILED: N_("failed"), Stage.LEFT: N_("canceled by the app")}
 _MIN_SAVED_MS = 1000.0  # less is not shown
 _GOOD_SHARE = 0.7  # minimum share of reused tokens for a highlighted chip
 _MAX_REQUESTS = 50  # shown per program
-_ROWS, _LINES = 5, 5  # list rows and text lines that are visible without scrolling
-_CONTEXT = 60  # maximum characters before the divergence
+_VISIBLE_ROWS, _VISIBLE_LINES = 5, 5  # list rows and text lines that are visible without scrolling
+_CONTEXT_CHARACTERS = 60  # maximum characters before the divergence
 
 
 def describe_stage(record: RequestRecord) -> str:
     if record.stage is Stage.READING and record.prompt:
         left = record.prompt - (record.found or 0)
         return _("processing, {read} of {left} tokens", read=format_number(record.read), left=format_number(left))
-    return _(_STAGES.get(record.stage, _ENDED.get(record.stage, "")))
+    return _(_STAGES.get(record.stage, _END_STAGES.get(record.stage, "")))
 
 
 def program_row(name: str, total: ProgramTotal) -> Row:
@@ -73,9 +73,9 @@ def format_cost(cost: TokenCost) -> str:
 
 
 def describe_request(record: RequestRecord) -> str:
-    if record.stage in _ENDED:
+    if record.stage in _END_STAGES:
         status = f" ({record.status})" if record.status >= 400 else ""
-        return f"{_(_ENDED[record.stage])}{status}"
+        return f"{_(_END_STAGES[record.stage])}{status}"
     parts = [_("{tokens} tokens", tokens=format_tokens(record.prompt)) if record.prompt else _("no prompt")]
     if record.first_ms is not None:
         time = format_brief_duration(_first_token_ms(record))
@@ -104,7 +104,7 @@ def receipt_of(record: RequestRecord) -> Receipt | None:
         cached_tokens=record.cached,
         predicted_tokens=predicted,
         tokens_per_second=predicted / writing if (record.stream or record.write_ms) and writing > 0 else 0.0,
-        source=_source(record),
+        source=_source_of(record),
         miss_reason=record.miss_reason,
         queue_wait_ms=record.queue_ms,
         saved_ms=record.saved_ms or None,
@@ -116,7 +116,7 @@ def _first_token_ms(record: RequestRecord) -> float:
     return max(0.0, (record.first_ms or record.total_ms or 0.0) - record.write_ms)
 
 
-def _source(record: RequestRecord) -> Source:
+def _source_of(record: RequestRecord) -> Source:
     return next((source for source in Source if source.value == record.source), Source.COLD)
 
 
@@ -137,10 +137,10 @@ class LastRequests(QWidget):
     def show_requests(self, requests: Sequence[RequestRecord]) -> None:
         self._requests = {record.id: record for record in requests[:_MAX_REQUESTS]}
         self.setVisible(bool(requests))
-        self.list.show_rows([_row(record) for record in self._requests.values()])
+        self.list.show_rows([_request_row(record) for record in self._requests.values()])
         if self.list.current is None and requests:
             self.list.select(requests[0].id)
-        self.list.limit_height(_ROWS)
+        self.list.limit_height(_VISIBLE_ROWS)
 
     def _show_current(self) -> None:
         chosen = self.list.current
@@ -178,14 +178,14 @@ class LastRequests(QWidget):
         made, at = QWidget(), common_prefix_length(before, after)
         same_end = common_prefix_length(before[at:][::-1], after[at:][::-1])
         line = before.rfind("\n", 0, max(0, before.rfind("\n", 0, at))) + 1
-        begin = max(line, at - _CONTEXT)
+        begin = max(line, at - _CONTEXT_CHARACTERS)
         sides = []
         for name, text in ((left_title, before), (right_title, after)):
             excerpt = ("…" if begin else "") + text[begin:]
             hidden = len(text) - len(excerpt)
             box = plain_text(name, code_font(self._look.fonts.mono, self._look.fonts.small), excerpt or _("(nothing)"))
-            box.setFixedHeight(box.fontMetrics().lineSpacing() * _LINES + self._look.px(22))
-            mark(box, cursors_at(box, excerpt, [(at - hidden, len(excerpt) - same_end)]), self._look.theme)
+            box.setFixedHeight(box.fontMetrics().lineSpacing() * _VISIBLE_LINES + self._look.px(22))
+            highlight(box, cursors_at(box, excerpt, [(at - hidden, len(excerpt) - same_end)]), self._look.theme)
             sides.append(column(label(name, "small"), box, spacing=3))
         row((sides[0], 1), (sides[1], 1), on=made, spacing=10, margins=0)
         return made
@@ -193,11 +193,11 @@ class LastRequests(QWidget):
     def _restyle(self) -> None:
         self._shown_record = None
         self._show_current()
-        self.list.limit_height(_ROWS)
+        self.list.limit_height(_VISIBLE_ROWS)
 
 
-def _row(record: RequestRecord) -> Row:
-    tone = Tone.PLAIN if _source(record) is Source.COLD else Tone.GOOD
+def _request_row(record: RequestRecord) -> Row:
+    tone = Tone.PLAIN if _source_of(record) is Source.COLD else Tone.GOOD
     if record.stage is not Stage.DONE:
         tone = Tone.WARN
     at, receipt = datetime.fromtimestamp(record.at).astimezone(), receipt_of(record)

@@ -22,7 +22,7 @@ from kvchat.ui.base.building import button, label, styled
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Theme
 from kvchat.ui.rendering.text_page import PageStyle, remove_chrome, scroll_sideways
-from kvchat.ui.widgets.text_search import format_range, select
+from kvchat.ui.widgets.text_search import format_range, select_range
 
 _MAX_PIECE = 20_000  # characters lexed at once
 _MAX_LINE = 2_000  # visible characters per line; the copy button copies whole lines
@@ -150,7 +150,7 @@ class CodeText(QTextEdit):
         anchor, head = self.textCursor().anchor(), self.textCursor().position()
         cursor.insertText(lines[len(last_line) :])
         if anchor != head:  # inserting at its end would have extended the selection
-            select(self, anchor, head)
+            select_range(self, anchor, head)
         self._highlighter.set_text(self._shown + lines)
         self._text, self._whole_length = text, text.rfind("\n") + 1
         self._shown += lines[: lines.rfind("\n") + 1]

@@ -20,7 +20,7 @@ from kvchat.ui.base.theme import Look, code_font, page_font
 from kvchat.ui.dialogs.confirm import Question
 from kvchat.ui.rendering.formulas import FormulaLayer, Formulas
 from kvchat.ui.rendering.markdown import Markdown, Prose, WideBlock, prose_css
-from kvchat.ui.widgets.text_search import between, select
+from kvchat.ui.widgets.text_search import select_range, utf16_slice
 
 _COLUMN_LETTERS = 16  # a table with less room per column scrolls sideways
 _BOTTOM = 4  # pixels below the last line, for Arabic descenders
@@ -120,8 +120,8 @@ class TextPage(QTextBrowser):
         anchor, head, old = cursor.anchor(), cursor.position(), self.toPlainText() if cursor.hasSelection() else ""
         self.setHtml(join_blocks(self.blocks, map(self._block_html, range(len(self.blocks)))))
         end = max(anchor, head)
-        if old and between(old, 0, end) == between(self.toPlainText(), 0, end):
-            select(self, anchor, head)
+        if old and utf16_slice(old, 0, end) == utf16_slice(self.toPlainText(), 0, end):
+            select_range(self, anchor, head)
 
     def block_starts(self) -> list[int]:
         starts = [0] * len(self.blocks)

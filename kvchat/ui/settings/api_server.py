@@ -25,7 +25,7 @@ from kvchat.ui.widgets.layouts import flow
 _KEY_HELP = N_("Grants access to the API server. All apps can use the same API key.")
 _APP_KEYS_HELP = N_("An app with its own API key is identified by it, and its access can be revoked separately.")
 _CONFIGURATION_HELP = N_("Connects the app to kvchat. The copied text includes the API key.")
-_HIDDEN = "•" * 12
+_HIDDEN_KEY = "•" * 12
 
 
 class ApiServerPage(SettingsPage):
@@ -34,7 +34,7 @@ class ApiServerPage(SettingsPage):
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         self.keys: Mapping[str, str] = {}  # by app
-        self._loads = 0  # number of key loads started so far
+        self._load_count = 0  # number of key loads started so far
         self.add_settings(through="api_server")
         self.address = line_edit(_("Address"))
         self.address.setReadOnly(True)
@@ -152,10 +152,10 @@ class ApiServerPage(SettingsPage):
         self.address_entry.set_help(help)
 
     async def load_keys(self) -> None:
-        self._loads += 1
-        load = self._loads
+        self._load_count += 1
+        load = self._load_count
         keys = await self.runtime.api_server.keys()
-        if load == self._loads:  # else a later load has newer keys
+        if load == self._load_count:  # else a later load has newer keys
             self.keys = keys
             self._show_keys()
 
@@ -196,7 +196,9 @@ class ApiServerPage(SettingsPage):
     def _show_configuration(self) -> None:
         """Show the chosen app's configuration, with the API key hidden unless the key field shows it."""
         access, look, client = self.access, self.look, self._client
-        lines = client.configuration(access if self.is_key_shown or not access.key else replace(access, key=_HIDDEN))
+        lines = client.configuration(
+            access if self.is_key_shown or not access.key else replace(access, key=_HIDDEN_KEY)
+        )
         self.config_location_label.setText(_(client.config_location))
         self.configuration.setFont(code_font(look.fonts.mono, look.fonts.small))
         if self.configuration.toPlainText() != lines:

@@ -20,8 +20,13 @@ from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.layouts import allow_line_breaks
 
 _MIN_WIDTH = 3.0  # pixels; keeps small parts visible
-_NAMES = (N_("the model"), N_("context"), N_("compute buffers"), CHATS_READY)  # weights, KV cache, buffers, staging
-_TONES = (1.0, 0.6, 0.3)  # weight of the accent color in the colors of the model's parts
+_PART_NAMES = (
+    N_("the model"),
+    N_("context"),
+    N_("compute buffers"),
+    CHATS_READY,
+)  # weights, KV cache, buffers, staging
+_PART_TONES = (1.0, 0.6, 0.3)  # weight of the accent color in the colors of the model's parts
 
 
 class ModelPage(SettingsPage):
@@ -84,7 +89,7 @@ def memory_chart(look: Look, bar: MemoryBar) -> QWidget:
     caption = label(join_parts((name, _("{free} free before loading", free=free))), "small", wraps=True)
     used = [
         (colour.name(), f"{_(part)} {format_size(count)}")
-        for count, colour, part in zip(_parts(bar), _colours(look), _NAMES, strict=True)
+        for count, colour, part in zip(_parts(bar), _colours(look), _PART_NAMES, strict=True)
         if count
     ]
     reserved = _legend_entry(look.theme.muted, _("reserved {margin}", margin=margin), "▨")
@@ -128,7 +133,7 @@ def _parts(bar: MemoryBar) -> tuple[int, int, int, int]:
 def _colours(look: Look) -> tuple[QColor, ...]:
     theme = look.theme
     return (
-        *(mix_colours(theme.accent, theme.page, tone) for tone in _TONES),
+        *(mix_colours(theme.accent, theme.page, tone) for tone in _PART_TONES),
         mix_colours(theme.muted, theme.page, 0.5),
     )
 

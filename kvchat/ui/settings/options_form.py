@@ -15,7 +15,7 @@ from kvchat.ui.base.building import STRETCH, button, clear, column, label, line_
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import ChoiceBox
 
-_HELP = {
+_NUMBER_HELP = {
     "temperature": N_("Lower is more predictable, higher is more creative"),
     "top_k": N_("Sample only from this many of the most likely tokens; 0: all"),
     "top_p": N_("Sample from the most likely tokens up to this total probability"),
@@ -170,8 +170,8 @@ class OptionsForm(QWidget):
             above.setBuddy(field)
             grid.setColumnStretch(place, 1)
             if name:
-                field.setToolTip(_(_HELP[name]))
-                field.setAccessibleDescription(_(_HELP[name]))
+                field.setToolTip(_(_NUMBER_HELP[name]))
+                field.setAccessibleDescription(_(_NUMBER_HELP[name]))
             span = _COLUMNS - place if not name else 1
             grid.addWidget(above, 2 * line, place, 1, span, Qt.AlignmentFlag.AlignBottom)
             grid.addWidget(field, 2 * line + 1, place, 1, span)

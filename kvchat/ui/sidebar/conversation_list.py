@@ -80,8 +80,8 @@ class Heading:
     title: str
 
 
-_DAYS = 0, 1, 7, 30  # days back, by group
-_AGES = N_("Today"), N_("Yesterday"), N_("Last 7 days"), N_("Last 30 days"), N_("Earlier")
+_GROUP_DAYS = 0, 1, 7, 30  # days back, by group
+_GROUP_TITLES = N_("Today"), N_("Yesterday"), N_("Last 7 days"), N_("Last 30 days"), N_("Earlier")
 
 
 def with_headings(
@@ -94,10 +94,10 @@ def with_headings(
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     top = bisect(chats, False, key=lambda chat: not chat.on_top)
     ages = [-at for at in _plausible_times(chats[top:], order, now.timestamp())]
-    limits = [-(midnight - timedelta(days=days)).timestamp() for days in _DAYS]
+    limits = [-(midnight - timedelta(days=days)).timestamp() for days in _GROUP_DAYS]
     ends = [top, *(top + bisect(ages, limit) for limit in limits), len(chats)]
     rows: list[Conversation | Heading] = []
-    for title, begin, end in zip((N_("Pinned"), *_AGES), [0, *ends], ends, strict=False):
+    for title, begin, end in zip((N_("Pinned"), *_GROUP_TITLES), [0, *ends], ends, strict=False):
         if begin < end:
             rows += [Heading(f"# {title}", _(title)), *chats[begin:end]]
     return rows
@@ -120,7 +120,7 @@ def folders_of(chats: Iterable[Conversation]) -> list[str]:
     return sorted({chat.folder for chat in chats if chat.folder}, key=str.casefold)
 
 
-_BADGE, _MENU = 15, 20  # pixels
+_BADGE_SIZE, _MENU_SIZE = 15, 20  # pixels
 
 
 @dataclass(frozen=True)
@@ -212,9 +212,9 @@ class ConversationDelegate(ItemDelegate):
         self._paint_dot(painter, option, row)
         if option.state & QStyle.StateFlag.State_MouseOver:
             icon("dots", self.look.theme.text).paint(painter, menu_box(self.look, option))
-            reserved = self.look.px(_MENU)
+            reserved = self.look.px(_MENU_SIZE)
         else:
-            side, rect = self.look.px(_BADGE), option.rect
+            side, rect = self.look.px(_BADGE_SIZE), option.rect
             names = [name for name, _text in row.badges]
             # A clock icon marks a slow reply. Beside a chat, the time itself would look like the chat's age.
             names += ["clock"] if row.forecast and row.forecast.is_noticeable else []
@@ -264,7 +264,7 @@ class ConversationDelegate(ItemDelegate):
 
 
 def menu_box(look: Look, option: QStyleOptionViewItem) -> QRect:
-    side, rect = look.px(_MENU), option.rect
+    side, rect = look.px(_MENU_SIZE), option.rect
     return mirrored_box(option, QRect(rect.right() - 6 - side, rect.center().y() - side // 2 + 1, side, side))
 
 

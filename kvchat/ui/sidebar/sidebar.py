@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from kvchat.chat.search import ChatHit, ChatSearchResult
     from kvchat.kvstore.savepoint import StoreUsage
 
-_SIDE, _ABOVE = 10, 7  # pixels around a result's text
-_LINES = 2  # maximum lines of an excerpt
+_SIDE_PADDING, _TOP_PADDING = 10, 7  # pixels around a result's text
+_EXCERPT_LINES = 2  # maximum lines of an excerpt
 
 
 class _ResultModel(ItemModel["ChatHit"]):
@@ -72,15 +72,15 @@ class _ResultModel(ItemModel["ChatHit"]):
 
 class _ResultDelegate(ItemDelegate):
     def sizeHint(self, option: QStyleOptionViewItem, index: ModelIndex) -> QSize:
-        lines = 1 + (_LINES if index.data(ROW).excerpt else 0)
-        return QSize(80, lines * (option.fontMetrics.height() + 2) + 2 * _ABOVE)
+        lines = 1 + (_EXCERPT_LINES if index.data(ROW).excerpt else 0)
+        return QSize(80, lines * (option.fontMetrics.height() + 2) + 2 * _TOP_PADDING)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: ModelIndex) -> None:
         theme, hit = self.look.theme, index.data(ROW)
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.paint_background(painter, option)
-        box = option.rect.adjusted(_SIDE, _ABOVE, -_SIDE, -_ABOVE)
+        box = option.rect.adjusted(_SIDE_PADDING, _TOP_PADDING, -_SIDE_PADDING, -_TOP_PADDING)
         font = option.font
         font.setBold(True)
         painter.setFont(font)
@@ -103,7 +103,7 @@ class _ResultDelegate(ItemDelegate):
         marks = [format_range(hit.excerpt, start, end, mark) for start, end in hit.marks]
         layout.beginLayout()
         top = 0.0
-        while layout.lineCount() < _LINES and (line := layout.createLine()).isValid():
+        while layout.lineCount() < _EXCERPT_LINES and (line := layout.createLine()).isValid():
             line.setLineWidth(box.width())
             line.setPosition(QPointF(0, top))
             top += line.height()
@@ -213,7 +213,7 @@ class SearchPanel(QWidget):
 
 
 _SELECT_ONLY = QItemSelectionModel.SelectionFlag.ClearAndSelect  # ignores held keys
-_BESIDE_USAGE = 56  # pixels that the usage button's icon and padding take at 200 % text
+_USAGE_PADDING = 56  # pixels that the usage button's icon and padding take at 200 % text
 
 
 class Sidebar(QFrame):
@@ -251,7 +251,7 @@ class Sidebar(QFrame):
         self.empty_label.hide()  # until chats are loaded
         tip = _("Documents processed in advance for new chats")
         self.library_button = button(_("Library"), kind="usage", tip=tip)
-        self.usage_button = ElidedButton("usage", padding=_BESIDE_USAGE)
+        self.usage_button = ElidedButton("usage", padding=_USAGE_PADDING)
         self.usage_button.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self._set_usage_text(_(STORAGE), "")
         self.usage_bar = progress_bar(_("Share of the storage limit in use"))

@@ -35,8 +35,8 @@ from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.layouts import ScrollPage
 
-_HEIGHT, _MAX_BAR = 116, 26  # pixels at 100 % text: the plot's height, a bar's width
-_STEPS = (2, 4, 6, 8, 10)  # maximums of the scale, times a power of ten; their halves are round, too
+_PLOT_HEIGHT, _MAX_BAR_WIDTH = 116, 26  # pixels at 100 % text: the plot's height, a bar's width
+_SCALE_STEPS = (2, 4, 6, 8, 10)  # maximums of the scale, times a power of ten; their halves are round, too
 
 
 class DayBars(QWidget):
@@ -62,21 +62,21 @@ class DayBars(QWidget):
         self._days, self._values = days, values
         largest = max(values) / unit
         power = 10 ** max(0, math.ceil(math.log10(max(largest, 1))) - 1)
-        self._top = next(step * power for step in _STEPS if largest <= step * power) * unit
+        self._top = next(step * power for step in _SCALE_STEPS if largest <= step * power) * unit
         self.update()
 
     def sizeHint(self) -> QSize:
-        return QSize(200, round(self._look.px(_HEIGHT) + 2.6 * self._metrics().height()))
+        return QSize(200, round(self._look.px(_PLOT_HEIGHT) + 2.6 * self._metrics().height()))
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setFont(page_font(self._look.fonts.family, self._look.fonts.small))
-        box, theme, metrics = self._plot(), self._look.theme, self._metrics()
+        box, theme, metrics = self._plot_box(), self._look.theme, self._metrics()
         if self.hasFocus():
             painter.setPen(QColor(theme.accent))
             painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 5, 5)
         if 0 <= self.day < len(self._days):
-            painter.fillRect(self._slot(box, self.day), QColor(theme.selected))
+            painter.fillRect(self._day_box(box, self.day), QColor(theme.selected))
         for share in (0.0, 0.5, 1.0):
             y = round(box.bottom() - share * box.height())
             painter.fillRect(QRectF(box.left(), y, box.width(), 1), QColor(theme.muted if not share else theme.line))
@@ -85,8 +85,8 @@ class DayBars(QWidget):
             right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
             painter.drawText(beside, right, self._format_value(share * self._top))
         for day, value in enumerate(self._values):
-            slot = self._slot(box, day)
-            width = min(max(slot.width() * 0.78, slot.width() - 6, 1.0), self._look.px(_MAX_BAR))
+            slot = self._day_box(box, day)
+            width = min(max(slot.width() * 0.78, slot.width() - 6, 1.0), self._look.px(_MAX_BAR_WIDTH))
             height = box.height() * value / self._top
             bar = QRectF(slot.center().x() - width / 2, box.bottom() - height, width, height)
             painter.fillRect(bar, QColor(theme.accent))
@@ -95,14 +95,14 @@ class DayBars(QWidget):
         for day in range(last, -1, -step):
             text = _("today") if day == last else format_short_day(self._days[day])
             width = metrics.horizontalAdvance(text) + 2
-            left = min(max(self._slot(box, day).center().x() - width / 2, box.left()), box.right() - width)
+            left = min(max(self._day_box(box, day).center().x() - width / 2, box.left()), box.right() - width)
             painter.drawText(
                 QRectF(left, box.bottom() + 4, width, metrics.height()), Qt.AlignmentFlag.AlignCenter, text
             )
         painter.end()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        box, x = self._plot(), event.position().x()
+        box, x = self._plot_box(), event.position().x()
         inside = box.left() <= x < box.right() and self._days
         self.pointed.emit(int((x - box.left()) / box.width() * len(self._days)) if inside else -1)
 
@@ -125,12 +125,12 @@ class DayBars(QWidget):
     def _metrics(self) -> QFontMetricsF:
         return QFontMetricsF(page_font(self._look.fonts.family, self._look.fonts.small))
 
-    def _plot(self) -> QRectF:
+    def _plot_box(self) -> QRectF:
         metrics = self._metrics()
         left, above = metrics.horizontalAdvance(_("{minutes} min", minutes="00")) + 14, metrics.height() * 0.7
         return QRectF(left, above, self.width() - left - 8, self.height() - 2.4 * metrics.height())
 
-    def _slot(self, box: QRectF, day: int) -> QRectF:
+    def _day_box(self, box: QRectF, day: int) -> QRectF:
         width = box.width() / max(len(self._days), 1)
         return QRectF(box.left() + day * width, box.top(), width, box.height())
 

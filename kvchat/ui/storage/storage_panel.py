@@ -23,9 +23,9 @@ from kvchat.ui.storage.usage_list import MENU_BUTTON_SIZE, UsageList, UsageRow, 
 from kvchat.ui.storage.usage_summary import UsageSummary, describe_limits, describe_plan
 from kvchat.ui.widgets.layouts import ScrollPage
 
-_STEPS = 1000
+_SLIDER_STEPS = 1000
 _DEBOUNCE_S = 0.12  # delay after the last slider move before planning
-_INVITATION = N_("Move the slider to see which chat memory would be deleted and how long reprocessing would take.")
+_SLIDER_HINT = N_("Move the slider to see which chat memory would be deleted and how long reprocessing would take.")
 
 
 class PruneCard(QFrame):
@@ -40,15 +40,15 @@ class PruneCard(QFrame):
         self.plan: PrunePlan | None = None
         self._total = 0
         self.slider = QSlider(Qt.Orientation.Horizontal)
-        self.slider.setMaximum(_STEPS)
+        self.slider.setMaximum(_SLIDER_STEPS)
         self.reset()
-        self.slider.setPageStep(_STEPS // 20)
-        self.slider.setSingleStep(_STEPS // 100)
+        self.slider.setPageStep(_SLIDER_STEPS // 20)
+        self.slider.setSingleStep(_SLIDER_STEPS // 100)
         self.slider.setAccessibleName(_("Shrink to"))
         self.target_label = label()
         self.target_label.setMinimumWidth(64)
         self.target_label.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-        self.preview_label = label(_(_INVITATION), "muted", wraps=True)
+        self.preview_label = label(_(_SLIDER_HINT), "muted", wraps=True)
         self.preview_label.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
         self.prune_button = button(_("Shrink"), lambda: self.prune_requested.emit(self.plan))
         self.prune_button.setEnabled(False)
@@ -63,23 +63,23 @@ class PruneCard(QFrame):
 
     @property
     def target(self) -> int:
-        return self._total * self.slider.value() // _STEPS
+        return self._total * self.slider.value() // _SLIDER_STEPS
 
     @property
     def is_moved(self) -> bool:
-        return self.slider.value() < _STEPS
+        return self.slider.value() < _SLIDER_STEPS
 
     def set_total(self, total: int) -> None:
         """Set the size in bytes at the slider's right end, and drop the plan."""
         target, was_moved = self.target, self.is_moved
         self._total = total
         with QSignalBlocker(self.slider):
-            step = target * _STEPS // total if was_moved and total else _STEPS
-            self.slider.setValue(min(step, _STEPS))
+            step = target * _SLIDER_STEPS // total if was_moved and total else _SLIDER_STEPS
+            self.slider.setValue(min(step, _SLIDER_STEPS))
         self._slider_moved()
 
     def reset(self) -> None:
-        self.slider.setValue(_STEPS)
+        self.slider.setValue(_SLIDER_STEPS)
 
     def show_plan(self, plan: PrunePlan) -> None:
         self.plan = plan
@@ -99,11 +99,11 @@ class PruneCard(QFrame):
         self.target_label.setText(format_size(self.target))
         self.slider.setAccessibleDescription(format_size(self.target))
         if not self.is_moved:
-            self.preview_label.setText(_(_INVITATION))
+            self.preview_label.setText(_(_SLIDER_HINT))
             self.prune_button.setText(_("Shrink"))
 
 
-_MIN_LIST = 120  # pixels at 100 % text
+_MIN_LIST_HEIGHT = 120  # pixels at 100 % text
 EMPTY = N_("No chat memory yet. kvchat saves it after each reply.")
 
 
@@ -127,7 +127,7 @@ class StoragePanel(Panel):
         self._titles: Mapping[str, str] = {}
         self._seconds_saved: Mapping[str, float] = {}  # by chat id
         self._planning: asyncio.Task[None] | None = None
-        self._one_plan = asyncio.Lock()  # allows one plan at a time, which may take a second
+        self._planning_lock = asyncio.Lock()  # allows one plan at a time, which may take a second
         self._changes_in_progress = 0  # number of running changes, which a new plan would miss
         self.summary = UsageSummary(look)
         self.prune_card = PruneCard()
@@ -136,7 +136,7 @@ class StoragePanel(Panel):
         self.empty_label.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.empty_label.setMargin(24)
         self.empty_label.hide()
-        self.list.setMinimumHeight(look.px(_MIN_LIST))
+        self.list.setMinimumHeight(look.px(_MIN_LIST_HEIGHT))
         self.limits_label = label(kind="small", wraps=True)
         self._limits_button = button(_("Change limits…"), self.close, "link", name=_("Change the limits"))
         self._limits_button.clicked.connect(self.limits_requested)
@@ -166,9 +166,9 @@ class StoragePanel(Panel):
         self.list.never_save_requested.connect(
             lambda id, on: self._apply_change(self._runtime.save_points.set_never_save(id, on))
         )
-        self.prune_card.plan_dropped.connect(self._plan)
+        self.prune_card.plan_dropped.connect(self._start_planning)
         self.prune_card.prune_requested.connect(self._prune)
-        self.losses_filter_button.toggled.connect(self._fill)
+        self.losses_filter_button.toggled.connect(self._fill_list)
         self._look.changed.connect(self._restyle)
         self._restyle()
 
@@ -191,10 +191,10 @@ class StoragePanel(Panel):
         if self.prune_card.plan is None or before is None or before.conversations != usage.conversations:
             self.prune_card.set_total(usage.physical_bytes)  # also refills the list
         else:
-            self._fill()
+            self._fill_list()
         self.delete_all_button.setEnabled(has_memory)
 
-    def _fill(self) -> None:
+    def _fill_list(self) -> None:
         if self._usage is None:
             return
         plan = self.prune_card.plan
@@ -248,19 +248,19 @@ class StoragePanel(Panel):
         self._seconds_saved = await self._runtime.chat.seconds_saved()
         self.show_usage(usage, titles)
 
-    def _plan(self) -> None:
+    def _start_planning(self) -> None:
         """Make a plan for the slider's value, and cancel one in progress."""
 
         async def plan(target: int) -> None:
             await asyncio.sleep(_DEBOUNCE_S)
-            async with self._one_plan:
+            async with self._planning_lock:
                 plan = await shielded(self._runtime.save_points.plan_prune(target))
             self.prune_card.show_plan(plan)
-            self._fill()
+            self._fill_list()
 
         if self._planning is not None:
             self._planning.cancel()
-        self._fill()
+        self._fill_list()
         if self.prune_card.is_moved and not self._changes_in_progress:
             self._planning = self.run(plan(self.prune_card.target))
 

@@ -19,7 +19,7 @@ from kvchat.ui.widgets.controls import mix_colours
 from kvchat.ui.widgets.lists import ROW, ItemDelegate, ItemList, ItemModel, ModelIndex, draw_text, mirrored_box
 
 _MENU_KEYS = (Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_Space)
-MENU_BUTTON_SIZE, _PAD, _GAP, _BAR = 28, 9, 6, 7  # pixels, the first at 100 % text
+MENU_BUTTON_SIZE, _PADDING, _LINE_GAP, _BAR_HEIGHT = 28, 9, 6, 7  # pixels, the first at 100 % text
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,20 @@ class UsageDelegate(ItemDelegate):
 
     def sizeHint(self, option: QStyleOptionViewItem, index: ModelIndex) -> QSize:
         small = QFontMetrics(self.small_font(option.font)).height()
-        return QSize(120, 2 * _PAD + option.fontMetrics.height() + small + 2 * _GAP + _BAR)
+        return QSize(120, 2 * _PADDING + option.fontMetrics.height() + small + 2 * _LINE_GAP + _BAR_HEIGHT)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: ModelIndex) -> None:
         row: UsageRow = index.data(ROW)
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.paint_background(painter, option)
-        box = option.rect.adjusted(8, _PAD, -self.look.px(MENU_BUTTON_SIZE) - 12, -_PAD)
+        box = option.rect.adjusted(8, _PADDING, -self.look.px(MENU_BUTTON_SIZE) - 12, -_PADDING)
         height = option.fontMetrics.height()
         self._paint_title(painter, option, QRect(box.left(), box.top(), box.width(), height), row)
-        self._paint_bar(painter, option, QRectF(box.left(), box.top() + height + _GAP, box.width(), _BAR), row)
-        box.setTop(box.top() + height + 2 * _GAP + _BAR)
+        self._paint_bar(
+            painter, option, QRectF(box.left(), box.top() + height + _LINE_GAP, box.width(), _BAR_HEIGHT), row
+        )
+        box.setTop(box.top() + height + 2 * _LINE_GAP + _BAR_HEIGHT)
         painter.setFont(self.small_font(option.font))
         split = describe_split(row.usage)
         room = box.width() - painter.fontMetrics().horizontalAdvance(split) - 16
@@ -103,10 +105,10 @@ class UsageDelegate(ItemDelegate):
         usage, theme = row.usage, self.look.theme
         if not usage.bytes:
             return
-        width = max(box.width() * usage.bytes / max(row.largest, 1), _BAR)
+        width = max(box.width() * usage.bytes / max(row.largest, 1), _BAR_HEIGHT)
         bar = QRectF(box.left(), box.top(), width, box.height())
         path = QPainterPath()
-        path.addRoundedRect(bar, _BAR / 2, _BAR / 2)
+        path.addRoundedRect(bar, _BAR_HEIGHT / 2, _BAR_HEIGHT / 2)
         painter.save()
         if option.direction is Qt.LayoutDirection.RightToLeft:
             painter.translate(option.rect.left() + option.rect.right(), 0)
@@ -121,8 +123,8 @@ class UsageDelegate(ItemDelegate):
             painter.fillRect(deleted, mix_colours(theme.warn, theme.page, 0.3))
             painter.setPen(QColor(theme.warn))
             painter.setClipRect(deleted, Qt.ClipOperation.IntersectClip)
-            for x in range(int(deleted.left()) - _BAR, int(deleted.right()) + 1, 5):
-                painter.drawLine(x, int(deleted.bottom()), x + _BAR, int(deleted.top()))
+            for x in range(int(deleted.left()) - _BAR_HEIGHT, int(deleted.right()) + 1, 5):
+                painter.drawLine(x, int(deleted.bottom()), x + _BAR_HEIGHT, int(deleted.top()))
         painter.restore()
 
 

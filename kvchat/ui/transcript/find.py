@@ -17,7 +17,7 @@ from kvchat.ui.base.building import label, line_edit, row, styled, tool_button
 from kvchat.ui.base.theme import Look
 from kvchat.ui.transcript.message_column import MessageColumn
 from kvchat.ui.transcript.message_view import MessageView
-from kvchat.ui.widgets.text_search import cursors_at, mark
+from kvchat.ui.widgets.text_search import cursors_at, highlight
 
 if TYPE_CHECKING:
     from kvchat.ui.transcript.transcript import Transcript
@@ -79,7 +79,7 @@ class HitMarks(QObject):
         if self.terms or text.property("marked"):
             cursors = self._hit_cursors(text)
             current = self._current[1] if self._current and self._current[0] is text else None
-            mark(text, cursors, self._look.theme, current)
+            highlight(text, cursors, self._look.theme, current)
             text.setProperty("marked", bool(cursors))
 
 

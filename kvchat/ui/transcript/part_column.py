@@ -15,7 +15,7 @@ from kvchat.ui.rendering.formulas import FORMULA_PREFIX
 from kvchat.ui.rendering.markdown import Block, Code, Markdown, Prose, WideBlock
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.text_page import FORMULA_PLACEHOLDER, PageStyle, TextPage, WidePage, fragments, join_blocks
-from kvchat.ui.widgets.text_search import between
+from kvchat.ui.widgets.text_search import utf16_slice
 
 _MAX_PAGE = 1_000  # source characters per page of prose; an update lays out one page again
 _INDENT = 24  # pixels per list level
@@ -225,7 +225,7 @@ def _text_between(document: QTextDocument, start: int, end: int, formula_source:
             pieces.append(f"{indent}{item if item[:1].isdigit() else '-'} ")
         for fragment in fragments(block):
             first, form = fragment.position(), fragment.charFormat()
-            piece = between(fragment.text(), max(start - first, 0), max(end - first, 0))
+            piece = utf16_slice(fragment.text(), max(start - first, 0), max(end - first, 0))
             if piece and form.isImageFormat():
                 name = form.toImageFormat().name()
                 piece = piece.replace(_OBJECT, formula_source(name) if name.startswith(FORMULA_PREFIX) else "")

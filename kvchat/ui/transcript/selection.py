@@ -13,7 +13,7 @@ from kvchat.text.language import _
 from kvchat.ui.transcript.message_column import MessageColumn
 from kvchat.ui.transcript.message_view import MessageView
 from kvchat.ui.transcript.part_column import selected_text
-from kvchat.ui.widgets.text_search import select
+from kvchat.ui.widgets.text_search import select_range
 
 _SCROLL_MS = 30  # scroll interval while dragging beyond the viewport
 _COPY_MARKDOWN = QKeySequence("Ctrl+Shift+C")
@@ -136,13 +136,13 @@ class Selection(QObject):
         for i, text in enumerate(texts):
             end = text.document().characterCount() - 1
             if i == first:
-                select(text, anchor.position, end if first < last else 0)
+                select_range(text, anchor.position, end if first < last else 0)
             elif i == last:
-                select(text, 0 if first < last else end, head.position)
+                select_range(text, 0 if first < last else end, head.position)
             elif min(first, last) < i < max(first, last):
-                select(text, 0, end)
+                select_range(text, 0, end)
             elif text.textCursor().hasSelection():
-                select(text, 0, 0)
+                select_range(text, 0, 0)
 
     def _texts(self) -> list[QTextEdit]:
         views = sorted(self._page.views.values(), key=lambda view: self._page.row_of(view.message.id) or 0)
@@ -165,7 +165,7 @@ class Selection(QObject):
     def _clear_others(self, text: QTextEdit | None) -> None:
         for other in self._texts():
             if other is not text and other.textCursor().hasSelection():
-                select(other, 0, 0)
+                select_range(other, 0, 0)
 
     def _end_rows(self) -> list[int]:
         """Return the rows of the messages in which the selection begins and ends, in order."""
@@ -195,7 +195,7 @@ class Selection(QObject):
             self._extend_to(TextPosition(view.message.id, texts[-1], last))
         else:
             self._head = None
-            select(texts[0], 0, last)
+            select_range(texts[0], 0, last)
 
     def _adopt_native_selection(self, text: QTextEdit, view: MessageView) -> None:
         if not self.end_message_ids() or (self._head is None and self._anchor and self._anchor.text is not text):

@@ -14,7 +14,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.layouts import FlowLayout
 
 BAR_HEIGHT = 14  # default height of a round bar in pixels
-_WIDTH, _HEIGHT, _GAP = 38, 22, 3  # pixels of a switch at 100 % text; gap between track and knob
+_SWITCH_WIDTH, _SWITCH_HEIGHT, _KNOB_GAP = 38, 22, 3  # pixels of a switch at 100 % text; gap between track and knob
 _COPIED_MS = 1500  # duration of "Copied"
 _SETTLE_MS = 300  # delay of an announcement: text shown only briefly is skipped
 
@@ -31,7 +31,7 @@ class Switch(QCheckBox):
         look.changed.connect(self.updateGeometry)
 
     def sizeHint(self) -> QSize:
-        return QSize(self._look.px(_WIDTH) + 4, self._look.px(_HEIGHT) + 4)
+        return QSize(self._look.px(_SWITCH_WIDTH) + 4, self._look.px(_SWITCH_HEIGHT) + 4)
 
     def minimumSizeHint(self) -> QSize:
         return self.sizeHint()
@@ -41,8 +41,8 @@ class Switch(QCheckBox):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         theme, track, checked = self._look.theme, QRectF(self.rect()).adjusted(2, 2, -2, -2), self.isChecked()
-        side, radius = track.height() - 2 * _GAP, track.height() / 2
-        left = track.right() - side - _GAP if checked != self.isRightToLeft() else track.left() + _GAP
+        side, radius = track.height() - 2 * _KNOB_GAP, track.height() / 2
+        left = track.right() - side - _KNOB_GAP if checked != self.isRightToLeft() else track.left() + _KNOB_GAP
         with QPainter(self) as painter:
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
             painter.setOpacity(1.0 if self.isEnabled() else 0.5)
@@ -54,7 +54,7 @@ class Switch(QCheckBox):
             painter.drawRoundedRect(track.adjusted(0.5, 0.5, -0.5, -0.5), radius, radius)
             painter.setPen(Qt.PenStyle.NoPen)
             painter.setBrush(QColor(theme.on_accent if checked else theme.muted))
-            painter.drawEllipse(QRectF(left, track.top() + _GAP, side, side))
+            painter.drawEllipse(QRectF(left, track.top() + _KNOB_GAP, side, side))
 
 
 class RoundBar(QWidget):

@@ -18,9 +18,9 @@ from kvchat.ui.widgets.controls import Switch
 ChangeSetting = Callable[[str, Any], object]  # called with the setting's name and new value
 _FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # widths in average characters that align fields of different units
 _SEPARATORS = re.compile(r"[\s,_'’]")
-_SIZE = re.compile(r"(\d+|\d*\.\d+)([mgt]?)[bo]?", re.IGNORECASE)
+_SIZE_PATTERN = re.compile(r"(\d+|\d*\.\d+)([mgt]?)[bo]?", re.IGNORECASE)
 _DECIMAL_COMMA = re.compile(r"(\d),(\d{1,2})(?!\d)")
-_SCALES = {"m": GB // 1000, "g": GB, "": GB, "t": 1000 * GB}
+_BYTES_PER_UNIT = {"m": GB // 1000, "g": GB, "": GB, "t": 1000 * GB}
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ def _whole_number(unit: str, pattern: str, description: str) -> Notation:
 
 def _parse_size(text: str) -> int:
     """Convert a size such as "7.5 GB", "500 MB" or "20 Go" to bytes. Without a unit, it is in decimal gigabytes."""
-    match = _SIZE.fullmatch(_SEPARATORS.sub("", _DECIMAL_COMMA.sub(r"\1.\2", text)))
+    match = _SIZE_PATTERN.fullmatch(_SEPARATORS.sub("", _DECIMAL_COMMA.sub(r"\1.\2", text)))
     if match is None:
         raise ValueError(_("Enter a size, such as 20 GB or 500 MB."))
-    return round(float(match[1]) * _SCALES[match[2].lower()])
+    return round(float(match[1]) * _BYTES_PER_UNIT[match[2].lower()])
 
 
 def _parse_port(text: str) -> int:

@@ -24,7 +24,7 @@ from kvchat.ui.widgets.layouts import plain_tip
 
 ModelIndex = QModelIndex | QPersistentModelIndex
 ROW = Qt.ItemDataRole.UserRole
-_PAD, _GAP = 9, 4  # pixels around and between a Row's two lines
+_PADDING, _LINE_GAP = 9, 4  # pixels around and between a Row's two lines
 Rect = TypeVar("Rect", QRect, QRectF)
 
 
@@ -252,7 +252,7 @@ class RowList(ItemList):
 class RowDelegate(ItemDelegate):
     def sizeHint(self, option: QStyleOptionViewItem, index: ModelIndex) -> QSize:
         small = QFontMetrics(self.small_font(option.font)).height()
-        return QSize(120, 2 * _PAD + option.fontMetrics.height() + _GAP + small)
+        return QSize(120, 2 * _PADDING + option.fontMetrics.height() + _LINE_GAP + small)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: ModelIndex) -> None:
         row: Row = index.data(ROW)
@@ -260,7 +260,7 @@ class RowDelegate(ItemDelegate):
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.paint_background(painter, option)
-        box = option.rect.adjusted(12, _PAD, -12, -_PAD)
+        box = option.rect.adjusted(12, _PADDING, -12, -_PADDING)
         right = box.right()
         if row.chip:
             neutral = theme.raised if option.state & QStyle.StateFlag.State_Selected else theme.bubble
@@ -278,6 +278,6 @@ class RowDelegate(ItemDelegate):
         draw_text(painter, option, QRect(box.left(), box.top(), room, height), title)
         painter.setFont(self.small_font(option.font))
         painter.setPen(QColor(theme.muted))
-        below = QRect(box.left(), box.top() + height + _GAP, room, painter.fontMetrics().height())
+        below = QRect(box.left(), box.top() + height + _LINE_GAP, room, painter.fontMetrics().height())
         draw_text(painter, option, below, one_line(row.detail))
         painter.restore()

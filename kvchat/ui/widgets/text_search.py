@@ -14,7 +14,7 @@ _MAX_MARKED = 500  # highlighted matches; more would be slow
 _ICON, _MARGIN = 12, 10  # pixels at 100 % text: the cross and the button's margin
 
 
-def between(text: str, start: int, end: int) -> str:
+def utf16_slice(text: str, start: int, end: int) -> str:
     if text.isascii():
         return text[start:end]
     return text.encode("utf-16-le", "surrogatepass")[2 * start : 2 * end].decode("utf-16-le", "replace")
@@ -32,7 +32,7 @@ def format_range(text: str, start: int, end: int, format: QTextCharFormat) -> QT
     return result
 
 
-def select(text: QTextEdit, anchor: int, position: int) -> None:
+def select_range(text: QTextEdit, anchor: int, position: int) -> None:
     end = text.document().characterCount() - 1
     cursor = text.textCursor()
     cursor.setPosition(min(anchor, end))
@@ -51,7 +51,7 @@ def cursors_at(text: QTextEdit | QPlainTextEdit, content: str, spans: Iterable[t
     return cursors
 
 
-def mark(
+def highlight(
     text: QTextEdit | QPlainTextEdit, cursors: Iterable[QTextCursor], theme: Theme, current: int | None = None
 ) -> None:
     """Highlight only these places, and emphasize the one that begins at Qt's position `current`."""
@@ -129,6 +129,6 @@ class TextSearch(ClearableField):
             if cursor.isNull():
                 break
             hits.append(cursor)
-        mark(self._text, hits, self._look.theme)
+        highlight(self._text, hits, self._look.theme)
         many = f"{len(hits)}{'+' if len(hits) == _MAX_MARKED else ''}"
         self.count.setText(_("{many} found", many=many) if query else "")

@@ -8,7 +8,7 @@ from PySide6.QtGui import QDesktopServices
 from pytestqt.qtbot import QtBot
 
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.manual.manual_window import SOURCE, ManualWindow
+from kvchat.ui.manual.manual_window import MANUAL_TEXT, ManualWindow
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.windows import child
 
@@ -30,7 +30,7 @@ async def test_words_are_found_and_headings_lead_to_their_places(manual: ManualW
     assert manual.page.textCursor().selectedText() == sentence
     assert manual.list.currentItem().text().strip() == "Chat memory"
     names = [manual.list.item(row).text().strip() for row in range(manual.list.count())]
-    assert names == re.findall(r"^##+ (.*)", SOURCE, re.MULTILINE)
+    assert names == re.findall(r"^##+ (.*)", MANUAL_TEXT, re.MULTILINE)
     row = names.index("Privacy")
     manual.list.setCurrentRow(row)
     assert manual.page.textCursor().block().text() == "Privacy"
@@ -44,7 +44,7 @@ async def test_words_are_found_and_headings_lead_to_their_places(manual: ManualW
 async def test_every_link_leads_somewhere(manual: ManualWindow, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: opened.append(url.toString()))
-    links = re.findall(r"\]\(([^)]*)\)", SOURCE)
+    links = re.findall(r"\]\(([^)]*)\)", MANUAL_TEXT)
     within = [link for link in links if link.startswith("#")]
     assert within
     for link in links:

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import kvchat
-from kvchat.ui.manual.manual_window import SOURCE
+from kvchat.ui.manual.manual_window import MANUAL_TEXT
 
 ROOT = Path(kvchat.__file__).parent
 # Other callables that take a title, and the position of that argument.
@@ -82,6 +82,6 @@ def titles() -> dict[str, str]:
 def test_every_title_of_a_fault_has_its_place() -> None:
     found = titles()
     assert len(found) > 150
-    listed = {line.removeprefix("- ").replace("’", "'") for line in SOURCE.splitlines() if line.startswith("- ")}
+    listed = {line.removeprefix("- ").replace("’", "'") for line in MANUAL_TEXT.splitlines() if line.startswith("- ")}
     missing = {f"{text}  ({file})" for text, file in found.items() if text.replace("’", "'") not in listed}
     assert not missing, "\n".join(sorted(missing))

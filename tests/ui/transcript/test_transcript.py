@@ -18,7 +18,7 @@ from kvchat.ui.rendering.text_page import LinkDialog, TextPage, display_host
 from kvchat.ui.transcript.message_view import MessageView
 from kvchat.ui.transcript.reply_view import ReplyView, ThinkingView
 from kvchat.ui.transcript.transcript import Transcript
-from kvchat.ui.widgets.text_search import select
+from kvchat.ui.widgets.text_search import select_range
 from tests.ui.reading import a_message
 from tests.ui.staged_runtime import a_receipt
 from tests.ui.waiting import LONG_MS
@@ -211,14 +211,14 @@ def test_what_is_selected_stays_so_while_the_reply_goes_on(page: Transcript) -> 
     says, said = streaming(page, a_message("q", Role.USER, "Continue")), "Some 😀 words with $x$ that"
     says(said)
     text = page.views["live"].texts[0]
-    select(text, 5, 13)
+    select_range(text, 5, 13)
     for more in (" go on", " and on.", "\n\nA second paragraph", " that grows"):
         said += more
         says(said)
         assert text.textCursor().selectedText() == "😀 words"
     says(said := said + "\n\n```python\nx = 1\ny")
     code = page.views["live"].texts[1]
-    select(code, 0, 7)
+    select_range(code, 0, 7)
     for more in (" = 2", "\n", "z = 3\n", "w"):
         says(said := said + more)
         assert code.textCursor().selectedText().replace("\u2029", "\n") == "x = 1\ny"
