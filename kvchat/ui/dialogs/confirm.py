@@ -163,7 +163,7 @@ def ask_passphrase(
 
 
 def file_dialog(parent: QWidget, title: str, mode: QFileDialog.FileMode, filters: str = "") -> QFileDialog:
-    """Return an unopened dialog that starts in the home folder. filters: such as "Models (*.gguf);;All files (*)"."""
+    """Return an unopened dialog that starts in the home folder. filters: "Models (*.gguf);;All files (*)" """
     dialog = QFileDialog(parent, title, str(Path.home()), filters)
     dialog.setFileMode(mode)
     dialog.finished.connect(dialog.deleteLater)

@@ -174,7 +174,7 @@ class LastRequests(QWidget):
             self._details_column.addWidget(self._comparison(sent, change.original, passed, change.rewritten))
 
     def _comparison(self, left_title: str, before: str, right_title: str, after: str) -> QWidget:
-        """Return a widget with two texts side by side, from shortly before they differ, and the difference marked."""
+        """Return a widget with two texts side by side, starting shortly before their difference, which is marked."""
         made, at = QWidget(), common_prefix_length(before, after)
         same_end = common_prefix_length(before[at:][::-1], after[at:][::-1])
         line = before.rfind("\n", 0, max(0, before.rfind("\n", 0, at))) + 1

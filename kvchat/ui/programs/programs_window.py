@@ -34,7 +34,7 @@ _NAME_WIDTH, _BAR_WIDTH = 140, 90  # pixels at 100 % text
 
 
 class LiveRows(QWidget):
-    """Rows of current requests. The row widgets are reused, because they change many times a second."""
+    """Rows of current requests. Their widgets are reused, because the rows change many times a second."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()

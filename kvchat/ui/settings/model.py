@@ -110,7 +110,7 @@ class _FreeMemoryBar(RoundBar):
         self._bar = bar
 
     def paint_inside(self, painter: QPainter, box: QRectF) -> None:
-        """Draw the parts in order, and hatch the reserved memory, even where a part overlaps it."""
+        """Draw the parts from left to right. Hatch the reserved memory, even where a part overlaps it."""
         theme, bar = self._look.theme, self._bar
         painter.fillRect(box, QColor(theme.line))
         scale = box.width() / max(bar.free, bar.needed, 1)

@@ -53,7 +53,7 @@ class OptionsPanel(Panel):
     async def _load_options(
         self, model: str | None, is_current: Callable[[], bool], *, has_begun: bool = False
     ) -> bool:
-        """Load and show a model's options. If `is_current()` no longer holds by then, return False instead."""
+        """Load and show a model's options. Return False without showing them if `is_current()` no longer holds."""
         options = await self._runtime.model.template_options(model)
         defaults = await self._runtime.model.default_sampling(model)
         if is_current():

@@ -101,7 +101,7 @@ class UsageDelegate(ItemDelegate):
         draw_text(painter, option, room, one_line(row.title))
 
     def _paint_bar(self, painter: QPainter, option: QStyleOptionViewItem, box: QRectF, row: UsageRow) -> None:
-        """Draw the unshared bytes, then the shared ones, and hatch those at the end that the plan would delete."""
+        """Draw the unshared part, then the shared part, and hatch the end that the visible plan would delete."""
         usage, theme = row.usage, self.look.theme
         if not usage.bytes:
             return

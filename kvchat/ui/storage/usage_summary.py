@@ -173,7 +173,7 @@ def _must_be_reprocessed(count: int) -> str:
 
 
 class SavingsBar(RoundBar):
-    """Bar that compares the size on disk, drawn strongly, with the size of whole slot files."""
+    """Bar that shows the size on disk as a share of the size of whole slot files."""
 
     share = 1.0  # size on disk divided by the size of whole slot files
 

@@ -213,7 +213,7 @@ class ShrinkingPage(ScrollPage):
 
 
 class _PageContent(QWidget):
-    """Content of a page. A plain QWidget would be as tall as its labels at their minimum width."""
+    """Content of a page. A plain QWidget would be as tall as if its labels had their minimum width."""
 
     def minimumSizeHint(self) -> QSize:
         hint = super().minimumSizeHint()
