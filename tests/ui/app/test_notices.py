@@ -22,7 +22,7 @@ def test_a_newer_version_stays_on_show_and_leads_to_its_page(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: opened.append(url.toString()))
-    monkeypatch.setattr(panel, "_INFO_MS", 0)
+    monkeypatch.setattr(panel, "_NOTICE_MS", 0)
     shown = Notices(look)
     qtbot.addWidget(shown)
     shown.notify("Something")
