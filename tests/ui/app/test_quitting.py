@@ -24,7 +24,7 @@ class Slow(StagedRuntime):
         self.told = asyncio.Event()
 
     @property
-    def unfinished(self) -> PendingSave | None:
+    def pending_save(self) -> PendingSave | None:
         return self.left
 
     def cancel_saving(self) -> None:
