@@ -196,7 +196,7 @@ async def _main(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[tup
     window.notices.notify_file_saved("Exported", Path("/home/somebody/a folder/Chats.json"))
     window.notices.show_error(PromptTooLong(40_000, 32_768))
     yield "notices", window
-    for notice in window.notices.on_show:
+    for notice in window.notices.visible_notices:
         notice.dismiss()
     window.composer.set_attachments([])
     window.composer.set_draft("Go on.")

@@ -36,8 +36,8 @@ from kvchat.ui.transcript.transcript import Transcript
 class KeyboardController(QObject):
     """The window's shortcuts, palette and shortcut sheet.
 
-    handlers: the window's action handlers, except those of this class; useless_actions: returns the actions that would
-    do nothing now; field: has the focus most of the time
+    `handlers` are the window's action handlers, except those of this class. `useless_actions` returns the actions that
+    would do nothing now. `field` has the focus most of the time.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class MainWindow(QMainWindow):
     shown_changed = Signal()
 
     def __init__(self, look: Look, config: Path) -> None:
-        """config: folder of `window.ini`"""
+        """`config` is the folder of `window.ini`."""
         super().__init__()
         self.look = look
         self._joined = False

@@ -43,12 +43,12 @@ _WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; height after a question
 
 
 class QuickWindow(Panel):
-    """A window that opens empty, unless it still waits for a reply."""
+    """Window for quick questions. It opens empty unless it still waits for a reply."""
 
     chat_wanted = Signal(str)  # chat id
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, chat: ChatController) -> None:
-        """chat: follows each turn, as the main window may open its chat meanwhile"""
+        """`chat` is told of each turn, as the main window may open its chat meanwhile."""
         super().__init__(runtime, look, runner, _("Quick question"))
         flags = Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint
         self.setWindowFlags(flags)

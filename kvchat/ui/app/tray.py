@@ -211,7 +211,7 @@ class QuitController(QObject):
         self.question: ConfirmDialog | None = None
 
     def ask(self, reason: str = "") -> None:
-        """Quit; ask first if that ends something. reason: another reason to ask"""
+        """Quit, after asking if work would be interrupted. `reason` is an additional reason to ask."""
         sentences = [*filter(None, (reason,)), *self._list_unfinished()]
         if not sentences:
             self.agreed.emit()

@@ -49,7 +49,7 @@ def leading_alignment() -> Qt.AlignmentFlag:
 
 
 def left_to_right(text: str) -> str:
-    """Isolate keys or a path from right-to-left text."""
+    """Isolate shortcut keys or a path from surrounding right-to-left text."""
     return f"\u2066{text}\u2069" if is_mirrored() else text
 
 
@@ -65,14 +65,14 @@ def label(text: str = "", kind: str = "", *, wraps: bool = False, selectable: bo
 
 
 def button(text: str, on_click: Any = None, kind: str = "", *, name: str = "", tip: str = "") -> QPushButton:
-    """Make a button. on_click: callable or signal; name: for screen readers, if the text is not enough"""
+    """Make a button. `on_click` is a callable or a signal; `name` is for screen readers (default: `text`)."""
     return _button(QPushButton(text), on_click, kind, name or text, tip)
 
 
 def tool_button(
     name: str, on_click: Any = None, kind: str = "", *, tip: str = "", icon: QIcon | None = None
 ) -> QToolButton:
-    """Make an icon button. name: for screen readers, and the tooltip unless `tip` is given"""
+    """Make an icon button. `name` is for screen readers, and the tooltip unless `tip` is given."""
     result = _button(QToolButton(), on_click, kind, name, tip or name)
     if icon is not None:
         result.setIcon(icon)
@@ -80,7 +80,7 @@ def tool_button(
 
 
 def line_edit(name: str, placeholder: str = "") -> QLineEdit:
-    """Make a field. name: for screen readers. The placeholder is also the tooltip."""
+    """Make a text field. `name` is for screen readers; the placeholder is also the tooltip."""
     result = QLineEdit(placeholderText=placeholder)
     result.setToolTip(placeholder)
     result.setAccessibleName(name)
@@ -88,7 +88,7 @@ def line_edit(name: str, placeholder: str = "") -> QLineEdit:
 
 
 def plain_text(name: str, font: QFont, text: str = "") -> QPlainTextEdit:
-    """Make a read-only text box. name: for screen readers"""
+    """Make a read-only text box. `name` is for screen readers."""
     result = styled(QPlainTextEdit(text, readOnly=True), "log")
     result.setFont(font)
     result.setAccessibleName(name)
@@ -96,7 +96,7 @@ def plain_text(name: str, font: QFont, text: str = "") -> QPlainTextEdit:
 
 
 def progress_bar(name: str) -> QProgressBar:
-    """Make a 1000-step bar without text. name: for screen readers"""
+    """Make a progress bar of 1,000 steps without text. `name` is for screen readers."""
     result = QProgressBar(textVisible=False, maximum=1000)
     result.setAccessibleName(name)
     return result
@@ -105,7 +105,7 @@ def progress_bar(name: str) -> QProgressBar:
 def row(
     *parts: Part, on: QWidget | None = None, spacing: int | None = None, margins: Margins | None = None
 ) -> QHBoxLayout:
-    """Put parts side by side, as the layout of `on` if given. spacing, margins: pixels; None: Qt's own"""
+    """Put parts side by side, as the layout of `on` if given. Spacing and margins in pixels (None: Qt's own)."""
     return _filled(QHBoxLayout(), parts, on, spacing, margins)
 
 

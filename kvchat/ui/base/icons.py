@@ -70,7 +70,7 @@ _GOLD = "#f2b84b"
 
 
 def icon(name: str, colour: str | Callable[[], str]) -> QIcon:
-    """Return a line icon, or the filled Stop square. colour: "#rrggbb", or a function called at each painting"""
+    """Return a line icon, or the filled Stop square. `colour` is "#rrggbb" or a function called at each painting."""
     return QIcon(_IconEngine(name, colour))
 
 
@@ -96,7 +96,7 @@ class _IconEngine(QIconEngine):
         painter.restore()
 
     def pixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State) -> QPixmap:
-        """Clear the background before painting, unlike Qt's version. size: in physical pixels"""
+        """Clear the background before painting, unlike Qt's version. `size` is in physical pixels."""
         result = QPixmap(size.expandedTo(QSize(1, 1)))
         result.fill(Qt.GlobalColor.transparent)
         with QPainter(result) as painter:

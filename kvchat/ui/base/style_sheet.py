@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def style_sheet(t: Theme, base: float, small: float, icon: int, *, mirrored: bool = False) -> str:
-    """Return the style sheet for a theme. base, small: points; icon: pixels; mirrored: right-to-left layout"""
+    """Return the style sheet for a theme. `base` and `small` are in points, `icon` in pixels."""
     begin, end = ("right", "left") if mirrored else ("left", "right")
     parts = _frames(t, icon, begin, end), _texts(t, base, small), _buttons(t, small, icon), _inputs(t), _lists(t, end)
     return "\n".join(parts)

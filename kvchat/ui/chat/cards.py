@@ -25,7 +25,7 @@ class EngineCard(Card):
     def show_status(
         self, status: EngineStatus, model: str | None, *, missing: bool = False, fetchable: bool = False
     ) -> None:
-        """Show the engine's state. `missing`: no model file; `fetchable`: its download source is known."""
+        """Show the engine's state. `missing`: the model file is missing; `fetchable`: it can be downloaded again."""
         state, failure = status.state, status.failure
         failed, stopped = state is EngineState.FAILED, state is EngineState.STOPPED
         if state in (EngineState.READY, EngineState.UNLOADED):
@@ -96,7 +96,7 @@ class ContextCard(Card):
     def show_choice(
         self, use: ContextUsage, larger: ContextChoice | None, *, can_shorten: bool, can_attach_part: bool = False
     ) -> None:
-        """Offer remedies. `larger`: a context size that fits; `can_attach_part`: part of a text could be attached."""
+        """Offer remedies. `larger` is a context size that fits; `can_attach_part`: part of a text would fit."""
         if can_shorten or can_attach_part:
             advice = _("kvchat does not remove anything unless you choose to.")
         elif larger is not None:

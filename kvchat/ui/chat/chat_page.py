@@ -209,7 +209,7 @@ class ChatPage(QWidget):
     def _place_notices(self) -> None:
         """Place the notices at the page's lower end, beside the jump button if they fit; leave room below the chat."""
         notices, page = self._notices, self._middle.geometry()
-        notices.setVisible(bool(notices.on_show))
+        notices.setVisible(bool(notices.visible_notices))
         letter, jump = notices.fontMetrics().averageCharWidth(), self._transcript.jump_room
         beside = (page.width() - jump) // 2 - _GAP - _SCROLL_BAR
         fits = beside >= letter * _MIN_LETTERS
@@ -219,7 +219,7 @@ class ChatPage(QWidget):
         top = max(page.bottom() - height - below, page.top())  # on a low page, covers the card below
         notices.setGeometry(left, top, width, height)
         notices.raise_()
-        covers = bool(notices.on_show) and left < page.center().x() + self._look.px(COLUMN_WIDTH) // 2
+        covers = bool(notices.visible_notices) and left < page.center().x() + self._look.px(COLUMN_WIDTH) // 2
         self._transcript.reserve_space(height + below + _GAP if covers else 0)
 
     def show_messages(self, has_messages: bool) -> None:

@@ -62,7 +62,7 @@ class ContextMeter(QWidget):
         self.show_usage(None)
 
     def show_usage(self, use: ContextUsage | None, forecast: Forecast | None = None) -> None:
-        """Show the context usage and the expected wait for the reply; None: unknown."""
+        """Show the context usage and the expected wait for the reply; None means unknown."""
         wait = forecast.message_text if forecast else ""
         self.wait_label.set_text(wait)
         self.wait_label.setVisible(bool(wait))
@@ -189,7 +189,7 @@ class StatusStrip(QFrame):
         self._restyle()
 
     def show_engine(self, state: EngineState, model: str | None, context: int | None, context_reason: str) -> None:
-        """context: its length in tokens; None: unknown"""
+        """`context` is the context length in tokens, or None if unknown."""
         self.dot.state = state
         self._show_state()
         self.model.set_text(model or _("no model"))
@@ -202,7 +202,7 @@ class StatusStrip(QFrame):
     def show_turn(
         self, remarks: tuple[Remark, ...], fraction: float | None, *, silent: bool = False, ahead: bool = False
     ) -> None:
-        """fraction: processed share of the prompt; silent: nothing arrives; ahead: processed in advance"""
+        """`fraction` is the processed share of the prompt. `silent`: nothing arrives; `ahead`: processed in advance."""
         self._remarks, self.dot.is_silent = remarks, silent
         self._show_state()
         self.stop_button.setVisible(ahead)

@@ -30,7 +30,7 @@ _EARLY_EVENTS = (  # the first of a turn is one of these
 
 @dataclass(frozen=True)
 class Remark:
-    """Remark. `tone` is "" (quiet), "live", "good" (proved), "warn" or "bad"; low ranks are dropped first."""
+    """Status text. `tone` is "" (quiet), "live", "good" (proved), "warn" or "bad"; low ranks are dropped first."""
 
     text: str
     tone: str = ""

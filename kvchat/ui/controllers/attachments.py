@@ -29,8 +29,8 @@ from kvchat.ui.dialogs.panel import Notices
 PASTED_PICTURE, SCREENSHOT = N_("Pasted image.png"), N_("Screenshot.png")
 
 
-class Drafts(Protocol):
-    """Attachments of unsent messages, by conversation id; None for a new chat."""
+class AttachmentDrafts(Protocol):
+    """Attachments of unsent messages, by conversation id (None for a new chat)."""
 
     def current_chat(self) -> str | None: ...
 
@@ -46,7 +46,13 @@ class AttachmentLoader(QObject):
     """
 
     def __init__(
-        self, runtime: Runtime, composer: Composer, drafts: Drafts, runner: TaskRunner, notices: Notices, page: QWidget
+        self,
+        runtime: Runtime,
+        composer: Composer,
+        drafts: AttachmentDrafts,
+        runner: TaskRunner,
+        notices: Notices,
+        page: QWidget,
     ) -> None:
         super().__init__(page)
         self._runtime, self._composer, self._drafts = runtime, composer, drafts

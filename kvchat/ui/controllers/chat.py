@@ -16,7 +16,7 @@ from kvchat.session.events import Restored, Saved
 from kvchat.text.language import _, format_number
 from kvchat.ui.chat.composer import StartupDrafts
 from kvchat.ui.chat.turn_status import TurnStatus, waiting_text
-from kvchat.ui.controllers.sending import DraftController, Page, SendController
+from kvchat.ui.controllers.sending import ComposeTarget, DraftController, SendController
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import ChatPresenter, Controller, Views, is_engine_failure
 from kvchat.ui.dialogs.confirm import confirm
@@ -33,7 +33,7 @@ class ChatController(Controller):
 
     def __init__(self, runtime: Runtime, views: Views, parent: QObject) -> None:
         super().__init__(runtime, views, parent)
-        self._page = Page()
+        self._page = ComposeTarget()
         self.conversations = SidebarController(runtime, views, self)
         self.drafts = DraftController(runtime, views, lambda: self.current, self)
         self._loading = False  # messages are loading: do not flash the empty page
@@ -91,10 +91,10 @@ class ChatController(Controller):
             self._show_all()
 
     def open(self, conversation_id: str | None) -> None:
-        """Open a conversation; None: an empty page for a new one."""
+        """Open a conversation or, for None, an empty page for a new one."""
         if conversation_id == self.current and self._views.transcript.messages:
             return
-        before, self._page = self.current, Page(conversation_id)
+        before, self._page = self.current, ComposeTarget(conversation_id)
         self.turn_of().clear_finished()
         self._loading = conversation_id is not None
         self.drafts.show()
@@ -215,7 +215,7 @@ class ChatController(Controller):
             self._show_turn()
 
     async def _reload_messages(self, conversation_id: str, *, force: bool = False, finished: str = "") -> None:
-        """finished: id of a reply that has just ended, to be announced"""
+        """`finished` is the id of a reply that has just ended, to be announced."""
         if not await self._presenter.reload(conversation_id, force=force):
             return
         self._loading = False
@@ -249,7 +249,7 @@ class ChatController(Controller):
         self.content_changed.emit(bool(messages) or self.is_answering or self._loading)
 
     def handle_request(self, request: MessageRequest) -> None:
-        """Run a message's action; all but a fork change the tree and are refused during a reply."""
+        """Run an action on a message. All but a fork change the message tree, so they are refused during a reply."""
         message, chat, id = request.message, self._runtime.chat, request.message.conversation_id
         if request.kind is RequestKind.FORK:
 

@@ -212,7 +212,7 @@ class ChatDocumentsController(Controller):
 
 
 def describe_documents(documents: ChatDocuments, status: PreparedStatus | None, *, has_memory: bool) -> tuple[str, str]:
-    """Return the documents a chat started with, and a remark. has_memory: the chat has its own memory"""
+    """Return the documents a chat started with, and a remark. `has_memory`: the chat has memory of its own."""
     count = plural(len(documents.documents), "{count} document", "{count} documents")
     if status is None:
         return count, _("no longer in the library")

@@ -148,8 +148,8 @@ _ENDED = (MessageState.COMPLETE, MessageState.LIMITED)  # neither stopped by the
 
 
 @dataclass(eq=False)
-class Page:
-    """Page the user writes on: an open conversation, or one that begins with its first message."""
+class ComposeTarget:
+    """Target of a message: an open conversation, or a new one that begins with it."""
 
     conversation_id: str | None = None
 
@@ -168,7 +168,7 @@ class SendController(Controller):
         runtime: Runtime,
         views: Views,
         drafts: DraftController,
-        page: Callable[[], Page],
+        page: Callable[[], ComposeTarget],
         run_turn: Callable[[str, asyncio.Future[Any]], None],
         parent: QObject,
     ) -> None:
@@ -231,8 +231,8 @@ class SendController(Controller):
         self._unsaved_chats.discard(conversation_id)
         self._drafts.release(self._held_drafts.pop(conversation_id, []))
 
-    async def _send(self, text: str, attachments: Attachments, page: Page, held: list[str]) -> None:
-        """page: where Enter was pressed, whichever is open by now"""
+    async def _send(self, text: str, attachments: Attachments, page: ComposeTarget, held: list[str]) -> None:
+        """`page` is the page where Enter was pressed, even if another one is open by now."""
         new = None
         async with self._new_chat_lock:
             if page.conversation_id is None:

@@ -212,7 +212,7 @@ class SidebarController(Controller):
         *,
         leave: bool = True,
     ) -> None:
-        """Change chats and offer to undo it. leave: if the open chat is among them, open another listed one"""
+        """Change chats and offer to undo it. With `leave`, open another listed chat if the open one is among them."""
         here, title = self._chat.current, one_line(self.titles.get(ids[0], ""))
         name = title if len(title) <= _MAX_LETTERS else f"{title[: _MAX_LETTERS - 1].rstrip()}…"
         alone = len(ids) == 1 and name

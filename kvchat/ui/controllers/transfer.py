@@ -54,7 +54,7 @@ class TransferController(Controller):
         self.in_progress: list[str] = []  # "Importing…"
 
     def export(self, ids: list[str] | None = None) -> None:
-        """ids: None for all chats"""
+        """Export these chats, or all for None."""
 
         async def export(target: Path) -> None:
             work = partial(self._runtime.transfer.export, ids or list(self._conversations.titles), target)
@@ -195,7 +195,7 @@ class TransferController(Controller):
     ) -> R:
         """Return the result of `work`, with a progress dialog if it takes a while.
 
-        The dialog's Cancel ends the work and shows the notice `canceled`; detail: by default, nothing was written.
+        The dialog's Cancel ends the work and shows the notice `canceled` with `detail` (default: nothing was written).
         """
         loop, last_update = asyncio.get_running_loop(), 0.0
         dialog, cancel = QProgressDialog("", "", 0, 0, self._window), QPushButton(_("Cancel"))
@@ -214,7 +214,7 @@ class TransferController(Controller):
         dialog.setValue(0)
 
         def report(done: int, total: int) -> None:
-            """done: of `total`, or a count of chats if the total is unknown (0). Thread-safe."""
+            """Report `done` of `total`, or a count of chats if `total` is 0 (unknown). Thread-safe."""
             nonlocal last_update
             if time.monotonic() - last_update >= _PAUSE_S:
                 last_update = time.monotonic()

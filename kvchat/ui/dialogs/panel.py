@@ -76,7 +76,7 @@ class Notices(ShrinkingPage):
         self._column = column(on=self.content, spacing=6, margins=0)
 
     @property
-    def on_show(self) -> list[NoticeView]:
+    def visible_notices(self) -> list[NoticeView]:
         return self.findChildren(NoticeView)
 
     def notify(self, title: str, detail: str = "") -> None:
@@ -110,7 +110,7 @@ class Notices(ShrinkingPage):
     def undo_last(self) -> None:
         if self.undos:
             undo = self.undos[-1]
-            for notice in self.on_show:
+            for notice in self.visible_notices:
                 if notice.on_click is undo:
                     notice.dismiss()
             undo()
@@ -131,9 +131,9 @@ class Notices(ShrinkingPage):
         self.report.open()
 
     def _add(self, title: str, detail: str, tone: str = "", *, is_permanent: bool = False) -> NoticeView | None:
-        if any(notice.texts == (title, detail) for notice in self.on_show):
+        if any(notice.texts == (title, detail) for notice in self.visible_notices):
             return None
-        for old in self.on_show[: max(0, len(self.on_show) - _MAX_NOTICES + 1)]:
+        for old in self.visible_notices[: max(0, len(self.visible_notices) - _MAX_NOTICES + 1)]:
             old.dismiss()
         notice = NoticeView(self._look, title, detail, tone)
         self._column.addWidget(notice)
@@ -146,7 +146,7 @@ class Notices(ShrinkingPage):
         return notice
 
     def _dismiss(self, texts: tuple[str, str]) -> None:
-        for notice in self.on_show:
+        for notice in self.visible_notices:
             if notice.texts == texts:
                 notice.dismiss()
 

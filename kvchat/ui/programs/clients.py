@@ -20,7 +20,7 @@ class ServerAccess:
     windows: bool = False  # write PowerShell instead of shell
 
     @property
-    def v1(self) -> str:
+    def v1_url(self) -> str:
         return f"{self.url}/v1"
 
     @property
@@ -50,7 +50,7 @@ def _openai(access: ServerAccess) -> str:
     return (
         "from openai import OpenAI\n\n"
         "client = OpenAI(\n"
-        f"    base_url={_quoted(access.v1)},\n"
+        f"    base_url={_quoted(access.v1_url)},\n"
         f"    api_key={_quoted(access.key_or_placeholder)},\n"
         ")\n"
         "answer = client.chat.completions.create(\n"
@@ -91,7 +91,7 @@ def _codex(access: ServerAccess) -> str:
         'model_provider = "kvchat"\n\n'
         "[model_providers.kvchat]\n"
         'name = "kvchat"\n'
-        f"base_url = {_quoted(access.v1)}\n"
+        f"base_url = {_quoted(access.v1_url)}\n"
         f'wire_api = "responses"{named}'
     )
 
@@ -104,7 +104,7 @@ def _opencode(access: ServerAccess) -> str:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "kvchat",
-        "options": {"baseURL": access.v1, "apiKey": access.key_or_placeholder},
+        "options": {"baseURL": access.v1_url, "apiKey": access.key_or_placeholder},
         "models": {access.model: model},
     }
     name = f"kvchat/{access.model}"
@@ -116,14 +116,14 @@ def _opencode(access: ServerAccess) -> str:
 @_client("Cline", N_("In Cline’s settings (gear icon)."), "https://docs.cline.bot/provider-config/openai-compatible")
 def _cline(access: ServerAccess) -> str:
     return (
-        f"API Provider: OpenAI Compatible\nBase URL: {access.v1}\n"
+        f"API Provider: OpenAI Compatible\nBase URL: {access.v1_url}\n"
         f"OpenAI Compatible API Key: {access.key_or_placeholder}\nModel ID: {access.model}"
     )
 
 
 @_client("Aider", N_("In the terminal."), "https://aider.chat/docs/llms/openai-compat.html")
 def _aider(access: ServerAccess) -> str:
-    variables = {"OPENAI_API_BASE": access.v1, "OPENAI_API_KEY": access.key_or_placeholder}
+    variables = {"OPENAI_API_BASE": access.v1_url, "OPENAI_API_KEY": access.key_or_placeholder}
     return _environment(access, variables, f"aider --model {shlex.quote(f'openai/{access.model}')}")
 
 
@@ -139,7 +139,7 @@ def _zed(access: ServerAccess) -> str:
         "max_tokens": access.context or 32_768,
         "capabilities": {"tools": True, "images": False, "parallel_tool_calls": False, "prompt_cache_key": False},
     }
-    provider = {"api_url": access.v1, "available_models": [model]}
+    provider = {"api_url": access.v1_url, "available_models": [model]}
     return _quoted({"language_models": {"openai_compatible": {"kvchat": provider}}}, indent=2)
 
 
@@ -150,7 +150,7 @@ def _continue(access: ServerAccess) -> str:
         f"  - name: {_quoted(access.model)}\n"
         "    provider: openai\n"
         f"    model: {_quoted(access.model)}\n"
-        f"    apiBase: {access.v1}\n"
+        f"    apiBase: {access.v1_url}\n"
         f"    apiKey: {_quoted(access.key_or_placeholder)}\n"
         "    roles: [chat, edit, apply]"
     )
@@ -162,7 +162,7 @@ def _continue(access: ServerAccess) -> str:
     "https://docs.openwebui.com/getting-started/quick-start/connect-a-provider/starting-with-openai-compatible",
 )
 def _open_webui(access: ServerAccess) -> str:
-    variables = {"OPENAI_API_BASE_URL": access.v1, "OPENAI_API_KEY": access.key_or_placeholder}
+    variables = {"OPENAI_API_BASE_URL": access.v1_url, "OPENAI_API_KEY": access.key_or_placeholder}
     return _environment(access, variables, "open-webui serve")
 
 

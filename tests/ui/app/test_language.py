@@ -40,9 +40,9 @@ async def test_another_language_comes_with_the_next_start(furnished: StagedRunti
         window = app._window
         settings = window.side_windows.open_settings("General")
         settings.page(GeneralPage).change("language", "de")
-        await until(lambda: settings.notices.on_show)
+        await until(lambda: settings.notices.visible_notices)
         assert current_language() == "en", "nothing is half in one language and half in the other"
-        (notice,) = settings.notices.on_show
+        (notice,) = settings.notices.visible_notices
         assert notice.on_click is not None
         notice.on_click()
         assert app.quitting.is_set()

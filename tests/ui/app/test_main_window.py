@@ -250,7 +250,7 @@ async def test_words_for_a_conversation_that_could_not_begin_come_back(
         await until(lambda: ("new",) in runtime.chat.calls)
         if elsewhere:
             window.chat.open("other")
-    await until(lambda: window.notices.on_show)
+    await until(lambda: window.notices.visible_notices)
     if elsewhere:
         assert window.composer.draft == ""
         window.new_conversation()
@@ -383,9 +383,12 @@ async def test_imported_memory_is_verified_from_the_menu_of_its_chat(
     await until(lambda: entry() is not None)
     (verify := entry()) and verify.trigger()
     await until(lambda: asked == ["jeju"])
-    told = [notice.texts[0] for notice in window.notices.on_show]
+    told = [notice.texts[0] for notice in window.notices.visible_notices]
     await until(
-        lambda: "The memory of this chat was verified" in [notice.texts[0] for notice in window.notices.on_show], told
+        lambda: (
+            "The memory of this chat was verified" in [notice.texts[0] for notice in window.notices.visible_notices]
+        ),
+        told,
     )
 
 
@@ -475,13 +478,13 @@ async def test_engine_failure_card_and_its_buttons(furnished: StagedRuntime, win
 async def test_errors_notices_and_bugs_are_shown_in_one_place(furnished: StagedRuntime, window: MainWindow) -> None:
     furnished.refuse = KvchatError("Cannot restart", "No model.", "Choose one.")
     window.header.requested.emit("restart-engine")
-    await until(lambda: len(window.notices.on_show) == 1)
-    assert window.notices.on_show[0].texts == ("Cannot restart", "No model. Choose one.")
+    await until(lambda: len(window.notices.visible_notices) == 1)
+    assert window.notices.visible_notices[0].texts == ("Cannot restart", "No model. Choose one.")
     furnished.events.publish(Notice("Disk nearly full", "1.9 GB free."))
     furnished.events.publish(Notice("Disk nearly full", "1.9 GB free."))
-    assert len(window.notices.on_show) == 2
-    window.notices.on_show[0].close_button.click()
-    assert [notice.texts[0] for notice in window.notices.on_show] == ["Disk nearly full"]
+    assert len(window.notices.visible_notices) == 2
+    window.notices.visible_notices[0].close_button.click()
+    assert [notice.texts[0] for notice in window.notices.visible_notices] == ["Disk nearly full"]
     furnished.refuse = ZeroDivisionError("by zero")  # type: ignore[assignment]
     window.header.requested.emit("restart-engine")
     await until(lambda: window.notices.report is not None)
@@ -683,7 +686,7 @@ async def test_what_cannot_be_kept_is_told_and_stays_to_be_kept(
 
     monkeypatch.setattr(Database, "store_drafts", refuse)
     qtbot.keyClicks(window.composer.editor, "precious")
-    await until(lambda: window.notices.on_show, "the error")
+    await until(lambda: window.notices.visible_notices, "the error")
     if room == "at once":
         monkeypatch.setattr(Database, "store_drafts", keep)
         window.chat.drafts._retry.start(0)

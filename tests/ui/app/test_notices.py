@@ -28,11 +28,11 @@ def test_a_newer_version_stays_on_show_and_leads_to_its_page(
     shown.notify("Something")
     shown.notify_new_version("9.0.0", "https://example.org/v9.0.0")
     qtbot.waitUntil(
-        lambda: [notice.texts[0] for notice in shown.on_show] == ["kvchat 9.0.0 is available"], timeout=LONG_MS
+        lambda: [notice.texts[0] for notice in shown.visible_notices] == ["kvchat 9.0.0 is available"], timeout=LONG_MS
     )
-    shown.on_show[0].findChild(QPushButton, "").click()
+    shown.visible_notices[0].findChild(QPushButton, "").click()
     assert opened == ["https://example.org/v9.0.0"]
-    assert not shown.on_show
+    assert not shown.visible_notices
 
 
 async def test_a_window_that_is_gone_hears_of_no_other_text_size(runtime: StagedRuntime, look: Look) -> None:

@@ -133,11 +133,11 @@ async def test_notices_move_nothing_and_stand_at_the_end(furnished: StagedRuntim
     window.notices.show_error(KvchatError("Cannot restart", "Many words. " * 20))
     await until(lambda: window.notices.height() >= window.notices.heightForWidth(window.notices.width()) > 0)
     assert window.transcript.geometry() == before
-    assert [notice.texts[0] for notice in window.notices.on_show] == ["Notice 3", "Notice 4", "Cannot restart"]
+    assert [notice.texts[0] for notice in window.notices.visible_notices] == ["Notice 3", "Notice 4", "Cannot restart"]
     page = window.notices.mapToGlobal(window.notices.rect().bottomLeft()).y()
     assert page < window.composer.mapToGlobal(QPoint(0, 0)).y()
     assert page > window.transcript.mapToGlobal(window.transcript.rect().center()).y()
-    for notice in window.notices.on_show:
+    for notice in window.notices.visible_notices:
         notice.close_button.click()
     await until(window.notices.isHidden)
     window.resize(1100, 720)
@@ -163,7 +163,7 @@ async def test_the_end_of_a_long_chat_is_not_covered_by_notices(furnished: Stage
     before = end()
     window.notices.show_error(KvchatError("Cannot restart", "Many words. " * 20))
     await until(lambda: window.notices.isVisible() and end() < window.notices.mapTo(window, QPoint(0, 0)).y())
-    window.notices.on_show[0].close_button.click()
+    window.notices.visible_notices[0].close_button.click()
     await until(lambda: end() == before)
 
 

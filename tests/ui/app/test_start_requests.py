@@ -56,7 +56,7 @@ async def test_a_link_that_leads_nowhere_is_told(
 ) -> None:
     for link in ("kvchat://chat/gone", "kvchat://delete/b", "kvchat:"):
         start_requests.open(link)
-        assert window.notices.on_show[-1].texts == ("The link target was not found", link)
+        assert window.notices.visible_notices[-1].texts == ("The link target was not found", link)
     assert window.chat.current == "d"
 
 
@@ -90,7 +90,7 @@ async def test_a_hostile_link_does_no_harm(
     await until(lambda: not window.runner._tasks)
     assert not bugs
     assert len(window.composer.draft) < 30_000
-    assert all(len(notice.texts[1]) < 500 for notice in window.notices.on_show)
+    assert all(len(notice.texts[1]) < 500 for notice in window.notices.visible_notices)
     assert not furnished.chat.answering_chats
 
 

@@ -77,7 +77,7 @@ async def test_a_nearly_full_context_offers_three_ways_out(runtime: StagedRuntim
     card.increase_button.click()
     await until(lambda: ("increase_context", 65_536) in runtime.calls)
     card.drop_button.click()
-    await until(lambda: any("4 messages were left out" in n.texts[0] for n in window.notices.on_show))
+    await until(lambda: any("4 messages were left out" in n.texts[0] for n in window.notices.visible_notices))
     window.chat.open(furnish(runtime, window, 31_500))
     await until(card.summarize_button.isVisible)
     card.summarize_button.click()
@@ -87,7 +87,7 @@ async def test_a_nearly_full_context_offers_three_ways_out(runtime: StagedRuntim
     await until(card.stop_button.isVisible)
     runtime.chat.say("It was about many things.")
     runtime.chat.finish()
-    await until(lambda: any("4 messages were summarized" in n.texts[0] for n in window.notices.on_show))
+    await until(lambda: any("4 messages were summarized" in n.texts[0] for n in window.notices.visible_notices))
     furnish(runtime, window, 31_500)
     await until(card.dismiss_button.isVisible)
     card.dismiss_button.click()
@@ -111,11 +111,11 @@ async def test_a_notice_about_another_chat_names_it(runtime: StagedRuntime, wind
     await window.chat.conversations.reload()
     window.chat.open(other.id)
     runtime.events.publish(Notice("The reply was cut off", "All 256 tokens of it are taken.", about.id))
-    await until(lambda: window.notices.on_show)
-    assert window.notices.on_show[0].texts[1] == "In “Tides”: All 256 tokens of it are taken."
+    await until(lambda: window.notices.visible_notices)
+    assert window.notices.visible_notices[0].texts[1] == "In “Tides”: All 256 tokens of it are taken."
     window.chat.open(about.id)
     runtime.events.publish(Notice("The reply was cut off", "All 512 tokens of it are taken.", about.id))
-    assert window.notices.on_show[1].texts[1] == "All 512 tokens of it are taken."
+    assert window.notices.visible_notices[1].texts[1] == "All 512 tokens of it are taken."
 
 
 async def test_a_question_that_did_not_fit_is_answered_after_dropping(

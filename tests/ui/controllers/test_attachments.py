@@ -106,8 +106,8 @@ async def test_what_is_neither_text_nor_a_picture_is_refused_in_words(window: Ma
     (tmp_path / "program").write_bytes(bytes(range(256)))
     (tmp_path / "broken.png").write_bytes(png()[:40])
     window.composer.editor.files_given.emit([tmp_path / "program", tmp_path / "broken.png"])
-    await until(lambda: len(window.notices.on_show) == 2)
-    told = " ".join(word for notice in window.notices.on_show for word in notice.texts)
+    await until(lambda: len(window.notices.visible_notices) == 2)
+    told = " ".join(word for notice in window.notices.visible_notices for word in notice.texts)
     assert "“program” cannot be attached" in told
     assert "“broken.png” cannot be attached" in told
     assert not names(window)
@@ -122,13 +122,13 @@ async def test_a_model_without_sight_refuses_pictures(
     monkeypatch.setattr(runtime.chat.context, "check_vision", refuse)
     (tmp_path / "red.png").write_bytes(png())
     window.composer.editor.files_given.emit([tmp_path / "red.png"])
-    await until(lambda: len(window.notices.on_show) == 1)
-    assert "Llama does not support images" in window.notices.on_show[0].texts
+    await until(lambda: len(window.notices.visible_notices) == 1)
+    assert "Llama does not support images" in window.notices.visible_notices[0].texts
     assert not names(window)
-    window.notices.on_show[0].dismiss()
+    window.notices.visible_notices[0].dismiss()
     window.composer.screenshot_button.click()
-    await until(lambda: window.notices.on_show)
-    assert "Llama does not support images" in window.notices.on_show[0].texts
+    await until(lambda: window.notices.visible_notices)
+    assert "Llama does not support images" in window.notices.visible_notices[0].texts
     assert window.isVisible(), "it is said before the picture is taken"
 
 
@@ -220,7 +220,7 @@ async def test_attachments_wait_with_the_draft_and_come_back_with_a_refusal(
     runtime.events.publish(QuestionNotStored(first, "Why?", KvchatError("Too long"), (document,)))
     assert names(window) == ["notes.md"]
     assert window.composer.draft == "Why?"
-    assert window.notices.on_show
+    assert window.notices.visible_notices
 
 
 async def test_a_file_belongs_to_the_chat_it_was_attached_in_and_send_waits_for_it(
@@ -265,21 +265,21 @@ async def test_what_could_not_be_read_is_not_sent_without_it(
     qtbot.keyClicks(window.composer.editor, "What is it?")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
     disk.set()
-    await until(lambda: window.notices.on_show)
-    assert "“bin.dat” cannot be attached" in window.notices.on_show[0].texts[0]
+    await until(lambda: window.notices.visible_notices)
+    assert "“bin.dat” cannot be attached" in window.notices.visible_notices[0].texts[0]
     assert window.composer.draft == "What is it?"
     assert not runtime.chat.said(first)
     window.chat.open(second)
-    assert not window.notices.on_show, "it is of the other chat"
+    assert not window.notices.visible_notices, "it is of the other chat"
     assert not window.composer.notice.isVisible()
     disk.clear()
     window.composer.editor.files_given.emit([tmp_path / "bin.dat"])
     window.chat.open(first)
     disk.set()
     await until(lambda: not window.attachments._reading)
-    assert not window.notices.on_show
+    assert not window.notices.visible_notices
     window.chat.open(second)
-    await until(lambda: len(window.notices.on_show) == 1)  # shown in the chat that it was to be attached to
+    await until(lambda: len(window.notices.visible_notices) == 1)  # shown in the chat that it was to be attached to
 
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
@@ -321,8 +321,8 @@ async def test_the_quick_window_attaches_as_the_main_window_does(
     composer = quick.composer
     (tmp_path / "program").write_bytes(bytes(range(256)))
     composer.editor.files_given.emit([tmp_path / "notes.md", tmp_path / "program"])
-    await until(lambda: quick.notices.on_show)
-    assert "“program” cannot be attached" in quick.notices.on_show[0].texts
+    await until(lambda: quick.notices.visible_notices)
+    assert "“program” cannot be attached" in quick.notices.visible_notices[0].texts
     paste(quick, "words and " * (ATTACHED_FROM // 9))
     await until(lambda: sorted(names(quick)) == ["Pasted text.txt", "notes.md"])
     await until(lambda: all("tokens" in chip.count.text() for chip in composer.chips.chips))
@@ -413,6 +413,6 @@ async def test_wayland_s_portal_is_asked_for_a_screenshot(
         if answer == "a picture":
             await until(lambda: [image_size(a.data) for a in window.composer.chips.attachments] == [(80, 60)])
         await until(lambda: not window.runner._tasks)
-        told = [notice.texts[0] for notice in window.notices.on_show]
+        told = [notice.texts[0] for notice in window.notices.visible_notices]
         assert told == (["The screenshot could not be taken"] if answer == "no portal" else [])
         assert taken.exists(), "the desktop keeps its files itself"

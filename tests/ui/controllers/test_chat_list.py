@@ -45,7 +45,7 @@ def choose(window: MainWindow, id: str, *path: str) -> None:
 
 
 def undo(window: MainWindow, qtbot: QtBot) -> None:
-    (button,) = [button for notice in window.notices.on_show for button in notice.findChildren(QPushButton)]
+    (button,) = [button for notice in window.notices.visible_notices for button in notice.findChildren(QPushButton)]
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
 
 
@@ -74,8 +74,8 @@ async def test_a_right_click_opens_nothing_and_its_menu_is_about_that_row(
     qtbot.keyClick(editor, Qt.Key.Key_Return)
     await until(lambda: window.chat.conversations.title("b") == "Another name", "the name")
     choose(window, "b", "Delete")
-    await until(lambda: window.notices.on_show, "the offer to undo")
-    assert window.notices.on_show[0].texts == ("Deleted “Another name”", "")
+    await until(lambda: window.notices.visible_notices, "the offer to undo")
+    assert window.notices.visible_notices[0].texts == ("Deleted “Another name”", "")
     await until(lambda: listed(window) == "dca", "the deletion")
     undo(window, qtbot)
     await until(lambda: listed(window) == "dcba", "the undo")

@@ -132,7 +132,7 @@ async def test_regenerate_and_continue(furnished: StagedRuntime, window: MainWin
     assert furnished.chat.calls[-1] == ("continue_reply", last.message.id)
     qtbot.mouseClick(button(first, "Regenerate the reply"), LEFT)
     assert furnished.chat.calls[-1] == ("continue_reply", last.message.id), "one reply at a time"
-    assert window.notices.on_show[0].texts[0] == ("The reply to the last message is still being generated")
+    assert window.notices.visible_notices[0].texts[0] == ("The reply to the last message is still being generated")
     window.chat.stop()
     await until(lambda: window.composer.send_button.accessibleName() == "Send")
     qtbot.keyClick(window, Qt.Key.Key_R, Qt.KeyboardModifier.ControlModifier)
@@ -162,13 +162,13 @@ async def test_delete_can_be_undone(furnished: StagedRuntime, window: MainWindow
     before = list(said(furnished))
     qtbot.mouseClick(button((await views(window))[1], "Delete the reply and everything after it"), LEFT)
     await views(window, 1)
-    await until(lambda: window.notices.on_show, "the offer to undo")
-    notice = window.notices.on_show[0]
+    await until(lambda: window.notices.visible_notices, "the offer to undo")
+    notice = window.notices.visible_notices[0]
     assert notice.texts[0] == "Deleted the message and the 4 after it"
     qtbot.mouseClick(button(notice, "Undo"), LEFT)
     await views(window)
     assert said(furnished) == before
-    assert not window.notices.on_show
+    assert not window.notices.visible_notices
 
 
 async def test_a_draft_stays_on_disk_until_its_words_are_in_the_chat(

@@ -56,8 +56,8 @@ async def test_a_model_chosen_for_new_chats_leaves_the_open_chat_alone(
     path = write_gguf(tmp_path / "Fifth-5B.gguf")
     await runtime.use_model(path)
     window.models.apply_default()
-    await until(lambda: window.notices.on_show)
-    assert window.notices.on_show[0].texts[0] == "New chats use Fifth-5B"
+    await until(lambda: window.notices.visible_notices)
+    assert window.notices.visible_notices[0].texts[0] == "New chats use Fifth-5B"
     assert window.header.model_button.toolTip() == "Other-1B"
     assert not [call for call in runtime.calls if call[0] == "load_model"]
     assert not [call for call in runtime.chat.calls if call[0] == "use_model"]
@@ -105,7 +105,7 @@ async def test_another_model_is_one_click_away(runtime: StagedRuntime, window: M
     runtime.refuse = KvchatError("This is no model", "It is truncated.")
     menu.aboutToShow.emit()
     next(action for action in menu.actions() if action.text().startswith("SmolLM2")).trigger()
-    await until(lambda: [notice.texts[0] for notice in window.notices.on_show] == ["This is no model"])
+    await until(lambda: [notice.texts[0] for notice in window.notices.visible_notices] == ["This is no model"])
     menu.actions()[-1].trigger()
     models = child(window, ModelsWindow)
     assert models.isVisible()

@@ -71,7 +71,7 @@ def write_export(file: Path, chats: int) -> None:
 
 
 def notices(window: MainWindow) -> list[str]:
-    return [notice.texts[0] for notice in window.notices.on_show]
+    return [notice.texts[0] for notice in window.notices.visible_notices]
 
 
 def shown(window: MainWindow, kind: type[D], title: str = "") -> list[D]:
@@ -107,7 +107,7 @@ async def test_all_chats_go_out_and_come_in_again(kept: StagedRuntime, window: M
     choose(window, "Import chats…")
     pick(window, tmp_path / "all.json")
     await until(lambda: "Imported 0 chats" in notices(window))
-    assert window.notices.on_show[-1].texts[1] == "2 chats already exist."
+    assert window.notices.visible_notices[-1].texts[1] == "2 chats already exist."
 
 
 async def test_imported_chats_are_shown_whatever_was_looked_at(
@@ -180,8 +180,8 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
             qtbot.mouseClick(dialog.confirm_button, Qt.MouseButton.LeftButton)
             await until(lambda dialog=dialog: dialog not in shown(window, PassphraseDialog))
         await until(lambda: "Imported 1 chat" in notices(window))
-        assert "A test on this computer succeeded: 298 of 300 tokens" in window.notices.on_show[-1].texts[1]
-        assert "so only this chat uses it" in window.notices.on_show[-1].texts[1]
+        assert "A test on this computer succeeded: 298 of 300 tokens" in window.notices.visible_notices[-1].texts[1]
+        assert "so only this chat uses it" in window.notices.visible_notices[-1].texts[1]
         assert tried == [chat]
         assert bench.inventory.usage().save_points == 1
     bench.store.close()
@@ -220,7 +220,7 @@ async def test_a_chat_that_was_deleted_is_back_where_it_is_imported_again(
     choose(window, "Import chats…")
     pick(window, tmp_path / "theirs.json")
     told = "1 chat already exists. It was restored from Recently deleted."
-    await until(lambda: told in [notice.texts[1] for notice in window.notices.on_show])
+    await until(lambda: told in [notice.texts[1] for notice in window.notices.visible_notices])
     await until(lambda: window.chat.current == id)
 
 

@@ -117,7 +117,7 @@ async def test_a_model_is_used_by_enter_and_folders_are_added_and_dropped(
     assert models.local.use_button.isEnabled()
     runtime.refuse = NotAModel("This is an embedding model")
     models.local.list.row_activated.emit(models.local.list.rows[0])
-    await until(lambda: models.notices.on_show)
+    await until(lambda: models.notices.visible_notices)
     assert models.isVisible()
     runtime.refuse = None
     assert "8B" in models.local.list.current.title  # type: ignore[union-attr]
@@ -152,9 +152,9 @@ async def test_suggestions_suit_the_memory_and_ask_nobody_and_no_network_is_told
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     qtbot.keyClicks(models.hub.field, "thing")
     qtbot.mouseClick(models.hub.search_button, LEFT)
-    await until(lambda: models.notices.on_show)
-    assert models.notices.on_show[0].texts[0] == "Hugging Face cannot be reached"
-    assert "rrno" not in models.notices.on_show[0].texts[1]
+    await until(lambda: models.notices.visible_notices)
+    assert models.notices.visible_notices[0].texts[0] == "Hugging Face cannot be reached"
+    assert "rrno" not in models.notices.visible_notices[0].texts[1]
     assert models.hub.heading.text() != "Searching…"
 
 
@@ -214,7 +214,7 @@ async def test_a_gated_model_can_be_removed_or_asks_for_a_token_and_comes_with_i
     assert dialog.field.echoMode() is QLineEdit.EchoMode.Password
     qtbot.keyClicks(dialog.field, "no token")
     qtbot.keyClick(dialog.field, Qt.Key.Key_Return)
-    await until(lambda: dialog.notices.on_show)
+    await until(lambda: dialog.notices.visible_notices)
     dialog.field.clear()
     qtbot.keyClicks(dialog.field, TOKEN)
     qtbot.mouseClick(dialog.save_button, LEFT)

@@ -95,8 +95,8 @@ async def test_starting_at_login_is_the_desktop_s_to_know(
     file.parent.rmdir()
     file.parent.write_text("in the way")
     entry.switch.click()
-    await until(lambda: settings.notices.on_show)
-    assert settings.notices.on_show[0].texts[0] == "The “Start at login” setting could not be changed"
+    await until(lambda: settings.notices.visible_notices)
+    assert settings.notices.visible_notices[0].texts[0] == "The “Start at login” setting could not be changed"
     await until(lambda: not entry.switch.isChecked())
 
 
@@ -246,9 +246,9 @@ async def test_opens_the_folders_and_leads_to_the_model_and_to_what_is_saved(
     settings.show_page(StoragePage.name)
     qtbot.mouseClick(button(settings, "Open the folder: Chats"), LEFT)
     assert Path(opened[0]) == runtime.paths.data
-    assert not settings.notices.on_show
+    assert not settings.notices.visible_notices
     qtbot.mouseClick(button(settings, "Open the folder: Chat memory"), LEFT)
-    assert settings.notices.on_show[0].texts[0] == "The folder could not be opened"
+    assert settings.notices.visible_notices[0].texts[0] == "The folder could not be opened"
     settings.show_page(ModelPage.name)
     qtbot.mouseClick(button(settings, "Choose another model"), LEFT)
     models = child(window, ModelsWindow)
@@ -270,8 +270,8 @@ async def test_what_fails_is_told_here_and_not_behind(
     typed(qtbot, settings.page(ModelPage).settings["context_size"], "4096")
     await until(settings.pending.isVisible)
     qtbot.mouseClick(settings.restart_button, LEFT)
-    await until(lambda: settings.notices.on_show)
-    assert not window.notices.on_show
+    await until(lambda: settings.notices.visible_notices)
+    assert not window.notices.visible_notices
     settings.close()
     settings.show_error(KvchatError("Too late"))
-    assert window.notices.on_show[0].texts[0] == "Too late"
+    assert window.notices.visible_notices[0].texts[0] == "Too late"

@@ -39,7 +39,7 @@ async def test_ctrl_z_has_back_what_was_deleted_last_long_after_the_notice(
     for left in ("abc", "ab"):
         qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
         await until(lambda left=left: "".join(window.chat.conversations.ids[::-1]) == left)
-    for notice in window.notices.on_show:
+    for notice in window.notices.visible_notices:
         notice.close_button.click()
     window.composer.focus()
     undo(window, qtbot)
@@ -52,7 +52,7 @@ async def test_ctrl_z_has_back_what_was_deleted_last_long_after_the_notice(
     undo(window, qtbot)
     await until(lambda: len(furnished.chat.said("d")) == 1)
     undo(window, qtbot)  # there is nothing left to undo
-    assert not window.notices.on_show
+    assert not window.notices.visible_notices
 
 
 def test_what_was_deleted_is_told_in_whole_sentences_of_the_language(catalogues: None) -> None:

@@ -107,7 +107,7 @@ async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
     long = Path(other.paths[0]) / "long.md"
     long.write_text("word " * 72_000)
     qtbot.mouseClick(panel.reprocess_button, LEFT)
-    await until(lambda: panel.notices.on_show)
+    await until(lambda: panel.notices.visible_notices)
     long.unlink()
     await until(panel.reprocess_button.isEnabled)
     qtbot.mouseClick(panel.reprocess_button, LEFT)
@@ -119,7 +119,7 @@ async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
     question = child(panel, ConfirmDialog)
     qtbot.mouseClick(question.confirm_button, LEFT)
     await until(lambda: [row.title for row in panel.list.rows] == ["a changed one", "c that was never read"])
-    await until(lambda: not panel.notices.on_show, "the warning about an entry to go with the entry")
+    await until(lambda: not panel.notices.visible_notices, "the warning about an entry to go with the entry")
 
 
 async def test_a_chat_says_what_it_stands_on_and_leads_there(

@@ -171,9 +171,9 @@ async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view
     await slid(panel, qtbot, 0.5)
     furnished.refuse = KvchatError("Chat memory could not be read or written.", "Disk error.", "")
     qtbot.mouseClick(panel.prune_card.prune_button, LEFT)
-    await until(lambda: panel.notices.on_show)
-    assert not window.notices.on_show
-    assert panel.notices.on_show[0].texts[0] == "Chat memory could not be read or written."
+    await until(lambda: panel.notices.visible_notices)
+    assert not window.notices.visible_notices
+    assert panel.notices.visible_notices[0].texts[0] == "Chat memory could not be read or written."
     assert not panel.prune_card.is_moved
     assert set(rows_of(panel)) == {"a", "b", "gone"}
     furnished.refuse = None

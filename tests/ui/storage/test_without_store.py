@@ -27,8 +27,8 @@ async def test_it_opens_and_says_so_and_what_deletes_says_why_it_cannot(opened: 
     window = opened.window
     told: list[str] = []
     opened.runtime.events.subscribe(lambda event: told.append(str(event)))
-    await opened.until(lambda: window.notices.on_show)
-    (notice,) = window.notices.on_show
+    await opened.until(lambda: window.notices.visible_notices)
+    (notice,) = window.notices.visible_notices
     assert notice.accessibleName().startswith(UNAVAILABLE_TITLE)
     await opened.until(lambda: "is not being saved" in window.sidebar.usage_button.text())
     window.sidebar.usage_button.click()
@@ -36,7 +36,7 @@ async def test_it_opens_and_says_so_and_what_deletes_says_why_it_cannot(opened: 
     await opened.until(lambda: panel.summary.total_label.text() == "Nothing is saved")
     assert "savepoints" in panel.empty_label.text()
     panel._delete(None)
-    await until(lambda: panel.notices.on_show)
-    assert panel.notices.on_show[0].accessibleName().startswith(UNAVAILABLE_TITLE)
+    await until(lambda: panel.notices.visible_notices)
+    assert panel.notices.visible_notices[0].accessibleName().startswith(UNAVAILABLE_TITLE)
     assert panel.notices.report is None
     assert not [words for words in told if UNAVAILABLE_TITLE in words], "once is enough"
