@@ -230,12 +230,12 @@ def test_stale_files_in_a_servers_folder_are_deleted(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("mount", "expected"),
     [
-        ("mount -t tmpfs -o size=64m tmpfs /dev/shm", "for /dev/shm has no more"),  # as in containers
+        ("mount -t tmpfs -o size=64m tmpfs /dev/shm", "limited by /dev/shm"),  # as in containers
         (
             "mount -t tmpfs -o size=1m tmpfs /dev/shm && head -c 1048576 /dev/zero > /dev/shm/taken",
             "on disk: /dev/shm is full",
         ),
-        ("mount -t tmpfs -o ro,size=1m tmpfs /dev/shm", "on disk: no files can be made in /dev/shm"),
+        ("mount -t tmpfs -o ro,size=1m tmpfs /dev/shm", "on disk: /dev/shm is not writable"),
     ],
 )
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs mount namespaces")
