@@ -161,9 +161,8 @@ class Restorer:
             if not is_worth_restoring(shared, match.n_tokens, len(prompt)):
                 continue
             # A state that cannot be cut must leave the engine a token to evaluate.
-            ids = (
-                token_tree.points_at(db, match.node_id) if match.is_whole and (can_cut or shared < len(prompt)) else []
-            )
+            is_usable = match.is_whole and (can_cut or shared < len(prompt))
+            ids = token_tree.points_at(db, match.node_id) if is_usable else []
             chosen = min(ids, key=lambda id: self._staging.find_warm(str(id)) is None, default=None)
             if can_cut and chosen is None:
                 chosen = token_tree.find_point_below(db, match.node_id, empty_nodes)

@@ -235,7 +235,7 @@ def test_stale_files_in_a_servers_folder_are_deleted(tmp_path: Path, monkeypatch
             "mount -t tmpfs -o size=1m tmpfs /dev/shm && head -c 1048576 /dev/zero > /dev/shm/taken",
             "on disk: /dev/shm is full",
         ),
-        ("mount -t tmpfs -o ro,size=1m tmpfs /dev/shm", "on disk: /dev/shm is not writable"),
+        ("mount -t tmpfs -o ro,size=1m tmpfs /dev/shm", "on disk: /dev/shm is not available"),
     ],
 )
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs mount namespaces")

@@ -58,29 +58,17 @@ def add_staged(db: sqlite3.Connection, new: SavePoint, message_id: str | None, n
         where = " AND ".join(f"{column} = ?" for column in values)
         return int(db.execute(f"SELECT id FROM {table} WHERE {where}", row).fetchone()[0])
 
-    fingerprint_id = find_or_add("fingerprints", facts=_facts(new.fingerprint))
+    fingerprint = find_or_add("fingerprints", facts=_facts(new.fingerprint))
     conversation = find_or_add("conversations", name=new.conversation_id)
-    tree_id = find_or_add("trees", fingerprint_id=fingerprint_id, audience=new.audience)
+    tree_id = find_or_add("trees", fingerprint_id=fingerprint, audience=new.audience)
     node_id = token_tree.add_tokens(db, tree_id, new.tokens)
-    created_at = now.timestamp()
+    created = now.timestamp()
     point_id = db.execute(
         "INSERT INTO save_points (conversation_id, message_id, fingerprint_id, node_id, n_tokens, file_size,"
         " prefill_ms, created_at, last_used_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            conversation,
-            message_id,
-            fingerprint_id,
-            node_id,
-            new.n_tokens,
-            new.size,
-            new.prefill_ms,
-            created_at,
-            created_at,
-        ),
+        (conversation, message_id, fingerprint, node_id, new.n_tokens, new.size, new.prefill_ms, created, created),
     ).lastrowid
-    db.execute(
-        "DELETE FROM losses WHERE conversation = ? AND fingerprint_id = ?", (new.conversation_id, fingerprint_id)
-    )
+    db.execute("DELETE FROM losses WHERE conversation = ? AND fingerprint_id = ?", (new.conversation_id, fingerprint))
     return replace(new, id=str(point_id))
 
 
