@@ -55,7 +55,7 @@ class Allocator:
         return [owner for slot in slots if (owner := slot.holder()) is not None]
 
     def best_contents(self, owner: str, prompt: Tokens, engine: ReadyEngine) -> tuple[SlotContents | None, int]:
-        """Return the contents of the slot that `acquire` would give for this prompt, and how many tokens they serve."""
+        """Return the contents of the slot that `acquire` would choose, and how many prompt tokens they cover."""
         slot = self.slot_of(owner) or self._choose(SlotRequest(owner, prompt=prompt), self.all_slots, ())
         contents = slot.readable_contents(engine, owner) if slot else None
         return contents, contents.reusable_tokens(prompt, engine.can_cut) if contents else 0
@@ -75,7 +75,7 @@ class Allocator:
             slot.forget()
 
     def pending_save_tokens(self, owner: str, prompt: Tokens) -> int:
-        """Count the tokens of the owner's prompt covered by what is being settled and saved."""
+        """Return the most prompt tokens that an unfinished save readable by the owner will cover."""
         slots = [request.slot for request in self._active if request.state is RequestState.SETTLING]
         readable = [slot for slot in slots if slot is not None and slot.is_readable_by(owner)]
         return max((slot.reusable_tokens(prompt, self._can_cut) for slot in readable), default=0)
@@ -194,7 +194,7 @@ class Allocator:
             request.state = RequestState.ACTIVE
 
     def set_prompt(self, slot: Slot, prompt: Tokens) -> None:
-        """Record the prompt of the program in the slot, if unknown when the slot was given."""
+        """Record the prompt of a program whose prompt was unknown when it got its slot."""
         self._request_in(slot).prompt = prompt
 
     def _request_in(self, slot: Slot) -> SlotRequest:
@@ -294,7 +294,7 @@ class Allocator:
     # Scheduling
 
     def notify_change(self) -> None:
-        """Wake everyone who waits."""
+        """Wake all tasks that wait for a change in the queue."""
         self.changed.set()
         self.changed = asyncio.Event()
 

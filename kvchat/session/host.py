@@ -43,7 +43,7 @@ class ReadyEngine:
         return min(max_tokens or MAX_RESERVE, self.limit // RESERVE_SHARE)
 
     def too_small(self, tokens: int) -> bool:
-        """True if it lacks room for `tokens` but can grow."""
+        """True if the context is too small for `tokens` but can be enlarged."""
         return self.context_size < min(tokens, self.limit)
 
     def on_slot(self, index: int) -> ReadyEngine:

@@ -58,7 +58,7 @@ class Lease:
 
     @property
     def saving_enabled(self) -> bool:
-        """True if saving is useful: the engine can, and the store works."""
+        """True if the engine supports saving and the store works."""
         return self.engine.saves and self._store.problem is None
 
     # Access to the slot's rows

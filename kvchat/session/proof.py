@@ -43,7 +43,7 @@ class RestoreRecord:
     finished_at: float  # time.perf_counter()
 
     def ms_since(self, moment: float) -> float:
-        """Return the ms spent after `moment` (time.perf_counter())."""
+        """Return how many ms of the restore fell after `moment` (time.perf_counter())."""
         return max(0.0, min(self.ms, 1000 * (self.finished_at - moment)))
 
 

@@ -130,7 +130,7 @@ class RestoreCost:
         return self.speed.ms(tokens) or 0.0
 
     def is_worth(self, gain: int, size: int) -> bool:
-        """True if restoring `size` bytes beats processing `gain` tokens, or until both are measured."""
+        """True if `gain` is large enough and restoring `size` bytes beats processing, or a rate is unknown."""
         if gain < MIN_GAIN:
             return False
         rate = self.speed.ms_per_token

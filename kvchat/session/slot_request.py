@@ -65,7 +65,7 @@ class SlotRequest:
         return granted.result() if granted.done() and not granted.cancelled() else None
 
     def continues(self, other: SlotRequest) -> bool:
-        """True if it is the same conversation's next request: settling and saving `other` is then useless."""
+        """True if this request follows `other` in its conversation, so that `other` need not be saved anymore."""
         if self.owner != other.owner or self.from_window or self is other:
             return self.owner == other.owner
         cut = max(len(other.prompt) - TAIL_TOKENS, 1)  # its last tokens begin a reply
@@ -76,12 +76,12 @@ class SlotRequest:
         self.stop()
 
     def stop_later(self, *, window: bool) -> None:
-        """End settling after a delay; usually it ends by itself first. `window`: the window waits for it."""
+        """End settling after a delay, in which it usually finishes. `window`: a window request is waiting."""
         self.should_continue, wait_s = False, 0.0 if window else min(self.reprocess_s / 10, MAX_SETTLE_WAIT_S)
         asyncio.get_running_loop().call_later(max(wait_s, SETTLE_WAIT_S), self.finish_early)
 
     def release_soon(self) -> None:
-        """End background work now, settling after a moment."""
+        """End background work immediately, or settling after a short delay."""
         if self.state is RequestState.SETTLING:
             self.stop_later(window=True)
         elif self.state is RequestState.BACKGROUND:

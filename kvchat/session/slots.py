@@ -1,4 +1,4 @@
-"""All slots of the engine and what they share: its context, its time, the store, and unfinished saves.
+"""All slots of the engine and the resources they share: context, computing time, store and unfinished saves.
 
 With `--kv-unified` a prompt may be as long as the whole context, whatever is in the other slots. When it is full
 the engine purges idle slots, the first of them first, whatever they are worth; if that is not enough, all running
@@ -80,12 +80,12 @@ class SaveProgress:
         self._rates = {True: _ENGINE_S_PER_BYTE, False: _STORE_S_PER_BYTE}
 
     def cancel(self) -> None:
-        """Give up unfinished saves, as nobody waits for them anymore."""
+        """Cancel all unfinished saves."""
         self.cancelled.set()
         self._cancelled.set()
 
     async def wait_until_done(self, idle: Awaitable[None], timeout_s: float) -> bool:
-        """Wait until all work ends or is cancelled; False if the engine was inactive for `timeout_s`."""
+        """Wait until all work ends or is cancelled; return False if the engine was inactive for `timeout_s`."""
         tasks = {asyncio.ensure_future(idle), asyncio.ensure_future(self._cancelled.wait())}
         try:
             while True:
@@ -160,7 +160,7 @@ class SaveProgress:
 
 
 class Slots(Allocator):
-    """The slots and all that their owners share. Belongs to the event loop's thread."""
+    """The slots and the resources that their owners share. Belongs to the event loop's thread."""
 
     def __init__(self, store: BlockStore) -> None:
         super().__init__(RestoreCost())
