@@ -89,11 +89,11 @@ class ApiService:
         return DailyTotals(self.paths.state / "programs.json")
 
     @property
-    def active(self) -> Sequence[RequestRecord]:
+    def active_requests(self) -> Sequence[RequestRecord]:
         return self._gateway.log.active if self._gateway else ()
 
     @property
-    def recent(self) -> Sequence[RequestRecord]:
+    def recent_requests(self) -> Sequence[RequestRecord]:
         return tuple(self._gateway.log.recent) if self._gateway else ()
 
     @property

@@ -56,7 +56,7 @@ class Forwarder:
         if pending.rendered_by != self.lease.engine.generation:
             await pending.render(self.lease.engine)
             self.lease.slots.set_prompt(self.lease.slot, pending.prompt.ids)
-        if pending.record.found is None:  # else it is a retry
+        if pending.record.found_tokens is None:  # else it is a retry
             await self.rewriter.compare(pending, self.lease)
         reserve = self.lease.engine.reserve(request.max_tokens)
         if self.lease.engine.too_small(len(pending.prompt.ids) + reserve):
@@ -93,9 +93,9 @@ class Forwarder:
         record, ids, loaded = self.pending.record, self.pending.prompt.ids, self.exchange.loaded
         if is_lost(loaded.miss_reason) and not record.is_known_prompt:  # another chat's was lost
             self.exchange.loaded = loaded = replace(loaded, miss_reason=Reason(ReasonCode.NOTHING_ALIKE))
-        if record.found is not None:  # a retry: tokens it processed itself were not found
+        if record.found_tokens is not None:  # a retry: tokens it processed itself were not found
             return
-        record.prompt, record.found = len(ids), loaded.expected_cached
+        record.prompt, record.found_tokens = len(ids), loaded.expected_cached
         unrestored = Source.COLD if _is_small_match(loaded.expected_cached, len(ids)) else Source.HOT
         record.source = loaded.restore.tier.value if loaded.restore else unrestored.value
         if loaded.restore:
@@ -140,11 +140,11 @@ class Forwarder:
         is_long = missing >= MIN_STEPPED and (rate is None or missing * rate >= 2 * TARGET_STEP_MS)
         if not (heads or is_long or (self._engine_picks_slot and missing > 0)):
             return False
-        began_at, found, read = time.perf_counter(), loaded.expected_cached, record.read
+        began_at, found, read = time.perf_counter(), loaded.expected_cached, record.processed_tokens
         ahead = loaded.prefilled_ahead.tokens
 
         def progress(done: int) -> None:
-            record.read = read + done - found
+            record.processed_tokens = read + done - found
             self.set_stage(record, Stage.READING)
 
         is_done, turn = True, partial(slots.program_step, slot)
@@ -161,7 +161,7 @@ class Forwarder:
                 loaded = replace(loaded, expected_cached=cached, restore=None, prefilled_ahead=now_ahead)
         record.read_ms += 1000 * (time.perf_counter() - began_at)
         if contents := slot.contents:  # a hollow restore needs more tokens processed
-            record.read = max(record.read, read + contents.prefilled_ahead.tokens - ahead)
+            record.processed_tokens = max(record.processed_tokens, read + contents.prefilled_ahead.tokens - ahead)
         if not is_done:
             await self.lease.save_processed()
             raise MustRestart
@@ -178,7 +178,7 @@ class Forwarder:
             async with lease.guarding_restore(), engine.forward(pending.path, body) as answer:
                 pending.record.status = answer.status_code
                 if answer.status_code != 200:
-                    await self._refuse(answer)
+                    await self._forward_error(answer)
                     return None
                 has_begun = True
                 parser.usage = self._usage()
@@ -211,9 +211,9 @@ class Forwarder:
     def _usage(self) -> Usage:
         request, record = self.pending.request, self.pending.record
         keeps_name = request.form is Form.PLAIN and request.model  # embeddings keep the client's model name
-        return Usage("" if keeps_name else record.answering_model, record.read, record.read_ms)
+        return Usage("" if keeps_name else record.answering_model, record.processed_tokens, record.read_ms)
 
-    async def _refuse(self, answer: EngineResponse) -> None:
+    async def _forward_error(self, answer: EngineResponse) -> None:
         body, form = await answer.aread(), self.pending.request.form
         error = wire.parse_error(body, answer.status_code)
         if error.crowded_out or (error.is_engine_fault and self.lease.slot.unproved_point):
@@ -260,7 +260,7 @@ class Forwarder:
 
     def _headers(self, answer: EngineResponse) -> dict[str, str]:
         headers, record = {"content-type": answer.headers.get("content-type", "application/json")}, self.pending.record
-        receipt = record.receipt() if record.found is not None else {"model": record.answering_model}
+        receipt = record.receipt() if record.found_tokens is not None else {"model": record.answering_model}
         return headers | headers_of({name: value for name, value in receipt.items() if name not in PROVED_FIELDS})
 
 

@@ -44,6 +44,8 @@ class Stage(Enum):
 
 
 FINISHED = (Stage.DONE, Stage.FAILED, Stage.LEFT)
+# Published names in `GET /kvchat/requests`, where they differ from the fields' names.
+_JSON_NAMES = {"started_at": "at", "found_tokens": "found", "processed_tokens": "read"}
 
 
 @dataclass
@@ -53,16 +55,16 @@ class RequestRecord:
     id: int
     program: str
     dialect: str  # request path
-    at: float  # time.time()
+    started_at: float  # time.time()
     model: str = ""  # named by the client
     answering_model: str = ""  # the model used; differs if the requested one is missing
     stream: bool = False
     stage: Stage = Stage.QUEUED
     status: int = 0  # HTTP status
     source: str = ""  # as in a reply's receipt: hot, warm, disk, cold; proved once `cached` is known
-    found: int | None = None  # prompt tokens found in a slot or the store beforehand
+    found_tokens: int | None = None  # of the prompt, found in a slot or the store beforehand
     prompt: int | None = None
-    read: int = 0  # processed so far
+    processed_tokens: int = 0  # so far
     cached: int | None = None  # proved by the engine's count
     predicted: int | None = None
     queue_ms: float = 0.0
@@ -98,7 +100,7 @@ class RequestRecord:
     @property
     def costly_divergence(self) -> Divergence | None:
         """The divergence if it explains why much of the prompt was reprocessed, else None."""
-        divergence, known = self.divergence, self.found if self.cached is None else self.cached
+        divergence, known = self.divergence, self.found_tokens if self.cached is None else self.cached
         if divergence is None or divergence.is_expected or self.miss not in UNEXPLAINED:
             return None
         if self.prompt is None or known is None or self.prompt - known < MIN_EXPLAINED:
@@ -113,16 +115,19 @@ class RequestRecord:
 
     def receipt(self) -> dict[str, object]:
         reason = self.miss_reason
-        values: dict[str, object] = {"source": self.source or None, "found": self.found}
+        values: dict[str, object] = {"source": self.source or None, "found": self.found_tokens}
         values |= {"miss": reason.english, "miss-code": reason.code.value} if reason else {}
-        values |= {"restore-ms": None if self.found is None else round(self.restore_ms)}
+        values |= {"restore-ms": None if self.found_tokens is None else round(self.restore_ms)}
         values |= {"cached": self.cached, "prompt": self.prompt, "model": self.answering_model or None}
         return {name: value for name, value in values.items() if value is not None}
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry for `GET /kvchat/requests`, with the same names as in response headers."""
         names = [field.name for field in fields(self)]
-        values = {name.replace("_", "-"): getattr(self, name) for name in names[: names.index("whole_only")]}
+        values = {
+            _JSON_NAMES.get(name, name).replace("_", "-"): getattr(self, name)
+            for name in names[: names.index("whole_only")]
+        }
         reason = self.miss_reason
         values |= {"miss": reason.english if reason else "", "miss-code": reason.code.value if reason else ""}
         return values | {"stage": self.stage.value}

@@ -94,7 +94,7 @@ async def test_malformed_heads_are_refused(server: RunningGateway, capfd: pytest
                 wrong[name] = status
     assert not wrong
     assert (await server.chat("Hello")).status_code == 200
-    assert not server.runtime.api_server.active
+    assert not server.runtime.api_server.active_requests
     assert "".join(capfd.readouterr()) == ""
 
 
@@ -105,7 +105,7 @@ async def test_malformed_bodies_are_refused(server: RunningGateway, capfd: pytes
             assert answer.status_code == 400, name
             assert answer.json()["error"]["type"] == "invalid_request_error"
             assert "unspeakable" not in answer.text
-    assert not server.runtime.api_server.recent
+    assert not server.runtime.api_server.recent_requests
     assert "".join(capfd.readouterr()) == ""
 
 
@@ -162,7 +162,7 @@ async def test_bodies_of_any_shape(server: RunningGateway, seed: int, capfd: pyt
     requests = [(path, mutated(copy.deepcopy(body), rng)) for path, body in REQUESTS.values()]
     await asyncio.gather(*(ask(path, body | {"max_tokens": 2}) for path, body in requests))
     await server.settled()
-    assert not server.runtime.api_server.active
+    assert not server.runtime.api_server.active_requests
     assert (await server.chat("Hello")).status_code == 200
     assert "Traceback" not in "".join(capfd.readouterr())
 
@@ -278,7 +278,7 @@ async def test_prompt_longer_than_the_context_is_refused_by_the_engine(server: R
     answer = await server.chat("x" * 150_000)
     assert answer.status_code == 400
     assert "exceed" in answer.json()["error"]["type"]
-    assert server.last.found is None, "kvchat looks nothing up for it"
+    assert server.last.found_tokens is None, "kvchat looks nothing up for it"
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ async def test_answer_passes_unchanged_with_a_receipt(server: RunningGateway, fa
     assert all(body["id_slot"] == 0 and body["cache_prompt"] is True for body in forwarded(fake_engine))
     names = ("source", "found", "restore-ms", "cached", "prompt")
     second_entry, first_entry = (await server.client.get("/kvchat/requests")).json()["last"]
+    assert {"at", "read"} <= second_entry.keys()
     assert [second_entry[name] for name in names] == [receipt[name] for name in names]
     assert first.pop("model") == first_entry["answering-model"] == receipt["model"]
     assert {name: str(first_entry[name]) for name in first if name != "restore-ms"} | {"restore-ms": "0"} == first
@@ -386,14 +387,16 @@ async def test_window_waits_for_one_step_at_most(
         await server.settled()
         fake_engine.set(FAKE_BATCH_DELAY=0.1)
         long = asyncio.ensure_future(server.chat("x" * 3000))
-        await until(lambda: any(record.stage is Stage.READING and record.read for record in server.log.active))
+        await until(
+            lambda: any(record.stage is Stage.READING and record.processed_tokens for record in server.log.active)
+        )
         chat = await server.runtime.chat.new_conversation("")
         reply = await server.runtime.chat.send(chat.id, "And me?")
         assert reply.content == "You said: And me?"
         assert not long.done()
         fake_engine.set(FAKE_BATCH_DELAY=None)
         assert reply_in(await long).startswith("You said: xx")
-        assert (server.last.cached or 0) <= server.last.found < 20, "tokens it processed itself were not found"
+        assert (server.last.cached or 0) <= server.last.found_tokens < 20, "tokens it processed itself were not found"
 
 
 async def test_answer_that_lost_its_room_is_retried_after_the_other(

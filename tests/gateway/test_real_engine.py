@@ -107,10 +107,11 @@ async def ids_fault(server: RunningGateway, where: str, body: dict[str, Any]) ->
     await server.client.post(where, json=greedy(where, body))
     record = server.last
     await server.settled()
-    found, prompt = record.found or 0, record.prompt or 0
-    known = found + record.read >= prompt - BATCH_SIZE and record.cached == min(found, prompt - 1)
+    found, prompt = record.found_tokens or 0, record.prompt or 0
+    known = found + record.processed_tokens >= prompt - BATCH_SIZE and record.cached == min(found, prompt - 1)
     if record.miss == Reason(ReasonCode.RENDERS_OTHERWISE) or not known:
-        return f"of {record.prompt} tokens {record.found} were found, {record.read} read, {record.cached} of use"
+        counts = f"{record.found_tokens} found, {record.processed_tokens} processed, {record.cached} cached"
+        return f"of {record.prompt} tokens: {counts}"
     return ""
 
 
@@ -278,7 +279,9 @@ async def test_embeddings_and_reranking_are_the_engines_own(
                 assert again.content == body
             for words, reply in zip((SYSTEM, SYSTEM[::-1]), before, strict=True):
                 after = await server.chat(words, first, "And then?")
-                assert server.last.cached == min(server.last.found or 0, (server.last.prompt or 0) - 1), server.last
+                assert server.last.cached == min(server.last.found_tokens or 0, (server.last.prompt or 0) - 1), (
+                    server.last
+                )
                 assert content_of(after.text, False) == content_of(reply.text, False)
                 await server.settled()
 

@@ -59,7 +59,7 @@ async def test_divergence_is_in_the_receipt_and_the_totals(tmp_path: Path, serve
     await ask(server, agents.opencode(date=YESTERDAY))
     divergence, record = server.last.divergence, server.last
     assert divergence.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
-    assert (record.found or 0) < divergence.shared_tokens - TOLERANCE
+    assert (record.found_tokens or 0) < divergence.shared_tokens - TOLERANCE
     assert (record.costly_divergence, record.miss_reason) == (None, Reason(ReasonCode.NOTHING_ALIKE))
     total = server.runtime.api_server.totals.by_program()["opencode"]
     assert total.misses[ReasonCode.DATE_IN_SYSTEM].times == before
@@ -104,7 +104,7 @@ async def test_other_conversation_is_no_miss(server: RunningGateway) -> None:
     assert server.last.costly_divergence is None
     assert server.last.miss_reason is None
     await server.runtime.api_server.forget("opencode")
-    assert not server.runtime.api_server.recent
+    assert not server.runtime.api_server.recent_requests
     assert not server.runtime.api_server.totals.by_program()
     assert not (await server.runtime.save_points.usage()).conversations
     await ask(server, agents.opencode(date=TOMORROW))

@@ -258,7 +258,7 @@ class QuitController(QObject):
             ends.append(_("An engine is being downloaded. You can resume the download later."))
         if runtime.chat.library.reading:
             ends.append(_("Documents are being processed for the library. The progress so far is saved."))
-        if runtime.api_server.active:
+        if runtime.api_server.active_requests:
             ends.append(_("A reply to an app is being generated and will be cut off."))
         ends += [
             _("{work} will be canceled, and nothing will be saved.", work=text.rstrip("…"))

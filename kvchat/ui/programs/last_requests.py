@@ -42,8 +42,10 @@ _CONTEXT_CHARACTERS = 60  # maximum characters before the divergence
 
 def describe_stage(record: RequestRecord) -> str:
     if record.stage is Stage.READING and record.prompt:
-        left = record.prompt - (record.found or 0)
-        return _("processing, {read} of {left} tokens", read=format_number(record.read), left=format_number(left))
+        left = record.prompt - (record.found_tokens or 0)
+        return _(
+            "processing, {read} of {left} tokens", read=format_number(record.processed_tokens), left=format_number(left)
+        )
     return _(_STAGES.get(record.stage, _END_STAGES.get(record.stage, "")))
 
 
@@ -200,7 +202,7 @@ def _request_row(record: RequestRecord) -> Row:
     tone = Tone.PLAIN if _source_of(record) is Source.COLD else Tone.GOOD
     if record.stage is not Stage.DONE:
         tone = Tone.WARN
-    at, receipt = datetime.fromtimestamp(record.at).astimezone(), receipt_of(record)
+    at, receipt = datetime.fromtimestamp(record.started_at).astimezone(), receipt_of(record)
     when = f"{at:%H:%M:%S}" if at.date() == datetime.now().date() else format_datetime(at)
     title = join_parts((when, record.model or _("the model in use")))
     chip = receipt_source_label(receipt) if receipt else ""

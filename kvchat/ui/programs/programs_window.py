@@ -53,7 +53,7 @@ class LiveRows(QWidget):
         for record in requests:
             done = None
             if record.stage is Stage.READING and record.prompt:
-                done = min(1.0, ((record.found or 0) + record.read) / record.prompt)
+                done = min(1.0, ((record.found_tokens or 0) + record.processed_tokens) / record.prompt)
             rows.append((record.program, describe_stage(record), done))
         for slot in loaded_slots:
             if slot.number not in busy and slot.tokens:
@@ -218,9 +218,10 @@ class ProgramsWindow(Panel):
     def refresh(self) -> None:
         server = self._api_server
         self._totals = server.totals.by_program()
-        some, is_open = bool(self._totals or server.active or server.recent), self._runtime.settings.api_server
+        some = bool(self._totals or server.active_requests or server.recent_requests)
+        is_open = self._runtime.settings.api_server
         self.server_off_page.setVisible(some and not is_open)
-        self.live_rows.show_current(server.active, server.loaded_slots, self._titles)
+        self.live_rows.show_current(server.active_requests, server.loaded_slots, self._titles)
         names = sorted(self._totals, key=lambda name: -self._totals[name].last_at)
         before = self.list.current
         self.list.show_rows([program_row(name, self._totals[name]) for name in names])
@@ -253,7 +254,9 @@ class ProgramsWindow(Panel):
         self.details.setVisible(total is not None)
         if total is not None:
             self.details.show_program(name, total, self._api_server.rules(name))
-        self.requests.show_requests([record for record in reversed(self._api_server.recent) if record.program == name])
+        self.requests.show_requests(
+            [record for record in reversed(self._api_server.recent_requests) if record.program == name]
+        )
         self.forget_button.setEnabled(total is not None)
 
     def _set_rule(self, rule: str, is_on: bool) -> None:

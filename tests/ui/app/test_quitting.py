@@ -69,10 +69,10 @@ async def test_what_other_programs_and_the_library_lose_is_asked_about(
 ) -> None:
     heard: list[bool] = []
     window.quit_requested.connect(lambda: heard.append(True))
-    runtime.api_server.active = [object()]  # type: ignore[list-item]
+    runtime.api_server.active_requests = [object()]  # type: ignore[list-item]
     window.quit_controller.ask()
     assert "A reply to an app is being generated" in said(window)
-    runtime.api_server.active = []
+    runtime.api_server.active_requests = []
     assert window.quit_controller.question is not None
     window.quit_controller.question.reject()
     runtime.chat.library.reading["a"] = object()  # type: ignore[assignment]

@@ -21,7 +21,7 @@ def a_request(number: int, program: str = CLAUDE, **others: object) -> RequestRe
         "stage": Stage.DONE,
         "status": 200,
         "source": "disk",
-        "found": 20_600,
+        "found_tokens": 20_600,
         "prompt": 20_968,
         "cached": 20_656,
         "predicted": 412,
@@ -62,9 +62,11 @@ def fill(runtime: StagedRuntime) -> None:
     server.totals.count("opencode", ProgramTotal(31, 420_000, 402_000, 700_000.0, now - 4000))
     server.totals.count(LONG_NAME, ProgramTotal(2, 3_000, 0, 0.0, now - 90_000))
     left, hot = a_request(5, stage=Stage.LEFT), a_request(7, source="hot", restore_ms=0.0)
-    server.recent = [a_request(9), hot, left, parted(), a_request(3, "opencode")]
-    reading = a_request(0, stage=Stage.READING, slot=0, found=4_096, read=8_192, cached=None, first_ms=None)
-    server.active = [reading, a_request(0, LONG_NAME, stage=Stage.QUEUED, cached=None)]
+    server.recent_requests = [a_request(9), hot, left, parted(), a_request(3, "opencode")]
+    reading = a_request(
+        0, stage=Stage.READING, slot=0, found_tokens=4_096, processed_tokens=8_192, cached=None, first_ms=None
+    )
+    server.active_requests = [reading, a_request(0, LONG_NAME, stage=Stage.QUEUED, cached=None)]
     server.loaded_slots = (
         LoadedSlot(0, f"program/{CLAUDE}", 12_288),
         LoadedSlot(1, "c", 5_900),

@@ -121,7 +121,7 @@ async def test_it_follows_what_comes_and_a_program_can_be_forgotten(
 ) -> None:
     programs = window.side_windows.open_programs()
     programs.requests.list.select(9)
-    filled.api_server.recent = [*filled.api_server.recent, a_request(11)]
+    filled.api_server.recent_requests = [*filled.api_server.recent_requests, a_request(11)]
     for listener in filled.api_server.listeners:
         listener()
     await until(lambda: len(programs.requests.list.rows) == 5)
