@@ -6,6 +6,7 @@ The files are damaged between the store, whose hashes would detect it, and the e
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from kvchat.chat.record.messages import Message, MessageState
 from kvchat.engine.api.wire import Sampling
-from kvchat.engine.process.supervisor import RestartPolicy
+from kvchat.engine.process import supervisor
 from kvchat.kvstore.blocks.parser import WRAPPED_VERSION
 from kvchat.kvstore.restorer import Restorer
 from kvchat.kvstore.savepoint import RestoreMiss, RestorePlan, StagedFile
@@ -105,7 +106,7 @@ class Poisoner:
 
 @pytest.fixture
 def poisoner(monkeypatch: pytest.MonkeyPatch) -> Poisoner:
-    poisoner, put = Poisoner(), Restorer._write_to
+    poisoner, put = Poisoner(), Restorer._create_slot_file
 
     def put_poisoned(store: Restorer, plan: RestorePlan, target: Path, *others: Any) -> Any:
         placed = put(store, plan, target, *others)
@@ -117,11 +118,11 @@ def poisoner(monkeypatch: pytest.MonkeyPatch) -> Poisoner:
             poisoner.damaged.append(plan.save_point.id)
         return placed
 
-    monkeypatch.setattr(Restorer, "_write_to", put_poisoned)
+    monkeypatch.setattr(Restorer, "_create_slot_file", put_poisoned)
     monkeypatch.setattr(
         RestoreCost, "is_worth_trying", lambda *_: True
     )  # a tiny model processes as fast as it restores
-    monkeypatch.setattr(RestartPolicy, "delay_s", lambda *_: 0.0)
+    monkeypatch.setattr(supervisor, "RestartPolicy", partial(supervisor.RestartPolicy, first_delay_s=0.0))
     return poisoner
 
 

@@ -8,13 +8,14 @@ import struct
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvchat.engine.api.errors import EngineFailure, EngineGone, EngineLifetime, FailureKind
-from kvchat.engine.process.supervisor import RestartPolicy
+from kvchat.engine.process import supervisor
 from kvchat.gateway.checks import MAX_ALTERNATIVES, MAX_ENTRIES, MAX_GRAMMAR_CHARS, MAX_NESTING, MAX_TEXT, check_bounds
 from kvchat.gateway.crashes import ABANDONED_S, CRASH_WINDOW_S, REFUSED_S, Crashes
 from kvchat.gateway.dialects.request import RequestRefused
@@ -36,7 +37,7 @@ async def server(
     tmp_path: Path, settings: Settings, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[RunningGateway]:
     """A gateway with four slots, on an engine that crashes at a word and is restarted at once."""
-    monkeypatch.setattr(RestartPolicy, "delay_s", lambda *_: 0.0)
+    monkeypatch.setattr(supervisor, "RestartPolicy", partial(supervisor.RestartPolicy, first_delay_s=0.0))
     fake_engine.set(FAKE_DIE_ON=BOMB, FAKE_REPLY="word " * 10)
     async with running_gateway(tmp_path / "home", replace(settings, slots=4)) as gateway:
         await gateway.chat("Hello")

@@ -147,7 +147,7 @@ def test_divergence_is_the_reason_only_if_there_is_no_other(
 ) -> None:
     """A failed or skipped restore is the reason."""
     divergence, miss = Divergence(0, 900, Reason(ReasonCode.SYSTEM_CHANGED)), Reason(code) if code else None
-    values = {"found": 0, "prompt": 900, "miss": miss, "divergence": divergence, "whole_only": whole_only}
+    values = {"found_tokens": 0, "prompt": 900, "miss": miss, "divergence": divergence, "whole_only": whole_only}
     record = RequestRecord(1, "zed", "/v1/messages", 0.0, **values)
     assert record.miss_reason == (miss if is_other_reason else divergence.cause)
     assert (record.costly_divergence is None) == is_other_reason

@@ -373,8 +373,8 @@ class StagedStore(StoreService):
 class StagedApiService(ApiService):
     """API server that is never opened: the test sets its requests. Keys and totals are real."""
 
-    active: Sequence[RequestRecord] = ()
-    recent: Sequence[RequestRecord] = ()
+    active_requests: Sequence[RequestRecord] = ()
+    recent_requests: Sequence[RequestRecord] = ()
     loaded_slots: tuple[LoadedSlot, ...] = ()
 
     def __init__(self, runtime: StagedRuntime) -> None:

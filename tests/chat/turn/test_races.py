@@ -240,7 +240,7 @@ async def test_stop_during_a_restore_leaves_no_slot_file(
     """Stopped twice while the slot file exists: the store has just made it, or the engine reads it."""
     chat = await stage.answered_chat()
     await stage.runtime.close()
-    put, placed, released = Restorer._write_to, threading.Event(), threading.Event()
+    put, placed, released = Restorer._create_slot_file, threading.Event(), threading.Event()
 
     def put_and_wait(*args: Any) -> Any:
         file = put(*args)
@@ -253,7 +253,7 @@ async def test_stop_during_a_restore_leaves_no_slot_file(
         return [file for file in staging.rglob("*") if file.is_file() and file.suffix != ".lock"]
 
     if where == "store":
-        monkeypatch.setattr(Restorer, "_write_to", put_and_wait)
+        monkeypatch.setattr(Restorer, "_create_slot_file", put_and_wait)
     else:
         stage.fake.set(FAKE_HOLD_DURING="restore")
     await stage.restart()

@@ -11,7 +11,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
-from kvchat.__main__ import _is_openable
+from kvchat import __main__
 from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.cli.arguments import parse
 from kvchat.errors import KvchatError
@@ -132,13 +132,16 @@ async def test_a_chat_that_travels_is_taken_in(
     assert taken == [[Path("/home/a/Lakes.kvchat")]]
 
 
-def test_files_and_links_need_no_command(tmp_path: Path) -> None:
+def test_files_and_links_need_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[str, ...]] = []
+    monkeypatch.setattr(__main__, "_prepare_window", lambda targets, **_: lambda: opened.append(targets))
     file = tmp_path / "chat.kvchat"
     file.touch()
-    assert _is_openable(str(file))
-    assert _is_openable("kvchat://chat/a")
-    assert not _is_openable("ask")
-    assert not _is_openable(str(tmp_path))
+    for target in (str(file), "kvchat://chat/a"):
+        __main__.main([target])
+    assert opened == [(str(file),), ("kvchat://chat/a",)]
+    with pytest.raises(SystemExit):
+        __main__.main([str(tmp_path)])
     assert parse(["open", "a", "b"])[1].targets == ("a", "b")
     assert parse(["quick"])[0].name == "quick"
 
