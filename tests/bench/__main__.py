@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--engine", type=Path)
     parser.add_argument("--starter", action="store_true")
     given = parser.parse_args()
-    tokens = given.tokens or (size.DEFAULT_TOKENS if given.bench == "size" else DEFAULT_TOKENS)
+    tokens = given.tokens or (size.TOKENS if given.bench == "size" else DEFAULT_TOKENS)
     options = BenchOptions(model=given.model, engine=given.engine, starter=given.starter, tokens=tokens)
     match given.bench:
         case "after-restart":
