@@ -220,7 +220,7 @@ class Palette(QDialog):
     def __init__(
         self, parent: QWidget, chats: Sequence[PaletteEntry], actions: Sequence[PaletteEntry], name: str = ""
     ) -> None:
-        """name: name of the list if its entries are not commands; the palette then closes when nothing matches"""
+        """`name` is given if the entries are not commands; the palette then closes if nothing matches."""
         # A tool window has no taskbar entry; a frameless dialog has one on some desktops.
         super().__init__(parent, Qt.WindowType.Tool | Qt.WindowType.FramelessWindowHint)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)

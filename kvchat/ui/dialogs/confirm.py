@@ -78,7 +78,7 @@ def confirm(
 def ask_if_metered(
     parent: QWidget, run: Callable[[Coroutine[Any, Any, None]], object], what: str, download: Callable[[], object]
 ) -> None:
-    """Call `download`, but ask first on a metered connection. what: name and size of the download"""
+    """Call `download`, but ask first on a metered connection. `what` is its name and size."""
 
     async def check() -> None:
         if not await is_metered():

@@ -34,7 +34,7 @@ class EngineOffer(QWidget):
     install_finished = Signal()  # an engine was downloaded and tested
 
     def __init__(self, look: Look, engines: EngineSetup, start: StartTask, *, standalone: bool = False) -> None:
-        """start: runs a coroutine as a task; standalone: hide until `show_if_gpu_unused` finds an unused GPU"""
+        """`start` runs a coroutine as a task. `standalone`: hide until `show_if_gpu_unused` finds an unused GPU."""
         super().__init__()
         self._engines, self._start = engines, start
         self._unsubscribe: Callable[[], None] | None = None

@@ -258,7 +258,7 @@ class Panel(FittingDialog):
         self.activateWindow()
 
     def subscribe_while_open(self, subscribe: Callable[[_T], Callable[[], None]], handler: _T) -> None:
-        """Call `handler` while the window is open. subscribe: returns a function that unsubscribes"""
+        """Call `handler` while the window is open. `subscribe` returns a function that unsubscribes."""
         self._subscriptions.append(lambda: subscribe(handler))
         if self._unsubscribe:  # it is open
             self._unsubscribe.append(subscribe(handler))

@@ -39,7 +39,7 @@ class FirstStart(QWidget):
     def __init__(
         self, runtime: Runtime, look: Look, runner: TaskRunner, use: Callable[[Path], Coroutine[Any, Any, None]]
     ) -> None:
-        """use: loads a model file"""
+        """`use` loads a model file."""
         super().__init__()
         self._runtime, self._runner, self._use_model = runtime, runner, use
         self._download: asyncio.Task[None] | None = None

@@ -80,7 +80,7 @@ class ModelMenu(QObject):
     def __init__(
         self, runtime: Runtime, menu: QMenu, runner: TaskRunner, current_model: Callable[[], str | None]
     ) -> None:
-        """current_model: returns the path of the open chat's model"""
+        """`current_model` returns the path of the open chat's model."""
         super().__init__(menu)
         self._current_model = current_model
         self._runtime, self._menu, self._runner = runtime, menu, runner

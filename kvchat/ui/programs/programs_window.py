@@ -158,7 +158,7 @@ class RuleSwitch(Entry):
         return self.switch.isChecked()
 
     def show_rule(self, *, is_on: bool, saved: TokenCost | None, lost: TokenCost) -> None:
-        """Show a rule's state and effect. lost: reprocessing that the rule would have avoided"""
+        """Show a rule's state and effect. `lost` is the reprocessing that it would have avoided."""
         self.switch.setChecked(is_on)
         sentences = [self._description]
         if saved:

@@ -29,7 +29,7 @@ class SettingsPage(ScrollPage):
     window_requested = Signal(str)  # window to open: "models", "storage" or "programs"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
-        """panel: the settings window, which runs tasks and shows their errors"""
+        """`panel` is the settings window, which runs tasks and shows their errors."""
         super().__init__("settingsPage")
         self.runtime, self.look, self.panel = runtime, look, panel
         self.entries: list[Entry] = []
@@ -110,7 +110,7 @@ class TextEntry(FieldEntry):
     def __init__(
         self, page: SettingsPage, name: str, title: str, help: str, *, example: str, empty: str | None
     ) -> None:
-        """example: placeholder; empty: value of the setting while the field is empty"""
+        """`example` is the placeholder, `empty` the value of the setting while the field is empty."""
         field, control = line_edit(title, example), QWidget()
         self.clear_button = button(_("Clear"), lambda: self._clear(), "link", name=_("Clear {title}", title=title))
         row((field, 1), self.clear_button, on=control, spacing=10, margins=0)

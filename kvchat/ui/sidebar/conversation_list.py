@@ -64,7 +64,7 @@ class Arrangement:
 
 
 def arrange_chats(chats: Sequence[Conversation], arrangement: Arrangement) -> list[Conversation]:
-    """Return the chats to list, in their order. chats: all chats, last used first"""
+    """Return the chats to list, in their order. `chats` are all chats, last used first."""
     folder = arrangement.folder
     visible = [chat for chat in chats if chat.archived == arrangement.archive and folder in (None, chat.folder)]
     if arrangement.order is SortOrder.CREATED:

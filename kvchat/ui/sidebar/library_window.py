@@ -240,7 +240,7 @@ def prepared_row(status: PreparedStatus, reading: ReadingTask | None) -> Row:
 
 
 def describe_status(status: PreparedStatus, reading: ReadingTask | None, left: TimeRange | None, folder: Path) -> str:
-    """Describe prepared documents in several lines. left: remaining time; folder: where their memory is saved"""
+    """Describe prepared documents. `left` is the remaining time, `folder` the folder with their memory."""
     prepared, reason = status.prepared, status.reprocess_reason
     lines = [left_to_right(join_list(prepared.paths))]
     if reading is not None:

@@ -271,7 +271,7 @@ class Sidebar(QFrame):
     def show_chats(
         self, chats: Sequence[Conversation], row_of: Callable[[Conversation], Row], current: str | None
     ) -> None:
-        """Show the chats that the arrangement selects. chats: all, last used first; current: id of the open chat"""
+        """Show the chats of the arrangement. `chats` are all chats, last used first; `current` is the open one."""
         chosen, self.folders = self.chosen, folders_of(chats)
         chats = arrange_chats(chats, self.arrangement)
         with QSignalBlocker(self.list.selectionModel()):  # removing a row must not open another chat

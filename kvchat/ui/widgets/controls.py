@@ -85,7 +85,7 @@ class RoundBar(QWidget):
 
 
 def mix_colours(first: str, second: str, weight: float) -> QColor:
-    """Mix two colors of the form "#rrggbb". weight: share of the first, from 0 to 1"""
+    """Mix two colors of the form "#rrggbb". `weight` is the share of the first, from 0 to 1."""
     mixed = QColor(first), QColor(second)
     channels = QColor.red, QColor.green, QColor.blue
     return QColor(*(round(channel(mixed[0]) * weight + channel(mixed[1]) * (1 - weight)) for channel in channels))

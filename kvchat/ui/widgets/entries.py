@@ -33,7 +33,7 @@ class Notation:
 
 
 def _whole_number(unit: str, pattern: str, description: str) -> Notation:
-    """Return the notation of a whole number. pattern: its groups are the digits and an optional K (for 1,024)"""
+    """Return the notation of a whole number. The groups of `pattern` are the digits and an optional K (1,024)."""
 
     def read(text: str) -> int:
         digits = text.strip().removesuffix(_(unit)).replace(format_number(1000)[1:-3], "")
@@ -144,7 +144,7 @@ class SwitchEntry(Entry):
 
 class FieldEntry(Entry):
     def __init__(self, name: str, title: str, help: str, field: QLineEdit, control: QWidget, *, is_wide: bool) -> None:
-        """name: name of the setting; control: widget that contains the field"""
+        """`name` is the setting's name, `control` the widget that contains the field."""
         super().__init__(title, help, control, is_wide=is_wide)
         self.name, self.field = name, field
         field.setAccessibleDescription(help)
@@ -190,7 +190,7 @@ class NumberEntry(FieldEntry):
         default: str = "",
         reset: str,
     ) -> None:
-        """default: placeholder; reset: text of the button that resets the setting"""
+        """`default` is the placeholder, `reset` the text of the button that resets the setting."""
         field, self.reset_button = _ShortField(), button(reset, self._reset, "link", name=f"{title}: {reset}")
         holder, unit = QWidget(), label(_(notation.unit), "muted")
         unit.setMinimumWidth(unit.fontMetrics().averageCharWidth() * _UNIT_LETTERS)

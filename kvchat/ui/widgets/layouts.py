@@ -58,7 +58,7 @@ class ElidedLabel(QLabel):
 
 class ElidedButton(QPushButton):
     def __init__(self, kind: str, padding: int = 14) -> None:
-        """padding: pixels that the style adds to the text's width, left and right together"""
+        """`padding` is the sum of the style's left and right padding, in pixels."""
         super().__init__()
         styled(self, kind)
         self._padding = padding

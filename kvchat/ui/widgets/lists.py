@@ -38,7 +38,7 @@ R = TypeVar("R", bound=HasTitle)
 
 class ItemModel(QAbstractListModel, Generic[R]):
     def __init__(self, key: Callable[[R], object] | None = None) -> None:
-        """key: returns a row's identity, so that selection, editing and scrolling survive changes of other rows"""
+        """`key` returns a row's identity, so that selection, editing and scrolling survive changes of other rows."""
         super().__init__()
         self.rows: Sequence[R] = ()
         self._key = key
