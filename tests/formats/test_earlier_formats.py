@@ -49,8 +49,8 @@ def test_every_index_format_is_migrated(number: int, tmp_path: Path) -> None:
     path, new = earlier("index", number, tmp_path / "index.db"), tmp_path / "new.db"
     index = Index(path)
     with index.read() as db:
-        totals = usage.totals(db, "")
-        letter, thesis = usage.by_conversation(db)
+        totals = usage.load_totals(db, "")
+        letter, thesis = usage.conversation_usages(db)
     index.close()
     assert (totals.rows, totals.disk) == (5070, 8192 + 3 * 4096)
     assert (thesis.conversation_id, thesis.exclusive_bytes, thesis.shared_bytes) == ("thesis", 4096, 8192)
