@@ -27,6 +27,7 @@ from kvchat.ui.widgets.text_search import format_range, select_range
 _MAX_PIECE = 20_000  # characters lexed at once
 _MAX_LINE = 2_000  # visible characters per line; the copy button copies whole lines
 _SLOW_S, _MAX_SLOW_S = 0.003, 0.5  # seconds: minimum for a slow token; maximum of all slow tokens in a piece
+_MAX_PIECE_S = 2.0  # seconds to lex a piece, 40 times what usual code takes
 _LINE_HEIGHT = 128.0  # percent
 _STEP_S = 0.006  # seconds per step of highlighting
 _MAX_HIGHLIGHTED = 400_000  # characters; the rest stays plain
@@ -59,7 +60,7 @@ class LineHighlighter:
             Name.Tag: theme.code_keyword,
             Name.Attribute: theme.code_name,
         }
-        self._slow_left, self._start = _MAX_SLOW_S, 0
+        self._slow_left, self._piece_left, self._start = _MAX_SLOW_S, _MAX_PIECE_S, 0
         self._safe = self.safe_line = 0  # character and line outside any token, where lexing can resume
         self._text = self._piece = ""
         self._tokens: Iterator[tuple[int, _TokenType, str]] = iter(())
@@ -99,7 +100,8 @@ class LineHighlighter:
                 self._safe, self.safe_line = self._start + end, len(self.spans) - 1
             now = time.thread_time()
             self._slow_left -= now - before if now - before > _SLOW_S else 0
-            if self._slow_left < 0:
+            self._piece_left -= now - before
+            if min(self._slow_left, self._piece_left) < 0:
                 self._lexer, self._tokens, self.safe_line = None, iter(()), len(self.spans) - 1
                 return False
             before = now
@@ -108,7 +110,7 @@ class LineHighlighter:
     def _begin_piece(self) -> None:
         if self._safe != self._start:  # else pauses for garbage collection would add up
             self._slow_left = _MAX_SLOW_S
-        self._start = self._safe
+        self._start, self._piece_left = self._safe, _MAX_PIECE_S
         self._piece = self._text[self._safe : self._safe + _MAX_PIECE]
         if self._lexer is not None:
             del self.spans[self.safe_line :]
