@@ -55,10 +55,17 @@ def leaks(at: Serving, home: Home, key: Path, text: str) -> list[str]:
     command_lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     files = [file for file in home.folder.rglob("*") if file.is_file() and file.name not in ("owner.json", key.name)]
     others = [file for file in files if not file.is_relative_to(home.folder / "data")]
+
+    def content(file: Path) -> bytes:
+        try:
+            return file.read_bytes()
+        except FileNotFoundError:  # a slot file, absorbed meanwhile
+            return b""
+
     return [
         *(line for line in command_lines if any(secret in line for secret in secrets)),
-        *(str(file) for file in files if any(secret.encode() in file.read_bytes() for secret in secrets)),
-        *(str(file) for file in others if text.encode() in file.read_bytes()),
+        *(str(file) for file in files if any(secret.encode() in content(file) for secret in secrets)),
+        *(str(file) for file in others if text.encode() in content(file)),
     ]
 
 

@@ -11,7 +11,7 @@ from kvchat.chat.events import Event, ReadAheadProgress
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn import imported_memory
 from kvchat.engine.api.wire import Sampling
-from kvchat.engine_host import host as engine_host
+from kvchat.engine_host import idle_stop
 from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.kvstore.exchange import stored_manifest
 from kvchat.runtime import Runtime
@@ -186,7 +186,7 @@ async def imported_chats(runtime: Runtime) -> set[str]:
 
 
 async def test_imported_memory_is_verified_when_idle_and_requests_go_first(tmp_path, forged, monkeypatch):
-    monkeypatch.setattr(engine_host, "VERIFY_AFTER_IDLE_S", 0.0)
+    monkeypatch.setattr(idle_stop, "VERIFY_AFTER_IDLE_S", 0.0)
     monkeypatch.setattr(StepPacer, "tokens", lambda self, left: min(16, left))
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="always", slots=1)
     async with opened(tmp_path / "home", chosen) as runtime:

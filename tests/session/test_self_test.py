@@ -31,7 +31,8 @@ async def run_self_test(
     path = engine_path(engine)
     location = EngineLocation(Path(path)) if path else EngineLocation()
     supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
-    await supervisor.start(location, LaunchPlan(tiny_model(architecture, window), 2048, folder, extra_arguments=extra))
+    plan = LaunchPlan(tiny_model(architecture, window), 2048, folder, extra_arguments=extra)
+    await supervisor.start(location, iter([plan]))
     try:
         client = await supervisor.ready()
         assert isinstance(client, LlamaServerClient)

@@ -175,7 +175,7 @@ async def cold_engine(folder: Path, model: Path, engine: str | None, context: in
     slots = folder / "cold"
     slots.mkdir()
     supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
-    await supervisor.start(location, LaunchPlan(model, context, slots, kv_type="f32"))
+    await supervisor.start(location, iter([LaunchPlan(model, context, slots, kv_type="f32")]))
     try:
         client = await supervisor.ready()
         assert isinstance(client, LlamaServerClient)

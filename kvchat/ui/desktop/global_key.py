@@ -107,7 +107,8 @@ class GlobalKey(QObject):
             try:
                 return await bind_by_portal(self._bus, self.pressed.emit)
             except BusUnavailable as error:
-                if isinstance(error, PortalFailed) and can_add_to_menu() and not menu_entry().exists():  # GNOME 48
+                is_missing = await asyncio.to_thread(lambda: can_add_to_menu() and not menu_entry().exists())
+                if isinstance(error, PortalFailed) and is_missing:  # GNOME 48
                     raise GlobalKeyUnavailable(
                         _("kvchat is not in the desktop’s app menu, which some desktops require."),
                         _("Turn on “Show in the app menu” in Settings, General, then try again."),

@@ -70,9 +70,8 @@ class DesktopSwitch(SwitchEntry):
         self._page, self._is_available, self._is_on, self._apply = page, is_available, is_on, change
 
     def refresh(self, settings: Settings) -> None:
-        self.setVisible(self._is_available())
-
         async def show() -> None:
+            self.setVisible(await asyncio.to_thread(self._is_available))
             self.switch.setChecked(await asyncio.to_thread(self._is_on))
 
         self._page.run(show())

@@ -66,7 +66,7 @@ async def test_every_turn_is_restored_byte_for_byte(
 ) -> None:
     location: EngineLocation = request.getfixturevalue(engine)
     bench = Bench(tmp_path / "store")
-    await supervisor.start(location, LaunchPlan(models[architecture], CONTEXT, bench.slots))
+    await supervisor.start(location, iter([LaunchPlan(models[architecture], CONTEXT, bench.slots)]))
     running = await supervisor.ready()
     saved: dict[int, bytes] = {}
     points = {}
