@@ -317,7 +317,7 @@ def _repair_references(db: sqlite3.Connection) -> None:
 
 
 def _repair_parents(db: sqlite3.Connection) -> None:
-    """Let messages with a lost parent, or in a cycle, follow the message before them."""
+    """Attach messages that lost their parent, or form a cycle, to the message before them."""
     query = "SELECT id, conversation_id, parent_id FROM messages ORDER BY conversation_id, place"
     rows = db.execute(query).fetchall()
     chats = {id: chat for id, chat, _parent in rows}
