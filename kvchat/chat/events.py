@@ -49,7 +49,7 @@ class WaitingForChat(_ChatEvent):
 
 @dataclass(frozen=True)
 class Prefilling(_ChatEvent):
-    done_tokens: int  # tokens, with cached ones
+    done_tokens: int  # including cached tokens
     total: int
 
 

@@ -1,8 +1,8 @@
 """Text comparison, and word search without case and diacritics, in any script.
 
-SQLite's own tokenizers know neither words of scripts without spaces nor emoji, and the trigram one finds nothing
-shorter than three characters. So text is spread out here first: each character of such a script becomes a word, and
-what was typed together is searched as a phrase. The index then splits at ASCII's separators only.
+SQLite's own tokenizers cannot split scripts without spaces or find emoji, and its trigram tokenizer finds nothing
+shorter than three characters. Therefore text is prepared here: each character of such a script becomes a word, and
+characters typed without a space are searched as a phrase. The index then splits at ASCII separators only.
 """
 
 import re
@@ -51,7 +51,7 @@ _FOLDED, _SPREAD = _Folding(), _SpacedFolding()
 
 @dataclass(frozen=True)
 class Term:
-    """Consecutive words; if `begins`, the last may be the prefix of a longer word."""
+    """Consecutive words. If `is_prefix`, the last may be the beginning of a longer word."""
 
     words: tuple[str, ...]
     is_prefix: bool
@@ -104,9 +104,9 @@ def find_matches(text: str, terms: Sequence[Term]) -> list[tuple[int, int]]:
 
 
 def find_first_match(text: str, terms: Sequence[Term]) -> tuple[int, int] | None:
-    """Find one match of the terms: the first literal one, else the first of all.
+    """Return one match of the terms, or None.
 
-    Reads no more than necessary: folding takes 50 times as long as searching for plain words.
+    Searches near the first literal occurrence, then everywhere, as folding takes 50 times as long as a literal search.
     """
     lower = text.lower()
     places = [lower.find(term.words[0]) for term in terms] if len(lower) == len(text) else []

@@ -29,8 +29,8 @@ from kvchat.errors import KvchatError
 from kvchat.text.language import _
 
 INTERRUPT_ABANDONED = "UPDATE messages SET state = 'interrupted' WHERE state = 'streaming'"
-# No wrong clock turns back the counter `used`: a trigger sets it at each new `updated_at`. That column orders rows
-# from before the counter and imported ones (see kvchat.transfer.rows).
+# A trigger increments the counter `used` whenever `updated_at` changes, so a wrong clock cannot change the order.
+# `updated_at` orders imported rows and those from before the counter (see kvchat.transfer.rows).
 ORDER_BY_LAST_USED = "ORDER BY used DESC, updated_at DESC, rowid DESC"
 
 

@@ -133,7 +133,7 @@ class Forecasts:
     async def forecast_message(
         self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment] = ()
     ) -> Forecast | None:
-        """Forecast the reply to this message if sent now; None without a ready engine or with pictures."""
+        """Forecast the reply to this message; None without a ready engine, on an engine error, or with images."""
         turn_context = self._turn_context
         try:
             chosen, branch = await turn_context.settings_and_branch(conversation_id)
