@@ -7,8 +7,8 @@ document; its `FormulaLayer` draws them on the text's baseline at the screen's r
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from xml.etree import ElementTree
 
@@ -69,6 +69,17 @@ class FormulaBox:
         return image
 
 
+class _Relay(QObject):
+    """Signals from the threads of all `Formulas`. Never deleted, as emitting from a dying object crashes."""
+
+    rendered = Signal()
+
+
+@cache
+def _relay() -> _Relay:
+    return _Relay()
+
+
 class Formulas(QObject):
     ready = Signal()  # a requested formula was rendered or failed
 
@@ -76,6 +87,7 @@ class Formulas(QObject):
         super().__init__(parent)
         self._outlines: dict[tuple[str, bool], Outline | None] = {}
         self._requested: set[tuple[str, bool]] = set()
+        _relay().rendered.connect(self.ready)
         self._thread = thread = ThreadPoolExecutor(1, thread_name_prefix="formulas")
         self.destroyed.connect(lambda: thread.shutdown(wait=False, cancel_futures=True))
 
@@ -111,8 +123,7 @@ class Formulas(QObject):
         for oldest in list(self._outlines)[:-_MAX_CACHED]:
             self._outlines.pop(oldest, None)  # pages hold references to the formulas they show
         self._requested.discard(key)
-        with suppress(RuntimeError):  # the window closed meanwhile
-            self.ready.emit()
+        _relay().rendered.emit()
 
 
 def render_outline(tex: str, display: bool) -> Outline | None:
