@@ -152,7 +152,7 @@ class ChatSession:
         self._in_turn = False  # True from the start of this command's turn until it is saved
 
     async def ask(self, question: str) -> Message | None:
-        """Print the answer and return it, or None on failure. Cancelling stops the reply. Raises KvchatError."""
+        """Print the answer and return it, or None without an answer. Cancelling stops the reply. Raises KvchatError."""
         attachments, self.attachments, self._error = self.attachments, (), None
         chat = self.runtime.chat
         if chat.is_answering(self.chat_id):

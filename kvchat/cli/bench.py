@@ -53,7 +53,7 @@ class BenchReply:
     receipt: Receipt
 
 
-class BenchHome:
+class BenchSetup:
     """A temporary kvchat that can be restarted. Its replies use greedy sampling."""
 
     def __init__(self, paths: Paths, settings: Settings, runtime: Runtime, reply_tokens: int) -> None:
@@ -109,7 +109,7 @@ class BenchHome:
 @asynccontextmanager
 async def bench_home(
     options: BenchOptions, context_size: int | None = None, reply_tokens: int = REPLY_TOKENS
-) -> AsyncIterator[BenchHome]:
+) -> AsyncIterator[BenchSetup]:
     paths = resolve_paths()
     settings = apply_options(load_settings(paths.settings_file), options)
     if not (settings.model_path or settings.engine_url):
@@ -124,7 +124,7 @@ async def bench_home(
     paths.ensure()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=paths.cache) as folder:
         paths = Paths(*(Path(folder) / name for name in ("config", "data", "cache", "state")))
-        home = BenchHome(paths, settings, await open_runtime(paths, settings), reply_tokens)
+        home = BenchSetup(paths, settings, await open_runtime(paths, settings), reply_tokens)
         try:
             yield home
         finally:
@@ -156,7 +156,7 @@ async def bench(options: BenchOptions, runner: CommandRunner) -> int:
     return print_result(options.as_json, figures, format_lines(figures))
 
 
-async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
+async def _measure(home: BenchSetup, tokens: int) -> dict[str, Any]:
     """Return the results under the names that `--json` prints. Times are medians in ms, sizes are in bytes."""
     print_err(f"Creating a chat of about {tokens:,} tokens…")
     chat_id = (await home.runtime.chat.new_conversation()).id

@@ -36,7 +36,7 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
-from kvchat.library.memory.demand import COMPUTER, LoadLimit, LoadLimits, MemoryBar
+from kvchat.library.memory.demand import COMPUTER, LoadLimit, LoadLimits, MemoryUse
 from kvchat.library.model_files import display_name
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import FindingKey, RestoreFinding, Strategy
@@ -68,7 +68,7 @@ class ManagedEngine:
         """
         self.connection, self.limits = supervisor, limits
         self.choice: EngineChoice | None = None  # of the running or last engine
-        self.bars: tuple[MemoryBar, ...] = ()  # estimated while a model loads, then measured
+        self.bars: tuple[MemoryUse, ...] = ()  # estimated while a model loads, then measured
         self.limit: LoadLimit | None = None  # for the last choice
         self._slot_path, self._store, self._notify = slot_path, store, notify
         self._expected_tokens = expected_tokens

@@ -30,7 +30,7 @@ from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.gguf.parser import ModelFileMissing
 from kvchat.library.memory.context_size import ContextChoice
-from kvchat.library.memory.demand import LoadLimits, MemoryBar, with_freed_memory
+from kvchat.library.memory.demand import LoadLimits, MemoryUse, with_freed_memory
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import BreakEven, RestoreCost
 from kvchat.session.restore_support import FindingKey, FindingStore, RestoreFinding, Strategy
@@ -266,7 +266,7 @@ class SwitchingEngineHost:
             await asyncio.wait({self._inspection})
 
     async def _inspect(self) -> None:
-        """Query the engine and, if that was never done, test whether it restores chats. Raises EngineError."""
+        """Query the engine, and test whether it restores chats unless that is known. Raises EngineError."""
         engine = self.current
         inspected = await engine.inspect()
         if inspected is None:
@@ -321,7 +321,7 @@ class SwitchingEngineHost:
         return None if self.is_external else self.managed.choice
 
     @property
-    def memory_bars(self) -> tuple[MemoryBar, ...]:
+    def memory_bars(self) -> tuple[MemoryUse, ...]:
         """The model's use of each device's memory, estimated until the engine is ready; empty for a user's server."""
         return () if self.is_external else self.managed.bars
 

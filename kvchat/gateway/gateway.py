@@ -32,7 +32,7 @@ from kvchat.gateway.dialects.request import (
     refusal,
 )
 from kvchat.gateway.records import FINISHED, RequestLog, RequestRecord, Stage
-from kvchat.gateway.rewriting import EnabledRules, PromptRewriter
+from kvchat.gateway.rewriting import PromptRewriter, RuleLookup
 from kvchat.gateway.runner import Catalogue, RequestRunner
 from kvchat.gateway.server import Listener, listen
 from kvchat.kvstore.savepoint import program_of
@@ -57,7 +57,7 @@ class Gateway:
         host: EngineHost,
         catalogue: Catalogue,
         absorb: Callable[[], Awaitable[None]],
-        enabled_rules: EnabledRules = lambda program: (),
+        enabled_rules: RuleLookup = lambda program: (),
         shares: Callable[[], bool] = lambda: False,
     ) -> None:
         """`absorb` has the store absorb saved files; `enabled_rules` returns a program's enabled rules.

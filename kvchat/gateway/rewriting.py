@@ -20,7 +20,7 @@ from kvchat.system.concurrency import run_in_thread_if_large
 from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.text.search import common_prefix_length
 
-EnabledRules = Callable[[str], Collection[str]]  # names of a program's enabled rules
+RuleLookup = Callable[[str], Collection[str]]  # names of a program's enabled rules
 THREAD_BYTES = 20_000  # rewriting a larger body takes longer than switching threads
 TOKENS_BEFORE, TOKENS_AFTER = 64, 160  # detokenized around a divergence
 MIN_MATCH_CHARS = 40  # after a divergence, to find it in the rendered prompt
@@ -31,7 +31,7 @@ class PromptRewriter:
     """Rewriter and memory of programs' recent prompts, never on disk. Event loop thread only."""
 
     def __init__(
-        self, enabled_rules: EnabledRules = lambda program: (), clock: Callable[[], datetime] = datetime.now
+        self, enabled_rules: RuleLookup = lambda program: (), clock: Callable[[], datetime] = datetime.now
     ) -> None:
         """`clock` returns the local time, because programs put the local date into prompts."""
         self._enabled_rules, self._clock = enabled_rules, clock

@@ -207,7 +207,7 @@ class RequestRunner:
         return True
 
     async def _settle(self, pending: PendingRequest, slot: Slot, lease: Lease, parser: ResponseParser | None) -> None:
-        """Settle the slot at the next request's boundary and save it; without boundary, save all processed tokens."""
+        """Settle the slot at the next request's boundary and save it; without one, save all processed tokens."""
         reply, request = parser.reply if parser else None, pending.request
         if request.needs_several_slots or not pending.prompt.ids or slot.contents is None:
             return

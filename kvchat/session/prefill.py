@@ -75,7 +75,7 @@ class StepPacer:
 def tail_size(missing: int, ms_per_token: float | None, step_ms: float) -> int:
     """Return how many of the missing tokens to leave for the request itself, at least one.
 
-    That is the size of the engine's last batch, so that the answer is the same to the last digit, or less if that
+    That is the size of the engine's last batch, so that results are bit-identical, or less if that
     many would take longer than a step should.
     """
     within_a_step = ms_per_token is not None and BATCH_SIZE * ms_per_token <= step_ms

@@ -106,9 +106,9 @@ async def in_thread(function: Callable[[threading.Event], R]) -> R:
 
 
 async def in_thread_with_progress(function: Callable[[Progress], R], progress: Progress) -> R:
-    """Call `function` in a thread with a callback for its progress, which raises Stopped once this is cancelled.
+    """Call `function` in a thread, passing a progress callback that raises Stopped once this coroutine is cancelled.
 
-    If the function returns without calling it again, the cancellation was too late and the result is returned.
+    If `function` returns without calling it again, the cancellation came too late and the result is returned.
     """
     results: list[R] = []
     listeners = [progress]  # cleared below: freeing a listener of the window in another thread crashed Qt

@@ -41,7 +41,7 @@ _BELONGS = re.compile(
 )
 _JUNGSEONG = re.compile("[\u1161-\u11a7\ud7b0-\ud7c6]")  # vowel that may follow U+115F in a syllable
 _FLAG = re.compile("\U0001f3f4[\U000e0030-\U000e0039\U000e0061-\U000e007a]{3,6}\U000e007f")  # Scotland and others
-_FLAG_LENGTH = 8
+_MAX_FLAG_EMOJI_LENGTH = 8
 _PROSE = frozenset(("", ".txt", ".md", ".markdown", ".rst", ".pdf"))
 
 
@@ -67,7 +67,7 @@ def _keep_if_legitimate(found: re.Match[str]) -> str:
     if at and _BELONGS.match(text, at - 1):
         return char
     if "\U000e0020" <= char <= "\U000e007f":
-        begin = text.rfind("\U0001f3f4", max(0, at - _FLAG_LENGTH), at)
+        begin = text.rfind("\U0001f3f4", max(0, at - _MAX_FLAG_EMOJI_LENGTH), at)
         flag = _FLAG.match(text, begin) if begin >= 0 else None
         return char if flag and at < flag.end() else ""
     return char if char == "\u115f" and _JUNGSEONG.match(text, at + 1) else ""

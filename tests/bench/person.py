@@ -20,7 +20,7 @@ from typing import Any
 from kvchat.chat.events import Event, ReadAheadProgress
 from kvchat.chat.record.messages import Receipt
 from kvchat.cli.arguments import BenchOptions
-from kvchat.cli.bench import PEOPLE, THINGS, BenchHome, bench_home
+from kvchat.cli.bench import PEOPLE, THINGS, BenchSetup, bench_home
 from kvchat.cli.terminal import print_err
 
 PARTS = ("switch", "paste", "documents", "busy")
@@ -35,7 +35,7 @@ TYPING_S = 2.0  # before Send
 class Sender:
     """Sends messages and compares each forecast with the actual time."""
 
-    def __init__(self, home: BenchHome) -> None:
+    def __init__(self, home: BenchSetup) -> None:
         self._home = home
         self.errors: list[float] = []  # relative errors of the forecasts
 
@@ -89,7 +89,7 @@ async def measure(options: BenchOptions, parts: Sequence[str] = PARTS) -> dict[s
         return figures
 
 
-async def _switch(home: BenchHome, sender: Sender, tokens: int) -> dict[str, Any]:
+async def _switch(home: BenchSetup, sender: Sender, tokens: int) -> dict[str, Any]:
     """Leave a chat for another one with a restart in between, and return to it."""
     chat = (await home.runtime.chat.new_conversation(await home.make_notes(tokens))).id
     other = (await home.runtime.chat.new_conversation()).id
@@ -121,7 +121,7 @@ async def _switch(home: BenchHome, sender: Sender, tokens: int) -> dict[str, Any
     }
 
 
-async def _paste(home: BenchHome, sender: Sender) -> dict[str, Any]:
+async def _paste(home: BenchSetup, sender: Sender) -> dict[str, Any]:
     times: list[float] = []
     longest_ms, begun = 0.0, asyncio.Event()  # a step of processing a draft is done
 
@@ -165,7 +165,7 @@ async def _paste(home: BenchHome, sender: Sender) -> dict[str, Any]:
     }
 
 
-async def _documents(home: BenchHome, sender: Sender, tokens: int) -> dict[str, Any]:
+async def _documents(home: BenchSetup, sender: Sender, tokens: int) -> dict[str, Any]:
     """Prepare documents of this size, then start chats on them."""
     print_err(f"Reading documents of about {tokens:,} tokens …")
     before = await home.runtime.save_points.usage()
@@ -205,7 +205,7 @@ async def _documents(home: BenchHome, sender: Sender, tokens: int) -> dict[str, 
     }
 
 
-async def _busy(home: BenchHome, sender: Sender) -> None:
+async def _busy(home: BenchSetup, sender: Sender) -> None:
     """Send messages beside programs that use all cores; the forecasts know earlier speeds."""
     print_err("Forecasts while other programs keep all cores busy …")
     chat = (await home.runtime.chat.new_conversation()).id

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from kvchat.cli.bench import BenchFailed, BenchHome
+from kvchat.cli.bench import BenchFailed, BenchSetup
 from kvchat.engine import embedded
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.child import EngineProcess
@@ -99,7 +99,7 @@ class Server(ABC):
 class Ours(Server):
     name = "kvchat"
 
-    def __init__(self, home: BenchHome) -> None:
+    def __init__(self, home: BenchSetup) -> None:
         self._home = home
 
     async def open(self, slots: int) -> Address:

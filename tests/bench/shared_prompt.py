@@ -9,8 +9,8 @@ from kvchat.cli.bench import (
     PEOPLE,
     REPLY_TOKENS,
     THINGS,
-    BenchHome,
     BenchReply,
+    BenchSetup,
     bench_home,
     median_ttft,
     median_ttft_ratio,
@@ -110,7 +110,9 @@ async def measure(options: BenchOptions, chats: int) -> dict[str, Any]:
     }
 
 
-async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool = False, select: bool = False) -> BenchReply:
+async def _new_chat(
+    home: BenchSetup, system: str, text: str, *, keep: bool = False, select: bool = False
+) -> BenchReply:
     """Return the reply in a new chat; with `select`, the chat is opened and restored before the message is sent."""
     chat = await home.runtime.chat.new_conversation(system)
     if select:

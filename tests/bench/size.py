@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvchat.cli.arguments import BenchOptions
-from kvchat.cli.bench import BenchFailed, BenchHome, bench_home
+from kvchat.cli.bench import BenchFailed, BenchSetup, bench_home
 from kvchat.cli.terminal import print_err
 from kvchat.kvstore import disk
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom
@@ -68,7 +68,7 @@ async def measure(options: BenchOptions, made_bytes: int) -> dict[str, Any]:
         return figures | await asyncio.to_thread(_Made(Path(folder), made_bytes).measure)
 
 
-async def _restored(home: BenchHome, tokens: int) -> dict[str, Any]:
+async def _restored(home: BenchSetup, tokens: int) -> dict[str, Any]:
     print_err(f"Reading a chat of {tokens:,} tokens, as long as that takes …")
     chat_id = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat_id, await home.make_notes(tokens))
@@ -93,7 +93,7 @@ async def _restored(home: BenchHome, tokens: int) -> dict[str, Any]:
     }
 
 
-async def _engine_alone(home: BenchHome) -> float:
+async def _engine_alone(home: BenchSetup) -> float:
     """Return the ms the engine takes to restore a file it has just saved, in place; measured at the second restore."""
     host = await home.runtime.engine.ready()
     name = f"{disk.engine_file_name()}.slot"

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from kvchat.library.gguf.facts import GgufFacts
-from kvchat.library.memory.demand import COMPUTER, DeviceMemory, MemoryBar, MemoryFacts, ModelDemand, with_freed_memory
+from kvchat.library.memory.demand import (
+    COMPUTER,
+    DeviceMemory,
+    MemoryFacts,
+    MemoryUse,
+    ModelDemand,
+    with_freed_memory,
+)
 from kvchat.library.memory.verdict import Judgement, Verdict, judge
 from kvchat.library.model_files import model_folders
 from kvchat.library.model_library import FoundModel, ModelLibrary
@@ -84,8 +91,8 @@ def test_is_downloaded_and_repository_of(paths: Paths) -> None:
 def test_memory_freed_by_unloading() -> None:
     memory = MemoryFacts(10, devices=(DeviceMemory("CUDA0", 5), DeviceMemory("CUDA1", 6)))
     bars = (
-        MemoryBar("CUDA0", free=20, margin=1, weights=8, kv=4, compute=2, other=1),
-        MemoryBar(COMPUTER, free=20, margin=1, weights=7, kv=0, compute=3, other=2),
+        MemoryUse("CUDA0", free=20, margin=1, weights=8, kv=4, compute=2, other=1),
+        MemoryUse(COMPUTER, free=20, margin=1, weights=7, kv=0, compute=3, other=2),
     )
     after = with_freed_memory(memory, bars)
     assert [device.free for device in after.devices] == [20, 6]

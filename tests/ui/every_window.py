@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QMenu, QWidget
 from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.kvstore.savepoint import ConversationUsage
-from kvchat.library.memory.demand import COMPUTER, MemoryBar
+from kvchat.library.memory.demand import COMPUTER, MemoryUse
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import BreakEven
 from kvchat.session.restore_support import RestoreFinding, Strategy
@@ -37,7 +37,7 @@ def furnish(runtime: StagedRuntime) -> None:
     runtime.chat.counted = counted()
     runtime.engine.finding = RestoreFinding(Strategy.SETTLE, proved=False)
     runtime.engine.memory_bars = (
-        MemoryBar(COMPUTER, 16 * GB, GB, 4 * GB, 2 * GB, GB // 2, GB // 10, measured=True, staging=GB),
+        MemoryUse(COMPUTER, 16 * GB, GB, 4 * GB, 2 * GB, GB // 2, GB // 10, measured=True, staging=GB),
     )
     for source in Source:
         runtime.chat.write("thesis", Role.USER, "Which lake is deepest?")

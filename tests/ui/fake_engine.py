@@ -19,7 +19,7 @@ from kvchat.engine_host.choice import Capacity, ModelMissing, NoModel
 from kvchat.engine_host.host import SwitchingEngineHost, start_failure
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.memory.context_size import ContextChoice
-from kvchat.library.memory.demand import MemoryBar, MemoryFacts
+from kvchat.library.memory.demand import MemoryFacts, MemoryUse
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import RestoreFinding, Strategy
 from kvchat.settings import GB
@@ -92,7 +92,7 @@ class FakeEngine(SwitchingEngineHost):
     location = "/usr/bin/llama-server"
     context_reason = "32,768 tokens: what the model was trained for; memory would allow 91,000."
     context_warning = ""
-    memory_bars: tuple[MemoryBar, ...] = ()
+    memory_bars: tuple[MemoryUse, ...] = ()
     log_lines: Sequence[str] = (  # type: ignore[assignment]
         "build: 11434",
         "load_tensors: 30 layers",

@@ -160,7 +160,7 @@ class Database(DatabaseFile):
             db.execute(statement, (message.id, time.time(), message.conversation_id))
 
     def remove_leaf(self, message: Message) -> None:
-        """Remove an empty reply: its parent becomes the leaf, and messages below it move up."""
+        """Remove an empty reply. Its parent becomes the leaf and adopts any messages below the reply."""
         with self.transaction() as db:
             db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ?", (message.parent_id, message.id))
             statement = "UPDATE conversations SET leaf_id = ? WHERE id = ? AND leaf_id = ?"

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from kvchat.engine.process.log import Placement
-from kvchat.library.memory.demand import MemoryBar, MemoryFacts, ModelDemand, margin_bytes, usable_bytes
+from kvchat.library.memory.demand import MemoryFacts, MemoryUse, ModelDemand, margin_bytes, usable_bytes
 from kvchat.text.formatting import format_day, format_size
 from kvchat.text.language import N_, _, end_sentence, format_number, join_sentences
 
@@ -26,7 +26,7 @@ MIN_GROWTH_DIVISOR = 8  # a context grows by at least an eighth
 class _Fit:
     """Memory needs of a model with one context size, compared with the free memory."""
 
-    bars: tuple[MemoryBar, ...]
+    bars: tuple[MemoryUse, ...]
     fits: bool
     is_on_gpu: bool  # at least in part
     is_whole_on_gpu: bool  # all but the token embedding, and it fits
@@ -43,7 +43,7 @@ class ContextChoice:
     needed: int  # estimated memory for everything: weights, KV cache, buffers
     free: int  # compared with `needed`
     fits: bool
-    bars: tuple[MemoryBar, ...]
+    bars: tuple[MemoryUse, ...]
     offload_note: str = ""  # a sentence if part of the model runs off the GPU
     fit_target: int | None = None  # bytes that `--fit` leaves free on each GPU; None without a GPU
     without_gpu: bool = False  # no GPU may be used, because its memory ran out

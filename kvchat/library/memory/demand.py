@@ -152,7 +152,7 @@ def usable_bytes(free: int) -> int:
 
 
 @dataclass(frozen=True)
-class MemoryBar:
+class MemoryUse:
     """Use of the memory of one device, in bytes. The parts are estimates unless `measured`."""
 
     device: str  # name of a GPU, or COMPUTER
@@ -191,7 +191,7 @@ class MemoryBar:
         return self.needed <= self.free - self.margin
 
 
-def with_freed_memory(memory: MemoryFacts, bars: tuple[MemoryBar, ...]) -> MemoryFacts:
+def with_freed_memory(memory: MemoryFacts, bars: tuple[MemoryUse, ...]) -> MemoryFacts:
     """Return the memory that is available once the model with these bars is unloaded.
 
     Weights in main memory are pages of a file, which already count as free.
@@ -289,7 +289,7 @@ class ModelDemand:
     slots: int = 1  # parallel chats sharing the context
     limit: LoadLimit | None = None  # from a load that ran out of memory
 
-    def bars(self, tokens: int, memory: MemoryFacts, *, on_gpu: bool = True) -> tuple[MemoryBar, ...]:
+    def bars(self, tokens: int, memory: MemoryFacts, *, on_gpu: bool = True) -> tuple[MemoryUse, ...]:
         """Estimate the memory use: one bar per GPU, then one for main memory. Raises ValueError for an unknown KV type.
 
         If the model does not fit on the GPUs, the estimate moves weights to main memory; llama.cpp's `--fit` decides
@@ -309,7 +309,7 @@ class ModelDemand:
             room = movable
         if not memory.devices or not on_gpu or room <= 0:
             parts = layers + weights.embedding_bytes, kv, compute, other + self.projector_bytes
-            gpus = (MemoryBar(gpu.name, gpu.free, margin_bytes(gpu.free), 0, 0, 0, 0) for gpu in memory.devices)
+            gpus = (MemoryUse(gpu.name, gpu.free, margin_bytes(gpu.free), 0, 0, 0, 0) for gpu in memory.devices)
             return (*gpus, self._computer_bar(memory, *parts))
         weights_beside = min(max(0, movable - room), movable - kv)
         kv_beside = max(0, movable - room - weights_beside)
@@ -318,17 +318,17 @@ class ModelDemand:
             part = device.free / memory.device_free
             on_device = round((movable - kv - weights_beside) * part), round((kv - kv_beside) * part)
             projector = round(self.projector_bytes * part)
-            bars.append(MemoryBar(device.name, device.free, margin_bytes(device.free), *on_device, compute, projector))
+            bars.append(MemoryUse(device.name, device.free, margin_bytes(device.free), *on_device, compute, projector))
         # A GPU has input buffers in main memory: mask and embeddings of a micro-batch (measured with Vulkan). Layers in
         # main memory add almost nothing, since the GPU also computes their prefill and decoding needs one row.
         inputs = BATCH_SIZE * 4 * (pad_to_cells(tokens) + 2 * self.facts.embedding_length)
         beside = weights.embedding_bytes + weights_beside, kv_beside, inputs, other
         return (*bars, self._computer_bar(memory, *beside))
 
-    def _computer_bar(self, memory: MemoryFacts, weights: int, kv: int, compute: int, other: int) -> MemoryBar:
+    def _computer_bar(self, memory: MemoryFacts, weights: int, kv: int, compute: int, other: int) -> MemoryUse:
         free, reserved = memory.available, margin_bytes(memory.available)
         staging = memory.staging_beside(weights + kv + compute + other, reserved)
-        return MemoryBar(COMPUTER, free, reserved, weights, kv, compute, other, staging=staging)
+        return MemoryUse(COMPUTER, free, reserved, weights, kv, compute, other, staging=staging)
 
     def _compute_buffer_bytes(self, tokens: int) -> int:
         """Estimate llama.cpp's compute buffer: one micro-batch in a layer (measured on b11434, rounded up).

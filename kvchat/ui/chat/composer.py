@@ -190,7 +190,7 @@ class Composer(QWidget):
             self.send()
 
     def cancel_delayed_send(self) -> None:
-        """Cancel a send that waits for attachments to be read, or for the start."""
+        """Cancel a send that waits for attachments to be read or for startup to finish."""
         self._send_when_ready = False
         self._show_notice()
 

@@ -6,7 +6,7 @@ from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QLabel, QWidget
 
-from kvchat.library.memory.demand import COMPUTER, MemoryBar
+from kvchat.library.memory.demand import COMPUTER, MemoryUse
 from kvchat.runtime import Runtime
 from kvchat.settings import SETTING_INFO
 from kvchat.text.formatting import CHATS_READY, format_size
@@ -62,13 +62,13 @@ class ModelPage(SettingsPage):
 class MemoryEntry(Entry):
     def __init__(self, look: Look) -> None:
         self._look = look
-        self._bars: Sequence[MemoryBar] = ()
+        self._bars: Sequence[MemoryUse] = ()
         control = QWidget()
         self._column = column(on=control, spacing=12, margins=0)
         super().__init__(_("Memory use"), _("Memory for weights, KV cache and buffers."), control, is_wide=True)
         look.changed.connect(self._fill)  # a lambda would outlive this widget
 
-    def show_memory(self, bars: Sequence[MemoryBar]) -> None:
+    def show_memory(self, bars: Sequence[MemoryUse]) -> None:
         self.setVisible(bool(bars))
         if bars != self._bars:
             self._bars = bars
@@ -82,7 +82,7 @@ class MemoryEntry(Entry):
             self._column.addWidget(memory_chart(self._look, bar))
 
 
-def memory_chart(look: Look, bar: MemoryBar) -> QWidget:
+def memory_chart(look: Look, bar: MemoryUse) -> QWidget:
     name, free = _("System memory") if bar.device == COMPUTER else bar.device, format_size(bar.free)
     margin, chart = format_size(bar.margin), QWidget()
     # One label: two were cut off on small screens.
@@ -105,7 +105,7 @@ def memory_chart(look: Look, bar: MemoryBar) -> QWidget:
 class _FreeMemoryBar(RoundBar):
     """Bar of a device's free memory: the model's parts at the left, the reserved memory at the right."""
 
-    def __init__(self, look: Look, bar: MemoryBar) -> None:
+    def __init__(self, look: Look, bar: MemoryUse) -> None:
         super().__init__(look)
         self._bar = bar
 
@@ -126,7 +126,7 @@ class _FreeMemoryBar(RoundBar):
             painter.drawLine(x, BAR_HEIGHT, x + BAR_HEIGHT, 0)
 
 
-def _parts(bar: MemoryBar) -> tuple[int, int, int, int]:
+def _parts(bar: MemoryUse) -> tuple[int, int, int, int]:
     return bar.weights, bar.kv, bar.compute + bar.other, bar.staging
 
 

@@ -62,7 +62,7 @@ class OptionsForm(QWidget):
         self._unknown: TemplateOptions = ()  # options unknown to the model's template
         self._template_holder = QWidget()
         self._template_grid = QGridLayout(self._template_holder)
-        text = _("Fixed because the chat has started: these options are at the beginning of the prompt.")
+        text = _("Fixed because the chat has started: these options are part of the beginning of the prompt.")
         self._fixed_label = label(text, "small", wraps=True)
         self._build()
         self.format.currentIndexChanged.connect(self._show_format)

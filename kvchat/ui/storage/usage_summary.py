@@ -121,7 +121,7 @@ def describe_loss(loss: PrunedConversation) -> str:
         return _("would delete {what} ({size})", what=what, size=format_size(loss.bytes_freed))
     if loss.reprocessing is None:
         return _("would have to be reprocessed")
-    return _("would have to be reprocessed: {time}", time=format_estimate(loss.reprocessing))
+    return _("reprocessing would take {time}", time=format_estimate(loss.reprocessing))
 
 
 def describe_plan(plan: PrunePlan, target_bytes: int) -> str:

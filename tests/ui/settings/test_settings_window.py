@@ -13,7 +13,7 @@ from kvchat.chat.events import SettingsChanged
 from kvchat.engine.api.connection import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage
-from kvchat.library.memory.demand import COMPUTER, MemoryBar
+from kvchat.library.memory.demand import COMPUTER, MemoryUse
 from kvchat.session.restore_support import RestoreFinding, Strategy
 from kvchat.settings import GB, Settings
 from kvchat.text.formatting import TimeRange
@@ -124,8 +124,8 @@ async def test_the_memory_the_model_s_long_name_what_is_unwise_and_where_restori
     memory = settings.page(ModelPage).memory
     assert not memory.isVisible()
     runtime.engine.memory_bars = (
-        MemoryBar("Radeon 780M", 8 * GB, GB, 4 * GB, 2 * GB, GB // 2, 0),
-        MemoryBar(COMPUTER, 30 * GB, 3 * GB, GB, 0, GB // 10, GB // 10, staging=8 * GB),
+        MemoryUse("Radeon 780M", 8 * GB, GB, 4 * GB, 2 * GB, GB // 2, 0),
+        MemoryUse(COMPUTER, 30 * GB, 3 * GB, GB, 0, GB // 10, GB // 10, staging=8 * GB),
     )
     runtime.set_engine(EngineState.READY)
     assert memory.isVisible()

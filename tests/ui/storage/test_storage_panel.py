@@ -149,7 +149,7 @@ async def test_the_slider_shows_what_would_go_and_a_pin_makes_the_plan_anew(
         f"Frees {round(plan.bytes_freed / 1e6)} MB: 4 old turns of 1 chat; 1 chat must be reprocessed; "
         "reprocessing everything would take about 40 s."
     )
-    assert rows_of(panel)["a"].details == "would have to be reprocessed: about 40 s"
+    assert rows_of(panel)["a"].details == "reprocessing would take about 40 s"
     assert rows_of(panel)["b"].details == "would delete 4 old turns (400 MB)"
     assert rows_of(panel)["gone"].loss is None
     assert furnished.kept == before

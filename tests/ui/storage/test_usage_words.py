@@ -77,7 +77,7 @@ def test_a_plan() -> None:
         " This leaves 19 MB, because the memory of a reply can only be deleted as a whole."
     )
     assert describe_loss(thinned) == "would delete 1 old turn (5 MB)"
-    assert describe_loss(cold) == "would have to be reprocessed: 1 to 2 min"
+    assert describe_loss(cold) == "reprocessing would take 1 to 2 min"
     assert describe_loss(replace(cold, reprocessing=None)) == "would have to be reprocessed"
     nothing = PrunePlan((), 0, (), 5_000_000)
     assert describe_plan(nothing, 5_000_000) == "Nothing would be deleted."
