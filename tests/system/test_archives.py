@@ -7,7 +7,6 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -74,11 +73,17 @@ def linked(name: str, kind: bytes = tarfile.SYMTYPE) -> Callable[[tarfile.TarInf
     [
         (tarred({"../outside": b"x"}), "invalid name"),
         (tarred({"a/../../outside": b"x"}), "invalid name"),
+        (tarred({"/tmp/outside": b"x"}), "invalid name"),
+        (tarred({"C:\\outside": b"x"}), "invalid name"),
+        (zipped({"../outside": b"x"}), "invalid name"),
+        (zipped({"a/../../outside": b"x"}), "invalid name"),
         (with_member(linked("../../outside")), "link to another folder"),
         (with_member(linked("/etc/passwd")), "link to another folder"),
-        (with_member(linked("../../outside", tarfile.LNKTYPE)), "invalid name"),
-        (with_member(linked("", tarfile.FIFOTYPE)), "invalid name"),
-        (with_member(linked("", tarfile.CHRTYPE)), "invalid name"),
+        (with_member(linked("..")), "link to another folder"),
+        (with_member(linked("good", tarfile.LNKTYPE)), "is not a file"),
+        (with_member(linked("", tarfile.FIFOTYPE)), "is not a file"),
+        (with_member(linked("", tarfile.CHRTYPE)), "is not a file"),
+        (tarred({"x/y": b""}, links={"x": "."}), "link to another folder"),
         (b"no archive", "damaged"),
         (tarred({"a": random.Random(0).randbytes(100_000)})[:50_000], "damaged"),
         (b"", "damaged"),
@@ -94,17 +99,10 @@ def test_unsafe_or_damaged_archives_are_refused(tmp_path: Path, content: bytes, 
     assert list(tmp_path.rglob("outside")) == []
 
 
-def test_no_file_lands_outside(tmp_path: Path) -> None:
-    contents = [tarred({"/outside": b"x", "good": b""}), tarred({"up/x": b"x"}, links={"up": ".."}, links_first=True)]
-    contents += [zipped({name: b"x", "good": b""}) for name in ("../outside", "a/../../outside", "/outside")]
-    for number, content in enumerate(contents):
-        into = tmp_path / "in" / str(number)
-        into.mkdir(parents=True)
-        with suppress(UnsafeArchive):
-            unpacked(put(tmp_path, "a", content), into)
-        assert {path.name for path in (tmp_path / "in").iterdir()} == {str(done) for done in range(number + 1)}
-    assert {path.name for path in tmp_path.iterdir()} == {"a", "in"}
-    assert not Path("/outside").exists()
+def test_file_behind_a_link_is_refused(tmp_path: Path) -> None:
+    content = tarred({"d/x": b"1", "l/y": b"2"}, links={"l": "d"}, links_first=True)
+    with pytest.raises(UnsafeArchive, match="behind a link"):
+        unpacked(put(tmp_path, "a.tar.gz", content), tmp_path / "into")
 
 
 def test_archive_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +115,7 @@ def test_archive_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         unpacked(put(tmp_path, "a", tarred({str(n): b"" for n in range(3)})), tmp_path / "into")
 
 
-def test_zip_with_wrong_size_is_refused_and_a_link_in_it_is_a_file(tmp_path: Path) -> None:
+def test_zip_with_wrong_size_or_link_is_refused(tmp_path: Path) -> None:
     content = zipped({"a": bytes(5000)})
     lying = content.replace((5000).to_bytes(4, "little"), (10).to_bytes(4, "little"))
     assert lying != content
@@ -127,5 +125,5 @@ def test_zip_with_wrong_size_is_refused_and_a_link_in_it_is_a_file(tmp_path: Pat
         entry = zipfile.ZipInfo("l")
         entry.external_attr = 0o120777 << 16
         archive.writestr(entry, "/etc/passwd")
-    assert unpacked(tmp_path / "b.zip", tmp_path / "into") == ["l"]
-    assert (tmp_path / "into" / "l").read_text() == "/etc/passwd"
+    with pytest.raises(UnsafeArchive, match="link"):
+        unpacked(tmp_path / "b.zip", tmp_path / "into")
