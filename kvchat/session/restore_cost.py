@@ -51,7 +51,7 @@ class PrefillSpeed:
             before = self.samples.pop()
         self.samples.append(PrefillSample(before.tokens + tokens, before.ms + ms, preceding + tokens))
 
-    def add_earlier_samples(self, samples: Iterable[tuple[int, float] | PrefillSample]) -> None:
+    def add_earlier_samples(self, samples: Iterable[tuple[int, float]]) -> None:
         """Add samples of earlier runs as (tokens, ms), oldest first. Only the first call has an effect."""
         if not self.has_earlier_samples:
             self.has_earlier_samples = True

@@ -84,6 +84,10 @@ def can_add_to_menu() -> bool:
     return sys.platform == "linux" and "FLATPAK_ID" not in os.environ and not is_installed
 
 
+def is_missing_from_menu() -> bool:
+    return can_add_to_menu() and not menu_entry().exists()
+
+
 def add_to_menu(enabled: bool, icon: str) -> None:
     """Add or remove the entry in the app menu. `icon` is an SVG document. Raises KvchatError."""
     entry = menu_entry()

@@ -1,6 +1,6 @@
 import pytest
 
-from kvchat.session.restore_cost import MIN_GAIN, BreakEven, PrefillSample, PrefillSpeed, RestoreCost
+from kvchat.session.restore_cost import MIN_GAIN, BreakEven, PrefillSpeed, RestoreCost
 from kvchat.text.formatting import TimeRange, format_estimate, sum_times
 
 CONTEXT = 8192
@@ -51,7 +51,7 @@ def test_slow_restores_are_tried_again_later() -> None:
 def speed_after(*seconds: float, tokens: int = 2000) -> PrefillSpeed:
     """Return the speed after processing `tokens` in each of these times."""
     speed = PrefillSpeed()
-    speed.add_earlier_samples(PrefillSample(tokens, 1000 * time_s) for time_s in seconds)
+    speed.add_earlier_samples((tokens, 1000 * time_s) for time_s in seconds)
     return speed
 
 

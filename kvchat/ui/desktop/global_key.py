@@ -18,7 +18,7 @@ from PySide6.QtGui import QGuiApplication
 
 from kvchat import APP_ID
 from kvchat.errors import KvchatError
-from kvchat.system.login import can_add_to_menu, menu_entry
+from kvchat.system.login import is_missing_from_menu
 from kvchat.system.session_bus import BusUnavailable, Service, SessionBus
 from kvchat.text.language import N_, _
 
@@ -107,8 +107,7 @@ class GlobalKey(QObject):
             try:
                 return await bind_by_portal(self._bus, self.pressed.emit)
             except BusUnavailable as error:
-                is_missing = await asyncio.to_thread(lambda: can_add_to_menu() and not menu_entry().exists())
-                if isinstance(error, PortalFailed) and is_missing:  # GNOME 48
+                if isinstance(error, PortalFailed) and await asyncio.to_thread(is_missing_from_menu):  # GNOME 48
                     raise GlobalKeyUnavailable(
                         _("kvchat is not in the desktop’s app menu, which some desktops require."),
                         _("Turn on “Show in the app menu” in Settings, General, then try again."),
