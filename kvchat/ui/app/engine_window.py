@@ -61,7 +61,7 @@ class LivePage(ScrollPage):
     def show_engine(self, status: EngineStatus, location: str, model: str | None) -> None:
         state = _(status.state.value)
         if status.restart_attempt:
-            state = _("{state}, restarted {times} times", state=state, times=status.restart_attempt)
+            state = _("{state} (restarts: {times})", state=state, times=status.restart_attempt)
         failure = join_sentences(status.failure.title, status.failure.detail) if status.failure else ""
         self._show(state="\n".join(filter(None, (state, failure, location))), model=model or _("none"))
         if status.state is not EngineState.READY:

@@ -127,7 +127,7 @@ class Tray(Controller):
     def _notify_in_tray(self) -> None:
         self.icon.showMessage(
             _("kvchat is still running"),
-            _("It stays in the tray so that your chats reply without delay. To quit, use the tray menu."),
+            _("It stays in the tray so that replies start without delay. To quit, use the tray menu."),
             tray_icon(LogoState.READY),
         )
 

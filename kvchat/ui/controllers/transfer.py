@@ -157,8 +157,8 @@ class TransferController(Controller):
         [source] = sources
         facts = await self._runtime.transfer.check(source)
         text = _(
-            "The backup contains {contents}. It replaces your current chats and settings, which "
-            "are saved in a separate folder.",
+            "The backup contains {contents}. Restoring replaces your current chats and settings; "
+            "kvchat saves those in a separate folder first.",
             contents=_contents(facts),
         )
 

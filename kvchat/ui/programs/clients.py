@@ -45,7 +45,7 @@ def _client(name: str, config_location: str, link: str) -> Callable[[Callable[[S
     return lambda lines: CLIENTS.append(Client(name, config_location, link, lines))
 
 
-@_client("OpenAI SDK", N_("In a Python program."), "https://github.com/openai/openai-python")
+@_client("OpenAI SDK", N_("Use this in a Python program."), "https://github.com/openai/openai-python")
 def _openai(access: ServerAccess) -> str:
     return (
         "from openai import OpenAI\n\n"
@@ -64,7 +64,7 @@ def _openai(access: ServerAccess) -> str:
 @_client(
     "Claude Code",
     N_(
-        "In the terminal. CLAUDE_CODE_ATTRIBUTION_HEADER removes text that changes with every Claude Code "
+        "Run this in a terminal. CLAUDE_CODE_ATTRIBUTION_HEADER removes text that changes with every Claude Code "
         "update; otherwise every update would cause full reprocessing."
     ),
     "https://code.claude.com/docs/en/llm-gateway",
@@ -81,7 +81,9 @@ def _claude_code(access: ServerAccess) -> str:
 
 
 @_client(
-    "Codex", N_("At the beginning of ~/.codex/config.toml."), "https://developers.openai.com/codex/config-advanced"
+    "Codex",
+    N_("Add this at the beginning of ~/.codex/config.toml."),
+    "https://developers.openai.com/codex/config-advanced",
 )
 def _codex(access: ServerAccess) -> str:
     key = f"# {_environment(access, {'KVCHAT_API_KEY': access.key})}\n" if access.key else ""
@@ -96,7 +98,7 @@ def _codex(access: ServerAccess) -> str:
     )
 
 
-@_client("OpenCode", N_("In opencode.json."), "https://opencode.ai/docs/providers/")
+@_client("OpenCode", N_("Add this to opencode.json."), "https://opencode.ai/docs/providers/")
 def _opencode(access: ServerAccess) -> str:
     model: dict[str, Any] = {"name": access.model}
     if access.context:
@@ -113,7 +115,11 @@ def _opencode(access: ServerAccess) -> str:
     return _quoted(whole, indent=2)
 
 
-@_client("Cline", N_("In Cline’s settings (gear icon)."), "https://docs.cline.bot/provider-config/openai-compatible")
+@_client(
+    "Cline",
+    N_("Enter these values in Cline’s settings (gear icon)."),
+    "https://docs.cline.bot/provider-config/openai-compatible",
+)
 def _cline(access: ServerAccess) -> str:
     return (
         f"API Provider: OpenAI Compatible\nBase URL: {access.v1_url}\n"
@@ -121,7 +127,7 @@ def _cline(access: ServerAccess) -> str:
     )
 
 
-@_client("Aider", N_("In the terminal."), "https://aider.chat/docs/llms/openai-compat.html")
+@_client("Aider", N_("Run this in a terminal."), "https://aider.chat/docs/llms/openai-compat.html")
 def _aider(access: ServerAccess) -> str:
     variables = {"OPENAI_API_BASE": access.v1_url, "OPENAI_API_KEY": access.key_or_placeholder}
     return _environment(access, variables, f"aider --model {shlex.quote(f'openai/{access.model}')}")
@@ -129,7 +135,10 @@ def _aider(access: ServerAccess) -> str:
 
 @_client(
     "Zed",
-    N_("In settings.json. Enter the API key in Zed’s agent settings under LLM Providers, or set KVCHAT_API_KEY."),
+    N_(
+        "Add this to settings.json. Enter the API key in Zed’s agent settings under LLM Providers, "
+        "or set KVCHAT_API_KEY."
+    ),
     "https://zed.dev/docs/ai/use-api-access",
 )
 def _zed(access: ServerAccess) -> str:
@@ -158,7 +167,9 @@ def _continue(access: ServerAccess) -> str:
 
 @_client(
     "Open WebUI",
-    N_("In the terminal. If Open WebUI is already running: Admin Settings, Connections."),
+    N_(
+        "Run this in a terminal. If Open WebUI is already running, enter the values under Admin Settings › Connections."
+    ),
     "https://docs.openwebui.com/getting-started/quick-start/connect-a-provider/starting-with-openai-compatible",
 )
 def _open_webui(access: ServerAccess) -> str:
