@@ -55,7 +55,7 @@ async def test_a_failure_is_told_in_words(engine: EngineWindow, runtime: StagedR
     runtime.engine.seen = None
     runtime.set_engine(EngineState.STARTING, failure=failure, restart_attempt=2)
     assert engine.live_page.value("state").startswith(
-        "starting, restarted 2 times\nThe engine stopped responding. It did not answer."
+        "starting (restarts: 2)\nThe engine stopped responding. It did not answer."
     )
     await until(lambda: engine.live_page.value("memory") == "–")
     assert not engine.live_page.context_bar.isVisible()
