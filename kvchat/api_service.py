@@ -159,7 +159,7 @@ class ApiService:
             self.url = await self._open(host, port, keys if keys is not None else await self.keys())
             return self.url
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         if self._gateway is not None:
             await self._gateway.runner.background.wait_until_idle()
 

@@ -294,12 +294,12 @@ class Runtime:
         await save_progress.finish_or_cancel(self.api_server.close(), SAVE_TIMEOUT_S)
 
         async def idle() -> None:
-            await self.chat.idle()
-            await self.api_server.idle()
+            await self.chat.wait_until_idle()
+            await self.api_server.wait_until_idle()
 
         await self._wait_until_idle(idle())
         await self.engine.close()
-        await save_progress.finish_or_cancel(self.chat.idle(), SAVE_TIMEOUT_S)
+        await save_progress.finish_or_cancel(self.chat.wait_until_idle(), SAVE_TIMEOUT_S)
         await self._background.wait_until_idle()
         await self.chat.turn_context.close()
         await self._backups.close()

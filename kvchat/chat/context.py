@@ -166,7 +166,7 @@ class ContextService:
             ids, end = await engine.engine.stable_prefix_tokens(new)
             waiting = max(len(ids) + end - used, 0)
         reserve = engine.reserve(self._turn_context.merge_sampling(None, chosen.options).max_tokens)
-        if engine.too_small(tokens := used + waiting + reserve):
+        if engine.must_grow_for(tokens := used + waiting + reserve):
             owner = conversation_id or ""
 
             async def enlarge(slot: Slot, _may_continue: Callable[[], bool]) -> None:

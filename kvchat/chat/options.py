@@ -88,7 +88,7 @@ MAX_STOP_WORDS = 16
 
 
 def validate_options(options: ChatOptions) -> None:
-    """Raise InvalidOptions. Only a schema's JSON and a grammar's root are checked; the engine checks the rest."""
+    """Raise InvalidOptions for a schema that is not JSON or a grammar without root; the engine checks the rest."""
     sampling = options.sampling
     for name, bounds in RANGES.items():
         value = getattr(sampling, name)

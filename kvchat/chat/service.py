@@ -319,9 +319,9 @@ class ChatService:
         self.library.stop()
         self.slots.stop_background()
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         await self._background.wait_until_idle()
-        await self.title_generator.idle()
+        await self.title_generator.wait_until_idle()
 
     async def save_and_stop(self, stop: Callable[[], Awaitable[bool]]) -> None:
         """Save everything and stop the engine between turns. `stop` returns True if it stopped the engine."""
@@ -331,7 +331,7 @@ class ChatService:
                 self.slots.forget()
 
     def close(self) -> None:
-        """Stop replies and reading ahead; `idle` then waits for saving to finish."""
+        """Stop replies and reading ahead; `wait_until_idle` then waits for saving to finish."""
         self.read_ahead.select(None)
         self.title_generator.close()
         self.stop_all()

@@ -262,7 +262,7 @@ async def ask(options: AskOptions, runner: CommandRunner) -> int:
         except KvchatError as failed:
             error = failed  # reported after cleanup
         if runner.is_own_command:
-            idle = asyncio.ensure_future(session.runtime.chat.idle())
+            idle = asyncio.ensure_future(session.runtime.chat.wait_until_idle())
             try:
                 await asyncio.wait({idle}, timeout=SLOW_SAVE_S)
                 if not idle.done():
@@ -314,5 +314,5 @@ async def _run_conversation(options: AskOptions, runner: CommandRunner) -> int:
                 print_err("\n  ".join(filter(None, (error.title, error.detail, error.advice))))
         if runner.is_own_command and _report_unfinished_save(runtime):
             terminal.stop_reply = runtime.cancel_saving
-            await runtime.chat.idle()
+            await runtime.chat.wait_until_idle()
     return 0

@@ -77,7 +77,7 @@ class BenchSetup:
 
     async def wait_for(self, turn: asyncio.Future[Message | None]) -> BenchReply:
         message = await turn
-        await self.runtime.chat.idle()
+        await self.runtime.chat.wait_until_idle()
         if message is None or message.receipt is None:
             raise self._error or BenchFailed("The model did not reply", "", "Try another model.")
         return BenchReply(message.content, message.receipt)

@@ -168,7 +168,7 @@ def _export_with_memory(options: arguments.ExportOptions) -> int:
 async def import_chats(options: arguments.ImportOptions, runner: CommandRunner) -> int:
     runtime = await runner.runtime()
     report = await runtime.transfer.import_files(
-        options.files, lambda done, total: None, options.passphrase, start=True
+        options.files, lambda done, total: None, options.passphrase, start_engine=True
     )
     for problem in report.problems:
         print_err(str(problem))

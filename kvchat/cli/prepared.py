@@ -32,7 +32,7 @@ async def prepare(options: PrepareOptions, runner: CommandRunner) -> int:
     try:
         documents = await library.process(documents)
         if runner.is_own_command:
-            await runtime.chat.idle()
+            await runtime.chat.wait_until_idle()
     finally:
         unsubscribe()
     if stderr_is_tty():

@@ -106,7 +106,7 @@ class EngineChoice:
 
     @property
     def finding_key(self) -> FindingKey:
-        """The key of this engine's restore finding, which depends on the projector, because restoring may."""
+        """The key of this engine's restore finding. It includes the projector, on which restoring may depend."""
         if self.plan.projector is None:
             return FindingKey(self.fingerprint, self.build)
         options = f"{self.fingerprint.options} with a projector".strip()

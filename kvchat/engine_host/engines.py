@@ -226,7 +226,7 @@ class ExternalEngine:
         if facts.vision:  # the fingerprint covers the server's arguments, with the projector
             engine = engine.with_projector("", facts.media_marker)
         ready = ReadyEngine(
-            engine.on_slot(number),
+            engine.for_slot(number),
             generation,
             self._slot_path,
             Fingerprint(facts.model_path, "", "", "", 0, ""),

@@ -182,7 +182,7 @@ class SwitchingEngineHost:
                 await asyncio.shield(inspection)  # cancelling one caller must not end it for others
                 continue
             if engine.vision or not vision:
-                if not engine.too_small(tokens):
+                if not engine.must_grow_for(tokens):
                     return engine
                 vision = engine.vision
             elif self.is_external or self._started_with_vision:
@@ -274,7 +274,7 @@ class SwitchingEngineHost:
             return
         ready, self._finding_key = inspected
         if key := self._finding_key:
-            finding = await self._findings.known(key)
+            finding = await self._findings.find(key)
             if finding is None and ready.finding.reason is None:  # do not test in a slot that others use
                 self._is_testing = True
                 self._publish(self.status)

@@ -59,7 +59,7 @@ class Forwarder:
         if pending.record.found_tokens is None:  # else it is a retry
             await self.rewriter.compare(pending, self.lease)
         reserve = self.lease.engine.reserve(request.max_tokens)
-        if self.lease.engine.too_small(len(pending.prompt.ids) + reserve):
+        if self.lease.engine.must_grow_for(len(pending.prompt.ids) + reserve):
             self.lease = await self.exchange.with_room(self.request, len(pending.prompt.ids) + reserve)
         if self._is_known:
             self.set_stage(pending.record, Stage.LOADING)

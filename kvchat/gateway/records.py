@@ -94,7 +94,7 @@ class RequestRecord:
 
     @property
     def is_known_prompt(self) -> bool:
-        """True if an earlier prompt of the program is known that begins in the same way."""
+        """True if an earlier prompt of the program that begins in the same way is known."""
         return not self.is_unlike_stored and (self.divergence is None or self.divergence.shared_tokens >= TOLERANCE)
 
     @property

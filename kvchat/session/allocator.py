@@ -1,8 +1,8 @@
 """Slot allocator: decides whose turn it is, which slot they get, and when they release it.
 
-Requests that someone waits for go first. Background work runs by urgency; it ends when someone waits or something
-more urgent comes, and its caller restarts it if it is still of use. Slots do not share computing: however many
-there are, one background task computes at a time, and none beside a request that someone waits for.
+Requests of the window and of programs go first. Background work runs in order of urgency; it ends when a request
+arrives or more urgent work is queued, and its caller restarts it if it is still useful. However many slots there are,
+only one background task computes at a time, and none while a request is being answered.
 """
 
 import asyncio
@@ -86,11 +86,11 @@ class Allocator:
     async def turn(
         self, owner: str, model: str | None, on_wait: Callable[[str], object] = lambda other: None
     ) -> AsyncIterator[None]:
-        """Wait for a chat's turn: first come, first served, unless one is put first.
+        """Wait for a chat's turn, in order of arrival, except that `move_to_front` puts a chat first.
 
-        There are as many turns at a time as slots, one per chat, all with one model. `on_wait` gets the id of a chat
-        answered while this one waits. Background work stops: the same owner's ends cleanly, another's ends at once
-        or, if it is settling, after a delay.
+        As many turns run at the same time as there are slots: one per chat, all with the same model. `on_wait` is
+        called with the id of a chat that is being answered while this one waits. Background work stops: the owner's own
+        after its current step, that of others immediately or, while it settles, after a delay.
         """
         turn, reported = Turn(owner, model), ""
         self._turns.append(turn)
@@ -132,11 +132,12 @@ class Allocator:
 
     @contextlib.asynccontextmanager
     async def acquire(self, owner: str, prompt: Tokens = (), *, window: bool = True) -> AsyncIterator[Slot]:
-        """Yield a slot for a request, once one is free.
+        """Yield a slot for a request as soon as one is free.
 
-        Picks the owner's slot or, given a `prompt`, the one holding most of it; else an empty one, else the least
-        recently used. `window` requests go first, and if there are several slots, one is kept for them. An owner holds
-        at most one slot. A program's requests are one conversation if their prompts extend each other.
+        Choose the owner's slot or, given a `prompt`, the one that holds most of it; otherwise an empty slot, or the
+        least recently used one. Requests from the `window` go first, and one of several slots is reserved for them. An
+        owner holds at most one slot. A program's requests belong to one conversation if their prompts extend each
+        other.
         """
         request = SlotRequest(owner, prompt=prompt, from_window=window)
         self._pending = sorted([*self._pending, request], key=lambda pending: not pending.from_window)
@@ -156,10 +157,11 @@ class Allocator:
         wait: bool = True,
         concurrent: bool = False,
     ) -> R | None:
-        """Do background work in a slot when nobody needs one and nothing is more urgent; None if ended early.
+        """Run background work in a slot when no request needs one and nothing is more urgent; None if ended early.
 
-        `work` gets the slot and a function that says whether to continue, to check between steps. Without `wait`, run
-        now or return None. `concurrent`: it uses no engine computation, so it may run during replies in other slots.
+        `work` receives the slot, and a function to call between steps that returns whether to continue. Without `wait`,
+        run now or return None. `concurrent`: the work uses no engine computation, so it may run during replies in other
+        slots.
         """
         steps = InterruptibleTask()
         request = SlotRequest(owner, RequestState.STANDBY, priority, steps.interrupt, is_concurrent=concurrent)
@@ -179,7 +181,7 @@ class Allocator:
 
     @contextlib.contextmanager
     def settling(self, slot: Slot, stop: StopCallback, finish_early: StopCallback | None = None) -> Iterator[None]:
-        """Mark the holder as settling. `stop` ends that, `finish_early` ends it for another waiting owner."""
+        """Mark the slot's holder as settling. `stop` ends this, and `finish_early` ends it when another owner waits."""
         request = self._request_in(slot)
         reprocess_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
         request.state, request.stop, request.finish_early = RequestState.SETTLING, stop, finish_early or stop
@@ -204,9 +206,9 @@ class Allocator:
 
     @contextlib.asynccontextmanager
     async def exclusive(self, slot: Slot | None = None) -> AsyncIterator[None]:
-        """Hold every slot, to change the engine, once none but `slot`, the caller's own, is in use.
+        """Wait until no slot but the caller's own (`slot`) is in use, then hold all slots, to change the engine.
 
-        Nothing new starts meanwhile; what runs is finished. Waiting here counts as having left one's slot, so two
+        Running requests finish and no new ones start. A caller that waits here does not count as using its slot, so two
         callers never deadlock.
         """
         own = None
@@ -282,7 +284,7 @@ class Allocator:
 
     @property
     def is_window_blocked(self) -> bool:
-        """True if the window waits for a slot that only a program can free, or to change the engine, for all slots."""
+        """True if the window waits for a slot that a program holds, or for all slots in order to change the engine."""
         owners = {request.owner for request in self._active}
         needed = sum(request.from_window and request.owner not in owners for request in self._pending)
         releasing = sum(
@@ -305,7 +307,7 @@ class Allocator:
         return len(requests) + len(coming) > len(self.all_slots)
 
     def _preempt(self, owner: str, request: SlotRequest | None = None, *, is_waiting: bool) -> None:
-        """End work that blocks a turn or its `request`; `is_waiting`: it has no slot yet."""
+        """End work that blocks a turn or its `request`. `is_waiting`: the request has no slot yet."""
         crowded, window = self._is_crowded or is_waiting, request is None or request.from_window
         for other in tuple(self._active):
             if other.state is RequestState.SETTLING:

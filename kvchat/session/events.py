@@ -35,7 +35,7 @@ class Restoring(BaseSessionEvent):
 
 @dataclass(frozen=True)
 class Restored(BaseSessionEvent):
-    """The engine accepted the restore. Unproved until the next request's cache_n."""
+    """The engine accepted the restore, which is unproved until the next request's cache_n."""
 
     bytes: int
     tokens: int

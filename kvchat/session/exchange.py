@@ -151,7 +151,7 @@ class Exchange:
             self._slot.unproved_point = None
 
     async def prepare(self, request: PromptRequest) -> Lease:
-        """Get an engine ready and the best state into its slot. Raises like `answer`."""
+        """Get an engine ready and load the best state into its slot. Raises like `answer`."""
         self.loaded, self._prefilled, self.timings, self.result = NOTHING_LOADED, None, None, None
         lease = await self.ready(request)
         length = sum(len(message.content) for message in request.messages)
@@ -159,7 +159,7 @@ class Exchange:
             raise PromptTooLong(length // CHARS_PER_TOKEN, lease.engine.limit)
         self.prompt = await lease.engine.engine.prompt_tokens(request.messages)
         needed = len(self.prompt) + lease.engine.reserve(request.sampling().max_tokens)
-        if lease.engine.too_small(needed):
+        if lease.engine.must_grow_for(needed):
             lease = await self.with_room(request, needed)
         if len(self.prompt) >= lease.engine.context_size:
             raise PromptTooLong(len(self.prompt), lease.engine.limit)
@@ -204,7 +204,7 @@ class Exchange:
         return self.result
 
     async def ready(self, request: PromptRequest, tokens: int = 0) -> Lease:
-        """Lease the slot of a ready engine with room for `tokens`, if it can grow so far. Raises KvchatError."""
+        """Lease a slot of a ready engine, with room for `tokens` if the context can grow so far. Raises KvchatError."""
         slots, slot, model, vision = self._slots, self._slot, request.model, request.vision
         is_ready, asked_at, engine = self._host.is_ready(model, vision=vision), time.perf_counter(), None
         if not is_ready:
@@ -222,7 +222,7 @@ class Exchange:
         return self.lease
 
     async def with_room(self, request: PromptRequest, tokens: int) -> Lease:
-        """Like `ready`, for an engine that is too small: restart it, which empties its slot."""
+        """Like `ready`, but first restart an engine whose context is too small, which empties its slots."""
         self._notify(MakingRoom(tokens))
         try:
             return await self.ready(request, tokens)
@@ -233,7 +233,7 @@ class Exchange:
     def has_outgrown_context(self) -> bool:
         """True if the last answer filled the context and can continue in a larger one, or without other slots."""
         engine = self.engine
-        can_grow = engine is not None and engine.too_small(engine.context_size + 1)
+        can_grow = engine is not None and engine.must_grow_for(engine.context_size + 1)
         return self.crowded_out or (can_grow and self.is_context_full)
 
     @property
@@ -287,7 +287,7 @@ class Exchange:
         return await loss.explain()
 
     def _forward_chunk(self, chunk: ChatChunk, on_chunk: ChunkHandler) -> bool:
-        """Forward a chunk, with counts as the requester sees them; True if `on_chunk` wants no more."""
+        """Forward a chunk with its counts corrected for the requester; return True if `on_chunk` ends the reply."""
         if own := self._prefilled:  # exclude tokens this session processed itself
             timings, progress = chunk.timings, chunk.progress
             if timings:
@@ -305,10 +305,10 @@ class Exchange:
         return bool(on_chunk(chunk))
 
     def _note_contents(self, done: int | None, *, has_begun: bool) -> None:
-        """Note that the slot holds this much of the prompt, and more once the answer has begun.
+        """Record that the slot holds `done` tokens of the prompt, and more once the answer has begun.
 
-        If the engine has reported nothing, it may be anywhere past what was loaded: a state that cannot be cut is then
-        useless, any other is cut back to that point.
+        If the engine has reported no progress, it may have processed any number of tokens beyond those loaded. A state
+        that can be cut is then cut back to those; any other is useless.
         """
         lease = self._leased
         if done is not None and (has_begun or lease.engine.can_cut or done > self.loaded.expected_cached):

@@ -35,20 +35,20 @@ class ReadyEngine:
         return max(self.context_size, self.max_context)
 
     def surely_exceeds_limit(self, characters: int) -> bool:
-        """True if the text certainly has too many tokens, without counting them."""
+        """True if a text of this many characters certainly has too many tokens for the context."""
         return characters > MAX_CHARS_PER_TOKEN * self.limit
 
     def reserve(self, max_tokens: int | None) -> int:
         """Return how many tokens to keep free for a reply of up to `max_tokens`."""
         return min(max_tokens or MAX_RESERVE, self.limit // RESERVE_SHARE)
 
-    def too_small(self, tokens: int) -> bool:
-        """True if the context is too small for `tokens` but can be enlarged."""
+    def must_grow_for(self, tokens: int) -> bool:
+        """True if the context is too small for `tokens` and can be enlarged."""
         return self.context_size < min(tokens, self.limit)
 
-    def on_slot(self, index: int) -> ReadyEngine:
+    def for_slot(self, index: int) -> ReadyEngine:
         """Return the same engine bound to another slot; `index`: position in `slots`."""
-        return replace(self, engine=self.engine.on_slot(self.slots[index]))
+        return replace(self, engine=self.engine.for_slot(self.slots[index]))
 
     def with_template(self, template: TemplateOptions) -> ReadyEngine:
         return replace(self, engine=self.engine.with_template(dict(template))) if template else self
@@ -72,12 +72,10 @@ class ReadyEngine:
 
 class EngineHost(Protocol):
     async def ready(self, model: str | None = None, *, vision: bool = False, tokens: int = 0) -> ReadyEngine:
-        """Wait for a ready engine with this model, if given, starting or switching it if needed.
+        """Wait for a ready engine, starting it or switching to `model` if needed.
 
-        `vision`: it must accept images. `tokens`: the room it should have, as far as possible; growing
-        empties its slot.
-
-        Call it between turns. Raises KvchatError if there will be none.
+        `vision`: it must accept images. `tokens`: the context it should have, as far as possible; enlarging the context
+        empties the slots. Call this between turns. Raises KvchatError if no engine can be started.
         """
         ...
 
@@ -88,7 +86,7 @@ class EngineHost(Protocol):
         ...
 
     def can_recover(self) -> bool:
-        """True if, after a loss, an engine is up or restarting."""
+        """True if an engine is running or restarting after a loss."""
         ...
 
     async def note_restore(self, *, hollow: bool) -> None: ...

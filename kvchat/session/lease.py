@@ -49,7 +49,7 @@ def save_failure_reason(error: Exception) -> Reason:
 
 class Lease:
     def __init__(self, slots: Slots, slot: Slot, engine: ReadyEngine, owner: str, notify: EventHandler) -> None:
-        self.slots, self.slot, self.engine, self.owner = slots, slot, engine.on_slot(slot.number), owner
+        self.slots, self.slot, self.engine, self.owner = slots, slot, engine.for_slot(slot.number), owner
         self._store, self._notify = slots.store, notify
         if slot.generation != engine.generation:  # a new process starts empty
             slot.mark_empty()
@@ -84,10 +84,11 @@ class Lease:
     async def isolate_slot(self, prompt: Tokens) -> None:
         """Make this the only slot the engine can pick for a prompt that cannot be pinned to it.
 
-        The engine takes the idle slot with the longest common prefix, the first of several; with an empty `prompt`
-        (unknown tokens), any. Unused rivals are erased. A slot in use is idle between two requests, too: wait for one
-        that has more of the prompt. No deadlock: both prompts would have to be the same, and then only the second slot
-        waits. If another slot still becomes the better one, its rows are of the same tokens and reveal nothing.
+        The engine picks the idle slot with the longest common prefix (the first of several); if `prompt` is empty
+        because its tokens are unknown, it may pick any. Other slots that it might pick are erased if unused. A slot in
+        use is idle between two requests as well, so this waits for a slot that holds more of the prompt. It cannot
+        deadlock: both prompts would have to be equal, and then only the second slot waits. If another slot still
+        becomes the better match, its rows are of the same tokens and reveal nothing.
         """
         mine = self.slot
 
@@ -110,7 +111,7 @@ class Lease:
         """Erase a slot and set its audience to NO_AUDIENCE. Raises EngineGone."""
         slot.forget()
         slot.audience = NO_AUDIENCE
-        engine = self.engine.on_slot(slot.number).engine
+        engine = self.engine.for_slot(slot.number).engine
         try:
             await engine.erase_slot()
         except EngineRefused:  # a server without slot files: one token replaces all
@@ -178,7 +179,8 @@ class Lease:
     async def load_boundary(self, boundary: Tokens) -> LoadedState:
         """Load the best state for a prompt that continues after a turn boundary.
 
-        A state that cannot be cut serves only longer prompts: the bare boundary would find an older one.
+        A state that cannot be cut is usable only for longer prompts, so a search for the boundary itself would find an
+        older one.
         """
         return await self.load((*boundary, _NEXT_TOKEN))
 
@@ -277,7 +279,7 @@ class Lease:
     # Processing
 
     def note_contents(self, tokens: Tokens, *, is_exact: bool = False, loaded: LoadedState | None = None) -> None:
-        """Record that the slot holds at least these tokens. `loaded` is given while that is unproved."""
+        """Record that the slot holds at least these tokens. `loaded`: the load that is still unproved, if any."""
         unproved = loaded.restore if loaded else None
         self.slot.set_contents(SlotContents(self.engine.generation, self.owner, tokens, is_exact, unproved))
 
@@ -331,8 +333,8 @@ class Lease:
     ) -> SavePoint | None:
         """Save the settled slot to the store; None, and an event with the reason, if it was not saved.
 
-        `label`: id of the owner's item it belongs to, such as a message. `notify` false: no event on success.
-        `audience`: if not the slot's. Raises EngineGone if the engine dies while saving.
+        `label`: id of the owner's item that the save point belongs to, such as a message. Without `notify`, a success
+        publishes no event. `audience` defaults to the slot's. Raises EngineGone if the engine dies while saving.
         """
         started, store, engine = time.perf_counter(), self._store, self.engine
         if not engine.can_save(len(boundary)):

@@ -1,6 +1,6 @@
 """Background prefill of a slot, outside any request.
 
-- Processing ahead: a prompt enters in steps so small that nobody waits long for one.
+- Processing ahead: a prompt is processed in steps so small that no request waits long for one.
 - Settling at a boundary and saving: after the reply, unless the next request comes first; or at a system prompt. If
   another owner needs the slot before that is done, what was processed is saved as it is, if worthwhile.
 """
@@ -93,8 +93,9 @@ async def prefill_ahead(
 ) -> bool:
     """Process `tokens` in a slot `loaded` for them; False if it was stopped before the end.
 
-    A step is never cut short, even if the caller is cancelled: the slot's contents stay known, and a state that
-    cannot be cut never ends up in between. The first step proves what was loaded. Raises EngineGone and EngineRefused.
+    A step is never cut short, even if the caller is cancelled, so the slot's contents stay known and a state that
+    cannot be cut always ends at the end of a step. The first step proves what was loaded. Raises EngineGone and
+    EngineRefused.
     """
     done, speed = min(loaded.expected_cached, len(tokens)), lease.slots.restore_cost.speed
     pacer = StepPacer(speed.step_rates(), step_ms)
@@ -114,7 +115,7 @@ async def prefill_ahead(
 
 
 def save_points_of(lease: Lease, tokens: Tokens) -> Iterator[Tokens]:
-    """Yield the points to save a long prompt at: its end, and some before it to limit the cost of interruption."""
+    """Yield the positions at which to save a long prompt: its end, and some before it in case of an interruption."""
     rate = lease.slots.restore_cost.speed.ms_per_token
     part = max(int(PART_MS / rate), MIN_PART) if rate else DEFAULT_PART
     for end in (*range(part, len(tokens) - part // 2, part), len(tokens)):
@@ -177,9 +178,9 @@ class Settling:
     async def run(
         self, lease: Lease, boundary: Boundary, label: str | None = None, open_history: Sequence[ChatMessage] = ()
     ) -> None:
-        """Settle at the turn boundary from `boundary` and save under `label`. The slot's owner calls it.
+        """Settle at the turn boundary that `boundary` returns, and save under `label`. Called by the slot's owner.
 
-        `open_history`: the history with its last reply open, if it can be continued. Raises EngineGone.
+        `open_history`: the history with its last reply left open, if that reply can be continued. Raises EngineGone.
         """
         engine = lease.engine
         contents = lease.slot.known_contents(engine)

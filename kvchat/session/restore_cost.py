@@ -32,7 +32,7 @@ class PrefillSample(NamedTuple):
 class PrefillSpeed:
     """A model's processing speed on this machine: the only source of forecasts.
 
-    No speed is known for texts much longer than any so far: in a greeting, overhead dominates.
+    No estimate is made for texts much longer than those measured so far, because overhead dominates short ones.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class PrefillSpeed:
             self.samples = deque((*(PrefillSample(*sample) for sample in samples), *self.samples), maxlen=_MAX_SAMPLES)
 
     def step_rates(self) -> dict[bool, float]:
-        """Return ms per token of the last whole step (True) and the last smaller one, which may be slower."""
+        """Return ms per token of the last full-size step (True) and of the last smaller one, which may be slower."""
         average = self.ms_per_token
         return ({True: average} if average else {}) | self._steps
 
@@ -68,7 +68,7 @@ class PrefillSpeed:
         rates = self._rates(0)
         return statistics.median(rates) if rates else None
 
-    def ms(self, tokens: int) -> float | None:
+    def estimate_ms(self, tokens: int) -> float | None:
         """Estimate a single time for decisions; `forecast` is for display."""
         rates = self._rates(tokens)
         rate = statistics.median(rates) if rates else self.ms_per_token
@@ -127,9 +127,9 @@ class RestoreCost:
 
     def prefill_ms(self, tokens: int) -> float:
         """Estimate the processing time; 0 if nothing was measured."""
-        return self.speed.ms(tokens) or 0.0
+        return self.speed.estimate_ms(tokens) or 0.0
 
-    def is_worth(self, gain: int, size: int) -> bool:
+    def is_worthwhile(self, gain: int, size: int) -> bool:
         """True if `gain` is large enough and restoring `size` bytes beats processing, or a rate is unknown."""
         if gain < MIN_GAIN:
             return False
@@ -139,15 +139,15 @@ class RestoreCost:
         return size * self.restore_ms_per_byte < gain * rate
 
     def is_worth_trying(self, gain: int, size: int) -> bool:
-        """Like `is_worth`, for a restore about to be made or skipped.
+        """Like `is_worthwhile`, for a restore about to be made or skipped.
 
         A skipped restore is not measured, so each skip lowers the restore rate a little: one slow moment must not be
         final.
         """
-        is_worth = self.is_worth(gain, size)
-        if not is_worth and gain >= MIN_GAIN:
+        is_worthwhile = self.is_worthwhile(gain, size)
+        if not is_worthwhile and gain >= MIN_GAIN:
             self._restores = deque((rate * _SKIP_FACTOR for rate in self._restores), maxlen=_RESTORE_SAMPLES)
-        return is_worth
+        return is_worthwhile
 
     def break_even(self, size_of: Callable[[int], float], context_size: int) -> BreakEven | None:
         """Return the smallest number of tokens worth restoring; None until both rates are measured.
@@ -158,5 +158,5 @@ class RestoreCost:
         if rate is None or self.restore_ms_per_byte is None:
             return None
         gains = range(context_size + 1)
-        tokens = bisect.bisect_left(gains, True, key=lambda gain: self.is_worth(gain, int(size_of(gain))))
+        tokens = bisect.bisect_left(gains, True, key=lambda gain: self.is_worthwhile(gain, int(size_of(gain))))
         return BreakEven(tokens if tokens in gains else None, rate, self.restore_ms_per_byte)

@@ -18,7 +18,7 @@ from typing import Any
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.system.files import atomic_write, read_json
 from kvchat.text.language import N_, _, join_sentences
-from kvchat.text.reasons import Reason, ReasonCode, reason_of
+from kvchat.text.reasons import Reason, ReasonCode, parse_reason
 
 HOLLOW_LIMIT = 2  # hollow restores in a row until a proved strategy is replaced by a more careful one
 
@@ -106,7 +106,7 @@ class FindingStore:
         """`notify` takes a title and a sentence for the user."""
         self._file, self._notify = file, notify
 
-    async def known(self, subject: FindingKey) -> RestoreFinding | None:
+    async def find(self, subject: FindingKey) -> RestoreFinding | None:
         """Return the finding of an earlier test; None if there is none or a retest is due."""
         for row in await asyncio.to_thread(_read_rows, self._file):
             if _matches(row, subject):
@@ -119,7 +119,7 @@ class FindingStore:
         await asyncio.to_thread(_update, self._file, lambda row: not _matches(row, subject))
 
     async def learn(self, subject: FindingKey, finding: RestoreFinding, previous: RestoreFinding | None = None) -> None:
-        """Store a finding. Tell the user if restoring does not work, or less well than it seemed."""
+        """Store a finding. Notify the user if restoring does not work, or works less well than promised."""
         await asyncio.to_thread(store_finding, self._file, subject, finding, time.time())
         if not finding.strategy.saves:
             self._notify(_("Chat memory does not work with this engine"), finding.description)
@@ -172,5 +172,5 @@ def _matches(row: dict[str, Any], subject: FindingKey) -> bool:
 def _finding(row: dict[str, Any]) -> RestoreFinding | None:
     with suppress(KeyError, ValueError, TypeError):
         strategy = Strategy(row["strategy"])
-        return RestoreFinding(strategy, bool(row["proved"]), reason_of(row["reason"]), int(row["hollow"]))
+        return RestoreFinding(strategy, bool(row["proved"]), parse_reason(row["reason"]), int(row["hollow"]))
     return None

@@ -55,7 +55,7 @@ async def self_test(host: ReadyEngine) -> RestoreFinding:
 
 @contextlib.asynccontextmanager
 async def _trial(host: ReadyEngine) -> AsyncIterator[_Trial]:
-    """Create a trial with its own store, swept with the engine's slot folder if this process is killed."""
+    """Create a trial with a temporary store, which is deleted even if this process is killed."""
     folder = await asyncio.to_thread(
         tempfile.TemporaryDirectory, dir=host.slot_path, prefix=f"{disk.engine_file_name()}-"
     )
@@ -83,7 +83,7 @@ class _Trial:
             self._skipped = event.reason
 
     async def run(self, promised_strategy: Strategy) -> RestoreFinding:
-        """Try the promised strategy, then more careful ones; a sliding window first with a shorter chat."""
+        """Try the promised strategy, then more cautious ones. For a sliding window, try a shorter chat first."""
         window = self._host.window
         length = max(TEST_TOKENS, window + WINDOW_MARGIN) if window else TEST_TOKENS
         needed = length + 2 * FOLLOWING_TOKENS

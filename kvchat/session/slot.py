@@ -124,9 +124,9 @@ async def plan_load(
     owner: str,
     contents: SlotContents | None,
     prompt: Tokens,
-    is_worth: Callable[[int, int], bool],
+    is_worthwhile: Callable[[int, int], bool],
 ) -> LoadPlan:
-    """Plan how to load the slot so that the fewest tokens of the prompt remain. For `is_worth`, see RestoreCost."""
+    """Plan how to load the slot so that the fewest tokens of the prompt remain to be processed."""
     without_restore = load_unchanged(engine, contents, prompt)
     held_tokens = without_restore.expected_cached
     if contents and contents.is_exact and contents.owner == owner and held_tokens == len(contents.tokens):
@@ -141,7 +141,7 @@ async def plan_load(
         best = await find_save_point(store, engine, owner, prompt)
         if isinstance(best, RestoreMiss):
             miss = best.reason
-        elif not is_worth(best.tokens_used - held_tokens, best.bytes):
+        elif not is_worthwhile(best.tokens_used - held_tokens, best.bytes):
             miss = Reason(ReasonCode.NOT_WORTH_IT)
         elif not engine.vision and min(best.save_point.tokens) <= FIRST_PICTURE_ID:  # the engine would reject it
             miss = Reason(ReasonCode.NEEDS_PROJECTOR)

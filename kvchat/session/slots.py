@@ -1,11 +1,11 @@
 """All slots of the engine and the resources they share: context, computing time, store and unfinished saves.
 
 With `--kv-unified` a prompt may be as long as the whole context, whatever is in the other slots. When it is full
-the engine purges idle slots, the first of them first, whatever they are worth; if that is not enough, all running
-requests fail, and a restore is refused with the error of a bad file (all measured on b11434). So room is made
-before: slots not in use are erased, least recently used first; if running requests leave too little, the request
-waits for them. The possible length of a reply is reserved only in part (`ReadyEngine.reserve`): if two grow beyond
-that, one is asked again, alone (`Exchange.answer`).
+the engine purges idle slots in numerical order, whatever their value; if that is not enough, all running requests
+fail, and a restore is refused with the error for a bad file (all measured on b11434). So kvchat makes room in advance:
+it erases unused slots, least recently used first, and a request waits if running ones leave too little room. Only part
+of a reply's possible length is reserved (`ReadyEngine.reserve`): if two replies grow beyond that, one of them is
+requested again, alone (`Exchange.answer`).
 """
 
 import asyncio
@@ -193,7 +193,7 @@ class Slots(Allocator):
             yield not slot.is_leaving
 
     def _must_leave(self, slot: Slot) -> bool:
-        """True if a program must leave this slot: the window waits for a slot, or for the room it takes."""
+        """True if a program must leave this slot because the window needs a slot, or the room that this one takes."""
         window_waits = self.is_window_blocked or any(other.is_window_owned for other in self._waiting_for_room)
         return not slot.is_window_owned and (slot.is_leaving or window_waits)
 
@@ -230,7 +230,7 @@ class Slots(Allocator):
 
         async def erase(idle: Slot) -> None:
             with contextlib.suppress(EngineError):  # the next request reports it
-                await engine.on_slot(idle.number).engine.erase_slot()
+                await engine.for_slot(idle.number).engine.erase_slot()
 
         room = engine.context_size - ROOM_MARGIN - sum(other.claimed_tokens for other in {*self.all_slots, slot})
         idle = [other for other in self.all_slots if other is not slot and not other.claimed_tokens]
@@ -258,7 +258,7 @@ class Slots(Allocator):
         return asyncio.shield(writing)
 
     async def absorb(self) -> AbsorbReport:
-        """Let the store process new saves. Not under a lock: slots continue meanwhile. Raises StoreRefused."""
+        """Have the store absorb new saves while the slots stay usable. Raises StoreRefused."""
         if self.store.problem is not None:
             return AbsorbReport(0, ())
         with self.save_progress.track_absorb():

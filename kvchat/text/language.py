@@ -1,10 +1,9 @@
 """The language of kvchat: one message catalog for all layers, and number formats.
 
-Text for people goes through `_`, `plural` or `pgettext` when it is shown, a whole sentence at a time, with named
-placeholders: `_("{name} is gone", name=name)`. Text in a table made at import is marked with `N_` there, and goes
-through `_` when it is shown: the language may change in between. Logs, reports, JSON and what the model or another
-program is told stay English. The sentences are in `kvchat/locale`, one file per language, extracted and compiled by
-`packaging/catalogues`.
+Text for users is translated by `_`, `plural` or `pgettext` when it is shown, one whole sentence at a time, with named
+placeholders: `_("{name} is gone", name=name)`. Text in module-level tables is marked with `N_` and translated by `_`
+when it is shown, because the language may change in between. Logs, reports, JSON and texts for models and other
+programs stay English. The catalogues are in `kvchat/locale`; `packaging/catalogues` extracts and compiles them.
 """
 
 import gettext
@@ -100,7 +99,7 @@ def join_parts(parts: Iterable[str]) -> str:
 
 
 def punctuation(between: str) -> str:
-    """Translate punctuation between two parts, such as "; ", to the wide form of languages without spaces."""
+    """Return punctuation between two parts, such as "; ", in full-width form for languages without spaces."""
     return _WIDE.get(between, between) if _Current.language in _WITHOUT_SPACES else between
 
 

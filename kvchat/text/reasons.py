@@ -218,7 +218,7 @@ class Reason:
 
     @property
     def text(self) -> str:
-        return self._worded(_, format_number, join_list)
+        return self._format(_, format_number, join_list)
 
     @property
     def as_sentence(self) -> str:
@@ -228,37 +228,37 @@ class Reason:
     @property
     def english(self) -> str:
         """English text, for programs, logs and JSON."""
-        return self._worded(str, "{:,}".format, ", ".join)
+        return self._format(str, "{:,}".format, ", ".join)
 
-    def _worded(
+    def _format(
         self, translated: Callable[[str], str], figure: Callable[[int], str], joined: Callable[[Iterable[str]], str]
     ) -> str:
-        def worded(value: Any) -> str:
+        def format_value(value: Any) -> str:
             if isinstance(value, Reason):
-                return value._worded(translated, figure, joined)
+                return value._format(translated, figure, joined)
             if isinstance(value, int):
                 return figure(value)
-            return value if isinstance(value, str) else joined(map(worded, value))
+            return value if isinstance(value, str) else joined(map(format_value, value))
 
         sentence = self.code.sentence if self.places else self.code.general or self.code.sentence
-        return translated(sentence).format(**{name: worded(value) for name, value in self.places.items()})
+        return translated(sentence).format(**{name: format_value(value) for name, value in self.places.items()})
 
 
-def reason_of(stored: object) -> Reason | None:
+def parse_reason(stored: object) -> Reason | None:
     """Parse `dataclasses.asdict` of a reason; None for anything else, or another version's code."""
     with suppress(TypeError, ValueError, LookupError, AttributeError, RecursionError):
-        reason = _place(stored)
+        reason = _parse_value(stored)
         if isinstance(reason, Reason) and reason.english:
             return reason
     return None
 
 
-def _place(stored: Any) -> Any:
+def _parse_value(stored: Any) -> Any:
     match stored:
         case {"code": code, "places": places}:
-            return Reason(ReasonCode(code), {str(name): _place(value) for name, value in places.items()})
+            return Reason(ReasonCode(code), {str(name): _parse_value(value) for name, value in places.items()})
         case [*values]:
-            return tuple(map(_place, values))
+            return tuple(map(_parse_value, values))
         case int() | str():
             return stored
     raise TypeError

@@ -123,16 +123,16 @@ def current_user() -> UserIdentity:
     return UserIdentity(str(Path.home()), user, socket.gethostname())
 
 
-def redact(text: str, person: UserIdentity, secrets: Iterable[str] = ()) -> str:
+def redact(text: str, user: UserIdentity, secrets: Iterable[str] = ()) -> str:
     """Remove secrets and personal names. `secrets`: additional known ones, such as the engine's key."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, _REMOVED)
     text = _LOOKS_SECRET.sub(_REMOVED, text)
     text = _IN_URL.sub(f"{_REMOVED}@", text)
     text = _AFTER.sub(rf"\g<before>{_REMOVED}", text)
-    if len(person.home) > 1:
-        text = re.sub(rf"{re.escape(person.home)}(?![\w.-])", "~", text)
-    for name, word in ((person.user, "‹user›"), (person.host, "‹computer›")):
+    if len(user.home) > 1:
+        text = re.sub(rf"{re.escape(user.home)}(?![\w.-])", "~", text)
+    for name, word in ((user.user, "‹user›"), (user.host, "‹computer›")):
         if len(name) >= _MIN_NAME_LENGTH:
             text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", word, text, flags=re.IGNORECASE)
     return text

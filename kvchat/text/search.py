@@ -42,11 +42,11 @@ class _SpacedFolding(dict[int, str]):
         self[code] = ""
         for char in chr(code).translate(_FOLDED):
             is_word = char.isascii() or unicodedata.category(char)[0] in "LNM"
-            self[code] += f" {char} " if _is_word(char) else char if is_word else " "
+            self[code] += f" {char} " if _is_word_by_itself(char) else char if is_word else " "
         return self[code]
 
 
-_FOLDED, _SPREAD = _Folding(), _SpacedFolding()
+_FOLDED, _SPACED = _Folding(), _SpacedFolding()
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Term:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        before = "" if _is_word(self.words[0][0]) else r"(?<![^\W_])"
-        after = "" if self.is_prefix or _is_word(self.words[-1][-1]) else r"(?![^\W_])"
+        before = "" if _is_word_by_itself(self.words[0][0]) else r"(?<![^\W_])"
+        after = "" if self.is_prefix or _is_word_by_itself(self.words[-1][-1]) else r"(?![^\W_])"
         return re.compile(before + r"[\W_]*".join(map(re.escape, self.words)) + after)
 
 
@@ -73,7 +73,7 @@ def fold(text: str) -> str:
 
 
 def split_words(text: str) -> str:
-    return text if text.isascii() else unicodedata.normalize("NFC", text).translate(_SPREAD)
+    return text if text.isascii() else unicodedata.normalize("NFC", text).translate(_SPACED)
 
 
 def parse_query(query: str) -> tuple[Term, ...]:
@@ -82,7 +82,7 @@ def parse_query(query: str) -> tuple[Term, ...]:
     for quoted, plain in _PIECE.findall(query):
         words = tuple(word.lower() for word in _WORD.findall(split_words(quoted or plain)))
         if words:
-            begins = not quoted and len(words[-1]) > 1 and not _is_word(words[-1][-1])
+            begins = not quoted and len(words[-1]) > 1 and not _is_word_by_itself(words[-1][-1])
             terms.append(Term(words, begins))
     return tuple(terms)
 
@@ -128,7 +128,7 @@ def matches_all(text: str, terms: Sequence[Term]) -> bool:
     return all(find_first_match(text, (term,)) for term in terms)
 
 
-def _is_word(char: str) -> bool:
+def _is_word_by_itself(char: str) -> bool:
     """Return True if a character is a word by itself: scripts without spaces, emoji, pictographs."""
     code = ord(char)
     return any(first <= code <= last for first, last in _WORD_RANGES) or unicodedata.category(char) == "So"

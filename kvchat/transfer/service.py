@@ -61,9 +61,9 @@ class TransferService:
         return await in_thread_with_progress(export, progress)
 
     async def import_files(
-        self, paths: Sequence[Path], progress: Progress, passphrase: str = "", *, start: bool = False
+        self, paths: Sequence[Path], progress: Progress, passphrase: str = "", *, start_engine: bool = False
     ) -> ImportReport:
-        """Import files and folders. With `start`, an engine may be started to test imported memory."""
+        """Import files and folders. With `start_engine`, test imported memory even if no engine is ready."""
         run = partial(
             import_paths, self._database, paths, call=self._worker.call, store=self._store, passphrase=passphrase
         )
@@ -74,7 +74,7 @@ class TransferService:
         notes = list(report.notes)
         if self._test_memory is not None:
             for memory in report.memories:
-                test = await self._test_memory(memory.conversation_id, memory.fingerprint, start)
+                test = await self._test_memory(memory.conversation_id, memory.fingerprint, start_engine)
                 notes.append(describe_import(memory, test))
         return replace(report, notes=tuple(notes))
 

@@ -103,7 +103,7 @@ class _Measurement:
 
     async def _turn(self, client: _Client, address: Address) -> Answer:
         answer = await client.turn(address)
-        await self.server.idle()
+        await self.server.wait_until_idle()
         self.texts.append(answer.text)
         return answer
 
@@ -114,7 +114,7 @@ class _Measurement:
             await self.server.kill()
         address = await self.server.open(self.server.max_slots)
         answer = await self.first.send(address)
-        await self.server.idle()
+        await self.server.wait_until_idle()
         self.texts.append(answer.text)
         return address, answer
 
@@ -129,7 +129,7 @@ class _Measurement:
             body = self.first.body(tokens=1, stream=stream)
             for number in range(PAIRS + 1):
                 through = await address.ask(body)
-                await self.server.idle()
+                await self.server.wait_until_idle()
                 beside = await direct.ask(body | {"id_slot": 0})
                 if number and stream:  # the first one processes the question
                     first.append(through.first_byte_ms - beside.first_byte_ms)

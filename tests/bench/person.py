@@ -100,7 +100,7 @@ async def _switch(home: BenchSetup, sender: Sender, tokens: int) -> dict[str, An
     for number in range(2, 2 + 4 * ROUNDS, 4):
         print_err(f"Round {len(hot) + 1} of {ROUNDS}: hot, after a switch, and after one at once …")
         home.runtime.chat.select(chat)
-        await home.runtime.chat.idle()
+        await home.runtime.chat.wait_until_idle()
         hot.append(await sender.write(chat, question(number)))
         await home.restart()
         await home.ask(other, question(number + 1))
@@ -139,11 +139,11 @@ async def _paste(home: BenchSetup, sender: Sender) -> dict[str, Any]:
     chat = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat, question(0))
     home.runtime.chat.select(chat)
-    await home.runtime.chat.idle()
+    await home.runtime.chat.wait_until_idle()
     unread = await sender.ask(chat, await home.make_notes(PASTE, 10_000))
     pasted = await home.make_notes(PASTE, 20_000)
     home.runtime.chat.prepare(chat, pasted)
-    await home.runtime.chat.idle()
+    await home.runtime.chat.wait_until_idle()
     read = await sender.ask(chat, pasted)
     interrupted, beside = list[Receipt](), list[Receipt]()
     for number in range(1, 2 * ROUNDS, 2):
@@ -175,7 +175,7 @@ async def _documents(home: BenchSetup, sender: Sender, tokens: int) -> dict[str,
         library, began_at = home.runtime.chat.library, time.perf_counter()
         prepared = await library.process(await library.add([file], "Notes"))
         read_ms = 1000 * (time.perf_counter() - began_at)
-        await home.runtime.chat.idle()
+        await home.runtime.chat.wait_until_idle()
         own = 0
         for number in range(CHATS):
             print_err(f"Chat {number + 1} of {CHATS} …")

@@ -117,8 +117,8 @@ class Ours(Server):
         return Address(client.base_url, {"authorization": f"Bearer {client.key}"})
 
     async def idle(self) -> None:
-        await self._home.runtime.api_server.idle()
-        await self._home.runtime.chat.idle()
+        await self._home.runtime.api_server.wait_until_idle()
+        await self._home.runtime.chat.wait_until_idle()
 
     async def disk_bytes(self) -> int:
         return (await self._home.runtime.save_points.usage()).physical_bytes

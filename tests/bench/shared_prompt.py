@@ -117,7 +117,7 @@ async def _new_chat(
     chat = await home.runtime.chat.new_conversation(system)
     if select:
         home.runtime.chat.select(chat.id)
-        await home.runtime.chat.idle()
+        await home.runtime.chat.wait_until_idle()
     return await home.ask(chat.id, text, save=keep)
 
 

@@ -79,7 +79,7 @@ async def _fill(home: Home, settings: dict[str, str], chats: int) -> None:
             text = notes(450 if title == LONG else 8, start=len(title))
             await runtime.chat.send(chat.id, f"{title}\n{text}", sampling)
             await runtime.chat.rename(chat.id, title)
-        await runtime.chat.idle()
+        await runtime.chat.wait_until_idle()
         file = runtime._database.file
     finally:
         await runtime.close()

@@ -47,7 +47,7 @@ class Stage:
         await self.runtime.close()
 
     async def idle(self) -> None:
-        await self.service.idle()
+        await self.service.wait_until_idle()
 
     async def messages(self, chat: str) -> list[Message]:
         return await self.service.messages(chat)
@@ -100,7 +100,7 @@ class Stage:
     async def show(self, chat: str | None) -> None:
         """Select a chat and wait for the resulting work."""
         self.service.select(chat)
-        await self.service.idle()
+        await self.service.wait_until_idle()
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait until the condition holds; the test's timeout limits it."""

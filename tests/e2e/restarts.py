@@ -33,7 +33,7 @@ class App:
         """Open kvchat, start one turn with `act`, close; return the reply."""
         async with self.opened() as runtime:
             reply = await act(runtime)  # type: ignore[misc]
-            await runtime.chat.idle()
+            await runtime.chat.wait_until_idle()
         assert isinstance(reply, Message)
         return reply
 

@@ -54,7 +54,7 @@ class Branches:
         await self.runtime.stop_engine()
         await self.runtime.engine.ready()  # another process, with an empty slot
         reply = await act()
-        await self.runtime.chat.idle()
+        await self.runtime.chat.wait_until_idle()
         assert reply is not None
         messages = await self.path()
         assert messages[-1].id == reply.id
@@ -80,9 +80,9 @@ async def test_every_branch_of_a_chat_gets_a_cold_engines_replies(tmp_path, arch
         branches = Branches(runtime, (await chat.new_conversation(SYSTEM)).id)
         for text in ("How many notes are there?", "Which is the longest bridge?"):
             await chat.send(branches.chat, text, GREEDY)
-            await chat.idle()
+            await chat.wait_until_idle()
         second = await chat.send(branches.chat, "And who wrote it down?", GREEDY)
-        await chat.idle()
+        await chat.wait_until_idle()
         assert second is not None
         assert second.state is MessageState.LIMITED
         *_, question, first, next_question, _ = await branches.path()
@@ -111,17 +111,17 @@ async def check_turn_after_title(runtime: Runtime, home: Path) -> None:
     chat = runtime.chat
     conversation = (await chat.new_conversation(SYSTEM)).id
     assert await chat.send(conversation, "Which is the longest bridge?", ENDS)
-    await chat.idle()
+    await chat.wait_until_idle()
     boundary = max(
         point.n_tokens for point in StoreContents(home).save_points() if point.conversation_id == conversation
     )
 
     chat.title_generator.enable(lambda: True)
     chat.title_generator.generate_due()
-    await chat.idle()
+    await chat.wait_until_idle()
     assert not await runtime._worker.run(is_title_due, runtime._database, conversation), "the title was generated"
     reply = await chat.send(conversation, "And the shortest?", GREEDY)
-    await chat.idle()
+    await chat.wait_until_idle()
     assert reply is not None
     print(f"after a title {receipt(reply).cached_tokens} of {receipt(reply).prompt_tokens}")
     assert receipt(reply).cached_tokens >= boundary

@@ -52,7 +52,7 @@ class Watched:
 
     async def send(self, chat: str, text: str, sampling: Sampling = GREEDY) -> Message | None:
         reply = await self.runtime.chat.send(chat, text, sampling)
-        await self.runtime.chat.idle()
+        await self.runtime.chat.wait_until_idle()
         return reply
 
     def of(self, kind: type[Event]) -> list[Event]:
@@ -94,7 +94,7 @@ async def test_a_killed_engine_during_prefill_streaming_or_saving(tmp_path, smol
         assert partial.state is MessageState.INTERRUPTED
         assert partial.content
         again = await app.runtime.chat.retry(chat, short)
-        await app.runtime.chat.idle()
+        await app.runtime.chat.wait_until_idle()
         assert again is not None
         assert again.receipt is not None
         assert again.receipt.source is Source.WARM, "the turn before was saved and is restored"

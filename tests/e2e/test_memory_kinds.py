@@ -64,7 +64,7 @@ async def test_nothing_is_saved_that_the_engine_cannot_restore(tmp_path):
     async def ask(runtime: Runtime) -> Message:
         runtime.events.subscribe(lambda event: notices.append(event.title) if isinstance(event, Notice) else None)
         reply = await runtime.chat.send(chat, "Which is the longest?", GREEDY)
-        await runtime.chat.idle()
+        await runtime.chat.wait_until_idle()
         save_points.append((await runtime.save_points.usage()).save_points)
         return reply
 

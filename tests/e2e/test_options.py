@@ -50,11 +50,11 @@ async def test_formats_are_followed_and_models_switch(tmp_path, smollm2):
 
         first = (await chat.new_conversation()).id
         assert await chat.send(first, WORDS, SHORT)
-        await chat.idle()
+        await chat.wait_until_idle()
         second = (await chat.new_conversation()).id
         await chat.use_model(second, str(tiny_model("llama")))
         assert await chat.send(second, "Hello", SHORT)
-        await chat.idle()
+        await chat.wait_until_idle()
         reply = await chat.send(first, "And then?", SHORT)
         assert reply is not None
         assert reply.receipt is not None
@@ -91,7 +91,7 @@ async def test_a_full_context_is_refused_then_dropped_or_summarised(tmp_path, sm
         assert whole.used >= answered.receipt.prompt_tokens  # the reply's own tokens beside it
 
         await chat.send(conversation, "And the heron?", SHORT)
-        await chat.idle()
+        await chat.wait_until_idle()
         stands_for = await chat.context.summarise(conversation)
         summed = await chat.messages(conversation)
         assert stands_for >= 2

@@ -28,7 +28,7 @@ async def test_a_chat_with_images_is_warm_after_a_restart(tmp_path, smollm2, kin
     async def ask_warm_and_cold(runtime: Runtime) -> Message | None:
         nonlocal cold_reply
         reply = await runtime.chat.send(chat, "And the other one?", GREEDY)
-        await runtime.chat.idle()
+        await runtime.chat.wait_until_idle()
         engine = (await runtime.engine.ready()).engine
         await engine.erase_slot()
         asked = prompt_messages((await runtime.chat.messages(chat))[:-1])
@@ -48,7 +48,7 @@ async def test_a_text_chat_stays_warm_with_or_without_a_projector(tmp_path, smol
 
     async def look_then_read(runtime: Runtime) -> Message | None:
         await runtime.chat.send(shown, "What is this?", GREEDY, attachments=(RED,))
-        await runtime.chat.idle()
+        await runtime.chat.wait_until_idle()
         assert (await runtime.engine.ready()).vision
         return await runtime.chat.send(text, "And the shortest?", GREEDY)
 

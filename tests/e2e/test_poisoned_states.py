@@ -136,7 +136,7 @@ def settings_for(kind: str, engine: str) -> Settings:
 
 async def ask(runtime: Runtime, chat: str, text: str) -> Message:
     reply = await runtime.chat.send(chat, text, FEW_WORDS)
-    await runtime.chat.idle()
+    await runtime.chat.wait_until_idle()
     assert reply is not None
     assert reply.state in (MessageState.COMPLETE, MessageState.LIMITED)
     return reply
@@ -177,7 +177,7 @@ async def test_a_chat_that_is_only_viewed(tmp_path, poisoner, engine):
         await runtime.engine.ready()
         runtime.chat.select(viewed)
         runtime.chat.prepare(viewed, "And which of them is the shortest, if all of them are counted? " * 4)
-        await runtime.chat.idle()
+        await runtime.chat.wait_until_idle()
         assert poisoner.damaged
         for chat in (viewed, other):
             await ask(runtime, chat, SHORTEST)
@@ -230,7 +230,7 @@ async def test_a_flipped_byte_of_a_block_never_reaches_the_engine(tmp_path, monk
             file = tmp_path / "chat.kvchat"
             await server.runtime.transfer.export_with_memory(chat, file, lambda done, total: None)
             await chats.recently_deleted.purge_chat(chat)
-            await chats.idle()
+            await chats.wait_until_idle()
             [chat] = (await server.runtime.transfer.import_files([file], lambda done, total: None)).imported
     blocks = StoreContents(home).block_files()
     assert blocks
@@ -250,7 +250,7 @@ async def test_a_flipped_byte_of_a_block_never_reaches_the_engine(tmp_path, monk
                 await server.runtime.start_engine()
                 await server.runtime.engine.ready()
                 server.runtime.chat.select(chat)
-                await server.runtime.chat.idle()
+                await server.runtime.chat.wait_until_idle()
             receipt = (await ask(server.runtime, chat, SHORTEST)).receipt
             assert receipt is not None
             assert receipt.source is Source.COLD or way == "viewed"

@@ -41,7 +41,7 @@ async def send(runtime: Runtime, chat: str, text: str) -> Receipt:
     reply = await runtime.chat.send(chat, text, SHORT)
     assert reply is not None
     assert reply.receipt is not None
-    await runtime.chat.idle()
+    await runtime.chat.wait_until_idle()
     return reply.receipt
 
 
@@ -163,7 +163,7 @@ async def test_a_forged_chat_serves_nobody_else_and_is_replaced_by_verification(
     chosen = settings(tiny_model("llama"), "llama-server")
     async with running_gateway(tmp_path / "home", chosen) as server:
         runtime = server.runtime
-        report = await runtime.transfer.import_files([forged], lambda done, total: None, start=True)
+        report = await runtime.transfer.import_files([forged], lambda done, total: None, start_engine=True)
         assert "A test on this computer succeeded" in report.notes[0]
         assert "only this chat uses it" in report.notes[0]
         [imported] = report.imported
@@ -190,7 +190,9 @@ async def test_imported_memory_is_verified_when_idle_and_requests_go_first(tmp_p
     monkeypatch.setattr(StepPacer, "tokens", lambda self, left: min(16, left))
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="always", slots=1)
     async with opened(tmp_path / "home", chosen) as runtime:
-        [imported] = (await runtime.transfer.import_files([forged], lambda done, total: None, start=True)).imported
+        [imported] = (
+            await runtime.transfer.import_files([forged], lambda done, total: None, start_engine=True)
+        ).imported
         other = await runtime.chat.new_conversation("")
         await send(runtime, other.id, "Is there time?")
         answers: list[asyncio.Future[Any]] = []
@@ -222,7 +224,9 @@ async def test_not_every_chat_is_verified_when_idle(tmp_path, forged, monkeypatc
     read_ahead = "never" if reason == "switched off" else "always"
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead=read_ahead)
     async with opened(tmp_path / "home", chosen) as runtime:
-        [imported] = (await runtime.transfer.import_files([forged], lambda done, total: None, start=True)).imported
+        [imported] = (
+            await runtime.transfer.import_files([forged], lambda done, total: None, start_engine=True)
+        ).imported
         runtime.chat.slots.restore_cost.speed.samples.extend(SLOW_MODEL)
         for _ in range(2):
             await runtime.chat.memory_verifier.verify_when_idle()
@@ -236,7 +240,9 @@ async def test_deleting_a_chat_ends_its_verification_without_an_error(tmp_path, 
     monkeypatch.setattr(StepPacer, "tokens", lambda self, left: min(64, left))
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="never", slots=1)
     async with opened(tmp_path / "home", chosen) as runtime:
-        [imported] = (await runtime.transfer.import_files([forged], lambda done, total: None, start=True)).imported
+        [imported] = (
+            await runtime.transfer.import_files([forged], lambda done, total: None, start_engine=True)
+        ).imported
         runtime.chat.slots.restore_cost.speed.samples.extend(SLOW_MODEL)
         deletions: list[asyncio.Future[None]] = []
         steps: list[int] = []
@@ -260,5 +266,5 @@ async def test_deleting_a_chat_ends_its_verification_without_an_error(tmp_path, 
             await runtime.chat.recently_deleted.restore_chats([imported])
             assert await imported_chats(runtime) == {imported}
             assert await runtime.chat.memory_verifier.verify(imported)
-        await runtime.chat.idle()
+        await runtime.chat.wait_until_idle()
         assert not await imported_chats(runtime)

@@ -125,7 +125,7 @@ async def test_attachment_grows_the_context_before_sending(stage: Stage) -> None
     assert use.limit == LONGEST
     await stage.until(lambda: len(contexts(stage)) == 2)
     await stage.until(lambda: stage.runtime.engine.status.state is EngineState.READY)
-    await stage.runtime.chat.idle()
+    await stage.runtime.chat.wait_until_idle()
     assert [event.is_finished for event in stage.of(MakingRoom)] == [False, True]
 
 

@@ -60,7 +60,7 @@ async def test_conversation_survives_a_server_restart(tmp_path: Path, fake: Fake
             assert first.receipt.source is Source.COLD
             assert runtime.model.name == name_from_path(fake.plan.model)
             assert runtime.engine.engine_pid == server.process.pid
-            await runtime.chat.idle()
+            await runtime.chat.wait_until_idle()
             server.close()
             await until(lambda: runtime.engine.status.state is not EngineState.READY)
             server.start()
@@ -183,7 +183,7 @@ async def test_real_server(tmp_path: Path, smollm2: Path, real_llama_server: Eng
             await runtime.apply_settings(replace(runtime.settings, max_tokens=8))
             chat = (await runtime.chat.new_conversation()).id
             await ask(runtime, chat, LONG[:1500])
-            await runtime.chat.idle()
+            await runtime.chat.wait_until_idle()
             server.close()
             await until(lambda: runtime.engine.status.state is not EngineState.READY)
             server.start()

@@ -44,7 +44,7 @@ def arguments(stage: Stage) -> list[str]:
 
 async def show(stage: Stage, chat: str) -> None:
     assert await stage.runtime.chat.send(chat, "What is it?", attachments=(RED,)) is None
-    await stage.runtime.chat.idle()
+    await stage.runtime.chat.wait_until_idle()
 
 
 async def test_without_projector_nothing_is_stored(stage: Stage) -> None:

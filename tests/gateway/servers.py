@@ -31,7 +31,7 @@ class RunningGateway:
 
     async def settled(self) -> None:
         """Wait until all answers are saved."""
-        await self.runtime.api_server.idle()
+        await self.runtime.api_server.wait_until_idle()
 
     @property
     def gateway(self) -> Gateway:

@@ -421,7 +421,7 @@ async def test_disconnecting_while_room_is_made_stops_nobody_else(
         chats, slots = server.runtime.chat, server.runtime.chat.slots
         old, new = [(await chats.new_conversation("")).id for _ in range(2)]
         await chats.send(old, "x" * 2600)
-        await chats.idle()
+        await chats.wait_until_idle()
         await server.chat("Hello")
         await server.settled()
         fake_engine.set(FAKE_HOLD_DURING="erase")

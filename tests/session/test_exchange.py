@@ -32,7 +32,7 @@ class Engine:
     def __init__(self, *chunks: ChatChunk | Exception) -> None:
         self.chunks, self.rows, self.hangs = chunks, UnchangedRows(), asyncio.Event()
 
-    def on_slot(self, slot: int, owner: str = "") -> Engine:
+    def for_slot(self, slot: int, owner: str = "") -> Engine:
         return self
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> Tokens:

@@ -33,7 +33,7 @@ def test_a_single_slow_restore_changes_nothing() -> None:
     cost = make_cost(1.0)
     for ms in (5, 5, 5000, 5):
         cost.record_restore(1_000_000, ms)
-    assert cost.is_worth(1000, 1_000_000)
+    assert cost.is_worthwhile(1000, 1_000_000)
     assert not cost.is_worth_trying(MIN_GAIN - 1, 10)
     assert cost.restore_ms_per_byte == 5e-6, "too small a gain does not change the rate"
 
@@ -45,7 +45,7 @@ def test_slow_restores_are_tried_again_later() -> None:
     assert not any(tried[:5])
     assert tried[-1]
     cost.record_restore(1_000_000, 5000)
-    assert not cost.is_worth(1000, 1_000_000)
+    assert not cost.is_worthwhile(1000, 1_000_000)
 
 
 def speed_after(*seconds: float, tokens: int = 2000) -> PrefillSpeed:

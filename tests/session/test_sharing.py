@@ -31,7 +31,7 @@ class Engine:
     def __init__(self) -> None:
         self.erased, self.finished, self.slot = list[int](), list[int](), 0
 
-    def on_slot(self, number: int) -> Engine:
+    def for_slot(self, number: int) -> Engine:
         other = copy.copy(self)
         other.slot = number
         return other

@@ -159,7 +159,7 @@ class RandomUser:
         chat = await self._random_chat() or await self._create_chat()
         await self._ask(chat.id, LONG if self._dice.random() < 0.1 else GREEDY)
         if self._dice.random() < 0.5:  # else the next action runs during the save
-            await self._runtime.chat.idle()
+            await self._runtime.chat.wait_until_idle()
 
     async def _new(self) -> None:
         if len(await self._runtime.chat.conversations()) < MAX_CHATS:

@@ -151,7 +151,7 @@ async def run(
                 await person.act()
                 if (number + 1) % 100 == 0:
                     report(f"{number + 1}: {dict(person.events)}")
-            await runtime.chat.idle()
+            await runtime.chat.wait_until_idle()
             replies = [path for chat in person.all_chats for path in await replies_of(runtime, chat)]
             sources = Counter(r.source.value for path in replies if (r := path[-1].receipt))
     differences = await compare(folder, model, engine, replies)

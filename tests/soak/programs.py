@@ -186,8 +186,8 @@ async def run(
         finally:
             for task in tasks:
                 task.cancel()
-        await runtime.api_server.idle()
-        await runtime.chat.idle()
+        await runtime.api_server.wait_until_idle()
+        await runtime.chat.wait_until_idle()
         gateway = runtime.api_server.gateway
         while _has_connections(gateway.url):  # noqa: ASYNC110 - broken ones close a moment later
             await asyncio.sleep(0.1)

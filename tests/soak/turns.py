@@ -72,7 +72,7 @@ async def run(folder: Path, model: Path, turns: int, report: Callable[[str], Non
             reply = await runtime.chat.send(chat, f"How long is bridge {turn}?", GREEDY)
             assert reply is not None, f"turn {turn} had no reply"
             if (turn + 1) % interval == 0:
-                await runtime.chat.idle()
+                await runtime.chat.wait_until_idle()
                 usages.append(measure_usage(runtime, turn + 1))
                 report(str(usages[-1]))
     _check(usages)

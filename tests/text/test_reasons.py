@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from kvchat.text.language import set_language
-from kvchat.text.reasons import Reason, ReasonCode, reason_of
+from kvchat.text.reasons import Reason, ReasonCode, parse_reason
 
 NESTED = Reason(
     ReasonCode.SET_ASIDE,
@@ -23,7 +23,7 @@ def named_places(sentence: str) -> list[str]:
 def test_every_reason_round_trips(code: ReasonCode) -> None:
     places = {name: (1_002, "a name", NESTED)[at % 3] for at, name in enumerate(named_places(code.sentence))}
     reason = Reason(code, places)
-    assert reason_of(json.loads(json.dumps(asdict(reason)))) == reason
+    assert parse_reason(json.loads(json.dumps(asdict(reason)))) == reason
     assert reason.text == reason.english
     assert "{" not in reason.text
     assert not named_places(code.general), "the general form has no values"
@@ -50,4 +50,4 @@ def test_reason_in_the_current_language(catalogues: None) -> None:
     ],
 )
 def test_invalid_stored_reason_is_none(stored: object) -> None:
-    assert reason_of(stored) is None
+    assert parse_reason(stored) is None

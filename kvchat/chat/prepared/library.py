@@ -95,7 +95,7 @@ PurgeMemory = Callable[[Mapping[str, set[str]]], Coroutine[Any, Any, None]]
 
 
 class Library:
-    """Event-loop thread only. All methods raise KvchatError."""
+    """Prepared document sets. Event-loop thread only. All methods raise KvchatError."""
 
     def __init__(self, turn_context: TurnContext, purge: PurgeMemory, on_slot_changed: Callable[[], object]) -> None:
         """`purge` deletes an owner's saved states; `on_slot_changed` is called after a slot was used."""
@@ -256,7 +256,7 @@ class Library:
             boundary = await lease.turn_boundary(messages)
             tokens = len(boundary)
             needed = tokens + lease.engine.reserve(None)
-            if lease.engine.too_small(needed) and needed <= lease.engine.limit:
+            if lease.engine.must_grow_for(needed) and needed <= lease.engine.limit:
                 lease = await exchange.with_room(PromptRequest(messages), needed)
             if needed > min(lease.engine.limit, lease.engine.context_size):
                 _raise_too_long(tokens, lease.engine, documents)

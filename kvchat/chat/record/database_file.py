@@ -34,7 +34,7 @@ class DatabaseFile:
     """The file, migrated to the newest format. All methods raise StorageFailed on disk or file errors."""
 
     def file_id(self) -> str:
-        """Identify this file: one restored from a backup or recreated has another id."""
+        """Return this file's id. A file that was restored from a backup or recreated has a different one."""
         with _translate_errors(self.file):
             info = self.file.stat()
         return f"{info.st_dev:x}-{info.st_ino:x}"

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from kvchat.session.proof import Source
-from kvchat.text.reasons import Reason, reason_of
+from kvchat.text.reasons import Reason, parse_reason
 from kvchat.text.safe_text import safe_prose
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def parse_receipt(text: Any) -> Receipt | None:
     try:
         fields = json.loads(text)
         known = {name: value for name, value in fields.items() if name in _RECEIPT_TYPES}
-        reason = reason_of(known.get("miss_reason"))
+        reason = parse_reason(known.get("miss_reason"))
         receipt = Receipt(**(known | {"source": Source(fields["source"]), "miss_reason": reason}))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -101,7 +101,7 @@ class DailyBackups:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Make the run's last backup; without `start`, only if today has none."""
+        """Make the run's last backup. If `start` was not called, make one only if there is none from today."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -225,7 +225,7 @@ def is_intact(file: Path) -> bool:
 def _copy_readable(
     db: sqlite3.Connection, source: Path, known_messages: dict[str, str | None], *, with_deletions: bool = True
 ) -> None:
-    """Copy readable rows; existing rows stay, except texts with lost characters."""
+    """Copy the readable rows to `db`. Rows that are already there stay, except texts with lost characters."""
     if not source.exists() or not source.stat().st_size:
         return
     removed = (

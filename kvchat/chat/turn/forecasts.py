@@ -146,7 +146,7 @@ class Forecasts:
             prompt, end = await engine.engine.stable_prefix_tokens(messages)
             contents, _ = turn_context.slots.best_contents(owner, prompt, engine)
             best = await plan_load(
-                turn_context.slots.store, engine, owner, contents, prompt, turn_context.slots.restore_cost.is_worth
+                turn_context.slots.store, engine, owner, contents, prompt, turn_context.slots.restore_cost.is_worthwhile
             )
             source, size = Source.HOT if best.reused_tokens >= MIN_SHARE * len(prompt) else Source.COLD, 0
             if best.restore is not None:

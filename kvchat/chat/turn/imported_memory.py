@@ -55,13 +55,13 @@ class MemoryVerifier:
         self._postponed: set[str] = set()  # chats not retried when idle
         self._in_progress: set[str] = set()  # chats being verified
 
-    async def test(self, conversation_id: str, fingerprint: Fingerprint, start: bool) -> ImportTestResult:
-        """Prove that the chat's memory is usable; the slot is empty afterwards. `start` allows starting an engine."""
+    async def test(self, conversation_id: str, fingerprint: Fingerprint, start_engine: bool) -> ImportTestResult:
+        """Prove that the chat's memory is usable, then erase the slot."""
         turn_context = self._turn_context
         chosen, branch = await turn_context.settings_and_branch(conversation_id)
         messages = prompt_messages(branch)
         request = PromptRequest(messages, model=chosen.model, template=chosen.options.template)
-        if not start and not turn_context.host.is_ready(chosen.model, vision=needs_vision(messages)):
+        if not start_engine and not turn_context.host.is_ready(chosen.model, vision=needs_vision(messages)):
             return ImportTestResult(is_pending=True)
 
         async def test(slot: Slot, _may_continue: Callable[[], bool]) -> ImportTestResult:
@@ -78,7 +78,7 @@ class MemoryVerifier:
                 if lease is not None:
                     await _erase_slot(lease)
 
-        result = await turn_context.slots.run_background(Priority.TEST_IMPORT, conversation_id, test, wait=start)
+        result = await turn_context.slots.run_background(Priority.TEST_IMPORT, conversation_id, test, wait=start_engine)
         return result or ImportTestResult(is_pending=True)
 
     async def verify(self, conversation_id: str) -> bool:
@@ -150,7 +150,7 @@ class MemoryVerifier:
             boundary = await lease.turn_boundary(request.messages)
             total = len(boundary)
             needed = total + lease.engine.reserve(None)
-            if lease.engine.too_small(needed) and math.isinf(max_ms):
+            if lease.engine.must_grow_for(needed) and math.isinf(max_ms):
                 lease = await exchange.with_room(request, needed)
             if total >= lease.engine.context_size:
                 raise PromptTooLong(total, lease.engine.limit)

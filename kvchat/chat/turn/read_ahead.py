@@ -239,7 +239,7 @@ class ReadAhead:
 
 
 async def _stable_prefix(target: _Target, lease: Lease, boundary: Tokens, messages: list[ChatMessage]) -> Tokens:
-    """Return the turn boundary plus the draft without its last tokens; empty for no or a short draft.
+    """Return the turn boundary plus the draft without its last tokens; empty if the draft is missing or short.
 
     `messages`: the branch with the draft.
     """

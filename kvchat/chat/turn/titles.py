@@ -73,7 +73,7 @@ class TitleGenerator:
         if self._is_enabled():
             self._background.start(generate(self._turn_context.slots.owners()))
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         await self._background.wait_until_idle()
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class TitleGenerator:
     async def generate(self, conversation_id: str) -> None:
         """Have the model name the chat, replacing any title. Raises NoTitle and StorageFailed."""
         turn_context = self._turn_context
-        await self.idle()  # a request in progress would block this one
+        await self.wait_until_idle()  # a request in progress would block this one
         await turn_context.run(mark_title_due, conversation_id)
         attempt = await self._generate(conversation_id, give_up=True)
         if attempt.answer is None:
@@ -175,11 +175,11 @@ def mark_title_due(database: Database, conversation_id: str) -> None:
     database.write("UPDATE conversations SET title_due = 1 WHERE id = ?", (conversation_id,))
 
 
-def store_title(database: Database, conversation_id: str, title: str | None, end: str | None) -> bool:
-    """Store the model's title, or that it gave none; return True if it changed. Do nothing if message `end` is gone."""
+def store_title(database: Database, conversation_id: str, title: str | None, last_message_id: str | None) -> bool:
+    """Store the model's title, if any; return True if it changed. Do nothing if the last message is gone."""
     statement = (
         "UPDATE conversations SET title_due = 0, title = ifnull(?1, title),"
         " title_by_user = title_by_user AND ?1 IS NULL WHERE id = ?2 AND title_due"
         " AND (?1 IS NULL OR EXISTS (SELECT 1 FROM messages WHERE id = ?3))"
     )
-    return database.write(statement, (title, conversation_id, end)) > 0 and title is not None
+    return database.write(statement, (title, conversation_id, last_message_id)) > 0 and title is not None

@@ -181,7 +181,7 @@ class LlamaServerClient:
     def rows(self) -> UnchangedRows:
         return self._rows[self.slot]
 
-    def on_slot(self, slot: int) -> LlamaServerClient:
+    def for_slot(self, slot: int) -> LlamaServerClient:
         return self._copy(slot=slot)
 
     def with_template(self, options: Mapping[str, bool | str]) -> LlamaServerClient:

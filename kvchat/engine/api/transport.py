@@ -86,7 +86,7 @@ class EngineResponse:
             raise EngineRefused(self.status_code, _("The response is invalid")) from error
 
     def read_in_batches(self, closing: asyncio.Event, on_silence: Callable[[], None]) -> None:
-        """Pause before each following read so that data accumulates, until `closing` is set.
+        """Pause before each further read so that data accumulates, until `closing` is set.
 
         `on_silence` is called after every SILENCE_CHECK_S without data.
         """

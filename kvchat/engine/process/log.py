@@ -47,7 +47,7 @@ class EngineLog:
 
     @property
     def since_start(self) -> tuple[str, ...]:
-        """Those of the last lines that the last process has written."""
+        """The last lines that were written by the current or last process."""
         lines = self.lines
         starts = [number for number, line in enumerate(lines) if line.startswith(_START_MARKER)]
         return lines[starts[-1] + 1 :] if starts else lines

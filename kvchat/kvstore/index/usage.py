@@ -15,7 +15,7 @@ from kvchat.kvstore.index import points, token_tree
 from kvchat.kvstore.index.eviction import BlockNeeds, Candidate, IntArray
 from kvchat.kvstore.index.schema import CorruptIndex, to_datetime
 from kvchat.kvstore.savepoint import IMPORTED_PREFIX, PROGRAM_PREFIX, ConversationUsage, SavePointLoss, UncheckedPoints
-from kvchat.text.reasons import Reason, ReasonCode, reason_of
+from kvchat.text.reasons import Reason, ReasonCode, parse_reason
 
 
 class Totals(NamedTuple):
@@ -185,7 +185,7 @@ def take_unreported_losses(db: sqlite3.Connection, *, index: bool = False) -> tu
 
 def _parse_reason(stored: str) -> Reason:
     with suppress(ValueError, RecursionError):
-        if reason := reason_of(json.loads(stored)):
+        if reason := parse_reason(json.loads(stored)):
             return reason
     return Reason(ReasonCode.SET_ASIDE)
 

@@ -48,7 +48,7 @@ class QuickWindow(Panel):
     chat_wanted = Signal(str)  # chat id
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, chat: ChatController) -> None:
-        """`chat` is told of each turn, as the main window may open its chat meanwhile."""
+        """`chat` is notified of each turn, because the main window may open the same chat meanwhile."""
         super().__init__(runtime, look, runner, _("Quick question"))
         flags = Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint
         self.setWindowFlags(flags)

@@ -21,7 +21,7 @@ from kvchat.text.search import Term, find_first_match, find_matches
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
 from kvchat.ui.base.theme import Look, code_font, restyle
 from kvchat.ui.widgets.layouts import FlowLayout, plain_tip
-from kvchat.ui.widgets.text_search import cursors_at, highlight
+from kvchat.ui.widgets.text_search import highlight, make_cursors
 
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Attachment
@@ -170,7 +170,7 @@ class AttachmentView(QDialog):
         font = code_font(look.fonts.mono, look.fonts.small)
         self.text = plain_text(_("Text of {name}", name=safe_prose(attachment.name)), font, text)
         self.position_label = label(kind="small")
-        self._hits = cursors_at(self.text, text, find_matches(text, terms)[:_MAX_MATCHES])
+        self._hits = make_cursors(self.text, text, find_matches(text, terms)[:_MAX_MATCHES])
         self._hit = 0  # current index
         buttons: list[QWidget] = []
         previous = _("Previous match"), "Shift+F3", "chevron-up", -1

@@ -1,4 +1,4 @@
-"""The composer (Enter sends, Shift+Enter starts a line; during a reply Send queues, beside Stop) and early drafts."""
+"""The composer, and drafts typed during startup. Enter sends; Shift+Enter starts a new line."""
 
 from __future__ import annotations
 

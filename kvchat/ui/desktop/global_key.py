@@ -1,6 +1,6 @@
 """Requests to the desktop's portal, and the global shortcut that opens the small window from any app.
 
-On Linux the desktop's portal asks the user for it; Windows and macOS give it to the first program to ask.
+On Linux, the desktop's portal asks the user for permission. Windows and macOS give the key to the first app that asks.
 https://flatpak.github.io/xdg-desktop-portal/docs/doc-org.freedesktop.portal.GlobalShortcuts.html
 """
 
@@ -153,7 +153,7 @@ async def bind_by_portal(bus: SessionBus, pressed: Callable[[str], object]) -> C
 
 
 def register_on_windows(pressed: Callable[[], object]) -> Callable[[], object] | None:
-    """Call `pressed` at each press, on another thread. Return a release function, or None if taken.
+    """Call `pressed` at each press, on another thread. Return a release function, or None if the key is taken.
 
     https://learn.microsoft.com/windows/win32/api/winuser/nf-winuser-registerhotkey
     """

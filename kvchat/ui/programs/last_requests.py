@@ -24,7 +24,7 @@ from kvchat.ui.base.building import clear, column, label, plain_text, row
 from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.ui.widgets.lists import Row, RowList, Tone
-from kvchat.ui.widgets.text_search import cursors_at, highlight
+from kvchat.ui.widgets.text_search import highlight, make_cursors
 
 _STAGES = {
     Stage.QUEUED: N_("waiting"),
@@ -187,7 +187,7 @@ class LastRequests(QWidget):
             hidden = len(text) - len(excerpt)
             box = plain_text(name, code_font(self._look.fonts.mono, self._look.fonts.small), excerpt or _("(nothing)"))
             box.setFixedHeight(box.fontMetrics().lineSpacing() * _VISIBLE_LINES + self._look.px(22))
-            highlight(box, cursors_at(box, excerpt, [(at - hidden, len(excerpt) - same_end)]), self._look.theme)
+            highlight(box, make_cursors(box, excerpt, [(at - hidden, len(excerpt) - same_end)]), self._look.theme)
             sides.append(column(label(name, "small"), box, spacing=3))
         row((sides[0], 1), (sides[1], 1), on=made, spacing=10, margins=0)
         return made

@@ -17,7 +17,7 @@ from kvchat.ui.base.building import label, line_edit, row, styled, tool_button
 from kvchat.ui.base.theme import Look
 from kvchat.ui.transcript.message_column import MessageColumn
 from kvchat.ui.transcript.message_view import MessageView
-from kvchat.ui.widgets.text_search import cursors_at, highlight
+from kvchat.ui.widgets.text_search import highlight, make_cursors
 
 if TYPE_CHECKING:
     from kvchat.ui.transcript.transcript import Transcript
@@ -73,7 +73,7 @@ class HitMarks(QObject):
 
     def _hit_cursors(self, text: QTextEdit) -> list[QTextCursor]:
         content = text.toPlainText()
-        return cursors_at(text, content, find_matches(content, self.terms))
+        return make_cursors(text, content, find_matches(content, self.terms))
 
     def _mark(self, text: QTextEdit) -> None:
         if self.terms or text.property("marked"):

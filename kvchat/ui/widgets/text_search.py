@@ -40,7 +40,7 @@ def select_range(text: QTextEdit, anchor: int, position: int) -> None:
     text.setTextCursor(cursor)
 
 
-def cursors_at(text: QTextEdit | QPlainTextEdit, content: str, spans: Iterable[tuple[int, int]]) -> list[QTextCursor]:
+def make_cursors(text: QTextEdit | QPlainTextEdit, content: str, spans: Iterable[tuple[int, int]]) -> list[QTextCursor]:
     """Return a cursor for each span: start and end in characters of `content`, the document's text."""
     cursors = []
     for start, end in spans:

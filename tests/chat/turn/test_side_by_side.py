@@ -96,7 +96,7 @@ async def test_reply_crowded_out_by_another_continues_after_it(two: Stage) -> No
 async def test_state_purged_by_the_engine_is_a_miss_with_a_reason(two: Stage) -> None:
     first, _ = await start_chats(two, 2)
     engine = await two.engine.ready()
-    await engine.on_slot(two.slots.slot_of(first).number).engine.erase_slot()
+    await engine.for_slot(two.slots.slot_of(first).number).engine.erase_slot()
     receipt = await two.answered(first, "Go on.")
     assert (receipt.source, receipt.cached_tokens) == (Source.COLD, 0)
     assert receipt.miss_reason == Reason(ReasonCode.PURGED)

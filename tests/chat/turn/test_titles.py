@@ -88,7 +88,7 @@ async def test_message_interrupts_a_title_request(stage: Stage) -> None:
     stage.service.title_generator.generate_due()
     await stage.until(lambda: title_requests(stage))
     sent = stage.service.send(chat, "And the harbour?")
-    await stage.service.title_generator.idle()
+    await stage.service.title_generator.wait_until_idle()
     stage.fake.set(FAKE_TOKEN_DELAY=None, FAKE_REPLY=TITLE)
     reply = await stage.finish(sent)
     assert reply.receipt.cached_tokens == saved.n_tokens

@@ -218,7 +218,7 @@ async def test_stopped_reply_is_kept_and_saved(stage: Stage) -> None:
 async def test_time_saved_for_a_continued_reply_counts_each_restore_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RestoreCost, "is_worth", lambda self, gain, size: gain >= MIN_GAIN)
+    monkeypatch.setattr(RestoreCost, "is_worthwhile", lambda self, gain, size: gain >= MIN_GAIN)
 
     async def stopped(begin: Callable[[], asyncio.Future[Message | None]]) -> tuple[Message, Receipt]:
         stage.fake.set(FAKE_HOLD_DURING="stream")

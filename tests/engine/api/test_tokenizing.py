@@ -79,7 +79,7 @@ async def test_real_engine_tokenizes_parts_like_the_whole(
         history: list[ChatMessage] = []
         for text in texts:
             history.append(ChatMessage("user", text * 20))
-            whole = engine.on_slot(0)
+            whole = engine.for_slot(0)
             whole._prompts = PromptTokenizer(whole._tokenize_text)
             assert await engine.prompt_tokens(history) == await whole.prompt_tokens(history)
             history.append(ChatMessage("assistant", f" reply {text}"))

@@ -13,7 +13,7 @@ from kvchat.gateway.diagnosis import prompts
 from kvchat.gateway.diagnosis.causes import RULE_BY_CAUSE
 from kvchat.gateway.diagnosis.prompts import Divergence, Prompt
 from kvchat.gateway.rewriting import PromptRewriter
-from kvchat.text.reasons import Reason, ReasonCode, reason_of
+from kvchat.text.reasons import Reason, ReasonCode, parse_reason
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
 
@@ -28,7 +28,7 @@ def divergence(first: Prompt, second: Prompt) -> Divergence | None:
 
 def cause_of(first: Body, second: Body) -> Reason:
     result = divergence(rendered(first), rendered(second))
-    assert reason_of(json.loads(json.dumps(asdict(result.cause)))) == result.cause
+    assert parse_reason(json.loads(json.dumps(asdict(result.cause)))) == result.cause
     assert Reason(result.cause.code).text, "there is a sentence without values"
     return result.cause
 

@@ -44,7 +44,7 @@ async def test_the_window_shows_what_a_command_asks_and_queues_what_is_sent_mean
 ) -> None:
     opened.send("Zero")
     await opened.until(lambda: opened.shown() == ["Zero", "You said: Zero"])
-    await opened.runtime.chat.idle()
+    await opened.runtime.chat.wait_until_idle()
     fake_engine.set(FAKE_HOLD_DURING="stream", FAKE_REPLY=LONG)
     other = AskCommand(home, "One")
     await opened.until(lambda: opened.shown()[2:3] == ["One"])
@@ -68,7 +68,7 @@ async def test_what_another_writes_moves_neither_the_page_nor_an_edit(
     fake_engine.set(FAKE_REPLY=LONG)
     opened.send("Zero")
     await opened.until(lambda: opened.shown() == ["Zero", LONG])
-    await opened.runtime.chat.idle()
+    await opened.runtime.chat.wait_until_idle()
     page = opened.window.transcript
     bar = page.verticalScrollBar()
     await opened.until(lambda: bar.maximum() > 0)

@@ -197,9 +197,9 @@ async def test_after_a_restart_a_message_written_without_a_model_is_answered(
             if start == 1 and then == "a model is chosen":
                 await opened.window.models.use(smollm2)
                 await opened.until(lambda: opened.shown() == answered)
-            await opened.runtime.chat.idle()
+            await opened.runtime.chat.wait_until_idle()
     if then != "a model is chosen":
         os.link(smollm2, model)
         async with begun(home, replace(settings, model_path=str(model)), look) as opened:
             await opened.until(lambda: opened.shown() == answered)
-            await opened.runtime.chat.idle()
+            await opened.runtime.chat.wait_until_idle()

@@ -52,7 +52,7 @@ async def test_from_the_switch_to_the_receipt(tmp_path: Path, settings: Settings
                 body = agents.opencode(date=date) | {"max_tokens": 12}
                 answer = await client.post("/v1/chat/completions", json=body, headers=headers)
                 assert answer.status_code == 200
-                await shown.runtime.api_server.idle()
+                await shown.runtime.api_server.wait_until_idle()
         await shown.until(lambda: len(programs.requests.list.rows) == 2)
         await seen(shown)
         page.change("api_server", False)
