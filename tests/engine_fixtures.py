@@ -1,10 +1,14 @@
 """Fixtures with engines: the fake one, fast and faulty on request, and the real ones."""
 
 import contextlib
+import importlib.resources
 import importlib.util
+import io
 import json
 import shlex
 import sys
+import time
+import zipfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +21,10 @@ from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor
 
 FAKE = Path(__file__).with_name("fake_llama_server.py")
-RUN_FAKE = f"import sys; sys.path.insert(0, {str(FAKE.parent)!r}); import {FAKE.stem} as it; it.main(sys.argv[1:])"
+RUN_FAKE = (
+    "import os, sys; os.environ['FAKE_STATE'] = {state!r}; "
+    f"sys.path.insert(0, {str(FAKE.parent)!r}); import {FAKE.stem} as it; it.main(sys.argv[1:])"
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,11 @@ class FakeEngine:
         now = {k: v for k, v in (now | switches).items() if v is not None}
         fresh = file.with_suffix(".new")
         fresh.write_text(json.dumps({k: str(v) for k, v in now.items()}), "utf-8")
-        fresh.replace(file)  # atomic: the server reads it at any time
+        while True:  # atomic, as the server reads it at any time; Windows replaces no open file
+            with contextlib.suppress(PermissionError):
+                fresh.replace(file)
+                return
+            time.sleep(0.01)
 
     def launches(self) -> list[dict[str, Any]]:
         """Return the pid, arguments and LLAMA_* variables of each process so far."""
@@ -59,15 +70,25 @@ def make_fake_engine(folder: Path) -> FakeEngine:
     (home / "bin").mkdir(parents=True)
     (home / "slots").mkdir()
     (home / "state").mkdir()
-    program = home / "bin" / "llama-server"
-    program.write_text(
-        f"#!/bin/sh\nFAKE_STATE={shlex.quote(str(home / 'state'))} "
-        f'exec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(RUN_FAKE)} "$@"\n'
-    )
-    program.chmod(0o755)
+    program = make_program(home / "bin" / "llama-server", RUN_FAKE.format(state=str(home / "state")))
     model = home / "model.gguf"
     model.write_bytes(b"GGUF")
     return FakeEngine(program, home / "state", LaunchPlan(model, 4096, home / "slots", batch_size=64))
+
+
+def make_program(path: Path, code: str) -> Path:
+    """Make an executable that runs this Python code; return its path, which ends with .exe on Windows."""
+    if sys.platform == "win32":
+        launcher = importlib.resources.files("pip._vendor.distlib").joinpath("t64.exe").read_bytes()
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr("__main__.py", code)
+        path = path.with_suffix(".exe")
+        path.write_bytes(launcher + f'#!"{sys.executable}" -I -S\n'.encode() + archive.getvalue())
+    else:
+        path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(code)} "$@"\n')
+        path.chmod(0o755)
+    return path
 
 
 @pytest.fixture

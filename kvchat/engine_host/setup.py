@@ -37,7 +37,7 @@ from kvchat.library.remote.starter import installed_starter, starter_path
 from kvchat.settings import Settings
 from kvchat.system.archives import UnsafeArchive, unpack
 from kvchat.system.concurrency import InterruptibleTask, in_thread
-from kvchat.system.files import file_size
+from kvchat.system.files import file_size, replace_file
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import SecretLocation
 from kvchat.text.formatting import format_size
@@ -290,7 +290,7 @@ class EngineSetup:
                     raise UnsafeArchive(_("it does not contain {program_name}", program_name=program_name()))
                 if target.exists():  # without its program, or it would not have been downloaded
                     shutil.rmtree(target)
-                whole.rename(target)
+                replace_file(whole, target)
         except UnsafeArchive as error:
             shutil.rmtree(self._downloads, ignore_errors=True)
             raise KvchatError(

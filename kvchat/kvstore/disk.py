@@ -9,6 +9,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from kvchat.system.files import replace_file
 from kvchat.system.paths import resolve_paths
 
 BLOCKS, INDEX, STAGING = "blocks", "index.db", "staging"  # in the store's folder
@@ -62,7 +63,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 def move(source: Path, target: Path) -> None:
     """Rename a file, or copy and delete it across file systems. The target gets mode 0600. Raises OSError."""
     try:
-        source.rename(target)
+        replace_file(source, target)
     except FileNotFoundError:
         raise
     except OSError:

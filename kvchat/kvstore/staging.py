@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvchat.kvstore import disk, memory_files
 from kvchat.kvstore.memory_files import SLACK_BYTES, MemoryRoom, StagingMemory
-from kvchat.system.files import file_size
+from kvchat.system.files import file_size, replace_file
 
 
 @dataclass
@@ -175,7 +175,8 @@ class Staging:
         """Keep a save point's slot file warm. Unless `absorbed`, it cannot be evicted before `mark_absorbed`."""
         with self._lock:
             if not absorbed:
-                file = file.rename(file.with_name(f"{point_id}.slot"))  # name `recover` looks for
+                engine_file, file = file, file.with_name(f"{point_id}.slot")  # name `recover` looks for
+                replace_file(engine_file, file)
                 file.chmod(0o600)
             before = self._warm_files.pop(point_id, None)
             self._warm_files[point_id] = _WarmFile(file, memory_files.file_stamp(file), window, absorbed)

@@ -22,6 +22,8 @@ from kvchat.text.formatting import format_size
 from kvchat.text.language import _
 
 ACCESS_TIMEOUT_S = 10.0  # long enough for a sleeping disk
+SHARING_TIMEOUT_S = 3.0  # a virus scanner reads a new file for about a second
+_SHARING_ERRORS = (5, 32, 33)  # ERROR_ACCESS_DENIED, ERROR_SHARING_VIOLATION, ERROR_LOCK_VIOLATION
 _READ_BYTES = 1024 * 1024
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # some files in /proc block
 
@@ -203,11 +205,28 @@ def atomic_write(target: Path, *, private: bool = False) -> Iterator[Path]:
         if old_mode is not None and not private:
             with contextlib.suppress(OSError):  # some file systems have no modes
                 temporary.chmod(stat.S_IMODE(old_mode))
-        temporary.replace(destination)
+        replace_file(temporary, destination)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def replace_file(source: Path, target: Path) -> None:
+    """Rename a file or folder, replacing an existing file. Raises OSError.
+
+    On Windows, this fails while another program has the file open, as a virus scanner does with a new file. It is
+    therefore retried for SHARING_TIMEOUT_S.
+    """
+    deadline = time.monotonic() + SHARING_TIMEOUT_S
+    while True:
+        try:
+            source.replace(target)
+            return
+        except PermissionError as error:
+            if getattr(error, "winerror", None) not in _SHARING_ERRORS or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 def temporary_path(target: Path) -> Path:

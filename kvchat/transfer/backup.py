@@ -27,7 +27,7 @@ from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings, parse_settings, save_settings
 from kvchat.system import migrations
 from kvchat.system.concurrency import Progress
-from kvchat.system.files import atomic_write, open_regular_file
+from kvchat.system.files import atomic_write, open_regular_file, replace_file
 from kvchat.system.paths import RESTORING, Paths
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _, format_number, join_list, join_sentences, plural
@@ -188,7 +188,7 @@ def _swap(new: Path, place: Path, aside: Path) -> None:
     for suffix in ("-wal", "-shm"):  # an old journal must not be applied to the new database
         journal = place.with_name(place.name + suffix)
         if journal.exists():
-            journal.replace(aside.with_name(aside.name + suffix))
+            replace_file(journal, aside.with_name(aside.name + suffix))
     if place.exists() and not aside.exists():
         _move(place, aside)
     _move(new, place)
@@ -197,13 +197,13 @@ def _swap(new: Path, place: Path, aside: Path) -> None:
 def _move(source: Path, target: Path) -> None:
     """Move a file, also across file systems; `target` is never incomplete."""
     try:
-        source.replace(target)
+        replace_file(source, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
         copy = target.with_name(f".{target.name}.part")
         shutil.copy2(source, copy)
-        copy.replace(target)
+        replace_file(copy, target)
         source.unlink()
 
 

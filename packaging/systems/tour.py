@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 PATIENCE_S = 420.0  # Wine runs the engine at about one token per second
 SCREEN = "1280x860x24"
@@ -37,6 +37,7 @@ class System:
     console: tuple[str, ...] = ()  # command line of kvchat's commands
     process_pattern = ""  # matches the command line of the window's process
     engine_pattern = ""  # matches the command line of the engine's process
+    has_tray = True
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -150,48 +151,216 @@ class Windows(System):
         subprocess.run([*self.inside()[:-1], "wineserver", "-k"], check=False)
 
 
-class Xfce(System):
-    """XFCE's window manager, panel and notifications on X11."""
+class Desktop(System):
+    """A Linux desktop in a Debian root, on Xvfb or, for GNOME, on a virtual monitor."""
+
+    name = ""
+    variables: ClassVar[dict[str, str]] = {}
+    session = ""  # shell script of the session, in whose folder $RUN it may write
 
     def __init__(self, base: Path, variant: str = "") -> None:
         super().__init__(base)
-        self._run = base / "run-xfce"
+        self._root, self._run = base / self.name, base / f"run-{self.name}"
         self.home = self._run / "kvchat"
-        self.kvchat = self.console = (str(base / "venv/bin/kvchat"),)
-        self.process_pattern = r"venv/bin/python\S* \S*venv/bin/kvchat( |$)"
-        self.engine_pattern = rf"{base}/venv.*embedded\.py"
+        self.kvchat = self.console = (str(base / f"venv-{self.name}/bin/kvchat"),)
+        self.process_pattern = rf"venv-{self.name}/bin/python\S* \S*/bin/kvchat( |$)"
+        self.engine_pattern = rf"venv-{self.name}/.*embedded\.py"
 
     def setup(self) -> None:
         super().setup()
-        (self._run / "home").mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self._run, ignore_errors=True)
+        (self._run / "home/.config").mkdir(parents=True)
         self._run.chmod(0o700)
-        (self._run / "bus").unlink(missing_ok=True)
-        session = (
-            f"echo $DBUS_SESSION_BUS_ADDRESS > {self._run}/bus; xfwm4 --compositor=off & sleep 1; xfdesktop & "
-            "xfce4-panel --disable-wm-check & /usr/lib/x86_64-linux-gnu/xfce4/notifyd/xfce4-notifyd & wait"
-        )
-        self.spawn(*self.inside("dbus-run-session", "--", "bash", "-c", session), output=self._run / "session.log")
+        self.prepare()
+        script = self._run / "session.sh"
+        script.write_text(f"echo $DBUS_SESSION_BUS_ADDRESS > {self._run}/bus\nRUN={self._run}\n{self.session}\nwait\n")
+        (self._root / "run/dbus").mkdir(parents=True, exist_ok=True)
+        self.spawn(*self.inside("dbus-daemon", "--system", "--nofork", "--nopidfile"), output=self._run / "system.log")
+        time.sleep(1)
+        self.spawn(*self.inside("dbus-run-session", "--", "bash", str(script)), output=self._run / "session.log")
         wait(lambda: (self._run / "bus").exists(), "the session bus", 20)
-        time.sleep(5)
+        time.sleep(15)
+        self.spawn(
+            *self.inside("dbus-monitor", "interface='org.freedesktop.Notifications',member='Notify'"),
+            output=self._run / "notifications.log",
+        )
+
+    def prepare(self) -> None:
+        """Write the desktop's settings."""
 
     def inside(self, *command: str) -> list[str]:
         settings = {
             "HOME": str(self._run / "home"),
             "XDG_RUNTIME_DIR": str(self._run),
-            "XDG_CURRENT_DESKTOP": "XFCE",
-            "XDG_SESSION_TYPE": "x11",
-            "DISPLAY": self.display,
             "LANG": "C.UTF-8",
-            "XFCE_PANEL_MIGRATE_DEFAULT": "1",
+            "LIBGL_ALWAYS_SOFTWARE": "1",
             "KVCHAT_HOME": str(self.home),
+            "DISPLAY": self.display,
+            **self.variables,
         }
         if (self._run / "bus").exists():
             settings["DBUS_SESSION_BUS_ADDRESS"] = (self._run / "bus").read_text().strip()
-        variables = [f"{name}={value}" for name, value in settings.items()]
-        return ["chroot", str(self.base / "desktop"), "env", "-u", "QT_QPA_PLATFORM", *variables, *command]
+        pairs = [f"{name}={value}" for name, value in settings.items()]
+        return ["chroot", str(self._root), "env", "-u", "QT_QPA_PLATFORM", *pairs, *command]
+
+    def call(self, service: str, path: str, method: str, *arguments: str) -> str:
+        """Call a method on the session bus and return the reply in GVariant's text format."""
+        command = ("gdbus", "call", "--session", "--dest", service, "--object-path", path, "--method", method, "--")
+        done = subprocess.run(
+            self.inside(*command, *arguments), capture_output=True, text=True, timeout=60, check=False
+        )
+        if done.returncode != 0:
+            raise StepFailed(f"{method}: {done.stderr.strip()[-300:]}")
+        return done.stdout
+
+    def tray_menu(self) -> dict[str, str]:
+        """Return the entries of kvchat's tray menu, each with its id."""
+        watcher = "org.kde.StatusNotifierWatcher"
+        get = "org.freedesktop.DBus.Properties.Get"
+        items = self.call(watcher, "/StatusNotifierWatcher", get, watcher, "RegisteredStatusNotifierItems")
+        for service, path in re.findall(r"'([^'/@]+)@?(/?[^']*)'", items):
+            facts = self.call(service, path or "/StatusNotifierItem", get, "org.kde.StatusNotifierItem", "Id")
+            if "kvchat" in facts:
+                self._item = service
+                menu = self.call(service, "/MenuBar", "com.canonical.dbusmenu.GetLayout", "0", "-1", "@as []")
+                return {label: id for id, label in re.findall(r"\((\d+), \{[^}]*?'label': <'([^']*)'>", menu)}
+        raise StepFailed(f"kvchat is not in the tray: {items}")
+
+    def click_tray(self, id: str) -> None:
+        self.call(self._item, "/MenuBar", "com.canonical.dbusmenu.Event", id, "clicked", "<''>", "0")
+
+    def notifications(self) -> str:
+        return (self._run / "notifications.log").read_text(errors="replace")
+
+    def speech(self) -> str | None:
+        """Return all that the screen reader has said, or None if none runs."""
+        log = self._run / "orca.log"
+        return "\n".join(re.findall("SPEECH OUTPUT: (.*)", log.read_text(errors="replace"))) if log.exists() else None
+
+    def close(self) -> None:
+        super().close()
+        for folder in Path("/proc").glob("[0-9]*"):  # what the session has started through its bus
+            with suppress(OSError):
+                if (folder / "root").readlink() == self._root:
+                    os.kill(int(folder.name), signal.SIGKILL)
 
 
-SYSTEMS: dict[str, Callable[..., System]] = {"windows": Windows, "xfce": Xfce}
+class Xfce(Desktop):
+    """XFCE's window manager, panel and notifications on X11, with the screen reader Orca."""
+
+    name = "xfce"
+    variables: ClassVar[dict[str, str]] = {
+        "XDG_CURRENT_DESKTOP": "XFCE",
+        "XDG_SESSION_TYPE": "x11",
+        "XFCE_PANEL_MIGRATE_DEFAULT": "1",
+    }
+    session = """
+xfwm4 --compositor=off & sleep 1
+xfdesktop & xfce4-panel --disable-wm-check & /usr/lib/x86_64-linux-gnu/xfce4/notifyd/xfce4-notifyd &
+/usr/libexec/at-spi-bus-launcher --launch-immediately & sleep 2
+for property in ScreenReaderEnabled IsEnabled; do
+  gdbus call --session --dest org.a11y.Bus --object-path /org/a11y/bus \\
+    --method org.freedesktop.DBus.Properties.Set org.a11y.Status $property "<true>"
+done
+orca --replace --debug-file=$RUN/orca.log &"""
+
+
+class Kde(Desktop):
+    """KDE Plasma on Wayland, in a window on Xvfb."""
+
+    name = "kde"
+    variables: ClassVar[dict[str, str]] = {
+        "XDG_CURRENT_DESKTOP": "KDE",
+        "KDE_FULL_SESSION": "true",
+        "KDE_SESSION_VERSION": "6",
+        "XDG_SESSION_TYPE": "wayland",
+        "KWIN_COMPOSE": "Q",
+        "QT_QUICK_BACKEND": "software",
+        "WAYLAND_DISPLAY": "wayland-kvchat",
+    }
+    session = """
+printf '[Daemon]\\nAutolock=false\\nLockOnResume=false\\n' > $HOME/.config/kscreenlockerrc
+env -u WAYLAND_DISPLAY kwin_wayland --x11-display $DISPLAY --width 1280 --height 860 --no-lockscreen \\
+  --socket $WAYLAND_DISPLAY &
+sleep 6; unset DISPLAY; dbus-update-activation-environment --all
+kded6 & plasmashell &"""
+
+
+class Gnome(Desktop):
+    """GNOME on Wayland without a monitor. VARIANT `tray`: with the extension that adds a tray."""
+
+    name = "gnome"
+    variables: ClassVar[dict[str, str]] = {
+        "XDG_CURRENT_DESKTOP": "GNOME",
+        "XDG_SESSION_TYPE": "wayland",
+        "XDG_SESSION_DESKTOP": "gnome",
+        "GSETTINGS_BACKEND": "keyfile",
+        "WAYLAND_DISPLAY": "wayland-kvchat",
+    }
+    session = """
+rm -rf /run/systemd/seats  # without logind the shell uses its own stand-in
+unset DISPLAY
+gnome-shell --headless --wayland --no-x11 --unsafe-mode --virtual-monitor 1280x860 --wayland-display $WAYLAND_DISPLAY &
+sleep 3; dbus-update-activation-environment --all"""
+    _KEYS: ClassVar[dict[str, int]] = {
+        "ctrl": 0xFFE3,
+        "alt": 0xFFE9,
+        "Return": 0xFF0D,
+        "Escape": 0xFF1B,
+        "Tab": 0xFF09,
+        "F4": 0xFFC1,
+        "comma": ord(","),
+    }
+
+    def __init__(self, base: Path, variant: str = "") -> None:
+        super().__init__(base)
+        self.has_tray = variant == "tray"
+
+    def prepare(self) -> None:
+        extensions = "['ubuntu-appindicators@ubuntu.com']" if self.has_tray else "[]"
+        settings = self._run / "home/.config/glib-2.0/settings"
+        settings.mkdir(parents=True)
+        (settings / "keyfile").write_text(
+            "[org/gnome/shell]\ndisable-user-extensions=false\nwelcome-dialog-last-shown-version='99'\n"
+            f"enabled-extensions={extensions}\n"
+            "[org/gnome/desktop/session]\nidle-delay=uint32 0\n"
+            "[org/gnome/desktop/interface]\nenable-animations=false\n"
+        )
+
+    def setup(self) -> None:
+        super().setup()
+        self._evaluate("Main.overview.hide();")
+
+    def _evaluate(self, script: str) -> None:
+        self.call("org.gnome.Shell", "/org/gnome/Shell", "org.gnome.Shell.Eval", script)
+
+    def _press(self, *values: int) -> None:
+        events = [(value, "PRESSED") for value in values] + [(value, "RELEASED") for value in reversed(values)]
+        self._evaluate(
+            "const {Clutter} = imports.gi; const seat = global.stage.get_context().get_backend().get_default_seat();"
+            "globalThis.keyboard ??= seat.create_virtual_device(Clutter.InputDeviceType.KEYBOARD_DEVICE);"
+            + "".join(
+                f"keyboard.notify_keyval(Date.now() * 1000, {value}, Clutter.KeyState.{state});"
+                for value, state in events
+            )
+        )
+
+    def keys(self, *names: str) -> None:
+        for name in names:
+            self._press(*(self._KEYS.get(part) or ord(part) for part in name.split("+")))
+            time.sleep(0.4)
+
+    def type(self, text: str) -> None:
+        for letter in text:
+            self._press(ord(letter))
+        time.sleep(0.5)
+
+    def picture(self, file: Path) -> None:
+        service = "org.gnome.Shell.Screenshot"
+        self.call(service, "/org/gnome/Shell/Screenshot", f"{service}.Screenshot", "false", "false", str(file))
+
+
+SYSTEMS: dict[str, Callable[..., System]] = {"windows": Windows, "xfce": Xfce, "gnome": Gnome, "kde": Kde}
 
 
 def wait(condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> Any:
@@ -288,12 +457,31 @@ class Tour:
             self.start()
             self.ask("And which of them can sing?")
             expect(self.newest_receipt()["source"], "disk", "warm", "ahead")
-        with self.step("Close to the tray"):
-            system.keys("alt+F4")
-            time.sleep(3)
-            if not system.pids(system.process_pattern):
-                raise StepFailed("closing the window quit kvchat")
-        with self.step("Open again by starting kvchat a second time"):
+        if isinstance(system, Desktop) and system.speech() is not None:
+            with self.step("The screen reader reads the reply", picture=False):
+                query = "SELECT content FROM messages WHERE role = 'assistant' ORDER BY created_at DESC LIMIT 1"
+                words = " ".join(self.rows(query)[0][0].split()[:3])
+                wait(lambda: words in (system.speech() or ""), f"speech of {words!r}", 20)
+        if system.has_tray:
+            with self.step("Close to the tray"):
+                system.keys("alt+F4")
+                time.sleep(3)
+                expect_running(system, "closing the window quit kvchat")
+        else:
+            with self.step("Close without a tray, which asks before it quits"):
+                system.keys("alt+F4")
+                time.sleep(3)
+                expect_running(system, "closing the window quit kvchat without asking")
+                system.keys("Escape")
+        if isinstance(system, Desktop) and system.has_tray:
+            with self.step("Open again by the tray menu"):
+                menu = system.tray_menu()
+                missing = {"Open kvchat", "New chat", "Quick question", "Stop engine", "Quit"} - menu.keys()
+                if missing:
+                    raise StepFailed(f"the tray menu lacks {missing}: {menu}")
+                system.click_tray(menu["Open kvchat"])
+                time.sleep(3)
+        with self.step("Start kvchat a second time, which shows the window"):
             system.spawn(*system.inside(*system.kvchat), output=self.report / "second.log")
             time.sleep(6)
         with self.step("Settings"):
@@ -331,10 +519,22 @@ class Tour:
             restored = json.loads(system.run("chats", "--json"))["chats"]
             if not any("bird" in json.dumps(row).lower() for row in restored):
                 raise StepFailed("the imported chat is not listed")
-        with self.step("Kill the engine; the next message restarts it"):
+        with self.step("Kill the engine during a reply, with the window closed to the tray"):
+            system.spawn(*system.inside(*system.kvchat), output=self.report / "second.log")
+            time.sleep(3)
+            system.keys("ctrl+n")
+            before = self.replies("true")
+            system.type("Write a long story about a fish.")
+            system.keys("Return")
+            wait(lambda: self.replies("true") > before, "reply")
+            if system.has_tray:
+                system.keys("alt+F4")
             for pid in system.pids(system.engine_pattern):
                 os.kill(pid, signal.SIGKILL)
+            if isinstance(system, Desktop) and system.has_tray:
+                wait(lambda: "The reply failed" in system.notifications(), "notification", 30)
             time.sleep(4)
+        with self.step("The next message restarts the engine"):
             system.spawn(*system.inside(*system.kvchat), output=self.report / "second.log")
             time.sleep(3)
             system.keys("ctrl+n")
@@ -349,6 +549,11 @@ class Tour:
                 raise StepFailed("messages are missing")
         with self.step("Quit again", picture=False):
             self.quit()
+
+
+def expect_running(system: System, failure: str) -> None:
+    if not system.pids(system.process_pattern):
+        raise StepFailed(failure)
 
 
 def expect(value: str, *allowed: str) -> None:

@@ -1,12 +1,16 @@
 """Atomic writes."""
 
+import errno
 import os
 import socket
 import stat
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from kvchat.system import files
 from kvchat.system.files import NotAFile, atomic_write
 
 
@@ -47,6 +51,34 @@ def test_old_leftovers_of_killed_processes_are_deleted(tmp_path: Path) -> None:
         with atomic_write(tmp_path / "a.json") as new:
             new.write_text("x", "utf-8")
         assert sorted(tmp_path.iterdir()) == sorted([*left, tmp_path / "a.json"])
+
+
+def test_file_open_in_a_virus_scanner_is_replaced_when_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "settings.json"
+    target.write_text("old")
+    scanner = target.open()  # Windows replaces no open file
+    if sys.platform != "win32":
+        replace = Path.replace
+
+        def replace_as_windows(source: Path, target: Path) -> Path:
+            if scanner.closed:
+                return replace(source, target)
+            error = PermissionError(errno.EACCES, "in use")
+            error.winerror = 32
+            raise error
+
+        monkeypatch.setattr(Path, "replace", replace_as_windows)
+    with monkeypatch.context() as patience:
+        patience.setattr(files, "SHARING_TIMEOUT_S", 0.2)
+        with pytest.raises(PermissionError), atomic_write(target) as new:
+            new.write_text("given up")
+    assert (target.read_text(), len(list(tmp_path.iterdir()))) == ("old", 1)
+    closing = threading.Timer(0.3, scanner.close)
+    closing.start()
+    with atomic_write(target) as new:
+        new.write_text("new")
+    closing.join()
+    assert target.read_text() == "new"
 
 
 def test_atomic_write_follows_links(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from kvchat.chat.record.database_file import BACKUP_FOLDER, ChatsDamaged, StorageFailed, create_empty
 from kvchat.chat.record.titles import title_from
-from kvchat.system.files import temporary_path
+from kvchat.system.files import replace_file, temporary_path
 from kvchat.text.language import _
 
 KEPT_BACKUPS = 3
@@ -70,7 +70,7 @@ def back_up(file: Path, *, replace_todays: bool) -> bool:
         new = temporary_path(today)
         try:
             _copy_chats(file, new)
-            new.replace(today)
+            replace_file(new, today)
         finally:
             new.unlink(missing_ok=True)
         # Take out what was deleted meanwhile: `scrub_backups` may have run before the backup existed.

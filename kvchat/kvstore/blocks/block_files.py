@@ -19,6 +19,7 @@ from blake3 import blake3
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.positioned import Digests
 from kvchat.kvstore.blocks.recipe import RESIDUE_CHUNK_BYTES, BlockUse
+from kvchat.system.files import replace_file
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = "temporary"
@@ -117,7 +118,7 @@ class BlockFiles:
             path = self.path(block.name)
             if not path.parent.is_dir():
                 disk.private_folder(path.parent)
-            block.temporary.replace(path)
+            replace_file(block.temporary, path)
             self.new_block_sizes[block.name] = disk.disk_usage(path.stat())
         except BaseException:
             self.discard(block)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 from kvchat.errors import KvchatError
 from kvchat.library.remote.hub import HubError, HubFile, HubPart, Unreachable
 from kvchat.system.concurrency import SHUTDOWN_TIMEOUT_S
-from kvchat.system.files import atomic_write, file_size, read_json
+from kvchat.system.files import atomic_write, file_size, read_json, replace_file
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _
 
@@ -152,7 +152,7 @@ async def fetch_model(order: DownloadOrder, models: Path, source: DownloadSource
                 fetched.append(part)
             before += part.size
         for part in fetched:
-            order.partial_path(models, part).replace(order.target_path(models, part))
+            replace_file(order.partial_path(models, part), order.target_path(models, part))
         order_file.unlink()
     except OSError as error:
         raise disk_failure(target.parent, error) from error

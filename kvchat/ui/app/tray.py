@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QDialog, QMenu, QSystemTrayIcon
 
+from kvchat import APP_ID
 from kvchat.chat.events import EngineChanged, Event, ReplyFinished, TurnFailed
 from kvchat.engine.api.connection import EngineState
 from kvchat.library.remote.downloads import ACTIVE_STATES
@@ -169,7 +170,7 @@ class ReplyNotifier(Controller):
     async def _notify(self, chat: str, text: str) -> None:
         """https://specifications.freedesktop.org/notification-spec: the title is plain text, the body is markup."""
         title, actions = one_line(self._window.chat.conversations.title(chat)), ["default", _("Open")]
-        hints = {"desktop-entry": ("s", "kvchat"), "category": ("s", "im.received")}
+        hints = {"desktop-entry": ("s", APP_ID), "category": ("s", "im.received")}
         notification = "kvchat", 0, "kvchat", title, html.escape(text), actions, hints, -1
         try:
             if not self._listens:
