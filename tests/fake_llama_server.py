@@ -105,8 +105,14 @@ def die() -> None:
         os._exit(1)
     if how == "abort":
         log("fake.cpp:1: GGML_ASSERT(false) failed")
-    os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGABRT)
+    die_of(signal.SIGABRT if how == "abort" else 9)
     threading.Event().wait()
+
+
+def die_of(number: int) -> None:
+    if sys.platform == "win32":
+        os._exit(0xC0000005 - 2**32)  # an access violation
+    os.kill(os.getpid(), number)
 
 
 STARTED_AFTER_THE_LOSS = bool(switch("FAKE_LOSE_GPU"))
@@ -512,7 +518,7 @@ def fail_at_start(flags: argparse.Namespace) -> None:
         code, _, message = switch("FAKE_EXIT_AT_START").partition(":")
         log(message)
         if int(code) < 0:
-            os.kill(os.getpid(), -int(code))
+            die_of(-int(code))
         os._exit(int(code))
     if has_turn_left("ports-taken", switch("FAKE_PORT_TAKEN_TIMES") or "0"):
         place = f"hostname: {flags.host}, port: {flags.port}"

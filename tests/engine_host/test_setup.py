@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 
-from kvchat.engine.discovery.engines import EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation, program_name
 from kvchat.engine.discovery.graphics import Backend, GpuVendor, Graphics
 from kvchat.engine_host import setup as engine_setup
 from kvchat.engine_host.setup import EngineDownload, EngineSetup, Stage, downloaded_engines
@@ -54,7 +54,7 @@ class Home:
 
     @property
     def program(self) -> Path:
-        return self.paths.engines / NAME / "llama-server"
+        return self.paths.engines / NAME / program_name()
 
     def left(self) -> list[str]:
         """Return the names of all files in the engines' folder."""
@@ -82,7 +82,7 @@ async def home(
     monkeypatch.setattr(engine_setup.builds_for, "__defaults__", ("x86_64",))
     monkeypatch.setattr(downloader, "RETRY_DELAYS_S", (0.0, 0.0))
     program = fake_engine.path.read_bytes()
-    engine = tarred({"llama-b11457/llama-server": program, "llama-b11457/libggml-cuda.so": bytes(300_000)})
+    engine = tarred({f"llama-b11457/{program_name()}": program, "llama-b11457/libggml-cuda.so": bytes(300_000)})
     libraries = tarred({f"{LIBRARIES}/libcudart.so.12": b"cuda", f"{LIBRARIES}/libcublas.so.12": b"blas"})
     github.releases = {
         "v0.7.0": {"nightly-tag.txt": b"b11457\n"},  # what llama.cpp calls a release
@@ -97,7 +97,7 @@ async def home(
 async def test_download_test_and_use(home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     await home.works()
     assert home.notices == [("GPU engine ready", f"{NAME} passed its test and is now selected.")]
-    assert home.left() == ["libcublas.so.12", "libcudart.so.12", "libggml-cuda.so", "llama-server"]
+    assert home.left() == ["libcublas.so.12", "libcudart.so.12", "libggml-cuda.so", program_name()]
     assert home.stages == [Stage.SEARCHING, Stage.FETCHING, Stage.UNPACKING, Stage.TESTING]
     assert home.progress[-1] is None
     last = home.progress[-2]
@@ -195,7 +195,7 @@ async def test_full_disk(home: Home, github: FakeHub, monkeypatch: pytest.Monkey
 
 
 async def test_unsafe_archive(home: Home, github: FakeHub) -> None:
-    github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/llama-server": b"", "../../../outside": b"x"})
+    github.releases["b11457"][ARCHIVE] = tarred({f"llama-b11457/{program_name()}": b"", "../../../outside": b"x"})
     assert "invalid name" in (await refused(home, KvchatError)).detail
     assert home.left() == []
     github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/README": b""})
@@ -222,7 +222,7 @@ async def test_old_partial_download_is_deleted_and_engine_removed(home: Home) ->
 async def test_missing_library_is_named(
     home: Home, github: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/llama-server": b"#!/bin/sh\nexit 127\n"})
+    github.releases["b11457"][ARCHIVE] = tarred({f"llama-b11457/{program_name()}": b"#!/bin/sh\nexit 127\n"})
     ldd = tmp_path / "bin" / "ldd"
     ldd.parent.mkdir()
     ldd.write_text("#!/bin/sh\necho '\tlibssl.so.3 => not found'\n")
@@ -252,7 +252,7 @@ async def test_real_llama_server_in_an_archive(
     trial = await home.setup.install(Backend.VULKAN)
     assert trial.works, trial.steps[-1]
     assert trial.steps[-1].name == "Chat memory"
-    assert home.settings.engine_path == str(home.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server")
+    assert home.settings.engine_path == str(home.paths.engines / "llama.cpp-b11457-vulkan" / program_name())
 
 
 async def test_settings_are_checked_and_the_key_is_kept_apart(home: Home, fake_engine: FakeEngine) -> None:

@@ -6,6 +6,7 @@ from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine_host.trial import EngineTrial, TrialStep, try_engine
 from tests.engine.waiting import is_alive
 from tests.engine_fixtures import FakeEngine
+from tests.systems import needs_signals
 
 
 async def tried(fake: FakeEngine, *, model: bool = True) -> EngineTrial:
@@ -32,7 +33,7 @@ async def test_good_engine_passes(fake_engine: FakeEngine) -> None:
         ({"FAKE_EXIT_AT_START": "1:error loading model: unknown model architecture: 'x'"}, "cannot be loaded"),
         ({"FAKE_EXIT_AT_START": "-11:"}, "crashed"),
         ({"FAKE_DIE_DURING": "stream"}, "crashed"),
-        ({"FAKE_DIE_DURING": "restore", "FAKE_DIE_HOW": "kill"}, "killed"),
+        pytest.param({"FAKE_DIE_DURING": "restore", "FAKE_DIE_HOW": "kill"}, "killed", marks=needs_signals),
         ({"FAKE_EMPTY_SAVE": 1}, "Chat memory may not work"),
         ({"FAKE_REFUSE_RESTORE": 1}, "Chat memory does not work"),
         ({"FAKE_HOLLOW_RESTORE": 1}, "Chat memory does not work"),

@@ -17,6 +17,7 @@ from kvchat.kvstore.savepoint import Bounds, RestoreMiss, RestorePlan, StagedFil
 from kvchat.kvstore.store import BlockStore
 from tests.kvstore.store_bench import FINGERPRINT, FULL, Bench, Model, token_range
 from tests.store_contents import flip_a_byte
+from tests.systems import needs_memory_folder
 
 REPOSITORY = Path(__file__).parents[2]
 SIZE = len(FULL.slot_file(token_range(300)))
@@ -75,6 +76,7 @@ def test_a_damaged_block_is_noticed_when_a_file_is_overwritten(tmp_path: Path) -
     assert isinstance(bench.find(token_range(310)), RestoreMiss), "it is not tried again"
 
 
+@needs_memory_folder
 def test_memory_is_used_as_far_as_it_is_free_now(tmp_path: Path) -> None:
     free = 10**9
     bench = Bench(tmp_path / "store", memory=lambda held: held + free)
@@ -137,6 +139,7 @@ def test_stored_rows_need_no_room_on_disk(bench: Bench) -> None:
         bench.saver.check_room(size, "thesis", path, *state)
 
 
+@needs_memory_folder
 def test_delete_all_leaves_no_file_in_memory_and_no_unknown_block(roomy: Bench) -> None:
     roomy.save("thesis", token_range(300))
     known = roomy.block_files()[0]

@@ -17,6 +17,7 @@ from kvchat.library.model_files import (
 )
 from kvchat.library.model_library import FoundModel, UnreadableFolder, find_models
 from tests.library.gguf_files import write_gguf
+from tests.systems import needs_links
 
 
 def find(*folders: ModelFolder | Path) -> list[FoundModel]:
@@ -96,6 +97,7 @@ def test_split_model_is_listed_once_even_without_a_part(tmp_path: Path, missing:
     assert found.size == 2 * parts[2].stat().st_size
 
 
+@needs_links
 def test_links_are_listed_once_and_broken_files_with_the_reason(tmp_path: Path) -> None:
     path = model_in(tmp_path / "a")
     os.link(path, tmp_path / "a" / "hard.gguf")
@@ -115,6 +117,7 @@ def test_links_are_listed_once_and_broken_files_with_the_reason(tmp_path: Path) 
     }
 
 
+@needs_links
 def test_hugging_face_snapshot_of_main_comes_first(tmp_path: Path) -> None:
     repository = tmp_path / "models--org--Thing-GGUF"
     (repository / "blobs").mkdir(parents=True)

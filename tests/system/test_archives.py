@@ -14,6 +14,7 @@ import pytest
 from kvchat.system import archives
 from kvchat.system.archives import UnsafeArchive, unpack
 from tests.library.engine_archives import tarred, zipped
+from tests.systems import needs_links
 
 
 def put(folder: Path, name: str, content: bytes) -> Path:
@@ -28,6 +29,7 @@ def unpacked(archive: Path, into: Path) -> list[str]:
     return sorted(path.relative_to(into).as_posix() for path in into.rglob("*"))
 
 
+@needs_links
 def test_top_folder_is_removed_and_links_and_modes_stay(tmp_path: Path) -> None:
     files = {"llama-b1/llama-server": b"#!", "llama-b1/LICENSE": b"MIT", "llama-b1/rocblas/library/a.dat": b"x"}
     archive = put(tmp_path, "a.tar.gz", tarred(files, links={"llama-b1/libllama.so": "LICENSE"}))
@@ -99,6 +101,7 @@ def test_unsafe_or_damaged_archives_are_refused(tmp_path: Path, content: bytes, 
     assert list(tmp_path.rglob("outside")) == []
 
 
+@needs_links
 def test_file_behind_a_link_is_refused(tmp_path: Path) -> None:
     content = tarred({"d/x": b"1", "l/y": b"2"}, links={"l": "d"}, links_first=True)
     with pytest.raises(UnsafeArchive, match="behind a link"):

@@ -12,6 +12,7 @@ import pytest
 
 from kvchat.system import files
 from kvchat.system.files import NotAFile, atomic_write
+from tests.systems import has_mode, needs_links, needs_pipes
 
 
 def test_atomic_write_replaces_privately(tmp_path: Path) -> None:
@@ -21,7 +22,7 @@ def test_atomic_write_replaces_privately(tmp_path: Path) -> None:
             new.write_text(text, "utf-8")
             assert target.exists() == private
         assert target.read_text("utf-8") == text
-        assert target.stat().st_mode & 0o777 == 0o600
+        assert has_mode(target, 0o600)
         target.chmod(0o644)
     assert list(tmp_path.iterdir()) == [target]
 
@@ -81,6 +82,7 @@ def test_file_open_in_a_virus_scanner_is_replaced_when_closed(tmp_path: Path, mo
     assert target.read_text() == "new"
 
 
+@needs_links
 def test_atomic_write_follows_links(tmp_path: Path) -> None:
     behind, link = tmp_path / "there" / "a.json", tmp_path / "link.json"
     behind.parent.mkdir()
@@ -101,6 +103,7 @@ def test_atomic_write_follows_links(tmp_path: Path) -> None:
     assert (tmp_path / "new.json").read_text("utf-8") == "x"
 
 
+@needs_pipes
 @pytest.mark.parametrize("kind", ["a folder", "a pipe", "a socket", "a device"])
 def test_atomic_write_refuses_non_files(tmp_path: Path, kind: str) -> None:
     place = tmp_path / "x"

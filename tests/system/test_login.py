@@ -14,6 +14,7 @@ import pytest
 from kvchat.errors import KvchatError
 from kvchat.system import login
 from kvchat.system.login import add_to_menu, can_add_to_menu, can_start_at_login, start_at_login, starts_at_login
+from tests.systems import not_on_windows
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +31,7 @@ def run_line(entry: Path) -> str:
     return next(line for line in entry.read_text().splitlines() if line.startswith("Exec="))
 
 
+@not_on_windows("paths of other systems")
 def test_linux_autostart_entry(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     entry = home / "config/autostart/kvchat.desktop"
@@ -63,6 +65,7 @@ def test_linux_autostart_entry(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert not starts_at_login()
 
 
+@not_on_windows("paths of other systems")
 def test_the_menu_entry_is_valid_and_removed_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_DATA_HOME", str(home / "share"))
@@ -85,6 +88,7 @@ def test_the_menu_entry_is_valid_and_removed_again(home: Path, monkeypatch: pyte
         add_to_menu(True, "<svg/>")
 
 
+@not_on_windows("paths of other systems")
 def test_macos_launch_agent(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(sys, "frozen", True, raising=False)
@@ -137,7 +141,8 @@ def test_windows_run_key(monkeypatch: pytest.MonkeyPatch) -> None:
     start_at_login(False)
     start_at_login(True)
     assert starts_at_login()
-    assert registry.keys[login._RUN_KEY] == {"kvchat": '"/Program Files/kvchat/kvchat-app.exe" --hidden'}
+    program = Path("/Program Files/kvchat/kvchat-app.exe")
+    assert registry.keys[login._RUN_KEY] == {"kvchat": f'"{program}" --hidden'}
     start_at_login(False)
     assert registry.keys[login._RUN_KEY] == {}
     assert not starts_at_login()

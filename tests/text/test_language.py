@@ -1,6 +1,7 @@
 """The language of kvchat, and formats of sizes, times and counts."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -51,6 +52,7 @@ def test_language_from_environment_or_desktop(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(os, "environ", {"LANGUAGE": variable})
         assert set_language("system", ["ko-KR"]) == expected == current_language()
     monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(sys, "platform", "linux")  # Windows always has a language
     assert set_language("system", ["pl-PL", "ja-JP"]) == "ja"
     assert set_language("es", ["ja-JP"]) == "es"
 

@@ -16,6 +16,7 @@ from kvchat.system import migrations
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer import backup
 from kvchat.transfer.backup import check_backup, engine_settings_of, finish_restore, make_backup, stage_restore
+from tests.systems import has_mode
 from tests.transfer.library import everything, made_conversation, open_library
 
 
@@ -60,7 +61,7 @@ def backup_file(paths, tmp_path) -> tuple[Path, list[object]]:
 def test_backup_has_no_models_engines_or_secrets(backup_file, paths, tmp_path):
     with pytest.raises(KvchatError, match="could not be created"):
         make_backup(paths, tmp_path / "no folder" / "x.zip")
-    assert backup_file[0].stat().st_mode & 0o777 == 0o600
+    assert has_mode(backup_file[0], 0o600)
     with zipfile.ZipFile(backup_file[0]) as archive:
         assert sorted(archive.namelist()) == ["config/settings.json", "data/conversations.db", "manifest.json"]
     facts = check_backup(backup_file[0])
@@ -177,7 +178,7 @@ def test_only_chats_and_settings_are_restored(backup_file, paths, tmp_path):
     assert finish_restore(paths) is not None
     home = paths.data.parent
     assert (home / engine).read_bytes() == b"ELF"
-    assert (home / engine).stat().st_mode & 0o777 == 0o755
+    assert has_mode(home / engine, 0o755)
     theirs = [file for file in tmp_path.rglob("*") if file.is_file() and file.read_bytes() == b"theirs"]
     assert theirs == []
     assert contents(paths.data) == backup_file[1]

@@ -15,6 +15,7 @@ from kvchat.transfer import importing, untrusted_files
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.foreign import parse_chatgpt
 from kvchat.transfer.importing import import_paths
+from tests.systems import WINDOWS, needs_pipes
 from tests.transfer.library import everything, made_conversation, open_library
 
 
@@ -151,13 +152,14 @@ def test_bad_entries_are_reported_and_the_rest_is_imported(tmp_path):
         "latin.json: it is not UTF-8 text",
         "deep.json: it is nested too deeply",
         "cut.zip: the zip file is damaged (File is not a zip file)",
-        "missing.json: No such file or directory",
+        f"missing.json: {'File not found' if WINDOWS else 'No such file or directory'}",
         "newer.json: it was created by a newer version of kvchat",
         "empty.json: it contains no chats",
         f"y.json, chat 2 “{'x' * 60}”: it has more than 100,000 messages",
     )
 
 
+@needs_pipes
 def test_failed_import_is_undone(tmp_path):
     """From a zip, and a folder with a pipe, which is not waited for."""
     database = open_library(tmp_path)

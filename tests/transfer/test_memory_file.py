@@ -26,6 +26,7 @@ from kvchat.transfer.memory_file import (
     is_memory_file,
 )
 from tests.kvstore.store_bench import HYBRID, WINDOW, Bench, Model
+from tests.systems import has_mode
 from tests.transfer.library import everything, made_conversation, open_library, quick_keys
 
 SECRET = "correct horse, 正しい馬"
@@ -91,7 +92,7 @@ def test_memory_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Mode
     for length in (300, 700):
         here.bench.save(chat.id, TOKENS[:length])
     file = exported(here, chat, tmp_path / "chat.kvchat", passphrase)
-    assert file.stat().st_mode & 0o077 == 0, "it contains the chat"
+    assert has_mode(file, 0o600), "it contains the chat"
     assert (is_memory_file(file), file.read_bytes().startswith(MAGIC)) == (True, bool(passphrase))
     report = there.import_file(file, passphrase)
     assert (report.imported, report.problems) == ((chat.id,), ())

@@ -31,6 +31,7 @@ from kvchat.text.language import _
 
 _WINDOWS_DLL_NOT_FOUND = 0xC0000135
 _WINDOWS_ILLEGAL_INSTRUCTION = 0xC000001D
+_WINDOWS_EXCEPTION = 0xC0000000  # lowest code of an exception, such as 0xC0000005 (access violation)
 _EXTERNAL_SIGNALS = {getattr(signal, name, None) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")} - {None}
 _NOT_STARTED = (parent_guard.EXIT_NOT_FOUND, parent_guard.EXIT_NOT_EXECUTABLE, embedded.EXIT_NOT_INSTALLED)
 
@@ -75,6 +76,9 @@ class ProcessExit:
                 return failure
         if self.signal is not None:
             return self._explain_signal(self.signal)
+        if self.code >= _WINDOWS_EXCEPTION:
+            detail = with_last_output(_("It was terminated by {name}.", name=f"0x{self.code:X}"), self.last_lines)
+            return EngineFailure(FailureKind.CRASHED, _("The engine crashed"), detail, _(LOG_ADVICE))
         detail = with_last_output(_("It exited with code {code}.", code=self.code), self.last_lines)
         return EngineFailure(FailureKind.EXITED, _("The engine stopped unexpectedly"), detail, _(LOG_ADVICE))
 

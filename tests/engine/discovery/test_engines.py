@@ -21,6 +21,7 @@ from kvchat.engine.discovery.engines import (
     usable_engine,
 )
 from tests.engine_fixtures import FakeEngine, make_fake_engine
+from tests.systems import needs_links, needs_scripts
 
 
 @pytest.fixture
@@ -34,6 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return has
 
 
+@needs_links
 def test_search_order(
     machine: Callable[..., None], fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +104,7 @@ def test_build_number(text: str, number: int | None) -> None:
     assert build_number(text) == number
 
 
+@needs_scripts
 def test_probe_is_cached_by_file(fake_engine: FakeEngine) -> None:
     first = probe(fake_engine.location)
     assert first.options.find("--slot-save-path") is not None
@@ -110,6 +113,7 @@ def test_probe_is_cached_by_file(fake_engine: FakeEngine) -> None:
     assert probe(fake_engine.location) is not first
 
 
+@needs_scripts
 def test_old_engine_is_refused(fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_VERSION=6000)
     with pytest.raises(EngineTooOld) as refused:
@@ -140,6 +144,7 @@ def test_options_of_real_llama_server(real_llama_server: EngineLocation) -> None
     assert len(options.options) > 100
 
 
+@needs_links
 def test_list_of_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old_engine, good_engine = (make_fake_engine(tmp_path / name) for name in ("old", "good"))
     old_engine.set(FAKE_VERSION=6000)

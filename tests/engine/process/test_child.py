@@ -54,7 +54,7 @@ async def test_exit_code_and_last_lines() -> None:
             (1.0, LONG_S),
             1,
         ),
-        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", (0.3, 0.3), -signal.SIGKILL),
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", (0.3, 0.3), -9),
     ],
     ids=["asked", "asked again", "killed"],
 )

@@ -92,6 +92,7 @@ DYLD = "dyld[99]: Library not loaded: @rpath/libllama.dylib"
         (-4, "", FailureKind.UNSUPPORTED_CPU),
         (-6, "/src/llama-kv-cache.cpp:99: GGML_ASSERT(n > 0) failed", FailureKind.CRASHED),
         (-11, "", FailureKind.CRASHED),
+        (0xC0000005, "", FailureKind.CRASHED),
         (-9, "", FailureKind.KILLED),
         (-15, "", FailureKind.KILLED),
         (3, "", FailureKind.EXITED),
@@ -132,8 +133,8 @@ def test_lost_worker_is_named() -> None:
 def test_old_output_does_not_explain_a_later_death() -> None:
     """An engine that served for hours has logged old errors, and SIGKILL leaves no message."""
     lines = ("failed to allocate a little", "error: invalid argument: temperature")
-    assert ProcessExit(-signal.SIGKILL, lines).explain(was_ready=True).kind is FailureKind.KILLED
-    assert ProcessExit(-signal.SIGKILL, out_of_memory=True).explain().kind is FailureKind.OUT_OF_MEMORY
+    assert ProcessExit(-9, lines).explain(was_ready=True).kind is FailureKind.KILLED
+    assert ProcessExit(-9, out_of_memory=True).explain().kind is FailureKind.OUT_OF_MEMORY
     lines = ("error: invalid argument: temperature", "GGML_ASSERT(x) failed")
     assert ProcessExit(-signal.SIGABRT, lines).explain(was_ready=True).kind is FailureKind.CRASHED
     assert ProcessExit(1, lines[:1]).explain(was_ready=True).kind is FailureKind.EXITED

@@ -20,7 +20,7 @@ def value_of(flag: str, arguments: list[str]) -> str:
 
 
 SAID: dict[str, tuple[str, object]] = {  # by llama-server's option: the embedded engine's field and its value
-    "--model": ("model.path", "/models/a b.gguf"),
+    "--model": ("model.path", str(Path("/models/a b.gguf"))),
     "--ctx-size": ("n_ctx", 8192),
     "--port": ("port", 4567),
     "-ctk": ("cache_type_k", "q8_0"),
@@ -40,8 +40,9 @@ def test_arguments_of_both_engines() -> None:
     assert "--kv-unified" in arguments
     assert fields["kv_unified"] is True
     assert (value_of("--host", arguments), fields["hostnames"]) == ("127.0.0.1", ["127.0.0.1"])
-    assert value_of("--slot-save-path", arguments) == "/slots"
-    assert fields["slot_save_path"] == f"/slots{os.sep}"  # llama.cpp joins folder and file name without a separator
+    assert value_of("--slot-save-path", arguments) == str(Path("/slots"))
+    # llama.cpp joins folder and file name without a separator.
+    assert fields["slot_save_path"] == str(Path("/slots")) + os.sep
     assert value_of("--cors-origins", arguments).endswith(".invalid")  # no web page may send requests
     assert fields["cors_origins"] == value_of("--cors-origins", arguments)
     old = KnownOptions((Option(("--metrics",), 0), Option(("--verbosity",), 1)))

@@ -13,6 +13,7 @@ from kvchat.engine.api.errors import EngineError, EngineFailed, EngineGone, Fail
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from tests.engine.waiting import is_alive, until
 from tests.engine_fixtures import FakeEngine
+from tests.systems import needs_signals
 
 STARTING, LOADING, READY = EngineState.STARTING, EngineState.LOADING, EngineState.READY
 STOPPING, STOPPED, FAILED = EngineState.STOPPING, EngineState.STOPPED, EngineState.FAILED
@@ -114,6 +115,7 @@ async def test_cancelled_stop_kills(supervisor: RecordedSupervisor, fake_engine:
     assert supervisor.status == EngineStatus(STOPPED)
 
 
+@needs_signals
 async def test_restart_after_death(supervisor: RecordedSupervisor) -> None:
     await supervisor.start_fake()
     os.kill(supervisor.pid, signal.SIGKILL)
@@ -135,6 +137,7 @@ async def test_crash_loop_ends(supervisor: RecordedSupervisor, fake_engine: Fake
     assert supervisor.status.state is FAILED
 
 
+@needs_signals
 async def test_old_deaths_do_not_count(supervisor: RecordedSupervisor) -> None:
     await supervisor.start_fake()
     for _ in range(7):

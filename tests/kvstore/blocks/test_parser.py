@@ -30,6 +30,7 @@ from kvchat.kvstore.blocks.layout import (
 )
 from kvchat.kvstore.blocks.parser import MAX_CACHES, SlotFileError, matches_tokens, parse, parse_layout, read_tokens
 from tests.kvstore.store_bench import MAGIC, header_bytes, parse_bytes
+from tests.systems import needs_pipes
 
 FOLDER = Path(__file__).with_name("layouts")
 NAMES = sorted(path.name.removesuffix(".slot.gz") for path in FOLDER.glob("*.slot.gz"))
@@ -334,6 +335,7 @@ def test_a_count_of_billions_allocates_nothing(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+@needs_pipes
 def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SlotFileError, match="not a file"):

@@ -18,6 +18,7 @@ from kvchat.kvstore.index.schema import CorruptIndex
 from kvchat.kvstore.savepoint import RestoreMiss, StoreRefused
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.kvstore.store_bench import Bench, Model, token_range
+from tests.systems import deletes_open_files
 
 ADD_CHAT, CHATS = "INSERT INTO conversations (name) VALUES (?)", "SELECT name FROM conversations"
 
@@ -67,6 +68,7 @@ def test_a_damaged_index_is_replaced_once_all_connections_are_closed(tmp_path: P
     assert losses == [[], []], "damage found when the file is opened"
 
 
+@deletes_open_files
 def test_an_index_is_recreated_when_the_cache_is_emptied(tmp_path: Path) -> None:
     index = Index(tmp_path / "cache" / "index.db")
     with index.read() as db:

@@ -26,6 +26,7 @@ from kvchat.library.remote.hub import (
 )
 from kvchat.system.secret_store import SecretLocation
 from tests.library.fake_hub import REVISION, TOKEN, FakeHub
+from tests.systems import has_mode
 
 REPOSITORY = "org/Thing-7B-GGUF"
 
@@ -190,7 +191,7 @@ def test_private_file_without_a_keyring(
     store = TokenStore(tmp_path / "config")
     assert store.save(TOKEN) == SecretLocation.FILE.value
     file = tmp_path / "config" / TOKEN_FILE_NAME
-    assert file.stat().st_mode & 0o777 == 0o600
+    assert has_mode(file, 0o600)
     found = TokenStore(tmp_path / "config").load()
     assert found == AccessToken(TOKEN, SecretLocation.FILE.value)
     assert TOKEN not in repr(found) + caplog.text
