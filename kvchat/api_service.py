@@ -67,11 +67,11 @@ class ApiService:
             name = self.model.name
             return None if name is None else Model(name, None if self.settings().engine_url else self.model.path)
 
-        async def find_files() -> list[Model]:
+        async def find_models() -> list[Model]:
             paths = [str(model.path) for model in await self.models.usable_models()]
             return [Model(self.model.name_of(path), path) for path in paths]
 
-        catalogue = Catalogue(in_use, find_files, lambda: self.settings().api_any_model)
+        catalogue = Catalogue(in_use, find_models, lambda: self.settings().api_any_model)
         self._gateway = Gateway(
             self.slots, self.host, catalogue, self.absorb, self.rules, lambda: self.settings().api_share
         )

@@ -147,7 +147,7 @@ class Settings:
             "Drafts are never saved."
         ),
     )
-    quick_key: bool = _toggle(
+    quick_key_enabled: bool = _toggle(
         False,
         N_("Quick question shortcut"),
         N_(
@@ -320,7 +320,7 @@ SETTING_INFO: dict[str, SettingInfo] = {
 SETTING_NAMES = tuple(SETTING_INFO)
 SETTING_PAGES = {  # settings by page in `ui/settings`, in order
     "general": (
-        *("theme", "language", "zoom", "show_numbers", "model_titles", "read_ahead", "quick_key"),
+        *("theme", "language", "zoom", "show_numbers", "model_titles", "read_ahead", "quick_key_enabled"),
         *("engine_start", "idle_minutes", "update_notice"),
     ),
     "model": ("context_size", "slots", "kv_type"),

@@ -198,7 +198,7 @@ class RecentlyDeleted:
         self._timer, self._next_purge_at = loop.call_at(at, check), at
 
     async def _purge_expired(self, ids: set[str] | None = None) -> None:
-        """Delete expired entries, or those with `ids`."""
+        """Delete expired entries or, if `ids` is given, exactly those entries, expired or not."""
         with contextlib.suppress(KvchatError):
             entries = await self._turn_context.run(_check_entries, self._keep_s)
             now = as_datetime(time.time())

@@ -113,7 +113,7 @@ def validate_options(options: ChatOptions) -> None:
             advice = _("It must begin with { and end with }.")
             raise InvalidOptions(_("The JSON schema is not a JSON object"), "", advice)
     if sampling.grammar and "root" not in sampling.grammar:
-        advice = _("Every GBNF grammar needs one: root ::= …")
+        advice = _("Add a rule named root: root ::= …")
         raise InvalidOptions(_("The grammar has no rule named root"), "", advice)
 
 

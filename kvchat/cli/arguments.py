@@ -112,7 +112,11 @@ class ServeOptions(EngineOptions):
 @owner_command("prepare", "prepared:prepare", N_("process documents in advance for new chats"))
 class PrepareOptions(EngineOptions):
     paths: Sequence[Path] = positional(
-        "PATH", N_("files or folders (default: reprocess the documents of this name)"), (), type=parse_path, nargs="*"
+        "PATH",
+        N_("files or folders (if omitted, the existing documents under this name are reprocessed)"),
+        (),
+        type=parse_path,
+        nargs="*",
     )
     name: str = option("NAME", N_("name in the library"), "", required=True)
 

@@ -209,7 +209,7 @@ def _json_fields(report: Report) -> Report:
     context, memory, devices = report["context"], report["memory"], report["engine"]["devices"]
     if context is not None:
         bar_names = "device free margin weights kv compute other measured staging"
-        bars = [pick_fields(bar, bar_names) for bar in context.bars]
+        bars = [pick_fields(bar, bar_names) for bar in context.memory_uses]
         names = "tokens reason memory_note kv_bytes needed free fits offload_note fit_target without_gpu warning"
         context = pick_fields(context, f"{names} by_user") | {"bars": bars}
     return report | {
@@ -245,7 +245,7 @@ def format_lines(report: Report) -> list[str]:
         rows.append(("context", context.full_explanation))
         if context.warning:
             rows.append(("", context.warning))
-        rows += [("takes", f"{bar.device}: {bar.summary}") for bar in context.bars]
+        rows += [("takes", f"{bar.device}: {bar.summary}") for bar in context.memory_uses]
     if report["restoring"] is not None:
         rows += [("restoring", report["restoring"]["words"]), ("", f"engine: {report['restoring']['build']}")]
     elif model["usable"]:

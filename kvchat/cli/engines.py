@@ -135,7 +135,8 @@ async def get(options: arguments.GetEngineOptions, runner: CommandRunner) -> int
                 elif stage is Stage.TESTING:
                     print_out(_("Testing:"))
             if now.order and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
-                show_progress(f"{_(now.stage.value).capitalize()}:", now.downloaded_bytes, now.order.file.size)
+                stage_name = _(now.stage.value)
+                show_progress(f"{stage_name[:1].upper()}{stage_name[1:]}:", now.downloaded_bytes, now.order.file.size)
             for step in now.steps[steps_shown:]:
                 _print_step(step)
             steps_shown = len(now.steps)

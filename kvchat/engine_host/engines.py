@@ -68,7 +68,7 @@ class ManagedEngine:
         """
         self.connection, self.limits = supervisor, limits
         self.choice: EngineChoice | None = None  # of the running or last engine
-        self.bars: tuple[MemoryUse, ...] = ()  # estimated while a model loads, then measured
+        self.memory_uses: tuple[MemoryUse, ...] = ()  # estimated while a model loads, then measured
         self.limit: LoadLimit | None = None  # for the last choice
         self._slot_path, self._store, self._notify = slot_path, store, notify
         self._expected_tokens = expected_tokens
@@ -98,7 +98,7 @@ class ManagedEngine:
             initial_tokens=initial_tokens,
             staged=self.staging_memory(),
         )
-        self._store.restorer.limit_memory(choice.context.bars[-1].staging)
+        self._store.restorer.limit_memory(choice.context.memory_uses[-1].staging)
         return choice
 
     async def prepare(self, settings: Settings, *, vision: bool, tokens: int) -> Callable[[], Awaitable[None]]:
@@ -108,7 +108,7 @@ class ManagedEngine:
 
         def plans() -> Iterator[LaunchPlan]:
             for candidate in (choice, *choice.smaller_choices()):
-                self.choice, self.bars = candidate, candidate.context.bars
+                self.choice, self.memory_uses = candidate, candidate.context.memory_uses
                 yield candidate.plan
                 self._failed_choice = self._failed_choice or candidate
 
@@ -126,15 +126,15 @@ class ManagedEngine:
         self._failed_choice = None
         if (actual := read_allocations(self.connection.log.since_start)) is not None:
             measured = []
-            for bar in choice.context.bars:
+            for bar in choice.context.memory_uses:
                 is_computer = bar.device == COMPUTER
                 sizes = actual.bytes_on(None if is_computer else bar.device)
                 weights = sizes["weights"]
-                if is_computer and len(choice.context.bars) > 1:
+                if is_computer and len(choice.context.memory_uses) > 1:
                     # With a GPU it reports the whole mapped file, but the GPU's layers need not stay in memory.
                     weights = min(weights, bar.weights)
                 measured.append(replace(bar, weights=weights, kv=sizes["kv"], compute=sizes["compute"], measured=True))
-            self.bars = tuple(measured)
+            self.memory_uses = tuple(measured)
             context = choice.context.with_placement(actual.placement, choice.memory.device_names)
             self.choice = choice = replace(choice, context=context)
         self._limit_updates.start(self._update_limit(choice, ran_out))

@@ -321,9 +321,9 @@ class SwitchingEngineHost:
         return None if self.is_external else self.managed.choice
 
     @property
-    def memory_bars(self) -> tuple[MemoryUse, ...]:
+    def memory_uses(self) -> tuple[MemoryUse, ...]:
         """The model's use of each device's memory, estimated until the engine is ready; empty for a user's server."""
-        return () if self.is_external else self.managed.bars
+        return () if self.is_external else self.managed.memory_uses
 
     @property
     def location(self) -> str:
@@ -396,7 +396,7 @@ class SwitchingEngineHost:
         capacity = await asyncio.to_thread(lambda: query_capacity(settings, staging_memory()))
         if self.choice is None or self.status.state is not EngineState.READY:
             return capacity
-        return replace(capacity, memory=with_freed_memory(capacity.memory, self.memory_bars))
+        return replace(capacity, memory=with_freed_memory(capacity.memory, self.memory_uses))
 
     async def model_judge(self) -> ModelJudge:
         return ModelJudge(self._settings(), await self.capacity(), self.managed.limits)

@@ -46,7 +46,7 @@ class Model:
 @dataclass
 class Catalogue:
     in_use: Callable[[], Model | None]
-    find_files: Callable[[], Awaitable[list[Model]]]  # searches this computer's folders
+    find_models: Callable[[], Awaitable[list[Model]]]  # searches this computer's folders
     accepts_any_name: Callable[[], bool]  # True if an unknown name means the model in use
     _files: list[Model] = field(default_factory=list)
     _listed_at: float = field(default=-REFRESH_S)
@@ -54,13 +54,16 @@ class Catalogue:
     async def all(self) -> list[Model]:
         now, in_use = time.monotonic(), self.in_use()
         if now - self._listed_at >= REFRESH_S:
-            self._files, self._listed_at = await self.find_files(), now
+            self._files, self._listed_at = await self.find_models(), now
         if in_use is None:
             return list(self._files)
         return [in_use, *(model for model in self._files if in_use.path not in (None, model.path))]
 
     async def find(self, name: str) -> Model | None:
-        """Return the model with the client's `name`, or None if no model is selected yet. Raises RequestRefused."""
+        """Return the model that a client calls `name`, or None for the default if the user has selected no model.
+
+        Raises RequestRefused if there is no such model.
+        """
         in_use, wanted = self.in_use(), name.strip().lower()
         if wanted in DEFAULT_NAMES or (in_use and wanted == in_use.name.lower()):
             return in_use

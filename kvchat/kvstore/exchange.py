@@ -227,7 +227,7 @@ def import_memory(inventory: Inventory, conversation_id: str, manifest: Manifest
     finally:
         with contextlib.suppress(StoreRefused):
             inventory.delete_unindexed(list(files.new_block_sizes))
-    inventory.enforce_bounds(protected=newest)
+    inventory.enforce_bounds(protected_id=newest)
     return written
 
 

@@ -274,9 +274,9 @@ class Inventory:
             points.delete(db, ids)
         return self._free(ids)
 
-    def plan_prune(self, target_bytes: int, protected: int | None = None) -> PrunePlan:
+    def plan_prune(self, target_bytes: int, protected_id: int | None = None) -> PrunePlan:
         with self.index.read() as db:
-            candidates, needs = usage.load_candidates(db, protected)
+            candidates, needs = usage.load_candidates(db, protected_id)
         return eviction.plan_prune(candidates, needs, self.occupied_bytes(), target_bytes, self.clock().timestamp())
 
     def prune(self, plan: PrunePlan, reason: ReasonCode = ReasonCode.PRUNED_BY_USER) -> int:
@@ -287,33 +287,33 @@ class Inventory:
         self.enforce_bounds()
 
     @disk_errors()
-    def enforce_bounds(self, protected: int | None = None) -> None:
+    def enforce_bounds(self, protected_id: int | None = None) -> None:
         """Delete expired save points, then the least valuable ones until the bounds are met, programs' first."""
         bounds = self.bounds
-        self._expire(PROGRAMS_AGE_DAYS, protected, programs=True)
+        self._expire(PROGRAMS_AGE_DAYS, protected_id, programs=True)
         if bounds.max_age_days is not None:
-            self._expire(bounds.max_age_days, protected, programs=False)
+            self._expire(bounds.max_age_days, protected_id, programs=False)
         with self.index.read() as db:
             sizes = (
                 "SELECT file_size FROM save_points s JOIN conversations c ON c.id = conversation_id WHERE name GLOB ?"
             )
             # Upper bound, counting shared rows several times; `plan_programs` computes the exact size.
             too_much = sum(points.fetch_integers(db, sizes, f"{PROGRAM_PREFIX}*")) > bounds.programs_quota
-            candidates, needs = usage.load_candidates(db, protected) if too_much else ([], None)
+            candidates, needs = usage.load_candidates(db, protected_id) if too_much else ([], None)
         if needs is not None:
             plan = eviction.plan_programs(candidates, needs, bounds.programs_quota, self.clock().timestamp())
             self.prune(plan, ReasonCode.PRUNED)
         if self.occupied_bytes() > bounds.quota:
             self.staging.trim(include_disk=True)
         if self.occupied_bytes() > bounds.quota:
-            self.prune(self.plan_prune(bounds.quota, protected), ReasonCode.PRUNED)
+            self.prune(self.plan_prune(bounds.quota, protected_id), ReasonCode.PRUNED)
 
-    def _expire(self, days: float, protected: int | None, *, programs: bool) -> None:
+    def _expire(self, days: float, protected_id: int | None, *, programs: bool) -> None:
         limit = (self.clock() - timedelta(days=days)).timestamp()
         condition = "link_id IS NOT NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ? AND name GLOB ?"
         with self.index.read() as db:
             name = f"{PROGRAM_PREFIX}*" if programs else "*"
-            old = points.fetch_integers(db, f"{points.POINTS} WHERE {condition}", limit, protected, name)
+            old = points.fetch_integers(db, f"{points.POINTS} WHERE {condition}", limit, protected_id, name)
         self._discard(old, Reason(ReasonCode.EXPIRED))
 
     def _discard(self, point_ids: Sequence[int], reason: Reason, *, notify: bool = False) -> int:

@@ -37,9 +37,9 @@ def program_owner(program: str) -> str:
     return PROGRAM_PREFIX + program
 
 
-def program_of(conversation_id: str) -> str:
-    """Return the name of the program that owns a save point, or "" if the owner is a conversation."""
-    return conversation_id[len(PROGRAM_PREFIX) :] if conversation_id.startswith(PROGRAM_PREFIX) else ""
+def program_of(owner: str) -> str:
+    """Return the name of the program that `owner` stands for, or "" if `owner` is the id of a conversation."""
+    return owner[len(PROGRAM_PREFIX) :] if owner.startswith(PROGRAM_PREFIX) else ""
 
 
 def audience_of(owner: str) -> str:

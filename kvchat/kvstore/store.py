@@ -90,7 +90,7 @@ class BlockStore:
         newest = max(map(int, inventory.unabsorbed_points()), default=None)
         report = self.saver.absorb(cancelled, low_priority=True)
         if report.save_points:
-            inventory.enforce_bounds(protected=newest)
+            inventory.enforce_bounds(protected_id=newest)
         if cancelled():
             return report
         for point_id, window in self.saver.take_window_points():

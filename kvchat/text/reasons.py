@@ -62,7 +62,7 @@ class ReasonCode(StrEnum):
     PRUNED_BY_USER = "pruned-by-user", N_("its memory was deleted to free up disk space")
     EXPIRED = "expired", N_("its memory was deleted because it was not used for a long time")
     DELETED_MEANWHILE = "deleted-meanwhile", N_("its memory was deleted in the meantime")
-    NOT_FINISHED = "not-finished", N_("kvchat quit before its memory was saved")
+    NOT_FINISHED = "not-finished", N_("kvchat quit before the memory of this chat was saved")
     NOT_WAITED_FOR = "not-waited-for", N_("kvchat quit without waiting for its memory to be saved")
 
     # Why it could not be loaded
@@ -82,7 +82,7 @@ class ReasonCode(StrEnum):
     FAILED_OVER_USE = "failed-over-use", N_("the engine failed while using its memory")
     REFUSED = "refused", N_("the engine rejected its memory: {message}")
     LOADED_LESS = "loaded-less", N_("the engine loaded only {loaded} of {tokens} tokens")
-    OTHER_ENGINE = "other-engine", N_("it was saved with a different {differences}")
+    OTHER_ENGINE = "other-engine", N_("it was saved with a different configuration ({differences})")
     LONGER_THAN_CONTEXT = "longer-than-context", N_("it has {tokens} tokens, but the context length is {context_size}")
 
     # Why it was loaded but not used
@@ -106,7 +106,7 @@ class ReasonCode(StrEnum):
     LITTLE_ROOM = "little-room", N_("not enough disk space for the test's files")
     NOTHING_LOADED = "nothing-loaded", N_("nothing was loaded")
     USED_LESS = "used-less", N_("the engine accepted {accepted} tokens but used only {used}")
-    NO_PARTS = "no-parts", N_("part of a saved chat cannot be reused: {reason}")
+    NO_PARTS = "no-parts", N_("saved chats can be reused only as a whole: {reason}")
     NO_WAY_BACK = "no-way-back", N_("the engine cannot rewind: it used {used} of {tokens} tokens")
     NEEDS_SWA_FULL = (
         "needs-swa-full",
@@ -130,13 +130,13 @@ class ReasonCode(StrEnum):
     INDEX_DAMAGED = "index-damaged", N_("the chat memory index was damaged and was recreated")
     INDEX_NOT_WRITTEN = "index-not-written", N_("the chat memory index could not be written ({error})")
     DIED_OVER_SAVE = "died-over-save", N_("the engine crashed while saving the system prompt")
-    NEXT_MESSAGE = "next-message", N_("the next message came first")
+    NEXT_MESSAGE = "next-message", N_("the next message was sent before saving finished")
 
     # Why nothing is processed ahead
     READ_AHEAD_OFF = "read-ahead-off", N_("turned off in Settings")
     FOREIGN_ENGINE = "foreign-engine", N_("the engine is external")
     ON_BATTERY = "on-battery", N_("this computer is running on battery")
-    COSTS_MORE = "costs-more", N_("rewinding would take longer than processing it")
+    COSTS_MORE = "costs-more", N_("restoring the saved state would take longer than processing")
 
     # Why a program's prompt differs from the last
     OTHER_PROMPT = "other-prompt", N_("different prompt")

@@ -23,7 +23,7 @@ _WORD_RANGES = (  # scripts without spaces between words, or with joined particl
     (0x20000, 0x3FFFF),
 )
 _STEP, _OVERLAP = 4096, 256  # characters per step; a hit cut off by a step is complete in the next
-_KEPT_MARKS = (0, 8, 9)  # mark classes that make another letter: vowel signs, kana voicing, viramas
+_KEPT_COMBINING_CLASSES = (0, 8, 9)  # mark classes that make another letter: vowel signs, kana voicing, viramas
 
 
 class _Folding(dict[int, str]):
@@ -139,7 +139,7 @@ def _is_significant(char: str) -> bool:
     if category == "Sk":  # a skin tone or a standalone accent
         return char.isascii()
     variation = 0xFE00 <= ord(char) <= 0xFE0F
-    return not variation and not (category == "Mn" and unicodedata.combining(char) not in _KEPT_MARKS)
+    return not variation and not (category == "Mn" and unicodedata.combining(char) not in _KEPT_COMBINING_CLASSES)
 
 
 def common_prefix_length(first: str, second: str) -> int:

@@ -77,7 +77,7 @@ async def test_gpu_placement_is_shown(runtime: Runtime, fake_engine: FakeEngine)
     assert runtime.engine.context_reason == (
         "4,096 tokens: the full context length of this model. 3 of 5 layers fit on the GPU."
     )
-    gpu, _computer = runtime.engine.memory_bars
+    gpu, _computer = runtime.engine.memory_uses
     assert (gpu.device, gpu.measured, gpu.kv) == ("FAKE0", True, 4 * MIB)
 
 
@@ -130,7 +130,7 @@ async def test_estimate_is_close_to_real_engines(
     path = "embedded" if engine == "embedded" else str(real_llama_server.path)
     async with running(tmp_path, fake_engine, model_path=str(smollm2), engine_path=path) as runtime:
         await runtime.engine.ready()
-        (estimated,), (measured,) = runtime.engine.choice.context.bars, runtime.engine.memory_bars
+        (estimated,), (measured,) = runtime.engine.choice.context.memory_uses, runtime.engine.memory_uses
         assert measured.measured
         assert measured.kv == estimated.kv == 8192 * 23_040
         assert measured.needed == pytest.approx(estimated.needed, rel=0.03)
@@ -155,6 +155,6 @@ async def test_real_engine_under_a_memory_limit(
         assert tokens in (8192, 16_384)  # other uses of address space differ between machines
         assert runtime.engine.context_reason.startswith(f"{tokens:,} tokens: not enough memory for 65,536.")
         assert [notice.title for notice in shown] == ["The model ran out of memory while loading"]
-        (bar,) = runtime.engine.memory_bars
+        (bar,) = runtime.engine.memory_uses
         assert bar.measured
         assert bar.kv == tokens * 23_040

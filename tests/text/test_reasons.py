@@ -37,7 +37,7 @@ def test_nested_reasons() -> None:
 def test_reason_in_the_current_language(catalogues: None) -> None:
     set_language("de")
     reason = Reason(ReasonCode.ERROR, {"message": (Reason(ReasonCode.OTHER_MODEL), 5_000)})
-    assert reason.text == "mit einem anderen Modell gesichert, 5.000"
+    assert reason.text == "mit einem anderen Modell gespeichert, 5.000"
     assert reason.english == "saved with a different model, 5,000"
 
 

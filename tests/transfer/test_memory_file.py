@@ -271,5 +271,5 @@ def test_import_descriptions(here: tuple[Home, Conversation], make: Made, tmp_pa
     text = describe_import(
         memory, ImportTestResult(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": (Reason(ReasonCode.MODEL),)}))
     )
-    assert text.endswith("This computer must reprocess the chat: it was saved with a different model.")
+    assert text.endswith("This computer must reprocess the chat: it was saved with a different configuration (model).")
     assert isinstance(there.bench.find((*TOKENS, 9999), conversation=here[1].id), RestorePlan)

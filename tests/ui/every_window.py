@@ -36,7 +36,7 @@ def furnish(runtime: StagedRuntime) -> None:
     runtime.break_even = BreakEven(1032, 4.2, 1e-5)
     runtime.chat.counted = counted()
     runtime.engine.finding = RestoreFinding(Strategy.SETTLE, proved=False)
-    runtime.engine.memory_bars = (
+    runtime.engine.memory_uses = (
         MemoryUse(COMPUTER, 16 * GB, GB, 4 * GB, 2 * GB, GB // 2, GB // 10, measured=True, staging=GB),
     )
     for source in Source:

@@ -92,7 +92,7 @@ class FakeEngine(SwitchingEngineHost):
     location = "/usr/bin/llama-server"
     context_reason = "32,768 tokens: what the model was trained for; memory would allow 91,000."
     context_warning = ""
-    memory_bars: tuple[MemoryUse, ...] = ()
+    memory_uses: tuple[MemoryUse, ...] = ()
     log_lines: Sequence[str] = (  # type: ignore[assignment]
         "build: 11434",
         "load_tensors: 30 layers",

@@ -93,7 +93,9 @@ def read_documents(paths: Sequence[Path], previous_files: Sequence[SourceFile] =
         characters += len(document.text)
         if characters > MAX_TEXT_CHARACTERS:
             limit, advice = format_size(MAX_TEXT_CHARACTERS), _("Choose only the relevant part.")
-            detail = _("They contain more than {most_text} of text, which is too long for any model.", most_text=limit)
+            detail = _(
+                "The documents contain more than {most_text} of text, which is too long for any model.", most_text=limit
+            )
             raise PreparationError(_("This is too much to prepare"), detail, advice)
     if not documents:
         detail, advice = _("No files with text were found."), _("Choose text, code, Markdown or PDF files.")
@@ -131,7 +133,9 @@ def _read_document(path: Path, name: str, *, explicit: bool) -> Document | None:
         changed = path.stat().st_mtime_ns if path.exists() else 0  # taken before reading, to detect changes meanwhile
         data = read_bytes(path)
         if is_picture(data):
-            raise AttachmentError(path.name, _("It is an image."), _("Prepare text, code, Markdown or PDF files."))
+            raise AttachmentError(
+                path.name, _("It is an image."), _("kvchat can prepare only text, code, Markdown and PDF files.")
+            )
         read = document_from_bytes(name, data)
     except (AttachmentError, OSError):
         if explicit:

@@ -308,7 +308,7 @@ def _raise_too_long(tokens: int, engine: ReadyEngine, documents: Sequence[Docume
     if len(ends) > 1:
         fits = format_number(sum(end * tokens <= room * ends[-1] for end in ends))
         count = format_number(len(ends))
-        amount = _("{fits} of its {count} files, {amount}", fits=fits, count=count, amount=amount)
+        amount = _("the first {fits} of {count} files, {amount}", fits=fits, count=count, amount=amount)
     counts = {"tokens": format_number(tokens), "room": format_number(room), "amount": amount}
     detail = _("It has {tokens} tokens, but only {room} fit in the context: {amount}.", **counts)
     raise PreparationError(_("This is too long for the model's context"), detail, _(_TOO_LONG))
@@ -330,7 +330,7 @@ def reprocess_reason(
         return _("it is longer than the current context length ({limit} tokens)", limit=format_number(limit))
     if differences:
         names = join_list(difference.text for difference in differences)
-        return _("it was processed with a different {differences}", differences=names)
+        return _("it was processed with a different configuration ({differences})", differences=names)
     if usage is None or not usage.save_points:
         return _("its memory was deleted")
     return ""

@@ -69,7 +69,7 @@ class PicturePrompts:
                 has_opening = is_first and bool(special) and run[: len(special)] == special
                 answer = await self._call("/detokenize", {"tokens": run[len(special) :] if has_opening else run})
                 if await self._tokenize(answer["content"], is_first) != run:
-                    raise EngineRefused(200, _("kvchat cannot split a prompt with images in the middle of a word."))
+                    raise EngineRefused(200, _("A prompt with images can be split only between words."))
                 text += answer["content"]
             is_first = False
         return {"prompt_string": text, "multimodal_data": data}

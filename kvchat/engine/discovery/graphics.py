@@ -161,8 +161,8 @@ def describe_missing_libraries(program: Path) -> str:
             )
             text = done.stdout.decode("utf-8", "replace")
             if too_old := _MISSING_GLIBC.search(text):
-                system, lacking = _("a newer Linux"), too_old[1].replace("_", " ")
-                return _("This build needs {system} than this one: {lacking}.", system=system, lacking=lacking)
+                lacking = too_old[1].replace("_", " ")
+                return _("This build requires a newer version of Linux: {lacking}.", lacking=lacking)
             missing |= {name for name in _MISSING_LIBRARY.findall(text) if not (folder / name).exists()}
     if not missing:
         return ""

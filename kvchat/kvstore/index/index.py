@@ -47,7 +47,7 @@ class IndexLost(StoreRefused):
     """The index was damaged and has been replaced by an empty one."""
 
     def __init__(self) -> None:
-        detail = _("kvchat set it aside and created a new one. Each chat is reprocessed once.")
+        detail = _("kvchat moved the damaged index aside and created a new one. Each chat is reprocessed once.")
         super().__init__(_("The chat memory index was damaged."), detail)
 
 
@@ -250,7 +250,7 @@ def not_saved_error(error: OSError) -> NotSaved:
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Raise IndexFailed for an OSError in the block."""
+    """Context manager that turns an OSError into IndexFailed."""
     try:
         yield
     except OSError as error:
@@ -259,7 +259,7 @@ def disk_errors() -> Iterator[None]:
 
 @contextmanager
 def saving_errors() -> Iterator[None]:
-    """Raise NotSaved for an index error in the block."""
+    """Context manager that turns an index error into NotSaved."""
     try:
         yield
     except IndexLost as error:

@@ -104,12 +104,12 @@ def _block_bytes_by_conversation(db: sqlite3.Connection) -> dict[int, tuple[int,
     return {number: (int(held[number]), int(own[number])) for number in np.unique(users).tolist()}
 
 
-def load_candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Candidate], BlockNeeds]:
+def load_candidates(db: sqlite3.Connection, protected_id: int | None) -> tuple[list[Candidate], BlockNeeds]:
     rows = db.execute(
         "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?, message_id,"
         " link_id, CASE WHEN name GLOB ? THEN node_id END"
         " FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE link_id IS NOT NULL ORDER BY s.id",
-        (protected, f"{PROGRAM_PREFIX}*"),
+        (protected_id, f"{PROGRAM_PREFIX}*"),
     ).fetchall()
     needs = _load_block_needs(db, [row[8] for row in rows])
     counts = token_tree.count_continuations(db, [row[9] for row in rows if row[9] is not None])
@@ -154,7 +154,7 @@ def _load_columns(db: sqlite3.Connection, query: str, count: int) -> list[IntArr
 
 
 def discard(db: sqlite3.Connection, point_ids: Sequence[int], reason: Reason, now: datetime, *, notify: bool) -> None:
-    """Delete save points and record the reason for `Restorer.find`; with `notify`, report it to the user once."""
+    """Delete save points and record why, so that `Restorer.find` can say so; with `notify`, tell the user once."""
     for point_id in point_ids:
         db.execute(
             "INSERT INTO losses (save_point_id, conversation, fingerprint_id, reason, lost_at, told)"

@@ -26,7 +26,7 @@ MIN_GROWTH_DIVISOR = 8  # a context grows by at least an eighth
 class _Fit:
     """Memory needs of a model with one context size, compared with the free memory."""
 
-    bars: tuple[MemoryUse, ...]
+    memory_uses: tuple[MemoryUse, ...]
     fits: bool
     is_on_gpu: bool  # at least in part
     is_whole_on_gpu: bool  # all but the token embedding, and it fits
@@ -43,7 +43,7 @@ class ContextChoice:
     needed: int  # estimated memory for everything: weights, KV cache, buffers
     free: int  # compared with `needed`
     fits: bool
-    bars: tuple[MemoryUse, ...]
+    memory_uses: tuple[MemoryUse, ...]
     offload_note: str = ""  # a sentence if part of the model runs off the GPU
     fit_target: int | None = None  # bytes that `--fit` leaves free on each GPU; None without a GPU
     without_gpu: bool = False  # no GPU may be used, because its memory ran out
@@ -233,17 +233,17 @@ class ContextChooser:
     def _fit(self, tokens: int) -> _Fit:
         if (tokens, self._without_gpu) in self._fit_cache:
             return self._fit_cache[tokens, self._without_gpu]
-        bars = self._demand.bars(tokens, self._memory, on_gpu=not self._without_gpu)
-        fits = all(bar.fits for bar in bars)
-        if len(bars) > 1 and self._memory.is_shared:
-            fits = sum(bar.needed for bar in bars) <= usable_bytes(min(bar.free for bar in bars))
-        *gpus, computer = bars
-        is_on_gpu = any(bar.needed for bar in gpus)
+        uses = self._demand.memory_uses(tokens, self._memory, on_gpu=not self._without_gpu)
+        fits = all(use.fits for use in uses)
+        if len(uses) > 1 and self._memory.is_shared:
+            fits = sum(use.needed for use in uses) <= usable_bytes(min(use.free for use in uses))
+        *gpus, computer = uses
+        is_on_gpu = any(use.needed for use in gpus)
         has_part_beside = computer.kv or computer.weights > self._facts.weights.embedding_bytes
         is_whole = is_on_gpu and fits and not has_part_beside
-        deciding = gpus if is_whole else bars
-        needed, free = sum(bar.needed for bar in deciding), sum(bar.free for bar in deciding)
-        fit = self._fit_cache[tokens, self._without_gpu] = _Fit(bars, fits, is_on_gpu, is_whole, needed, free)
+        deciding = gpus if is_whole else uses
+        needed, free = sum(use.needed for use in deciding), sum(use.free for use in deciding)
+        fit = self._fit_cache[tokens, self._without_gpu] = _Fit(uses, fits, is_on_gpu, is_whole, needed, free)
         return fit
 
     def _place(self, tokens: int) -> str:
@@ -284,11 +284,11 @@ class ContextChooser:
             tokens=tokens,
             reason=join_sentences(reason, shared),
             memory_note=share,
-            kv_bytes=sum(bar.kv for bar in fit.bars),
+            kv_bytes=sum(use.kv for use in fit.memory_uses),
             needed=fit.needed,
             free=fit.free,
             fits=fit.fits,
-            bars=fit.bars,
+            memory_uses=fit.memory_uses,
             offload_note=self._offload_note(tokens),
             fit_target=min(targets, default=None),
             without_gpu=self._without_gpu,

@@ -18,7 +18,7 @@ from kvchat.system.files import atomic_write, read_json
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _, join_list, plural
 
-COMPUTER = "memory"  # name of the bar of main memory
+COMPUTER = "memory"  # name of the device in the use of main memory
 ENGINE_BYTES = 128 * 1024 * 1024  # the engine's process, HTTP threads and small buffers
 MARGIN_SHARE = 0.10  # of free memory, left for other uses
 MIN_MARGIN_BYTES = 256 * 1024 * 1024
@@ -191,13 +191,13 @@ class MemoryUse:
         return self.needed <= self.free - self.margin
 
 
-def with_freed_memory(memory: MemoryFacts, bars: tuple[MemoryUse, ...]) -> MemoryFacts:
-    """Return the memory that is available once the model with these bars is unloaded.
+def with_freed_memory(memory: MemoryFacts, uses: tuple[MemoryUse, ...]) -> MemoryFacts:
+    """Return the memory that is available once the model that uses this much is unloaded.
 
     Weights in main memory are pages of a file, which already count as free.
     """
-    taken = {bar.device: bar.needed for bar in bars}
-    host = sum(bar.needed - bar.weights for bar in bars if bar.device == COMPUTER)
+    taken = {use.device: use.needed for use in uses}
+    host = sum(use.needed - use.weights for use in uses if use.device == COMPUTER)
     devices = tuple(replace(device, free=device.free + taken.get(device.name, 0)) for device in memory.devices)
     return replace(memory, available=memory.available + host, devices=devices)
 
@@ -289,8 +289,8 @@ class ModelDemand:
     slots: int = 1  # parallel chats sharing the context
     limit: LoadLimit | None = None  # from a load that ran out of memory
 
-    def bars(self, tokens: int, memory: MemoryFacts, *, on_gpu: bool = True) -> tuple[MemoryUse, ...]:
-        """Estimate the memory use: one bar per GPU, then one for main memory. Raises ValueError for an unknown KV type.
+    def memory_uses(self, tokens: int, memory: MemoryFacts, *, on_gpu: bool = True) -> tuple[MemoryUse, ...]:
+        """Estimate the memory use of each GPU, then of main memory. Raises ValueError for an unknown KV type.
 
         If the model does not fit on the GPUs, the estimate moves weights to main memory; llama.cpp's `--fit` decides
         later. Layers are distributed by free GPU memory. Each GPU has a full compute buffer. The token embedding always
@@ -310,22 +310,22 @@ class ModelDemand:
         if not memory.devices or not on_gpu or room <= 0:
             parts = layers + weights.embedding_bytes, kv, compute, other + self.projector_bytes
             gpus = (MemoryUse(gpu.name, gpu.free, margin_bytes(gpu.free), 0, 0, 0, 0) for gpu in memory.devices)
-            return (*gpus, self._computer_bar(memory, *parts))
+            return (*gpus, self._computer_use(memory, *parts))
         weights_beside = min(max(0, movable - room), movable - kv)
         kv_beside = max(0, movable - room - weights_beside)
-        bars = []
+        uses = []
         for device in memory.devices:
             part = device.free / memory.device_free
             on_device = round((movable - kv - weights_beside) * part), round((kv - kv_beside) * part)
             projector = round(self.projector_bytes * part)
-            bars.append(MemoryUse(device.name, device.free, margin_bytes(device.free), *on_device, compute, projector))
+            uses.append(MemoryUse(device.name, device.free, margin_bytes(device.free), *on_device, compute, projector))
         # A GPU has input buffers in main memory: mask and embeddings of a micro-batch (measured with Vulkan). Layers in
         # main memory add almost nothing, since the GPU also computes their prefill and decoding needs one row.
         inputs = BATCH_SIZE * 4 * (pad_to_cells(tokens) + 2 * self.facts.embedding_length)
         beside = weights.embedding_bytes + weights_beside, kv_beside, inputs, other
-        return (*bars, self._computer_bar(memory, *beside))
+        return (*uses, self._computer_use(memory, *beside))
 
-    def _computer_bar(self, memory: MemoryFacts, weights: int, kv: int, compute: int, other: int) -> MemoryUse:
+    def _computer_use(self, memory: MemoryFacts, weights: int, kv: int, compute: int, other: int) -> MemoryUse:
         free, reserved = memory.available, margin_bytes(memory.available)
         staging = memory.staging_beside(weights + kv + compute + other, reserved)
         return MemoryUse(COMPUTER, free, reserved, weights, kv, compute, other, staging=staging)

@@ -203,7 +203,7 @@ class StartRequestHandler(Controller):
         super().close()
 
     def update_key(self) -> None:
-        is_enabled = self._runtime.settings.quick_key
+        is_enabled = self._runtime.settings.quick_key_enabled
         if is_enabled is not self._has_key:
             self._has_key = is_enabled
             self._runner.start(self._key.set_enabled(is_enabled))

@@ -262,7 +262,7 @@ class QuitController(QObject):
         if runtime.api_server.active_requests:
             ends.append(_("A reply to an app is being generated and will be cut off."))
         ends += [
-            _("{work} will be canceled, and nothing will be saved.", work=text.rstrip("…"))
+            _("{work} will be canceled, and nothing will be saved.", work=text.rstrip(" …"))
             for text in self._window.transfer.in_progress
         ]
         return ends

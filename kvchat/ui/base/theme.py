@@ -83,7 +83,7 @@ class Fonts:
 
 
 class Look(QObject):
-    """Theme (the user's choice, else the system's), fonts and numbers of the application.
+    """The theme (the user's choice or the system's), the fonts, and whether to show token counts and times.
 
     The system's contrast preference applies to either theme.
     """
@@ -96,7 +96,7 @@ class Look(QObject):
         self._app = app
         self._choice = choice
         self._unscaled_fonts = self.fonts = _choose_fonts()
-        self.numbers = True  # show receipts and figures
+        self.shows_numbers = True  # show receipts and figures
         self._zoom = 100
         self.theme: Theme = LIGHT
         if not app.styleSheet():  # else already styled
@@ -118,8 +118,8 @@ class Look(QObject):
 
     def apply_settings(self, settings: Settings) -> None:
         values = settings.theme, settings.zoom, settings.show_numbers
-        if values != (self._choice, self._zoom, self.numbers):
-            self._choice, self._zoom, self.numbers = values
+        if values != (self._choice, self._zoom, self.shows_numbers):
+            self._choice, self._zoom, self.shows_numbers = values
             self.fonts = self._unscaled_fonts.scaled(self._zoom)
             self._apply()
 

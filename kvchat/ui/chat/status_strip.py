@@ -222,7 +222,7 @@ class StatusStrip(QFrame):
         self.state.setAccessibleName(_("Engine {word}", word=text))
 
     def _show_remarks(self) -> None:
-        remarks = (remark for remark in self._remarks if self._look.numbers or remark.tone in ("warn", "bad"))
+        remarks = (remark for remark in self._remarks if self._look.shows_numbers or remark.tone in ("warn", "bad"))
         self.remarks.show_remarks(tuple(remarks))
         self._hide_overflow()
 
@@ -233,7 +233,7 @@ class StatusStrip(QFrame):
         room = self.width() - sum(widget.sizeHint().width() + _GAP for widget in needed) - _GAP
         for part in (self.model, self.context):
             width = part.sizeHint().width() + _GAP
-            is_shown = width <= room and (part is self.model or self._look.numbers)
+            is_shown = width <= room and (part is self.model or self._look.shows_numbers)
             part.setVisible(is_shown)
             room -= width if is_shown else 0
 

@@ -199,20 +199,23 @@ class SidebarController(Controller):
 
     async def _archive(self, ids: list[str], archived: bool) -> None:
         arrange = self._runtime.chat.arrange
-        done = N_("Archived {what}") if archived else N_("Unarchived {what}")
+        done_text = N_("Archived {what}") if archived else N_("Unarchived {what}")
         change, undo = (partial(arrange, ids, "archived", value) for value in (archived, not archived))
-        await self._change_with_undo(ids, done, change, undo, leave=archived)
+        await self._change_with_undo(ids, done_text, change, undo, leave_chat=archived)
 
     async def _change_with_undo(
         self,
         ids: list[str],
-        done: str,
+        done_text: str,
         change: Callable[[], Awaitable[object]],
         undo: Callable[[], Awaitable[object]],
         *,
-        leave: bool = True,
+        leave_chat: bool = True,
     ) -> None:
-        """Change chats and offer to undo it. With `leave`, open another listed chat if the open one is among them."""
+        """Change chats and offer to undo it.
+
+        With `leave_chat`, open another listed chat if the open one is among them.
+        """
         here, title = self._chat.current, one_line(self.titles.get(ids[0], ""))
         name = title if len(title) <= _MAX_LETTERS else f"{title[: _MAX_LETTERS - 1].rstrip()}…"
         alone = len(ids) == 1 and name
@@ -223,13 +226,13 @@ class SidebarController(Controller):
             if here in ids and await self._runtime.chat.conversation(here):  # else it was deleted meanwhile
                 self._chat.open(here)
 
-        if leave and here in ids:
+        if leave_chat and here in ids:
             shown = self.ids
             position = shown.index(here) if here in shown else 0
             others = (other for other in shown[position:] + shown[:position][::-1] if other not in ids)
             self._chat.open(next(others, None))
         await change()
-        self._views.notices.offer_undo(_(done, what=what), lambda: self._runner.start(undo_all()))
+        self._views.notices.offer_undo(_(done_text, what=what), lambda: self._runner.start(undo_all()))
 
     def _ask_folder(self, ids: list[str]) -> None:
         dialog = QInputDialog(self._sidebar)

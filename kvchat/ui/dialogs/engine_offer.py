@@ -143,7 +143,7 @@ def _progress_text(download: EngineDownload) -> str:
     """Describe the progress, for example "llama.cpp-b11457-vulkan: 12 MB of 32 MB · 5 MB/s · 4 s left"."""
     order, stage, steps = download.order, _(download.stage.value), download.steps
     if order is None:
-        return f"{stage.capitalize()}…"
+        return f"{stage[:1].upper()}{stage[1:]}…"
     file = order.file
     if download.stage is Stage.TESTING and steps:
         return join_sentences(f"{file.name}: {stage}", f"{steps[-1].name}: {steps[-1].detail}")

@@ -56,7 +56,7 @@ class ModelPage(SettingsPage):
         reason = join_sentences(engine.context_reason, engine.context_warning)
         about = SETTING_INFO["context_size"]
         self.settings["context_size"].set_help("\n\n".join(part for part in (_(about.help), reason) if part))
-        self.memory.show_memory(engine.memory_bars)
+        self.memory.show_memory(engine.memory_uses)
 
 
 class MemoryEntry(Entry):

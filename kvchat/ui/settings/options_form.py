@@ -68,7 +68,7 @@ class OptionsForm(QWidget):
         self.format.currentIndexChanged.connect(self._show_format)
         self._show_format(0)
 
-    def set_options(self, options: tuple[TemplateOption, ...], defaults: Sampling, *, has_begun: bool) -> None:
+    def set_options(self, options: tuple[TemplateOption, ...], defaults: Sampling, *, chat_has_begun: bool) -> None:
         chosen = self._chosen_template_options()
         for name, field in self.number_fields.items():
             value = getattr(defaults, name)
@@ -81,12 +81,12 @@ class OptionsForm(QWidget):
             box.addItem(_("Model default"), None)
             for value, text in option.choices:
                 box.addItem(_(text), value)
-            box.setEnabled(not has_begun)
+            box.setEnabled(not chat_has_begun)
             self._template[option.name] = box
             self._template_grid.addWidget(label(_(option.label), wraps=True), row, 0)
             self._template_grid.addWidget(box, row, 1)
         self._template_holder.setVisible(bool(options))
-        self._fixed_label.setVisible(has_begun and bool(options))
+        self._fixed_label.setVisible(chat_has_begun and bool(options))
         self._select_template_options(chosen)
 
     def fill(self, preset: Preset) -> None:

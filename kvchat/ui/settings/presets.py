@@ -51,13 +51,13 @@ class OptionsPanel(Panel):
         raise NotImplementedError
 
     async def _load_options(
-        self, model: str | None, is_current: Callable[[], bool], *, has_begun: bool = False
+        self, model: str | None, is_current: Callable[[], bool], *, chat_has_begun: bool = False
     ) -> bool:
         """Load and show a model's options. Return False without showing them if `is_current()` no longer holds."""
         options = await self._runtime.model.template_options(model)
         defaults = await self._runtime.model.default_sampling(model)
         if is_current():
-            self.form.set_options(options, defaults, has_begun=has_begun)
+            self.form.set_options(options, defaults, chat_has_begun=chat_has_begun)
         return is_current()
 
     def _read(self) -> Preset | None:
@@ -246,7 +246,7 @@ class ChatSettingsWindow(OptionsPanel):
             preset = Preset("", await options.system_prompt(chat.id), chat.model, settings.options)
             has_messages = await options.has_messages(chat.id)
         model = preset.model or runtime.settings.model_path
-        if not await self._load_options(model, lambda: chat == self._chat, has_begun=has_messages):
+        if not await self._load_options(model, lambda: chat == self._chat, chat_has_begun=has_messages):
             return  # another conversation was opened meanwhile
         self._has_messages, self._saved_model = has_messages, model or ""
         self._saved = preset
@@ -265,7 +265,7 @@ class ChatSettingsWindow(OptionsPanel):
 
     def _load_model_options(self) -> None:
         model = self.model.path
-        self.run(self._load_options(model, lambda: model == self.model.path, has_begun=self._has_messages))
+        self.run(self._load_options(model, lambda: model == self.model.path, chat_has_begun=self._has_messages))
 
     def _apply_preset(self, index: int) -> None:
         if index < 1:

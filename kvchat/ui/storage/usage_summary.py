@@ -173,7 +173,7 @@ def _must_be_reprocessed(count: int) -> str:
 
 
 class SavingsBar(RoundBar):
-    """Bar that shows the size on disk as a share of the size of whole slot files."""
+    """Bar that shows the size on disk as a share of what complete slot files would take."""
 
     share = 1.0  # size on disk divided by the size of whole slot files
 

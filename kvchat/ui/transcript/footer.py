@@ -205,7 +205,7 @@ class ReplyFooter(QWidget):
                 self._continue.hide()
                 ending.addWidget(self._continue)
             self._lines.addLayout(ending)
-        if message.receipt is not None and look.numbers:
+        if message.receipt is not None and look.shows_numbers:
             self.receipt = ReceiptView(message.receipt, look, self._column)
             self._lines.addWidget(self.receipt)
         elif message.receipt is not None and message.receipt.model_name:

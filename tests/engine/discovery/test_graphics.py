@@ -98,7 +98,7 @@ def test_missing_library_and_provider(
 def test_system_too_old(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "./llama-server: /lib/libc.so.6: version `GLIBC_2.38' not found (required by ./llama-server)\n"
     ldd_prints(tmp_path, monkeypatch, text, of="llama-server")
-    assert "newer Linux than this one: GLIBC 2.38" in undetected_gpu_error(engine / "llama-server", Backend.CUDA).detail
+    assert "newer version of Linux: GLIBC 2.38" in undetected_gpu_error(engine / "llama-server", Backend.CUDA).detail
 
 
 def test_driver_hint(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_gpu_with_room_decides_alone_and_a_tiny_one_is_not_used(large: GgufFacts
     assert together.offload_note
     unused = choose(large, with_gpus(64, 0.25))
     assert unused.offload_note == "No part of the model fits on the GPU."
-    assert (unused.bars[0].needed, unused.bars[1].kv) == (0, unused.kv_bytes)
+    assert (unused.memory_uses[0].needed, unused.memory_uses[1].kv) == (0, unused.kv_bytes)
 
 
 def test_small_gpu_gets_part_of_the_model(large: GgufFacts) -> None:
@@ -98,11 +98,11 @@ def test_small_gpu_gets_part_of_the_model(large: GgufFacts) -> None:
     assert (choice.tokens, choice.fits) == (SUFFICIENT_GPU_CONTEXT, True)
     assert choice.offload_note == "Part of the model runs outside the GPU, which is slower."
     assert choice.fit_target == margin_bytes(6 * GB) // 2
-    gpu, memory = choice.bars
+    gpu, memory = choice.memory_uses
     assert gpu.unused == pytest.approx(0, abs=10), "the engine's own distribution is not known yet"
     assert gpu.margin == margin_bytes(6 * GB)
     assert memory.weights > 295_000_000
-    assert sum(bar.kv for bar in choice.bars) == choice.kv_bytes == 131_072 * SUFFICIENT_GPU_CONTEXT
+    assert sum(bar.kv for bar in choice.memory_uses) == choice.kv_bytes == 131_072 * SUFFICIENT_GPU_CONTEXT
     for placement, expected in (
         (Placement(33, 33), ""),
         (Placement(20, 33), "20 of 33 layers fit on the GPU."),
@@ -115,7 +115,7 @@ def test_small_gpu_gets_part_of_the_model(large: GgufFacts) -> None:
 def test_shared_gpu_memory_counts_once(large: GgufFacts) -> None:
     choice = choose(large, with_gpus(8, 11, kind="MTL"))
     assert choice.tokens < choose(large, with_gpus(8, 11)).tokens
-    assert sum(bar.needed for bar in choice.bars) <= 8 * GB - margin_bytes(8 * GB)
+    assert sum(bar.needed for bar in choice.memory_uses) <= 8 * GB - margin_bytes(8 * GB)
 
 
 def test_staging_uses_only_what_the_model_leaves(large: GgufFacts) -> None:
@@ -123,7 +123,7 @@ def test_staging_uses_only_what_the_model_leaves(large: GgufFacts) -> None:
     choice, roomy = choose(large, full), choose(large, MemoryFacts(12 * GB))
     assert (choice.tokens, choice.fits) == (roomy.tokens, True)
     assert choice.tokens > choose(large, MemoryFacts(7 * GB)).tokens
-    (bar,) = choose(large, full, wanted=2048).bars
+    (bar,) = choose(large, full, wanted=2048).memory_uses
     assert bar.staging > GB
     assert bar.needed + bar.staging + bar.margin + bar.unused == bar.free == 12 * GB
     assert " for cached chats, " in bar.summary

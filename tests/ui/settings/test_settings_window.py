@@ -123,7 +123,7 @@ async def test_the_memory_the_model_s_long_name_what_is_unwise_and_where_restori
     settings.show_page(ModelPage.name)
     memory = settings.page(ModelPage).memory
     assert not memory.isVisible()
-    runtime.engine.memory_bars = (
+    runtime.engine.memory_uses = (
         MemoryUse("Radeon 780M", 8 * GB, GB, 4 * GB, 2 * GB, GB // 2, 0),
         MemoryUse(COMPUTER, 30 * GB, 3 * GB, GB, 0, GB // 10, GB // 10, staging=8 * GB),
     )
