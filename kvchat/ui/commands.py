@@ -183,7 +183,7 @@ def add_keep_actions(
     menu: QMenu, pinned: bool, on_pin: Callable[[bool], object], never_save: bool, on_never: Callable[[bool], object]
 ) -> None:
     for title, tip, is_on, run in (
-        (ALWAYS_KEEP, _("It is never deleted to free up space"), pinned, on_pin),
+        (ALWAYS_KEEP, _("Never deleted to free up space"), pinned, on_pin),
         (NEVER_KEEP, _("After a restart, the chat is reprocessed from the beginning"), never_save, on_never),
     ):
         action = menu.addAction(_(title))

@@ -230,7 +230,7 @@ async def test_missing_library_is_named(
     monkeypatch.setenv("PATH", f"{ldd.parent}{os.pathsep}{os.environ['PATH']}")
     step = (await home.fails()).steps[-1]
     assert step.name == "The engine cannot run on this computer"
-    assert step.detail == "It is missing libssl.so.3. This is part of OpenSSL (Debian: libssl3)."
+    assert step.detail == "It is missing libssl.so.3. These libraries are part of OpenSSL (Debian: libssl3)."
 
 
 @pytest.mark.engine

@@ -107,7 +107,7 @@ class EngineGone(EngineError):
         if self.lifetime is None or not await self.lifetime.wait_for_end():
             return self
         if self.lifetime.failure is None:  # stopped by the user
-            return EngineError(_("The engine was stopped"), "", _("It restarts with your next message."))
+            return EngineError(_("The engine was stopped"), "", _("The engine restarts with your next message."))
         return EngineFailed(self.lifetime.failure)
 
 

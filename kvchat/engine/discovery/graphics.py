@@ -169,5 +169,7 @@ def describe_missing_libraries(program: Path) -> str:
     reason = _("It is missing {lacking}.", lacking=join_list(sorted(missing)))
     providers = {_(text) for prefix, text in _PROVIDERS.items() if any(name.startswith(prefix) for name in missing)}
     if providers:
-        reason = join_sentences(reason, _("This is part of {brought}.", brought=_(" and ").join(sorted(providers))))
+        reason = join_sentences(
+            reason, _("These libraries are part of {brought}.", brought=_(" and ").join(sorted(providers)))
+        )
     return reason

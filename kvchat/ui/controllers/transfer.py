@@ -187,7 +187,7 @@ class TransferController(Controller):
         work = partial(self._runtime.transfer.stage_restore, source, with_engine=with_engine)
         canceled = _("Restore canceled"), _("Nothing was changed.")
         await self.with_progress(_("Checking the backup…"), work, *canceled)
-        title, text = _("Restart kvchat to finish?"), _("The backup will be restored at the next start.")
+        title, text = _("Restart kvchat to finish restoring?"), _("The backup will be restored at the next start.")
         confirm(self._window, title, text, _("Restart kvchat"), self.restart_requested.emit, keep=_("Later"))
 
     async def with_progress(

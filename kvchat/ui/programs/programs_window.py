@@ -166,7 +166,9 @@ class RuleSwitch(Entry):
             sentences.append(_("Avoided reprocessing {tokens} tokens ({came_to}).", tokens=tokens, came_to=cost))
         if lost.times and not is_on:
             tokens, cost = format_number(lost.tokens), format_cost(lost)
-            without = _("{tokens} tokens had to be reprocessed without it ({came_to}).", tokens=tokens, came_to=cost)
+            without = _(
+                "Without this rule, {tokens} tokens had to be reprocessed ({came_to}).", tokens=tokens, came_to=cost
+            )
             sentences.append(without)
         self.set_help(join_sentences(*sentences))
 

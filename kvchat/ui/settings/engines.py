@@ -124,8 +124,11 @@ class EnginePage(SettingsPage):
         self.card.setVisible(graphics is not None and bool(graphics.vendors))
         if graphics is not None:
             used = any(entry.chosen and entry.backends for entry in self.engines)
-            advice = [_("An engine that supports it generates replies several times faster."), driver_advice(graphics)]
-            sentences = [_("The current engine uses it.")] if used else advice
+            advice = [
+                _("An engine that supports this GPU generates replies several times faster."),
+                driver_advice(graphics),
+            ]
+            sentences = [_("The current engine uses this GPU.")] if used else advice
             self.card.set_help(join_sentences(gpu_name(graphics), *sentences, _(ENGINE_DOWNLOAD_HELP)))
             self.engine_offer.show_choices(graphics)
 

@@ -118,5 +118,5 @@ class StoragePage(SettingsPage):
 
     def _open(self, folder: Path) -> None:
         if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder))):
-            path, advice = _("Path: {folder}.", folder=folder), _("Open it in your file manager.")
+            path, advice = _("Path: {folder}.", folder=folder), _("Open the folder in your file manager.")
             self.panel.show_error(KvchatError(_("The folder could not be opened"), path, advice))

@@ -226,7 +226,7 @@ class UsageSummary(QWidget):
         self.total_label.setText(_("{size} in use", size=format_size_of(usage.physical_bytes, usage.quota_bytes)))
         self.quota_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
         if usage.problem:
-            self.total_label.setText(_("Nothing is saved"))
+            self.total_label.setText(_("No chat memory is saved"))
         for widget in (self.quota_bar, self._figures):
             widget.setVisible(not usage.problem)
         self.savings_bar.show_usage(usage)

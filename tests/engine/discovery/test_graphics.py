@@ -81,7 +81,7 @@ def ldd_prints(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, of: str
 @pytest.mark.parametrize(
     ("library", "message"),
     [
-        ("libcuda.so.1", "It is missing libcuda.so.1. This is part of the NVIDIA driver"),
+        ("libcuda.so.1", "It is missing libcuda.so.1. These libraries are part of the NVIDIA driver"),
         ("libamdhip64.so.7", "AMD ROCm"),
         ("libsomething.so.3", "It is missing libsomething.so.3."),
     ],

@@ -248,7 +248,7 @@ async def test_a_backup_is_made_checked_and_laid_ready(kept: StagedRuntime, wind
     choose(window, "Restore from a backup…")
     pick(window, tmp_path / "backup.zip")
     (await question(window, "Restore the backup of")).confirm_button.click()
-    (await question(window, "Restart kvchat to finish?")).confirm_button.click()
+    (await question(window, "Restart kvchat to finish restoring?")).confirm_button.click()
     assert restarts == [True]
     assert (kept.paths.data / "restore" / "ready").exists()
 
@@ -267,7 +267,7 @@ async def test_the_engine_that_a_backup_names_is_taken_only_if_confirmed(
     asked = await question(window, "Use the engine settings from the backup?")
     assert any("/tmp/theirs -lv 5" in label.text() for label in asked.findChildren(QLabel))
     qtbot.mouseClick(asked.confirm_button if confirmed else asked.keep_button, Qt.MouseButton.LeftButton)
-    await question(window, "Restart kvchat to finish?")
+    await question(window, "Restart kvchat to finish restoring?")
     laid_ready = load_settings(kept.paths.data / "restore" / SETTINGS)
     assert laid_ready.engine_path == ("/tmp/theirs" if confirmed else "/opt/own")
 
