@@ -56,7 +56,7 @@ def format_lines(entries: Sequence[EngineEntry], downloaded: Sequence[Downloaded
         rows.append(f"    {entry.version}")
         for device in entry.devices:
             memory = f" ({format_size(device.total_bytes)})" if device.total_bytes else ""
-            rows.append(f"    {device.name}: {device.description}{memory}")
+            rows.append(f"    {device.name}: {device.label}{memory}")
         if not entry.devices:
             rows.append("    " + _("CPU only"))
     rows = rows or [_("No engine was found.")]

@@ -77,7 +77,7 @@ async def try_engine(
         devices = await asyncio.to_thread(list_devices, location)
         if needs and location.path and all(device.name.startswith(("CPU", "BLAS")) for device in devices):
             raise await asyncio.to_thread(undetected_gpu_error, location.path, needs)
-        report_step(TrialStep(_("Devices"), join_list(device.description for device in devices) or _("CPU only")))
+        report_step(TrialStep(_("Devices"), join_list(device.label for device in devices) or _("CPU only")))
         if model is None:
             report_step(TrialStep(_("Model"), _("No model to test with")))
         else:

@@ -23,6 +23,8 @@ from kvchat.system.files import file_stamp, run_with_timeout
 from kvchat.system.paths import expand_user
 from kvchat.text.language import N_, _, join_list
 
+# Drivers for Vulkan and Direct3D that compute on the CPU.
+_SOFTWARE_DEVICE = re.compile("llvmpipe|SwiftShader|Basic Render Driver")
 _COMMAND_TIMEOUT_S = 30.0
 EMBEDDED = "embedded"  # value of the setting `engine_path`
 
@@ -49,6 +51,12 @@ class Device:
     description: str
     total_bytes: int | None
     free_bytes: int | None
+
+    @property
+    def label(self) -> str:
+        """The description or, for a device that computes on the CPU, the description with a remark."""
+        is_software = _SOFTWARE_DEVICE.search(self.description)
+        return _("{device} (software, slow)", device=self.description) if is_software else self.description
 
 
 class EngineNotFound(EngineUnusable):

@@ -199,5 +199,5 @@ def _describe_engine(entry: EngineEntry) -> str:
     name = f"{'●' if entry.chosen else '○'} {_engine_name(entry)}{punctuation(': ')}"
     if entry.problem is not None:
         return f"{name}{join_sentences(entry.problem.title, entry.problem.detail)}"
-    devices = join_list(device.description for device in entry.devices) or _("CPU only")
+    devices = join_list(device.label for device in entry.devices) or _("CPU only")
     return f"{name}{entry.version}{punctuation('; ')}{devices}"

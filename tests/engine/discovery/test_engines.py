@@ -80,6 +80,8 @@ def test_device_lists_are_parsed() -> None:
     text = "Available devices:\n  CUDA0: NVIDIA RTX (x) 4090 (24564 MiB, 23800 MiB free)\n  (none)\n"
     assert parse_devices(text) == (Device("CUDA0", "NVIDIA RTX (x) 4090", 24564 << 20, 23800 << 20),)
     assert parse_devices("Available devices:\n  (none)\n") == ()
+    (software,) = parse_devices("  Vulkan0: llvmpipe (LLVM 19.1.7, 256 bits) (24105 MiB, 22380 MiB free)\n")
+    assert software.label == "llvmpipe (LLVM 19.1.7, 256 bits) (software, slow)"
     workers = "".join(
         f"  RPC{n}: {at} (24105 MiB, 24105 MiB free)\n" for n, at in enumerate(("den:1", "den:1", "attic:2"))
     )
