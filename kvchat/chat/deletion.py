@@ -255,7 +255,7 @@ def purge_orphans(store: BlockStore, database: Database) -> None:
     new = store.inventory.find_unchecked(by)
     # Read afterwards, to include what another process has just saved.
     deleted = _deleted_ids(database)
-    for conversation_id, messages in new.messages.items():
+    for conversation_id, messages in new.message_ids.items():
         if program_of(conversation_id):
             continue  # programs' requests are not in the database
         if database.rows("SELECT 1 FROM prepared WHERE 'prepared:' || id = ?", (conversation_id,)):

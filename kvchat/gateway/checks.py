@@ -119,10 +119,10 @@ MAX_TEXT = 8_000_000  # bytes of a body without pictures: more than any context 
 MAX_ENTRIES = 10_000  # entries per list (messages, prompts, stop words…); template time grows with its square
 MAX_ALTERNATIVES = 20  # alternatives listed per token, as in OpenAI's API
 MAX_TOTAL_PIXELS = 500_000_000  # per request: the engine decodes all pictures before it uses the first
-_ALTERNATIVES = ("n_probs", "top_logprobs", "logprobs")
-_PICTURES = re.compile("source|input_.+|.+_url")  # members of a message part that may hold an address
-_FILES = ("url", "image_url", "data", "file_data")  # hold a picture file
-GRAMMARS = ("grammar", "json_schema", "schema", "parameters", "input_schema")
+_ALTERNATIVE_FIELDS = ("n_probs", "top_logprobs", "logprobs")
+_PICTURE_FIELDS = re.compile("source|input_.+|.+_url")  # members of a message part that may hold an address
+_FILE_FIELDS = ("url", "image_url", "data", "file_data")  # hold a picture file
+GRAMMAR_FIELDS = ("grammar", "json_schema", "schema", "parameters", "input_schema")
 _TOO_DEEP = f"The request body is nested more than {MAX_NESTING} levels deep."
 
 
@@ -134,7 +134,7 @@ def check_bounds(body: Json, size: int = 0) -> None:
             listed = sum(not isinstance(item, int | float) for item in value)  # do not count token ids
         if listed > MAX_ENTRIES:
             raise RequestRefused(400, f"“{name[:40]}” has more than {MAX_ENTRIES:,} entries.")
-        if name in _ALTERNATIVES and isinstance(value, int | float) and value > MAX_ALTERNATIVES:
+        if name in _ALTERNATIVE_FIELDS and isinstance(value, int | float) and value > MAX_ALTERNATIVES:
             raise RequestRefused(400, f"“{name}” must be at most {MAX_ALTERNATIVES}.")
     depth = 0
     places: list[tuple[Any, int, bool]] = [(body, 1, False)]
@@ -148,11 +148,11 @@ def check_bounds(body: Json, size: int = 0) -> None:
             for name, item in value.items():
                 files: list[Any] = []
                 if isinstance(item, str):
-                    files = [item] if name in _FILES else []
+                    files = [item] if name in _FILE_FIELDS else []
                     places += _parse_nested(name, item)
                 elif isinstance(item, dict | list):
-                    places.append((item, level + 1, in_grammar or name in GRAMMARS))
-                    if name in GRAMMARS and not in_grammar:
+                    places.append((item, level + 1, in_grammar or name in GRAMMAR_FIELDS))
+                    if name in GRAMMAR_FIELDS and not in_grammar:
                         try:
                             length = len(json.dumps(item, ensure_ascii=False, separators=(",", ":")))
                         except RecursionError:
@@ -176,12 +176,12 @@ def check_bounds(body: Json, size: int = 0) -> None:
 
 
 def _picture_urls(parts: list[Any]) -> Iterator[str]:
-    """Yield the image URLs in messages or message parts; the engine fetches no URL in tool arguments."""
+    """Yield the image URLs that the engine would fetch: those in messages and message parts, not in tool arguments."""
     for part in parts:
         for name, value in part.items() if isinstance(part, dict) else ():
             if name in ("content", "output") and isinstance(value, list):
                 yield from _picture_urls(value)
-            elif _PICTURES.fullmatch(name):
+            elif _PICTURE_FIELDS.fullmatch(name):
                 url = value.get("url") if isinstance(value, dict) else value if name != "source" else None
                 if isinstance(url, str):
                     yield url
@@ -199,8 +199,8 @@ def _pixels(file: str) -> int:
 
 
 def _parse_nested(name: str, text: str) -> list[tuple[Any, int, bool]]:
-    """Check a string that the engine parses; return any JSON in it, such as tool call arguments, to be checked."""
-    if name in GRAMMARS and len(text) > MAX_GRAMMAR_CHARS:
+    """Check a string against the limits on grammars; return JSON in it, such as tool call arguments, to be checked."""
+    if name in GRAMMAR_FIELDS and len(text) > MAX_GRAMMAR_CHARS:
         raise RequestRefused(400, f"The grammar is longer than {MAX_GRAMMAR_CHARS:,} characters.")
     if name in ("grammar", "pattern") and nesting_depth(text) > MAX_NESTING:
         raise RequestRefused(400, f"The grammar is nested more than {MAX_NESTING} levels deep.")

@@ -27,7 +27,7 @@ class Crashes:
     def __init__(
         self, restored: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`restored` returns True if a restored state that is not yet proved may also be the cause."""
+        """`restored` returns True if a crash may also be due to a restored state that is not yet proved."""
         self._restored, self._clock = restored, clock
         self._admitted: Counter[str] = Counter()  # requests in progress or waiting for a slot
         self._in_engine: Counter[str] = Counter()  # requests now in the engine
@@ -65,7 +65,10 @@ class Crashes:
 
     @contextlib.asynccontextmanager
     async def using_engine(self, program: str) -> AsyncIterator[None]:
-        """Context manager for a program's use of the engine; re-raises EngineGone once a crash has been judged."""
+        """Context manager for a program's use of the engine.
+
+        If the engine crashes, re-raises EngineGone only after the program has been counted among the suspects.
+        """
         self._in_engine[program] += 1
         try:
             yield

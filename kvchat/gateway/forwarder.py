@@ -12,7 +12,7 @@ from kvchat.engine.api.pictures import FIRST_PICTURE_ID
 from kvchat.engine.api.transport import EngineResponse
 from kvchat.engine.api.wire import Timings
 from kvchat.gateway.crashes import Crashes
-from kvchat.gateway.dialects.replies import ResponseParser, Usage
+from kvchat.gateway.dialects.replies import ResponseParser, UsageCorrection
 from kvchat.gateway.dialects.request import Form, refusal
 from kvchat.gateway.pending_request import MustRestart, PendingRequest, shared_tokens
 from kvchat.gateway.records import RequestRecord, Stage, headers_of, is_lost
@@ -61,7 +61,7 @@ class Forwarder:
         reserve = self.lease.engine.reserve(request.max_tokens)
         if self.lease.engine.must_grow_for(len(pending.prompt.ids) + reserve):
             self.lease = await self.exchange.with_room(self.request, len(pending.prompt.ids) + reserve)
-        if self._is_known:
+        if self._is_restorable:
             self.set_stage(pending.record, Stage.LOADING)
             await self.lease.wait_for_pending_saves(pending.prompt.ids)
             await self.exchange.load(pending.prompt.ids, self.lease.engine.reserve(request.max_tokens))
@@ -70,8 +70,8 @@ class Forwarder:
             await self.lease.erase_all()
         else:
             await self.lease.take_over()
-        stepped = self._is_known and await self._process_in_steps()
-        if self._is_known and not stepped:
+        stepped = self._is_restorable and await self._process_in_steps()
+        if self._is_restorable and not stepped:
             loaded = self.exchange.loaded
             self.lease.note_contents(pending.prompt.ids[: loaded.expected_cached], loaded=loaded)
         if self._engine_picks_slot and not request.needs_several_slots:
@@ -79,7 +79,7 @@ class Forwarder:
         return await self._forward(in_steps=stepped)
 
     @property
-    def _is_known(self) -> bool:
+    def _is_restorable(self) -> bool:
         """True for a single prompt of known tokens that fits the context. Only such prompts are restored and saved."""
         is_single = not self.pending.request.needs_several_slots
         return is_single and 0 < len(self.pending.prompt.ids) < self.lease.engine.context_size
@@ -95,7 +95,7 @@ class Forwarder:
             self.exchange.loaded = loaded = replace(loaded, miss_reason=Reason(ReasonCode.NOTHING_ALIKE))
         if record.found_tokens is not None:  # a retry: tokens it processed itself were not found
             return
-        record.prompt, record.found_tokens = len(ids), loaded.expected_cached
+        record.prompt_tokens, record.found_tokens = len(ids), loaded.expected_cached
         unrestored = Source.COLD if _is_small_match(loaded.expected_cached, len(ids)) else Source.HOT
         record.source = loaded.restore.tier.value if loaded.restore else unrestored.value
         if loaded.restore:
@@ -117,7 +117,7 @@ class Forwarder:
         few = len(ids) - loaded.expected_cached < MIN_HEAD
         if not lease.saving_enabled or few or (lease.engine.can_cut and not has_own_key):
             return {}
-        head = await shared_tokens(lease.engine, self.pending.request.with_other_start)
+        head = await shared_tokens(lease.engine, self.pending.request.new_conversation)
         if not max(loaded.expected_cached, MIN_HEAD) < len(head) < len(ids) or ids[: len(head)] != head:
             return {}
         senders = {owner: has_key for owner, sent, has_key in self.recent_heads if sent == head}
@@ -159,7 +159,7 @@ class Forwarder:
             if contents := slot.contents:
                 cached, now_ahead = max(len(stop), found), contents.prefilled_ahead
                 loaded = replace(loaded, expected_cached=cached, restore=None, prefilled_ahead=now_ahead)
-        record.read_ms += 1000 * (time.perf_counter() - began_at)
+        record.processing_ms += 1000 * (time.perf_counter() - began_at)
         if contents := slot.contents:  # a hollow restore needs more tokens processed
             record.processed_tokens = max(record.processed_tokens, read + contents.prefilled_ahead.tokens - ahead)
         if not is_done:
@@ -169,7 +169,7 @@ class Forwarder:
 
     async def _forward(self, *, in_steps: bool) -> ResponseParser | None:
         pending, lease, engine, request = self.pending, self.lease, self.lease.engine.engine, self.pending.request
-        rows, has_begun, parser = engine.rows.invalidate(), False, ResponseParser(request.form, request.stream)
+        rows, answer_has_begun, parser = engine.rows.invalidate(), False, ResponseParser(request.form, request.stream)
         self.set_stage(pending.record, Stage.ANSWERING)
         try:
             # With several answers, the slot may still hold another owner's state.
@@ -180,12 +180,12 @@ class Forwarder:
                 if answer.status_code != 200:
                     await self._forward_error(answer)
                     return None
-                has_begun = True
-                parser.usage = self._usage()
+                answer_has_begun = True
+                parser.usage = self._usage_correction()
                 body = await self._receive(answer, parser)
         finally:
             engine.rows.confirm(rows, parser.timings.cache_n if parser.timings else 0)
-            self._note_contents(has_begun=has_begun)
+            self._note_contents(answer_has_begun=answer_has_begun)
         await self._prove(parser.timings, in_steps=in_steps)
         if request.stream:
             pending.response.write(f": kvchat {json.dumps(pending.record.receipt())}\n\n".encode())
@@ -208,10 +208,12 @@ class Forwarder:
             response.write(rest)
         return rest
 
-    def _usage(self) -> Usage:
+    def _usage_correction(self) -> UsageCorrection:
         request, record = self.pending.request, self.pending.record
         keeps_name = request.form is Form.PLAIN and request.model  # embeddings keep the client's model name
-        return Usage("" if keeps_name else record.answering_model, record.processed_tokens, record.read_ms)
+        return UsageCorrection(
+            "" if keeps_name else record.answering_model, record.processed_tokens, record.processing_ms
+        )
 
     async def _forward_error(self, answer: EngineResponse) -> None:
         body, form = await answer.aread(), self.pending.request.form
@@ -222,15 +224,15 @@ class Forwarder:
             body = json.dumps(refusal(form, answer.status_code, error.message, error.kind)).encode()
         self.pending.response.send_whole(answer.status_code, self._headers(answer), body)
 
-    def _note_contents(self, *, has_begun: bool) -> None:
+    def _note_contents(self, *, answer_has_begun: bool) -> None:
         """Record the slot's contents: the whole prompt if the answer has begun, else the part known to be processed."""
         lease, contents, ids = self.lease, self.lease.slot.contents, self.pending.prompt.ids
         held_tokens = common_prefix(contents.tokens, ids) if contents else 0
-        if self._is_known and has_begun:
+        if self._is_restorable and answer_has_begun:
             lease.note_contents(ids)
-        elif self._is_known and contents and (lease.engine.can_cut or held_tokens == len(contents.tokens)):
+        elif self._is_restorable and contents and (lease.engine.can_cut or held_tokens == len(contents.tokens)):
             lease.note_contents(ids[:held_tokens])  # the minimum: the engine may have processed more
-        elif self._is_known or has_begun:
+        elif self._is_restorable or answer_has_begun:
             lease.slot.forget()
 
     async def _prove(self, timings: Timings | None, *, in_steps: bool) -> None:
@@ -241,22 +243,22 @@ class Forwarder:
         cost, prompt = lease.slots.restore_cost, timings.prompt_tokens
         if not in_steps:
             cost.speed.learn(timings.prompt_n, timings.prompt_ms, timings.cache_n)
-        record.read_ms += timings.prompt_ms
-        record.prompt, record.predicted = prompt, timings.predicted_n
-        record.write_ms = 0.0 if record.stream else timings.predicted_ms
-        record.cached = self._usage().reused(timings.cache_n)
-        if not self._is_known:
+        record.processing_ms += timings.prompt_ms
+        record.prompt_tokens, record.generated_tokens = prompt, timings.predicted_n
+        record.generation_ms = 0.0 if record.stream else timings.predicted_ms
+        record.cached_tokens = self._usage_correction().reused(timings.cache_n)
+        if not self._is_restorable:
             return
         if prompt != len(ids):  # the slot holds another prompt than assumed
             lease.slot.forget()
             record.miss = Reason(ReasonCode.RENDERS_OTHERWISE)
             return
-        timings = replace(timings, cache_n=record.cached, prompt_n=prompt - record.cached, prompt_ms=0.0)
+        timings = replace(timings, cache_n=record.cached_tokens, prompt_n=prompt - record.cached_tokens, prompt_ms=0.0)
         verdict = (await self.exchange.prove(timings)).verdict
-        is_cold = _is_small_match(record.cached, prompt)
+        is_cold = _is_small_match(record.cached_tokens, prompt)
         record.source = (Source.COLD if is_cold else verdict.source).value
         record.miss = verdict.miss_reason or (record.miss if is_cold else None)
-        record.saved_ms = max(0.0, cost.prefill_ms(record.cached) - record.restore_ms)
+        record.saved_ms = max(0.0, cost.prefill_ms(record.cached_tokens) - record.restore_ms)
 
     def _headers(self, answer: EngineResponse) -> dict[str, str]:
         headers, record = {"content-type": answer.headers.get("content-type", "application/json")}, self.pending.record

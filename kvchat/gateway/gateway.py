@@ -21,9 +21,9 @@ from kvchat.engine.process.external import is_loopback
 from kvchat.errors import KvchatError
 from kvchat.gateway.checks import AccessPolicy, check_bounds, read_body
 from kvchat.gateway.dialects.request import (
-    ASIDE,
-    GENERATING,
-    READING,
+    EMBEDDING_PATHS,
+    GENERATING_PATHS,
+    SLOTLESS_PATHS,
     THREAD_BYTES,
     Form,
     ParsedRequest,
@@ -42,7 +42,7 @@ from kvchat.system.concurrency import run_in_thread_if_large
 from kvchat.text.language import _
 
 MAX_ACTIVE = 64  # requests waiting or in progress
-MAX_BODY_BYTES = 400_000_000  # total of request bodies, including incomplete ones
+MAX_TOTAL_BODY_BYTES = 400_000_000  # total of request bodies, including incomplete ones
 RETRY_AFTER_S = 5
 PUBLIC_PATHS = ("/health", "/v1/health")  # need no key
 _RECEIPT_HEADERS = ("source", "found", "restore-ms", "miss", "cached", "prompt", "model")
@@ -60,7 +60,7 @@ class Gateway:
         enabled_rules: RuleLookup = lambda program: (),
         shares: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`absorb` has the store absorb saved files; `enabled_rules` returns a program's enabled rules.
+        """`absorb` absorbs saved files into the store; `enabled_rules` returns a program's enabled rewriting rules.
 
         `shares` returns True if all programs share their memory.
         """
@@ -126,7 +126,9 @@ class Gateway:
             "/metrics": self._show_metrics,
             "/kvchat/requests": self._show_requests,
         }
-        endpoints = dict.fromkeys((*GENERATING, *READING), self._generate) | dict.fromkeys(ASIDE, self._pass_on)
+        endpoints = dict.fromkeys((*GENERATING_PATHS, *EMBEDDING_PATHS), self._generate) | dict.fromkeys(
+            SLOTLESS_PATHS, self._pass_on
+        )
         return [
             *(Route(path, page) for path, page in pages.items()),
             *(Route(path, _Endpoint(handler), methods=["POST"]) for path, handler in endpoints.items()),
@@ -161,7 +163,10 @@ class Gateway:
         return Response(metrics.text(), media_type=None, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def _show_requests(self, request: Request) -> Response:
-        """List active requests, recent ones (newest first) and slots: all for the owner, else the client's own."""
+        """List active requests, recent requests (newest first) and slots.
+
+        A client without the owner's key sees only those of its own program.
+        """
         program = None if request.scope["is_owner"] else request.scope["program"]
         active, recent = (
             [record.as_json() for record in records if program in (None, record.program)]
@@ -177,7 +182,7 @@ class Gateway:
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         runner, program = self.runner, scope["program"]
-        if (active := runner.active) >= MAX_ACTIVE:
+        if (active := runner.active_count) >= MAX_ACTIVE:
             message = f"Too many requests: {active} are already active."
             raise RequestRefused(429, message, "rate_limit_error", RETRY_AFTER_S)
         async with self._body(scope, receive) as raw:
@@ -221,7 +226,7 @@ class Gateway:
 
         def count(size: int) -> None:
             nonlocal counted
-            if self._body_bytes + size > MAX_BODY_BYTES:
+            if self._body_bytes + size > MAX_TOTAL_BODY_BYTES:
                 raise RequestRefused(
                     429, "Too much request data is already being processed.", "rate_limit_error", RETRY_AFTER_S
                 )
@@ -265,7 +270,7 @@ def _guarded(app: ASGIApp, checks: AccessPolicy) -> ASGIApp:
 
 
 def _form_of(path: str) -> Form:
-    return GENERATING.get(path) or (Form.MESSAGES if "messages" in path else Form.PLAIN)
+    return GENERATING_PATHS.get(path) or (Form.MESSAGES if "messages" in path else Form.PLAIN)
 
 
 async def _parse(path: str, raw: bytes) -> ParsedRequest:
@@ -283,7 +288,7 @@ async def _parse(path: str, raw: bytes) -> ParsedRequest:
 async def _refused(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestRefused):
         status: Any = getattr(error, "status_code", 404)
-        paths = ", ".join(path for path in GENERATING if path.startswith("/v1/"))
+        paths = ", ".join(path for path in GENERATING_PATHS if path.startswith("/v1/"))
         message = f"Not found. Send requests to one of: {paths}." if status == 404 else "Method not allowed."
         error = RequestRefused(status, message, "not_found_error")
     headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else None
@@ -327,9 +332,9 @@ class Metrics:
         labels = program, record.source or "none"
         self._requests.labels(*labels, record.stage.value).inc()
         if record.stage is Stage.DONE:
-            self._prompt.labels(*labels).inc(record.prompt or 0)
-            self._cached.labels(*labels).inc(record.cached or 0)
-            self._predicted.labels(*labels).inc(record.predicted or 0)
+            self._prompt.labels(*labels).inc(record.prompt_tokens or 0)
+            self._cached.labels(*labels).inc(record.cached_tokens or 0)
+            self._predicted.labels(*labels).inc(record.generated_tokens or 0)
             self._saved.labels(*labels).inc(record.saved_ms / 1000)
             if record.first_ms is not None:
                 self._first_byte.labels(labels[1]).observe(record.first_ms / 1000)

@@ -26,10 +26,10 @@ _INVISIBLE = "\u115f\u1160\u17b4\u17b5\ufe0e\ufe0f"  # invisible letters and mar
 
 
 class Keys:
-    def __init__(self, keys: Mapping[str, str], owner: str = "") -> None:
-        """`keys` maps programs, or `ANY_PROGRAM`, to keys; `owner` is the key that may list all requests."""
+    def __init__(self, keys: Mapping[str, str], owner_key: str = "") -> None:
+        """`keys` maps a program, or `ANY_PROGRAM`, to its API key; a client with `owner_key` may list all requests."""
         self._keys = {name: key.encode() for name, key in keys.items() if key}
-        self._owner = owner.encode()
+        self._owner_key = owner_key.encode()
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -38,7 +38,7 @@ class Keys:
         return program in self._keys
 
     def is_owner(self, key: str) -> bool:
-        return bool(self._owner) and hmac.compare_digest(self._owner, key.encode("utf-8", "replace"))
+        return bool(self._owner_key) and hmac.compare_digest(self._owner_key, key.encode("utf-8", "replace"))
 
     def program_of(self, key: str) -> str | None:
         """Return the key's program or `ANY_PROGRAM`, or None if it is invalid. Compares in constant time."""

@@ -32,7 +32,7 @@ UNKNOWN = RenderedPrompt(())
 
 
 def pictures_in(request: ParsedRequest) -> tuple[Picture, ...]:
-    """Return a request's images; empty if it cannot be converted, which the engine reports."""
+    """Return a request's images, or none if it cannot be converted; the engine then reports the error."""
     try:
         return request.chat_and_pictures[1]
     except Unconvertible:
@@ -58,7 +58,11 @@ async def prompt_of(engine: ReadyEngine, request: ParsedRequest) -> RenderedProm
 
 
 async def shared_tokens(engine: ReadyEngine, make_request: Callable[[str], Json | str | None]) -> Tokens:
-    """Return the common prefix of the prompts that `make_request` returns for two probe texts. Raises EngineGone."""
+    """Return the tokens with which a prompt starts whatever its last text. Raises EngineGone.
+
+    They are the common prefix of the prompts that `make_request` returns for two different texts. Empty if a prompt
+    cannot be rendered.
+    """
     prompts: list[Tokens] = []
     for probe in BOUNDARY_PROBES:
         try:
@@ -79,7 +83,7 @@ class ClientTooSlow(ConnectionError):
 
 
 class ResponseStream:
-    """Queue from the response's producer, which never waits, to the client."""
+    """Queue of response data for a client, so that the producer never waits for the client."""
 
     def __init__(self) -> None:
         self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -140,7 +144,7 @@ class ResponseStream:
 
 
 class MustRestart(Exception):
-    """The window needs this request's slot or context space; the request starts over later."""
+    """The chat window needs this request's slot or context space; the request starts over later."""
 
 
 @dataclass(eq=False)
@@ -162,7 +166,7 @@ class PendingRequest:
         self.prompt, self.rendered_by = await prompt_of(engine, self.request), engine.generation
 
     def abandon(self) -> None:
-        """Abort the answer, as the client disconnected; after a complete answer, saving continues."""
+        """Abort the answer because the client disconnected. An answer already complete is still saved."""
         if not (self.response.has_ended or self.is_answered):
             self._abort()
 

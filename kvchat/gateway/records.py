@@ -45,7 +45,11 @@ class Stage(Enum):
 
 FINISHED = (Stage.DONE, Stage.FAILED, Stage.LEFT)
 # Published names in `GET /kvchat/requests`, where they differ from the fields' names.
-_JSON_NAMES = {"started_at": "at", "found_tokens": "found", "processed_tokens": "read"}
+_JSON_NAMES = {
+    **{"started_at": "at", "found_tokens": "found", "processed_tokens": "read"},
+    **{"prompt_tokens": "prompt", "cached_tokens": "cached", "generated_tokens": "predicted"},
+    **{"processing_ms": "read_ms", "generation_ms": "write_ms"},
+}
 
 
 @dataclass
@@ -61,17 +65,17 @@ class RequestRecord:
     stream: bool = False
     stage: Stage = Stage.QUEUED
     status: int = 0  # HTTP status
-    source: str = ""  # as in a reply's receipt: hot, warm, disk, cold; proved once `cached` is known
+    source: str = ""  # as in a reply's receipt: hot, warm, disk, cold; proved once `cached_tokens` is known
     found_tokens: int | None = None  # of the prompt, found in a slot or the store beforehand
-    prompt: int | None = None
+    prompt_tokens: int | None = None
     processed_tokens: int = 0  # so far
-    cached: int | None = None  # proved by the engine's count
-    predicted: int | None = None
+    cached_tokens: int | None = None  # proved by the engine's count
+    generated_tokens: int | None = None
     queue_ms: float = 0.0
     restore_ms: float = 0.0
-    read_ms: float = 0.0  # steps plus the engine's processing
+    processing_ms: float = 0.0  # steps plus the engine's processing
     first_ms: float | None = None  # until the first answer byte was sent
-    write_ms: float = 0.0  # generation time of a non-streamed answer
+    generation_ms: float = 0.0  # generation time of a non-streamed answer
     total_ms: float | None = None
     miss: Reason | None = None  # why tokens had to be reprocessed, apart from a divergence
     saved_ms: float = 0.0  # processing time saved
@@ -100,10 +104,10 @@ class RequestRecord:
     @property
     def costly_divergence(self) -> Divergence | None:
         """The divergence if it explains why much of the prompt was reprocessed, else None."""
-        divergence, known = self.divergence, self.found_tokens if self.cached is None else self.cached
+        divergence, known = self.divergence, self.found_tokens if self.cached_tokens is None else self.cached_tokens
         if divergence is None or divergence.is_expected or self.miss not in UNEXPLAINED:
             return None
-        if self.prompt is None or known is None or self.prompt - known < MIN_EXPLAINED:
+        if self.prompt_tokens is None or known is None or self.prompt_tokens - known < MIN_EXPLAINED:
             return None
         found_less = not self.whole_only and known < divergence.shared_tokens - TOLERANCE  # not even the shared part
         return None if found_less or known > divergence.shared_tokens + TOLERANCE else divergence
@@ -118,7 +122,7 @@ class RequestRecord:
         values: dict[str, object] = {"source": self.source or None, "found": self.found_tokens}
         values |= {"miss": reason.english, "miss-code": reason.code.value} if reason else {}
         values |= {"restore-ms": None if self.found_tokens is None else round(self.restore_ms)}
-        values |= {"cached": self.cached, "prompt": self.prompt, "model": self.answering_model or None}
+        values |= {"cached": self.cached_tokens, "prompt": self.prompt_tokens, "model": self.answering_model or None}
         return {name: value for name, value in values.items() if value is not None}
 
     def as_json(self) -> dict[str, Any]:
@@ -215,10 +219,10 @@ class ProgramTotal:
     @classmethod
     def of(cls, record: RequestRecord, prefill_ms: Callable[[int], float]) -> ProgramTotal:
         """Return the totals of one request; `prefill_ms` estimates the time to process a number of tokens."""
-        prompt, cached, divergence = record.prompt or 0, record.cached or 0, record.costly_divergence
+        prompt, cached, divergence = record.prompt_tokens or 0, record.cached_tokens or 0, record.costly_divergence
         total = cls(1, prompt, cached, record.saved_ms, time.time())
         if reason := divergence.cause if divergence else record.miss if is_lost(record.miss) else None:
-            total.misses[reason.code] = TokenCost(1, prompt - cached, record.read_ms)
+            total.misses[reason.code] = TokenCost(1, prompt - cached, record.processing_ms)
         total.saved_by_rule |= {
             rule: TokenCost(1, tokens, prefill_ms(tokens)) for rule, tokens in record.saved_by_rule.items()
         }
@@ -236,7 +240,7 @@ class ProgramTotal:
                     own.setdefault(name, TokenCost()).add(cost)
 
     @property
-    def share(self) -> float:
+    def cached_share(self) -> float:
         return self.cached / self.prompt if self.prompt else 0.0
 
 

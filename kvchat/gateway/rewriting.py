@@ -28,7 +28,7 @@ _INVALID_BODY = (ValueError, LookupError, TypeError, AttributeError, RecursionEr
 
 
 class PromptRewriter:
-    """Rewriter and memory of programs' recent prompts, never on disk. Event loop thread only."""
+    """Rewrites programs' prompts by rules and remembers recent prompts, in memory only. Event loop thread only."""
 
     def __init__(
         self, enabled_rules: RuleLookup = lambda program: (), clock: Callable[[], datetime] = datetime.now
@@ -87,7 +87,7 @@ class PromptRewriter:
         None if it extends the earlier prompt, or if no earlier prompt is similar.
         """
         before = self._recent.closest((program, model), prompt)
-        extends = before is not None and prompt.extends(before)
+        extends = before is not None and prompt.extends_or_precedes(before)
         self._recent.add((program, model), prompt, before if extends else None)
         if before is None or extends:
             return None
@@ -102,9 +102,10 @@ class PromptRewriter:
 
 
 def tokens_saved(changes: Iterable[PromptChange], text: str, tokens: int, cached: int) -> dict[str, int]:
-    """Estimate the tokens each rule saved in a prompt of `tokens` tokens, of which `cached` were cached.
+    """Estimate how many prompt tokens each rule kept from being reprocessed.
 
-    Cached tokens after the first avoided divergence are credited to the rule that avoided it.
+    `text` is the rendered prompt and `tokens` its token count, `cached` of which were cached. Cached tokens after the
+    first avoided divergence are credited to the rule that avoided it.
     """
     places: dict[str, int] = {}
     for change in changes:

@@ -1,4 +1,4 @@
-"""Answer requests: assign each a slot of an engine with its model, then settle and save the slot."""
+"""Answer requests: assign each a slot of an engine with its model, and save the slot's state afterwards."""
 
 import asyncio
 import contextlib
@@ -112,7 +112,7 @@ class RequestRunner:
         self.stops = 0  # stops in progress block new requests
 
     @property
-    def active(self) -> int:
+    def active_count(self) -> int:
         """Number of requests that are queued or being answered, excluding those only being saved."""
         return sum(not pending.response.has_ended for pending in self._pending)
 
@@ -179,7 +179,7 @@ class RequestRunner:
             self.log.set_stage(record, Stage.QUEUED)
 
     async def _answer_in_slot(self, pending: PendingRequest, request: PromptRequest) -> bool:
-        """Answer the request, then settle and save its slot; False if the request must start over."""
+        """Answer the request in a slot and save the slot's state; return False if the request must start over."""
         record = pending.record
         async with contextlib.AsyncExitStack() as stack:
             slot = await stack.enter_async_context(self.slots.acquire(record.owner, pending.prompt.ids, window=False))
@@ -198,9 +198,9 @@ class RequestRunner:
             pending.response.end()
             if pending.is_abandoned:
                 self.crashes.note_abandoned(record.program)
-            elif record.changes and record.cached is not None and pending.prompt.ids:
+            elif record.changes and record.cached_tokens is not None and pending.prompt.ids:
                 text, tokens = pending.prompt.text, len(pending.prompt.ids)
-                record.saved_by_rule = tokens_saved(record.changes, text, tokens, record.cached)
+                record.saved_by_rule = tokens_saved(record.changes, text, tokens, record.cached_tokens)
             self.log.set_stage(record, Stage.LEFT if pending.is_abandoned else Stage.DONE)
             lease = exchange.lease
             if lease is not None and not (pending.is_abandoned and self.stops):
@@ -210,7 +210,10 @@ class RequestRunner:
         return True
 
     async def _settle(self, pending: PendingRequest, slot: Slot, lease: Lease, parser: ResponseParser | None) -> None:
-        """Settle the slot at the next request's boundary and save it; without one, save all processed tokens."""
+        """Make the slot hold exactly the tokens that the next request will start with, and save them.
+
+        If these cannot be predicted, saves all processed tokens.
+        """
         reply, request = parser.reply if parser else None, pending.request
         if request.needs_several_slots or not pending.prompt.ids or slot.contents is None:
             return

@@ -31,7 +31,7 @@ SHUTDOWN_TIMEOUT_S = 5.0  # for unfinished responses
 class _Connection(H11Protocol):
     """A client's connection; closed if no request arrives in time or there are too many connections."""
 
-    _head: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
 
     def __init__(
         self, config: Config, state: ServerState, app_state: dict[str, Any], *, waiting: dict[_Connection, None]
@@ -49,13 +49,13 @@ class _Connection(H11Protocol):
             del self._waiting[longest]
             longest.transport.abort()
         super().connection_made(transport)
-        self._head = self.loop.call_later(HEAD_TIMEOUT_S, self._check_head)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._check_head)
         self._update_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._waiting.pop(self, None)
-        if self._head is not None:
-            self._head.cancel()
+        if self._head_timer is not None:
+            self._head_timer.cancel()
         if self.transport is not None:
             super().connection_lost(exc)
 
@@ -98,7 +98,7 @@ class _Connection(H11Protocol):
         if between and (self.cycle is None or self.conn.trailing_data[0]):
             self.transport.abort()
         else:
-            self._head = self.loop.call_later(HEAD_TIMEOUT_S, self._check_head)
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._check_head)
 
 
 class Listener:
@@ -107,7 +107,7 @@ class Listener:
         self.port: int = server.sockets[0].getsockname()[1]
 
     @property
-    def connections(self) -> int:
+    def connection_count(self) -> int:
         return len(self._state.connections)
 
     async def close(self) -> None:

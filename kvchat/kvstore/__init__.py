@@ -1,4 +1,6 @@
-"""On-disk store of save points. It works with tokens and files, independently of HTTP and chats.
+"""On-disk store of save points: the engine's saved states (KV caches), each found by the tokens it was computed from.
+
+It works with tokens and files, independently of HTTP and chats.
 
 `store.BlockStore` is built from `saver`, `restorer`, `inventory` (files, index, limits, deletions) and `staging`. If
 no folder can be used, it saves nothing and gives the reason (`store_without_memory`). Only one process owns the
@@ -29,7 +31,7 @@ folder; others may read it (`stored_manifest`, `check_store`).
   the masked row is built as soon as the save point is absorbed, and stays warm.
 - **Sharing.** The rows of a prefix are shared only if they were computed once: two prefills of the same tokens in
   different batches differ in rounding. So a new chat restores a known system prompt. When a conversation is deleted,
-  its save points that another conversation extends pass to the latter.
+  another conversation that continues some of its save points takes these over.
 - **Sizes** are disk usage. Quota and prune target count everything in the store's folder. The storage window computes
   the sizes in 0.2 s for 100,000 blocks.
 - **Imported memory** (`exchange.py`) cannot be verified from its bytes, so only the imported conversation may reuse

@@ -131,7 +131,10 @@ def manifest_from_json(data: Any) -> Manifest:
 
 
 def _parse_point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> ManifestPoint:
-    """Parse one save point of a manifest. Raises BadMemory, RecipeError, or what `manifest_from_json` catches."""
+    """Parse one save point of a manifest; `before` are the tokens of the save point before it.
+
+    Raises BadMemory, RecipeError, and the built-in errors that `manifest_from_json` catches.
+    """
     shared, message_id = _checked_number(entry["shared"]), entry["message_id"]
     tokens = (*before[:shared], *(_checked_number(token, -_MAX_TOKEN, _MAX_TOKEN) for token in entry["tokens"]))
     if shared > len(before) or not tokens or not isinstance(message_id, str | None):
@@ -161,8 +164,8 @@ def _checked_number(value: Any, minimum: int = 0, limit: int = _MAX_NUMBER) -> i
 def stored_manifest(folder: Path, conversation_id: str) -> Manifest | None:
     """Return a manifest of a conversation's absorbed save points, or None if there are none.
 
-    Covers only the fingerprint of the newest one. Never writes, as another process may own the folder. Raises
-    KvchatError.
+    Leaves out save points whose fingerprint differs from the newest one's. Never writes, as another process may own the
+    folder. Raises KvchatError.
     """
     index = folder / disk.INDEX
     if not index.exists():
@@ -210,12 +213,12 @@ def read_blocks(folder: Path, manifest: Manifest) -> BlockStream:
 def import_memory(inventory: Inventory, conversation_id: str, manifest: Manifest, stream: BlockStream) -> int:
     """Import save points for one conversation, all or none; return the number of new bytes.
 
-    The contents of existing blocks are not read. Raises BadMemory if `stream` does not match the manifest,
-    StoreRefused if the conversation is never saved or there is no room, and any error of `stream`.
+    The contents of existing blocks are not read. Raises BadMemory if `stream` does not match the manifest, StoreRefused
+    if saving is off for the conversation or there is no room, and any error of `stream`.
     """
     # A separate record of new blocks: another thread's cleanup must not delete them.
     files = BlockFiles(inventory.blocks.folder, sync=inventory.blocks.sync)
-    new = sum(size for name, size in manifest.block_sizes.items() if files.find(name, size) is None)
+    new = sum(size for name, size in manifest.block_sizes.items() if files.disk_usage(name, size) is None)
     inventory.require_room(max(point.recipe.file_size for point in manifest.points), 0)
     inventory.require_room(new, new)
     try:
@@ -246,7 +249,7 @@ def _store_blocks(files: BlockFiles, manifest: Manifest, stream: BlockStream) ->
         size = missing.pop(name, None)
         if size is None:
             raise BadMemory(_("it contains a duplicate or unused block"))
-        if files.find(name, size) is not None:
+        if files.disk_usage(name, size) is not None:
             continue
         written = files.write(limited(content, size))
         if written.name != name or written.size != size:
@@ -273,7 +276,7 @@ def _add_save_points(
     with inventory.index.write() as db:
         if points.is_never_saved(db, conversation_id):
             raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
-        on_disk = files.find_all(manifest.block_sizes)
+        on_disk = files.disk_usages(manifest.block_sizes)
         if on_disk is None:
             raise StoreRefused(*_MEMORY_CHANGED)
         usage.count_written(db, inventory.current_date(), written)

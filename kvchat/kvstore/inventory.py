@@ -66,7 +66,7 @@ class Inventory:
         self.index.is_fresh = False
 
     def current_date(self) -> str:
-        """Return the date in UTC, by which written bytes are counted."""
+        """Return the current date in UTC, under which written bytes are counted."""
         return self.clock().date().isoformat()
 
     def require_room(self, size: int, bytes_to_write: int, conversation_id: str = "") -> None:
@@ -137,7 +137,7 @@ class Inventory:
             with self.index.write() as db:
                 for name in names[start : start + _DELETE_BATCH]:
                     if not db.execute("SELECT 1 FROM blocks WHERE name = ?", (name,)).fetchone():
-                        freed += self.blocks.find(name) or 0
+                        freed += self.blocks.disk_usage(name) or 0
                         self.blocks.remove(name)
                     self.blocks.new_block_sizes.pop(name, None)
         return freed
@@ -215,10 +215,13 @@ class Inventory:
     def take_losses(self) -> tuple[SavePointLoss, ...]:
         """Return the losses to report to the user, each only once."""
         with self.index.write() as db:
-            return usage.take_unreported_losses(db, index=True)
+            return usage.take_unreported_losses(db, include_index_loss=True)
 
     def find_unchecked(self, checker: str) -> UncheckedPoints:
-        """Return the save points added since the last `mark_checked`, or all if that was by another checker."""
+        """Return the save points added since the last `mark_checked`, or all if another checker called that.
+
+        `checker`: id of the chat database against which save points are checked.
+        """
         with self.index.read() as db:
             return usage.find_unchecked(db, checker)
 
@@ -253,7 +256,10 @@ class Inventory:
         return self._free(ids) + self.delete_orphans()
 
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
-        """Delete the save points of these messages, and those of no message, as `delete_conversation` does."""
+        """Delete a conversation's save points for these messages and those for no message.
+
+        Those handed over by `transfer_to_extensions` stay.
+        """
         with self.index.write() as db:
             condition = "name = ? AND (message_id IS NULL OR message_id IN (SELECT value FROM json_each(?)))"
             query, messages = f"{points.POINTS} WHERE {condition}", json.dumps(list(message_ids))
@@ -349,7 +355,7 @@ class Inventory:
         for name, size in blocks:
             if self.blocks.find_fault(name, size):
                 bad_blocks[name] = size
-            elif (on_disk := self.blocks.find(name)) is not None:  # else deleted meanwhile
+            elif (on_disk := self.blocks.disk_usage(name)) is not None:  # else deleted meanwhile
                 measured[name] = on_disk
             done += size
             progress(done, total)

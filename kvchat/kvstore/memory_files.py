@@ -122,7 +122,10 @@ def private_folder_in(memory: Path, folder: Path) -> Path | None:
 
 
 def staging_capacity(folder: Path, held_bytes: int = 0) -> int:
-    """Return the free space of an in-memory file system plus `held_bytes`, or 0 if it is not writable."""
+    """Return how many bytes of slot files fit in `folder`, an in-memory file system, or 0 if it is not writable.
+
+    `held_bytes`: bytes of the slot files already in it.
+    """
     if not _is_usable(folder):
         return 0
     return max(0, held_bytes + shutil.disk_usage(folder).free - SLACK_BYTES)

@@ -219,7 +219,7 @@ class Restorer:
         except OSError:
             if not self._staging.is_in_memory(file):
                 raise
-            file = self._staging.path_on_disk()
+            file = self._staging.new_path_on_disk()
             compose(plan, recipe, self._blocks, file, cancelled, low_priority=target is None)
         return file
 

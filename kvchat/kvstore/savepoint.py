@@ -226,7 +226,7 @@ class PrunePlan:
 
 @dataclass(frozen=True)
 class UncheckedPoints:
-    messages: dict[str, frozenset[str]]  # ids of the save points' last messages, where known, by conversation
+    message_ids: dict[str, frozenset[str]]  # ids of the save points' last messages, where known, by conversation
     last_id: int  # last save point covered
 
 

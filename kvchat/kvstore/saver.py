@@ -43,7 +43,9 @@ class Saver:
         self._predecessors: dict[str, Predecessor] = {}  # by unabsorbed save point
 
     @saving_errors()
-    def check_room(self, size: int, conversation_id: str, path: Path, fingerprint: Fingerprint, tokens: Tokens) -> None:
+    def prepare_save(
+        self, size: int, conversation_id: str, path: Path, fingerprint: Fingerprint, tokens: Tokens
+    ) -> None:
         """Prepare for a save of about `size` bytes. Raises NotSaved if there is no room or saving is off.
 
         `path`: the file that the engine will save; call `add` or `Staging.discard_saved` for it afterwards.
@@ -120,9 +122,10 @@ class Saver:
         return point
 
     def take_window_points(self) -> list[tuple[str, int]]:
-        """Return each conversation's newest save point that needs a window row, and its window; clear the list.
+        """Return and forget the save points whose files need a row added for a sliding window, with the window.
 
-        The warm files of older ones are deleted, as no engine can use them without the row.
+        Returns only the newest of each conversation. The warm files of older ones are deleted, as no engine can use
+        them without the row.
         """
         newest: dict[str, tuple[str, int]] = {}
         while self._windows:
@@ -193,7 +196,7 @@ class Saver:
             recipe, written = split_slot_file(slot_file, before, self._blocks, cancelled, low_priority=low_priority)
             total += written
             with self._index.write() as db:
-                on_disk = self._blocks.find_all(recipe.block_sizes)
+                on_disk = self._blocks.disk_usages(recipe.block_sizes)
                 if on_disk is None:
                     continue  # a block was deleted after it was written or found
                 usage.count_written(db, self._inventory.current_date(), total)

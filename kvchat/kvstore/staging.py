@@ -28,9 +28,9 @@ class _WarmFile:
 class Staging:
     """The store's staging folders. Thread-safe. Methods that create or move files raise OSError.
 
-    Slot files stay warm, so that an engine can restore them without delay: those in RAM until other files need the
-    room, least recently used first; on disk only the last one used. Their contents are not verified, since only this
-    process writes them; a file whose timestamps have changed is not used.
+    Slot files are kept (warm) so that an engine can restore them without delay. In RAM, the least recently used ones
+    are deleted when other files need the room; on disk, only the last one used is kept. Their contents are not
+    verified, since only this process writes them; a file whose timestamps have changed is not used.
     """
 
     def __init__(self, folder: Path, room: MemoryRoom) -> None:
@@ -86,7 +86,7 @@ class Staging:
     # Files that an engine saves to its slot folder
 
     def redirect_to_memory(self, path: Path, size: int) -> bool:
-        """Link `path` in a slot folder to memory for a file of about `size` bytes; False if that is impossible."""
+        """Make `path` in a slot folder a link to memory with room for about `size` bytes; False if impossible."""
         with self._lock:
             if self._memory is None or not self._is_in_slot_folder(path) or not self._make_room(size):
                 return False
@@ -105,7 +105,7 @@ class Staging:
         """Take the file that an engine saved at `path` out of its slot folder; return its new path for `add_warm`."""
         file = self._resolve_redirect(path)
         if file is None:
-            file = self.path_on_disk()
+            file = self.new_path_on_disk()
             disk.move(path, file)  # a copy between file systems
         return file
 
@@ -127,16 +127,16 @@ class Staging:
             if target is not None and not self._is_in_slot_folder(target):
                 return target
             if self._memory is None:
-                return self.path_on_disk()
+                return self.new_path_on_disk()
             if not self._spare_files and not self._fits(size) and (unused := self._evictable()):
                 self.recycle(self._warm_files.pop(unused[0]).path)  # it must make room anyway
             spare = self._take_spare(self._memory)
             if not self._make_room(size - file_size(spare)):
                 self.recycle(spare)
-                return self.path_on_disk()
+                return self.new_path_on_disk()
             return spare
 
-    def path_on_disk(self) -> Path:
+    def new_path_on_disk(self) -> Path:
         return self._folder / disk.temporary_name()
 
     def has_room(self, size: int) -> bool:
@@ -204,7 +204,7 @@ class Staging:
             return None
 
     def has_warm(self, point_id: str, *, on_disk: bool = False) -> bool:
-        """True if a save point has a warm file, with `on_disk` one on disk. Does not check the file."""
+        """True if a save point has a warm file; with `on_disk`, only one on disk counts. Does not check the file."""
         warm = self._warm_files.get(point_id)
         return warm is not None and not (on_disk and warm.path.parent != self._folder)
 

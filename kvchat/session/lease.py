@@ -381,7 +381,7 @@ class Lease:
         if save_progress.cancelled.is_set():
             raise NotSaved(Reason(ReasonCode.NOT_WAITED_FOR))
         try:
-            await asyncio.to_thread(self._store.saver.check_room, size, self.owner, path, ready.fingerprint, boundary)
+            await asyncio.to_thread(self._store.saver.prepare_save, size, self.owner, path, ready.fingerprint, boundary)
             with save_progress.track_save(size, path):
                 with contextlib.suppress(EngineRefused):
                     async with self.guarding_restore():

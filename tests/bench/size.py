@@ -207,7 +207,7 @@ class _Made:
     ) -> tuple[SavePoint, float, float, int]:
         """Return a save point of these tokens, and the ms, CPU ms and bytes written to absorb it."""
         saved = self._slots / f"{disk.engine_file_name()}.slot"
-        self._store.saver.check_room(len(tokens) * TOKEN_BYTES, "bench", saved, _FINGERPRINT, tokens)
+        self._store.saver.prepare_save(len(tokens) * TOKEN_BYTES, "bench", saved, _FINGERPRINT, tokens)
         write(saved)
         size = saved.stat().st_size
         point = self._store.saver.add(

@@ -76,7 +76,11 @@ async def reused_tokens(server: RunningGateway, program: str, dialect: str, text
     server.runtime.chat.slots.restore_cost.speed.samples.extend(SLOW_MODEL)
     answer = await server.client.post(path, json=body, headers={"user-agent": program})
     assert answer.status_code == 200, answer.text
-    counts = [int(answer.headers.get("x-kvchat-found", 0)), server.last.found_tokens or 0, server.last.cached or 0]
+    counts = [
+        int(answer.headers.get("x-kvchat-found", 0)),
+        server.last.found_tokens or 0,
+        server.last.cached_tokens or 0,
+    ]
     if dialect != "/v1/messages":  # there kvchat itself processes all but the last token first
         counts += cached_counts(answer.json())
     await server.settled()

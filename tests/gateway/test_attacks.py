@@ -192,7 +192,7 @@ async def test_slow_bodies_block_nobody(
         writer.write(POST + b"Content-Length: 60000000\r\n\r\n{")
     async with asyncio.timeout(30):
         assert (await server.chat("Hello")).status_code == 200
-    monkeypatch.setattr(app, "MAX_BODY_BYTES", 50_000)
+    monkeypatch.setattr(app, "MAX_TOTAL_BODY_BYTES", 50_000)
     for _, writer in slow[:5]:
         writer.write(b" " * 9_000)
     while (refused := await server.chat("x" * 20_000)).status_code != 429:  # once those have arrived

@@ -45,7 +45,7 @@ async def test_answer_passes_unchanged_with_a_receipt(server: RunningGateway, fa
     assert answer.status_code == 200
     assert reply_in(answer).startswith("You said")
     first = {name[9:]: value for name, value in answer.headers.items() if name.startswith("x-kvchat-")}
-    assert (first["source"], first["prompt"], first["cached"]) == ("cold", str(server.last.prompt), "0")
+    assert (first["source"], first["prompt"], first["cached"]) == ("cold", str(server.last.prompt_tokens), "0")
     await server.settled()
     streamed = await server.chat(WORDS, reply_in(answer), "And then?", stream=True)
     assert streamed.headers["content-type"].startswith("text/event-stream")
@@ -197,12 +197,12 @@ async def test_too_much_is_refused(
     monkeypatch.setattr(gateway_module, "MAX_ACTIVE", 2)
     fake_engine.set(FAKE_HOLD_DURING="begin")
     first, second = (asyncio.ensure_future(server.chat("Hello")) for _ in range(2))
-    await until(lambda: server.gateway.runner.active == 2)
+    await until(lambda: server.gateway.runner.active_count == 2)
     refused = await server.chat("Hello")
     assert refused.status_code == 429
     assert int(refused.headers["retry-after"]) > 0
     second.cancel()  # it disconnects while it waits
-    await until(lambda: server.gateway.runner.active == 1)
+    await until(lambda: server.gateway.runner.active_count == 1)
     assert server.last.stage is Stage.LEFT
     fake_engine.set(FAKE_HOLD_DURING=None)
     assert (await first).status_code == 200
@@ -231,7 +231,7 @@ async def test_disconnecting_stops_the_answer_and_saves_the_prompt(
     again = await server.chat(WORDS)
     assert again.headers["x-kvchat-source"] == "hot"
     await server.settled()
-    assert server.last.write_ms > 0, "the engine's time is the only sign of an unstreamed answer's first token"
+    assert server.last.generation_ms > 0, "the engine's time is the only sign of an unstreamed answer's first token"
 
 
 async def test_disconnecting_after_the_last_token_saves_the_turn(
@@ -248,7 +248,7 @@ async def test_disconnecting_after_the_last_token_saves_the_turn(
     await gone.wait()
     fake_engine.set(FAKE_HOLD_DURING=None)
     await server.settled()
-    assert (server.last.stage, server.last.cached) == (Stage.DONE, 0)
+    assert (server.last.stage, server.last.cached_tokens) == (Stage.DONE, 0)
     assert StoreContents(tmp_path / "home").absorbed() == 1
 
 
@@ -298,7 +298,7 @@ async def test_next_turn_is_hot_however_long_it_is(
 ) -> None:
     texts = [WORDS, reply_in(await server.chat(WORDS))]
     await server.settled()
-    before = server.last.prompt or 0
+    before = server.last.prompt_tokens or 0
     for text in ("And then?", "y" * 2000):
         answer = await server.chat(*texts, text, stream=stream)
         found, cached, prompt = (server.last.as_json()[name] for name in ("found", "cached", "prompt"))
@@ -396,7 +396,9 @@ async def test_window_waits_for_one_step_at_most(
         assert not long.done()
         fake_engine.set(FAKE_BATCH_DELAY=None)
         assert reply_in(await long).startswith("You said: xx")
-        assert (server.last.cached or 0) <= server.last.found_tokens < 20, "tokens it processed itself were not found"
+        assert (server.last.cached_tokens or 0) <= server.last.found_tokens < 20, (
+            "tokens it processed itself were not found"
+        )
 
 
 async def test_answer_that_lost_its_room_is_retried_after_the_other(
@@ -507,7 +509,7 @@ async def test_cancelled_listen_leaves_no_listener() -> None:
         await listening.listen(silent, "127.0.0.1", listener.port)
     assert "another port" in refusal.value.advice
     _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-    await until(lambda: listener.connections == 1)
+    await until(lambda: listener.connection_count == 1)
     writer.close()
     await listener.close()
 

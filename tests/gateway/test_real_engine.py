@@ -16,7 +16,7 @@ from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import BATCH_SIZE, LaunchPlan
 from kvchat.engine_host.engines import server_key
 from kvchat.gateway import forwarder
-from kvchat.gateway.dialects.request import GENERATING, READING, parse_request
+from kvchat.gateway.dialects.request import EMBEDDING_PATHS, GENERATING_PATHS, parse_request
 from kvchat.gateway.pending_request import prompt_of, shared_tokens
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
@@ -94,7 +94,7 @@ async def faults(server: RunningGateway, direct: httpx2.AsyncClient, where: str,
         record = server.last
         if record.miss == Reason(ReasonCode.RENDERS_OTHERWISE):
             yield record.miss
-        if stream and receipt_in(ours.text)["prompt"] != record.prompt:
+        if stream and receipt_in(ours.text)["prompt"] != record.prompt_tokens:
             yield "the receipt has another count"
         await server.settled()
 
@@ -107,11 +107,11 @@ async def ids_fault(server: RunningGateway, where: str, body: dict[str, Any]) ->
     await server.client.post(where, json=greedy(where, body))
     record = server.last
     await server.settled()
-    found, prompt = record.found_tokens or 0, record.prompt or 0
-    known = found + record.processed_tokens >= prompt - BATCH_SIZE and record.cached == min(found, prompt - 1)
+    found, prompt = record.found_tokens or 0, record.prompt_tokens or 0
+    known = found + record.processed_tokens >= prompt - BATCH_SIZE and record.cached_tokens == min(found, prompt - 1)
     if record.miss == Reason(ReasonCode.RENDERS_OTHERWISE) or not known:
-        counts = f"{record.found_tokens} found, {record.processed_tokens} processed, {record.cached} cached"
-        return f"of {record.prompt} tokens: {counts}"
+        counts = f"{record.found_tokens} found, {record.processed_tokens} processed, {record.cached_tokens} cached"
+        return f"of {record.prompt_tokens} tokens: {counts}"
     return ""
 
 
@@ -148,7 +148,7 @@ async def test_pictures_are_restored_in_any_dialect(tmp_path: Path, real: Callab
             asked = {"system": SYSTEM, "messages": [{"role": "user", "content": [in_message, words]}]}
             other = await server.client.post("/v1/messages", json=greedy("", asked))
             assert server.last.source == "hot"
-            assert server.last.cached == server.last.prompt - 1
+            assert server.last.cached_tokens == server.last.prompt_tokens - 1
             replies += [one.json()["choices"][0]["message"]["content"], other.json()["content"][0]["text"]]
 
     assert len(set(replies)) == 1
@@ -175,7 +175,7 @@ def usage_in(text: str, stream: bool) -> tuple[int, int]:
 async def test_usage_agrees_with_the_receipt(tmp_path: Path, real: Callable[..., Settings]) -> None:
     """Tokens that kvchat processed in steps do not count as cached, in any dialect, streamed or not."""
     async with running_gateway(tmp_path / "home", real()) as server:
-        for n, (where, stream) in enumerate((where, stream) for where in GENERATING for stream in (False, True)):
+        for n, (where, stream) in enumerate((where, stream) for where in GENERATING_PATHS for stream in (False, True)):
             words = f"{n} {SYSTEM}"
             body: dict[str, Any] = {"messages": [{"role": "user", "content": words}]}
             body = {"/v1/completions": {"prompt": words}}.get(where, {"input": words} if "resp" in where else body)
@@ -228,7 +228,7 @@ async def test_next_request_extends_the_settled_tokens(tmp_path: Path, real: Cal
         await server.chat("Hello")
         engine = await server.runtime.engine.ready()
         for where, body, reply, following in GOING_ON:
-            form = GENERATING[where]
+            form = GENERATING_PATHS[where]
             asked, then = [parse_request(form, json.dumps(sent).encode()) for sent in (body, following)]
             prompt, after = [(await prompt_of(engine, request)).ids for request in (asked, then)]
             boundary = await shared_tokens(engine, partial(asked.next_request, reply))
@@ -261,7 +261,7 @@ async def test_embeddings_and_reranking_are_the_engines_own(
             engine = (await server.runtime.engine.ready()).engine
             headers, asked = {"authorization": f"Bearer {engine.key}"}, {}
             async with httpx2.AsyncClient(base_url=engine.base_url, headers=headers, trust_env=False) as direct:
-                for where in READING:
+                for where in EMBEDDING_PATHS:
                     if has == "rank" and has not in where:
                         continue  # it answers with whatever is in its memory
                     body = RANKED if "rank" in where else INPUTS
@@ -279,9 +279,9 @@ async def test_embeddings_and_reranking_are_the_engines_own(
                 assert again.content == body
             for words, reply in zip((SYSTEM, SYSTEM[::-1]), before, strict=True):
                 after = await server.chat(words, first, "And then?")
-                assert server.last.cached == min(server.last.found_tokens or 0, (server.last.prompt or 0) - 1), (
-                    server.last
-                )
+                assert server.last.cached_tokens == min(
+                    server.last.found_tokens or 0, (server.last.prompt_tokens or 0) - 1
+                ), server.last
                 assert content_of(after.text, False) == content_of(reply.text, False)
                 await server.settled()
 
@@ -307,6 +307,6 @@ async def test_messages_use_the_slot_chosen_for_them(
                 used.add(last["id"])
                 assert server.last.miss != Reason(ReasonCode.RENDERS_OTHERWISE)
                 if turn:
-                    assert (server.last.cached or 0) >= (server.last.prompt or 0) - 40, server.last
+                    assert (server.last.cached_tokens or 0) >= (server.last.prompt_tokens or 0) - 40, server.last
                 await server.settled()
         assert used == {0, 1, 2}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvchat.engine.api.wire import Timings
-from kvchat.gateway.dialects.replies import ResponseParser, Usage
+from kvchat.gateway.dialects.replies import ResponseParser, UsageCorrection
 from kvchat.gateway.dialects.request import Form
 
 TIMINGS = {"cache_n": 90, "prompt_n": 10, "prompt_ms": 5.0, "predicted_n": 7}
@@ -128,7 +128,7 @@ def test_answer_of_unknown_shape_is_passed_on(form: Form, body: bytes) -> None:
         assert parser.timings in (None, Timings(0, 0, 0.0, 0, 0.0))
 
 
-USAGE = Usage("heron", read=70, read_ms=100.0)
+USAGE = UsageCorrection("heron", processed_tokens=70, processing_ms=100.0)
 FROM_ENGINE = {
     Form.CHAT: {"usage": {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 90}}, "timings": TIMINGS},
     Form.RESPONSES: {"usage": {"input_tokens": 100, "input_tokens_details": {"cached_tokens": 90}}},
@@ -170,7 +170,7 @@ def test_tokens_processed_by_kvchat_do_not_count_as_reused(form: Form, newline: 
 @pytest.mark.parametrize("form", sorted(STREAMS, key=str))
 def test_correct_lines_pass_unchanged(form: Form) -> None:
     lines = [f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode() for event in STREAMS[form]]
-    parser = ResponseParser(form, stream=True, usage=Usage("heron"))
+    parser = ResponseParser(form, stream=True, usage=UsageCorrection("heron"))
     assert b"".join(map(parser.feed, lines)) + parser.finish() == b"".join(lines)
     odd = [b'data: {"usage": {"cache_read_input_tokens": "x"}}\n\n', b"data: {\n\n", b"data: []\n\n"]
     parser = ResponseParser(form, stream=True, usage=USAGE)

@@ -51,7 +51,9 @@ async def test_divergence_is_in_the_receipt_and_the_totals(tmp_path: Path, serve
     assert "changes" not in entry
     total = server.runtime.api_server.totals.by_program()["opencode"]
     assert total.requests == 2
-    assert total.misses[ReasonCode.DATE_IN_SYSTEM].tokens == (server.last.prompt or 0) - (server.last.cached or 0)
+    assert total.misses[ReasonCode.DATE_IN_SYSTEM].tokens == (server.last.prompt_tokens or 0) - (
+        server.last.cached_tokens or 0
+    )
     # If not even the shared beginning is found, the divergence is not the reason: no rule would have helped.
     await server.runtime.stop_engine()
     await server.runtime.save_points.delete(None)
@@ -76,14 +78,14 @@ async def test_rule_avoids_the_divergence_and_counts_saved_tokens(
         await ask(server, agents.opencode(date=date))
     record = server.last
     assert record.costly_divergence is None
-    assert (record.cached or 0) > 0.9 * (record.prompt or 0)
+    assert (record.cached_tokens or 0) > 0.9 * (record.prompt_tokens or 0)
     (change,) = record.changes
     assert (change.original.strip(), change.rewritten.strip()) == (
         f"Today's date: {TOMORROW}",
         f"Today's date: {TODAY}",
     )
     saved = record.saved_by_rule["hold-clock"]
-    assert 0 < saved < (record.cached or 0)
+    assert 0 < saved < (record.cached_tokens or 0)
     first, second = (sent["body"] for sent in fake_engine.requests() if sent["path"] == "/v1/chat/completions")
     assert first["messages"] == second["messages"]
     assert second["tools"] == agents.opencode()["tools"]
@@ -124,7 +126,7 @@ async def test_deleted_memory_is_the_reason_only_for_its_own_conversation(server
         await server.runtime.stop_engine()
         await store.prune(await store.plan_prune(0))
         await ask(server, body)
-        assert server.last.cached == 0
+        assert server.last.cached_tokens == 0
         assert server.last.miss_reason == Reason(reason)
     total = server.runtime.api_server.totals.by_program()["opencode"]
     assert {cause: cost.times for cause, cost in total.misses.items()} == {pruned: 2}
@@ -147,7 +149,7 @@ def test_divergence_is_the_reason_only_if_there_is_no_other(
 ) -> None:
     """A failed or skipped restore is the reason."""
     divergence, miss = Divergence(0, 900, Reason(ReasonCode.SYSTEM_CHANGED)), Reason(code) if code else None
-    values = {"found_tokens": 0, "prompt": 900, "miss": miss, "divergence": divergence, "whole_only": whole_only}
+    values = {"found_tokens": 0, "prompt_tokens": 900, "miss": miss, "divergence": divergence, "whole_only": whole_only}
     record = RequestRecord(1, "zed", "/v1/messages", 0.0, **values)
     assert record.miss_reason == (miss if is_other_reason else divergence.cause)
     assert (record.costly_divergence is None) == is_other_reason
@@ -188,7 +190,7 @@ async def test_divergence_is_found_after_a_restart(tmp_path: Path, real: Callabl
     async with running_gateway(tmp_path / "home", real()) as server:
         await ask(server, agents.opencode(agents.user("What else? " * 20), date=TODAY))
         assert server.last.miss_reason is None
-        assert (server.last.cached or 0) > 100
+        assert (server.last.cached_tokens or 0) > 100
 
 
 @pytest.mark.engine
@@ -204,10 +206,10 @@ async def test_billing_header_with_the_real_engine(tmp_path: Path, real: Callabl
         for version in ("2.1.177", "2.1.178"):
             await ask(server, updated(version), "/v1/messages")
         assert server.last.miss_reason == Reason(ReasonCode.BILLING_HEADER)
-        assert (server.last.cached or 0) < 0.2 * (server.last.prompt or 0)
+        assert (server.last.cached_tokens or 0) < 0.2 * (server.last.prompt_tokens or 0)
         await server.runtime.apply_settings(replace(server.runtime.settings, api_rules=("claude-cli billing-header",)))
         for version in ("2.1.179", "2.1.180"):
             await ask(server, updated(version), "/v1/messages")
         assert server.last.miss_reason is None
-        assert (server.last.cached or 0) > 0.9 * (server.last.prompt or 0)
-        assert server.last.saved_by_rule == {"billing-header": server.last.cached}
+        assert (server.last.cached_tokens or 0) > 0.9 * (server.last.prompt_tokens or 0)
+        assert server.last.saved_by_rule == {"billing-header": server.last.cached_tokens}

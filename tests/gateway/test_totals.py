@@ -25,7 +25,7 @@ def test_totals_survive_a_restart(tmp_path: Path) -> None:
     totals.write(totals.as_text())
     for kept in (totals, DailyTotals(tmp_path / "programs.json")):
         zed = kept.by_program()["zed"]
-        assert (zed.requests, zed.prompt, zed.cached, zed.saved_ms, zed.share) == (2, 2000, 1800, 8000.0, 0.9)
+        assert (zed.requests, zed.prompt, zed.cached, zed.saved_ms, zed.cached_share) == (2, 2000, 1800, 8000.0, 0.9)
         assert zed.misses == {ReasonCode.DATE_IN_SYSTEM: TokenCost(2, 200, 800.0)}
         assert zed.saved_by_rule == {"rule": TokenCost(1, 50, 200.0)}
         assert zed.last_at == (NOON + timedelta(days=1)).timestamp()

@@ -176,7 +176,7 @@ class Bench:
     ) -> SavePoint:
         path = self.slots / "saved.slot"
         content = data or self.model.slot_file(tokens)
-        self.store.saver.check_room(len(content), conversation, path, fingerprint, tokens)
+        self.store.saver.prepare_save(len(content), conversation, path, fingerprint, tokens)
         size = path.write_bytes(content)
         state = conversation, fingerprint, tokens, size, float(len(tokens)), self.window, message
         return self.store.saver.add(path, *state, predecessor, audience)

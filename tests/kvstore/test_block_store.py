@@ -249,7 +249,7 @@ def test_deleting_a_message_deletes_its_save_points(bench: Bench) -> None:
     bench.save("thesis", token_range(100) + token_range(80, start=5000), message="beside")
     bench.save("letter", token_range(200) + token_range(50, start=7000), message="copied")
     bench.add("thesis", token_range(300, start=9000), message="second")  # not absorbed yet
-    assert bench.inventory.find_unchecked("").messages == {
+    assert bench.inventory.find_unchecked("").message_ids == {
         "thesis": frozenset(("first", "second", "beside")),
         "letter": frozenset(("copied",)),
     }
@@ -257,10 +257,10 @@ def test_deleting_a_message_deletes_its_save_points(bench: Bench) -> None:
     assert isinstance(bench.find(token_range(300, start=9000)), RestoreMiss)
     restored = bench.restore(token_range(200) + (7,) * 50, can_cut=False)
     assert restored == bench.model.slot_file(token_range(200)), "another chat extends it"
-    assert bench.inventory.find_unchecked("").messages["letter"] == frozenset(("copied",))
+    assert bench.inventory.find_unchecked("").message_ids["letter"] == frozenset(("copied",))
     bench.inventory.delete_messages("letter", ["copied"])
     bench.inventory.delete_messages("thesis", ["beside"])
-    assert bench.inventory.find_unchecked("").messages == {"thesis": frozenset(("first",))}
+    assert bench.inventory.find_unchecked("").message_ids == {"thesis": frozenset(("first",))}
     assert isinstance(bench.find(token_range(100) + token_range(80, start=5000), can_cut=False), RestorePlan)
     assert bench.inventory.usage().save_points == 1
     assert bench.inventory.verify().is_clean

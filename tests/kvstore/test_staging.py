@@ -130,13 +130,13 @@ def test_stored_rows_need_no_room_on_disk(bench: Bench) -> None:
     size = len(FULL.slot_file(state[1]))
     bench.free = size * 5 // 4
     path = bench.slots / "saved.slot"
-    bench.saver.check_room(size, "thesis", path, *state)
+    bench.saver.prepare_save(size, "thesis", path, *state)
     for other in ((FINGERPRINT, token_range(2100, 5000)), (replace(FINGERPRINT, kv_type_k="q8_0"), state[1])):
         with pytest.raises(StoreRefused, match="nearly full"):
-            bench.saver.check_room(size, "thesis", path, *other)
+            bench.saver.prepare_save(size, "thesis", path, *other)
     bench.free = size - 1
     with pytest.raises(StoreRefused, match="nearly full"):
-        bench.saver.check_room(size, "thesis", path, *state)
+        bench.saver.prepare_save(size, "thesis", path, *state)
 
 
 @needs_memory_folder
@@ -152,7 +152,7 @@ def test_delete_all_leaves_no_file_in_memory_and_no_unknown_block(roomy: Bench) 
 
 def test_a_save_that_memory_cannot_hold_is_repeated_on_disk(roomy: Bench) -> None:
     path = roomy.slots / "saved.slot"
-    roomy.saver.check_room(1000, "thesis", path, FINGERPRINT, token_range(300))
+    roomy.saver.prepare_save(1000, "thesis", path, FINGERPRINT, token_range(300))
     path.write_bytes(b"a part")
     roomy.store.staging.discard_saved(path)
     assert [roomy.files_in_memory(), list(roomy.slots.iterdir())] == [[], []]
@@ -262,7 +262,7 @@ def save_and_restore_large_chat(folder: Path) -> None:
         store.restorer.limit_memory(store.staging.memory().capacity)  # as planned for a model that leaves all of it
         if point is None:
             path = slots / "saved.slot"
-            store.saver.check_room(len(data), "thesis", path, FINGERPRINT, tokens)
+            store.saver.prepare_save(len(data), "thesis", path, FINGERPRINT, tokens)
             path.write_bytes(data)
             point = store.saver.add(path, "thesis", FINGERPRINT, tokens, len(data))
             assert not store.absorb_pending().refused

@@ -107,7 +107,9 @@ class StoreMachine(RuleBasedStateMachine):
             row_bytes = db.execute("SELECT coalesce(sum(size * NOT residue), 0) FROM blocks").fetchone()[0]
         holders = Counter(block for _, block in rows)
         for chat in usage.conversations:
-            held = {b: self.bench.inventory.blocks.find(b) or 0 for name, b in rows if name == chat.conversation_id}
+            held = {
+                b: self.bench.inventory.blocks.disk_usage(b) or 0 for name, b in rows if name == chat.conversation_id
+            }
             own = sum(size for block, size in held.items() if holders[block] == 1)
             waiting = unabsorbed.get(chat.conversation_id, 0)
             assert (chat.bytes, chat.exclusive_bytes) == (sum(held.values()) + waiting, own + waiting)

@@ -23,7 +23,7 @@ import psutil
 
 from kvchat.chat.record.messages import MessageState
 from kvchat.engine.api.wire import Sampling
-from kvchat.gateway.dialects.request import GENERATING, ParsedRequest
+from kvchat.gateway.dialects.request import GENERATING_PATHS, ParsedRequest
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
@@ -192,7 +192,7 @@ async def run(
         while _has_connections(gateway.url):  # noqa: ASYNC110 - broken ones close a moment later
             await asyncio.sleep(0.1)
         assert not gateway.log.active
-        assert gateway.runner.active == 0
+        assert gateway.runner.active_count == 0
         _check_usage(usages, before, measure_usage(runtime, len(soak.exchanges)))
     finally:
         await runtime.close()
@@ -246,7 +246,7 @@ async def _lead(http: httpx2.AsyncClient, exchange: Exchange) -> float:
     """Return the log-probability lead of the cold engine's first different token: parallel slots round differently."""
     prompt = exchange.body.get("prompt")
     if prompt is None:
-        chat = ParsedRequest(GENERATING[exchange.path], b"", exchange.body).chat
+        chat = ParsedRequest(GENERATING_PATHS[exchange.path], b"", exchange.body).chat
         prompt = (await http.post("/apply-template", json=chat)).json()["prompt"]
     body: Body = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "n_probs": 200, "id_slot": 0}
     answer: Any = (await http.post("/completion", json=body | {"cache_prompt": False})).json()

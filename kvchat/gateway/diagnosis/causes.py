@@ -84,7 +84,10 @@ def _find_place(old: Contents, new: Prompt, at: int) -> PromptPart:
 
 
 def _first_difference(old: Contents, new: Contents, number: int) -> PromptPart:
-    """Find the first part that differs, from message index `number` on; -1 starts with tools and system prompt."""
+    """Find the first part of the request that differs.
+
+    `number`: index of the first message to compare; 0 includes the system prompt, -1 also the tools.
+    """
     changed = number
     if old != UNKNOWN_CONTENTS:  # else only the text of a stored state is known
         if number < 0 and old.tools != new.tools:

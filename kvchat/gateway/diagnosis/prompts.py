@@ -145,8 +145,8 @@ class Prompt:
         differs = self.ids[:size] != other.ids[:size]
         return int(differs.argmax()) if differs.any() else size
 
-    def extends(self, other: Prompt) -> bool:
-        """True if this prompt starts with `other` (except its reply head) or `other` starts with this prompt."""
+    def extends_or_precedes(self, other: Prompt) -> bool:
+        """True if one prompt starts with the other, ignoring the tokens at the end of `other` that start the reply."""
         return self.shared_tokens(other) >= min(len(self), max(len(other) - _REPLY_HEAD, 1))
 
 

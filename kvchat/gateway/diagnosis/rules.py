@@ -1,6 +1,6 @@
-"""Rules that rewrite text that breaks a program's prompt prefix. Each is off until enabled.
+"""Rules that rewrite changing text, so that a program's prompts keep their prefix. Each is off until enabled.
 
-A rule replaces texts in the request's body and reports them before and after. Its state is in memory only.
+A rule replaces texts in the request's body and reports the old and new texts. Its state is in memory only.
 """
 
 import copy
@@ -128,7 +128,7 @@ def _remove_billing_header(body: Body, state: RuleState, now: datetime) -> tuple
 
 
 def _hold_clock(body: Body, state: RuleState, now: datetime) -> tuple[Body, list[PromptChange]]:
-    """Keep the dates and times first sent in the system prompt and first message for 24 hours."""
+    """For 24 hours, replace dates and times in the system prompt and first message with those first sent."""
     left, changes = _MAX_SEARCHED, []
     for where, path, whole in list(_fixed_texts(body)):
         text = whole[:left]

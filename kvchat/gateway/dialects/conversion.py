@@ -52,7 +52,7 @@ def from_messages(body: Mapping[str, Any]) -> Json:
 
 
 def _convert_message(message: Json) -> list[Json]:
-    """Convert an Anthropic message to one with its text and tool calls, then its tool results."""
+    """Convert an Anthropic message to a chat message with its text and tool calls, followed by its tool results."""
     content, role = message.get("content"), message.get("role")
     if "content" not in message and role == "assistant":
         return []

@@ -10,16 +10,16 @@ from kvchat.gateway.dialects.request import THREAD_BYTES, Form, RequestRefused
 
 
 @dataclass(frozen=True)
-class Usage:
+class UsageCorrection:
     """Corrections to a response: the model's name, and prompt tokens that kvchat processed itself."""
 
     model: str = ""  # name shown to clients; empty: keep the engine's name
-    read: int = 0  # prompt tokens kvchat processed in the slot before forwarding the request
-    read_ms: float = 0.0
+    processed_tokens: int = 0  # prompt tokens kvchat processed in the slot before forwarding the request
+    processing_ms: float = 0.0
 
     def reused(self, cached: Any) -> int:
-        """Return how many of the engine's `cached` tokens were in the slot before the request."""
-        return max(0, int(cached or 0) - self.read)
+        """Return how many of the engine's `cached` tokens were in the slot before this request was processed."""
+        return max(0, int(cached or 0) - self.processed_tokens)
 
     def correct(self, answer: Json) -> bool:
         changed = False
@@ -28,7 +28,7 @@ class Usage:
                 continue
             if self.model and isinstance(part.get("model"), str) and part["model"] != self.model:
                 part["model"], changed = self.model, True
-            for name in ("usage", "timings", "prompt_progress") if self.read else ():
+            for name in ("usage", "timings", "prompt_progress") if self.processed_tokens else ():
                 if isinstance(counts := part.get(name), dict):
                     self._correct_counts(counts)
                     changed = True
@@ -43,7 +43,7 @@ class Usage:
             if isinstance(details := counts.get(name), dict) and "cached_tokens" in details:
                 details["cached_tokens"] = self.reused(details["cached_tokens"])
         if "cache_n" in counts:  # llama-server's timings
-            reused, ms = self.reused(counts["cache_n"]), self.read_ms + float(counts.get("prompt_ms") or 0.0)
+            reused, ms = self.reused(counts["cache_n"]), self.processing_ms + float(counts.get("prompt_ms") or 0.0)
             processed = int(counts.get("prompt_n") or 0) + int(counts["cache_n"] or 0) - reused
             counts |= {"cache_n": reused, "prompt_n": processed, "prompt_ms": ms}
             counts["prompt_per_token_ms"] = ms / max(1, processed)
@@ -61,7 +61,7 @@ class ResponseParser:
 
     form: Form
     stream: bool
-    usage: Usage = field(default_factory=Usage)
+    usage: UsageCorrection = field(default_factory=UsageCorrection)
     timings: Timings | None = None  # from the engine; times it omits are 0
     is_complete: bool = False  # end markers may follow
     events: int = 0  # stream events, about a token each

@@ -30,7 +30,7 @@ class Form(Enum):
 
 
 # These endpoints generate and need a slot.
-GENERATING = {
+GENERATING_PATHS = {
     "/v1/chat/completions": Form.CHAT,
     "/chat/completions": Form.CHAT,
     "/v1/completions": Form.COMPLETION,
@@ -39,7 +39,7 @@ GENERATING = {
     "/v1/messages": Form.MESSAGES,
 }
 # Engine endpoints forwarded without a slot: counting tokens and rendering templates need none.
-ASIDE = (
+SLOTLESS_PATHS = (
     "/v1/messages/count_tokens",
     "/v1/chat/completions/input_tokens",
     "/v1/responses/input_tokens",
@@ -48,7 +48,7 @@ ASIDE = (
     "/detokenize",
 )
 # These use a slot of the engine's choice and leave no reusable state in it.
-READING = ("/v1/embeddings", "/embeddings", "/rerank", "/v1/rerank", "/reranking", "/v1/reranking")
+EMBEDDING_PATHS = ("/v1/embeddings", "/embeddings", "/rerank", "/v1/rerank", "/reranking", "/v1/reranking")
 
 
 class RequestRefused(Exception):
@@ -141,8 +141,8 @@ class ParsedRequest:
         """`chat` with image placeholders, and the images. Raises Unconvertible."""
         return split_pictures(self.chat)
 
-    def with_other_start(self, text: str) -> Json | None:
-        """Return a new conversation's request: the same system prompt and tools, and `text` from the user.
+    def new_conversation(self, text: str) -> Json | None:
+        """Return the first request of a new conversation: this system prompt and tools, and `text` from the user.
 
         None for a text completion, or without system prompt and tools. Raises Unconvertible.
         """

@@ -103,7 +103,7 @@ class _Splitter:
             reused = [
                 s
                 for s in trusted
-                if s.known_block and self.blocks.find(s.known_block.block, s.known_block.size) is not None
+                if s.known_block and self.blocks.disk_usage(s.known_block.block, s.known_block.size) is not None
             ]
             reused += self._find_unchanged([span for span in known_spans if not span.is_unchanged])
         else:
@@ -143,7 +143,7 @@ class _Splitter:
         return [span for span, same in zip(spans, results, strict=True) if same]
 
     def _equals(self, span: _RowSpan, use: BlockUse, buffer: memoryview) -> bool:
-        if self.blocks.find(use.block, use.size) is None:
+        if self.blocks.disk_usage(use.block, use.size) is None:
             return False
         cache, run = self.row_map.caches[span.cache], span.run
         parts, block_rows = row_parts(cache, run.row, run.rows), use.size // cache.row_bytes

@@ -63,7 +63,7 @@ class BlockFiles:
         name = block.hex()
         return self.folder / name[:2] / name
 
-    def find(self, block: bytes, size: int | None = None) -> int | None:
+    def disk_usage(self, block: bytes, size: int | None = None) -> int | None:
         """Return the block's disk usage, or None if it does not exist or its size is not `size`."""
         try:
             status = self.path(block).stat()
@@ -71,11 +71,11 @@ class BlockFiles:
             return None
         return disk.disk_usage(status) if size in (None, status.st_size) else None
 
-    def find_all(self, sizes: Mapping[bytes, int]) -> dict[bytes, int] | None:
+    def disk_usages(self, sizes: Mapping[bytes, int]) -> dict[bytes, int] | None:
         """Return the disk usage of each block, or None if a block is missing or its size differs from `sizes`."""
         on_disk: dict[bytes, int] = {}
         for block, size in sizes.items():
-            is_found = self.find(block, size)
+            is_found = self.disk_usage(block, size)
             if is_found is None:
                 return None
             on_disk[block] = is_found
@@ -86,7 +86,7 @@ class BlockFiles:
             self.new_block_sizes.pop(block, None)
 
     def write(self, content: Iterable[bytes | memoryview]) -> WrittenBlock:
-        """Write a block to a temporary file for `commit`. If the block already exists, delete the file again."""
+        """Write a block to a temporary file for `commit`. If the block already exists, delete the temporary file."""
         temporary = disk.private_folder(self._temporary) / disk.temporary_name()
         digests, size = Digests(), 0
         try:
@@ -98,7 +98,7 @@ class BlockFiles:
                         view = view[os.write(file.fileno(), view[:_WRITE_BYTES]) :]
                     size += len(part)
             written = WrittenBlock(digests.name, digests.xxh3, size, temporary)
-            if self.find(written.name, size) is None:
+            if self.disk_usage(written.name, size) is None:
                 return written
             temporary.unlink()
             return replace(written, temporary=None)
@@ -156,7 +156,7 @@ class BlockFiles:
             self.path(block).unlink()
 
     def unknown_blocks(self, known_blocks: Collection[bytes]) -> Iterator[bytes]:
-        """Yield the blocks neither in `known_blocks` nor in `new_block_sizes`."""
+        """Yield the names of block files that are neither in `known_blocks` nor in `new_block_sizes`."""
         for folder in disk.list_folder(self.folder):
             for path in disk.list_folder(folder):
                 name = bytes.fromhex(path.name) if _NAME.fullmatch(path.name) else None

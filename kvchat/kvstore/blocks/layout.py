@@ -116,7 +116,7 @@ class AttentionCache(CacheRows):
 
 @dataclass(frozen=True)
 class RowMap:
-    """The positions of all rows in a slot file. Without caches, the layout is unknown or has no rows."""
+    """The positions of all rows in a slot file; without caches if the layout is unknown or has no rows."""
 
     caches: tuple[CacheRows, ...] = ()
     breaks: tuple[int, ...] = ()  # file offsets at which the residue is split, see `Layout.row_map`
@@ -166,7 +166,7 @@ class Layout:
 
     @property
     def row_map(self) -> RowMap:
-        """The file's row map. Breaks separate recurrent state and checkpoints, which later saves may repeat."""
+        """The file's row map, with breaks around recurrent state and checkpoints, as later saves may repeat these."""
         caches = tuple(
             CacheRows(tuple(region for region in cache.regions if region.row_size), cache.runs)
             for cache in self.attention_caches

@@ -87,7 +87,7 @@ def read_tokens(path: Path) -> RawTokens:
 
 
 def matches_tokens(tokens: RawTokens, expected: Tokens) -> bool:
-    """True if a file has the expected tokens. Ids below IMAGE_PLACEHOLDER (images) match any token."""
+    """True if a file's tokens are the expected ones. An expected id below IMAGE_PLACEHOLDER (an image) matches any."""
     expected_tokens = np.asarray(expected, "<i4")
     pictures = expected_tokens < IMAGE_PLACEHOLDER
     if len(tokens) != len(expected_tokens) or (IMAGE_PLACEHOLDER in tokens) != pictures.any():

@@ -24,7 +24,7 @@ _MAX_VALUE = 1 << 50  # limit for the numbers in a row map
 
 
 class RecipeError(Exception):
-    """A recipe is invalid: regions overlap, blocks leave a gap, or its bytes were changed."""
+    """A recipe is invalid: regions overlap, blocks leave a gap, or it was modified."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def residue_spans(row_map: RowMap, file_size: int) -> tuple[Span, ...]:
 
 
 def check_complete(recipe: Recipe) -> None:
-    """Raise RecipeError unless the uses cover every cache row and every residue byte exactly once."""
+    """Raise RecipeError unless the recipe's blocks cover every cache row and every residue byte exactly once."""
     caches = recipe.row_map.caches
     expected_rows = {number: cache.rows for number, cache in enumerate(caches)}
     expected_rows[RESIDUE] = sum(span.size for span in residue_spans(recipe.row_map, recipe.file_size))

@@ -23,7 +23,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Candidate(NamedTuple):
-    """The data of a save point that eviction uses. Times are Unix seconds."""
+    """A save point's data, as needed to choose save points to delete. Times are Unix seconds."""
 
     id: int
     conversation_id: str

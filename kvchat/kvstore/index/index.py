@@ -129,7 +129,7 @@ class Index:
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """Open an exclusive write transaction; roll it back if its block raises."""
+        """Open an exclusive write transaction; it is rolled back if the body of the `with` statement raises."""
         with self._writing:
             if self.problem is not None:
                 raise self.problem
@@ -154,7 +154,10 @@ class Index:
 
     @contextmanager
     def _transaction(self, connection: sqlite3.Connection, begin: str, generation: int) -> Iterator[None]:
-        """Raise IndexLost if the file is damaged or was replaced meanwhile; the caller must then call `_renew`."""
+        """Context manager for a transaction. Raises IndexLost if the file is damaged or was replaced meanwhile.
+
+        After IndexLost, the caller must call `_renew`.
+        """
         try:
             connection.execute(begin)
             yield

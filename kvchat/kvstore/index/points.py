@@ -99,10 +99,11 @@ def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
 
 
 def transfer_to_extensions(db: sqlite3.Connection, point_ids: Sequence[int]) -> list[int]:
-    """Hand each save point that a remaining one extends over to the latter's conversation; return the others' ids.
+    """Hand save points over to another conversation that continues them; return the ids of those not handed over.
 
-    The save point at the end of a shared system prompt belongs to the first conversation with this prompt, but is
-    useful to all of them if states cannot be cut. The same applies to save points that several branches extend.
+    A save point is handed over if a save point that is not in `point_ids` extends its tokens. The save point at the end
+    of a shared system prompt belongs to the first conversation with this prompt, but is useful to all of them if states
+    cannot be cut. The same applies to save points that several branches extend.
     """
     query = (
         "SELECT s.id, tree_id, node_id FROM save_points s JOIN nodes n ON n.id = node_id"
@@ -125,9 +126,10 @@ def transfer_to_extensions(db: sqlite3.Connection, point_ids: Sequence[int]) -> 
 def _find_successor(
     db: sqlite3.Connection, excluded: frozenset[int], empty_nodes: set[int], tree_id: int, node_id: int
 ) -> int | None:
-    """Return a save point that extends the node's tokens and is not in `excluded`.
+    """Return the id of a save point that extends the node's tokens and is not in `excluded`.
 
-    Return None if there is none, or if another save point has exactly the node's tokens.
+    Skips conversations that are never saved. Returns None if there is none, or if another save point has exactly the
+    node's tokens. `empty_nodes`: as for `find_first_below`.
     """
 
     def successor_at(node_id: int, condition: str = "NOT never_save") -> int | None:
@@ -157,7 +159,10 @@ def find_ids(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
 
 
 def delete_conversation_records(db: sqlite3.Connection, conversation_id: str | None) -> None:
-    """Delete the loss records and the empty, unflagged rows of one conversation, or of all with None."""
+    """Delete the loss records of a conversation, and its row if it has neither save points nor flags.
+
+    With None, do so for all conversations.
+    """
     condition, values = ("true", ()) if conversation_id is None else ("{} = ?", (conversation_id,))
     db.execute(f"DELETE FROM losses WHERE {condition.format('conversation')}", values)
     empty = "NOT EXISTS (SELECT 1 FROM save_points WHERE conversation_id = conversations.id)"
@@ -172,7 +177,8 @@ def fetch_integers(db: sqlite3.Connection, query: str, *values: object) -> list[
 def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk: Mapping[bytes, int]) -> bool:
     """Store the recipe of a staged save point; return False if the save point was deleted.
 
-    Also deletes the conversation's older absorbed save points with the same tokens.
+    `on_disk`: disk usage of each block. Also deletes the conversation's older absorbed save points with the same
+    tokens.
     """
     row = db.execute("SELECT conversation_id, node_id FROM save_points WHERE id = ?", (point_id,)).fetchone()
     if row is None:
@@ -195,7 +201,7 @@ def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk:
 
 
 def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
-    """Return a save point's recipe, or None if it is not absorbed. Raises RecipeError if the seal is wrong."""
+    """Return a save point's recipe, or None if it is not absorbed. Raises RecipeError if it was modified."""
     query = "SELECT file_size, row_map, seal, link_id FROM save_points WHERE id = ? AND link_id IS NOT NULL"
     row = db.execute(query, (point_id,)).fetchone()
     if row is None:
@@ -216,7 +222,7 @@ def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
 
 
 def find_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
-    """Return a save point's recipe, or None if it is not absorbed or the seal is wrong."""
+    """Return a save point's recipe, or None if it is not absorbed or was modified."""
     with suppress(RecipeError):
         return load_recipe(db, point_id)
     return None

@@ -140,7 +140,10 @@ def points_at(db: sqlite3.Connection, node_id: int) -> list[int]:
 def find_point_below(
     db: sqlite3.Connection, node_id: int, empty_nodes: set[int], *, absorbed: bool = False
 ) -> int | None:
-    """Return the id of a save point at or below the node, or None. `empty_nodes`: as for `find_first_below`."""
+    """Return the id of a save point at or below the node, or None.
+
+    With `absorbed`, finds only absorbed ones. `empty_nodes`: as for `find_first_below`.
+    """
     query = f"SELECT id FROM save_points WHERE node_id = ? {'AND link_id IS NOT NULL ' * absorbed}LIMIT 1"
 
     def lookup(node_id: int) -> int | None:

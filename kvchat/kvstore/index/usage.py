@@ -78,7 +78,7 @@ def conversation_usages(db: sqlite3.Connection) -> list[ConversationUsage]:
 
 
 def _block_bytes_by_conversation(db: sqlite3.Connection) -> dict[int, tuple[int, int]]:
-    """Map each conversation's id to the disk bytes of all its blocks and of those that no other conversation uses."""
+    """Map each conversation's id to the disk usage of all its blocks, and of those that only it uses."""
     points = db.execute(
         "SELECT conversation_id, link_id FROM save_points WHERE link_id IS NOT NULL ORDER BY 1"
     ).fetchall()
@@ -146,7 +146,7 @@ def _find_indices(known: IntArray, values: IntArray) -> IntArray:
 
 
 def _load_columns(db: sqlite3.Connection, query: str, count: int) -> list[IntArray]:
-    """Return the integer columns of a query. They are fetched as text, three times as fast as tuples."""
+    """Return the `count` integer columns of a query. They are fetched as text, three times as fast as tuples."""
     columns = [f"group_concat(c{number})" for number in range(count)]
     names = ", ".join(f"c{number}" for number in range(count))
     row = db.execute(f"WITH t ({names}) AS ({query}) SELECT {', '.join(columns)} FROM t").fetchone()
@@ -154,7 +154,7 @@ def _load_columns(db: sqlite3.Connection, query: str, count: int) -> list[IntArr
 
 
 def discard(db: sqlite3.Connection, point_ids: Sequence[int], reason: Reason, now: datetime, *, notify: bool) -> None:
-    """Delete save points and record why, so that `Restorer.find` can say so; with `notify`, tell the user once."""
+    """Delete save points and record the reason for `Restorer.find` to return; with `notify`, tell the user once."""
     for point_id in point_ids:
         db.execute(
             "INSERT INTO losses (save_point_id, conversation, fingerprint_id, reason, lost_at, told)"
@@ -171,13 +171,16 @@ def find_loss(db: sqlite3.Connection, condition: str, *values: object) -> Reason
     return _parse_reason(row[0]) if row else None
 
 
-def take_unreported_losses(db: sqlite3.Connection, *, index: bool = False) -> tuple[SavePointLoss, ...]:
-    """Return the losses not yet reported, with `index` also the loss of the index, and mark them as reported."""
+def take_unreported_losses(db: sqlite3.Connection, *, include_index_loss: bool = False) -> tuple[SavePointLoss, ...]:
+    """Return the losses not yet reported to the user, and mark them as reported.
+
+    With `include_index_loss`, also returns the loss of the whole index.
+    """
     query = "SELECT conversation, count(*), max(reason) FROM losses WHERE NOT told GROUP BY conversation, reason"
     rows = db.execute(query).fetchall()
     db.execute("UPDATE losses SET told = 1 WHERE NOT told")
     losses = [SavePointLoss(name, points, _parse_reason(reason)) for name, points, reason in rows]
-    if index and index_lost_at(db) is not None and _read_marker(db, "told") is None:
+    if include_index_loss and index_lost_at(db) is not None and _read_marker(db, "told") is None:
         _write_marker(db, "told", "")
         losses.append(SavePointLoss("", 0, Reason(ReasonCode.INDEX_LOST)))
     return tuple(losses)

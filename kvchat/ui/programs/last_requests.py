@@ -41,8 +41,8 @@ _CONTEXT_CHARACTERS = 60  # maximum characters before the divergence
 
 
 def describe_stage(record: RequestRecord) -> str:
-    if record.stage is Stage.READING and record.prompt:
-        left = record.prompt - (record.found_tokens or 0)
+    if record.stage is Stage.READING and record.prompt_tokens:
+        left = record.prompt_tokens - (record.found_tokens or 0)
         return _(
             "processing, {read} of {left} tokens", read=format_number(record.processed_tokens), left=format_number(left)
         )
@@ -55,8 +55,8 @@ def program_row(name: str, total: ProgramTotal) -> Row:
         parts.append(_("last {when}", when=format_age(datetime.fromtimestamp(total.last_at, UTC), datetime.now(UTC))))
     if total.saved_ms >= _MIN_SAVED_MS:
         parts.append(_("{time} saved", time=format_estimate(total.saved_ms / 1000)))
-    chip = _("{share} remembered", share=format_percent(total.share)) if total.prompt else ""
-    return Row(name, name, join_parts(parts), chip, Tone.GOOD if total.share >= _GOOD_SHARE else Tone.PLAIN)
+    chip = _("{share} remembered", share=format_percent(total.cached_share)) if total.prompt else ""
+    return Row(name, name, join_parts(parts), chip, Tone.GOOD if total.cached_share >= _GOOD_SHARE else Tone.PLAIN)
 
 
 def describe_totals(totals: Sequence[ProgramTotal]) -> str:
@@ -78,11 +78,13 @@ def describe_request(record: RequestRecord) -> str:
     if record.stage in _END_STAGES:
         status = f" ({record.status})" if record.status >= 400 else ""
         return f"{_(_END_STAGES[record.stage])}{status}"
-    parts = [_("{tokens} tokens", tokens=format_tokens(record.prompt)) if record.prompt else _("no prompt")]
+    parts = [
+        _("{tokens} tokens", tokens=format_tokens(record.prompt_tokens)) if record.prompt_tokens else _("no prompt")
+    ]
     if record.first_ms is not None:
         time = format_brief_duration(_first_token_ms(record))
         # Some dialects omit the writing time of unstreamed replies.
-        knows_first = record.stream or record.write_ms
+        knows_first = record.stream or record.generation_ms
         first = _("first token after {first_ms}", first_ms=time)
         parts.append(first if knows_first else _("completed after {time}", time=time))
     if record.miss_reason:
@@ -92,20 +94,20 @@ def describe_request(record: RequestRecord) -> str:
 
 def receipt_of(record: RequestRecord) -> Receipt | None:
     """Return a receipt for a request, as for a chat reply, or None if no prompt was answered."""
-    if record.stage is not Stage.DONE or record.prompt is None or record.cached is None:
+    if record.stage is not Stage.DONE or record.prompt_tokens is None or record.cached_tokens is None:
         return None
     first = _first_token_ms(record)
     waited, writing = first - record.queue_ms, ((record.total_ms or 0.0) - first) / 1000
-    predicted = record.predicted or 0
+    predicted = record.generated_tokens or 0
     return Receipt(
         ttft_ms=max(0.0, waited),
         restore_ms=record.restore_ms,
-        prefill_ms=record.read_ms,
-        first_token_ms=max(0.0, waited - record.restore_ms - record.read_ms),
-        prompt_tokens=record.prompt,
-        cached_tokens=record.cached,
+        prefill_ms=record.processing_ms,
+        first_token_ms=max(0.0, waited - record.restore_ms - record.processing_ms),
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=record.cached_tokens,
         predicted_tokens=predicted,
-        tokens_per_second=predicted / writing if (record.stream or record.write_ms) and writing > 0 else 0.0,
+        tokens_per_second=predicted / writing if (record.stream or record.generation_ms) and writing > 0 else 0.0,
         source=_source_of(record),
         miss_reason=record.miss_reason,
         queue_wait_ms=record.queue_ms,
@@ -115,7 +117,7 @@ def receipt_of(record: RequestRecord) -> Receipt | None:
 
 def _first_token_ms(record: RequestRecord) -> float:
     """Return the time to the engine's first token, even if the response was not streamed."""
-    return max(0.0, (record.first_ms or record.total_ms or 0.0) - record.write_ms)
+    return max(0.0, (record.first_ms or record.total_ms or 0.0) - record.generation_ms)
 
 
 def _source_of(record: RequestRecord) -> Source:
@@ -161,8 +163,8 @@ class LastRequests(QWidget):
             if was_open:
                 self.receipt.toggle()
         if (divergence := record.costly_divergence) is not None:
-            read = (record.prompt or 0) - (record.cached or 0)
-            text = divergence.sentence(read, record.read_ms / 1000)
+            read = (record.prompt_tokens or 0) - (record.cached_tokens or 0)
+            text = divergence.sentence(read, record.processing_ms / 1000)
             self._details_column.addWidget(label(text[:1].upper() + text[1:] + ".", wraps=True, selectable=True))
             self._details_column.addWidget(
                 self._comparison(_("Before"), divergence.earlier_text, _("Now"), divergence.new_text)

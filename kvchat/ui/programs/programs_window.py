@@ -52,8 +52,8 @@ class LiveRows(QWidget):
         rows: list[tuple[str, str, float | None]] = []
         for record in requests:
             done = None
-            if record.stage is Stage.READING and record.prompt:
-                done = min(1.0, ((record.found_tokens or 0) + record.processed_tokens) / record.prompt)
+            if record.stage is Stage.READING and record.prompt_tokens:
+                done = min(1.0, ((record.found_tokens or 0) + record.processed_tokens) / record.prompt_tokens)
             rows.append((record.program, describe_stage(record), done))
         for slot in loaded_slots:
             if slot.number not in busy and slot.tokens:

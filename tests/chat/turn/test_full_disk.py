@@ -52,7 +52,7 @@ def _refuses(*_: object, **__: object) -> str:
 
 async def test_next_turn_needs_disk_space_only_for_new_rows(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for one and a half slot files, without staging memory: most rows are stored already."""
-    check = Saver.check_room
+    check = Saver.prepare_save
     sizes: list[int] = []
 
     def nearly_full(saver: Saver, size: int, *rest: object) -> None:
@@ -64,7 +64,7 @@ async def test_next_turn_needs_disk_space_only_for_new_rows(stage: Stage, monkey
 
     chat = await stage.answered_chat(QUESTION * 20)
     with monkeypatch.context() as patch:
-        patch.setattr(Saver, "check_room", nearly_full)
+        patch.setattr(Saver, "prepare_save", nearly_full)
         await stage.answered(chat, "And then?")
     assert sizes
     assert stage.of(SaveSkipped) == []

@@ -22,11 +22,11 @@ def a_request(number: int, program: str = CLAUDE, **others: object) -> RequestRe
         "status": 200,
         "source": "disk",
         "found_tokens": 20_600,
-        "prompt": 20_968,
-        "cached": 20_656,
-        "predicted": 412,
+        "prompt_tokens": 20_968,
+        "cached_tokens": 20_656,
+        "generated_tokens": 412,
         "restore_ms": 310.0,
-        "read_ms": 620.0,
+        "processing_ms": 620.0,
         "first_ms": 1010.0,
         "total_ms": 12_400.0,
         "saved_ms": 40_700.0,
@@ -44,8 +44,8 @@ def parted() -> RequestRecord:
     header = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=0aaa9;"
     change = PromptChange("billing-header", "the system prompt", header, "", would_diverge=True)
     return a_request(
-        1, source="cold", cached=312, read_ms=41_000.0, first_ms=41_300.0, saved_ms=600.0, divergence=divergence,
-        changes=(change,),
+        1, source="cold", cached_tokens=312, processing_ms=41_000.0, first_ms=41_300.0, saved_ms=600.0,
+        divergence=divergence, changes=(change,),
     )  # fmt: skip
 
 
@@ -64,9 +64,9 @@ def fill(runtime: StagedRuntime) -> None:
     left, hot = a_request(5, stage=Stage.LEFT), a_request(7, source="hot", restore_ms=0.0)
     server.recent_requests = [a_request(9), hot, left, parted(), a_request(3, "opencode")]
     reading = a_request(
-        0, stage=Stage.READING, slot=0, found_tokens=4_096, processed_tokens=8_192, cached=None, first_ms=None
+        0, stage=Stage.READING, slot=0, found_tokens=4_096, processed_tokens=8_192, cached_tokens=None, first_ms=None
     )
-    server.active_requests = [reading, a_request(0, LONG_NAME, stage=Stage.QUEUED, cached=None)]
+    server.active_requests = [reading, a_request(0, LONG_NAME, stage=Stage.QUEUED, cached_tokens=None)]
     server.loaded_slots = (
         LoadedSlot(0, f"program/{CLAUDE}", 12_288),
         LoadedSlot(1, "c", 5_900),

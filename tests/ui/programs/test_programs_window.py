@@ -108,7 +108,7 @@ async def test_a_request_has_the_receipt_of_a_reply_and_both_texts(filled: Stage
 
 def test_an_answer_in_one_piece_was_written_after_its_first_word() -> None:
     """Seen with OpenAI's package: 59 s to the first token of a cached prompt, and no speed."""
-    whole = a_request(1, stream=False, first_ms=12_390.0, write_ms=11_330.0)
+    whole = a_request(1, stream=False, first_ms=12_390.0, generation_ms=11_330.0)
     receipt = receipt_of(whole)
     assert receipt is not None
     assert (receipt.ttft_ms, receipt.first_token_ms) == (1060.0, 130.0)
