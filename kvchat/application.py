@@ -87,7 +87,7 @@ class Application:
         gc.enable()
         gc.freeze()  # else each full collection would scan all Qt classes and block the app
         await self._runtime.start()
-        self.start_requests.update_key()
+        self.start_requests.update_global_key()
         if starter and not self._runtime.settings.model_path:
             self._window.first_start.fetch_starter()
 

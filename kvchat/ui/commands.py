@@ -1,4 +1,4 @@
-"""Commands: the table of shortcuts, the sheet that lists them, and the command palette (Ctrl+K)."""
+"""Commands: their shortcuts, the window that lists the shortcuts, and the command palette (Ctrl+K)."""
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,10 @@ from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, max_window_size
 
 @dataclass(frozen=True)
 class Shortcut:
-    """Command and its keys. Without keys, only the palette lists it; if not installed, only the shortcut sheet."""
+    """Command with its keys. A command without keys is in the palette but not in the list of shortcuts.
+
+    If `is_installed` is false, other code handles the keys; the command is then only in the list of shortcuts.
+    """
 
     group: str
     action: str
@@ -41,7 +44,7 @@ class Shortcut:
 
     @property
     def key_text(self) -> str:
-        """The first key combination as the platform writes it, or an empty text."""
+        """The first key combination in the platform's notation, or an empty string."""
         return QKeySequence(self.keys[0]).toString(QKeySequence.SequenceFormat.NativeText) if self.keys else ""
 
 
@@ -220,7 +223,7 @@ class Palette(QDialog):
     def __init__(
         self, parent: QWidget, chats: Sequence[PaletteEntry], actions: Sequence[PaletteEntry], name: str = ""
     ) -> None:
-        """`name` is given if the entries are not commands; the palette then closes if nothing matches."""
+        """`name` is given if the entries are not commands; the palette then closes as soon as nothing matches."""
         # A tool window has no taskbar entry; a frameless dialog has one on some desktops.
         super().__init__(parent, Qt.WindowType.Tool | Qt.WindowType.FramelessWindowHint)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -300,11 +303,10 @@ class Palette(QDialog):
 
 
 def best_matches(typed: str, texts: Sequence[str], count: int) -> list[int]:
-    """Return the indices of the `count` best matches, or the first indices if nothing is typed.
+    """Return the indices of the `count` best matches or, if nothing is typed, the first `count` indices.
 
-    Among equal matches, the shorter title comes first, then the earlier one.
-
-    texts: folded titles, each with its extra search terms after `_TERMS_SEPARATOR`
+    Of two equally good matches, the one with the shorter title comes first, then the earlier one. `texts` are
+    case-folded titles, each followed by `_TERMS_SEPARATOR` and further search terms.
     """
     query = " ".join(fold(typed).split())
     if not query:

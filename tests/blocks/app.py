@@ -21,7 +21,7 @@ from kvchat.chat.events import Absorbed, Event, LibraryChanged, ReadAheadProgres
 from kvchat.engine.process.plan import free_port
 from kvchat.session.events import Saved
 from kvchat.ui.dialogs.confirm import ConfirmDialog, PassphraseDialog
-from kvchat.ui.sidebar.library_window import AddDialog, LibraryWindow
+from kvchat.ui.sidebar.library_window import AddDocumentsDialog, LibraryWindow
 from tests.blocks.watch import Watch
 from tests.e2e.home import notes
 from tests.e2e.waiting import wait_until
@@ -139,7 +139,7 @@ class User(QObject):
         time.sleep(1.0)
         read = self.count(LibraryChanged)
         self.call(lambda: panel.run(panel.ask_to_add([folder])))
-        self.dialog(AddDialog)
+        self.dialog(AddDocumentsDialog)
         time.sleep(_MOMENT_S)
         self.xdotool("key", "Return")
         self.until(lambda: panel.start_chat_button.isEnabled() and self.count(LibraryChanged) > read, "the documents")
@@ -170,7 +170,7 @@ class User(QObject):
         time.sleep(4.0)
 
     def saved(self) -> None:
-        self.panel(self.window.side_windows.open_saved)
+        self.panel(self.window.side_windows.open_time_saved)
 
     def storage(self) -> None:
         self.panel(self.window.side_windows.open_storage)

@@ -156,7 +156,7 @@ class Scenario:
             await asyncio.sleep(0.2)
         await self._view(settings)
         opened = window.side_windows
-        for open_it in (opened.open_storage, opened.open_saved, opened.open_models, opened.open_library):
+        for open_it in (opened.open_storage, opened.open_time_saved, opened.open_models, opened.open_library):
             await self._view(open_it())
         for open_it in (opened.open_deleted, opened.open_programs, opened.open_engine, opened.open_manual):
             await self._view(open_it())
@@ -175,7 +175,7 @@ class Scenario:
             window.side_windows.open_settings().show_page("Storage")
             window.side_windows.open_models()
             window.side_windows.open_storage()
-            window.side_windows.open_saved()
+            window.side_windows.open_time_saved()
             window.new_conversation()
             window.chat.open(window.sidebar.model.chats[0].id)
             window.sidebar.search_panel.field.setText("bridge")

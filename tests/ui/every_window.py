@@ -48,7 +48,7 @@ def furnish(runtime: StagedRuntime) -> None:
 async def open_all(runtime: StagedRuntime, window: MainWindow) -> list[QWidget]:
     """Open and fill all windows and show each settings page; return the windows. The caller closes them."""
     side = window.side_windows
-    settings, storage, saved = side.open_settings(), side.open_storage(), side.open_saved()
+    settings, storage, saved = side.open_settings(), side.open_storage(), side.open_time_saved()
     programs_made_up(runtime)
     programs = side.open_programs()
     programs.requests.list.select(1)

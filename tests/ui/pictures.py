@@ -48,7 +48,7 @@ from kvchat.ui.dialogs.panel import BugReportDialog, ImportReportDialog
 from kvchat.ui.rendering.text_page import LinkDialog
 from kvchat.ui.settings.api_server import ApiServerPage
 from kvchat.ui.settings.presets import ChatSettingsWindow, PresetsPage
-from kvchat.ui.sidebar.library_window import AddDialog
+from kvchat.ui.sidebar.library_window import AddDocumentsDialog
 from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.ui.widgets.layouts import ScrollPage, max_window_size
 from tests.ui.cut_off import cut_off
@@ -161,7 +161,7 @@ async def _empty(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[tu
     window.new_conversation()
     yield "no chat", window
     yield "storage, empty", side.open_storage()
-    yield "saved, empty", side.open_saved()
+    yield "saved, empty", side.open_time_saved()
     yield "programs, empty", side.open_programs()
     yield "library, empty", side.open_library()
     yield "deleted, empty", side.open_deleted()
@@ -261,7 +261,7 @@ async def _beside(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[t
     storage.prune_card.slider.setValue(storage.prune_card.slider.maximum() // 3)
     await until(lambda: storage.prune_card.plan is not None)
     yield "storage, to be shrunk", storage
-    saved = side.open_saved()
+    saved = side.open_time_saved()
     await until(lambda: saved.statistics)
     yield "time saved", saved
     programs_made_up(runtime)
@@ -274,7 +274,7 @@ async def _beside(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[t
         area.setValue(area.maximum())
         yield "programs, end", programs
     yield "engine", side.open_engine()
-    yield "engine log", side.open_engine(log=True)
+    yield "engine log", side.open_engine(show_log=True)
     models = side.open_models()
     await until(lambda: len(models.local.list.rows) == 3)
     models.local.list.setCurrentIndex(models.local.list.model().index(1, 0))
@@ -283,7 +283,7 @@ async def _beside(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[t
     models.tabs.button(1).click()
     await until(lambda: models.hub.list.rows)
     yield "models to be had", models
-    token = side.open_models().open_token()
+    token = side.open_models().open_access_token()
     await until(token.location_label.text)
     yield "token", token
     models.close()
@@ -296,7 +296,10 @@ async def _beside(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[t
     library.list.setCurrentIndex(library.list.model().index(0, 0))
     yield "library", library
     library = side.open_library()
-    yield "library, adding", _opened(AddDialog(library, "Documents 量子", Estimate(12, 78_000, TimeRange(60, 180))))
+    yield (
+        "library, adding",
+        _opened(AddDocumentsDialog(library, "Documents 量子", Estimate(12, 78_000, TimeRange(60, 180)))),
+    )
     library.close()
     yield "shortcuts", window.keyboard.open_sheet()
     yield "palette", window.keyboard.open_palette()

@@ -1,4 +1,4 @@
-"""The engine window: live figures, updated only while visible, and the engine's log."""
+"""The engine window: the engine's live state and speed, refreshed only while visible, and its log."""
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
@@ -109,7 +109,7 @@ _LEVELS = ((Level.DETAIL, N_("All messages")), (Level.WARNING, N_("Warnings and 
 
 
 class LogPage(QWidget):
-    """Log lines. Scrolling up stops following; the check box or scrolling to the end resumes it."""
+    """The engine's log. It follows new lines until the user scrolls up, and again from its end or by the check box."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class LogPage(QWidget):
         self.follow_box.toggled.connect(lambda is_on: bar.setValue(bar.maximum()) if is_on else None)
 
     def show_lines(self, all_lines: list[str]) -> None:
-        """Append only new lines, to keep a selection."""
+        """Show these lines. Only new ones are appended, so that selected text stays selected."""
         source = all_lines, Level(self.level_box.currentData())
         if source == self._source:
             return

@@ -1,4 +1,4 @@
-"""The keyboard of the main window: its shortcuts, and where typed text goes."""
+"""Keyboard control of the main window: its shortcuts, and which widget receives typed text."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -34,10 +34,10 @@ from kvchat.ui.transcript.transcript import Transcript
 
 
 class KeyboardController(QObject):
-    """The window's shortcuts, palette and shortcut sheet.
+    """The main window's shortcuts, command palette and list of shortcuts.
 
-    `handlers` are the window's action handlers, except those of this class. `useless_actions` returns the actions that
-    would do nothing now. `field` has the focus most of the time.
+    `handlers` maps action names to functions; this class adds those for the palette, zoom and theme. `useless_actions`
+    returns the actions that would have no effect now, which the palette omits. `field` is the message field.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class KeyboardController(QObject):
         field.slash_typed.connect(lambda: runner.start(self.offer_presets()))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Leave Ctrl+Z to the window while the message field has nothing to undo."""
+        """Let the window handle Ctrl+Z while the message field has nothing to undo."""
         is_override = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
         is_undo = is_override and event.matches(QKeySequence.StandardKey.Undo)  # type: ignore[attr-defined]
         if is_undo and not self._field.document().isUndoAvailable():
@@ -83,7 +83,7 @@ class KeyboardController(QObject):
         self.actions[action].trigger()
 
     def open_palette(self) -> Palette:
-        """Offer chats and actions. The open chat comes last: users search for a different one."""
+        """Open the palette with all chats and actions. The open chat comes last, because users look for another one."""
         titles, current, useless = self._chat.conversations.titles, self._chat.current, self._useless_actions()
         chats = [
             PaletteEntry(titles[id], _("chat"), partial(self._chat.open, id))
@@ -97,9 +97,9 @@ class KeyboardController(QObject):
         return Palette(self._window, chats, actions)
 
     async def offer_presets(self) -> None:
-        """Complete a slash at the start of a message to a preset name, which starts a new chat.
+        """Open a list of presets if the message is only a slash. Choosing a preset starts a new chat.
 
-        Any other text typed goes into the message.
+        If the list is closed without a choice, the text typed into it goes into the message.
         """
         presets, field = await self._runtime.chat.options.presets(), self._field
         if not presets or field.toPlainText() != "/":
@@ -134,7 +134,10 @@ _COMMANDS = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifie
 
 
 class FocusController(QObject):
-    """Watch only the focused widget of the window, because a Python event filter is slow."""
+    """Redirects typed text to the composer unless the focused widget handles it.
+
+    It filters only the events of the focused widget, because a Python filter for all widgets would be slow.
+    """
 
     def __init__(self, window: QWidget, composer: Composer, page: Transcript) -> None:
         super().__init__(window)
@@ -186,13 +189,13 @@ class FocusController(QObject):
         if now is not None and now.window() is not self._window:
             self._is_away = True
             return
-        self._previous, self._was_field = old, old is not None and is_field(old)
+        self._previous, self._was_field = old, old is not None and handles_typing(old)
         if now is None:
             return
         self._is_due |= self._is_away
         self._is_away = False
         self._settler.start()
-        if not is_field(now):
+        if not handles_typing(now):
             self._watched = now
             now.installEventFilter(self)
             now.setAttribute(Qt.WidgetAttribute.WA_InputMethodEnabled)
@@ -215,7 +218,7 @@ class FocusController(QObject):
         self._settler.start()
 
     def _answer(self, watched: QObject, event: QInputMethodQueryEvent) -> None:
-        """Answer an input method from the composer, in coordinates of the focused widget."""
+        """Answer an input method's query with the composer's values, in coordinates of the focused widget."""
         editor = self._composer.editor
         for query in Qt.InputMethodQuery:
             if event.queries() & query and query.value.bit_count() == 1:
@@ -225,8 +228,8 @@ class FocusController(QObject):
                 event.setValue(query, answer)
 
 
-def is_field(widget: QWidget) -> bool:
-    """Return True if the widget takes text or uses letters as commands."""
+def handles_typing(widget: QWidget) -> bool:
+    """Return True if the widget handles typed letters itself, as text fields, menus and lists do."""
     if isinstance(widget, QTextEdit | QPlainTextEdit):
         return not widget.isReadOnly()
     return isinstance(widget, QLineEdit | QComboBox | QAbstractSpinBox | QMenu | QAbstractItemView)

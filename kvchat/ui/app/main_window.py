@@ -1,4 +1,4 @@
-"""The main window: lays out the parts, and connects keys and menus to actions."""
+"""The main window: lays out its parts, and connects shortcuts and menus to actions."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class MainWindow(QMainWindow):
-    """kvchat's window. Make it, `join` it to the runtime on a running qasync loop, then `await start()`.
+    """The main window. Construct it, call `join` with the runtime on a running qasync loop, then `await start()`.
 
-    The constructor creates the first frame: the user can read and type while the rest is imported, which takes
-    several times as long. `await finish()` at the end.
+    The constructor creates only the parts of the first frame, so that the user can read and type while the other
+    modules are imported. Call `await finish()` before closing the runtime.
     """
 
     quit_requested = Signal()
@@ -70,7 +70,7 @@ class MainWindow(QMainWindow):
         self.startup_drafts.restore(newest or "", drafts)
 
     def join(self, runtime: Runtime) -> None:
-        """Create and connect everything missing from the first frame."""
+        """Create the parts missing from the first frame, and connect them to the runtime."""
         from kvchat.ui.base.tasks import TaskRunner
         from kvchat.ui.chat.cards import ContextCard, EngineCard
         from kvchat.ui.dialogs.panel import Notices
@@ -151,16 +151,16 @@ class MainWindow(QMainWindow):
             await self.runner.close()
             await asyncio.to_thread(self.window_state.wait_until_written)
 
-    def raise_window(self, token: str = "") -> None:
-        set_activation_token(token)
+    def raise_window(self, activation_token: str = "") -> None:
+        set_activation_token(activation_token)
         if self.isMinimized():
             self.showNormal()
         self.show()
         self.raise_()
         self.activateWindow()
 
-    def show_chat(self, conversation_id: str | None, token: str = "", _checked: bool = False) -> None:
-        self.raise_window(token)
+    def show_chat(self, conversation_id: str | None, activation_token: str = "", _checked: bool = False) -> None:
+        self.raise_window(activation_token)
         self._pages.setCurrentWidget(self._chat_page)
         self.window_layout.show_page()
         self.chat.open(conversation_id)
@@ -230,7 +230,7 @@ class MainWindow(QMainWindow):
         self.transfer.imported.connect(lambda chosen: self.window_layout.show_sidebar())
         self.engine_card.start_button.clicked.connect(lambda: self.runner.start(runtime.start_engine()))
         self.engine_card.restart_button.clicked.connect(lambda: self.runner.start(runtime.restart_engine()))
-        self.engine_card.log_button.clicked.connect(lambda: self.side_windows.open_engine(log=True))
+        self.engine_card.log_button.clicked.connect(lambda: self.side_windows.open_engine(show_log=True))
         self.side_windows.chat_started.connect(chat.open)
         chat.forked.connect(self.show_chat)  # also from the quick window
         self.side_windows.model_used.connect(self.models.apply_default)
@@ -250,7 +250,7 @@ class MainWindow(QMainWindow):
             self.show_first_start()
 
     def open_chat_settings(self, id: str | None = None) -> None:
-        """Open the settings of a conversation, by default the open one, which may not exist yet."""
+        """Open the settings of a chat, by default the open one, which may be a new chat that is not stored yet."""
         from kvchat.ui.settings.presets import EditedChat
 
         conversations, id = self.chat.conversations, id or self.chat.current
@@ -268,10 +268,10 @@ class MainWindow(QMainWindow):
             "rename": self._rename,
             "sidebar": self.window_layout.toggle_sidebar,
             "full-screen": lambda: self.setWindowState(self.windowState() ^ Qt.WindowState.WindowFullScreen),
-            "name": lambda: self._with_open(
+            "name": lambda: self._run_for_open_chat(
                 lambda id: self.runner.start(self.runtime.chat.title_generator.generate(id))
             ),
-            "delete": lambda: self._with_open(lambda id: self.sidebar.delete_requested.emit([id])),
+            "delete": lambda: self._run_for_open_chat(lambda id: self.sidebar.delete_requested.emit([id])),
             "undo": self.notices.undo_last,
             "deleted": self.side_windows.open_deleted,
             "library": self.side_windows.open_library,
@@ -289,15 +289,15 @@ class MainWindow(QMainWindow):
             "settings": self.side_windows.open_settings,
             "models": self.side_windows.open_models,
             "engine": self.side_windows.open_engine,
-            "log": lambda: self.side_windows.open_engine(log=True),
+            "log": lambda: self.side_windows.open_engine(show_log=True),
             "restart-engine": lambda: self.runner.start(self.runtime.restart_engine()),
             "disk": self.side_windows.open_storage,
-            "saved": self.side_windows.open_saved,
+            "saved": self.side_windows.open_time_saved,
             "programs": self.side_windows.open_programs,
             "manual": self.side_windows.open_manual,
             "quit": self.quit_controller.ask,
-            "export": lambda: self._with_open(lambda id: self.transfer.export([id])),
-            "export-memory": lambda: self._with_open(self.transfer.export_with_memory),
+            "export": lambda: self._run_for_open_chat(lambda id: self.transfer.export([id])),
+            "export-memory": lambda: self._run_for_open_chat(self.transfer.export_with_memory),
             "export-all": self.transfer.export,
             "import": self.transfer.choose_import,
             "import-folder": self.transfer.choose_import_folder,
@@ -335,6 +335,6 @@ class MainWindow(QMainWindow):
         if not self.sidebar.begin_rename():
             self.header.begin_rename()
 
-    def _with_open(self, action: Callable[[str], object]) -> None:
+    def _run_for_open_chat(self, action: Callable[[str], object]) -> None:
         if self.chat.current is not None:
             action(self.chat.current)

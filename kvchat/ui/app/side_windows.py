@@ -1,4 +1,4 @@
-"""The windows beside the main one: each created at first use, then brought to the front."""
+"""The secondary windows: each is created at its first use, and only brought to the front afterwards."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +22,7 @@ from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.sidebar.deleted_window import DeletedWindow
 from kvchat.ui.sidebar.library_window import LibraryWindow
-from kvchat.ui.storage.saved_panel import SavedPanel
+from kvchat.ui.storage.saved_panel import TimeSavedPanel
 from kvchat.ui.storage.storage_panel import StoragePanel
 
 P = TypeVar("P", bound=Panel)
@@ -44,7 +44,7 @@ class SideWindows(QObject):
         conversations.usage_changed.connect(self._show_usage)
 
     def _open(self, kind: Callable[..., P], **slots: Callable[..., object] | SignalInstance) -> P:
-        """Bring the only window of this kind to the front. On creation, connect the named signals."""
+        """Show the only window of this class. If it is new, connect each of `slots` to the signal of the same name."""
         if kind not in self._windows:
             self._windows[kind] = kind(*self._arguments)
             for signal, slot in slots.items():
@@ -55,13 +55,13 @@ class SideWindows(QObject):
 
     def open_storage(self) -> StoragePanel:
         changed, limits = self._conversations.reload_soon, self._open_limits
-        panel = self._open(StoragePanel, changed=changed, saved_requested=self.open_saved, limits_requested=limits)
+        panel = self._open(StoragePanel, changed=changed, saved_requested=self.open_time_saved, limits_requested=limits)
         self._show_usage()  # show the last result: a large store answers slowly
         panel.refresh()
         return panel
 
-    def open_saved(self) -> SavedPanel:
-        panel = self._open(SavedPanel)
+    def open_time_saved(self) -> TimeSavedPanel:
+        panel = self._open(TimeSavedPanel)
         panel.refresh()
         return panel
 
@@ -82,9 +82,9 @@ class SideWindows(QObject):
         window.open_local()
         return window
 
-    def open_engine(self, *, log: bool = False) -> EngineWindow:
+    def open_engine(self, *, show_log: bool = False) -> EngineWindow:
         window = self._open(EngineWindow)
-        window.tabs.setCurrentWidget(window.log_page if log else window.live_page)
+        window.tabs.setCurrentWidget(window.log_page if show_log else window.live_page)
         return window
 
     def open_deleted(self) -> DeletedWindow:

@@ -1,6 +1,7 @@
-"""Start requests: kvchat:// links, chats, models, documents, and the small window for a quick question.
+"""Requests to open a kvchat:// link, chat, model or document, and the small window for a quick question.
 
-A link may come from anywhere, even a web page: it never sends, fetches or deletes, it only shows or fills in.
+A link may come from anywhere, even a web page. It can only open a page or fill in a field: it never sends, downloads or
+deletes anything.
 
     kvchat://chat/ID            that chat
     kvchat://new?text=WORDS     an empty page with these words, ready to send
@@ -43,12 +44,12 @@ _WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; height after a question
 
 
 class QuickWindow(Panel):
-    """Window for quick questions. It opens empty unless it still waits for a reply."""
+    """Small window for a quick question. It opens with an empty page unless the last reply is still in progress."""
 
     chat_wanted = Signal(str)  # chat id
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, chat: ChatController) -> None:
-        """`chat` is notified of each turn, because the main window may open the same chat meanwhile."""
+        """`chat` is the main window's controller, which follows each turn because it may show the same chat."""
         super().__init__(runtime, look, runner, _("Quick question"))
         flags = Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint
         self.setWindowFlags(flags)
@@ -63,25 +64,25 @@ class QuickWindow(Panel):
         )
         composer.editor.setPlaceholderText(_("Ask something…"))
         composer.sent.connect(lambda text, attachments: self.run(self._send(text, attachments)))
-        composer.stop_requested.connect(lambda: self._with_chat(runtime.chat.stop))
+        composer.stop_requested.connect(lambda: self._run_for_chat(runtime.chat.stop))
         self._show_queued = chat.send_controller.connect_queue(composer, self.current_chat, self._prepend)
         self.attachments = AttachmentLoader(runtime, composer, self, runner, self.notices, self)
         self.subscribe_while_open(runtime.events.subscribe, self.attachments.handle_event)
         handlers = {"attach": self.attachments.choose_files, "screenshot": self.attachments.take_screenshot}
         install_shortcuts(self, handlers)
         transcript.retry_requested.connect(
-            lambda: self._with_chat(lambda id: self._run_turn(id, runtime.chat.retry(id)))
+            lambda: self._run_for_chat(lambda id: self._run_turn(id, runtime.chat.retry(id)))
         )
         transcript.message_requested.connect(lambda request: transcript.end_edit(request.message.id))
         transcript.message_requested.connect(chat.handle_request)
         self.model = ElidedLabel("small")
         self.open_in_main_button = button(_("Open in the main window"), self.close, "link")
-        self.open_in_main_button.clicked.connect(lambda: self._with_chat(self.chat_wanted.emit))
+        self.open_in_main_button.clicked.connect(lambda: self._run_for_chat(self.chat_wanted.emit))
         below = row((self.model, 1), self.open_in_main_button, margins=(6, 0, 6, 0))
         column(self.notices, (transcript, 1), composer, below, on=self, spacing=8, margins=12)
 
-    def toggle(self, token: str = "") -> None:
-        """Open in front with an empty page, or close if already in front."""
+    def toggle(self, activation_token: str = "") -> None:
+        """Open the window in front of all others, or close it if it already is."""
         if self.isVisible() and self.isActiveWindow():
             self.close()
             return
@@ -89,7 +90,7 @@ class QuickWindow(Panel):
             self._chat = self._new = None
             self.transcript.show_conversation([])
         self._fit()
-        set_activation_token(token)
+        set_activation_token(activation_token)
         self.bring_forward()
         self.composer.focus()
 
@@ -112,7 +113,7 @@ class QuickWindow(Panel):
         return super().event(event)
 
     async def _send(self, text: str, attachments: tuple[Attachment, ...]) -> None:
-        """Send a message. Raises KvchatError, with the text back in the field."""
+        """Send a message. If this raises KvchatError, the text is back in the field."""
         if self._chat is None:
             try:
                 self._new = await self._runtime.chat.new_chat()
@@ -127,13 +128,13 @@ class QuickWindow(Panel):
         self.composer.set_attachments((*attachments, *self.composer.chips.attachments))
         self.composer.focus()
 
-    def _run_turn(self, chat: str, task: asyncio.Future[Any]) -> None:
-        self._main.run_turn(chat, task)
+    def _run_turn(self, chat_id: str, task: asyncio.Future[Any]) -> None:
+        self._main.run_turn(chat_id, task)
         task.add_done_callback(lambda _: self._show())
         self._fit()
         self._show()
 
-    def _with_chat(self, action: Callable[[str], object]) -> None:
+    def _run_for_chat(self, action: Callable[[str], object]) -> None:
         if self._chat is not None:
             action(self._chat)
 
@@ -165,7 +166,7 @@ class QuickWindow(Panel):
             self.run(reload())
 
     def _fit(self) -> None:
-        """Stay small until the first question, then fit the reply, in the upper middle of the screen."""
+        """Set a small size before the first question and a larger one after it, in the upper middle of the screen."""
         has_chat, is_shown = self._chat is not None, self.isVisible()
         self.transcript.setVisible(has_chat)
         room = (QGuiApplication.screenAt(QCursor.pos()) or QGuiApplication.primaryScreen()).availableGeometry()
@@ -202,7 +203,7 @@ class StartRequestHandler(Controller):
             self.quick_window.deleteLater()
         super().close()
 
-    def update_key(self) -> None:
+    def update_global_key(self) -> None:
         is_enabled = self._runtime.settings.quick_key_enabled
         if is_enabled is not self._has_key:
             self._has_key = is_enabled
@@ -210,7 +211,7 @@ class StartRequestHandler(Controller):
 
     def _handle_event(self, event: Event) -> None:
         if isinstance(event, SettingsChanged):
-            self.update_key()
+            self.update_global_key()
 
     def handle(self, request: StartRequest) -> None:
         if request.quick and self._runtime.model.is_configured:
@@ -247,7 +248,7 @@ class StartRequestHandler(Controller):
             return False
         name = unquote(parts.path).strip("/")
         match parts.netloc:
-            case "chat" if name in self._window.chat.conversations.ids:
+            case "chat" if name in self._window.chat.conversations.chat_ids:
                 self._window.show_chat(name)
             case "new":
                 self._window.new_conversation()

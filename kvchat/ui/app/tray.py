@@ -1,4 +1,4 @@
-"""The tray icon with its menu, notifications of replies that end unseen, and quitting."""
+"""The tray icon with its menu, notifications of replies that end while kvchat is in the background, and quitting."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from kvchat.text.language import N_, _, join_parts, join_sentences, plural
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.icons import LogoState, tray_icon
 from kvchat.ui.controllers.views import Controller
-from kvchat.ui.dialogs.confirm import ConfirmDialog, confirm, fit_height
+from kvchat.ui.dialogs.confirm import ConfirmDialog, confirm, fit_to_text
 
 if TYPE_CHECKING:
     from kvchat.ui.app.main_window import MainWindow
 
-_RECENT, _LETTERS = 5, 40  # chats in the menu, and letters of their titles
+_RECENT_CHATS, _MAX_TITLE_LETTERS = 5, 40  # chats in the menu, and letters of their titles
 
 _LOGOS = {
     EngineState.STARTING: LogoState.LOADING,
@@ -102,9 +102,9 @@ class Tray(Controller):
 
     def _show_recent(self) -> None:
         recent = []
-        for id, title in islice(self._window.chat.conversations.titles.items(), _RECENT):
+        for id, title in islice(self._window.chat.conversations.titles.items(), _RECENT_CHATS):
             text = one_line(title)
-            text = text if len(text) <= _LETTERS else f"{text[:_LETTERS].rstrip()}…"
+            text = text if len(text) <= _MAX_TITLE_LETTERS else f"{text[:_MAX_TITLE_LETTERS].rstrip()}…"
             recent.append((id, text.replace("&", "&&")))
         if [(action.data(), action.text()) for action in self.recent] == recent:
             return
@@ -133,13 +133,13 @@ class Tray(Controller):
         )
 
 
-_IN_TRAY = -1  # number of the last notification in the tray; the desktop's are positive
-LONG_S = 10.0  # after this long the user may be elsewhere
+_TRAY_NOTIFICATION_ID = -1  # the last notification of the tray icon; ids from the desktop are positive
+LONG_REPLY_S = 10.0  # after this long the user may be elsewhere
 _DESKTOP = Service("org.freedesktop.Notifications", "/org/freedesktop/Notifications", "org.freedesktop.Notifications")
 
 
 class ReplyNotifier(Controller):
-    """Notify through the desktop, or else the tray."""
+    """Notifies of replies that end while no kvchat window is active: by the desktop or, failing that, the tray icon."""
 
     def __init__(self, runtime: Runtime, window: MainWindow, tray: Tray, bus: SessionBus) -> None:
         super().__init__(runtime, window, window)
@@ -148,7 +148,9 @@ class ReplyNotifier(Controller):
         self._token = ""  # activation token to raise the window, received just before the click
         self._listens = False
         tray.icon.messageClicked.connect(
-            lambda: self._clicked(_IN_TRAY) if _IN_TRAY in self._chats else window.raise_window()
+            lambda: (
+                self._clicked(_TRAY_NOTIFICATION_ID) if _TRAY_NOTIFICATION_ID in self._chats else window.raise_window()
+            )
         )
 
     def close(self) -> None:
@@ -159,7 +161,7 @@ class ReplyNotifier(Controller):
         if QApplication.activeWindow() is not None:
             return
         match event:
-            case ReplyFinished(receipt=receipt) if receipt and receipt.total_s >= LONG_S:
+            case ReplyFinished(receipt=receipt) if receipt and receipt.total_s >= LONG_REPLY_S:
                 text = _("The reply finished after {time}.", time=format_rough_duration(receipt.total_s))
             case TurnFailed(error=error):
                 text = _("The reply failed: {error}.", error=error.title)
@@ -167,28 +169,31 @@ class ReplyNotifier(Controller):
                 return
         self._runner.start(self._notify(event.conversation_id, text))
 
-    async def _notify(self, chat: str, text: str) -> None:
-        """https://specifications.freedesktop.org/notification-spec: the title is plain text, the body is markup."""
-        title, actions = one_line(self._window.chat.conversations.title(chat)), ["default", _("Open")]
+    async def _notify(self, chat_id: str, text: str) -> None:
+        """Show a notification. The specification says that its title is plain text and its body markup.
+
+        https://specifications.freedesktop.org/notification-spec
+        """
+        title, actions = one_line(self._window.chat.conversations.title(chat_id)), ["default", _("Open")]
         hints = {"desktop-entry": ("s", APP_ID), "category": ("s", "im.received")}
         notification = "kvchat", 0, "kvchat", title, html.escape(text), actions, hints, -1
         try:
             if not self._listens:
-                await self._bus.listen(_DESKTOP, "ActivationToken", self._take_token)
+                await self._bus.listen(_DESKTOP, "ActivationToken", self._store_activation_token)
                 await self._bus.listen(_DESKTOP, "ActionInvoked", self._clicked)
                 self._listens = True
             (number,) = await self._bus.call(_DESKTOP, "Notify", "susssasa{sv}i", *notification)
-            self._chats[number] = chat
+            self._chats[number] = chat_id
         except BusUnavailable:
-            self._chats[_IN_TRAY] = chat
+            self._chats[_TRAY_NOTIFICATION_ID] = chat_id
             self._tray.icon.showMessage(title, text, tray_icon(LogoState.READY))
 
-    def _take_token(self, number: int, token: str) -> None:
-        if number in self._chats:
+    def _store_activation_token(self, notification_id: int, token: str) -> None:
+        if notification_id in self._chats:
             self._token = token
 
-    def _clicked(self, number: int, _action: str = "") -> None:
-        if (chat := self._chats.pop(number, None)) is not None:
+    def _clicked(self, notification_id: int, _action: str = "") -> None:
+        if (chat := self._chats.pop(notification_id, None)) is not None:
             token, self._token = self._token, ""
             self._window.show_chat(chat, token)
 
@@ -212,7 +217,7 @@ class QuitController(QObject):
         self.question: ConfirmDialog | None = None
 
     def ask(self, reason: str = "") -> None:
-        """Quit, after asking if work would be interrupted. `reason` is an additional reason to ask."""
+        """Quit, but ask first if this would interrupt work or if a `reason` to ask is given."""
         sentences = [*filter(None, (reason,)), *self._list_unfinished()]
         if not sentences:
             self.agreed.emit()
@@ -228,12 +233,12 @@ class QuitController(QObject):
     def close_window(self) -> None:
         if self.keep_in_tray and QSystemTrayIcon.isSystemTrayAvailable():
             self._window.hide()
-            if self._is_first("told_about_tray"):
+            if self._is_first_time("told_about_tray"):
                 self.hidden_first_time.emit()
         else:
-            self.ask(_(_NO_TRAY) if self.keep_in_tray and self._is_first("told_about_no_tray") else "")
+            self.ask(_(_NO_TRAY) if self.keep_in_tray and self._is_first_time("told_about_no_tray") else "")
 
-    def _is_first(self, key: str) -> bool:
+    def _is_first_time(self, key: str) -> bool:
         state = self._window.window_state
         is_first = not state.is_true(key, False)
         state.store(**{key: True})
@@ -280,7 +285,7 @@ class ShutdownDialog(QDialog):
 
     def show_progress(self, unfinished: PendingSave | None) -> None:
         self.status.setText(unfinished.description if unfinished else _("Stopping the engine"))
-        fit_height(self, _BOX_LETTERS)
+        fit_to_text(self, _BOX_LETTERS)
 
     def reject(self) -> None:
         """Ignore Escape."""

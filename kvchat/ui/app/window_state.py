@@ -16,7 +16,7 @@ from kvchat.ui.widgets.layouts import max_window_size
 
 
 class WindowState:
-    """Window state, read once before any window. QSettings would write on the GUI thread and block."""
+    """Window state, read once at startup and written in a thread, because QSettings would block the GUI thread."""
 
     def __init__(self, file: Path) -> None:
         self._file = str(file)
@@ -35,7 +35,7 @@ class WindowState:
             self._thread.start()
 
     def wait_until_written(self) -> None:
-        """Block until written, at most `SHUTDOWN_TIMEOUT_S`."""
+        """Block until all values are written, at most `SHUTDOWN_TIMEOUT_S`."""
         if self._thread is not None:
             self._thread.join(SHUTDOWN_TIMEOUT_S)
 
@@ -55,7 +55,7 @@ _SIDEBAR, _NARROW = 180, 520  # pixels at 100 % text: minimum for the sidebar, a
 
 
 class WindowLayout(QObject):
-    """The sidebar beside the pages or, in a narrow window, instead of them."""
+    """Layout of the main window: the sidebar is beside the pages or, in a narrow window, replaces them."""
 
     def __init__(
         self, window: QMainWindow, look: Look, state: WindowState, sidebar: Sidebar, header: Header, pages: QWidget

@@ -1,1 +1,1 @@
-"""Documents and pictures of a message: chips, thumbnails, and the windows that show them."""
+"""A message's documents and pictures: chips, thumbnails, and the windows that show them."""

@@ -1,6 +1,6 @@
 """A message's attachments: documents as chips, pictures as thumbnails, and the windows that show them.
 
-Part of the window's first frame: the picture decoder is imported when needed.
+These widgets are in the main window's first frame, so the picture decoder is imported only when needed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AttachmentCard(QFrame):
         self.remove_button.setIconSize(QSize(1, 1) * look.px(12))
 
     def show_tokens(self, tokens: int, *, counted: bool) -> None:
-        """Show the token count; an estimate is marked and never replaces a count."""
+        """Show the token count. An estimate is marked as such, and does not replace a counted value."""
         if counted or not self._counted:
             self._counted = counted
             few = format_tokens(tokens)
@@ -134,7 +134,7 @@ class ChipRows(QWidget):
         self.changed.emit()
 
     def show_terms(self, terms: tuple[Term, ...]) -> None:
-        """Mark attachments with a match; they open at the first."""
+        """Mark the attachments that contain a search term. Opening one shows its first match."""
         self._terms = terms
         for chip in self.chips:
             matches = self._matches(chip.attachment)
@@ -161,7 +161,7 @@ def short_name(name: str) -> str:
 
 
 class AttachmentView(QDialog):
-    """A document's text, opened at the first match; F3 goes to the next."""
+    """Window with a document's text, opened at the first match of the search; F3 goes to the next one."""
 
     def __init__(self, look: Look, attachment: Attachment, terms: Sequence[Term], parent: QWidget) -> None:
         super().__init__(parent)

@@ -1,6 +1,6 @@
-"""Pictures for the model and the page, including screenshots: decoded only here, and within limits.
+"""Decoding of pictures and screenshots, with size limits. Pictures are decoded only in this module.
 
-They are encoded again after decoding: no untrusted file reaches the engine's own decoder.
+A picture to be sent is encoded again after decoding, so that no untrusted file reaches the engine's decoder.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ QLoggingCategory.setFilterRules("qt.gui.imageio*=false")
 FORMATS = frozenset((b"png", b"jpeg", b"webp", b"gif", b"bmp"))
 LONGEST_SIDE = 1536  # pixels; models use about this much at most
 MAX_MIB = 256  # memory limit for decoding one picture
-_MAX_PNG = 1_000_000  # bytes; above this, sent as JPEG
+_MAX_PNG_BYTES = 1_000_000  # bytes; above this, sent as JPEG
 _JPEG_QUALITY = 90
 _KEEP_RATIO, _SMOOTH = Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation
 
@@ -54,7 +54,7 @@ _ARROWS = {Qt.Key.Key_Left: (-1, 0), Qt.Key.Key_Right: (1, 0), Qt.Key.Key_Up: (0
 
 
 def prepare_picture(name: str, data: bytes) -> Attachment:
-    """Prepare an image file for sending: its first frame, upright. Thread-safe. Raises AttachmentError."""
+    """Convert an image file to an attachment: its first frame, upright. Thread-safe. Raises AttachmentError."""
     image = decode(data, QSize(LONGEST_SIDE, LONGEST_SIDE))
     if image is None:
         reason = _("The image is damaged, too large or in an unsupported format.")
@@ -63,11 +63,11 @@ def prepare_picture(name: str, data: bytes) -> Attachment:
 
 
 def prepare_image(name: str, image: QImage) -> Attachment:
-    """Prepare an image without a file, such as one from the clipboard. Raises AttachmentError."""
+    """Convert an image that is in no file, such as one from the clipboard, to an attachment. Raises AttachmentError."""
     if max(image.width(), image.height()) > LONGEST_SIDE:
         image = image.scaled(LONGEST_SIDE, LONGEST_SIDE, _KEEP_RATIO, _SMOOTH)
     data = _encoded(image, "PNG", -1)
-    if len(data) > _MAX_PNG:
+    if len(data) > _MAX_PNG_BYTES:
         opaque = QImage(image.size(), QImage.Format.Format_RGB32)
         opaque.fill(Qt.GlobalColor.white)  # JPEG would turn transparency black
         with QPainter(opaque) as painter:
@@ -77,7 +77,7 @@ def prepare_image(name: str, image: QImage) -> Attachment:
 
 
 def decode(data: bytes, limit: QSize) -> QImage | None:
-    """Decode the first frame, upright, scaled down to `limit`; None if not an image or too large. Thread-safe."""
+    """Return the first frame, upright and scaled down to `limit`; None if it is no image or too large. Thread-safe."""
     with _reader(data) as reader:
         if reader is None:
             return None
@@ -89,7 +89,7 @@ def decode(data: bytes, limit: QSize) -> QImage | None:
 
 
 def upright_size(data: bytes) -> QSize | None:
-    """Return the upright image's size from its header; None if it is not an image."""
+    """Return the size of the upright image as stated in its header, or None if `data` is not an image."""
     with _reader(data) as reader:
         return None if reader is None or reader.size().isEmpty() else _rotated(reader, reader.size())
 
@@ -106,7 +106,7 @@ def _reader(data: bytes) -> Iterator[QImageReader | None]:
 
 
 def _rotated(reader: QImageReader, size: QSize) -> QSize:
-    """Swap width and height if the image is stored rotated by 90°."""
+    """Swap width and height if the file says that the image must be rotated by 90°."""
     is_rotated = reader.transformation() & QImageIOHandler.Transformation.TransformationRotate90
     return size.transposed() if is_rotated else size
 
@@ -128,7 +128,7 @@ class NoScreenshot(KvchatError):
 
 
 async def take_screenshot(window: QWidget) -> QImage | None:
-    """Let the user pick an area, with `window` hidden; None if cancelled. Raises NoScreenshot."""
+    """Hide `window` and let the user select an area. Return None if canceled. Raises NoScreenshot."""
     screen = window.screen()
     window.hide()
     try:
@@ -142,7 +142,10 @@ async def take_screenshot(window: QWidget) -> QImage | None:
 
 
 async def _capture_via_portal() -> QImage | None:
-    """https://flatpak.github.io/xdg-desktop-portal/docs/doc-org.freedesktop.portal.Screenshot.html"""
+    """Take a screenshot through the desktop's portal. Return None if the user cancels it.
+
+    https://flatpak.github.io/xdg-desktop-portal/docs/doc-org.freedesktop.portal.Screenshot.html
+    """
     bus = SessionBus()
     options = {"interactive": ("b", True)}
     try:

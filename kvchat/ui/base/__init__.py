@@ -1,1 +1,1 @@
-"""Colors, theme, style sheet, fonts, icons and plain widgets. Knows no chat and no runtime."""
+"""Colors, theme, style sheet, fonts, icons and plain widgets, independent of chats and the runtime."""

@@ -1,4 +1,4 @@
-"""The window's language, and texts for screen readers beyond those of Qt's own widgets."""
+"""The UI language, and texts for screen readers that Qt's widgets do not provide."""
 
 from PySide6.QtCore import QCoreApplication, QLibraryInfo, QLocale, QObject, QTranslator
 from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QAccessibleInterface
@@ -11,7 +11,7 @@ _TRANSLATOR = "language"
 
 
 def set_ui_language(chosen: str) -> None:
-    """Switch to the chosen language, also in Qt's dialogs and menus."""
+    """Switch kvchat, including Qt's own dialogs and menus, to the chosen language."""
     before, language = current_language(), set_language(chosen, QLocale.system().uiLanguages())
     app = QCoreApplication.instance()
     if language == before or app is None:
@@ -28,7 +28,7 @@ def set_ui_language(chosen: str) -> None:
 
 
 def report_accessible_roles() -> None:
-    """From now on, report each widget class's `accessible_role` to assistive technology."""
+    """Make Qt report the `accessible_role` of each widget class that has one to screen readers."""
 
     def interface(kind: str, object: QObject) -> QAccessibleInterface | None:
         role = getattr(type(object), "accessible_role", None)
@@ -38,7 +38,7 @@ def report_accessible_roles() -> None:
 
 
 def announce(widget: QWidget, text: str, *, is_urgent: bool = False) -> None:
-    """Have a screen reader speak `text` regardless of focus; urgent text interrupts it."""
+    """Make a screen reader speak `text` wherever the focus is. Urgent text interrupts other speech."""
     if text:
         event, politeness = QAccessibleAnnouncementEvent(widget, text), QAccessible.AnnouncementPoliteness
         event.setPoliteness(politeness.Assertive if is_urgent else politeness.Polite)

@@ -43,18 +43,18 @@ def is_mirrored() -> bool:
 
 
 def leading_alignment() -> Qt.AlignmentFlag:
-    """Return the side where lines begin in the UI language, whatever the text's own direction."""
+    """Return the side at which lines begin in the UI language, even if the text is in another language."""
     side = Qt.AlignmentFlag.AlignRight if is_mirrored() else Qt.AlignmentFlag.AlignLeft
     return Qt.AlignmentFlag.AlignAbsolute | side
 
 
 def left_to_right(text: str) -> str:
-    """Isolate shortcut keys or a path from surrounding right-to-left text."""
+    """Mark shortcut keys or a path as left-to-right, also inside right-to-left text."""
     return f"\u2066{text}\u2069" if is_mirrored() else text
 
 
 def label(text: str = "", kind: str = "", *, wraps: bool = False, selectable: bool = False) -> QLabel:
-    """Make a label. Its text is never HTML."""
+    """Make a label that shows its text as is, never as HTML."""
     result = styled(QLabel(text), kind)
     result.setTextFormat(Qt.TextFormat.PlainText)
     result.setAlignment(leading_alignment() | Qt.AlignmentFlag.AlignVCenter)
@@ -96,7 +96,7 @@ def plain_text(name: str, font: QFont, text: str = "") -> QPlainTextEdit:
 
 
 def progress_bar(name: str) -> QProgressBar:
-    """Make a progress bar of 1,000 steps without text. `name` is for screen readers."""
+    """Make a progress bar from 0 to 1,000 that shows no text. `name` is for screen readers."""
     result = QProgressBar(textVisible=False, maximum=1000)
     result.setAccessibleName(name)
     return result
@@ -105,7 +105,10 @@ def progress_bar(name: str) -> QProgressBar:
 def row(
     *parts: Part, on: QWidget | None = None, spacing: int | None = None, margins: Margins | None = None
 ) -> QHBoxLayout:
-    """Put parts side by side, as the layout of `on` if given. Spacing and margins in pixels (None: Qt's own)."""
+    """Put parts side by side; the layout belongs to the widget `on`, if given.
+
+    Strings are stretches and numbers are gaps. `spacing` and `margins` are in pixels; None means Qt's defaults.
+    """
     return _filled(QHBoxLayout(), parts, on, spacing, margins)
 
 

@@ -70,12 +70,12 @@ _GOLD = "#f2b84b"
 
 
 def icon(name: str, colour: str | Callable[[], str]) -> QIcon:
-    """Return a line icon, or the filled Stop square. `colour` is "#rrggbb" or a function called at each painting."""
+    """Return the icon with this name. `colour` is "#rrggbb" or a function called at each painting."""
     return QIcon(_IconEngine(name, colour))
 
 
 class _IconEngine(QIconEngine):
-    """Icon engine that renders each requested size on demand; a window uses only a few of them."""
+    """Icon engine that renders an icon only in the sizes that are painted."""
 
     def __init__(self, name: str, colour: str | Callable[[], str]) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class _IconEngine(QIconEngine):
         painter.restore()
 
     def pixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State) -> QPixmap:
-        """Clear the background before painting, unlike Qt's version. `size` is in physical pixels."""
+        """Render the icon on a transparent background, which Qt's version lacks. `size` is in physical pixels."""
         result = QPixmap(size.expandedTo(QSize(1, 1)))
         result.fill(Qt.GlobalColor.transparent)
         with QPainter(result) as painter:
@@ -146,7 +146,7 @@ def app_svg() -> str:
 
 
 def tray_svg(state: LogoState) -> str:
-    """Return the tray icon for a state. The shapes differ as well as the colours."""
+    """Return the tray icon for a state. States differ in shape as well as in color."""
     path, colour = {
         LogoState.STOPPED: (_RIBBON, GREY),
         LogoState.LOADING: (_LOWER_HALF, TEAL),

@@ -1,4 +1,4 @@
-"""The application's style sheet, generated from the theme's tokens. Widgets are matched by `kind`."""
+"""The application's style sheet, generated from the theme's colors. Rules select widgets by their property `kind`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def style_sheet(t: Theme, base: float, small: float, icon: int, *, mirrored: bool = False) -> str:
-    """Return the style sheet for a theme. `base` and `small` are in points, `icon` in pixels."""
+    """Return a theme's style sheet. `base` and `small` are font sizes in points, `icon` is an icon size in pixels."""
     begin, end = ("right", "left") if mirrored else ("left", "right")
     parts = _frames(t, icon, begin, end), _texts(t, base, small), _buttons(t, small, icon), _inputs(t), _lists(t, end)
     return "\n".join(parts)

@@ -1,4 +1,4 @@
-"""Runs the coroutines of user actions, keeps them referenced, and reports their errors."""
+"""Runs the coroutines that user actions start, and reports their errors."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,9 +11,9 @@ _CLOSE_TIMEOUT_S = 2.0
 
 
 class TaskRunner:
-    """Supervisor of user tasks. KvchatErrors go to `on_error`, anything else to `on_bug`. Create it on a running loop.
+    """Runs coroutines as tasks. KvchatErrors go to `on_error`, anything else to `on_bug`. Create it on a running loop.
 
-    The loop need not be running while Qt handles the event that starts a task.
+    Qt event handlers can then start tasks even while asyncio considers the loop not running.
     """
 
     def __init__(self, on_error: ErrorHandler, on_bug: Callable[[BaseException], None]) -> None:
@@ -22,8 +22,8 @@ class TaskRunner:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Future[Any]] = set()
 
-    def start(self, run: Coroutine[Any, Any, Any], on_error: ErrorHandler | None = None) -> asyncio.Task[Any]:
-        task = self._loop.create_task(run)
+    def start(self, coroutine: Coroutine[Any, Any, Any], on_error: ErrorHandler | None = None) -> asyncio.Task[Any]:
+        task = self._loop.create_task(coroutine)
         self.watch(task, on_error or self.on_error)
         return task
 

@@ -1,4 +1,4 @@
-"""Colors and fonts: the themes, and the object that holds the current one. Tests check the contrast."""
+"""Colors and fonts: the themes, and the object that holds the current ones. Tests check the contrast of the colors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kvchat.ui.base.style_sheet import style_sheet
 _BETTER_FONTS = ("Inter", "Adwaita Sans", "Noto Sans", "Cantarell", "Source Sans 3", "Open Sans", "Ubuntu")
 _FALLBACK_FONTS = ("DejaVu Sans", "Bitstream Vera Sans", "Sans Serif", "sans-serif")
 _BETTER_MONO = ("JetBrains Mono", "Adwaita Mono", "Fira Code", "Noto Sans Mono", "Source Code Pro", "DejaVu Sans Mono")
-_FRAME = 127  # percent: Fusion then draws the exact colour
+_FRAME_LIGHTNESS = 127  # percent: Fusion then draws the exact colour
 
 
 class Colour:
-    """A colour, "#rrggbb", in each theme: light, dark, light with high contrast, dark with high contrast."""
+    """A color as "#rrggbb" in each of the four themes: light, dark, light high-contrast, dark high-contrast."""
 
     def __init__(self, *values: str) -> None:
         self._values = values
@@ -32,7 +32,7 @@ class Colour:
 
 @dataclass(frozen=True)
 class Theme:
-    """Set of colours. The one accent also marks memory that worked."""
+    """Set of colors. There is one accent color, also used for tokens reused from memory."""
 
     name: str
     column: int  # index into `Colour`
@@ -83,9 +83,9 @@ class Fonts:
 
 
 class Look(QObject):
-    """The theme (the user's choice or the system's), the fonts, and whether to show token counts and times.
+    """The current theme and fonts, and the setting that shows or hides token counts and times.
 
-    The system's contrast preference applies to either theme.
+    The theme is the user's choice or the system's. Either becomes a high-contrast theme if the system asks for that.
     """
 
     changing = Signal()  # before all widgets are restyled, which is slow: delete unneeded ones
@@ -109,11 +109,11 @@ class Look(QObject):
         self._apply()
 
     def icon(self, name: str, colour: str = "muted") -> QIcon:
-        """Return an icon in a colour of the theme; it changes with the theme."""
+        """Return an icon in one of the theme's colors. It changes its color with the theme."""
         return icon(name, lambda: getattr(self.theme, colour))
 
     def px(self, pixels: float) -> int:
-        """Scale pixels given for 100 % text size to the chosen text size."""
+        """Convert a length in pixels at 100 % text size to the chosen text size."""
         return round(pixels * self._zoom / 100)
 
     def apply_settings(self, settings: Settings) -> None:
@@ -146,7 +146,7 @@ class Look(QObject):
                 palette = _palette(self.theme)
                 self._app.setPalette(palette)
                 # Fusion's dark frame of a check box is invisible in a dark theme.
-                palette.setColor(QPalette.ColorRole.Window, QColor(self.theme.muted).lighter(_FRAME))
+                palette.setColor(QPalette.ColorRole.Window, QColor(self.theme.muted).lighter(_FRAME_LIGHTNESS))
                 self._app.setPalette(palette, "QCheckBox")  # type: ignore[arg-type]  # wants str
                 self._app.setStyleSheet(sheet)
             finally:

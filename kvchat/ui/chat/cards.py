@@ -1,4 +1,4 @@
-"""Cards above the composer: an engine that is not ready, a context that is nearly full."""
+"""Cards above the composer: one for an engine that is not ready, one for a nearly full context."""
 
 from kvchat.chat.context import ContextUsage
 from kvchat.engine.api.connection import EngineState, EngineStatus
@@ -23,9 +23,9 @@ class EngineCard(Card):
         self.model_button = self.add_button(_("Choose another model"))
 
     def show_status(
-        self, status: EngineStatus, model: str | None, *, missing: bool = False, fetchable: bool = False
+        self, status: EngineStatus, model: str | None, *, is_model_missing: bool = False, can_download: bool = False
     ) -> None:
-        """Show the engine's state. `missing`: the model file is missing; `fetchable`: it can be downloaded again."""
+        """Show the engine's state. `can_download`: the is_model_missing model can be downloaded again."""
         state, failure = status.state, status.failure
         failed, stopped = state is EngineState.FAILED, state is EngineState.STOPPED
         if state in (EngineState.READY, EngineState.UNLOADED):
@@ -45,10 +45,10 @@ class EngineCard(Card):
         self.model_button.setText(_("Choose another model") if model is not None else _("Choose a model"))
         self.show_buttons(
             stopped and model is not None and self.start_button,
-            failed and not missing and self.restart_button,
-            failed and not missing and self.log_button,
-            failed and missing and self.locate_button,
-            failed and missing and fetchable and self.download_button,
+            failed and not is_model_missing and self.restart_button,
+            failed and not is_model_missing and self.log_button,
+            failed and is_model_missing and self.locate_button,
+            failed and is_model_missing and can_download and self.download_button,
             (failed or (stopped and model is None)) and self.model_button,
         )
         for widget in (self, self.title):
@@ -96,7 +96,11 @@ class ContextCard(Card):
     def show_choice(
         self, use: ContextUsage, larger: ContextChoice | None, *, can_shorten: bool, can_attach_part: bool = False
     ) -> None:
-        """Offer remedies. `larger` is a context size that fits; `can_attach_part`: part of a text would fit."""
+        """Offer ways to make the message fit.
+
+        `larger` is a context length that would suffice. `can_attach_part` means that a part of an attached text would
+        fit.
+        """
         if can_shorten or can_attach_part:
             advice = _("kvchat does not remove anything unless you choose to.")
         elif larger is not None:

@@ -1,4 +1,4 @@
-"""The page of a conversation: header, transcript or welcome, notices over it, cards, composer, meter."""
+"""The page of a conversation: header, transcript or welcome text, notices, cards, composer and context meter."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Header(QWidget):
         self._fit_model()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Follow the model button's font, rename on a double click, and let Esc cancel only the renaming."""
+        """Rename on a double click, cancel only the renaming on Esc, and fit the model button to a changed font."""
         match event:
             case _ if event.type() == QEvent.Type.FontChange:
                 self._fit_model()
@@ -138,7 +138,7 @@ class Header(QWidget):
 
 
 def _menu_button(name: str, icon: QIcon, menu: QMenu) -> QPushButton:
-    """Make a button whose menu a screen reader can open, unlike a QToolButton's."""
+    """Make a button with a menu that screen readers can open. They cannot open the menu of a QToolButton."""
     result = button("", kind="menu", name=name, tip=name)
     result.setIcon(icon)
     result.setMenu(menu)
@@ -166,7 +166,10 @@ class DocumentsLine(ElidedButton):
 
 
 class ChatPage(QWidget):
-    """Page of parts as wide as the transcript's column. `complete` adds those that take longer to import."""
+    """Page of a conversation. Most of its parts are as wide as the transcript's column.
+
+    The constructor adds the parts of the main window's first frame, `complete` those that take longer to import.
+    """
 
     _transcript: Transcript
     _notices: Notices
@@ -207,7 +210,10 @@ class ChatPage(QWidget):
         return super().eventFilter(watched, event)
 
     def _place_notices(self) -> None:
-        """Place the notices at the page's lower end, beside the jump button if they fit; leave room below the chat."""
+        """Place the notices at the page's lower end, beside the jump button if they fit.
+
+        Reserve space below the messages, so that the notices do not cover the last one.
+        """
         notices, page = self._notices, self._middle.geometry()
         notices.setVisible(bool(notices.visible_notices))
         letter, jump = notices.fontMetrics().averageCharWidth(), self._transcript.jump_room

@@ -1,4 +1,4 @@
-"""The composer, and drafts typed during startup. Enter sends; Shift+Enter starts a new line."""
+"""The message field with its buttons, and drafts typed during startup. Enter sends; Shift+Enter starts a new line."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def fits_field(text: str) -> bool:
 
 
 def _longest_line(text: str) -> int:
-    """Return the longest line's length; for text longer than `MAX_TEXT`, its whole length."""
+    """Return the length of the longest line or, for text longer than `MAX_TEXT`, of the whole text."""
     return max(map(len, text.splitlines()), default=0) if len(text) <= MAX_TEXT else len(text)
 
 
@@ -195,7 +195,7 @@ class Composer(QWidget):
         self._show_notice()
 
     def set_starting(self, starting: bool) -> bool:
-        """Delay sending if `starting`. Return True if this cancelled a delayed send."""
+        """Delay sending while `starting`. Return True if this call canceled a send that was waiting."""
         was_delayed, self._is_starting = self._send_when_ready, starting
         self.cancel_delayed_send()
         return was_delayed
@@ -206,7 +206,7 @@ class Composer(QWidget):
         self._show_button()
 
     def block_sending(self, reason: str) -> None:
-        """Block sending and show the reason; "" allows it again."""
+        """Disable sending and show the reason. An empty reason enables sending again."""
         self._block_reason = reason
         self._show_button()
 
@@ -218,7 +218,7 @@ class Composer(QWidget):
             self._attach_text(text)
 
     def emit_pending_texts(self) -> None:
-        """Emit `text_given` for texts that were added before the signal was connected."""
+        """Emit `text_given` for the texts that were added before anything was connected to the signal."""
         while self._pending_texts:
             self.text_given.emit(self._pending_texts.pop(0))
 
@@ -341,7 +341,7 @@ class StartupDrafts(QObject):
         composer.editor.textChanged.connect(self._emit_changed)
 
     def restore(self, conversation_id: str, drafts: Mapping[str, str]) -> None:
-        """Insert the stored draft before the text already typed."""
+        """Put the stored draft in front of the text that the user has typed since."""
         self.conversation_id, self.is_restored = conversation_id, True
         self._too_long = {id for id, text in drafts.items() if not fits_field(text)}
         self._drafts = {id: text for id, text in drafts.items() if id not in self._too_long}
@@ -355,7 +355,7 @@ class StartupDrafts(QObject):
         self._composer.set_draft(self._drafts.get(conversation_id, ""))
 
     def end(self) -> dict[str, str]:
-        """Return all drafts, and stop following the composer."""
+        """Stop following the composer and return all drafts by conversation id."""
         self._composer.editor.textChanged.disconnect(self._emit_changed)
         return self._drafts | {self.conversation_id: self._composer.draft}
 

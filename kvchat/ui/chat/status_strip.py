@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvchat.ui.chat.turn_status import Remark
 
 _REMARK_GAP, _GAP = 18, 16  # pixels between remarks, and between the strip's parts
-_STOP = 14  # pixels, at 100 % text
+_STOP_BUTTON_SIZE = 14  # pixels, at 100 % text
 
 
 class ContextBar(RoundBar):
@@ -50,7 +50,7 @@ class ContextBar(RoundBar):
 
 
 class ContextMeter(QWidget):
-    """Context bar with its label. Its space is reserved, so that the composer never jumps."""
+    """Context bar with its label. It keeps its space while empty, so that the composer does not move."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class ContextMeter(QWidget):
         self.show_usage(None)
 
     def show_usage(self, use: ContextUsage | None, forecast: Forecast | None = None) -> None:
-        """Show the context usage and the expected wait for the reply; None means unknown."""
+        """Show how full the context is, and the expected wait for the reply. None means unknown."""
         wait = forecast.message_text if forecast else ""
         self.wait_label.set_text(wait)
         self.wait_label.setVisible(bool(wait))
@@ -111,7 +111,7 @@ class EngineDot(QWidget):
 
 
 class Remarks(QWidget):
-    """Right-aligned row of remarks; the least important are dropped first."""
+    """Right-aligned row of short status texts. Those of the lowest rank are omitted first if space is short."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -200,12 +200,20 @@ class StatusStrip(QFrame):
         self._hide_overflow()
 
     def show_turn(
-        self, remarks: tuple[Remark, ...], fraction: float | None, *, silent: bool = False, ahead: bool = False
+        self,
+        remarks: tuple[Remark, ...],
+        fraction: float | None,
+        *,
+        is_silent: bool = False,
+        is_reading_ahead: bool = False,
     ) -> None:
-        """`fraction` is the processed share of the prompt. `silent`: nothing arrives; `ahead`: processed in advance."""
-        self._remarks, self.dot.is_silent = remarks, silent
+        """Show a turn's remarks and `fraction`, the processed share of the prompt.
+
+        `is_silent` means that the engine sends nothing; `is_reading_ahead`, that the prompt is processed before Send.
+        """
+        self._remarks, self.dot.is_silent = remarks, is_silent
         self._show_state()
-        self.stop_button.setVisible(ahead)
+        self.stop_button.setVisible(is_reading_ahead)
         self.progress.setVisible(fraction is not None)
         self.progress.setValue(int(1000 * (fraction or 0.0)))
         self._show_remarks()
@@ -227,7 +235,7 @@ class StatusStrip(QFrame):
         self._hide_overflow()
 
     def _hide_overflow(self) -> None:
-        """Show the model and the context length only if there is room for them."""
+        """Hide the model and the context length if there is no room for them."""
         needed = [self.dot, self.state, self.remarks]
         needed += [part for part in (self.progress, self.stop_button) if not part.isHidden()]
         room = self.width() - sum(widget.sizeHint().width() + _GAP for widget in needed) - _GAP
@@ -242,8 +250,8 @@ class StatusStrip(QFrame):
         font.setPointSizeF(self._look.fonts.small)
         self.remarks.setFont(font)
         self._show_remarks()
-        self.stop_button.setIconSize(QSize(1, 1) * self._look.px(_STOP - 2))
-        self.stop_button.setFixedSize(QSize(1, 1) * self._look.px(_STOP))
+        self.stop_button.setIconSize(QSize(1, 1) * self._look.px(_STOP_BUTTON_SIZE - 2))
+        self.stop_button.setFixedSize(QSize(1, 1) * self._look.px(_STOP_BUTTON_SIZE))
         self.dot.setFixedSize(QSize(1, 1) * self._look.px(9))
         self.dot.update()
         self.remarks.update()

@@ -1,4 +1,4 @@
-"""A conversation's current or last turn: status texts, failure and streaming reply. Events in, text out. No Qt."""
+"""A conversation's current or last turn: status texts, error and streaming reply, updated from events. No Qt code."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,10 @@ _EARLY_EVENTS = (  # the first of a turn is one of these
 
 @dataclass(frozen=True)
 class Remark:
-    """Status text. `tone` is "" (quiet), "live", "good" (proved), "warn" or "bad"; low ranks are dropped first."""
+    """Status text. Remarks of low rank are omitted first if space is short.
+
+    `tone` is "" (neutral), "live" (in progress), "good" (confirmed by the engine), "warn" or "bad".
+    """
 
     text: str
     tone: str = ""
@@ -38,7 +41,7 @@ class Remark:
 
 
 class TurnStatus:
-    """Status of one turn. A later remark on the same topic replaces the earlier one."""
+    """Status of one turn: one remark for each topic, error and streaming reply."""
 
     def __init__(self) -> None:
         self.awaits_output = False  # sent, no token yet
@@ -69,14 +72,17 @@ class TurnStatus:
             self._reset()
 
     def begin(self) -> None:
-        """Begin a turn when the user presses Send: clear the last turn, but keep a restore that ran ahead."""
+        """Begin a turn when the user presses Send.
+
+        This clears the last turn, unless the new one has already begun with a restore before Send.
+        """
         if self._is_over:
             self._reset()
         self.awaits_output, self.failure = True, None
         self.pending = _("One moment…")
 
     def end(self) -> None:
-        """End the turn, even without output: a reply can be stopped before its first word."""
+        """End the turn, even if it has no output: the user can stop a reply before its first word."""
         self.awaits_output = False
         self._end_reply()
 
@@ -177,7 +183,7 @@ class TurnStatus:
             self._remove("ahead")
 
     def _show_source(self, verdict: Verdict, source: str, restored_ms: float) -> None:
-        """Show, as the first remark, where the prompt's tokens came from."""
+        """Add a first remark that says where the prompt's tokens came from."""
         is_reused = verdict.source is not Source.COLD and source == _(SOURCE_LABELS[verdict.source])
         detail, tone = "", "good" if is_reused else ""
         if verdict.hollow:
@@ -206,11 +212,11 @@ class TurnStatus:
             self._remarks.pop(topic, None)
 
 
-def waiting_text(title: str, other: TurnStatus) -> str:
+def waiting_text(title: str, other_turn: TurnStatus) -> str:
     progress = _("generating its reply")
-    if other.fraction is not None:
-        progress = _("processing {share}", share=format_percent(other.fraction))
-    if other.live_text:
-        count = len(other.live_text.split())
+    if other_turn.fraction is not None:
+        progress = _("processing {share}", share=format_percent(other_turn.fraction))
+    if other_turn.live_text:
+        count = len(other_turn.live_text.split())
         progress = plural(count, "{far}, {count} word so far", "{far}, {count} words so far", far=progress)
     return _("Waiting for “{title}”: {far}.", title=title, far=progress)

@@ -1,1 +1,1 @@
-"""Controllers between the runtime and the widgets: show events, turn user actions into calls."""
+"""Controllers between the runtime and the widgets: they show events and turn user actions into calls."""

@@ -1,6 +1,6 @@
-"""Attachments of the composer: reads dropped, pasted or chosen files, and counts their tokens before Send.
+"""Attachments in the composer: reads dropped, pasted or chosen files, and counts their tokens before Send.
 
-An attachment belongs to the chat that was open when it was added, however long reading it takes.
+An attachment belongs to the chat that was open when the user added it, even if another is open once it is read.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ class AttachmentDrafts(Protocol):
 
 
 class AttachmentLoader(QObject):
-    """Reads files, pictures, long texts and screenshots for a composer; `page` takes drops too.
+    """Reads files, pictures, long texts and screenshots that the user adds to the composer or drops on `page`.
 
-    The owner passes events to `handle_event`.
+    Its owner must pass the runtime's events to `handle_event`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class AttachmentLoader(QObject):
         return super().eventFilter(watched, event)
 
     def _load(self, name: str, reading: Coroutine[Any, Any, Attachment]) -> None:
-        """Attach the result of `reading` to the chat that is open now."""
+        """Run `reading` and attach its result to the chat that was open at the start."""
         id, drafts = self._drafts.current_chat(), self._drafts
 
         async def load() -> None:
@@ -168,7 +168,10 @@ class AttachmentLoader(QObject):
 
 
 def _chosen_files(shown: Path, names: Sequence[str], paths: list[Path]) -> list[Path]:
-    """Return the chosen files. Qt's own dialog may report only one of several quoted names."""
+    """Return the chosen files: all of `names` if they exist, else `paths`, which Qt's own dialog reported.
+
+    That dialog may report only one of several names that the user typed in quotes.
+    """
     for folder in (shown, *(path.parent for path in paths)):
         typed = [folder / name for name in names]
         if typed and all(path.is_file() for path in typed):
@@ -177,6 +180,6 @@ def _chosen_files(shown: Path, names: Sequence[str], paths: list[Path]) -> list[
 
 
 def _read(path: Path) -> Attachment:
-    """Return a document's text, or a picture as it is sent. Raises AttachmentError."""
+    """Read a document or a picture to attach. Raises AttachmentError."""
     data = read_bytes(path)
     return prepare_picture(path.name, data) if is_picture(data) else document_from_bytes(path.name, data)

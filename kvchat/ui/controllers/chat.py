@@ -1,4 +1,4 @@
-"""The open conversation: shows the runtime's events, and turns message buttons into calls."""
+"""The open conversation: shows the runtime's events, and turns clicks on message buttons into calls."""
 
 import asyncio
 from collections import defaultdict
@@ -67,11 +67,11 @@ class ChatController(Controller):
 
     @property
     def current(self) -> str | None:
-        """Id of the open conversation; None for a new, unsaved chat."""
+        """Id of the open conversation, or None for a new one that is not stored yet."""
         return self._page.conversation_id
 
     async def start(self, first: StartupDrafts) -> None:
-        """Show the drafts typed during startup; send one if the user pressed Send."""
+        """Open a chat with the drafts typed during startup. Send its draft if the user has already pressed Send."""
         self.show_engine()
         written = first.end()
         await self.drafts.load()
@@ -85,13 +85,13 @@ class ChatController(Controller):
         if is_sent:
             composer.send()
         await self.conversations.start()
-        if self.conversations.ids and self.current is None and not is_typed:
-            self.open(self.conversations.ids[0])
+        if self.conversations.chat_ids and self.current is None and not is_typed:
+            self.open(self.conversations.chat_ids[0])
         else:
             self._show_all()
 
     def open(self, conversation_id: str | None) -> None:
-        """Open a conversation or, for None, an empty page for a new one."""
+        """Open a conversation; None opens an empty page for a new one."""
         if conversation_id == self.current and self._views.transcript.messages:
             return
         before, self._page = self.current, ComposeTarget(conversation_id)
@@ -109,7 +109,7 @@ class ChatController(Controller):
             self.conversation_changed.emit(before)
 
     async def open_at(self, conversation_id: str, message_id: str) -> None:
-        """Open a conversation at this message, switching branch if needed. Raises ReplyInProgress."""
+        """Open a conversation at this message, on the message's branch. Raises ReplyInProgress."""
         self.open(conversation_id)
         if self._load_task is not None:
             await asyncio.wait([self._load_task])
@@ -144,8 +144,10 @@ class ChatController(Controller):
 
     def show_engine(self) -> None:
         engine, model, views = self._runtime.engine, self._runtime.model, self._views
-        fetchable = model.repository is not None
-        views.engine_card.show_status(engine.status, model.name, missing=model.is_missing, fetchable=fetchable)
+        can_download = model.repository is not None
+        views.engine_card.show_status(
+            engine.status, model.name, is_model_missing=model.is_missing, can_download=can_download
+        )
         views.status_strip.show_engine(engine.status.state, model.name, engine.context_size, engine.context_reason)
         self._show_header()
         if self._model != model.path:
@@ -156,7 +158,7 @@ class ChatController(Controller):
         """Show the turn that runs in `task`."""
 
         def end(_: object) -> None:
-            self.send_controller.finish(conversation_id)
+            self.send_controller.release_drafts(conversation_id)
             self.turn_of(conversation_id).end()
             self.conversations.reload_soon()  # no reply is coming, and a refusal sends no other event
             if conversation_id == self.current:
@@ -168,7 +170,7 @@ class ChatController(Controller):
         self._show_turn()
 
     def turn_of(self, conversation_id: str | None = None) -> TurnStatus:
-        """Return the state of a conversation's turn, by default of the open one."""
+        """Return the turn status of a conversation, by default of the open one."""
         return self._turns[(self.current or NEW_CHAT_ID) if conversation_id is None else conversation_id]
 
     def _handle_event(self, event: events.Event) -> None:
@@ -215,7 +217,7 @@ class ChatController(Controller):
             self._show_turn()
 
     async def _reload_messages(self, conversation_id: str, *, force: bool = False, finished: str = "") -> None:
-        """`finished` is the id of a reply that has just ended, to be announced."""
+        """Reload the messages. `finished` is the id of a reply that has just ended, for screen readers."""
         if not await self._presenter.reload(conversation_id, force=force):
             return
         self._loading = False
@@ -242,14 +244,20 @@ class ChatController(Controller):
             waiting = waiting_text(self.conversations.title(other), turn)
         no_model = not runtime.model.is_configured and is_engine_failure(here.failure, runtime.engine.status)
         self._views.status_strip.show_turn(
-            () if no_model else here.remarks, here.fraction, silent=here.is_silent, ahead=here.reading_ahead
+            () if no_model else here.remarks,
+            here.fraction,
+            is_silent=here.is_silent,
+            is_reading_ahead=here.reading_ahead,
         )
         self._presenter.show_turn(waiting)
         messages = self._views.transcript.messages
         self.content_changed.emit(bool(messages) or self.is_answering or self._loading)
 
     def handle_request(self, request: MessageRequest) -> None:
-        """Run an action on a message. All but a fork change the message tree, so they are refused during a reply."""
+        """Run an action on a message.
+
+        All actions but a fork change the conversation's branches, so they are refused during a reply.
+        """
         message, chat, id = request.message, self._runtime.chat, request.message.conversation_id
         if request.kind is RequestKind.FORK:
 

@@ -1,4 +1,4 @@
-"""The context of the next request: its meter and card, and documents a chat began with."""
+"""The context meter and its card, and the documents that a chat started with."""
 
 import asyncio
 from dataclasses import replace
@@ -29,7 +29,7 @@ _DOCUMENTS_MS = 60  # changes this close together cause one request
 
 
 class ContextController(Controller):
-    """Context meter updates. Counting uses only the tokenizer, never the slot."""
+    """Updates the context meter and its card. Counting uses the tokenizer and never a slot."""
 
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController) -> None:
         super().__init__(runtime, views, chat)
@@ -150,7 +150,7 @@ class ContextController(Controller):
             self._show_card()
 
     async def _shorten(self, chat_id: str, *, summarise: bool = False) -> None:
-        """Continue a conversation in a branch without its middle, or with a summary of it."""
+        """Continue a conversation in a new branch that omits or summarizes its middle."""
         context = self._runtime.chat.context
         messages = await self._runtime.chat.messages(chat_id)
         count = await (context.summarise if summarise else context.drop_middle)(chat_id)
@@ -212,7 +212,7 @@ class ChatDocumentsController(Controller):
 
 
 def describe_documents(documents: ChatDocuments, status: PreparedStatus | None, *, has_memory: bool) -> tuple[str, str]:
-    """Return the documents a chat started with, and a remark. `has_memory`: the chat has memory of its own."""
+    """Return the documents a chat started with, and a remark. `has_memory`: the chat has saved memory of its own."""
     count = plural(len(documents.documents), "{count} document", "{count} documents")
     if status is None:
         return count, _("no longer in the library")

@@ -1,4 +1,4 @@
-"""The answering model: its choice, and what to do if its file is missing."""
+"""Choice of the model that replies, also if the file of the last one is missing."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ class ModelController(Controller):
         return conversation.model if conversation and conversation.model else self._runtime.settings.model_path
 
     async def use(self, path: Path) -> None:
-        """Use another model; show an error on the first-start page."""
+        """Make this the default model and apply it. An error is shown on the first-start page."""
         try:
             await self._runtime.use_model(path)
         except KvchatError as error:
@@ -47,7 +47,7 @@ class ModelController(Controller):
             self.apply_default()
 
     async def switch(self, path: Path) -> None:
-        """Switch the open conversation to another model. Raises KvchatError."""
+        """Switch the open conversation, or the default model if none is open, to another model. Raises KvchatError."""
         if self._chat.current is None:
             await self._runtime.use_model(path)
             self.apply_default()
@@ -57,7 +57,7 @@ class ModelController(Controller):
             self._chat.model_changed.emit()
 
     def apply_default(self) -> None:
-        """Apply a new default model; an open chat that uses another model keeps that one."""
+        """Apply a new default model to the open chat, unless the chat has replies from another model and works."""
         conversation, model = self._chat.conversations.conversation(self._chat.current), self._runtime.model
         has_reply = any(message.role is Role.ASSISTANT for message in self._views.transcript.messages)
         failed = self._runtime.engine.status.state is EngineState.FAILED or self._chat.turn_of().failure is not None
@@ -92,7 +92,7 @@ class ModelController(Controller):
         open_gguf_dialog(self._window, lambda path: self._runner.start(use(path)))
 
     async def _use(self, path: str) -> None:
-        """Load the model and use it in the open conversation; retry the last message if it failed."""
+        """Load the model for the open conversation, and retry the last message if it failed."""
         id, failure = self._chat.current, self._chat.turn_of().failure
         last = self._views.transcript.messages[-1:]
         await self._runtime.load_model(Path(path))

@@ -1,4 +1,4 @@
-"""Messages from a composer to their chat: drafts saved to disk, sent at once or queued."""
+"""Drafts and their storage, and sending: a message goes to its chat at once or waits in a queue."""
 
 import asyncio
 import contextlib
@@ -23,13 +23,13 @@ from kvchat.ui.controllers.views import Controller, Views
 PASTED_TEXT_NAME = N_("Pasted text.txt")
 _SAVE_MS = 700  # delay that groups edits before saving
 _RETRY_MS = 10_000  # retry failed saves after this delay
-_HELD_S = 5.0  # on quitting, wait for messages being stored
+_MAX_HOLD_S = 5.0  # on quitting, wait for messages being stored
 
 Attachments = tuple[Attachment, ...]
 
 
 class DraftController(Controller):
-    """Drafts of all conversations by id; the open one's (see `current`) is in the composer."""
+    """Drafts of all conversations by id. The composer shows that of the conversation `current`."""
 
     def __init__(self, runtime: Runtime, views: Views, current: Callable[[], str | None], parent: QObject) -> None:
         super().__init__(runtime, views, parent)
@@ -46,9 +46,9 @@ class DraftController(Controller):
         self._retry = self._timer(_RETRY_MS, self.save, self._show_save_error)
 
     async def load(self) -> None:
-        """Read the stored drafts; store changes in the composer from then on. Raises StorageFailed.
+        """Read the stored drafts, and store changes in the composer from then on. Raises StorageFailed.
 
-        A draft too long for the composer to lay out in time becomes an attachment.
+        A draft that is too long for the composer becomes an attachment.
         """
         texts = await self._run(Database.draft_texts)
         attachments = await self._run(Database.draft_attachments)
@@ -67,7 +67,7 @@ class DraftController(Controller):
         return self._drafts.get(id) or Draft(id)
 
     def set(self, conversation_id: str | None, text: str | None = None, attachments: Attachments | None = None) -> None:
-        """Replace the draft's text, its attachments, or both; None keeps them."""
+        """Replace the draft's text, its attachments, or both. None leaves them as they are."""
         old = self.get(conversation_id)
         text, attachments = old.text if text is None else text, old.attachments if attachments is None else attachments
         if (text, attachments) != (old.text, old.attachments):
@@ -100,13 +100,13 @@ class DraftController(Controller):
             self._composer.set_attachments(draft.attachments)
 
     def hold(self, *ids: str) -> list[str]:
-        """Keep these drafts on disk until `release`, while their text is being added to the chat. Return the ids."""
+        """Keep these drafts on disk until `release`, while their text is being stored as a message. Return the ids."""
         self._hold_counts.update(ids)
         self._all_released.clear()
         return list(ids)
 
     def release(self, ids: list[str]) -> None:
-        """Save these drafts again: their text is in the chat, or back in the composer."""
+        """Save these drafts again, because their text is in the chat or back in the composer."""
         self._hold_counts.subtract(ids)
         if not any(count > 0 for count in self._hold_counts.values()):
             self._all_released.set()
@@ -116,13 +116,13 @@ class DraftController(Controller):
             self._pause.start()
 
     async def wait_until_released(self) -> None:
-        """Wait until no draft is held, for a limited time: on a hung disk the messages are never stored."""
+        """Wait a limited time until no draft is held: with a hung disk, the messages would never be stored."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_HELD_S):
+            async with asyncio.timeout(_MAX_HOLD_S):
                 await self._all_released.wait()
 
     async def save(self) -> None:
-        """Write unsaved changes to disk. Raises StorageFailed and tries again later."""
+        """Write unsaved changes to disk. Raises StorageFailed, and then tries again later."""
         self._pause.stop()
         drafts = {id: draft for id, draft in self._unsaved.items() if self._hold_counts[id] <= 0}
         if not drafts:
@@ -149,15 +149,15 @@ _ENDED = (MessageState.COMPLETE, MessageState.LIMITED)  # neither stopped by the
 
 @dataclass(eq=False)
 class ComposeTarget:
-    """Target of a message: an open conversation, or a new one that begins with it."""
+    """Conversation that a message is sent to. None is a new one, which gets its id when the message is sent."""
 
     conversation_id: str | None = None
 
 
 class SendController(Controller):
-    """Sender of messages; those that cannot be stored return to their draft.
+    """Sends messages. A message that cannot be stored becomes a draft again.
 
-    A chat has at most one queued message: later text is appended to it.
+    A chat has at most one queued message; a further one is appended to its text.
     """
 
     chat_started, withdrawn = Signal(), Signal()  # open page's chat: begun; could not be stored
@@ -188,7 +188,7 @@ class SendController(Controller):
     def connect_queue(
         self, composer: Composer, current: Callable[[], str | None], edit: Callable[[str, Attachments], object]
     ) -> Callable[[], None]:
-        """Connect a composer's queue to the `current` chat; `edit` gets a message to edit.
+        """Connect a composer's queue of messages to the chat `current`. `edit` puts a queued message into the composer.
 
         Return a function that shows the current chat's queued message.
         """
@@ -226,13 +226,13 @@ class SendController(Controller):
         held_ids = self._drafts.hold(written_on, QUEUED_PREFIX + written_on)
         self._runner.start(self._send(text, attachments, page, held_ids))
 
-    def finish(self, conversation_id: str) -> None:
-        """Note that the conversation's message is stored, or has returned to its draft."""
+    def release_drafts(self, conversation_id: str) -> None:
+        """Release the conversation's drafts once its message is stored or is a draft again."""
         self._unsaved_chats.discard(conversation_id)
         self._drafts.release(self._held_drafts.pop(conversation_id, []))
 
     async def _send(self, text: str, attachments: Attachments, page: ComposeTarget, held: list[str]) -> None:
-        """`page` is the page where Enter was pressed, even if another one is open by now."""
+        """Send a message to `page`, where the user pressed Enter. Another page may be open by now."""
         new = None
         async with self._new_chat_lock:
             if page.conversation_id is None:
@@ -256,7 +256,7 @@ class SendController(Controller):
     def _start_turn(
         self, conversation_id: str, text: str, attachments: Attachments, held: list[str], new: NewChat | None = None
     ) -> None:
-        """Start the turn, storing the rest of the held drafts in the message's transaction."""
+        """Start the turn. What is left of the held drafts is stored in the same transaction as the message."""
         self._held_drafts.setdefault(conversation_id, []).extend(held)
         rest = tuple(map(self._drafts.get, held))
         send = self._runtime.chat.send
@@ -290,15 +290,15 @@ class SendController(Controller):
     def _handle_event(self, event: Event) -> None:
         match event:
             case MessagesChanged(conversation_id=id):
-                self.finish(id)
+                self.release_drafts(id)
             case QuestionNotStored(conversation_id=id, text=text, error=error, attachments=attachments):
                 self._return_to_draft(id, text, attachments, error)
-                self.finish(id)
+                self.release_drafts(id)
             case ReplyFinished(conversation_id=id, message_id=message_id) if any(self.queued(id)):
                 self._runner.start(self._send_after(id, message_id))
 
     async def _send_after(self, conversation_id: str, message_id: str) -> None:
-        """Send the queued message after the reply, unless it was stopped or the window closes."""
+        """Send the queued message after the reply `message_id`, unless the reply was stopped or the window closes."""
         messages = await self._runtime.chat.messages(conversation_id)
         if not any(message.id == message_id and message.state in _ENDED for message in messages):
             return

@@ -1,4 +1,4 @@
-"""The sidebar: its data, the menu of a chat, search, and moving, archiving, deleting and restoring chats."""
+"""The sidebar: its contents, the menu of a chat, search, and moving, archiving, deleting and restoring chats."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEW_TITLE = N_("New chat")
 
 
 class SidebarController(Controller):
-    """The chats, each one's expected wait for a reply and its memory on disk, and what the user does with them."""
+    """Shows the chats with their memory on disk and expected wait for a reply, and carries out actions on them."""
 
     content_changed = Signal()  # titles, warmth or usage may have changed
     usage_changed = Signal()  # the store has answered
@@ -65,7 +65,7 @@ class SidebarController(Controller):
         sidebar.menu_requested.connect(self.fill_menu)
 
     @property
-    def ids(self) -> list[str]:
+    def chat_ids(self) -> list[str]:
         return [chat.id for chat in arrange_chats(list(self._conversations.values()), self._sidebar.arrangement)]
 
     @property
@@ -74,7 +74,7 @@ class SidebarController(Controller):
 
     @property
     def owners(self) -> dict[str, str]:
-        """Names of all owners of memory in the store, by id, as last loaded; see `owner_names`."""
+        """Names of all owners of chat memory by id, as of the last load; see `owner_names`."""
         return self._owners | self.titles
 
     def title(self, conversation_id: str | None) -> str:
@@ -108,16 +108,16 @@ class SidebarController(Controller):
         self.usage_changed.emit()
 
     def show_list(self) -> None:
-        row_of = partial(self._row, busy=self._runtime.chat.answering_chats)
+        row_of = partial(self._row, busy_ids=self._runtime.chat.answering_chats)
         self._sidebar.show_chats(list(self._conversations.values()), row_of, self._chat.current)
         self.content_changed.emit()
 
-    def _row(self, chat: Conversation, busy: Collection[str]) -> Row:
+    def _row(self, chat: Conversation, busy_ids: Collection[str]) -> Row:
         if chat.id not in self._requested:
             self._requested.add(chat.id)
             self._queue[chat.id] = chat.model
             self._forecast_timer.start()
-        return Row(chat, self._forecasts.get(chat.id), chat.id in busy, self.usage_of(chat.id))
+        return Row(chat, self._forecasts.get(chat.id), chat.id in busy_ids, self.usage_of(chat.id))
 
     async def _forecast(self) -> None:
         chats, self._queue = self._queue, {}
@@ -125,7 +125,10 @@ class SidebarController(Controller):
         self._sidebar.list.viewport().update()
 
     def fill_menu(self, menu: QMenu, id: str, ids: list[str], rename: Callable[[], object]) -> None:
-        """Fill `menu` for these chats; the entries show the state of `id`, one of them; "" is a new chat."""
+        """Fill `menu` with actions for the chats `ids`.
+
+        Check marks show the state of chat `id`, which is one of them. If it is empty, the chat is not stored yet.
+        """
         menu.clear()
         runtime, start, add = self._runtime, self._runner.start, menu.addAction
         chat, usage, arrange = self.conversation(id), self._usage.get(id), runtime.chat.arrange
@@ -212,9 +215,9 @@ class SidebarController(Controller):
         *,
         leave_chat: bool = True,
     ) -> None:
-        """Change chats and offer to undo it.
+        """Change these chats and offer to undo it.
 
-        With `leave_chat`, open another listed chat if the open one is among them.
+        If the open chat is one of them and `leave_chat` is true, open another chat.
         """
         here, title = self._chat.current, one_line(self.titles.get(ids[0], ""))
         name = title if len(title) <= _MAX_LETTERS else f"{title[: _MAX_LETTERS - 1].rstrip()}…"
@@ -227,7 +230,7 @@ class SidebarController(Controller):
                 self._chat.open(here)
 
         if leave_chat and here in ids:
-            shown = self.ids
+            shown = self.chat_ids
             position = shown.index(here) if here in shown else 0
             others = (other for other in shown[position:] + shown[:position][::-1] if other not in ids)
             self._chat.open(next(others, None))

@@ -1,4 +1,4 @@
-"""Import, export, backup and restore from the window: file dialogs, progress, results."""
+"""Import, export, backup and restore in the main window: file dialogs, progress and results."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ class TransferController(Controller):
         self.in_progress: list[str] = []  # "Importing…"
 
     def export(self, ids: list[str] | None = None) -> None:
-        """Export these chats, or all for None."""
+        """Export these chats; None exports all."""
 
         async def export(target: Path) -> None:
             work = partial(self._runtime.transfer.export, ids or list(self._conversations.titles), target)
@@ -113,7 +113,7 @@ class TransferController(Controller):
         ask_passphrase(self._window, title, about, _("Choose a file…"), choose_file, optional=True)
 
     async def _ask_to_import(self, paths: list[Path]) -> None:
-        """Import the files; ask first if they hold chat memory, which cannot be verified."""
+        """Import the files, but ask first if they contain chat memory, which cannot be verified."""
         if not any(await asyncio.to_thread(lambda: [has_memory(path) for path in paths])):
             await self._import(paths)
             return
@@ -166,7 +166,7 @@ class TransferController(Controller):
             self._runner.start(self._restore(source, with_engine=with_engine))
 
         def ask_about_engine() -> None:
-            """Ask before running the backup's engine, since the backup may come from another person."""
+            """Ask whether to run the backup's engine, since the backup may come from another person."""
             program = " ".join(filter(None, facts.engine))
             if not program or facts.engine == engine_settings_of(self._runtime.settings):
                 restore()
@@ -193,9 +193,10 @@ class TransferController(Controller):
     async def with_progress(
         self, text: str, work: Callable[[Progress], Coroutine[Any, Any, R]], canceled: str, detail: str = ""
     ) -> R:
-        """Return the result of `work`, with a progress dialog if it takes a while.
+        """Return the result of `work`. Show a progress dialog if it takes a while.
 
-        The dialog's Cancel ends the work and shows the notice `canceled` with `detail` (default: nothing was written).
+        Its Cancel button stops the work and shows the notice `canceled` with `detail` (by default: nothing was
+        written).
         """
         loop, last_update = asyncio.get_running_loop(), 0.0
         dialog, cancel = QProgressDialog("", "", 0, 0, self._window), QPushButton(_("Cancel"))
@@ -214,7 +215,7 @@ class TransferController(Controller):
         dialog.setValue(0)
 
         def report(done: int, total: int) -> None:
-            """Report `done` of `total`, or a count of chats if `total` is 0 (unknown). Thread-safe."""
+            """Show progress: `done` of `total`, or `done` chats if `total` is 0 (unknown). Thread-safe."""
             nonlocal last_update
             if time.monotonic() - last_update >= _PAUSE_S:
                 last_update = time.monotonic()

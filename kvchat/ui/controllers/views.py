@@ -1,4 +1,4 @@
-"""Shared parts of the controllers: their widgets, the display of a turn, and the base class."""
+"""Code that the controllers share: the widgets they use, the display of a turn, and their base class."""
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -71,10 +71,10 @@ class ChatPresenter:
         if (turn := self.turn()).live_id:
             self.transcript.show_live_reply(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
 
-    async def reload(self, chat: str, *, force: bool = False) -> bool:
-        """Load and show the messages, scrolled to the end if `force`. Return False if the chat is no longer open."""
-        messages = await self.runtime.chat.messages(chat)
-        if chat != self.current_chat():
+    async def reload(self, chat_id: str, *, force: bool = False) -> bool:
+        """Reload and show the messages; with `force`, scroll to the end. Return False if the chat is no longer open."""
+        messages = await self.runtime.chat.messages(chat_id)
+        if chat_id != self.current_chat():
             return False
         (self.transcript.show_conversation if force else self.transcript.update_messages)(messages)
         self.show_live()
@@ -105,7 +105,7 @@ class Controller(QObject):
     def _timer(
         self, ms: int, run: Callable[[], Coroutine[Any, Any, Any]], on_error: ErrorHandler | None = None
     ) -> QTimer:
-        """Return a single-shot timer that starts `run`; a KvchatError goes to `on_error`, if given."""
+        """Return a single-shot timer that runs a coroutine. A KvchatError goes to `on_error`, if given."""
         timer = QTimer(self, singleShot=True, interval=ms)
         timer.timeout.connect(lambda: self._closed or self._runner.start(run(), on_error))
         return timer

@@ -1,4 +1,4 @@
-"""Bring a window of a background application to the front."""
+"""Bringing a window to the front from the background."""
 
 import os
 
@@ -6,14 +6,14 @@ from PySide6.QtGui import QGuiApplication
 
 
 def set_activation_token(token: str) -> None:
-    """Use the desktop's activation token for the next window that asks to come to the front.
+    """Store the token with which the desktop lets the next window come to the front.
 
-    Without a token, Wayland only highlights the window. Qt reads and removes the environment variable.
+    Without a token, Wayland only highlights the window. Qt takes the token from an environment variable and removes it.
     """
     if token and on_wayland():
         os.environ["XDG_ACTIVATION_TOKEN"] = token
 
 
 def on_wayland() -> bool:
-    """Return True on Wayland, where windows can neither know nor choose their position, nor raise themselves."""
+    """Return True on Wayland, where a window cannot know or set its position, or come to the front without a token."""
     return QGuiApplication.platformName().startswith("wayland")

@@ -1,6 +1,6 @@
-"""Requests to the desktop's portal, and the global shortcut that opens the small window from any app.
+"""The global shortcut that opens the small window from any app, and requests to the desktop's portal.
 
-On Linux, the desktop's portal asks the user for permission. Windows and macOS give the key to the first app that asks.
+On Linux, the portal asks the user for permission. Windows and macOS give the shortcut to the first app that asks.
 https://flatpak.github.io/xdg-desktop-portal/docs/doc-org.freedesktop.portal.GlobalShortcuts.html
 """
 
@@ -22,7 +22,7 @@ from kvchat.system.login import is_missing_from_menu
 from kvchat.system.session_bus import BusUnavailable, Service, SessionBus
 from kvchat.text.language import N_, _
 
-NAME, _PATH = "org.freedesktop.portal.Desktop", "/org/freedesktop/portal/desktop"
+PORTAL_NAME, _PATH = "org.freedesktop.portal.Desktop", "/org/freedesktop/portal/desktop"
 _CANCELLED = 1
 
 Results = dict[str, tuple[str, Any]]  # name: D-Bus signature and value
@@ -33,23 +33,23 @@ class PortalDeclined(BusUnavailable):
 
 
 class PortalFailed(BusUnavailable):
-    """The portal ended the request, for example because it does not know the app."""
+    """The portal reported an error, for example because it does not know the app."""
 
 
 def portal(interface: str) -> Service:
-    return Service(NAME, _PATH, f"org.freedesktop.portal.{interface}")
+    return Service(PORTAL_NAME, _PATH, f"org.freedesktop.portal.{interface}")
 
 
 async def request(
     bus: SessionBus, interface: str, method: str, signature: str, body: tuple[Any, ...], options: Results
 ) -> Results:
-    """Return the portal's response, which may wait for the user. Raises BusUnavailable and its subclasses above.
+    """Call a portal method and return its results, which may take until the user responds. Raises BusUnavailable.
 
     https://flatpak.github.io/xdg-desktop-portal/docs/doc-org.freedesktop.portal.Request.html
     """
     token = f"kvchat_{method}"
     sender = (await bus.unique_name()).lstrip(":").replace(".", "_")
-    response = Service(NAME, f"{_PATH}/request/{sender}/{token}", "org.freedesktop.portal.Request")
+    response = Service(PORTAL_NAME, f"{_PATH}/request/{sender}/{token}", "org.freedesktop.portal.Request")
     answer: asyncio.Future[tuple[int, Results]] = asyncio.get_running_loop().create_future()
 
     def set_answer(code: int, results: Results) -> None:
@@ -89,7 +89,7 @@ class GlobalKey(QObject):
         self._change_lock = asyncio.Lock()
 
     async def set_enabled(self, is_enabled: bool) -> None:
-        """Grab or release the key. Raises GlobalKeyUnavailable."""
+        """Register or release the shortcut. Raises GlobalKeyUnavailable."""
         async with self._change_lock:
             if is_enabled and self._release is None:
                 self._release = await self._register()
@@ -123,9 +123,10 @@ class GlobalKey(QObject):
 
 
 async def bind_by_portal(bus: SessionBus, pressed: Callable[[str], object]) -> Callable[[], object]:
-    """Call `pressed` with the window's activation token at each press. Raises BusUnavailable.
+    """Register the shortcut with the portal; each press calls `pressed` with an activation token.
 
-    Return a function that releases the key. The desktop asks once, and may bind a key other than `KEY`.
+    Return a function that releases the shortcut. Raises BusUnavailable. The desktop asks the user once, and may assign
+    keys other than `KEY`.
     """
     with contextlib.suppress(BusUnavailable):  # newer portals need the app id if kvchat was not started from a menu
         await bus.call(_REGISTRY, "Register", "sa{sv}", APP_ID, {})
@@ -140,7 +141,7 @@ async def bind_by_portal(bus: SessionBus, pressed: Callable[[str], object]) -> C
 
     def release() -> None:
         stop()
-        bus.send(Service(NAME, session, "org.freedesktop.portal.Session"), "Close")
+        bus.send(Service(PORTAL_NAME, session, "org.freedesktop.portal.Session"), "Close")
 
     trigger = KEY.upper().replace("+K", "+k")
     shortcuts = [("quick", {"description": ("s", _(_DESCRIPTION)), "preferred_trigger": ("s", trigger)})]
@@ -153,8 +154,9 @@ async def bind_by_portal(bus: SessionBus, pressed: Callable[[str], object]) -> C
 
 
 def register_on_windows(pressed: Callable[[], object]) -> Callable[[], object] | None:
-    """Call `pressed` at each press, on another thread. Return a release function, or None if the key is taken.
+    """Register the shortcut; each press calls `pressed` on another thread.
 
+    Return a function that releases the shortcut, or None if another app has it.
     https://learn.microsoft.com/windows/win32/api/winuser/nf-winuser-registerhotkey
     """
     control, alt, no_repeat = 0x2, 0x1, 0x4000
@@ -199,9 +201,9 @@ _Handler = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ct
 
 
 def register_on_mac(pressed: Callable[[], object]) -> Callable[[], object] | None:
-    """Call `pressed` at each press. Return a release function, or None if the key is taken.
+    """Register the shortcut; each press calls `pressed`. Carbon's RegisterEventHotKey needs no permission.
 
-    Carbon's RegisterEventHotKey needs no permission.
+    Return a function that releases the shortcut, or None if another app has it.
     """
     control, option, letter_k = 1 << 12, 1 << 11, 0x28  # of Events.h
     keyboard, hot_key_pressed = int.from_bytes(b"keyb", "big"), 5

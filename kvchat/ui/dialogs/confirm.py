@@ -1,4 +1,4 @@
-"""Questions and file dialogs that do not block the event loop, and message boxes before the main window exists."""
+"""Questions and file dialogs that do not block the event loop, and message boxes for use before the main window."""
 
 import asyncio
 import sys
@@ -20,8 +20,11 @@ _WIDTH_IN_LETTERS = 64  # width of a question in average characters
 _ARROW_ICONS = {"backButton": "chevron-left", "forwardButton": "chevron-right", "toParentButton": "arrow-up"}
 
 
-def fit_height(dialog: QDialog, line_length: int) -> None:
-    """Set the width in average characters and the height that the text needs. Qt's size hint cuts off wrapped text."""
+def fit_to_text(dialog: QDialog, line_length: int) -> None:
+    """Fix the dialog's width at `line_length` average characters, and its height so that all text fits.
+
+    Qt's own size hint cuts off wrapped text.
+    """
     layout = dialog.layout()
     assert layout is not None
     for widget in dialog.findChildren(QWidget):
@@ -36,7 +39,7 @@ _METERED_STATES = (1, 3)  # yes, probably: https://networkmanager.dev/docs/api/l
 
 
 class Question(QDialog):
-    """Dialog with text and buttons. Subclasses connect the buttons; the last one is the default."""
+    """Dialog with text and buttons. The last button is the default; subclasses connect the buttons."""
 
     def __init__(self, parent: QWidget, name: str, parts: Iterable[Part], *answers: QPushButton) -> None:
         super().__init__(parent)
@@ -52,7 +55,7 @@ class Question(QDialog):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        fit_height(self, _WIDTH_IN_LETTERS)
+        fit_to_text(self, _WIDTH_IN_LETTERS)
 
 
 class ConfirmDialog(Question):
@@ -68,7 +71,7 @@ class ConfirmDialog(Question):
 def confirm(
     parent: QWidget, title: str, text: str, action: str, on_yes: Callable[[], object], *, keep: str = ""
 ) -> ConfirmDialog:
-    """Open a question over `parent` without blocking. The button `action` calls `on_yes`."""
+    """Ask over `parent` without blocking. The button labeled `action` calls `on_yes`."""
     dialog = ConfirmDialog(parent, title, text, action, keep)
     dialog.accepted.connect(on_yes)
     dialog.open()
@@ -78,7 +81,7 @@ def confirm(
 def ask_if_metered(
     parent: QWidget, run: Callable[[Coroutine[Any, Any, None]], object], what: str, download: Callable[[], object]
 ) -> None:
-    """Call `download`, but ask first on a metered connection. `what` is its name and size."""
+    """Call `download`, but ask the user first on a metered connection. `what` is the file's name and size."""
 
     async def check() -> None:
         if not await is_metered():
@@ -92,7 +95,7 @@ def ask_if_metered(
 
 
 async def is_metered() -> bool:
-    """Return True if the connection is known to be metered."""
+    """Return True if the network connection is known to be metered."""
     if sys.platform != "linux":
         from PySide6.QtNetwork import QNetworkInformation
 
@@ -114,7 +117,7 @@ async def is_metered() -> bool:
 
 
 class PassphraseDialog(Question):
-    """Dialog for a passphrase. If `optional`, it encrypts a new file, so it must be typed twice."""
+    """Dialog that asks for a passphrase. An `optional` one is for encrypting a new file and must be typed twice."""
 
     def __init__(self, parent: QWidget, title: str, text: str, action: str, *, optional: bool) -> None:
         self.field = line_edit(_("Passphrase"), _("Passphrase (optional)") if optional else _("Passphrase"))
@@ -163,7 +166,10 @@ def ask_passphrase(
 
 
 def file_dialog(parent: QWidget, title: str, mode: QFileDialog.FileMode, filters: str = "") -> QFileDialog:
-    """Return an unopened dialog that starts in the home folder. filters: "Models (*.gguf);;All files (*)" """
+    """Return a file dialog, not yet open, that starts in the home folder.
+
+    Example of filters: "Models (*.gguf);;All files (*)"
+    """
     dialog = QFileDialog(parent, title, str(Path.home()), filters)
     dialog.setFileMode(mode)
     dialog.finished.connect(dialog.deleteLater)

@@ -1,4 +1,4 @@
-"""One-click offer of an engine for the graphics card, with download progress and errors."""
+"""Offer to download an engine for the graphics card, with progress and errors."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -29,12 +29,12 @@ ENGINE_DOWNLOAD_HELP = N_(
 
 
 class EngineOffer(QWidget):
-    """Choice and download of an engine, with progress and result. All instances show the same download."""
+    """Offer to download an engine, with progress and result. All instances show the same download."""
 
     install_finished = Signal()  # an engine was downloaded and tested
 
     def __init__(self, look: Look, engines: EngineSetup, start: StartTask, *, standalone: bool = False) -> None:
-        """`start` runs a coroutine as a task. `standalone`: hide until `show_if_gpu_unused` finds an unused GPU."""
+        """`start` runs a coroutine as a task. If `standalone`, hide until `show_if_gpu_unused` finds an unused GPU."""
         super().__init__()
         self._engines, self._start = engines, start
         self._unsubscribe: Callable[[], None] | None = None

@@ -1,4 +1,4 @@
-"""Notices, report dialogs with text to copy, and the base class of secondary windows."""
+"""Notices, dialogs with a report to copy, and the base class of secondary windows."""
 
 import asyncio
 import platform
@@ -64,7 +64,7 @@ class NoticeView(QFrame):
 
 
 class Notices(ShrinkingPage):
-    """The visible notices, newest last, without duplicates."""
+    """The notices on a page, newest last. A text that is already shown is not shown twice."""
 
     changed = Signal()  # notice added or removed
 
@@ -85,7 +85,7 @@ class Notices(ShrinkingPage):
     def notify_with_action(
         self, title: str, action: str, on_click: Callable[[], object], detail: str = "", *, is_permanent: bool = False
     ) -> None:
-        """Show a notice with a button. It disappears by itself unless it `is_permanent`."""
+        """Show a notice with a button. It disappears after a while unless it `is_permanent`."""
         self._dismiss((title, detail))
         if (notice := self._add(title, detail, is_permanent=is_permanent)) is not None:
             notice.add_button(action, on_click)
@@ -94,18 +94,18 @@ class Notices(ShrinkingPage):
         title = _("kvchat {number} is available", number=number)
         self.notify_with_action(title, _("Show"), lambda: QDesktopServices.openUrl(QUrl(page)), is_permanent=True)
 
-    def notify_file_saved(self, done: str, target: Path) -> None:
+    def notify_file_saved(self, title: str, target: Path) -> None:
         folder = QUrl.fromLocalFile(str(target.parent))
-        self.notify_with_action(done, _("Open folder"), lambda: QDesktopServices.openUrl(folder), str(target))
+        self.notify_with_action(title, _("Open folder"), lambda: QDesktopServices.openUrl(folder), str(target))
 
-    def offer_undo(self, done: str, undo: Callable[[], object]) -> None:
+    def offer_undo(self, title: str, undo: Callable[[], object]) -> None:
         def undo_once() -> None:
             if undo_once in self.undos:
                 self.undos.remove(undo_once)
                 undo()
 
         self.undos = [*self.undos, undo_once][-_MAX_UNDOS:]
-        self.notify_with_action(done, _("Undo"), undo_once)
+        self.notify_with_action(title, _("Undo"), undo_once)
 
     def undo_last(self) -> None:
         if self.undos:
@@ -155,7 +155,7 @@ class Notices(ShrinkingPage):
 
 
 class FittingDialog(QDialog):
-    """Dialog that is never smaller than its contents need, as far as the screen allows."""
+    """Dialog that cannot become smaller than its contents need, unless the screen is smaller."""
 
     min_size = QSize(0, 0)  # lower limit in pixels, even if the contents need less
 
@@ -219,7 +219,7 @@ _T = TypeVar("_T")
 
 
 class Panel(FittingDialog):
-    """Secondary window with its own notices: it may cover those of the main window. Subclasses place `notices`."""
+    """Secondary window. It has its own `notices`, as it may cover the main window; subclasses add them to a layout."""
 
     close_button: QPushButton | None = None  # gets the focus first: a list would open with a focus ring
 
@@ -250,7 +250,7 @@ class Panel(FittingDialog):
         self.subscribe_while_open(runtime.events.subscribe, self._handle_event)
 
     def _handle_event(self, event: Event) -> None:
-        """Handle an event of the runtime. Called only while the window is open."""
+        """Handle an event of the runtime. This is called only while the window is open."""
 
     def bring_forward(self) -> None:
         self.show()
@@ -258,7 +258,7 @@ class Panel(FittingDialog):
         self.activateWindow()
 
     def subscribe_while_open(self, subscribe: Callable[[_T], Callable[[], None]], handler: _T) -> None:
-        """Call `handler` while the window is open. `subscribe` returns a function that unsubscribes."""
+        """Subscribe `handler` whenever the window is open. `subscribe` must return a function that unsubscribes."""
         self._subscriptions.append(lambda: subscribe(handler))
         if self._unsubscribe:  # it is open
             self._unsubscribe.append(subscribe(handler))
@@ -276,7 +276,7 @@ class Panel(FittingDialog):
             self._unsubscribe.pop()()
 
     def run(self, coroutine: Coroutine[Any, Any, Any], on_error: ErrorHandler | None = None) -> asyncio.Task[Any]:
-        """Start a task. Its error is shown here, or in the main window if this window is closed by then."""
+        """Run a coroutine as a task. Its error is shown here or, if this window is closed, in the main window."""
         return self.runner.start(coroutine, on_error or self.show_error)
 
     def show_error(self, error: KvchatError) -> None:
@@ -293,7 +293,10 @@ class Panel(FittingDialog):
         return QSize(*map(self._look.px, size)).boundedTo(max_window_size())
 
     def setVisible(self, visible: bool) -> None:
-        """Fit the window to the screen and restore the frame's position, which Qt would apply to the contents."""
+        """Fit the window to the screen and restore its position.
+
+        The position of the frame is restored here, because Qt would apply it to the window's contents.
+        """
         for child in self.findChildren(QPushButton):
             child.setAutoDefault(False)  # Enter in a field must not press it
         if visible and not self.isVisible():

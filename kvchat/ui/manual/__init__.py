@@ -1,1 +1,1 @@
-"""The manual: Markdown, one file for each language, and the window that shows it."""
+"""The user manual: Markdown files for each language, and the window that shows it."""

@@ -1,4 +1,4 @@
-"""The manual's window: a list of headings, the text and a search field."""
+"""The window of the user manual: a list of headings, the text and a search field."""
 
 import re
 from importlib.resources import files
@@ -77,7 +77,7 @@ class ManualPage(QTextBrowser):
         self.verticalScrollBar().setValue(self._top(block))
 
     def current_heading(self) -> int:
-        """Return the number of the heading being read, or -1 above the first heading."""
+        """Return the number of the heading at the top of the view, or -1 above the first heading."""
         position = self.verticalScrollBar().value()
         return sum(self._top(heading) <= position for heading in self.headings()) - 1
 

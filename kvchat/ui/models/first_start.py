@@ -1,6 +1,6 @@
-"""The first run: detected hardware, a choice of model, and an engine for an otherwise unused graphics card.
+"""The first-start page: detected hardware, a choice of models, and a download of an engine for an unused graphics card.
 
-Every step is optional and can be done later.
+The user can skip every step and do it later.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Downloadable models: some suggestions, a search, and the files of a repository."""
+"""Models to download: suggestions, a search, and the files of a repository."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -25,7 +25,7 @@ from kvchat.text.language import N_, _, join_list, pgettext
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.confirm import ask_if_metered, fit_height
+from kvchat.ui.dialogs.confirm import ask_if_metered, fit_to_text
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.model_choice import file_row, result_row, suggestion_row
 from kvchat.ui.widgets.controls import Card
@@ -36,7 +36,7 @@ _PRIVACY = N_("kvchat contacts huggingface.co only when you search or download."
 
 
 class HubModels(QWidget):
-    """Page of downloadable models. It goes online only when the user searches, opens a repository or downloads."""
+    """Page of models to download. It goes online only when the user searches, opens a repository or downloads."""
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class HubModels(QWidget):
             self._load(self._show_results(text) if text else self._show_suggestions())
 
     def _load(self, load: Coroutine[Any, Any, None]) -> None:
-        """Load other rows and cancel a request in progress."""
+        """Load other rows. A request that is still in progress is canceled."""
         if self._loading is not None:
             self._loading.cancel()
         self.access_card.hide()
@@ -126,7 +126,7 @@ class HubModels(QWidget):
             heading = _("{repository} has no model that kvchat can use", repository=heading)
         is_downloaded = self._runtime.models.is_downloaded
         rows = [file_row(file, memory, is_downloaded=is_downloaded(repository, file)) for file in files]
-        self._show_rows(heading, rows, back=bool(self._results))
+        self._show_rows(heading, rows, can_go_back=bool(self._results))
         self._repository = repository
         self.list.select(next((file for file in files if file.quantisation == (quantisation or "Q4_K_M")), None))
         self._show_current()
@@ -136,11 +136,11 @@ class HubModels(QWidget):
             self._memory = (await self._runtime.engine.capacity()).memory
         return self._memory
 
-    def _show_rows(self, heading: str, rows: Sequence[Row], *, back: bool = False) -> None:
+    def _show_rows(self, heading: str, rows: Sequence[Row], *, can_go_back: bool = False) -> None:
         self._repository = None
         self._last_heading = heading
         self.heading.setText(heading)
-        self.back_button.setVisible(back)
+        self.back_button.setVisible(can_go_back)
         self.list.show_rows(rows)
         self._show_current()
 
@@ -158,7 +158,7 @@ class HubModels(QWidget):
         self.reason.setVisible(bool(row and row.tip))
 
     def _open_row(self, row: Row | None) -> None:
-        """Download the row's file, or list the files of its repository."""
+        """Download the row's file or, if the row is a repository, list its files."""
         match row.value if row else None:
             case HubFile() as file if (repository := self._repository) is not None:
 
@@ -180,7 +180,7 @@ _TOKEN_HELP = N_(
 _WIDTH_IN_LETTERS = 72  # width in average characters
 
 
-class TokenDialog(Panel):
+class AccessTokenDialog(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget) -> None:
         super().__init__(runtime, look, runner, _("Hugging Face access token"), parent)
         self._store = store = runtime.models.token
@@ -195,7 +195,7 @@ class TokenDialog(Panel):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        fit_height(self, _WIDTH_IN_LETTERS)
+        fit_to_text(self, _WIDTH_IN_LETTERS)
         self.field.setFocus()
         self.run(self._load())
 
@@ -216,4 +216,4 @@ class TokenDialog(Panel):
         if token is not None and token.location == EXTERNAL_LOCATION:
             text = _("An access token was found in {place}. It is used unless you enter another one.", place=place)
         self.location_label.setText(text)
-        fit_height(self, _WIDTH_IN_LETTERS)
+        fit_to_text(self, _WIDTH_IN_LETTERS)

@@ -1,4 +1,4 @@
-"""Selection of a model: the box in a form, the menu in the header, and rows for lists of models."""
+"""Choosing a model: the box in a form, the menu in the header, and rows for lists of models."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class ModelBox(ChoiceBox):
         return chosen
 
     def show_model(self, model: str | None) -> None:
-        """Show only this model until the list is loaded. With an external server, show its only model."""
+        """Show only this model until the list of models is loaded. With an external server, show the server's model."""
         self.clear()
         attached = bool(self._runtime.settings.engine_url)
         self.setEnabled(not attached)
@@ -72,7 +72,7 @@ class ModelBox(ChoiceBox):
 
 
 class ModelMenu(QObject):
-    """Menu of the models found last. Opening it starts a new search."""
+    """Menu of the models on this computer. It shows the last search's results while a new search runs."""
 
     chosen = Signal(object)  # Path
     more_requested = Signal()
@@ -152,7 +152,7 @@ def found_row(model: FoundModel, used: Path | None) -> Row:
 
 
 def distinct_names(models: Sequence[tuple[str, Path]]) -> list[str]:
-    """Return the models' names. Add the folder to equal names, or the file name if the folders are also equal."""
+    """Return the models' names. Add the folder to equal names or, if the folders are equal too, the file name."""
     alike = Counter(name for name, _ in models)
     in_folder = Counter((name, path.parent.name) for name, path in models)
     places = (path.parent.name if in_folder[name, path.parent.name] == 1 else path.name for name, path in models)
@@ -161,7 +161,7 @@ def distinct_names(models: Sequence[tuple[str, Path]]) -> list[str]:
 
 
 def model_sort_key(model: FoundModel) -> tuple[bool, str, int]:
-    """Sort usable models first, then by name and size."""
+    """Return a key that puts usable models first and then sorts by name and size."""
     return model.judgement is None, model.name.lower(), model.size
 
 

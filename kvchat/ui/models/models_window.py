@@ -1,4 +1,4 @@
-"""The models window: models on this computer, downloadable models, and the downloads below both."""
+"""The models window: models on this computer, models to download, and the downloads in progress."""
 
 import asyncio
 import dataclasses
@@ -25,7 +25,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ask_if_metered, confirm, file_dialog
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.first_start import starter_title
-from kvchat.ui.models.hub_models import HubModels, TokenDialog
+from kvchat.ui.models.hub_models import AccessTokenDialog, HubModels
 from kvchat.ui.models.model_choice import found_row, model_sort_key
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, flow
@@ -174,7 +174,7 @@ class LocalModels(QWidget):
             confirm(self, title, text, _("Delete"), lambda: self._panel.run(self._delete(model)))
 
     async def _delete(self, model: FoundModel) -> None:
-        """Move the files to the trash. If their disk has no trash, ask to delete them permanently."""
+        """Move the files to the trash. If the disk has no trash, ask whether to delete them permanently."""
         for file in model.files:
             await asyncio.to_thread(QFile.moveToTrash, str(file))  # its return value differs between PySide versions
         remaining = [file for file in model.files if file.exists()]
@@ -204,7 +204,7 @@ class ModelsWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Models"), parent, size=(760, 640), min_size=(480, 440))
         self.subscribe_while_open(runtime.models.downloads.subscribe, self._download_changed)
-        self._token = TokenDialog(runtime, look, runner, self)
+        self._token = AccessTokenDialog(runtime, look, runner, self)
         self.local, self.hub = LocalModels(runtime, look, self), HubModels(runtime, look, self)
         self.downloads = DownloadsView(self, runtime)
         self._pages, self.tabs = QStackedWidget(), QButtonGroup(self)
@@ -213,7 +213,7 @@ class ModelsWindow(Panel):
             tab.setCheckable(True)
             self.tabs.addButton(tab, number)
             self._pages.addWidget(page)
-        token = button(_("Access token…"), self.open_token, "link", name=_("Hugging Face access token"))
+        token = button(_("Access token…"), self.open_access_token, "link", name=_("Hugging Face access token"))
         above = row(*self.tabs.buttons(), STRETCH, token, spacing=6)
         column(above, self.notices, (self._pages, 1), self.downloads, on=self, spacing=12, margins=(20, 16, 20, 16))
         self.tabs.idToggled.connect(self._show_page)
@@ -222,7 +222,7 @@ class ModelsWindow(Panel):
         self.local.download_button.clicked.connect(self.tabs.button(1).click)
         self.local.starter_button.clicked.connect(self.starter_requested)
         self.local.starter_button.clicked.connect(self.close)
-        self.hub.token_button.clicked.connect(self.open_token)
+        self.hub.token_button.clicked.connect(self.open_access_token)
 
     def open_local(self) -> None:
         self._open_page(self.local)
@@ -233,7 +233,7 @@ class ModelsWindow(Panel):
         self.hub.open_repository(repository)
 
     def open_search(self, name: str) -> None:
-        """Show the download page with this name in its search field. This makes no network request."""
+        """Show the download page with this text in its search field, without sending a request."""
         self._open_page(self.hub)
         self.hub.field.setText(name)
         self.hub.field.setFocus()
@@ -249,7 +249,7 @@ class ModelsWindow(Panel):
 
         self.run(find_downloads())
 
-    def open_token(self) -> TokenDialog:
+    def open_access_token(self) -> AccessTokenDialog:
         self._token.bring_forward()
         return self._token
 
@@ -324,7 +324,7 @@ class DownloadView(QFrame):
         self.resume_button, self.retry_button = button(_("Resume"), self._resume), button(_("Try again"), self._resume)
         self.use_button = button(_("Use model"), lambda: window.run(window.use(self.download.path)))
         self.remove_button = button(_("Remove"), self._ask_remove)
-        self.token_button = button(_("Access token…"), window.open_token, name=_("Access token"))
+        self.token_button = button(_("Access token…"), window.open_access_token, name=_("Access token"))
         left = self.token_button, self.pause_button, self.resume_button
         above = row((self.name, 1), *left, self.retry_button, self.use_button, self.remove_button, spacing=8)
         column(above, self.bar, self.progress, on=self, spacing=6, margins=(14, 10, 10, 10))

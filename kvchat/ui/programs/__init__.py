@@ -1,1 +1,1 @@
-"""Other programs that use the engine: their setup, their requests, and why prompts were reprocessed."""
+"""Other programs that use the engine: their setup, their requests, and why kvchat reprocessed their prompts."""

@@ -1,4 +1,4 @@
-"""Configuration to paste into each client program, as its documentation describes it. Does not use Qt."""
+"""Configuration to paste into other programs, in the form that their documentation describes. Does not use Qt."""
 
 import json
 import shlex
@@ -17,7 +17,7 @@ class ServerAccess:
     key: str  # empty if no key is required
     model: str  # the model's name
     context: int | None = None  # tokens
-    windows: bool = False  # write PowerShell instead of shell
+    for_windows: bool = False  # write PowerShell instead of shell
 
     @property
     def v1_url(self) -> str:
@@ -30,7 +30,7 @@ class ServerAccess:
 
 @dataclass(frozen=True)
 class Client:
-    """Program that can use the API server. `link` is its documentation; `configuration` makes the text to paste."""
+    """Program that can use the API server. `link` is its documentation; `configuration` returns the text to paste."""
 
     name: str
     config_location: str
@@ -178,7 +178,7 @@ def _open_webui(access: ServerAccess) -> str:
 
 
 def _environment(access: ServerAccess, variables: dict[str, str], command: str = "") -> str:
-    if access.windows:
+    if access.for_windows:
         lines = [f"$env:{name} = '{value.replace(chr(39), 2 * chr(39))}'" for name, value in variables.items()]
     else:
         lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
@@ -186,5 +186,5 @@ def _environment(access: ServerAccess, variables: dict[str, str], command: str =
 
 
 def _quoted(value: object, indent: int | None = None) -> str:
-    """Return JSON. A JSON string is also valid in Python, TOML and YAML."""
+    """Return a value as JSON, whose strings are also valid in Python, TOML and YAML."""
     return json.dumps(value, ensure_ascii=False, indent=indent)

@@ -1,4 +1,4 @@
-"""Texts about requests of programs, and the list of a program's last requests."""
+"""Descriptions of other programs' requests, and the list of a program's last requests."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -93,7 +93,7 @@ def describe_request(record: RequestRecord) -> str:
 
 
 def receipt_of(record: RequestRecord) -> Receipt | None:
-    """Return a receipt for a request, as for a chat reply, or None if no prompt was answered."""
+    """Return a receipt as for a reply in a chat, or None if the request has no response to a prompt."""
     if record.stage is not Stage.DONE or record.prompt_tokens is None or record.cached_tokens is None:
         return None
     first = _first_token_ms(record)
@@ -116,7 +116,7 @@ def receipt_of(record: RequestRecord) -> Receipt | None:
 
 
 def _first_token_ms(record: RequestRecord) -> float:
-    """Return the time to the engine's first token, even if the response was not streamed."""
+    """Return the time until the engine's first token, even if the response was not streamed."""
     return max(0.0, (record.first_ms or record.total_ms or 0.0) - record.generation_ms)
 
 
@@ -178,7 +178,7 @@ class LastRequests(QWidget):
             self._details_column.addWidget(self._comparison(sent, change.original, passed, change.rewritten))
 
     def _comparison(self, left_title: str, before: str, right_title: str, after: str) -> QWidget:
-        """Return a widget with two texts side by side, starting shortly before their difference, which is marked."""
+        """Return a widget with two texts side by side, starting shortly before the marked difference."""
         made, at = QWidget(), common_prefix_length(before, after)
         same_end = common_prefix_length(before[at:][::-1], after[at:][::-1])
         line = before.rfind("\n", 0, max(0, before.rfind("\n", 0, at))) + 1

@@ -1,4 +1,4 @@
-"""The programs window: requests of other programs, cache hits, and causes of reprocessing."""
+"""The programs window: requests of other programs, reuse of their prompts, and causes of reprocessing."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ _NAME_WIDTH, _BAR_WIDTH = 140, 90  # pixels at 100 % text
 
 
 class LiveRows(QWidget):
-    """Rows of current requests. Their widgets are reused, because the rows change many times a second."""
+    """Rows for the requests in progress. They are reused, because their contents change many times a second."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -81,11 +81,11 @@ class LiveRow(QWidget):
         look.changed.connect(self._fit)
         self._fit()
 
-    def show_request(self, name: str, state: str, done: float | None) -> None:
+    def show_request(self, name: str, state: str, fraction: float | None) -> None:
         self.name.set_text(name)
         self.state.set_text(state)
-        self.bar.setVisible(done is not None)
-        self.bar.setValue(round(1000 * (done or 0.0)))
+        self.bar.setVisible(fraction is not None)
+        self.bar.setValue(round(1000 * (fraction or 0.0)))
 
     def _fit(self) -> None:
         self.name.setFixedWidth(self._look.px(_NAME_WIDTH))
@@ -116,7 +116,7 @@ class ProgramDetails(QWidget):
             lost = TokenCost()
             for cost in (cost for cause, cost in total.misses.items() if RULE_BY_CAUSE.get(ReasonCode(cause)) == rule):
                 lost.add(cost)
-            switch.show_rule(is_on=rule in enabled_rules, saved=total.saved_by_rule.get(rule), lost=lost)
+            switch.show_rule(is_on=rule in enabled_rules, avoided=total.saved_by_rule.get(rule), avoidable=lost)
         if self._shown_values != (name, total.misses):
             self._shown_values = (
                 name,
@@ -157,15 +157,19 @@ class RuleSwitch(Entry):
     def on(self) -> bool:
         return self.switch.isChecked()
 
-    def show_rule(self, *, is_on: bool, saved: TokenCost | None, lost: TokenCost) -> None:
-        """Show a rule's state and effect. `lost` is the reprocessing that it would have avoided."""
+    def show_rule(self, *, is_on: bool, avoided: TokenCost | None, avoidable: TokenCost) -> None:
+        """Show a rule's switch and effect.
+
+        `avoided` is the reprocessing that the rule has avoided, `avoidable` that which it would have avoided if
+        enabled.
+        """
         self.switch.setChecked(is_on)
         sentences = [self._description]
-        if saved:
-            tokens, cost = format_number(saved.tokens), format_cost(saved)
+        if avoided:
+            tokens, cost = format_number(avoided.tokens), format_cost(avoided)
             sentences.append(_("Avoided reprocessing {tokens} tokens ({came_to}).", tokens=tokens, came_to=cost))
-        if lost.times and not is_on:
-            tokens, cost = format_number(lost.tokens), format_cost(lost)
+        if avoidable.times and not is_on:
+            tokens, cost = format_number(avoidable.tokens), format_cost(avoidable)
             without = _(
                 "Without this rule, {tokens} tokens had to be reprocessed ({came_to}).", tokens=tokens, came_to=cost
             )

@@ -1,7 +1,7 @@
-"""View of a fenced code block. As code is appended, only new lines are laid out and highlighted, in short steps.
+"""View of a code block. When code is appended, only new lines are laid out and highlighted, a few at a time.
 
-Some of Pygments' regular expressions take quadratic time, and Python runs nothing else while matching one. Text is
-therefore highlighted in pieces of limited length, and code that is still too slow stays plain.
+Some of Pygments' regular expressions take quadratic time, and no other Python code runs while one is matched. Text is
+therefore highlighted in pieces of limited length, and code that is still too slow is not highlighted.
 """
 
 import math
@@ -39,7 +39,7 @@ _highlight_queue: list["CodeText"] = []  # the first gets one step per round of 
 
 
 class LineHighlighter:
-    """Incremental syntax highlighter. `spans[i]` holds the colored spans of line i."""
+    """Incremental syntax highlighter. `spans[i]` holds the start, length and color of each colored piece of line i."""
 
     def __init__(self, language: str, theme: Theme) -> None:
         self.spans: list[list[Span]] = []
@@ -66,14 +66,14 @@ class LineHighlighter:
         self._tokens: Iterator[tuple[int, _TokenType, str]] = iter(())
 
     def set_text(self, text: str) -> None:
-        """Set the text to highlight. If it extends the last one, resume at the last line outside any token."""
+        """Set the text to highlight. If it extends the last one, resume at the last line start outside any token."""
         if not text.startswith(self._text[: self._safe]):
             self._safe = self.safe_line = 0
         self._text = text[:_MAX_HIGHLIGHTED]
         self._begin_piece()
 
     def advance(self, seconds: float) -> bool:
-        """Highlight for about this many seconds; return True if text is left."""
+        """Highlight for about this many seconds. Return True if text is left to highlight."""
         before = time.thread_time()
         until = before + seconds
         while before < until:
@@ -135,7 +135,7 @@ class CodeText(QTextEdit):
         QTextCursor(self.document()).setBlockFormat(lines)
 
     def show_text(self, text: str, *, is_growing: bool) -> None:
-        """Show `text`. If it extends the last one, only the difference is inserted."""
+        """Show `text`. If it extends the last text, insert only what is new."""
         if text == self._text:
             return
         cursor = QTextCursor(self.document())
@@ -165,7 +165,7 @@ class CodeText(QTextEdit):
         scroll_sideways(self, event)
 
     def highlight_step(self) -> bool:
-        """Highlight more lines for a few milliseconds; return True if some are left."""
+        """Highlight more lines for a few milliseconds. Return True if lines are left."""
         first = self._highlighter.safe_line
         has_more = self._highlighter.advance(_STEP_S)
         document = self.document()

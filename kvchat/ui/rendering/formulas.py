@@ -1,7 +1,7 @@
 """LaTeX formulas, rendered by ziamath in a thread because it is slow.
 
-A formula's source is shown until its rendering is ready, or if rendering fails. Formulas are images in a page's
-document; its `FormulaLayer` draws them on the text's baseline at the screen's resolution.
+A page shows a formula's source until it is rendered, or if rendering fails. A rendered formula is an image in the
+page's document; `FormulaLayer` draws it on the text's baseline at the screen's resolution.
 """
 
 import math
@@ -37,7 +37,7 @@ _SCALE = 1.12  # STIX letters are smaller than interface fonts at the same size
 
 @dataclass(frozen=True)
 class Outline:
-    """Rendered formula. Lengths are in em; `ascent` and `descent` are measured from the baseline."""
+    """Rendered formula. Lengths are in em; `ascent` and `descent` are the heights above and below the baseline."""
 
     svg: str  # drawn in _COLOUR
     width: float
@@ -47,7 +47,7 @@ class Outline:
 
 @dataclass(frozen=True)
 class FormulaBox:
-    """Size of a formula in the text, in device-independent pixels from the baseline."""
+    """Size of a formula in a text, in device-independent pixels; `ascent` and `descent` are from the baseline."""
 
     outline: Outline
     em: float
@@ -70,7 +70,7 @@ class FormulaBox:
 
 
 class _Relay(QObject):
-    """Signals from the threads of all `Formulas`. Never deleted, as emitting from a dying object crashes."""
+    """Signal from the rendering threads to all `Formulas`. Never deleted: emitting from a deleted object crashes."""
 
     rendered = Signal()
 
@@ -92,8 +92,8 @@ class Formulas(QObject):
         self.destroyed.connect(lambda: thread.shutdown(wait=False, cancel_futures=True))
 
     def request(self, formula: Formula) -> bool:
-        """Return True if rendering has ended, successfully or not; otherwise make sure it is requested."""
-        key = (formula.tex, formula.display)
+        """Return True if rendering has ended, with or without success. Otherwise start it if necessary."""
+        key = (formula.tex, formula.is_display)
         if key in self._outlines:
             return True
         if key not in self._requested:
@@ -104,10 +104,11 @@ class Formulas(QObject):
     def measure(self, formula: Formula, font: QFont, scale: float = 1.0) -> FormulaBox | None:
         """Return the formula's size beside text in `font`, enlarged by `scale`, or None if it is not rendered.
 
-        QTextDocument lowers an image with vertical-align: middle below the baseline by (height - x-height / 2) / 2. The
-        x-height is that of the image's own font, which has no other effect, so `font_size` is chosen to fit.
+        QTextDocument places the bottom of an image with vertical-align: middle (height - x-height / 2) / 2 below the
+        baseline. The x-height is that of the image's own font, whose size has no other effect. `font_size` is chosen so
+        that the image ends at the formula's descent.
         """
-        outline = self._outlines.get((formula.tex, formula.display))
+        outline = self._outlines.get((formula.tex, formula.is_display))
         if outline is None:
             return None
         metrics = QFontMetricsF(font)
@@ -118,7 +119,7 @@ class Formulas(QObject):
         return FormulaBox(outline, em, math.ceil(outline.width * em), ascent, descent, font_size)
 
     def _render(self, key: tuple[str, bool]) -> None:
-        """Render a formula in the thread. Dict operations are atomic."""
+        """Render a formula in the thread and store it; assignment to a dict is atomic."""
         self._outlines[key] = render_outline(*key)
         for oldest in list(self._outlines)[:-_MAX_CACHED]:
             self._outlines.pop(oldest, None)  # pages hold references to the formulas they show
@@ -126,8 +127,8 @@ class Formulas(QObject):
         _relay().rendered.emit()
 
 
-def render_outline(tex: str, display: bool) -> Outline | None:
-    """Render a formula. Return None if any part of it is unsupported: its source is more readable then."""
+def render_outline(tex: str, is_display: bool) -> Outline | None:
+    """Render a formula. Return None if any part is unsupported, because its source is easier to read then."""
     depths = accumulate((letter == "{") - (letter == "}") for letter in tex[:_MAX_LENGTH])
     if len(tex) > _MAX_LENGTH or max(depths, default=0) > _MAX_DEPTH or _NO_GLYPHS.search(tex) or _UNSUPPORTED in tex:
         return None
@@ -137,7 +138,7 @@ def render_outline(tex: str, display: bool) -> Outline | None:
         from ziamath.zmath import Math
 
         config.svg2 = False  # QtSvg reads SVG 1.2 Tiny
-        root = ElementTree.fromstring(tex2mml(_UNBRACED.sub(r"\1{\2}", tex), inline=not display))
+        root = ElementTree.fromstring(tex2mml(_UNBRACED.sub(r"\1{\2}", tex), inline=not is_display))
         if "\\" in "".join(root.itertext()):
             return None  # an unknown command was left as text
         root.set("mathcolor", _COLOUR)

@@ -1,4 +1,4 @@
-"""Conversion of Markdown to blocks of HTML. Raw HTML and images become text, and only web links become links."""
+"""Conversion of Markdown to blocks of HTML. Raw HTML and images become plain text; only web links remain links."""
 
 import html
 from collections.abc import Iterator, Sequence
@@ -24,18 +24,19 @@ MarkdownEnv = dict[str, Any]  # markdown-it's env: link references and footnotes
 
 @dataclass(frozen=True)
 class Formula:
-    """LaTeX formula. `source` is the original text with delimiters."""
+    """LaTeX formula. `source` is its original text with delimiters."""
 
     tex: str
-    display: bool
+    is_display: bool
     source: str
 
 
 @dataclass(frozen=True)
 class Prose:
-    """Paragraph, heading, quote or list item, as HTML for QTextDocument.
+    """Paragraph, heading, quotation or list item as HTML for QTextDocument.
 
-    `<!--math:i-->` in the HTML stands for formula i. A list item is `<li>…</li>`; `list_tag` opens its list.
+    `<!--math:i-->` in the HTML is the place of formula i. A list item is `<li>…</li>`, and `list_tag` is the opening
+    tag of its list.
     """
 
     html: str
@@ -47,7 +48,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Code:
-    """Code block. `indent` is its list nesting depth."""
+    """Code block. `indent` is the number of lists that contain it."""
 
     language: str
     text: str
@@ -57,7 +58,7 @@ class Code:
 
 @dataclass(frozen=True)
 class WideBlock:
-    """Table or displayed formula, which may be wider than the page. Its HTML is like that of Prose."""
+    """Table or displayed formula, which may be wider than the page. Its HTML is as described for Prose."""
 
     html: str
     source: str
@@ -70,7 +71,7 @@ Block = Prose | Code | WideBlock
 
 @dataclass(frozen=True)
 class Unit:
-    """Smallest part of a text that can be rendered alone: a top-level block, or an item of a top-level list."""
+    """Smallest part of a text that can be rendered by itself: a top-level block, or an item of a top-level list."""
 
     kind: str  # type of its first token
     first_line: int
@@ -85,12 +86,12 @@ class Markdown:
         self._parser = markdown_parser(renderer_class(theme))
 
     def parse_units(self, text: str, env: MarkdownEnv, *, streaming: bool) -> list[Unit]:
-        """Split `text` into units, and add its link and footnote definitions to `env`. Never raises."""
+        """Split `text` into units, and add its definitions of links and footnotes to `env`. Raises no errors."""
         env[STREAMING] = streaming
         return list(_split_units(self._parser.parse(text, env)))
 
     def render_unit(self, unit: Unit, source: str, env: MarkdownEnv) -> list[Block]:
-        """Render a unit whose Markdown is `source`. A list item that contains code gives several blocks."""
+        """Render a unit, whose Markdown is `source`. A list item that contains code becomes several blocks."""
         first = unit.tokens[0]
         if is_too_deep(unit.tokens):
             return [plain_block(source)]
@@ -142,7 +143,7 @@ def plain_block(source: str) -> Prose:
 
 
 def plain_blocks(text: str) -> list[Prose]:
-    """Split text shown verbatim into blocks at line or word ends. Return at least one block."""
+    """Split plain text into blocks at line or word ends. Return at least one block."""
     blocks: list[Prose] = []
     at = 0
     while at < len(text) or not blocks:
@@ -207,7 +208,7 @@ def prose_css(theme: Theme, mono: str, points: float) -> str:
 
 
 def renderer_class(theme: Theme, *, allow_internal_links: bool = False) -> type[SafeRenderer]:
-    """Return a renderer class with these colors. Also allow links within the text if `allow_internal_links` is true."""
+    """Return a renderer class with the theme's colors. `allow_internal_links` also allows links within the text."""
 
     class Renderer(SafeRenderer):
         """HTML renderer for QTextDocument that replaces formulas by `<!--math:i-->`."""
@@ -271,7 +272,7 @@ def renderer_class(theme: Theme, *, allow_internal_links: bool = False) -> type[
 
 
 def _direction_attributes(tokens: Sequence[Token]) -> str:
-    """Return the attributes of a table whose first strong character is right-to-left, or ""."""
+    """Return attributes for a right-to-left table, or "". The first letter with a direction decides."""
     text = next((token.content for token in tokens if token.type == "inline" and token.content.strip()), "")
     strong = (kind for kind in map(bidirectional, text) if kind in ("L", "R", "AL"))
     return ' dir="rtl" align="right"' if next(strong, "L") != "L" else ""

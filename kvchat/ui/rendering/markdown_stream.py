@@ -2,7 +2,7 @@
 
 In CommonMark, a top-level block (or an item of a top-level list) begins with a complete line, and its beginning ends
 the previous block. Everything before the last block that began with a complete line is therefore final. There are two
-exceptions: fenced code is followed line by line here, and after a definition of a link or footnote, the blocks that
+exceptions: a fenced code block is extended line by line, and after a definition of a link or footnote, the blocks that
 refer to it are parsed again.
 """
 
@@ -50,7 +50,7 @@ class _Fence:
         self.text += "".join(f"{line[indent:]}\n" for line, indent in zip(lines, indents, strict=True))
 
     def to_code(self, last: str = "", closing: str = "") -> Code:
-        """Return the code block so far. `last` is its incomplete last line, `closing` the closing fence, if any."""
+        """Return the code block so far. `last` is its incomplete last line, `closing` its closing fence, if any."""
         text = (self.text + last).rstrip()
         return Code(self.language, text, f"{self.opening}\n{text}\n{closing or self.delimiter}\n")
 
@@ -74,7 +74,7 @@ class MarkdownStream:
         self._unread, self._position = self._unread[self._position :] + text, 0
 
     def step(self) -> bool:
-        """Parse the next slice of text; return False if none is left. The time is bounded for any text."""
+        """Parse more of the text, for a limited time. Return False if nothing is left."""
         self._tail += self._unread[self._position : self._position + _MAX_SLICE]
         self._position += _MAX_SLICE
         more = self._position < len(self._unread)
@@ -84,7 +84,7 @@ class MarkdownStream:
         return more
 
     def _parse_fence(self, is_last: bool) -> bool:
-        """Parse more of an open code block; return True if it ended."""
+        """Parse more of an open code block. Return True if the block has ended."""
         fence = self._fence
         assert fence is not None
         *lines, rest = self._tail.split("\n")
@@ -102,7 +102,7 @@ class MarkdownStream:
         return closing is not None
 
     def _parse_units(self, is_last: bool) -> bool:
-        """Parse the tail; return True if it was shortened and must be parsed again."""
+        """Parse the tail and settle what is final. Return True if the rest must be parsed again."""
         env = _copy_env(self._env)
         units = self._markdown.parse_units(self._tail, env, streaming=not is_last)
         if self._ordinal is not None and units and units[0].ordinal is not None:  # the list began earlier
@@ -134,7 +134,7 @@ class MarkdownStream:
         return bool(units) and self._shorten_tail(units[keep])
 
     def _final_blocks(self, unit: Unit, source: str, env: MarkdownEnv) -> list[Block]:
-        """Return the blocks of a unit that can no longer change. Join the pieces of a small table."""
+        """Return the blocks of a unit that can no longer change. The pieces of a small table become one block."""
         if unit.kind == "table_open":
             before, self._pieces = self._pieces, []
             pieces = _table_pieces(unit, source)
@@ -154,7 +154,7 @@ class MarkdownStream:
         return [block for unit in units for block in self._markdown.render_unit(unit, source, env)]
 
     def _shorten_tail(self, unit: Unit) -> bool:
-        """Cut what can be settled off a tail that begins with `unit`; return True if it must be parsed again."""
+        """Settle part of the tail, which begins with `unit`. Return True if the rest must be parsed again."""
         if unit.kind == "fence" and (opened := _FENCE.match(self._tail)):
             self._fence = _Fence(opened[0].rstrip("\n"), len(opened[1]), opened[2], code_language(opened[3]))
             self._tail = self._tail[opened.end() :]
@@ -199,9 +199,9 @@ class MarkdownStream:
 
 
 def _table_pieces(unit: Unit, source: str) -> list[str]:
-    """Split a table into pieces that are quick to lay out, each with the header.
+    """Split a table into pieces that are quick to lay out, each with the table's header.
 
-    The last piece also has the lines after the table.
+    The last piece also includes any lines after the table.
     """
     columns = sum(token.type == "th_open" for token in unit.tokens)
     lines = source.splitlines(keepends=True)

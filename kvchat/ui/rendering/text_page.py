@@ -1,4 +1,4 @@
-"""Read-only text views as tall as their text, and the dialog that asks before opening a link."""
+"""Read-only text views that are as tall as their text, and the dialog that asks before a link is opened."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_ADDRESS = 300  # visible characters
 
 
 class PageStyle:
-    """Fonts, colors and measures of messages. Recreated when the theme or the fonts change."""
+    """Fonts, colors and measures of messages. A new one is created when the theme or the fonts change."""
 
     def __init__(self, look: Look, formulas: Formulas) -> None:
         self.look = look
@@ -75,11 +75,11 @@ class TextPage(QTextBrowser):
         self.formulas = FormulaLayer(self, style.formulas, style.font, style.theme.text)
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
-        """Load nothing for a model's text. If this returned None, Qt would read local files."""
+        """Load nothing, since the text may be a model's. If this returned None, Qt would read local files."""
         return QByteArray()
 
     def focusNextPrevChild(self, next: bool) -> bool:
-        """Move through the links before leaving the page; skip them if it is hidden."""
+        """Move the focus through the links before leaving the page. The links of a hidden page are skipped."""
         if not self.isVisible():
             return not (parent := self.parentWidget()) or parent.focusNextPrevChild(next)
         moved = super().focusNextPrevChild(next)
@@ -91,7 +91,7 @@ class TextPage(QTextBrowser):
         event.ignore()
 
     def heightForWidth(self, width: int) -> int:
-        """Return the text's height at this width, with the same margin below any kind of last block."""
+        """Return the text's height at this width. The margin below the text is the same for any kind of last block."""
         document = self.document()
         document.setTextWidth(width)
         last = document.lastBlock()
@@ -144,7 +144,7 @@ class TextPage(QTextBrowser):
 
 
 class WidePage(TextPage):
-    """View of a table or displayed formula that scrolls sideways if it is too wide."""
+    """View of a table or displayed formula. It scrolls sideways if there is not enough width."""
 
     def __init__(self, style: PageStyle, accessible_name: str, parent: QWidget | None = None) -> None:
         super().__init__(style, accessible_name, parent)
@@ -195,7 +195,7 @@ def remove_chrome(text: QTextEdit, accessible_name: str) -> None:
 
 
 def scroll_sideways(page: QTextEdit, event: QWheelEvent) -> None:
-    """Scroll `page` sideways if the wheel moves sideways or Shift is held; otherwise ignore the event."""
+    """Scroll `page` sideways if the wheel moves sideways or Shift is held. Otherwise ignore the event."""
     delta, bar = event.angleDelta(), page.horizontalScrollBar()
     has_shift = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
     if bar.maximum() > 0 and (has_shift or abs(delta.x()) > abs(delta.y())):
@@ -206,7 +206,7 @@ def scroll_sideways(page: QTextEdit, event: QWheelEvent) -> None:
 
 
 def join_blocks(blocks: Sequence[Prose | WideBlock], htmls: Iterable[str]) -> str:
-    """Join the HTML of blocks, and put consecutive items into one list."""
+    """Join the HTML of blocks. Consecutive list items go into one list."""
     parts: list[str] = []
     before = ""
     for block, html in zip(blocks, htmls, strict=True):
@@ -221,7 +221,7 @@ def join_blocks(blocks: Sequence[Prose | WideBlock], htmls: Iterable[str]) -> st
 
 
 def display_host(url: str) -> str:
-    """Return a link's host as the network knows it (punycode, no user name), or the email address."""
+    """Return a web link's host as the network uses it (in punycode, without a user name), or an email address."""
     parsed = QUrl(url)
     if urlsplit(url).scheme.lower() == "mailto":
         return safe_code(parsed.path(QUrl.ComponentFormattingOption.FullyEncoded))
@@ -251,7 +251,7 @@ class LinkDialog(Question):
 
 
 def ask_to_open(parent: QWidget, url: str) -> LinkDialog | None:
-    """Open a dialog that asks whether to open a link. Do nothing for anything but a web or mailto link."""
+    """Ask the user whether to open a link. Do nothing unless it is a web or mailto link."""
     if not is_web_link(url):
         return None
     dialog = LinkDialog(parent, url)

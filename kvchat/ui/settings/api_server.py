@@ -1,4 +1,4 @@
-"""The API server page of the settings: switch, address, keys, and the configuration to paste."""
+"""The API server page of the settings: switch, address, API keys, and the configuration to paste."""
 
 import sys
 from collections.abc import Mapping
@@ -108,7 +108,7 @@ class ApiServerPage(SettingsPage):
         return ServerAccess(url, self._common_key, model, context, sys.platform == "win32")
 
     def change(self, name: str, value: Any) -> None:
-        """Apply a setting; create a key when the API server is first switched on."""
+        """Apply a setting. Create an API key when the API server is first switched on."""
         api_server = self.runtime.api_server
 
         async def change() -> None:

@@ -31,7 +31,7 @@ _TEST_HELP = N_(
 
 
 class EnginePage(SettingsPage):
-    """Settings of the engine. The page searches for engines when shown, after a download or choice, and on request."""
+    """Settings of the engine. The page searches for engines when it is shown, after a change, and on request."""
 
     name, key = N_("Engine"), "engine"
 
@@ -84,7 +84,7 @@ class EnginePage(SettingsPage):
         self.refresh()
 
     def _handle_download_change(self) -> None:
-        """Update the lists after a download, even if the first-start page began it or its engine failed the test."""
+        """Update the lists after a download, even one that failed its test or was started on the first-start page."""
         if self.runtime.engines.download is None and self.isVisible():
             self._search()
 
@@ -184,7 +184,7 @@ class EnginePage(SettingsPage):
             self.run(self._save_key(key))
 
     async def _save_key(self, key: str) -> None:
-        """Save the server's API key, or forget it if `key` is empty."""
+        """Save the API key of the external server. An empty key deletes the saved one."""
         keeper = await self.runtime.engines.save_key(key)
         saved = _("Saved in {place}. Used the next time the engine starts.", place=_(keeper.value)) if keeper else ""
         self.key_entry.set_help(saved or _("No API key is saved."))

@@ -1,4 +1,4 @@
-"""The model page of the settings: the model, its context length, and the memory they need."""
+"""The model page of the settings: the model, its context length, and the memory that both need."""
 
 from collections.abc import Sequence
 
@@ -103,14 +103,14 @@ def memory_chart(look: Look, bar: MemoryUse) -> QWidget:
 
 
 class _FreeMemoryBar(RoundBar):
-    """Bar of a device's free memory: the model's parts at the left, the reserved memory at the right."""
+    """Bar of a device's free memory: the model's parts from the left, the reserved memory at the right end."""
 
     def __init__(self, look: Look, bar: MemoryUse) -> None:
         super().__init__(look)
         self._bar = bar
 
     def paint_inside(self, painter: QPainter, box: QRectF) -> None:
-        """Draw the parts from left to right. Hatch the reserved memory, even where a part overlaps it."""
+        """Draw the parts from the left, and hatch the reserved memory even where a part extends into it."""
         theme, bar = self._look.theme, self._bar
         painter.fillRect(box, QColor(theme.line))
         scale = box.width() / max(bar.free, bar.needed, 1)

@@ -1,4 +1,4 @@
-"""Form for chat options: system prompt, sampling, the template's options, output format."""
+"""Form for chat options: system prompt, sampling, options of the chat template, output format."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ _COLUMNS = 3
 
 
 class OptionsForm(QWidget):
-    """Form whose empty fields use the model's defaults, shown as placeholders."""
+    """Form for chat options. An empty field uses the model's default, which is the field's placeholder."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class OptionsForm(QWidget):
         self.refuse("")
 
     def read(self) -> Preset:
-        """Return the field values as a preset without a name. Raises InvalidOptions."""
+        """Return the form's values as a preset without a name. Raises InvalidOptions."""
         values: dict[str, Any] = {}
         for name, field in self.number_fields.items():
             if text := field.text().strip():
@@ -133,7 +133,7 @@ class OptionsForm(QWidget):
         self.fill(Preset("", self.system.toPlainText(), options=ChatOptions(template=self._chosen_template_options())))
 
     def _chosen_template_options(self) -> TemplateOptions:
-        """Return the chosen template options, including those that only another model's template has."""
+        """Return the chosen options of the chat template, including those that only another model's template has."""
         chosen = [(name, box.currentData()) for name, box in self._template.items() if box.currentData() is not None]
         return tuple(sorted([*chosen, *self._unknown]))
 

@@ -1,4 +1,4 @@
-"""A page of the settings window: entries below each other, separated by hairlines."""
+"""Base class of the settings pages: a list of entries separated by thin lines."""
 
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -22,14 +22,14 @@ E = TypeVar("E", bound=Entry)
 
 
 class SettingsPage(ScrollPage):
-    """Page of settings. Subclasses set `name` and `key` and add entries. Changes are applied and stored at once."""
+    """Page of settings. Subclasses set `name` and `key` and add entries. Changes are applied and stored immediately."""
 
     name = ""  # title on screen
     key = ""  # of the page in SETTING_PAGES
     window_requested = Signal(str)  # window to open: "models", "storage" or "programs"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
-        """`panel` is the settings window, which runs tasks and shows their errors."""
+        """`panel` is the settings window. It runs this page's tasks and shows their errors."""
         super().__init__("settingsPage")
         self.runtime, self.look, self.panel = runtime, look, panel
         self.entries: list[Entry] = []
@@ -51,13 +51,13 @@ class SettingsPage(ScrollPage):
         return entry
 
     def add_wide(self, title: str, help: str, *parts: Part) -> Entry:
-        """Add an entry with its parts in a column below its help."""
+        """Add an entry whose parts are below each other, under its help text."""
         control = QWidget()
         column(*parts, on=control, spacing=8, margins=0)
         return self.add(Entry(title, help, control, is_wide=True))
 
     def add_settings(self, through: str = "") -> None:
-        """Add the page's next settings up to the one named `through`, or all of them."""
+        """Add entries for the page's settings that are not added yet, up to the one named `through` or to the last."""
         while self._missing_settings:
             name = self._missing_settings.pop(0)
             self.settings[name] = self.add(self._entry(name, SETTING_INFO[name]))
@@ -105,12 +105,12 @@ class SettingsPage(ScrollPage):
 
 
 class TextEntry(FieldEntry):
-    """Setting with a wide text field and a Clear button. The runtime validates the text."""
+    """Setting with a wide text field and a Clear button. The runtime checks the text."""
 
     def __init__(
         self, page: SettingsPage, name: str, title: str, help: str, *, example: str, empty: str | None
     ) -> None:
-        """`example` is the placeholder, `empty` the value of the setting while the field is empty."""
+        """`example` is the placeholder. `empty` is the setting's value if the field is empty."""
         field, control = line_edit(title, example), QWidget()
         self.clear_button = button(_("Clear"), lambda: self._clear(), "link", name=_("Clear {title}", title=title))
         row((field, 1), self.clear_button, on=control, spacing=10, margins=0)

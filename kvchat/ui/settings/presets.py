@@ -1,4 +1,4 @@
-"""Presets and chat settings: their common form, the window of each, and the settings page of presets."""
+"""Presets and chat settings: the form that both use, a window for each, and the settings page of presets."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ class OptionsPanel(Panel):
     async def _load_options(
         self, model: str | None, is_current: Callable[[], bool], *, chat_has_begun: bool = False
     ) -> bool:
-        """Load and show a model's options. Return False without showing them if `is_current()` no longer holds."""
+        """Load and show a model's options. Do nothing and return False if `is_current()` is false after loading."""
         options = await self._runtime.model.template_options(model)
         defaults = await self._runtime.model.default_sampling(model)
         if is_current():
@@ -281,7 +281,7 @@ class ChatSettingsWindow(OptionsPanel):
 
     @property
     def _own_model(self) -> str | None:
-        """Path of the chosen model, or None if it is the default model."""
+        """Path of the model chosen for this chat, or None for the default model."""
         return self.model.path if self.model.path != self._runtime.settings.model_path else None
 
     def _save_as_preset(self) -> None:

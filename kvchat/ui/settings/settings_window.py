@@ -54,7 +54,7 @@ class GeneralPage(SettingsPage):
 
 
 class DesktopSwitch(SwitchEntry):
-    """Switch for a desktop integration. The choice is stored only in the desktop's own file."""
+    """Switch for a desktop integration. Its state is stored in the desktop's own file, not in kvchat's settings."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The storage page of the settings: limits and retention of save points, and the data folders."""
+"""The storage page of the settings: the limits for save points, and the data folders."""
 
 import asyncio
 import shutil
@@ -26,7 +26,7 @@ from kvchat.ui.widgets.layouts import allow_line_breaks
 
 
 class StoragePage(SettingsPage):
-    """Storage limits and folders. The page asks before a lower limit deletes save points."""
+    """Limits for save points, and data folders. Before a lower limit deletes save points, the page asks."""
 
     name, key = STORAGE, "storage"
 
@@ -78,7 +78,7 @@ class StoragePage(SettingsPage):
         )
 
     def _quota(self, chosen: int | None) -> int:
-        """Return the quota in bytes that results from the setting `chosen`. Blocks, so call it in a thread."""
+        """Return the limit in bytes that results from the setting `chosen`. Reads the disk, so call it in a thread."""
         return store_bounds(self.runtime.paths, replace(self.runtime.settings, quota_bytes=chosen)).quota
 
     def change(self, name: str, value: Any) -> None:
@@ -90,7 +90,7 @@ class StoragePage(SettingsPage):
             super().change(name, value)
 
     async def _change_quota(self, chosen: int | None) -> None:
-        """Set the quota, but ask first if this would delete save points."""
+        """Set the storage limit, but ask first if this would delete save points."""
         quota = await asyncio.to_thread(self._quota, chosen)
         if quota < await asyncio.to_thread(self._quota, self.runtime.settings.quota_bytes):
             plan = await self.runtime.save_points.plan_prune(quota)

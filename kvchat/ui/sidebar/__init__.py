@@ -1,1 +1,1 @@
-"""The sidebar, and the windows of deleted chats and of the library."""
+"""The sidebar, and the windows of deleted chats and of the document library."""

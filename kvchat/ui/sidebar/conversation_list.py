@@ -1,4 +1,4 @@
-"""The sidebar's chat list: order, headings, model, and drawing and renaming of rows."""
+"""The sidebar's list of chats: order and headings, and display and renaming of rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SortOrder(Enum):
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Selection and order of the listed chats: all unarchived ones, those of a folder, or the archive."""
+    """Selection and order of the listed chats: all that are not archived, those in a folder, or the archive."""
 
     order: SortOrder = SortOrder.USED
     folder: str | None = None
@@ -64,7 +64,7 @@ class Arrangement:
 
 
 def arrange_chats(chats: Sequence[Conversation], arrangement: Arrangement) -> list[Conversation]:
-    """Return the chats to list, in their order. `chats` are all chats, last used first."""
+    """Return the chats to list, in order. `chats` are all chats, the last used first."""
     folder = arrangement.folder
     visible = [chat for chat in chats if chat.archived == arrangement.archive and folder in (None, chat.folder)]
     if arrangement.order is SortOrder.CREATED:
@@ -104,9 +104,9 @@ def with_headings(
 
 
 def _plausible_times(chats: Sequence[Conversation], order: SortOrder, now: float) -> list[float]:
-    """Return each chat's time of last use or creation in seconds since 1970, never increasing and at most `now`.
+    """Return when each chat was last used or created, in seconds since 1970, in descending order and at most `now`.
 
-    If a clock was wrong, a time in the future or before that of a later row is replaced by a neighbor's.
+    A time that contradicts the list's order or lies in the future, due to a wrong clock, is replaced by a neighbor's.
     """
     times = [(chat.updated_at if order is SortOrder.USED else chat.created_at).timestamp() for chat in chats]
     latest = 0.0
@@ -146,7 +146,7 @@ class Row:
 
 
 class ConversationModel(ItemModel["Conversation | Heading"]):
-    """Conversations and headings. Rows are created only when they become visible, because there may be thousands."""
+    """List model of chats and headings. Only visible rows get their data, because there may be thousands."""
 
     renamed = Signal(str, str)  # conversation id, title; the row itself stays unchanged
 
@@ -235,7 +235,7 @@ class ConversationDelegate(ItemDelegate):
         return editor
 
     def setEditorData(self, editor: QWidget, index: ModelIndex) -> None:
-        """Set the title unless the user has typed: a refresh of the list must not replace the input."""
+        """Set the title, but not after the user has typed: a refresh of the list must not replace the input."""
         if isinstance(editor, QLineEdit) and not editor.isModified():
             super().setEditorData(editor, index)
 
@@ -243,7 +243,7 @@ class ConversationDelegate(ItemDelegate):
         editor.setGeometry(mirrored_box(option, option.rect.adjusted(self.look.px(26), 2, -2, -2)))
 
     def _paint_dot(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> None:
-        """Draw a dot for the chat's memory: full if in a slot, with a core if in RAM, half if on disk, else empty."""
+        """Draw a dot for the chat's memory: full if in a slot, with a core if in RAM, half if on disk, else hollow."""
         theme, source = self.look.theme, row.forecast.source if row.forecast else Source.COLD
         colour = QColor(theme.accent if source is not Source.COLD else theme.muted)
         side, rect = self.look.px(9), option.rect
@@ -269,7 +269,7 @@ def menu_box(look: Look, option: QStyleOptionViewItem) -> QRect:
 
 
 class ChatList(ItemList):
-    """List of chats. Delete asks to delete, F2 renames in place, and typed text goes to the composer."""
+    """List of chats. Delete asks before it deletes, F2 renames in the list, and typed text goes to the composer."""
 
     delete_pressed = Signal()
     typed = Signal(str)

@@ -1,4 +1,4 @@
-"""Recently deleted chats and messages, which can be restored until they expire."""
+"""The window of recently deleted chats and messages, which can be restored for some time."""
 
 from datetime import datetime
 

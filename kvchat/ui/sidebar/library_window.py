@@ -1,4 +1,4 @@
-"""The library window: documents that are processed once, so that chats can start with them."""
+"""The library window: documents that are processed once and that many chats can start with."""
 
 import asyncio
 import itertools
@@ -90,7 +90,7 @@ class LibraryWindow(Panel):
             self._id_to_select = prepared.id
             await self._process(prepared)
 
-        dialog = AddDialog(self, await asyncio.to_thread(name_for, paths, taken), estimate)
+        dialog = AddDocumentsDialog(self, await asyncio.to_thread(unused_name, paths, taken), estimate)
         dialog.accepted.connect(lambda: self.run(add(dialog.name)))
         dialog.open()
 
@@ -176,7 +176,7 @@ class LibraryWindow(Panel):
         confirm(self, title, text, _("Remove"), lambda: self.run(remove()))
 
 
-class AddDialog(Question):
+class AddDocumentsDialog(Question):
     def __init__(self, parent: QWidget, name: str, estimate: Estimate) -> None:
         self.field, self.add_button = line_edit(_("Name"), _("Name")), button(_("Add"), self.accept, "primary")
         self.estimate = label(describe_estimate(estimate), "muted", wraps=True)
@@ -198,8 +198,8 @@ class AddDialog(Question):
         self.field.selectAll()
 
 
-def name_for(paths: Sequence[Path], used_names: Collection[str]) -> str:
-    """Return an unused name for these files, based on the first file's name."""
+def unused_name(paths: Sequence[Path], used_names: Collection[str]) -> str:
+    """Return a name for these files that is not in `used_names`, based on the first file's name."""
     name = paths[0].name if paths[0].is_dir() else paths[0].stem
     if len(paths) > 1:
         name = _("{name} and {count}", name=name, count=plural(len(paths) - 1, "{count} more", "{count} more"))
@@ -240,7 +240,7 @@ def prepared_row(status: PreparedStatus, reading: ReadingTask | None) -> Row:
 
 
 def describe_status(status: PreparedStatus, reading: ReadingTask | None, left: TimeRange | None, folder: Path) -> str:
-    """Describe prepared documents. `left` is the remaining time, `folder` the folder with their memory."""
+    """Describe prepared documents. `left` is the time until they are processed, `folder` where memory is saved."""
     prepared, reason = status.prepared, status.reprocess_reason
     lines = [left_to_right(join_list(prepared.paths))]
     if reading is not None:

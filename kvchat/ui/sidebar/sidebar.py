@@ -1,4 +1,4 @@
-"""The sidebar: search and its results, the chats with cache status and menu, and the disk use of chat memory."""
+"""The sidebar: search field and results, list of chats, and the disk use of chat memory."""
 
 from __future__ import annotations
 
@@ -126,24 +126,24 @@ class SearchResults(ItemList):
             choosing.connect(lambda index: self.chosen.emit(index.data(ROW)))
 
     @property
-    def chats(self) -> tuple[ChatHit, ...]:
+    def hits(self) -> tuple[ChatHit, ...]:
         return tuple(self._model.rows)
 
-    def show_chats(self, chats: tuple[ChatHit, ...]) -> None:
-        self._model.set_rows(chats)
-        if chats:
+    def show_hits(self, hits: tuple[ChatHit, ...]) -> None:
+        self._model.set_rows(hits)
+        if hits:
             self.setCurrentIndex(self._model.index(0))
 
 
 class _SearchField(QLineEdit):
-    """Search field. Esc clears it, Down goes to the results, Enter opens the first result."""
+    """Search field. Esc clears it, Down moves to the results, and Enter opens the first result."""
 
     def __init__(self, results: SearchResults, look: Look) -> None:
         super().__init__()
         self._results, self._look = results, look
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Draw a magnifier that scales with the text; an action's icon would always be 16 pixels wide."""
+        """Draw a magnifier that scales with the text. The icon of an action would always be 16 pixels wide."""
         super().paintEvent(event)
         side = self._look.px(16)
         place = QRect(self._look.px(8), (self.height() - side) // 2, side, side)
@@ -152,7 +152,7 @@ class _SearchField(QLineEdit):
             icon("search", self._look.theme.muted).paint(painter, place)
 
     def event(self, event: QEvent) -> bool:
-        """Keep Esc from triggering the window's shortcut while there is text to clear."""
+        """Use Esc to clear the text, before it triggers a shortcut of the window."""
         is_override = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
         if is_override and self.text() and event.key() == Qt.Key.Key_Escape:  # type: ignore[attr-defined]
             event.accept()
@@ -162,10 +162,10 @@ class _SearchField(QLineEdit):
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() == Qt.Key.Key_Escape:
             self.clear()
-        elif event.key() == Qt.Key.Key_Down and self._results.chats:
+        elif event.key() == Qt.Key.Key_Down and self._results.hits:
             self._results.setFocus()
-        elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._results.chats:
-            self._results.chosen.emit(self._results.chats[0])
+        elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._results.hits:
+            self._results.chosen.emit(self._results.hits[0])
         else:
             super().keyPressEvent(event)
 
@@ -192,14 +192,14 @@ class SearchPanel(QWidget):
         self._restyle()
 
     def show_results(self, result: ChatSearchResult) -> None:
-        self.results.show_chats(result.chats)
+        self.results.show_hits(result.chats)
         unfinished = "" if result.complete else _("Older messages are still being indexed.")
         self.status.setText(join_sentences("" if result.chats else _("No matches."), unfinished))
         self.status.setVisible(bool(self.status.text()))
         self.pages.setCurrentIndex(1)
 
     def clear(self) -> None:
-        self.results.show_chats(())
+        self.results.show_hits(())
         self.pages.setCurrentIndex(0)
 
     def focus(self) -> None:
@@ -271,7 +271,10 @@ class Sidebar(QFrame):
     def show_chats(
         self, chats: Sequence[Conversation], row_of: Callable[[Conversation], Row], current: str | None
     ) -> None:
-        """Show the chats of the arrangement. `chats` are all chats, last used first; `current` is the open one."""
+        """Show the chats selected by the arrangement.
+
+        `chats` are all chats, the last used first. `current` is the id of the open one.
+        """
         chosen, self.folders = self.chosen, folders_of(chats)
         chats = arrange_chats(chats, self.arrangement)
         with QSignalBlocker(self.list.selectionModel()):  # removing a row must not open another chat
@@ -302,7 +305,7 @@ class Sidebar(QFrame):
             self.list.selectionModel().setCurrentIndex(self.model.index_of(chats[target]), _SELECT_ONLY)
 
     def begin_rename(self, index: QModelIndex | None = None) -> bool:
-        """Edit a chat's title in place, by default the selected one's. Return False if the list does not show it."""
+        """Edit the title of a chat, by default the selected one, in the list. Return False if it is not listed."""
         index = index or self.list.currentIndex()
         if not self.list.isVisible() or not index.isValid():
             return False

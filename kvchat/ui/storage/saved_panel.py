@@ -1,4 +1,4 @@
-"""The time-saved window: sources of replies, time saved, and daily bars."""
+"""The time-saved window: how chat memory sped up replies, and the time saved on each day."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -138,7 +138,7 @@ class DayBars(QWidget):
 EMPTY = N_("No replies yet. This page will show how much reprocessing time your chats have saved.")
 
 
-class SavedPanel(Panel):
+class TimeSavedPanel(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _(TIME_SAVED), parent, size=(620, 620), min_size=(420, 380))
         self.statistics: ReplyStatistics | None = None

@@ -1,4 +1,4 @@
-"""The storage window: disk use of each chat's memory, and actions for it."""
+"""The storage window: the disk use of each chat's memory, and actions such as pruning it."""
 
 import asyncio
 import html
@@ -29,7 +29,7 @@ _SLIDER_HINT = N_("Move the slider to see which chat memory would be deleted and
 
 
 class PruneCard(QFrame):
-    """Card with a slider for the target size. It shows prune plans, but neither makes nor executes them."""
+    """Card with a slider for the size to prune to. It shows plans; its owner makes and executes them."""
 
     plan_dropped = Signal()  # the owner must make a plan for `target`
     prune_requested = Signal(object)  # the visible PrunePlan
@@ -66,12 +66,12 @@ class PruneCard(QFrame):
         return self._total * self.slider.value() // _SLIDER_STEPS
 
     @property
-    def is_moved(self) -> bool:
+    def is_slider_moved(self) -> bool:
         return self.slider.value() < _SLIDER_STEPS
 
     def set_total(self, total: int) -> None:
-        """Set the size in bytes at the slider's right end, and drop the plan."""
-        target, was_moved = self.target, self.is_moved
+        """Set the size in bytes at the slider's right end. A plan on display is discarded."""
+        target, was_moved = self.target, self.is_slider_moved
         self._total = total
         with QSignalBlocker(self.slider):
             step = target * _SLIDER_STEPS // total if was_moved and total else _SLIDER_STEPS
@@ -98,7 +98,7 @@ class PruneCard(QFrame):
         self.drop_plan()
         self.target_label.setText(format_size(self.target))
         self.slider.setAccessibleDescription(format_size(self.target))
-        if not self.is_moved:
+        if not self.is_slider_moved:
             self.preview_label.setText(_(_SLIDER_HINT))
             self.prune_button.setText(_("Shrink"))
 
@@ -108,7 +108,7 @@ EMPTY = N_("No chat memory yet. kvchat saves it after each reply.")
 
 
 async def owner_names(chat: ChatService) -> dict[str, str]:
-    """Return the display names of all owners of chat memory by id: chats, recently deleted chats and documents."""
+    """Return the names of all owners of chat memory by id: chats, recently deleted chats and prepared documents."""
     names = {conversation.id: conversation.title for conversation in await chat.conversations()}
     deleted = await chat.recently_deleted.entries()
     names |= {entry.id: _("{title} (recently deleted)", title=entry.title) for entry in deleted if entry.is_chat}
@@ -229,10 +229,10 @@ class StoragePanel(Panel):
         text = _("Messages are not deleted. Each chat must be reprocessed once before it replies quickly again.")
         confirm(self, _("Delete all chat memory?"), text, _("Delete all"), lambda: self._delete(None))
 
-    def _apply_change(self, run: Coroutine[Any, Any, object]) -> None:
+    def _apply_change(self, coroutine: Coroutine[Any, Any, object]) -> None:
         async def apply() -> None:
             try:
-                await run
+                await coroutine
             finally:
                 self._changes_in_progress -= 1
                 await self._load()
@@ -249,7 +249,7 @@ class StoragePanel(Panel):
         self.show_usage(usage, titles)
 
     def _start_planning(self) -> None:
-        """Make a plan for the slider's value, and cancel one in progress."""
+        """Make a plan for the slider's size. A plan still being made is canceled."""
 
         async def plan(target: int) -> None:
             await asyncio.sleep(_DEBOUNCE_S)
@@ -261,7 +261,7 @@ class StoragePanel(Panel):
         if self._planning is not None:
             self._planning.cancel()
         self._fill_list()
-        if self.prune_card.is_moved and not self._changes_in_progress:
+        if self.prune_card.is_slider_moved and not self._changes_in_progress:
             self._planning = self.run(plan(self.prune_card.target))
 
     def _prune(self, plan: PrunePlan) -> None:

@@ -1,4 +1,4 @@
-"""The storage window's list of chats. Only visible rows are drawn and have widgets: there may be thousands."""
+"""The storage window's list of chats. Only visible rows are drawn and have a menu button, as there may be thousands."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ class UsageRow:
     title: str
     usage: ConversationUsage
     loss: PrunedConversation | None  # memory that the visible plan would delete
-    largest: int  # bytes of the largest conversation, whose bar is full
+    largest_bytes: int  # size of the largest conversation, whose bar is full
     seconds_saved: float = 0.0  # by reusing its memory
 
     @property
@@ -101,11 +101,11 @@ class UsageDelegate(ItemDelegate):
         draw_text(painter, option, room, one_line(row.title))
 
     def _paint_bar(self, painter: QPainter, option: QStyleOptionViewItem, box: QRectF, row: UsageRow) -> None:
-        """Draw the unshared part, then the shared part, and hatch the end that the visible plan would delete."""
+        """Draw the bytes of only this chat, then those shared with others, and hatch what the plan would delete."""
         usage, theme = row.usage, self.look.theme
         if not usage.bytes:
             return
-        width = max(box.width() * usage.bytes / max(row.largest, 1), _BAR_HEIGHT)
+        width = max(box.width() * usage.bytes / max(row.largest_bytes, 1), _BAR_HEIGHT)
         bar = QRectF(box.left(), box.top(), width, box.height())
         path = QPainterPath()
         path.addRoundedRect(bar, _BAR_HEIGHT / 2, _BAR_HEIGHT / 2)

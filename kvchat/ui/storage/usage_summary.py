@@ -1,4 +1,4 @@
-"""The store's figures as text, and the summary at the top of the storage window."""
+"""Descriptions of disk use and of prune plans, and the summary at the top of the storage window."""
 
 from datetime import datetime, timedelta
 
@@ -27,7 +27,7 @@ _MIN_SHARE_OF_TARGET = 0.9  # plans that leave less say why
 
 
 def bytes_saved(usage: StoreUsage) -> int:
-    """Return the bytes that deduplication saves compared with whole slot files, at least 0."""
+    """Return how many bytes deduplication saves: all save points as separate files, minus the size on disk."""
     return max(0, usage.logical_bytes - usage.physical_bytes)
 
 
@@ -76,7 +76,7 @@ def describe_limits(usage: StoreUsage, max_age_days: int | None) -> str:
 
 
 def describe_break_even(break_even: BreakEven | None) -> str:
-    """Describe the chat length from which restoring is faster than processing, if it has been measured."""
+    """Describe the chat length above which restoring is faster than reprocessing, if it has been measured."""
     if break_even is None:
         return ""
     reading, loading = (
@@ -155,7 +155,7 @@ def describe_plan(plan: PrunePlan, target_bytes: int) -> str:
 
 
 def describe_expiry(usage: StoreUsage, days: int, now: datetime) -> str:
-    """Describe what would be lost by deleting save points that were not used for `days` days."""
+    """Describe what deleting the save points unused for `days` days would cost."""
     limit = now - timedelta(days=days)
     chats = [entry for entry in usage.conversations if not program_of(entry.conversation_id)]
     cold = [entry for entry in chats if entry.save_points and not entry.pinned and entry.last_used_at < limit]
@@ -173,7 +173,7 @@ def _must_be_reprocessed(count: int) -> str:
 
 
 class SavingsBar(RoundBar):
-    """Bar that shows the size on disk as a share of what complete slot files would take."""
+    """Bar of the disk space used, as a share of the space that save points would take without deduplication."""
 
     share = 1.0  # size on disk divided by the size of whole slot files
 

@@ -1,4 +1,4 @@
-"""Search in the open chat: highlighted hits in messages and attachments, and the find bar."""
+"""Search in the open chat: the find bar, and highlighting of matches in messages and attachments."""
 
 from __future__ import annotations
 

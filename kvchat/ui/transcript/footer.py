@@ -1,4 +1,4 @@
-"""Buttons, state and receipt below a message, and the widgets after the last message."""
+"""The buttons, state and receipt below a message, and the widgets after the last message."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class MessageRequest:
 
 
 class MessageActions(QWidget):
-    """A message's time and buttons. Painted only on the last, hovered or focused message, but always laid out."""
+    """A message's time and buttons. They always take space, but are painted only if `is_shown`."""
 
     def __init__(self, style: PageStyle, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -81,7 +81,10 @@ class MessageActions(QWidget):
         self._row.insertWidget(0, time)
 
     def add_pager(self, position: int, count: int, on_step: Callable[[int], object]) -> None:
-        """Add the branch number and two arrows. `position` is 0-based; `on_step` receives the new one."""
+        """Add the branch number and two arrow buttons, which call `on_step` with the new position.
+
+        Positions are counted from 0.
+        """
         place = label(f"{position + 1} / {count}", "small")
         place.setAccessibleName(_("Branch {position} of {count}", position=position + 1, count=count))
         previous = "chevron-left", _("Previous branch"), position - 1
@@ -112,7 +115,7 @@ class MessageActions(QWidget):
 
 
 class TimelineBar(RoundBar):
-    """Steps of a reply side by side, as wide as they took time. Steps before Send are paler."""
+    """Bar of a reply's steps; widths are proportional to durations. Steps before Send are paler."""
 
     def __init__(self, look: Look, steps: Sequence[PhaseSpan], width: int = 200, height: int = 10) -> None:
         super().__init__(look, width, height)
@@ -153,7 +156,7 @@ class Timeline(QWidget):
 
 class ReceiptView(QWidget):
     def __init__(self, receipt: Receipt, look: Look, details_layout: QBoxLayout | None = None) -> None:
-        """Put the details into `details_layout` if it is given: it may be wider than this widget."""
+        """`details_layout` is where to add the details, if given. It may be wider than this widget."""
         super().__init__()
         self.receipt, self._look = receipt, look
         self.text = ("⚠ " if receipt.hollow else "") + receipts.receipt_line(receipt)
@@ -190,7 +193,7 @@ class ReceiptView(QWidget):
 
 class ReplyFooter(QWidget):
     def __init__(self, message: Message, actions: QWidget, look: Look, *, retry: Any, on_continue: Any) -> None:
-        """Create the footer. `retry` and `on_continue` are callables or signals."""
+        """`retry` and `on_continue` are the callables or signals of the buttons "Try again" and "Continue"."""
         super().__init__()
         self.receipt: ReceiptView | None = None
         self._continue: QPushButton | None = None  # for an unfinished reply
@@ -222,7 +225,7 @@ class ReplyFooter(QWidget):
             self._continue.setVisible(visible)
 
     def heightForWidth(self, width: int) -> int:
-        """Return the height at this width. If it is narrow, move the buttons below the text."""
+        """Return the height at this width. If the width is too small, the buttons are below the text."""
         beside = self._lines.minimumSize().width() + _BUTTON_GAP + self._actions.minimumSizeHint().width()
         direction = QBoxLayout.Direction.TopToBottom if width < beside else QBoxLayout.Direction.LeftToRight
         self._row.setDirection(direction)
@@ -259,7 +262,7 @@ class FailureCard(Card):
         self.model_button = self.add_button(_("Choose another model"))
 
     def show_error(self, error: KvchatError | None, model: str | None = None) -> None:
-        """Show the error, or hide the card for None. `model` is an alternative to a missing model."""
+        """Show the error, or hide the card if it is None. `model` can be used instead of a missing model."""
         missing = isinstance(error, ModelMissing)
         if error is not None:
             self.set_text(error.title, error.detail, error.advice)

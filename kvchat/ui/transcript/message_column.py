@@ -1,4 +1,4 @@
-"""Centered column of messages that stays at its end while a reply streams, unless the user scrolls up.
+"""The scrolling column of messages. It follows a reply as it streams, unless the user scrolls up.
 
 Only messages near the viewport have widgets; the heights of the others are estimated. When the height of a message
 above the viewport is corrected, the column scrolls by the difference, so that the visible text stays in place.
@@ -41,13 +41,13 @@ class RowHeights:
         self._tops: list[int] = []  # empty if it must be recomputed
 
     def top(self, row: int) -> int:
-        """Return a row's y position. For `len(heights)`, return the bottom of the last row."""
+        """Return a row's y position. For a row number of `len(heights)`, return the bottom of the last row."""
         if not self._tops:
             self._tops = list(accumulate(self.heights, initial=0))
         return self._tops[row]
 
     def row_at(self, position: int) -> int:
-        """Return the row nearest to a y position. Requires at least one row."""
+        """Return the row nearest to a y position. There must be at least one row."""
         last = len(self.heights) - 1
         return min(max(bisect_right(range(last + 1), position, key=self.top) - 1, 0), last)
 
@@ -130,7 +130,7 @@ class MessageColumn(QScrollArea):
         self.jump_button.move((self.width() - _JUMP_SIZE) // 2, self.height() - _JUMP_SIZE - _JUMP_MARGIN)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Scroll with Home and End, which QScrollArea ignores."""
+        """Scroll with the Home and End keys, which QScrollArea ignores."""
         if event.key() == Qt.Key.Key_End:
             self.scroll_to_end()
         elif event.key() == Qt.Key.Key_Home:
@@ -150,7 +150,7 @@ class MessageColumn(QScrollArea):
         return round(lines * self._style.line_height * 0.9) + 60
 
     def _set_messages(self, messages: list[Message]) -> None:
-        """Set the messages. Keep the heights and widgets of an unchanged beginning."""
+        """Set the messages. Those at the start that have not changed keep their heights and widgets."""
         pairs = zip(self.messages, messages, strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0].id == pair[1].id, pairs))
         self.messages = messages
@@ -179,7 +179,7 @@ class MessageColumn(QScrollArea):
             self._arrange()
 
     def _measure_visible(self, top: int, nearby: Sequence[int]) -> int:
-        """Measure visible rows that need it; return the new scroll position."""
+        """Measure the visible rows whose height is not known. Return the corrected scroll position."""
         width, area = self._column_width(), self.viewport().height()
         self._tail_height = self.tail.needed_height(width)
         # Keep the first complete visible row in place: the user may be reading it.
@@ -247,7 +247,7 @@ class MessageColumn(QScrollArea):
             self._arrange()
 
     def _create_nearby_widget(self) -> None:
-        """Create or measure the nearest widget that needs it."""
+        """Create or measure the nearest widget that is not ready."""
         if not self.messages:
             return
         first = self._rows.row_at(self._bar.value() - TOP)
@@ -259,7 +259,7 @@ class MessageColumn(QScrollArea):
                 break
 
     def _delete_views(self, ids: Sequence[str]) -> None:
-        """Delete these messages' widgets. Take focus from them first, or Qt would search for another focus widget."""
+        """Delete these messages' widgets. First take the focus from them, or Qt would give it to some other widget."""
         focus = QApplication.focusWidget()
         if focus is not None and any(self.views[id].isAncestorOf(focus) for id in ids):
             self.setFocus()

@@ -1,4 +1,4 @@
-"""Base class of messages in the transcript, the message editor, and the user message in its bubble."""
+"""The base class of messages in the transcript, the message editor, and the user's messages."""
 
 import time
 from textwrap import shorten
@@ -32,15 +32,17 @@ def shorten_name(name: str) -> str:
 
 
 class MessageEditor(QFrame):
-    """Editor of a message's text. Esc cancels; Ctrl+Enter finishes, as does Enter if `enter` is true."""
+    """Editor of a message's text. Esc cancels; Ctrl+Enter finishes, and so does Enter if `finishes_on_enter`."""
 
     finished = Signal(str)
     canceled = Signal()
     changed = Signal()  # its height may have changed
 
-    def __init__(self, text: str, font: QFont, action: str, hint: str, *, enter: bool, parent: QWidget) -> None:
+    def __init__(
+        self, text: str, font: QFont, action: str, hint: str, *, finishes_on_enter: bool, parent: QWidget
+    ) -> None:
         super().__init__(parent)
-        self._sends_on_enter = enter
+        self._finishes_on_enter = finishes_on_enter
         styled(self, "composer").setProperty("focused", "true")
         self.field = QPlainTextEdit(text)
         self.field.setFont(font)
@@ -75,7 +77,7 @@ class MessageEditor(QFrame):
             self.canceled.emit()
         elif event.key() not in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             return False
-        elif event.modifiers() & ctrl or (self._sends_on_enter and not event.modifiers() & shift):
+        elif event.modifiers() & ctrl or (self._finishes_on_enter and not event.modifiers() & shift):
             self._finish()
         else:
             self.field.textCursor().insertBlock()
@@ -91,7 +93,7 @@ class MessageEditor(QFrame):
 
 
 class MessageView(QWidget):
-    """Base class of user messages and replies. Connect the signals before building the content."""
+    """Base class of user messages and replies. Connect its signals before the content is built."""
 
     accessible_role = QAccessible.Role.Grouping
     changed = Signal()  # its height may have changed
@@ -125,7 +127,7 @@ class MessageView(QWidget):
         """Show the whole message if it is folded."""
 
     def edit(self, text: str | None = None) -> None:
-        """Let the user edit the message in place. Start with `text`, if given, from an unfinished edit."""
+        """Let the user edit the message in place, beginning with `text` or, by default, the message's own text."""
         if self.editor is not None:
             return
         is_user = self.message.role is Role.USER
@@ -133,7 +135,7 @@ class MessageView(QWidget):
         if is_user:
             action, hint = _("Send"), _("The later messages stay in their own branch.")
         old = self.message.content.strip("\n") if text is None else text
-        self.editor = MessageEditor(old, self.page_style.font, action, hint, enter=is_user, parent=self)
+        self.editor = MessageEditor(old, self.page_style.font, action, hint, finishes_on_enter=is_user, parent=self)
         self.editor.finished.connect(lambda text: self._request(RequestKind.EDIT, text))
         self.editor.canceled.connect(self.end_edit)
         self.editor.changed.connect(self.changed)
@@ -198,7 +200,7 @@ class UserView(MessageView):
         return self._built_blocks == len(self._blocks) or (self.folded and self._is_long)
 
     def build(self) -> None:
-        """Build blocks of text for a few milliseconds, and schedule the rest."""
+        """Create text blocks for a few milliseconds, and schedule the rest."""
         until = time.thread_time() + BUILD_STEP_MS / 1000
         while not self.is_complete and time.thread_time() < until:
             self._built_blocks += 1
@@ -247,7 +249,7 @@ class UserView(MessageView):
         self.fold_button.setGeometry(_BUBBLE_X, height - _BUBBLE_BOTTOM - more, more_width, more)
 
     def _measure_parts(self, available: int) -> tuple[int, int, int, int]:
-        """Return the text's width and the heights of attachments, visible text and fold button, in pixels."""
+        """Return the text's width, and the heights of attachments, visible text and fold button, in pixels."""
         natural, chips, text = self._natural_width, 0, 0
         if self.chips is not None:
             natural = max(natural, self.chips.sizeHint().width())

@@ -1,4 +1,4 @@
-"""Column of a message's parts (prose, code and tables), and copying them as text or Markdown."""
+"""Column of a message's parts (prose, code and tables), which can be copied as text or Markdown."""
 
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
@@ -17,11 +17,11 @@ from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.text_page import FORMULA_PLACEHOLDER, PageStyle, TextPage, WidePage, fragments, join_blocks
 from kvchat.ui.widgets.text_search import utf16_slice
 
-_MAX_PAGE = 1_000  # source characters per page of prose; an update lays out one page again
+_MAX_PAGE_LENGTH = 1_000  # source characters per page of prose; an update lays out one page again
 _INDENT = 24  # pixels per list level
 _GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 6, 0, 10, 0  # pixels above a part; headings and texts add their own margins
 _INVISIBLE = dict.fromkeys(map(ord, "\ufdd0\ufdd1\u2060"))  # Qt's marks around tables, and formulas' word joiner
-_OBJECT = "\ufffc"
+_OBJECT_CHARACTER = "\ufffc"
 _TASK_BOXES = ("☐", "☑")
 
 Part = TextPage | CodeView
@@ -30,7 +30,7 @@ Group = Sequence[Block]  # blocks of one part
 
 
 class PartColumn(QWidget):
-    """Column of parts that each show a group of blocks. Lays out only changed parts again."""
+    """Column of parts, each of which shows one or more blocks. Only changed parts are laid out again."""
 
     text_added = Signal(QTextEdit)  # new selectable text
     link_activated = Signal(str)
@@ -49,7 +49,7 @@ class PartColumn(QWidget):
         return list(map(_text_edit_of, self.parts))
 
     def show_blocks(self, settled_blocks: Sequence[Block], open_blocks: Sequence[Block] = ()) -> None:
-        """Show these blocks. `open_blocks` come last and may still change while the reply streams."""
+        """Show these blocks. While the reply streams, `open_blocks`, at the end, may still change."""
         before, self._groups = self._groups, _group_blocks((*settled_blocks, *open_blocks))
         same = takewhile(lambda pair: pair[0] == pair[1], zip(before, self._groups, strict=False))
         first = min(sum(1 for _ in same), self._final_groups)
@@ -112,7 +112,7 @@ class PartColumn(QWidget):
         part.show_blocks([block for block in self._groups[i] if not isinstance(block, Code)])
 
     def _set_part(self, i: int, part: P) -> P:
-        """Append a part, or replace the one at index `i`."""
+        """Replace the part at index `i`, or append it."""
         for replaced in self.parts[i : i + 1]:
             _delete_part(replaced)
         self.parts[i : i + 1] = [part]
@@ -133,7 +133,7 @@ class PartColumn(QWidget):
         return _INDENT * first.indent if isinstance(first, Code) else 0
 
     def selected_markdown(self, text: QTextEdit) -> str:
-        """Return the Markdown of all blocks touched by a text's selection; plain text if it is part of one block."""
+        """Return the Markdown of all blocks that the selection in `text` touches; plain text if within one block."""
         texts, selection = self.texts, selected_text(text)
         if text not in texts:
             return selection
@@ -168,7 +168,7 @@ def _group_blocks(blocks: Iterable[Block]) -> list[Group]:
             room -= length
         else:
             groups.append([block])
-            room = _MAX_PAGE - length if isinstance(block, Prose) else -1
+            room = _MAX_PAGE_LENGTH - length if isinstance(block, Prose) else -1
     return list(groups)
 
 
@@ -228,7 +228,9 @@ def _text_between(document: QTextDocument, start: int, end: int, formula_source:
             piece = utf16_slice(fragment.text(), max(start - first, 0), max(end - first, 0))
             if piece and form.isImageFormat():
                 name = form.toImageFormat().name()
-                piece = piece.replace(_OBJECT, formula_source(name) if name.startswith(FORMULA_PREFIX) else "")
+                piece = piece.replace(
+                    _OBJECT_CHARACTER, formula_source(name) if name.startswith(FORMULA_PREFIX) else ""
+                )
             pieces.append(piece.replace("\u2028", "\n").replace("\xa0", " "))
         previous, block = block, block.next()
     return "".join(pieces).translate(_INVISIBLE).strip("\n")

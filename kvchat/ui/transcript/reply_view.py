@@ -25,7 +25,7 @@ _PART_GAP = 6  # pixels between thinking, text and footer
 
 
 class ThinkingView(QWidget):
-    """The model's thinking before a reply. Collapsed until clicked, and not laid out while collapsed."""
+    """The model's thinking before a reply. It is collapsed, and not laid out, until the user clicks it."""
 
     text_added = Signal(QTextEdit)
     toggled = Signal()
@@ -52,7 +52,7 @@ class ThinkingView(QWidget):
         return self._column.texts if self.is_open else []
 
     def show_thinking(self, text: str, *, is_streaming: bool, ms: float | None) -> None:
-        """Show the thinking so far. `ms` is its duration if measured; `is_streaming` means it continues."""
+        """Show the thinking so far. `ms` is its duration, if measured; `is_streaming` means that it is not finished."""
         self._text = text
         heading = _("Reasoning") if ms is None else _("Thought for {ms}", ms=format_rough_duration(ms / 1000))
         self._heading = _("Thinking…") if is_streaming else heading
@@ -157,7 +157,7 @@ class ReplyView(MessageView):
         return super().event(event)
 
     def show_message(self, message: Message) -> None:
-        """Show the stored message, unless more of the reply has already been streamed."""
+        """Show the stored message, unless the streaming reply on display is already longer."""
         self.message = message
         if not self.is_streaming or len(message.content) + len(message.thinking) > len(self.text) + len(self.thinking):
             self.text, self.thinking = message.content, message.thinking
@@ -174,7 +174,7 @@ class ReplyView(MessageView):
             self.footer.show_continue(is_last)
 
     def show_live_reply(self, text: str, thinking: str, thinking_ms: float | None = None) -> None:
-        """Show the reply so far after a short delay that combines updates."""
+        """Show the streaming reply so far. A short delay combines several updates into one."""
         self.text, self.thinking, self._thinking_ms = text, thinking, thinking_ms
         if not self.is_streaming:  # continued, but not yet reloaded from disk
             self.message = replace(self.message, state=MessageState.STREAMING)

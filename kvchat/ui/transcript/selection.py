@@ -1,4 +1,4 @@
-"""Selection and copying across texts and messages, and the context menu."""
+"""Selection across several texts and messages, copying it, and the context menu."""
 
 from dataclasses import dataclass
 from operator import itemgetter
@@ -50,7 +50,7 @@ class Selection(QObject):
         self._scroller.stop()
 
     def end_message_ids(self) -> set[str]:
-        """Return the ids of the messages in which the selection begins and ends. Their widgets must stay."""
+        """Return the ids of the messages where the selection begins and ends. Their widgets must not be deleted."""
         ends = [spot for spot in (self._anchor, self._head) if spot is not None]
         if not all(isValid(spot.text) for spot in ends):
             self._anchor = self._head = None
@@ -149,7 +149,7 @@ class Selection(QObject):
         return [text for view in views for text in view.texts]
 
     def _position_at(self, mouse: QPoint) -> TextPosition | None:
-        """Return the position nearest to the mouse, in the nearest text. `mouse` is in global coordinates."""
+        """Return the text position nearest to the mouse. `mouse` is in screen coordinates."""
         distances: list[tuple[int, QTextEdit, str]] = []
         for view in self._page.views.values():
             for text in view.texts:
@@ -168,7 +168,7 @@ class Selection(QObject):
                 select_range(other, 0, 0)
 
     def _end_rows(self) -> list[int]:
-        """Return the rows of the messages in which the selection begins and ends, in order."""
+        """Return the rows of the messages where the selection begins and ends, in ascending order."""
         return sorted(row for id in self.end_message_ids() if (row := self._page.row_of(id)) is not None)
 
     def selected_text(self, *, markdown: bool = False) -> str:

@@ -32,7 +32,7 @@ def _is_tab_stop(widget: QWidget) -> bool:
 
 
 def _descendants(widget: QWidget, closed: QWidget | None = None) -> Iterator[QWidget]:
-    """Yield a widget and its descendants in creation order, skipping those inside `closed`."""
+    """Yield a widget and its descendants in creation order, except those inside `closed`."""
     yield widget
     for child in widget.children() if widget is not closed else ():
         if isinstance(child, QWidget) and not child.isWindow():
@@ -84,7 +84,7 @@ class Transcript(MessageColumn):
         self._arrange()
 
     def show_live_reply(self, message_id: str, text: str, thinking: str, thinking_ms: float | None = None) -> None:
-        """Show the streaming reply so far. `thinking_ms` is the duration of thinking once it has ended."""
+        """Show the streaming reply so far. `thinking_ms` is how long the thinking took, once it is over."""
         self._live_reply = (message_id, text, thinking, thinking_ms)
         view = self.views.get(message_id)
         if isinstance(view, ReplyView):
@@ -103,7 +103,7 @@ class Transcript(MessageColumn):
             self.views[message_id].end_edit()
 
     def show_pending(self, text: str, *, is_waiting: bool = False) -> None:
-        """Show progress before the first token. Offer to prioritize the chat if it `is_waiting` for another."""
+        """Show progress before the first token. If the chat `is_waiting` for another one, offer to prioritize it."""
         self.tail.pending_label.setText(text)
         self.tail.pending_label.setAccessibleName(text)
         self.tail.pending_label.setVisible(bool(text))
@@ -119,16 +119,16 @@ class Transcript(MessageColumn):
         self._fit_tail()
 
     def announce_reply(self, message_id: str) -> None:
-        """Announce a finished reply, or the beginning of a long one, to screen readers."""
+        """Have screen readers speak a finished reply, or the beginning of a long one."""
         view = self.views.get(message_id)
         if isinstance(view, ReplyView):
             reply = "\n".join(text.toPlainText() for text in view.column.texts)
             announce(self, _("Reply: {text}", text=shorten(reply, _MAX_ANNOUNCED, placeholder="…")))
 
     def show_message(self, message_id: str, number: int = 0) -> int:
-        """Scroll to a message's search hit, or to its beginning if it has none, and return the number of hits.
+        """Scroll to a message's search hit, or to its start if it has none. Return the number of hits.
 
-        `number` is the index of the hit; -1 means the last.
+        `number` is the index of the hit; -1 is the last.
         """
         if (row := self.row_of(message_id)) is None:
             return 0
@@ -158,7 +158,7 @@ class Transcript(MessageColumn):
         return self._focus_stop(stop, next) if stop is not None else self.focus_next_in_window(next)
 
     def focus_next_in_window(self, forwards: bool) -> bool:
-        """Focus the window's next Tab stop in creation order. The transcript counts as one stop."""
+        """Focus the window's next widget in Tab order (order of creation). The transcript counts as one widget."""
         focus, widgets = QApplication.focusWidget(), list(_descendants(self.window(), closed=self))
         start = widgets.index(focus if focus in widgets else self)
         others = [*widgets[start + 1 :], *widgets[:start]]
@@ -174,9 +174,9 @@ class Transcript(MessageColumn):
         return True
 
     def _tab_stops(self, rows: Iterable[int], forwards: bool) -> Iterator[QWidget]:
-        """Yield the Tab stops of these rows line by line, in reading order or its reverse.
+        """Yield the widgets in these rows that take the focus by Tab, in reading order or, backwards, its reverse.
 
-        Create missing widgets. The rows after the last message are the tail and the jump button.
+        Missing widgets are created. The rows after the last message are the widgets below it and the jump button.
         """
         for row in rows:
             area: QWidget = self.tail if row == len(self.messages) else self.jump_button
@@ -259,7 +259,7 @@ class Transcript(MessageColumn):
             text.link_reached.connect(lambda: self._scroll_into_view(text, text.cursorRect()))
 
     def _view_toggled(self, message_id: str) -> None:
-        """Keep the top of an unfolded message in place, or the end of the last reply in view."""
+        """Lay out a folded or unfolded message: its top stays in place, or the end of the last reply in view."""
         follow = self._follow
         is_last = self.row_of(message_id) == len(self.messages) - 1
         self._follow = follow and is_last and isinstance(self.views.get(message_id), ReplyView)
@@ -273,7 +273,7 @@ class Transcript(MessageColumn):
             view.set_is_last(self._row_by_id[view.message.id] == len(self.messages) - 1)
 
     def _forward_request(self, request: MessageRequest) -> None:
-        """Emit `message_requested`. After a switch of branches by keyboard, focus will return to the same button."""
+        """Emit `message_requested`. If a branch was switched by keyboard, note which button to focus afterwards."""
         siblings, pager = request.message.siblings, self.views[request.message.id].action_row.pager_buttons
         if request.kind is RequestKind.SWITCH and any(button.hasFocus() for button in pager):
             self._branch_switch = request.text, siblings.index(request.text) > siblings.index(request.message.id)
@@ -285,9 +285,9 @@ class Transcript(MessageColumn):
                 view.changed.emit()
 
     def _delete_all_views(self) -> None:
-        """Delete all messages' widgets, except those being edited, now.
+        """Delete the widgets of all messages immediately, except of those being edited, before the theme changes.
 
-        They are recreated when needed; restyling the widgets of 40 messages took 0.5 s.
+        Creating them again when needed is faster: restyling the widgets of 40 messages took 0.5 s.
         """
         self.selection.clear()
         deleted = {id: view for id, view in self.views.items() if id not in self._edited_ids()}

@@ -1,1 +1,1 @@
-"""Widgets shared by several parts of the window: lists, entries, cards, bars, layouts. Knows no chat."""
+"""Widgets that several windows use: lists, entries, cards, bars, layouts. They are independent of chats."""

@@ -20,7 +20,7 @@ _SETTLE_MS = 300  # delay of an announcement: text shown only briefly is skipped
 
 
 class Switch(QCheckBox):
-    """Toggle switch in the accent color while on. Screen readers see a check box."""
+    """Toggle switch, in the accent color while it is on. Screen readers describe it as a check box."""
 
     def __init__(self, look: Look, name: str = "", description: str = "") -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Switch(QCheckBox):
 
 
 class RoundBar(QWidget):
-    """Bar with round ends. Subclasses paint its inside from left to right; right-to-left languages mirror it."""
+    """Bar with round ends. Subclasses paint its contents from left to right; right-to-left languages mirror them."""
 
     def __init__(self, look: Look, width: int = 200, height: int = BAR_HEIGHT) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Entries of a settings page, each with label, help, control and validation error; formats of numbers."""
+"""Entries of a settings page, each with label, help, control and error message, and notations for numbers."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ _BYTES_PER_UNIT = {"m": GB // 1000, "g": GB, "": GB, "t": 1000 * GB}
 
 @dataclass(frozen=True)
 class Notation:
-    """Functions that show and parse one kind of number. `parse` raises ValueError with a sentence for the user."""
+    """How to format and parse one kind of number. `parse` raises ValueError with a message for the user."""
 
     unit: str  # shown after the field
     format: Callable[[int], str]
@@ -33,7 +33,7 @@ class Notation:
 
 
 def _whole_number(unit: str, pattern: str, description: str) -> Notation:
-    """Return the notation of a whole number. The groups of `pattern` are the digits and an optional K (1,024)."""
+    """Return the notation of a whole number. The groups of `pattern` are the digits and "K" (times 1,024) or ""."""
 
     def read(text: str) -> int:
         digits = text.strip().removesuffix(_(unit)).replace(format_number(1000)[1:-3], "")
@@ -46,7 +46,7 @@ def _whole_number(unit: str, pattern: str, description: str) -> Notation:
 
 
 def _parse_size(text: str) -> int:
-    """Convert a size such as "7.5 GB", "500 MB" or "20 Go" to bytes. Without a unit, it is in decimal gigabytes."""
+    """Convert a size such as "7.5 GB", "500 MB" or "20 Go" to bytes. The default unit is the gigabyte (10⁹ bytes)."""
     match = _SIZE_PATTERN.fullmatch(_SEPARATORS.sub("", _DECIMAL_COMMA.sub(r"\1.\2", text)))
     if match is None:
         raise ValueError(_("Enter a size, such as 20 GB or 500 MB."))
@@ -68,7 +68,7 @@ NOTATIONS = {"tokens": TOKENS, "days": DAYS, "minutes": MINUTES, "bytes": GIGABY
 
 
 class Entry(QWidget):
-    """Line of a settings page. The control is right of the text, or below it if `is_wide` or the page is narrow."""
+    """Row of a settings page. The control is beside the text, or below it if `is_wide` or the page is narrow."""
 
     def __init__(self, title: str, help: str, control: QWidget, *, is_wide: bool = False) -> None:
         super().__init__()
@@ -106,10 +106,10 @@ class Entry(QWidget):
         self.refusal.setVisible(bool(reason))
 
     def refresh(self, settings: Settings) -> None:
-        """Show the current values."""
+        """Show the settings' current values."""
 
     def restore(self, settings: Settings) -> None:
-        """Discard unsaved input."""
+        """Replace input that was not applied by the current values."""
 
 
 class ChoiceEntry(Entry):
@@ -144,7 +144,7 @@ class SwitchEntry(Entry):
 
 class FieldEntry(Entry):
     def __init__(self, name: str, title: str, help: str, field: QLineEdit, control: QWidget, *, is_wide: bool) -> None:
-        """`name` is the setting's name, `control` the widget that contains the field."""
+        """`name` is the setting's name. `control` is the widget that contains the field."""
         super().__init__(title, help, control, is_wide=is_wide)
         self.name, self.field = name, field
         field.setAccessibleDescription(help)
@@ -190,7 +190,7 @@ class NumberEntry(FieldEntry):
         default: str = "",
         reset: str,
     ) -> None:
-        """`default` is the placeholder, `reset` the text of the button that resets the setting."""
+        """`default` is the placeholder. `reset` is the label of the button that resets the setting."""
         field, self.reset_button = _ShortField(), button(reset, self._reset, "link", name=f"{title}: {reset}")
         holder, unit = QWidget(), label(_(notation.unit), "muted")
         unit.setMinimumWidth(unit.fontMetrics().averageCharWidth() * _UNIT_LETTERS)
@@ -238,7 +238,7 @@ class NumberEntry(FieldEntry):
 
 
 class ChoiceBox(QComboBox):
-    """Combo box in the application's style that ignores the mouse wheel."""
+    """Combo box that ignores the mouse wheel, so that scrolling a page does not change it."""
 
     def __init__(self, look: Look, name: str = "") -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class ChoiceBox(QComboBox):
         look.changed.connect(self.update)
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Add a hidden label with the box's name: Linux screen readers get the label from Qt, but not the name."""
+        """Add a hidden label with the box's name. On Linux, Qt passes only the label to screen readers."""
         super().showEvent(event)
         self._hidden_label.setText(self.accessibleName())
         self._hidden_label.setParent(self.parentWidget())
@@ -259,7 +259,7 @@ class ChoiceBox(QComboBox):
         event.ignore()  # scroll the page, not the value below the pointer
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Draw the arrow, which a style sheet could only load from a file."""
+        """Draw the arrow, because a style sheet can only load it from a file."""
         super().paintEvent(event)
         with QPainter(self) as painter:
             box = QRect(self.width() - 24, (self.height() - 16) // 2, 16, 16)

@@ -1,4 +1,4 @@
-"""Responsive widgets that Qt lacks: elided texts, rows that wrap, pages that scroll."""
+"""Widgets and layouts that adapt to their width: elided texts, rows that wrap, pages that scroll."""
 
 import html
 import re
@@ -17,12 +17,12 @@ COLUMN_WIDTH = 760  # pixels at 100 % text: maximum width of the messages and th
 
 
 def plain_tip(text: str) -> str:
-    """Return a tooltip that shows `text` verbatim; Qt would render text that looks like HTML."""
+    """Return a tooltip that shows `text` as is. Qt would render text that looks like HTML."""
     return f"<qt>{html.escape(text).replace(chr(10), '<br>')}</qt>" if text else ""
 
 
 def allow_line_breaks(text: str) -> str:
-    """Add zero-width spaces where a label may wrap a path or file name."""
+    """Add zero-width spaces to a path or file name, so that a label can wrap it."""
     return _LONG_RUN.sub("\\g<0>\u200b", _SEPARATORS.sub("\\g<0>\u200b", text))
 
 
@@ -58,7 +58,7 @@ class ElidedLabel(QLabel):
 
 class ElidedButton(QPushButton):
     def __init__(self, kind: str, padding: int = 14) -> None:
-        """`padding` is the sum of the style's left and right padding, in pixels."""
+        """`padding` is the sum of the left and right padding in the style sheet, in pixels."""
         super().__init__()
         styled(self, kind)
         self._padding = padding
@@ -90,7 +90,7 @@ class ElidedButton(QPushButton):
 
 
 class FlowLayout(QLayout):
-    """Row that wraps, aligned to its start or, with `at_end`, to its end. Hidden widgets take no space."""
+    """Row that wraps, aligned to its start or, if `at_end`, to its end. Hidden widgets take no space."""
 
     def __init__(self, parent: QWidget | None = None, spacing: int = 8, *, at_end: bool = False) -> None:
         super().__init__(parent)
@@ -173,7 +173,7 @@ def height_for_width(layout: QLayout, width: int) -> int:
 
 
 class ScrollPage(QScrollArea):
-    """Page that scrolls vertically, and horizontally only if the screen is narrower than its `content`."""
+    """Page that scrolls vertically. It scrolls horizontally only if the screen is too narrow for its `content`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(widgetResizable=True)
@@ -188,7 +188,7 @@ class ScrollPage(QScrollArea):
 
 
 class ShrinkingPage(ScrollPage):
-    """Page as high as its contents. It scrolls if there is less space."""
+    """Page as high as its content. It scrolls if there is less space."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -213,7 +213,7 @@ class ShrinkingPage(ScrollPage):
 
 
 class _PageContent(QWidget):
-    """Content of a page. A plain QWidget would be as tall as if its labels had their minimum width."""
+    """Content of a page. Its minimum height is that at its current width; a QWidget's is that at its minimum width."""
 
     def minimumSizeHint(self) -> QSize:
         hint = super().minimumSizeHint()
@@ -228,5 +228,5 @@ class _PageContent(QWidget):
 
 
 def max_window_size() -> QSize:
-    """Return the largest size in pixels of a window whose frame also fits on the screen."""
+    """Return the largest size of a window, in pixels, with which its frame still fits on the screen."""
     return QGuiApplication.primaryScreen().availableSize() - QSize(16, 48)

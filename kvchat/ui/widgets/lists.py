@@ -1,4 +1,4 @@
-"""The window's lists: row model, row delegate and view. Only visible rows are drawn."""
+"""Lists: row model, row delegate and view. Only visible rows are drawn."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ R = TypeVar("R", bound=HasTitle)
 
 class ItemModel(QAbstractListModel, Generic[R]):
     def __init__(self, key: Callable[[R], object] | None = None) -> None:
-        """`key` returns a row's identity, so that selection, editing and scrolling survive changes of other rows."""
+        """`key` identifies a row, so that selection, editing and scroll position are kept when other rows change."""
         super().__init__()
         self.rows: Sequence[R] = ()
         self._key = key
@@ -94,7 +94,7 @@ class ItemModel(QAbstractListModel, Generic[R]):
 
 
 def mirrored_box(option: QStyleOptionViewItem, box: Rect) -> Rect:
-    """Mirror a row's box in right-to-left languages, because Qt mirrors only text."""
+    """Mirror a row's box in right-to-left languages. Qt mirrors only text."""
     if option.direction is not Qt.LayoutDirection.RightToLeft:
         return box
     row = type(box)(option.rect)
@@ -102,7 +102,7 @@ def mirrored_box(option: QStyleOptionViewItem, box: Rect) -> Rect:
 
 
 def draw_text(painter: QPainter, option: QStyleOptionViewItem, box: QRect, text: str, *, at_end: bool = False) -> None:
-    """Draw a line of text, elided if too long, in its script's direction. Right-to-left languages mirror the box."""
+    """Draw a line of text in its script's direction, elided if too long. Right-to-left languages mirror the box."""
     mirrored = option.direction is Qt.LayoutDirection.RightToLeft
     side = Qt.AlignmentFlag.AlignRight if at_end is not mirrored else Qt.AlignmentFlag.AlignLeft
     elided = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, box.width())
@@ -170,7 +170,7 @@ class ItemList(QListView):
         look.changed.connect(self.viewport().update)
 
     def dataChanged(self, first: ModelIndex, last: ModelIndex, roles: Sequence[int] = ()) -> None:
-        """Avoid a new layout if all rows have the same height: a list may have thousands."""
+        """Skip Qt's new layout, which is slow for thousands of rows, if all rows have the same height."""
         if self.uniformItemSizes():
             QAbstractItemView.dataChanged(self, first, last, roles)
         else:
@@ -186,7 +186,7 @@ class Tone(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """Row of a list. `value` is the object that it represents, and `tip` is added to its tooltip."""
+    """Row of a list. `value` is the object that the row stands for; `tip` is an additional line of the tooltip."""
 
     value: object
     title: str

@@ -1,4 +1,4 @@
-"""Search and highlighting in texts. An emoji counts as 2 positions in Qt (UTF-16), but as 1 in Python."""
+"""Search and highlighting in texts. Qt counts positions in UTF-16 units: an emoji counts as 2 but is 1 in Python."""
 
 from collections.abc import Iterable
 
@@ -20,15 +20,15 @@ def utf16_slice(text: str, start: int, end: int) -> str:
     return text.encode("utf-16-le", "surrogatepass")[2 * start : 2 * end].decode("utf-16-le", "replace")
 
 
-def position(text: str, index: int) -> int:
-    """Return Qt's position (UTF-16) of `text[index]`."""
+def utf16_position(text: str, index: int) -> int:
+    """Return the position in UTF-16 units, as used by Qt, of `text[index]`."""
     return index if text.isascii() else len(text[:index].encode("utf-16-le", "surrogatepass")) // 2
 
 
 def format_range(text: str, start: int, end: int, format: QTextCharFormat) -> QTextLayout.FormatRange:
     result = QTextLayout.FormatRange()
-    result.start, result.format = position(text, start), format
-    result.length = position(text, end) - result.start
+    result.start, result.format = utf16_position(text, start), format
+    result.length = utf16_position(text, end) - result.start
     return result
 
 
@@ -41,12 +41,12 @@ def select_range(text: QTextEdit, anchor: int, position: int) -> None:
 
 
 def make_cursors(text: QTextEdit | QPlainTextEdit, content: str, spans: Iterable[tuple[int, int]]) -> list[QTextCursor]:
-    """Return a cursor for each span: start and end in characters of `content`, the document's text."""
+    """Return a cursor for each span, which is a start and an end in `content`, the document's text."""
     cursors = []
     for start, end in spans:
         cursor = QTextCursor(text.document())
-        cursor.setPosition(position(content, start))
-        cursor.setPosition(position(content, end), QTextCursor.MoveMode.KeepAnchor)
+        cursor.setPosition(utf16_position(content, start))
+        cursor.setPosition(utf16_position(content, end), QTextCursor.MoveMode.KeepAnchor)
         cursors.append(cursor)
     return cursors
 
@@ -54,7 +54,7 @@ def make_cursors(text: QTextEdit | QPlainTextEdit, content: str, spans: Iterable
 def highlight(
     text: QTextEdit | QPlainTextEdit, cursors: Iterable[QTextCursor], theme: Theme, current: int | None = None
 ) -> None:
-    """Highlight only these places, and emphasize the one that begins at Qt's position `current`."""
+    """Highlight the places of `cursors` and no others, and emphasize the one that starts at Qt's position `current`."""
     marks = []
     for cursor in cursors:
         selection = QTextEdit.ExtraSelection()
@@ -98,7 +98,7 @@ class ClearableField(QLineEdit):
 
 
 class TextSearch(ClearableField):
-    """Field that highlights all matches in a text. Enter goes to the next match, and Ctrl+F focuses the field."""
+    """Field that highlights all matches in a text. Enter goes to the next match; Ctrl+F focuses the field."""
 
     match_selected = Signal()
 

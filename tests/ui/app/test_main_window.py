@@ -465,7 +465,7 @@ async def test_engine_failure_card_and_its_buttons(furnished: StagedRuntime, win
     card.restart_button.click()
     await until(lambda: ("restart_engine",) in furnished.calls)
     card.log_button.click()
-    engine = window.side_windows.open_engine(log=True)
+    engine = window.side_windows.open_engine(show_log=True)
     assert "server is listening" in engine.log_page.text.toPlainText()
     engine.close()
     card.model_button.click()

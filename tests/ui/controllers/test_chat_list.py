@@ -165,4 +165,4 @@ async def test_all_of_thousands_stay_chosen_in_another_order(furnished: StagedRu
     window.sidebar.list.selectAll()
     window.sidebar.arrange(Arrangement(SortOrder.NAME))
     assert len(window.sidebar.chosen) == 2004
-    assert window.sidebar.chosen == window.chat.conversations.ids
+    assert window.sidebar.chosen == window.chat.conversations.chat_ids

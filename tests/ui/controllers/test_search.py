@@ -60,7 +60,7 @@ async def search(window: MainWindow, qtbot: QtBot, words: str) -> None:
 
 
 def found(window: MainWindow) -> list[str]:
-    return [chat.conversation_id for chat in window.sidebar.search_panel.results.chats]
+    return [chat.conversation_id for chat in window.sidebar.search_panel.results.hits]
 
 
 async def test_what_is_found_opens_at_the_hit_and_marks_it(
@@ -74,7 +74,7 @@ async def test_what_is_found_opens_at_the_hit_and_marks_it(
         results.viewport(), Qt.MouseButton.LeftButton, pos=results.visualRect(results.model().index(1, 0)).center()
     )
     await until(lambda: window.chat.current == "alps" and window.find_bar.isVisible(), "the chat")
-    second, first = results.chats[1].message_ids
+    second, first = results.hits[1].message_ids
     assert window.find_bar.position_label.text() == "2 of 2"
     assert set(marked(window)) == {"marm"}
     assert in_sight(window, second)

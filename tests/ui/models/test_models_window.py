@@ -209,7 +209,7 @@ async def test_a_gated_model_can_be_removed_or_asks_for_a_token_and_comes_with_i
     view = only_download(models)
     assert "must accept the terms" in view.progress.text()
     qtbot.mouseClick(view.token_button, LEFT)
-    dialog = models.open_token()
+    dialog = models.open_access_token()
     await until(lambda: dialog.location_label.text() == "No access token is saved.")
     assert dialog.field.echoMode() is QLineEdit.EchoMode.Password
     qtbot.keyClicks(dialog.field, "no token")

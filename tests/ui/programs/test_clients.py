@@ -48,5 +48,5 @@ def test_what_is_to_be_typed_in_a_shell_is_taken_whole() -> None:
     assert exports["ANTHROPIC_AUTH_TOKEN"] == NASTY.key
     assert exports["ANTHROPIC_MODEL"] == NASTY.model
     assert shlex.split(lines("Aider"))[-1] == f"openai/{NASTY.model}"
-    windows = lines("Aider", ServerAccess(NASTY.url, NASTY.key, "m", windows=True))
+    windows = lines("Aider", ServerAccess(NASTY.url, NASTY.key, "m", for_windows=True))
     assert windows.splitlines()[1] == "$env:OPENAI_API_KEY = 'kv-a''b c'"

@@ -60,8 +60,8 @@ async def test_a_heading_is_no_chat(furnished: StagedRuntime, window: MainWindow
     titles = [row.title for row in model.rows]
     assert titles[0] == "Today"
     assert titles[3] == "Earlier"
-    assert [chat.id for chat in model.chats] == window.chat.conversations.ids
-    order = window.chat.conversations.ids
+    assert [chat.id for chat in model.chats] == window.chat.conversations.chat_ids
+    order = window.chat.conversations.chat_ids
     window.chat.open(order[1])
     window.sidebar.select_neighbor(1)
     assert window.chat.current == order[2]

@@ -38,7 +38,7 @@ async def test_ctrl_z_has_back_what_was_deleted_last_long_after_the_notice(
     await until(lambda: window.sidebar.chosen == ["d"], "the chat in the list")
     for left in ("abc", "ab"):
         qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
-        await until(lambda left=left: "".join(window.chat.conversations.ids[::-1]) == left)
+        await until(lambda left=left: "".join(window.chat.conversations.chat_ids[::-1]) == left)
     for notice in window.notices.visible_notices:
         notice.close_button.click()
     window.composer.focus()

@@ -6,7 +6,7 @@ import pytest
 
 from kvchat.settings import Settings
 from kvchat.ui.base.theme import Look
-from kvchat.ui.sidebar.library_window import AddDialog
+from kvchat.ui.sidebar.library_window import AddDocumentsDialog
 from tests.engine_fixtures import FakeEngine
 from tests.ui.windows import begun, child
 
@@ -30,8 +30,8 @@ async def test_from_a_folder_to_a_first_question_that_has_nothing_to_read(
         panel = window.side_windows.open_library()
         await opened.until(panel.empty_label.isVisible)
         await panel.ask_to_add([folder])
-        await opened.until(lambda: panel.findChild(AddDialog) is not None)
-        dialog = child(panel, AddDialog)
+        await opened.until(lambda: panel.findChild(AddDocumentsDialog) is not None)
+        dialog = child(panel, AddDocumentsDialog)
         dialog.add_button.click()
         await opened.until(lambda: [row.chip for row in panel.list.rows] == ["ready"])
         [one] = await opened.runtime.chat.library.all()

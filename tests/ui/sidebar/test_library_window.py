@@ -10,7 +10,7 @@ from kvchat.chat.events import LibraryChanged
 from kvchat.chat.prepared.documents import PreparedSet
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
-from kvchat.ui.sidebar.library_window import AddDialog, LibraryWindow, name_for
+from kvchat.ui.sidebar.library_window import AddDocumentsDialog, LibraryWindow, unused_name
 from tests.ui.fake_engine import FINGERPRINT
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
@@ -36,8 +36,8 @@ async def test_what_is_added_is_read_with_a_bar_and_a_chat_begins_on_it(
     folder.mkdir()
     (folder / "a.md").write_text("word " * 4_000)
     await panel.ask_to_add([folder])
-    await until(lambda: panel.findChild(AddDialog) is not None)
-    dialog = child(panel, AddDialog)
+    await until(lambda: panel.findChild(AddDocumentsDialog) is not None)
+    dialog = child(panel, AddDocumentsDialog)
     assert "about 5,000 tokens" in dialog.estimate.text()
     assert dialog.name == "manual"
     dialog.field.setText("  ")
@@ -63,7 +63,7 @@ async def test_what_is_added_is_read_with_a_bar_and_a_chat_begins_on_it(
 async def test_what_is_longer_than_the_context_is_said_before_it_is_read(
     furnished: StagedRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
-    assert name_for([Path("a.md"), Path("b.md")], {"a and 1 more"}) == "a and 1 more 2"
+    assert unused_name([Path("a.md"), Path("b.md")], {"a and 1 more"}) == "a and 1 more 2"
     panel = await opened(window, qtbot)
     assert panel.empty_label.isVisible()
     assert not any(
@@ -72,8 +72,8 @@ async def test_what_is_longer_than_the_context_is_said_before_it_is_read(
     )
     (tmp_path / "long.md").write_text("word " * 72_000)
     await panel.ask_to_add([tmp_path / "long.md"])
-    await until(lambda: panel.findChild(AddDialog) is not None)
-    dialog = child(panel, AddDialog)
+    await until(lambda: panel.findChild(AddDocumentsDialog) is not None)
+    dialog = child(panel, AddDocumentsDialog)
     assert "about 90K tokens, but only 30,720 fit" in dialog.estimate.text()
     assert not dialog.add_button.isEnabled()
     dialog.field.setText("Another name")

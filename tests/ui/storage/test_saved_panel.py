@@ -19,7 +19,7 @@ NONE = Qt.MouseButton.NoButton
 async def test_the_sums_where_they_come_from_and_the_days(
     runtime: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
-    panel = window.side_windows.open_saved()
+    panel = window.side_windows.open_time_saved()
     await until(lambda: panel.statistics is not None)
     assert panel.empty_label.isVisible()
     runtime.chat.counted = counted()

@@ -174,7 +174,7 @@ async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view
     await until(lambda: panel.notices.visible_notices)
     assert not window.notices.visible_notices
     assert panel.notices.visible_notices[0].texts[0] == "Chat memory could not be read or written."
-    assert not panel.prune_card.is_moved
+    assert not panel.prune_card.is_slider_moved
     assert set(rows_of(panel)) == {"a", "b", "gone"}
     furnished.refuse = None
     furnished.calls.clear()
@@ -187,7 +187,7 @@ async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view
     assert [call[1] for call in furnished.calls if call[0] == "prune"] == [plan]
     await until(lambda: set(rows_of(panel)) == {"b", "gone"})
     assert sum(row.usage.bytes for row in rows_of(panel).values()) == left
-    assert not panel.prune_card.is_moved
+    assert not panel.prune_card.is_slider_moved
     assert not panel.prune_card.prune_button.isEnabled()
 
 
