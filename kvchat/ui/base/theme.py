@@ -32,7 +32,7 @@ class Colour:
 
 @dataclass(frozen=True)
 class Theme:
-    """Set of colors. There is one accent color, also used for tokens reused from memory."""
+    """Set of colors. The only accent color also marks what was reused from chat memory."""
 
     name: str
     column: int  # index into `Colour`

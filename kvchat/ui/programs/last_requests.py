@@ -93,7 +93,7 @@ def describe_request(record: RequestRecord) -> str:
 
 
 def receipt_of(record: RequestRecord) -> Receipt | None:
-    """Return a receipt as for a reply in a chat, or None if the request has no response to a prompt."""
+    """Return a receipt as for a reply in a chat, or None if the request did not end with a response to a prompt."""
     if record.stage is not Stage.DONE or record.prompt_tokens is None or record.cached_tokens is None:
         return None
     first = _first_token_ms(record)

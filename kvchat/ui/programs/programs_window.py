@@ -160,8 +160,8 @@ class RuleSwitch(Entry):
     def show_rule(self, *, is_on: bool, avoided: TokenCost | None, avoidable: TokenCost) -> None:
         """Show a rule's switch and effect.
 
-        `avoided` is the reprocessing that the rule has avoided, `avoidable` that which it would have avoided if
-        enabled.
+        `avoided` is the reprocessing that the rule has prevented; `avoidable` would also have been prevented with the
+        rule on.
         """
         self.switch.setChecked(is_on)
         sentences = [self._description]

@@ -66,7 +66,11 @@ class LineHighlighter:
         self._tokens: Iterator[tuple[int, _TokenType, str]] = iter(())
 
     def set_text(self, text: str) -> None:
-        """Set the text to highlight. If it extends the last one, resume at the last line start outside any token."""
+        """Set the text to highlight.
+
+        If it extends the last text, highlighting resumes at that text's last line that does not begin inside a syntax
+        token.
+        """
         if not text.startswith(self._text[: self._safe]):
             self._safe = self.safe_line = 0
         self._text = text[:_MAX_HIGHLIGHTED]

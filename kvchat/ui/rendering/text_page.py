@@ -75,7 +75,7 @@ class TextPage(QTextBrowser):
         self.formulas = FormulaLayer(self, style.formulas, style.font, style.theme.text)
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
-        """Load nothing, since the text may be a model's. If this returned None, Qt would read local files."""
+        """Load nothing, because the text is untrusted. If this returned None, Qt would read local files."""
         return QByteArray()
 
     def focusNextPrevChild(self, next: bool) -> bool:

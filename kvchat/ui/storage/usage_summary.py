@@ -27,7 +27,7 @@ _MIN_SHARE_OF_TARGET = 0.9  # plans that leave less say why
 
 
 def bytes_saved(usage: StoreUsage) -> int:
-    """Return how many bytes deduplication saves: all save points as separate files, minus the size on disk."""
+    """Return the bytes that deduplication saves, compared with a separate file for each save point."""
     return max(0, usage.logical_bytes - usage.physical_bytes)
 
 

@@ -247,7 +247,7 @@ class MessageColumn(QScrollArea):
             self._arrange()
 
     def _create_nearby_widget(self) -> None:
-        """Create or measure the nearest widget that is not ready."""
+        """Create the nearest missing widget outside the viewport, or measure one whose height is unknown."""
         if not self.messages:
             return
         first = self._rows.row_at(self._bar.value() - TOP)

@@ -109,7 +109,7 @@ class Entry(QWidget):
         """Show the settings' current values."""
 
     def restore(self, settings: Settings) -> None:
-        """Replace input that was not applied by the current values."""
+        """Discard input that has not been applied, and show the current value."""
 
 
 class ChoiceEntry(Entry):

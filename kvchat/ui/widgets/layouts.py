@@ -213,7 +213,10 @@ class ShrinkingPage(ScrollPage):
 
 
 class _PageContent(QWidget):
-    """Content of a page. Its minimum height is that at its current width; a QWidget's is that at its minimum width."""
+    """Content of a page, which may be as low as its text allows at the current width.
+
+    A plain QWidget would never be lower than its text needs at the minimum width.
+    """
 
     def minimumSizeHint(self) -> QSize:
         hint = super().minimumSizeHint()
