@@ -22,7 +22,7 @@ ABANDONED_S = 10.0  # time after a disconnect in which a request may still crash
 
 
 class Crashes:
-    """Crashes by program, which is identified by key or User-Agent. Event loop thread only."""
+    """Crashes of the engine by program, which is identified by key or User-Agent. Event loop thread only."""
 
     def __init__(
         self, restored: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic

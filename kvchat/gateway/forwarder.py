@@ -267,5 +267,5 @@ class Forwarder:
 
 
 def _is_small_match(found: int, prompt: int) -> bool:
-    """True if the `found` tokens are no more than unrelated prompts share."""
+    """True if the `found` tokens are so few that unrelated prompts may share them."""
     return found < MIN_GAIN <= prompt - found

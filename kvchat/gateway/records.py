@@ -81,12 +81,12 @@ class RequestRecord:
     saved_ms: float = 0.0  # processing time saved
     slot: int | None = None
     saved_by_rule: dict[str, int] = field(default_factory=dict)  # tokens, by rule name
-    whole_only: bool = False  # the engine cannot cut states
+    cannot_cut_states: bool = False  # the engine cannot cut states
     is_unlike_stored: bool = False  # no similar prompt is known for the program
     divergence: Divergence | None = None  # from the closest earlier prompt; its texts are shown only in the window
     changes: tuple[PromptChange, ...] = ()  # by enabled rules; shown only in the window
     has_own_key: bool = False  # the program used its own API key
-    is_shared: bool = False  # all programs share their memory
+    shares_memory: bool = False  # all programs share their memory
     _began: float = field(default_factory=time.perf_counter, repr=False)
 
     def elapsed_ms(self) -> float:
@@ -94,11 +94,11 @@ class RequestRecord:
 
     @property
     def owner(self) -> str:
-        return program_owner(ALL_PROGRAMS if self.is_shared else self.program)
+        return program_owner(ALL_PROGRAMS if self.shares_memory else self.program)
 
     @property
     def is_known_prompt(self) -> bool:
-        """True if an earlier prompt of the program that begins in the same way is known."""
+        """True if the program is known to have sent another prompt that begins in the same way."""
         return not self.is_unlike_stored and (self.divergence is None or self.divergence.shared_tokens >= TOLERANCE)
 
     @property
@@ -109,7 +109,9 @@ class RequestRecord:
             return None
         if self.prompt_tokens is None or known is None or self.prompt_tokens - known < MIN_EXPLAINED:
             return None
-        found_less = not self.whole_only and known < divergence.shared_tokens - TOLERANCE  # not even the shared part
+        found_less = (
+            not self.cannot_cut_states and known < divergence.shared_tokens - TOLERANCE
+        )  # not even the shared part
         return None if found_less or known > divergence.shared_tokens + TOLERANCE else divergence
 
     @property
@@ -130,7 +132,7 @@ class RequestRecord:
         names = [field.name for field in fields(self)]
         values = {
             _JSON_NAMES.get(name, name).replace("_", "-"): getattr(self, name)
-            for name in names[: names.index("whole_only")]
+            for name in names[: names.index("cannot_cut_states")]
         }
         reason = self.miss_reason
         values |= {"miss": reason.english if reason else "", "miss-code": reason.code.value if reason else ""}
@@ -168,7 +170,7 @@ class RequestLog:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def add(self, program: str, dialect: str) -> RequestRecord:
-        record = RequestRecord(next(self._numbers), program, dialect, time.time(), is_shared=self._shares())
+        record = RequestRecord(next(self._numbers), program, dialect, time.time(), shares_memory=self._shares())
         self.active.append(record)
         self.set_stage(record, Stage.QUEUED)
         return record

@@ -71,7 +71,7 @@ class PromptRewriter:
             return
         chat = request.body if request.form is Form.COMPLETION else request.chat
         prompt = await run_in_thread_if_large(request.is_large, Prompt, rendered.ids, rendered.text, chat)
-        record.whole_only = not lease.engine.can_cut
+        record.cannot_cut_states = not lease.engine.can_cut
         key = record.program, lease.engine.fingerprint.model
         if self._recent.closest(key, prompt) is None:
             with contextlib.suppress(StoreRefused, EngineRefused):

@@ -13,7 +13,7 @@ from kvchat.system.files import replace_file
 from kvchat.system.paths import resolve_paths
 
 BLOCKS, INDEX, STAGING = "blocks", "index.db", "staging"  # in the store's folder
-_RUN = secrets.token_hex(8)  # per process
+_RUN_ID = secrets.token_hex(8)  # per process
 
 
 def private_folder(folder: Path) -> Path:
@@ -78,14 +78,14 @@ def temporary_name() -> str:
 
 def engine_file_name() -> str:
     """Return a new file name with kvchat's prefix, because an engine's slot folder may belong to the user."""
-    return f"{_own_prefix()}{_RUN}-{secrets.token_hex(4)}"
+    return f"{_own_prefix()}{_RUN_ID}-{secrets.token_hex(4)}"
 
 
 def remove_stale_engine_files(folder: Path) -> None:
     """Delete the `engine_file_name` files of earlier kvchat processes with the same data folder."""
     prefix = _own_prefix()
     for entry in list_folder(folder):
-        if entry.name.startswith(prefix) and not entry.name.startswith(prefix + _RUN):
+        if entry.name.startswith(prefix) and not entry.name.startswith(prefix + _RUN_ID):
             remove(entry)
 
 

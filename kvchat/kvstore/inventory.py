@@ -177,10 +177,10 @@ class Inventory:
             free_bytes=self.free_bytes(),
             free_floor_bytes=self.bounds.free_floor,
             save_points=totals.save_points,
-            logical_bytes=totals.logical,
+            logical_bytes=totals.logical_bytes,
             physical_bytes=occupied,
-            other_bytes=max(0, occupied - totals.disk),
-            unique_rows_bytes=totals.rows,
+            other_bytes=max(0, occupied - totals.disk_bytes),
+            unique_rows_bytes=totals.row_bytes,
             bytes_written=totals.bytes_written,
             bytes_written_today=totals.written_today,
             warm_bytes=self.staging.bytes_in_memory(),
@@ -294,7 +294,10 @@ class Inventory:
 
     @disk_errors()
     def enforce_bounds(self, protected_id: int | None = None) -> None:
-        """Delete expired save points, then the least valuable ones until the bounds are met, programs' first."""
+        """Delete expired save points, then the least valuable ones until the bounds are met, programs' first.
+
+        `protected_id`: save point that must not be deleted.
+        """
         bounds = self.bounds
         self._expire(PROGRAMS_AGE_DAYS, protected_id, programs=True)
         if bounds.max_age_days is not None:

@@ -122,7 +122,7 @@ class Saver:
         return point
 
     def take_window_points(self) -> list[tuple[str, int]]:
-        """Return and forget the save points whose files need a row added for a sliding window, with the window.
+        """Return and forget the save points whose files need a row added for a sliding window, with the window's size.
 
         Returns only the newest of each conversation. The warm files of older ones are deleted, as no engine can use
         them without the row.
@@ -138,9 +138,10 @@ class Saver:
         return list(newest.values())
 
     def absorb(self, cancelled: CancelCheck, *, low_priority: bool = False) -> AbsorbReport:
-        """Absorb the staged files until cancelled, with `low_priority` at the lowest CPU priority.
+        """Absorb the staged files, that is, split them into blocks, until cancelled.
 
-        Save points that cannot be stored are deleted; the report gives the reasons.
+        With `low_priority`, runs at the lowest CPU priority. Save points that cannot be stored are deleted; the report
+        gives the reasons.
         """
         absorbed = 0
         refused: list[Reason] = []

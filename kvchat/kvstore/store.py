@@ -84,7 +84,10 @@ class BlockStore:
 
     @disk_errors()
     def absorb_pending(self, cancelled: CancelCheck = never_cancelled) -> AbsorbReport:
-        """Absorb staged files until cancelled, and enforce the bounds. For a background thread, after each save."""
+        """Absorb staged files (see `Saver.absorb`) until cancelled, and enforce the bounds.
+
+        For a background thread, after each save.
+        """
         inventory = self.inventory
         inventory.run_deferred_work()
         newest = max(map(int, inventory.unabsorbed_points()), default=None)

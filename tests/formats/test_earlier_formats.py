@@ -52,7 +52,7 @@ def test_every_index_format_is_migrated(number: int, tmp_path: Path) -> None:
         totals = usage.load_totals(db, "")
         letter, thesis = usage.conversation_usages(db)
     index.close()
-    assert (totals.rows, totals.disk) == (5070, 8192 + 3 * 4096)
+    assert (totals.row_bytes, totals.disk_bytes) == (5070, 8192 + 3 * 4096)
     assert (thesis.conversation_id, thesis.exclusive_bytes, thesis.shared_bytes) == ("thesis", 4096, 8192)
     assert (letter.conversation_id, letter.exclusive_bytes, letter.shared_bytes) == ("letter", 2 * 4096, 8192)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["index.db"], "no copy of a disposable file"

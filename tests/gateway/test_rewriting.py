@@ -132,7 +132,7 @@ async def test_deleted_memory_is_the_reason_only_for_its_own_conversation(server
     assert {cause: cost.times for cause, cost in total.misses.items()} == {pruned: 2}
 
 
-@pytest.mark.parametrize("whole_only", [True, False])
+@pytest.mark.parametrize("cannot_cut_states", [True, False])
 @pytest.mark.parametrize(
     ("code", "is_other_reason"),
     [
@@ -145,11 +145,17 @@ async def test_deleted_memory_is_the_reason_only_for_its_own_conversation(server
     ],
 )
 def test_divergence_is_the_reason_only_if_there_is_no_other(
-    code: ReasonCode | None, is_other_reason: bool, whole_only: bool
+    code: ReasonCode | None, is_other_reason: bool, cannot_cut_states: bool
 ) -> None:
     """A failed or skipped restore is the reason."""
     divergence, miss = Divergence(0, 900, Reason(ReasonCode.SYSTEM_CHANGED)), Reason(code) if code else None
-    values = {"found_tokens": 0, "prompt_tokens": 900, "miss": miss, "divergence": divergence, "whole_only": whole_only}
+    values = {
+        "found_tokens": 0,
+        "prompt_tokens": 900,
+        "miss": miss,
+        "divergence": divergence,
+        "cannot_cut_states": cannot_cut_states,
+    }
     record = RequestRecord(1, "zed", "/v1/messages", 0.0, **values)
     assert record.miss_reason == (miss if is_other_reason else divergence.cause)
     assert (record.costly_divergence is None) == is_other_reason

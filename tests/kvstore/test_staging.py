@@ -216,7 +216,7 @@ def test_without_links_files_go_to_disk(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_stale_files_in_a_servers_folder_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "_RUN", "0123456789abcdef")
+    monkeypatch.setattr(disk, "_RUN_ID", "0123456789abcdef")
     stale = disk.engine_file_name()
     monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "another"))
     of_another_home = disk.engine_file_name()

@@ -86,7 +86,10 @@ class ParsedRequest:
 
     @cached_property
     def needs_several_slots(self) -> bool:
-        """True if the request has several prompts or answers, or generates nothing (such as embeddings)."""
+        """True if the request may use several slots.
+
+        This applies to a request that has several prompts or answers, or that generates nothing (such as embeddings).
+        """
         prompt, prompts = self.body.get("prompt"), 1
         if self.form is Form.COMPLETION and isinstance(prompt, list):
             # Token ids and texts in one list form one prompt; a text may have pictures.

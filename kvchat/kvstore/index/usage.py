@@ -20,9 +20,9 @@ from kvchat.text.reasons import Reason, ReasonCode, parse_reason
 
 class Totals(NamedTuple):
     save_points: int
-    logical: int  # bytes of all slot files
-    rows: int  # bytes of row blocks
-    disk: int  # disk bytes of all blocks
+    logical_bytes: int  # all slot files
+    row_bytes: int  # row blocks
+    disk_bytes: int  # disk usage of all blocks
     bytes_written: int
     written_today: int
 
@@ -154,7 +154,7 @@ def _load_columns(db: sqlite3.Connection, query: str, count: int) -> list[IntArr
 
 
 def discard(db: sqlite3.Connection, point_ids: Sequence[int], reason: Reason, now: datetime, *, notify: bool) -> None:
-    """Delete save points and record the reason for `Restorer.find` to return; with `notify`, tell the user once."""
+    """Delete save points and record why; `Restorer.find` returns the reason. With `notify`, tell the user once."""
     for point_id in point_ids:
         db.execute(
             "INSERT INTO losses (save_point_id, conversation, fingerprint_id, reason, lost_at, told)"
