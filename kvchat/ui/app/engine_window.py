@@ -109,7 +109,7 @@ _LEVELS = ((Level.DETAIL, N_("All messages")), (Level.WARNING, N_("Warnings and 
 
 
 class LogPage(QWidget):
-    """The engine's log. It follows new lines until the user scrolls up, and again from its end or by the check box."""
+    """The engine's log. It scrolls to new lines until the user scrolls up; scrolling to the end resumes this."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()

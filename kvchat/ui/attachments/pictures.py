@@ -63,7 +63,7 @@ def prepare_picture(name: str, data: bytes) -> Attachment:
 
 
 def prepare_image(name: str, image: QImage) -> Attachment:
-    """Convert an image that is in no file, such as one from the clipboard, to an attachment. Raises AttachmentError."""
+    """Convert an image without a file, such as one from the clipboard, to an attachment. Raises AttachmentError."""
     if max(image.width(), image.height()) > LONGEST_SIDE:
         image = image.scaled(LONGEST_SIDE, LONGEST_SIDE, _KEEP_RATIO, _SMOOTH)
     data = _encoded(image, "PNG", -1)

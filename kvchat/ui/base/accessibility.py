@@ -28,7 +28,7 @@ def set_ui_language(chosen: str) -> None:
 
 
 def report_accessible_roles() -> None:
-    """Make Qt report the `accessible_role` of each widget class that has one to screen readers."""
+    """Make screen readers use the `accessible_role` of each widget class that has one."""
 
     def interface(kind: str, object: QObject) -> QAccessibleInterface | None:
         role = getattr(type(object), "accessible_role", None)

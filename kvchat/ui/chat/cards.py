@@ -25,7 +25,7 @@ class EngineCard(Card):
     def show_status(
         self, status: EngineStatus, model: str | None, *, is_model_missing: bool = False, can_download: bool = False
     ) -> None:
-        """Show the engine's state. `can_download`: the is_model_missing model can be downloaded again."""
+        """Show the engine's state. `can_download` means that a missing model can be downloaded again."""
         state, failure = status.state, status.failure
         failed, stopped = state is EngineState.FAILED, state is EngineState.STOPPED
         if state in (EngineState.READY, EngineState.UNLOADED):

@@ -41,7 +41,7 @@ class Remark:
 
 
 class TurnStatus:
-    """Status of one turn: one remark for each topic, error and streaming reply."""
+    """Status of one turn: its remarks (at most one for each topic), its error and the streaming reply."""
 
     def __init__(self) -> None:
         self.awaits_output = False  # sent, no token yet

@@ -47,7 +47,7 @@ class ModelController(Controller):
             self.apply_default()
 
     async def switch(self, path: Path) -> None:
-        """Switch the open conversation, or the default model if none is open, to another model. Raises KvchatError."""
+        """Use another model in the open conversation or, if none is open, by default. Raises KvchatError."""
         if self._chat.current is None:
             await self._runtime.use_model(path)
             self.apply_default()
@@ -57,7 +57,7 @@ class ModelController(Controller):
             self._chat.model_changed.emit()
 
     def apply_default(self) -> None:
-        """Apply a new default model to the open chat, unless the chat has replies from another model and works."""
+        """Apply a new default model to the open chat, unless that has replies from another model and no error."""
         conversation, model = self._chat.conversations.conversation(self._chat.current), self._runtime.model
         has_reply = any(message.role is Role.ASSISTANT for message in self._views.transcript.messages)
         failed = self._runtime.engine.status.state is EngineState.FAILED or self._chat.turn_of().failure is not None

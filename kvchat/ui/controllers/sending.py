@@ -116,7 +116,7 @@ class DraftController(Controller):
             self._pause.start()
 
     async def wait_until_released(self) -> None:
-        """Wait a limited time until no draft is held: with a hung disk, the messages would never be stored."""
+        """Wait until no draft is held, for a limited time, because messages are never stored if the disk hangs."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_MAX_HOLD_S):
                 await self._all_released.wait()

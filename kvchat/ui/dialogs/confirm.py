@@ -117,7 +117,7 @@ async def is_metered() -> bool:
 
 
 class PassphraseDialog(Question):
-    """Dialog that asks for a passphrase. An `optional` one is for encrypting a new file and must be typed twice."""
+    """Dialog that asks for a passphrase. If `optional`, it is for encrypting a new file and must be typed twice."""
 
     def __init__(self, parent: QWidget, title: str, text: str, action: str, *, optional: bool) -> None:
         self.field = line_edit(_("Passphrase"), _("Passphrase (optional)") if optional else _("Passphrase"))

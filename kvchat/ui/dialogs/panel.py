@@ -234,7 +234,7 @@ class Panel(FittingDialog):
         size: tuple[int, int] = (0, 0),
         min_size: tuple[int, int] = (0, 0),
     ) -> None:
-        """size, min_size: pixels at 100 % text size, scaled with the text as far as the screen allows"""
+        """`size`, `min_size`: pixels at 100 % text size. Both grow with the text as far as the screen allows."""
         super().__init__(parent)
         self.setWindowTitle(title)
         self.setAccessibleName(title)

@@ -86,7 +86,7 @@ class HubModels(QWidget):
             self._load(self._show_results(text) if text else self._show_suggestions())
 
     def _load(self, load: Coroutine[Any, Any, None]) -> None:
-        """Load other rows. A request that is still in progress is canceled."""
+        """Load the page's rows with `load`. A request that is still in progress is canceled."""
         if self._loading is not None:
             self._loading.cancel()
         self.access_card.hide()

@@ -86,7 +86,7 @@ class Markdown:
         self._parser = markdown_parser(renderer_class(theme))
 
     def parse_units(self, text: str, env: MarkdownEnv, *, streaming: bool) -> list[Unit]:
-        """Split `text` into units, and add its definitions of links and footnotes to `env`. Raises no errors."""
+        """Split `text` into units, and add its definitions of links and footnotes to `env`. Never raises."""
         env[STREAMING] = streaming
         return list(_split_units(self._parser.parse(text, env)))
 

@@ -102,7 +102,10 @@ class MarkdownStream:
         return closing is not None
 
     def _parse_units(self, is_last: bool) -> bool:
-        """Parse the tail and settle what is final. Return True if the rest must be parsed again."""
+        """Parse the tail, which is the text that can still change, and move what is final to `settled_blocks`.
+
+        Return True if the rest must be parsed again.
+        """
         env = _copy_env(self._env)
         units = self._markdown.parse_units(self._tail, env, streaming=not is_last)
         if self._ordinal is not None and units and units[0].ordinal is not None:  # the list began earlier
@@ -154,7 +157,7 @@ class MarkdownStream:
         return [block for unit in units for block in self._markdown.render_unit(unit, source, env)]
 
     def _shorten_tail(self, unit: Unit) -> bool:
-        """Settle part of the tail, which begins with `unit`. Return True if the rest must be parsed again."""
+        """Shorten a tail that begins with `unit`, if possible. Return True if the rest must be parsed again."""
         if unit.kind == "fence" and (opened := _FENCE.match(self._tail)):
             self._fence = _Fence(opened[0].rstrip("\n"), len(opened[1]), opened[2], code_language(opened[3]))
             self._tail = self._tail[opened.end() :]
@@ -222,7 +225,7 @@ def _unit_source(text: str, starts: list[int], unit: Unit) -> str:
 
 
 def _definition_labels(env: MarkdownEnv) -> set[str]:
-    """Return the labels of all definitions in capitals, as [LABEL] for links and [^LABEL] for footnotes."""
+    """Return the labels of all definitions, in capitals: [LABEL] for links and [^LABEL] for footnotes."""
     notes: dict[str, Any] = env["footnotes"]["refs"]
     return {f"[{label}]" for label in env["references"]} | {f"[^{label[1:].upper()}]" for label in notes}
 
