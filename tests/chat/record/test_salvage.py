@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import stat
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -22,6 +21,7 @@ from kvchat.system.paths import Paths
 from kvchat.transfer.backup import repair
 from tests.chat import mutating
 from tests.e2e.home import Home
+from tests.systems import has_mode
 
 
 @pytest.fixture
@@ -199,8 +199,8 @@ def test_backups_are_private_few_and_only_made_after_changes(paths: Paths) -> No
     assert back_up(paths.database, replace_todays=True)
     kept = list_backups(paths.database)
     assert [file.name for file in kept[1:]] == ["chats-2026-01-05.db", "chats-2026-01-04.db"]
-    assert stat.S_IMODE(today.stat().st_mode) == 0o600
-    assert stat.S_IMODE(today.parent.stat().st_mode) == 0o700
+    assert has_mode(today, 0o600)
+    assert has_mode(today.parent, 0o700)
 
 
 def test_backup_dated_in_the_future_does_not_stop_backups(paths: Paths) -> None:

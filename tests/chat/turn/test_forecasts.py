@@ -8,6 +8,7 @@ from kvchat.chat.turn.forecasts import Forecast
 from kvchat.session.proof import Source
 from kvchat.text.formatting import TimeRange
 from tests.chat.stage import Stage
+from tests.systems import WARM
 
 STORY = "A long story of the river and the garden. " * 20
 
@@ -30,7 +31,7 @@ async def test_forecast_source_of_each_chat(stage: Stage) -> None:
     await stage.answered(second, STORY)
     forecasts = await forecast(stage, empty, cold, first, second)
     assert [forecast.has_messages for forecast in forecasts] == [False, True, True, True]
-    assert [forecast.source for forecast in forecasts[1:]] == [Source.COLD, Source.WARM, Source.HOT]
+    assert [forecast.source for forecast in forecasts[1:]] == [Source.COLD, WARM, Source.HOT]
     assert forecasts[1].tokens_to_read > 200 > 20 > max(forecast.tokens_to_read for forecast in forecasts[2:])
     stage.store.restorer.limit_memory(0)
     assert await sources(stage, first) == [Source.DISK]
@@ -56,7 +57,7 @@ async def test_message_forecast_matches_the_receipt(stage: Stage) -> None:
     chat, forecasts = await stage.chat(), stage.service.forecasts
     assert await forecasts.forecast_message(chat, "Hello?") is None  # no engine is ready
     await stage.answered(chat, STORY)
-    for text, source in (("And then?", Source.HOT), (f"{STORY} And now?", Source.WARM)):
+    for text, source in (("And then?", Source.HOT), (f"{STORY} And now?", WARM)):
         if source is not Source.HOT:
             await stage.answered_chat()
         expected = await forecasts.forecast_message(chat, text)

@@ -35,6 +35,7 @@ from kvchat.session import slot_request
 from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
+from tests.systems import WARM, deletes_open_files
 
 SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
 STORY = "A long story. " * 60
@@ -56,7 +57,7 @@ async def test_stopping_another_chat_early_keeps_the_save_point_usable(
     await future
     stage.fake.set(**dict.fromkeys(switches))
     receipt = await stage.answered(first, "Go on.")
-    assert receipt.source is Source.WARM
+    assert receipt.source is WARM
     assert receipt.cached_tokens > 0.9 * receipt.prompt_tokens
 
 
@@ -233,6 +234,7 @@ async def test_stopping_the_engine_also_stops_waiting_replies(stage: Stage) -> N
     assert [message.role for message in await stage.messages(second)] == [Role.USER]
 
 
+@deletes_open_files
 @pytest.mark.parametrize("where", ["store", "engine"])
 async def test_stop_during_a_restore_leaves_no_slot_file(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, where: str

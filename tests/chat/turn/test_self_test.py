@@ -14,6 +14,7 @@ from kvchat.session.proof import Source
 from kvchat.session.restore_support import RestoreFinding, Strategy
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.chat.stage import QUESTION, Stage
+from tests.systems import needs_scripts
 
 SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
 PLAIN = RestoreFinding(Strategy.PLAIN, proved=True)
@@ -56,6 +57,7 @@ async def test_first_start_runs_the_self_test_and_leaves_nothing(stage: Stage) -
     assert (receipt.source, receipt.cached_tokens) == (Source.COLD, 0), "the slot was empty"
 
 
+@needs_scripts
 async def test_each_build_is_tested_once(stage: Stage) -> None:
     await start_engine(stage)
     before = save_count(stage)

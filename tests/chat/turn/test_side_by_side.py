@@ -12,6 +12,7 @@ from kvchat.session.proof import Source
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
+from tests.systems import WARM, needs_links
 
 # Without a common prefix, so that no save point serves another chat.
 TOPICS = (
@@ -58,6 +59,7 @@ async def test_two_chats_are_answered_concurrently(two: Stage) -> None:
     assert all(await asyncio.gather(*replies, third))
 
 
+@needs_links
 async def test_chat_with_another_model_waits_for_running_replies(two: Stage, tmp_path: Path) -> None:
     chats = [await two.answered_chat(), await two.chat()]
     other = tmp_path / "other.gguf"
@@ -80,7 +82,7 @@ async def test_room_is_made_before_reading_or_restoring(two: Stage) -> None:
     second = await two.answered_chat(OTHER * 6)
     assert (await two.answered(second, OTHER * 12)).source == Source.HOT
     assert two.slots.owners() == [second], "the other is erased"
-    assert (await two.answered(first, "Go on.")).source == Source.WARM
+    assert (await two.answered(first, "Go on.")).source == WARM
     assert not two.errors()
 
 

@@ -16,6 +16,7 @@ from tests.chat.stage import Stage
 from tests.e2e.home import Home
 from tests.e2e.waiting import wait_until
 from tests.engine_fixtures import FakeEngine
+from tests.systems import needs_signals
 
 WAITING = "Another reply is being generated; waiting…"
 
@@ -106,6 +107,7 @@ def test_command_takes_over_from_a_killed_one(home: Home, fake_engine: FakeEngin
     assert not home.replies("streaming")
 
 
+@needs_signals
 def test_ctrl_c_ends_only_its_own_command(home: Home, fake_engine: FakeEngine) -> None:
     AskCommand(home, "--new", "Zero").output()
     first = start_reply(home, fake_engine, "One")
