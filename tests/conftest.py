@@ -4,12 +4,10 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import keyring
 import pytest
 from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po
 from hypothesis import HealthCheck, settings
-from keyring.backends import fail
 
 from kvchat.text import language
 from tests import models
@@ -18,6 +16,9 @@ pytest_plugins = ["tests.engine_fixtures", "tests.library.fake_hub"]
 
 # Tests and the processes they start use English, whatever the desktop's language is.
 os.environ["LANGUAGE"] = "C"
+
+# They do not use the user's keyring.
+os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"
 
 # An engine's threads sleep while waiting: spinning made a bench of 9 s take 35 s on a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -43,15 +44,6 @@ def pytest_collection_finish() -> None:
     """Reduce garbage collection, as kvchat does after startup: it took a twelfth of all the time."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-
-
-@pytest.fixture
-def no_keyring() -> Iterator[None]:
-    """Store secrets in files, where processes that a test starts find them too."""
-    backend = keyring.get_keyring()
-    keyring.set_keyring(fail.Keyring())
-    yield
-    keyring.set_keyring(backend)
 
 
 @pytest.fixture(scope="session")

@@ -74,7 +74,6 @@ def test_a_restart_with_more_context_is_reported(home, fake_engine, tmp_path, en
 
 
 @pytest.mark.fake
-@pytest.mark.usefixtures("no_keyring")
 def test_a_server_that_saves_nothing_is_reported(tmp_path, fake_engine):
     home = Home(tmp_path / "home")
     server = UsersServer(fake_engine.path, fake_engine.plan, saves=False)

@@ -24,8 +24,8 @@ REPOSITORY = "org/Thing-7B-GGUF"
 
 
 @pytest.fixture(autouse=True)
-def user_home(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_keyring: None) -> Path:
-    """Make the home folder of a user without a keyring or models of other programs."""
+def user_home(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the home folder of a user without models of other programs."""
     for name in ("HF_HOME", "HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS", "HF_TOKEN", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "user"))

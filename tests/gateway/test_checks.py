@@ -112,7 +112,6 @@ def test_key_file(tmp_path: Path) -> None:
         read_key_file(tmp_path / "none")
 
 
-@pytest.mark.usefixtures("no_keyring")
 def test_keys_are_created_and_revoked_separately(tmp_path: Path) -> None:
     store = KeyStore(resolve_paths({"KVCHAT_HOME": str(tmp_path)}))
     assert store.load() == {}

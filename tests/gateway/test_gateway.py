@@ -31,6 +31,7 @@ from tests.engine_fixtures import FakeEngine
 from tests.gateway.servers import WORDS, RunningGateway, chat_body, events, receipt_in, reply_in, running_gateway
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.store_contents import StoreContents
+from tests.systems import not_on_windows
 
 CHAT = "/v1/chat/completions"
 SLOW_PREFILL = [PrefillSample(1000, 1e6)] * 5  # makes restoring worthwhile
@@ -487,6 +488,7 @@ async def test_closing_ends_answers_and_accepts_no_more(server: RunningGateway, 
         await server.client.get("/health")
 
 
+@not_on_windows("psutil counts no open files there")
 async def test_cancelled_listen_leaves_no_listener() -> None:
     """At whatever step; and a port in use is refused with advice."""
 

@@ -8,6 +8,7 @@ import pytest
 
 from kvchat.gateway.records import MAX_DAYS, MAX_PROGRAMS, DailyTotals, ProgramTotal, TokenCost
 from kvchat.text.reasons import ReasonCode
+from tests.systems import has_mode
 
 NOON = datetime(2026, 11, 22, 12)
 
@@ -30,7 +31,7 @@ def test_totals_survive_a_restart(tmp_path: Path) -> None:
         assert zed.saved_by_rule == {"rule": TokenCost(1, 50, 200.0)}
         assert zed.last_at == (NOON + timedelta(days=1)).timestamp()
         assert set(kept.by_program()) == {"zed", "codex"}
-    assert (tmp_path / "programs.json").stat().st_mode & 0o077 == 0
+    assert has_mode(tmp_path / "programs.json", 0o600)
     totals.forget("zed")
     assert set(totals.by_program()) == {"codex"}
 

@@ -36,7 +36,7 @@ REPOSITORY = "org/Thing-7B-GGUF"
 
 
 @pytest.fixture(autouse=True)
-def without_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_keyring: None) -> None:
+def without_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
 
