@@ -26,6 +26,7 @@ from kvchat.cli.arguments import (
 )
 from kvchat.cli.options import COMMANDS, CommandKind
 from kvchat.errors import KvchatError
+from tests.systems import WINDOWS
 
 
 def parse_ask(*arguments: str) -> AskOptions:
@@ -53,8 +54,9 @@ def test_the_question_comes_from_the_command_line_standard_input_or_a_conversati
     assert parse_ask("--new", "-") == AskOptions(prompt="a long\nquestion caf\ufffd", new=True)
     set_stdin(monkeypatch, b"a question")
     assert parse_ask("--new") == AskOptions(prompt="a question", new=True)
-    expected = AskOptions(prompt="caf\ufffd \ufffd", system="é")  # UTF-8 whatever the locale
-    assert parse_ask("--system", "\udcc3\udca9", "caf\udce9 \udcff") == expected
+    if not WINDOWS:  # whose arguments are text
+        expected = AskOptions(prompt="caf\ufffd \ufffd", system="é")  # UTF-8 whatever the locale
+        assert parse_ask("--system", "\udcc3\udca9", "caf\udce9 \udcff") == expected
     for data in (b"", b" \n", b"\0", b"x" * 64_000_001, None):
         for arguments in (["-"], ["--new"]) if data is not None else (["-"],):
             set_stdin(monkeypatch, data)

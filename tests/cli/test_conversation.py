@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import pty
 import re
 import select
 import signal
@@ -20,7 +19,8 @@ from tests.e2e.home import Home
 from tests.engine.waiting import is_alive
 from tests.engine_fixtures import FakeEngine
 
-pytestmark = [pytest.mark.fake, pytest.mark.skipif(sys.platform == "win32", reason="uses pseudo-terminals")]
+pty = pytest.importorskip("pty", reason="Windows has no pseudo-terminals")
+pytestmark = pytest.mark.fake
 PATIENCE_S = 240.0
 _ESCAPES = re.compile(r"\x1b\[[?0-9;]*[a-zA-Z]|\r")
 

@@ -12,6 +12,7 @@ from keyring.backends import chainer, fail
 
 from kvchat.cli.doctor import AVAILABLE, MISSING, UNKNOWN, find_keyring, find_tray
 from tests.desktop_bus import display, session_bus
+from tests.systems import not_on_windows
 
 WATCHER = "org.kde.StatusNotifierWatcher"
 
@@ -34,6 +35,7 @@ def test_a_status_notifier_host_is_found(bus):
     assert find_tray(environment)["presence"] == MISSING
 
 
+@not_on_windows("the tray is part of Windows")
 @pytest.mark.parametrize("address", ["unix:path=/nowhere/at/all", "nonsense"])
 def test_a_bus_or_display_that_does_not_answer_is_unknown(address):
     assert find_tray({})["presence"] == MISSING

@@ -17,7 +17,9 @@ from kvchat.library.gguf.facts import model_identity
 from kvchat.session.restore_support import FindingKey, RestoreFinding, Strategy, newest_finding, store_finding
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.paths import Paths
+from tests.engine_fixtures import make_program
 from tests.library.gguf_files import write_gguf
+from tests.systems import needs_pipes
 
 
 @pytest.fixture(autouse=True)
@@ -27,18 +29,12 @@ def no_session_bus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
-    program = tmp_path / "llama-server"
-    known = "\n".join(f"{name} VALUE" for name in REQUIRED_OPTIONS)
-    program.write_text(
-        "#!/bin/sh\n"
-        'case "$1" in\n'
-        '--version) echo "version: 11434 (abc1234)" >&2;;\n'
-        '--list-devices) echo "Available devices:"; echo "  CUDA0: NVIDIA H200 (143156 MiB, 142000 MiB free)";;\n'
-        f'--help) echo "{known}";;\n'
-        "esac\n"
-    )
-    program.chmod(0o755)
-    return program
+    answers = {
+        "--version": "version: 11434 (abc1234)",
+        "--list-devices": "Available devices:\n  CUDA0: NVIDIA H200 (143156 MiB, 142000 MiB free)",
+        "--help": "\n".join(f"{name} VALUE" for name in REQUIRED_OPTIONS),
+    }
+    return make_program(tmp_path / "llama-server", f"import sys; print({answers!r}[sys.argv[1]])")
 
 
 @pytest.fixture
@@ -89,6 +85,7 @@ def test_restore_capabilities_are_shown_once_known_and_can_be_deleted(paths, smo
     assert newest_finding(paths.restore_findings, "another") is not None
 
 
+@needs_pipes
 def test_a_pipe_or_nonsense_in_place_of_the_findings_is_ignored(paths):
     paths.ensure()
     os.mkfifo(paths.restore_findings)
@@ -117,12 +114,12 @@ def test_a_damaged_model_or_an_unusable_engine_is_a_fault(paths, engine, tmp_pat
         assert not is_healthy(report)
         return "\n".join(format_lines(report))
 
-    cut, program = tmp_path / "cut.gguf", tmp_path / "other-server"
+    cut = tmp_path / "cut.gguf"
     cut.write_bytes(write_gguf(tmp_path / "whole.gguf").read_bytes()[:-2000])
     assert "The model file is incomplete" in fault(model_path=str(cut), engine_path=str(engine))
-    assert "not found" in fault(engine_path=str(program))
-    program.write_text("#!/bin/sh\necho 'error while loading shared libraries: libggml.so'\nexit 127\n")
-    program.chmod(0o755)
+    assert "not found" in fault(engine_path=str(tmp_path / "other-server"))
+    code = "import sys; print('error while loading shared libraries: libggml.so'); sys.exit(127)"
+    program = make_program(tmp_path / "other-server", code)
     assert "libggml.so" in fault(engine_path=str(program))
     report = collect_report(paths, Settings(engine_url="http://127.0.0.1:8080", engine_path="/nowhere"))
     assert is_healthy(report), "an external server is not probed"

@@ -29,6 +29,7 @@ def user_home(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("HF_HOME", "HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS", "HF_TOKEN", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "user"))
     (tmp_path / "user").mkdir()
     return tmp_path / "user"
 

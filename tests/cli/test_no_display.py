@@ -4,6 +4,9 @@ import socket
 
 from kvchat.cli import no_display
 from kvchat.cli.no_display import DisplayProblem, find_display_problem
+from tests.systems import not_on_windows
+
+pytestmark = not_on_windows("Windows always has a display")
 
 
 def test_a_missing_display_is_explained_unless_the_platform_needs_none(capsys):

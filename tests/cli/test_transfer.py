@@ -10,6 +10,7 @@ import pytest
 from kvchat.__main__ import main
 from kvchat.system.paths import Paths
 from tests.cli.owner import running_owner
+from tests.systems import needs_links
 from tests.transfer.library import everything, made_conversation, open_library
 
 
@@ -80,6 +81,7 @@ def test_one_chat_is_exported_in_a_chosen_format_and_invalid_options_are_refused
     assert not (tmp_path / "x.kvchat").exists()
 
 
+@needs_links
 @pytest.mark.parametrize("command", ["export", "backup"])
 def test_links_are_followed_and_special_files_never_replaced(paths, tmp_path, capsys, command):
     made_conversation(open_library(paths.data))
