@@ -32,7 +32,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 @pytest.fixture
 async def stage(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> AsyncIterator[Stage]:
-    async with Stage(tmp_path / "home", fake_engine, smollm2) as stage:
+    async with Stage(tmp_path / "Jürgens Ordner 晚 😀", fake_engine, smollm2) as stage:
         yield stage
 
 
