@@ -89,7 +89,7 @@ class Server(ABC):
     async def direct(self) -> Address | None:
         """Return the engine behind it; None if it is one itself."""
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         return
 
     async def disk_bytes(self) -> int:
@@ -116,7 +116,7 @@ class Ours(Server):
         client = (await self._home.runtime.engine.ready()).engine
         return Address(client.base_url, {"authorization": f"Bearer {client.key}"})
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         await self._home.runtime.api_server.wait_until_idle()
         await self._home.runtime.chat.wait_until_idle()
 
