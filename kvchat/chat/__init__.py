@@ -1,1 +1,1 @@
-"""Conversations, messages and turns (restore, stream, settle at the turn boundary, save), receipts."""
+"""Chats: stored conversations and messages, and the turns that answer them and record a receipt per reply."""

@@ -37,7 +37,7 @@ SUMMARY_REQUEST = "Please summarize our conversation so far in enough detail to 
 TRUNCATED_NAME = N_("Beginning of {name}")  # a truncated document
 MIN_PART_TOKENS = 64  # a shorter part is useless
 RECENT_CHATS = 3  # chats likely to be continued: the context starts large enough for each
-BUDGET_DIVISORS = (2, 4, 8, 0)  # the last turns get 1/n of the context's tokens; 0: the last turn alone
+RECENT_SHARE_DIVISORS = (2, 4, 8, 0)  # the last turns get 1/n of the context's tokens; 0: the last turn alone
 BYTES_PER_TOKEN = 4  # rough, until an engine counts
 TEMPLATE_TOKENS = 8  # rough template overhead per message
 
@@ -116,7 +116,7 @@ def _extra_tokens(message: Message) -> int:
 
 
 def _estimate_tokens(branch: Sequence[Message]) -> int:
-    """Estimate a branch's tokens from its last receipt and the bytes since, without an engine."""
+    """Estimate a branch's tokens without an engine: from its last receipt and the size of the text after it."""
     tokens = 0
     for message in branch:
         tokens += len(prompt_content(message).encode()) // BYTES_PER_TOKEN + _extra_tokens(message)
@@ -170,7 +170,9 @@ class ContextService:
             owner = conversation_id or ""
 
             async def enlarge(slot: Slot, _may_continue: Callable[[], bool]) -> None:
-                await self._turn_context.exchange(slot, owner).with_room(PromptRequest((), model=chosen.model), tokens)
+                await self._turn_context.exchange(slot, owner).lease_with_room(
+                    PromptRequest((), model=chosen.model), tokens
+                )
 
             async def enlarge_when_idle() -> None:  # restarts the engine with room for the unsent draft
                 with contextlib.suppress(KvchatError):  # the next request reports it
@@ -181,7 +183,7 @@ class ContextService:
         return ContextUsage(used, waiting, reserve, engine.limit, not exact)
 
     async def count_tokens(self, attachment: Attachment) -> _TokenCount:
-        """Return an attachment's token count and True; without a ready engine, an estimate and False."""
+        """Return an attachment's token count and True or, if no engine is ready, an estimate and False."""
         if self._turn_context.host.is_ready(vision=bool(attachment.data)):
             return await self._count_document(await self._turn_context.host.ready(), attachment)
         estimate = len(attachment.text.encode()) // BYTES_PER_TOKEN
@@ -221,7 +223,7 @@ class ContextService:
         return tuple(attachments)
 
     async def check_vision(self, conversation_id: str | None) -> bool:
-        """Return True if pictures can be counted now. Raises KvchatError if the model has no vision."""
+        """Raise KvchatError if the model does not support images; return True if a ready engine can count them."""
         chosen = await self._turn_context.answer_settings(conversation_id) if conversation_id else AnswerSettings()
         await self._turn_context.host.check_vision(chosen.model)
         return self._turn_context.host.is_ready(chosen.model, vision=True)
@@ -230,7 +232,7 @@ class ContextService:
         """Continue in a branch without the middle; return the number of messages dropped. Raises KvchatError."""
         async with self._turn_context.slots.acquire(conversation_id) as slot:  # the chat may use another model
             reduction = await self._start_reduction(conversation_id, slot)
-            for share in BUDGET_DIVISORS:
+            for share in RECENT_SHARE_DIVISORS:
                 split = split_branch(reduction.branch, reduction.sizes, reduction.engine.limit // share if share else 0)
                 if await reduction.fits(prompt_messages([*split.opening, *split.recent])):
                     return await self._replace_middle(split, ())
@@ -265,7 +267,7 @@ class ContextService:
             )
 
     async def tokens_needed(self, model: str | None) -> int:
-        """Estimate the tokens of the longest recent chat with a model, plus a reply."""
+        """Estimate the tokens of the longest recent chat with `model`, including its next reply."""
         query = "SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1"
         query = f"{query} {ORDER_BY_LAST_USED} LIMIT ?2"
         try:
@@ -281,7 +283,7 @@ class ContextService:
         chosen, branch = await turn_context.settings_and_branch(conversation_id)
         exchange = Exchange(turn_context.slots, slot, turn_context.host, conversation_id)
         request = PromptRequest(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
-        engine = (await exchange.ready(request)).engine
+        engine = (await exchange.lease_slot(request)).engine
         sizes = [
             await engine.engine.count_tokens(prompt_content(message)) + _extra_tokens(message) for message in branch
         ]

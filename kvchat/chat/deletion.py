@@ -132,7 +132,10 @@ class RecentlyDeleted:
             await asyncio.to_thread(self._turn_context.store.inventory.delete_conversation, conversation_id)
 
     async def purge(self, deleted: Mapping[str, set[str]]) -> None:
-        """Permanently delete messages, by conversation. A conversation's own id stands for the whole conversation."""
+        """Permanently delete messages; `deleted` maps conversation ids to message ids.
+
+        A conversation's own id among them deletes the whole conversation.
+        """
         turn_context, slots = self._turn_context, self._turn_context.slots
         with self._retry_on_error():
             await slots.wait_until_released(deleted)
@@ -293,7 +296,7 @@ def _check_entries(database: Database, keep_s: float) -> list[DeletedEntry]:
 
 
 def _max_interval_s(keep_s: float) -> float:
-    """Return the most that one check adds to the counted time, a little over the interval between checks."""
+    """Return the maximum seconds that one check adds to an entry's counted time, however far the clock has moved."""
     return max(keep_s / 7, 2 * _CHECK_INTERVAL_S)
 
 

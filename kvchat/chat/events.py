@@ -29,12 +29,12 @@ class SettingsChanged:
 
 @dataclass(frozen=True)
 class ConversationsChanged:
-    """A conversation was made, renamed, deleted or moved to the top."""
+    """A conversation was created, renamed, deleted or moved to the top of the list."""
 
 
 @dataclass(frozen=True)
 class LibraryChanged:
-    progress: bool = False  # only the progress of processing changed
+    progress_only: bool = False  # only the progress of processing changed
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Speed(_ChatEvent):
 
 @dataclass(frozen=True)
 class EngineSilent(_ChatEvent):
-    """The engine has been silent for `seconds`; 0 when it resumes."""
+    """The engine has sent nothing for `seconds`; 0 when it resumes."""
 
     seconds: float
 
@@ -174,7 +174,7 @@ class EventBus:
         return lambda: self._listeners.remove(listener)
 
     def publish(self, event: Event) -> None:
-        """Call every listener. Exceptions go to the loop's handler, or are raised if no loop runs."""
+        """Call every listener. Exceptions go to the loop's exception handler or, if no loop runs, to the caller."""
         for listener in tuple(self._listeners):
             try:
                 listener(event)

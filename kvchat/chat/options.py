@@ -1,8 +1,8 @@
 """Options of a conversation: its model, system prompt and sampling; and presets.
 
-A conversation remembers its model; viewing it loads nothing. Template options are fixed after
-the first message, another system prompt creates a branch of copies, and sampling can change at any time
-(`OptionsService`). Unset options come from the settings, then from the model.
+Viewing a conversation does not load its model. After the first message, template options are fixed, and a new system
+prompt copies the messages to a new branch; sampling can change at any time (`OptionsService`). Unset options come from
+the settings, then from the model.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class InvalidOptions(KvchatError):
 
 
 class OutputFormatRejected(KvchatError):
-    """The engine rejected the output format: only it knows which grammars it supports."""
+    """The engine rejected the output format; only the engine knows which schemas and grammars it supports."""
 
     def __init__(self, engine_message: str) -> None:
         super().__init__(
@@ -164,7 +164,7 @@ def presets(database: Database) -> list[Preset]:
 
 
 def store_preset(database: Database, preset: Preset) -> Preset:
-    """Insert or update a preset; only one is the default. Raises InvalidOptions and StorageFailed."""
+    """Insert or update a preset; a new default replaces the old one. Raises InvalidOptions and StorageFailed."""
     preset = replace(preset, id=preset.id or uuid.uuid4().hex, name=preset.name.strip() or "Preset")
     values = preset.name, preset.system, preset.model, options_to_json(preset.options), preset.is_default, preset.id
     with database.transaction() as db:

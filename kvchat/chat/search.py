@@ -43,15 +43,15 @@ class Excerpt:
     marks: Marks
 
 
-def excerpt(text: str, terms: Sequence[Term], *, markdown: bool) -> Excerpt | None:
-    """Return the line of `text` around the first hit, or None. `markdown`: without markup, where the hit allows."""
+def excerpt(text: str, terms: Sequence[Term], *, is_markdown: bool) -> Excerpt | None:
+    """Return the line around the first hit, or None. `is_markdown`: strip the markup, unless that hides the hit."""
     at = find_first_match(text, terms)
     if at is None:
         return None
     begin = max(at[0] - _BEFORE - _MARGIN, 0)
     piece = text[begin : at[1] + _AFTER + _MARGIN]
     in_code = len(_FENCE.findall(text, 0, begin)) % 2 == 1
-    readings = (strip_markdown(piece, code=in_code), piece) if markdown else (piece,)
+    readings = (strip_markdown(piece, starts_in_code=in_code), piece) if is_markdown else (piece,)
     for reading in readings:
         line = one_line(safe_prose(reading))
         if matches := find_matches(line, terms):
@@ -68,15 +68,15 @@ def leading_excerpt(text: str, terms: Sequence[Term] = ()) -> Excerpt:
     return Excerpt(line, tuple(find_matches(line, terms)))
 
 
-def strip_markdown(piece: str, *, code: bool = False) -> str:
-    """Strip the markup from Markdown, which may be cut anywhere; `code`: it begins in a fenced block."""
+def strip_markdown(piece: str, *, starts_in_code: bool = False) -> str:
+    """Strip the markup from a piece of Markdown, cut anywhere. `starts_in_code`: it starts in a fenced block."""
 
     def strip_part(part: str) -> str:
         rows = _ROW.sub(lambda row: row[0].replace("|", " "), _LINE.sub("", part))
         return _INLINE.sub(lambda found: found["code"] or found["words"] or found["escaped"] or "", rows)
 
     parts = _FENCE.split(piece)
-    return "\n".join(part if (i % 2 == 1) is not code else strip_part(part) for i, part in enumerate(parts))
+    return "\n".join(part if (i % 2 == 1) is not starts_in_code else strip_part(part) for i, part in enumerate(parts))
 
 
 MAX_CHATS = 100  # per search
@@ -135,10 +135,10 @@ class ChatSearch:
             self._indexing = asyncio.create_task(index())
 
     async def purge_deleted(self) -> None:
-        """Purge deleted words, which the index has only marked as gone."""
+        """Erase the words of deleted texts, which the index has only marked as deleted."""
 
         def merge(database: Database, pages: int) -> bool:
-            """Merge part of the index; True if there is more. Negative `pages` begin a merge (FTS5's `merge`)."""
+            """Merge part of the index; True if there is more. Negative `pages` start a merge (FTS5's `merge`)."""
             with database.transaction() as db:
                 before = db.total_changes
                 db.execute("INSERT INTO searched_words (searched_words, rank) VALUES ('merge', ?)", (pages,))
@@ -233,7 +233,7 @@ def _find_terms(database: Database, terms: tuple[Term, ...]) -> tuple[ChatHit, .
                 chats.append(ChatHit(id, title, (), "", ()))
                 continue
             content = as_text(message["content"])
-            line = excerpt(content, terms, markdown=message["role"] == Role.ASSISTANT.value)
+            line = excerpt(content, terms, is_markdown=message["role"] == Role.ASSISTANT.value)
             document = None if line else document_excerpts.excerpt(messages[0])
             line = line or document or leading_excerpt(content)
             chats.append(ChatHit(id, title, tuple(messages), line.text, line.marks, in_document=document is not None))
@@ -241,7 +241,7 @@ def _find_terms(database: Database, terms: tuple[Term, ...]) -> tuple[ChatHit, .
 
 
 class _DocumentExcerpts:
-    """Excerpts of attachments; once their total reading time is used up, the names of the rest."""
+    """Excerpts of attachments; after a total time limit, only their names."""
 
     def __init__(self, db: sqlite3.Connection, terms: tuple[Term, ...]) -> None:
         self._db, self._terms, self._spent_s = db, terms, 0.0
@@ -255,7 +255,7 @@ class _DocumentExcerpts:
             text, line = as_text(row["text"]), None
             if self._spent_s <= _DOCUMENT_BUDGET_S:
                 started = time.thread_time()
-                line = excerpt(text, self._terms, markdown=False)
+                line = excerpt(text, self._terms, is_markdown=False)
                 self._spent_s += time.thread_time() - started
             if line is not None or name.marks:
                 line = line or leading_excerpt(text)

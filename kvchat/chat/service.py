@@ -91,7 +91,7 @@ class OptionsService:
             await turn_context.run(copy_to_branch, None, [*system, *messages], messages[-1].id)
         else:
             if before:
-                await turn_context.run(Database.remove_leaf, before)
+                await turn_context.run(Database.remove_empty_reply, before)
             for message in system:
                 await turn_context.run(Database.append_message, message)
         turn_context.publish_changes(conversation_id)
@@ -228,10 +228,10 @@ class ChatService:
     ) -> asyncio.Future[Message | None]:
         """Store the user's message, then run a turn. The future's result is the reply, or None.
 
-        Documents that cannot fit are refused before anything is stored. `new`: the chat, if it is created with the
-        message; `drafts`: what remains of the source drafts. All of that is stored, or nothing.
-        `save` False: the turn is neither settled nor saved, for measuring. `on_start`: called when it begins; only
-        with it may the turn wait for a reply in the same chat.
+        Documents that cannot fit are refused before anything is stored. `new`: the chat to create with the message;
+        `drafts`: the drafts to keep afterwards. Message, chat and drafts are stored together or not at all. With `save`
+        False, for measurements, the turn is neither settled nor saved. `on_start` is called when the turn begins; only
+        a turn with `on_start` may wait for a reply in the same chat.
         """
 
         def store(database: Database) -> TurnStart:
@@ -243,7 +243,7 @@ class ChatService:
                 conversation_id,
                 store,
                 sampling,
-                saves=save,
+                should_save=save,
                 text=text,
                 attachments=attachments,
                 creates_chat=new is not None,
@@ -255,7 +255,7 @@ class ChatService:
         self, conversation_id: str, sampling: Sampling | None = None, *, save: bool = True
     ) -> asyncio.Future[Message | None]:
         store = partial(select_question, conversation_id=conversation_id)
-        return self.turns.start(Turn(self.turn_context, conversation_id, store, sampling, saves=save))
+        return self.turns.start(Turn(self.turn_context, conversation_id, store, sampling, should_save=save))
 
     def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
         store = partial(select_question, conversation_id=reply.conversation_id, reply=reply)
@@ -298,7 +298,7 @@ class ChatService:
     async def _change_tree(
         self, conversation_id: str, change: Callable[Concatenate[Database, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Change the tree between replies, then prepare the branch shown. Raises ReplyInProgress."""
+        """Change the message tree if no reply is running, then prepare the visible branch. Raises ReplyInProgress."""
         self.turn_context.require_no_reply(conversation_id)
         result = await self.turn_context.run(change, *args, **kwargs)
         self.events.publish(MessagesChanged(conversation_id))
@@ -331,7 +331,7 @@ class ChatService:
                 self.slots.forget()
 
     def close(self) -> None:
-        """Stop replies and reading ahead; `wait_until_idle` then waits for saving to finish."""
+        """Stop replies and read-ahead; `wait_until_idle` then waits for saving to finish."""
         self.read_ahead.select(None)
         self.title_generator.close()
         self.stop_all()

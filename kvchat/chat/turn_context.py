@@ -62,7 +62,7 @@ class TurnContext:
         self._saving: asyncio.Task[None] | None = None
 
     async def run(self, function: Callable[Concatenate[Database, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a function of the database on its thread."""
+        """Call `function` with the database, on the database's thread."""
         return await self.worker.run(function, self.database, *args, **kwargs)
 
     def require_no_reply(self, conversation_id: str) -> None:
@@ -108,7 +108,7 @@ class TurnContext:
         return AnswerSettings(preset.model or self.default_model(), preset.options), system
 
     async def absorb(self, timeout_s: float = ABSORB_TIMEOUT_S) -> None:
-        """Have the store process saved states when nothing more urgent runs, and publish the result."""
+        """Have the store split saved slot files into blocks when nothing more urgent runs, and publish the result."""
         await self.slots.wait_until_quiet(Priority.ABSORB, timeout_s)
         try:
             report = await self.slots.absorb()
@@ -121,7 +121,7 @@ class TurnContext:
             self.publish(Notice(_("The memory of a chat was not saved"), reason.as_sentence))
 
     def write_reply_later(self, reply: Message) -> None:
-        """Hold a reply that could not be written, and retry regularly."""
+        """Keep a reply that could not be written in memory, and retry regularly."""
 
         async def retry() -> None:
             while self.unsaved_replies:

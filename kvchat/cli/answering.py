@@ -271,7 +271,7 @@ async def ask(options: AskOptions, runner: CommandRunner) -> int:
             except asyncio.CancelledError:  # Ctrl+C: quit without saving
                 session.runtime.cancel_saving()
                 raise
-            if (finding := session.runtime.engine.finding) and not finding.strategy.saves:
+            if (finding := session.runtime.engine.finding) and not finding.strategy.supports_saving:
                 print_err(finding.description)
         if error:
             raise error

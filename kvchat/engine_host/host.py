@@ -374,7 +374,7 @@ class SwitchingEngineHost:
 
     @property
     def can_retest(self) -> bool:
-        return self.finding is not None and not self.finding.strategy.saves
+        return self.finding is not None and not self.finding.strategy.supports_saving
 
     @property
     def context_size(self) -> int | None:

@@ -107,9 +107,9 @@ async def _test_with_model(
                 timings = chunk.timings or timings
         report_step(TrialStep(_("Reply"), format_rate(timings.tokens_per_second) if timings else _("received")))
         finding = await _self_test(engine, supervisor.generation, plan)
-        if not (finding.proved and finding.strategy.saves):
+        if not (finding.proved and finding.strategy.supports_saving):
             title = _("Chat memory does not work with this engine")
-            if finding.strategy.saves:
+            if finding.strategy.supports_saving:
                 title = _("Chat memory may not work with this engine")
             advice = _(
                 "You can chat, but each chat is reprocessed when you open it. Try another version of llama-server."

@@ -50,7 +50,7 @@ class Forwarder:
             return await self.exchange.attempt(self._answer, lambda: self.pending.response.has_begun, resend=False)
 
     async def _answer(self) -> ResponseParser | None:
-        self.lease = await self.exchange.ready(self.request)
+        self.lease = await self.exchange.lease_slot(self.request)
         self.crashes.watch(self.lease.engine.engine.lifetime)
         pending, request = self.pending, self.pending.request
         if pending.rendered_by != self.lease.engine.generation:
@@ -60,7 +60,7 @@ class Forwarder:
             await self.rewriter.compare(pending, self.lease)
         reserve = self.lease.engine.reserve(request.max_tokens)
         if self.lease.engine.must_grow_for(len(pending.prompt.ids) + reserve):
-            self.lease = await self.exchange.with_room(self.request, len(pending.prompt.ids) + reserve)
+            self.lease = await self.exchange.lease_with_room(self.request, len(pending.prompt.ids) + reserve)
         if self._is_restorable:
             self.set_stage(pending.record, Stage.LOADING)
             await self.lease.wait_for_pending_saves(pending.prompt.ids)
@@ -150,7 +150,13 @@ class Forwarder:
         is_done, turn = True, partial(slots.program_step, slot)
         for stop in (*heads, ids[:end]):
             is_done = await prefill_ahead(
-                self.lease, stop, loaded, lambda: not self.pending.is_abandoned, progress, step_ms=step_ms, turn=turn
+                self.lease,
+                stop,
+                loaded,
+                lambda: not self.pending.is_abandoned,
+                progress,
+                step_ms=step_ms,
+                step_gate=turn,
             )
             if not is_done:
                 break

@@ -182,7 +182,9 @@ class RequestRunner:
         """Answer the request in a slot and save the slot's state; return False if the request must start over."""
         record = pending.record
         async with contextlib.AsyncExitStack() as stack:
-            slot = await stack.enter_async_context(self.slots.acquire(record.owner, pending.prompt.ids, window=False))
+            slot = await stack.enter_async_context(
+                self.slots.acquire(record.owner, pending.prompt.ids, from_window=False)
+            )
             await stack.enter_async_context(self.crashes.using_engine(record.program))
             record.slot, record.queue_ms = slot.number, record.queue_ms or record.elapsed_ms()
             if pending.request.needs_several_slots:

@@ -47,7 +47,7 @@ class Allocator:
         return not (self._active or self._pending or self._turns)
 
     def slot_of(self, owner: str) -> Slot | None:
-        """Return the slot that holds this owner's state, if one does."""
+        """Return the slot that holds this owner's state, or None."""
         return next((slot for slot in self.all_slots if slot.holder() == owner), None)
 
     def owners(self) -> list[str]:
@@ -75,7 +75,7 @@ class Allocator:
             slot.forget()
 
     def pending_save_tokens(self, owner: str, prompt: Tokens) -> int:
-        """Return the most prompt tokens that an unfinished save readable by the owner will cover."""
+        """Return how much of the prompt the longest unfinished save that the owner may read will cover, in tokens."""
         slots = [request.slot for request in self._active if request.state is RequestState.SETTLING]
         readable = [slot for slot in slots if slot is not None and slot.is_readable_by(owner)]
         return max((slot.reusable_tokens(prompt, self._can_cut) for slot in readable), default=0)
@@ -111,7 +111,7 @@ class Allocator:
             self._dispatch()
 
     def blocking_chat(self, owner: str) -> str | None:
-        """Return a chat being answered while this one waits for a slot; None if it does not wait."""
+        """Return the id of a chat being answered that this one waits for; None if this one does not wait."""
         answered = [turn.owner for turn in self._turns if turn.has_begun]
         waiting = next((turn for turn in self._turns if turn.owner == owner and not turn.has_begun), None)
         return answered[0] if waiting and owner not in answered and self._is_full_for(waiting) else None
@@ -131,15 +131,15 @@ class Allocator:
     # A slot
 
     @contextlib.asynccontextmanager
-    async def acquire(self, owner: str, prompt: Tokens = (), *, window: bool = True) -> AsyncIterator[Slot]:
+    async def acquire(self, owner: str, prompt: Tokens = (), *, from_window: bool = True) -> AsyncIterator[Slot]:
         """Yield a slot for a request as soon as one is free.
 
         Choose the owner's slot or, given a `prompt`, the one that holds most of it; otherwise an empty slot, or the
-        least recently used one. Requests from the `window` go first, and one of several slots is reserved for them. An
-        owner holds at most one slot. A program's requests belong to one conversation if their prompts extend each
-        other.
+        least recently used one. Requests `from_window` go first, and if there are several slots, one is reserved for
+        them. An owner holds at most one slot. A program's requests belong to one conversation if their prompts extend
+        each other.
         """
-        request = SlotRequest(owner, prompt=prompt, from_window=window)
+        request = SlotRequest(owner, prompt=prompt, from_window=from_window)
         self._pending = sorted([*self._pending, request], key=lambda pending: not pending.from_window)
         self._dispatch()
         self._preempt(owner, request, is_waiting=request in self._pending)
@@ -181,7 +181,7 @@ class Allocator:
 
     @contextlib.contextmanager
     def settling(self, slot: Slot, stop: StopCallback, finish_early: StopCallback | None = None) -> Iterator[None]:
-        """Mark the slot's holder as settling. `stop` ends this, and `finish_early` ends it when another owner waits."""
+        """Mark the request in this slot as settling. `stop` ends that; `finish_early` does when another owner waits."""
         request = self._request_in(slot)
         reprocess_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
         request.state, request.stop, request.finish_early = RequestState.SETTLING, stop, finish_early or stop
@@ -189,7 +189,7 @@ class Allocator:
         try:
             if self._is_crowded or self._engine_changes:
                 window_waits = self._engine_changes or self._turns or any(other.from_window for other in self._pending)
-                request.stop_later(window=bool(window_waits))
+                request.stop_later(window_waits=bool(window_waits))
             self._dispatch()
             yield
         finally:
@@ -272,7 +272,7 @@ class Allocator:
     # The window
 
     def window_replies_streaming(self) -> list[bool]:
-        """List, for each reply pending in the window, whether it is already streaming."""
+        """Return one value per reply pending in the window: True if it is already streaming."""
         replies = [*self._pending, *(request for request in self._active if request.state is RequestState.ACTIVE)]
         return [bool(request.slot and request.slot.is_streaming) for request in replies if request.from_window]
 
@@ -307,7 +307,7 @@ class Allocator:
         return len(requests) + len(coming) > len(self.all_slots)
 
     def _preempt(self, owner: str, request: SlotRequest | None = None, *, is_waiting: bool) -> None:
-        """End work that blocks a turn or its `request`. `is_waiting`: the request has no slot yet."""
+        """End work that blocks the owner's turn or its `request`. `is_waiting`: the request has no slot yet."""
         crowded, window = self._is_crowded or is_waiting, request is None or request.from_window
         for other in tuple(self._active):
             if other.state is RequestState.SETTLING:
@@ -315,7 +315,7 @@ class Allocator:
                 if follows and (window or not self._pending or self._pending[0].continues(other)):  # its turn is next
                     other.stop_now()
                 elif crowded:
-                    other.stop_later(window=window)
+                    other.stop_later(window_waits=window)
             elif other.state is RequestState.BACKGROUND:
                 if other.owner == owner and other.priority is Priority.PREPARE:
                     other.should_continue = False
@@ -368,7 +368,7 @@ class Allocator:
         is_background = request.state is RequestState.STANDBY
         request.state = RequestState.BACKGROUND if is_background else RequestState.ACTIVE
         self._active.append(request)
-        slot.mark_acquired(window=request.from_window)
+        slot.mark_acquired(from_window=request.from_window)
         self._window_active_at = time.monotonic() if request.from_window else self._window_active_at
         request.slot_future.set_result(slot)
         return True

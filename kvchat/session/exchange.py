@@ -136,7 +136,7 @@ class Exchange:
                 lost, self._is_restore_cleared = True, crashed and not loss.restore_fault
 
     def _reserve_more(self, refusal: EngineRefused) -> bool:
-        """Reserve more if others took too much of the context meanwhile; False if that was not the cause."""
+        """Reserve more tokens if other slots took too much of the context; False if that was not the cause."""
         if not refusal.crowded_out or self._reserve > self._leased.engine.context_size:
             return False
         self._slot.mark_empty()
@@ -144,7 +144,7 @@ class Exchange:
         return True
 
     async def load(self, prompt: Tokens, reserve: int) -> None:
-        """Load the state that leaves the fewest tokens to process, reserving room for `reserve`. Raises EngineGone."""
+        """Load the state that leaves the fewest tokens to process; keep `reserve` tokens free. Raises EngineGone."""
         self.prompt = prompt
         self.loaded = await self._leased.load(prompt, max(reserve, self._reserve), skip_reason=self._skip_reason)
         if self._is_restore_cleared:
@@ -153,14 +153,14 @@ class Exchange:
     async def prepare(self, request: PromptRequest) -> Lease:
         """Get an engine ready and load the best state into its slot. Raises like `answer`."""
         self.loaded, self._prefilled, self.timings, self.result = NOTHING_LOADED, None, None, None
-        lease = await self.ready(request)
+        lease = await self.lease_slot(request)
         length = sum(len(message.content) for message in request.messages)
         if lease.engine.surely_exceeds_limit(length):  # counting 60 MB took 4 GB and minutes
             raise PromptTooLong(length // CHARS_PER_TOKEN, lease.engine.limit)
         self.prompt = await lease.engine.engine.prompt_tokens(request.messages)
         needed = len(self.prompt) + lease.engine.reserve(request.sampling().max_tokens)
         if lease.engine.must_grow_for(needed):
-            lease = await self.with_room(request, needed)
+            lease = await self.lease_with_room(request, needed)
         if len(self.prompt) >= lease.engine.context_size:
             raise PromptTooLong(len(self.prompt), lease.engine.limit)
         await self.load(self.prompt, needed - len(self.prompt))
@@ -190,7 +190,7 @@ class Exchange:
                 raise PromptTooLong(len(self.prompt), lease.engine.limit) from refusal
             raise
         finally:
-            self._note_contents(timings.prompt_tokens if timings else done, has_begun=timings is not None)
+            self._note_contents(timings.prompt_tokens if timings else done, answer_has_begun=timings is not None)
             if timings and self.timings:
                 for measured in filter(None, (self._prefilled, timings)):
                     self._slots.restore_cost.speed.learn(measured.prompt_n, measured.prompt_ms, measured.cache_n)
@@ -203,8 +203,8 @@ class Exchange:
             await self._host.note_restore(hollow=verdict.hollow)
         return self.result
 
-    async def ready(self, request: PromptRequest, tokens: int = 0) -> Lease:
-        """Lease a slot of a ready engine, with room for `tokens` if the context can grow so far. Raises KvchatError."""
+    async def lease_slot(self, request: PromptRequest, tokens: int = 0) -> Lease:
+        """Wait for a ready engine, with a context for `tokens` if possible, and lease the slot. Raises KvchatError."""
         slots, slot, model, vision = self._slots, self._slot, request.model, request.vision
         is_ready, asked_at, engine = self._host.is_ready(model, vision=vision), time.perf_counter(), None
         if not is_ready:
@@ -221,11 +221,11 @@ class Exchange:
         self.lease = Lease(slots, slot, engine.with_template(request.template), self._owner, self._notify)
         return self.lease
 
-    async def with_room(self, request: PromptRequest, tokens: int) -> Lease:
-        """Like `ready`, but first restart an engine whose context is too small, which empties its slots."""
+    async def lease_with_room(self, request: PromptRequest, tokens: int) -> Lease:
+        """Like `lease_slot`, but first restart an engine whose context is too small, which empties its slots."""
         self._notify(MakingRoom(tokens))
         try:
-            return await self.ready(request, tokens)
+            return await self.lease_slot(request, tokens)
         finally:
             self._notify(MakingRoom(tokens, is_finished=True))
 
@@ -278,7 +278,7 @@ class Exchange:
                 )
             except EngineGone as loss:
                 await self._explain_loss(loss)
-                await self.ready(request)
+                await self.lease_slot(request)
                 self._notify(SaveSkipped(Reason(ReasonCode.DIED_OVER_SAVE)))
         await self.ask(request, on_chunk)
 
@@ -287,7 +287,10 @@ class Exchange:
         return await loss.explain()
 
     def _forward_chunk(self, chunk: ChatChunk, on_chunk: ChunkHandler) -> bool:
-        """Forward a chunk with its counts corrected for the requester; return True if `on_chunk` ends the reply."""
+        """Forward a chunk; return True if `on_chunk` ends the reply.
+
+        Its counts exclude the tokens that this session processed itself.
+        """
         if own := self._prefilled:  # exclude tokens this session processed itself
             timings, progress = chunk.timings, chunk.progress
             if timings:
@@ -304,14 +307,16 @@ class Exchange:
             self._slots.notify_change()
         return bool(on_chunk(chunk))
 
-    def _note_contents(self, done: int | None, *, has_begun: bool) -> None:
-        """Record that the slot holds `done` tokens of the prompt, and more once the answer has begun.
+    def _note_contents(self, processed_tokens: int | None, *, answer_has_begun: bool) -> None:
+        """Record that the slot holds `processed_tokens` of the prompt, and more once the answer has begun.
 
-        If the engine has reported no progress, it may have processed any number of tokens beyond those loaded. A state
-        that can be cut is then cut back to those; any other is useless.
+        If the engine has reported no progress (None), it may have processed any number of tokens beyond those loaded. A
+        state that can be cut is then cut back to those; any other is useless.
         """
         lease = self._leased
-        if done is not None and (has_begun or lease.engine.can_cut or done > self.loaded.expected_cached):
-            lease.note_contents(self.prompt[:done])
+        if processed_tokens is not None and (
+            answer_has_begun or lease.engine.can_cut or processed_tokens > self.loaded.expected_cached
+        ):
+            lease.note_contents(self.prompt[:processed_tokens])
         elif not lease.engine.can_cut:
             lease.slot.forget()

@@ -59,15 +59,15 @@ class ReadyEngine:
 
     @property
     def window_to_complete(self) -> int:
-        """Tokens of the sliding window that lacks a row in saved files, or 0."""
+        """Size of the sliding window in tokens if saved slot files lack one of its rows, else 0."""
         return self.window if self.finding.strategy in (Strategy.COMPLETE, Strategy.LONG) else 0
 
     def can_save(self, tokens: int) -> bool:
-        return self.saves and not (self.finding.strategy is Strategy.LONG and tokens <= self.window)
+        return self.supports_saving and not (self.finding.strategy is Strategy.LONG and tokens <= self.window)
 
     @property
-    def saves(self) -> bool:
-        return self.finding.strategy.saves
+    def supports_saving(self) -> bool:
+        return self.finding.strategy.supports_saving
 
 
 class EngineHost(Protocol):

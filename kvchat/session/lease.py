@@ -1,4 +1,4 @@
-"""A slot leased to an owner: guards which rows it uses, loads the best state, proves, settles, saves."""
+"""A slot leased to an owner: controls whose rows it uses, loads the best state, proves, settles, saves."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ from kvchat.session.events import EventHandler, Restored, RestoreFailed, Restori
 from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import LoadedState, RestoreRecord, Verdict, judge_load
 from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN
-from kvchat.session.slot import Slot, SlotContents, find_save_point, load_unchanged, plan_load
+from kvchat.session.slot import Slot, SlotContents, find_save_point, plan_load, state_without_restore
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import shielded
 from kvchat.text.reasons import Reason, ReasonCode
@@ -59,7 +59,7 @@ class Lease:
     @property
     def saving_enabled(self) -> bool:
         """True if the engine supports saving and the store works."""
-        return self.engine.saves and self._store.problem is None
+        return self.engine.supports_saving and self._store.problem is None
 
     # Access to the slot's rows
 
@@ -77,7 +77,7 @@ class Lease:
             slot.audience = audience_of(self.owner)
 
     async def erase_all(self) -> None:
-        """Erase every slot, for a request that may use any of them. Its states are never reused."""
+        """Erase every slot, for a request that may run in any of them. The states it leaves are never reused."""
         for slot in self.slots.all_slots:
             await self._erase(slot)
 
@@ -158,7 +158,7 @@ class Lease:
         contents = slot.readable_contents(self.engine, reader)
         if skip_reason:
             await self.take_over(reader)
-            return replace(load_unchanged(self.engine, contents, prompt), miss_reason=skip_reason)
+            return replace(state_without_restore(self.engine, contents, prompt), miss_reason=skip_reason)
         plan = await plan_load(self._store, self.engine, reader, contents, prompt, cost.is_worth_trying)
         if plan.restore is None:
             await self.take_over(reader)
@@ -190,7 +190,7 @@ class Lease:
         Waits at most half the time that processing those tokens would take.
         """
         slots, contents = self.slots, self.slot.readable_contents(self.engine, self.owner)
-        held_tokens = load_unchanged(self.engine, contents, prompt).expected_cached
+        held_tokens = state_without_restore(self.engine, contents, prompt).expected_cached
         pending = partial(slots.pending_save_tokens, self.owner, prompt)
         if not self.saving_enabled or pending() - held_tokens < MIN_GAIN:
             return
@@ -201,7 +201,7 @@ class Lease:
                     await slots.changed.wait()
 
     async def _restore(self, plan: RestorePlan) -> RestoreRecord | RestoreMiss:
-        """Stage and restore; a failure leaves the slot empty. Raises EngineGone if it kills the engine."""
+        """Stage and restore a save point's file; a failure empties the slot. Raises EngineGone if the engine dies."""
         engine, slot, point = self.engine.engine, self.slot, plan.save_point
         self._notify(Restoring(plan.bytes, plan.tokens_used))
         started = time.perf_counter()
@@ -318,7 +318,7 @@ class Lease:
         return await self._saved_tokens((*boundary, _NEXT_TOKEN)) >= len(boundary)
 
     async def restore_ms(self, boundary: Tokens) -> float | None:
-        """Estimate the ms to restore a boundary; None without a save point."""
+        """Estimate the ms to restore the state at a turn boundary; None if it has no save point."""
         best = await find_save_point(self._store, self.engine, self.owner, (*boundary, _NEXT_TOKEN))
         if isinstance(best, RestoreMiss) or best.tokens_used < len(boundary):
             return None

@@ -33,9 +33,9 @@ _MAX_SMALL_STEP_COST = 3.0  # factor for the time per token in small steps
 _MAX_SLOWDOWN, _MAX_SPEEDUP = 1.4, 2.0  # largest change per step: one busy moment says little
 
 R = TypeVar("R")
-Boundary = Callable[[], Coroutine[Any, Any, Tokens]]
+BoundaryGetter = Callable[[], Coroutine[Any, Any, Tokens]]
 SaveCallback = Callable[[Tokens], Coroutine[Any, Any, object]]
-Turn = Callable[[], contextlib.AbstractAsyncContextManager[bool]]  # wraps a step; False: stop before it
+StepGate = Callable[[], contextlib.AbstractAsyncContextManager[bool]]  # wraps a step; False: stop before it
 
 
 async def save_nothing(tokens: Tokens) -> None: ...
@@ -61,7 +61,7 @@ class StepPacer:
         return min(max(int(self.step_ms / small), MIN_STEP), FULL_STEP - 1, remaining)
 
     def learn(self, tokens: int, ms: float) -> None:
-        """Learn from a step. The first of each size is trusted; later ones change the rate slowly."""
+        """Learn from a step. The first full-size and first smaller one set the rates; later ones adjust them slowly."""
         if tokens < MIN_LEARNED_TOKENS or not ms:
             return
         is_whole, rate = tokens >= FULL_STEP, ms / tokens
@@ -89,9 +89,9 @@ async def prefill_ahead(
     may_continue: Callable[[], bool],
     progress: Callable[[int], None] = lambda done: None,
     step_ms: float = TARGET_STEP_MS,
-    turn: Turn = lambda: contextlib.nullcontext(True),
+    step_gate: StepGate = lambda: contextlib.nullcontext(True),
 ) -> bool:
-    """Process `tokens` in a slot `loaded` for them; False if it was stopped before the end.
+    """Process `tokens` step by step; False if stopped before the end. `loaded`: what the slot already holds of them.
 
     A step is never cut short, even if the caller is cancelled, so the slot's contents stay known and a state that
     cannot be cut always ends at the end of a step. The first step proves what was loaded. Raises EngineGone and
@@ -102,7 +102,7 @@ async def prefill_ahead(
     while done < len(tokens):
         if not may_continue():
             return False
-        async with turn() as is_allowed:
+        async with step_gate() as is_allowed:
             if not is_allowed:
                 return False
             end = done + pacer.tokens(len(tokens) - done)
@@ -114,8 +114,8 @@ async def prefill_ahead(
     return True
 
 
-def save_points_of(lease: Lease, tokens: Tokens) -> Iterator[Tokens]:
-    """Yield the positions at which to save a long prompt: its end, and some before it in case of an interruption."""
+def prefixes_to_save(lease: Lease, tokens: Tokens) -> Iterator[Tokens]:
+    """Yield the prefixes of a long prompt to save: shorter ones, in case of an interruption, and the whole prompt."""
     rate = lease.slots.restore_cost.speed.ms_per_token
     part = max(int(PART_MS / rate), MIN_PART) if rate else DEFAULT_PART
     for end in (*range(part, len(tokens) - part // 2, part), len(tokens)):
@@ -131,7 +131,7 @@ async def prefill_and_save(
     progress: Callable[[int], None],
     step_ms: float = TARGET_STEP_MS,
 ) -> bool:
-    """Prefill to each of `stops` in turn and call `save` there; return True if the end was reached."""
+    """Prefill each of `stops`, growing prefixes of the prompt, and `save` it; return True if the last was reached."""
     for number, stop in enumerate(stops):
         if number:
             loaded = await lease.load_boundary(stop)
@@ -176,9 +176,13 @@ class Settling:
         self._steps.interrupt()
 
     async def run(
-        self, lease: Lease, boundary: Boundary, label: str | None = None, open_history: Sequence[ChatMessage] = ()
+        self,
+        lease: Lease,
+        get_boundary: BoundaryGetter,
+        label: str | None = None,
+        open_history: Sequence[ChatMessage] = (),
     ) -> None:
-        """Settle at the turn boundary that `boundary` returns, and save under `label`. Called by the slot's owner.
+        """Settle at the turn boundary from `get_boundary`, and save under `label`. Called by the slot's owner.
 
         `open_history`: the history with its last reply left open, if that reply can be continued. Raises EngineGone.
         """
@@ -192,7 +196,7 @@ class Settling:
                     end = await self._run_unless_superseded(engine.engine.prompt_tokens(open_history))
                     if end and await self._settle(lease, end):
                         await self._save(lease, end, label, notify=False)
-            at = await self._run_unless_superseded(boundary()) or ()
+            at = await self._run_unless_superseded(get_boundary()) or ()
             settled = bool(at) and await self._settle(lease, at)
             if settled and keeps:
                 await self._save(lease, at, label)

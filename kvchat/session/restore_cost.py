@@ -130,7 +130,7 @@ class RestoreCost:
         return self.speed.estimate_ms(tokens) or 0.0
 
     def is_worthwhile(self, gain: int, size: int) -> bool:
-        """True if `gain` is large enough and restoring `size` bytes beats processing, or a rate is unknown."""
+        """True if `gain` tokens are enough and restoring `size` bytes beats processing, or if a rate is unknown."""
         if gain < MIN_GAIN:
             return False
         rate = self.speed.ms_per_token

@@ -38,7 +38,7 @@ class Strategy(Enum):
         return self is Strategy.PLAIN  # after a restore --swa-full reaches only as far as the window (b11434)
 
     @property
-    def saves(self) -> bool:
+    def supports_saving(self) -> bool:
         return self is not Strategy.NONE
 
     @property
@@ -60,7 +60,7 @@ class RestoreFinding:
 
     @property
     def description(self) -> str:
-        if not self.strategy.saves:
+        if not self.strategy.supports_saving:
             text = N_("With this engine and model, kvchat saves no chat memory and reprocesses chats instead.")
         elif self.proved:
             text = N_("Chat memory works with this engine and model: {how}.")
@@ -111,7 +111,7 @@ class FindingStore:
         for row in await asyncio.to_thread(_read_rows, self._file):
             if _matches(row, subject):
                 finding = _finding(row)
-                works = finding is None or finding.strategy.saves
+                works = finding is None or finding.strategy.supports_saving
                 return finding if works or row["found_at"] >= time.time() - RETEST_AFTER_S else None
         return None
 
@@ -121,7 +121,7 @@ class FindingStore:
     async def learn(self, subject: FindingKey, finding: RestoreFinding, previous: RestoreFinding | None = None) -> None:
         """Store a finding. Notify the user if restoring does not work, or works less well than promised."""
         await asyncio.to_thread(store_finding, self._file, subject, finding, time.time())
-        if not finding.strategy.saves:
+        if not finding.strategy.supports_saving:
             self._notify(_("Chat memory does not work with this engine"), finding.description)
         elif finding.strategy is Strategy.LONG and previous is None:
             self._notify(_("Chat memory does not work for short chats with this engine"), finding.description)

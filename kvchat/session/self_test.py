@@ -94,9 +94,9 @@ class _Trial:
         has_window = promised_strategy is Strategy.COMPLETE and window >= TEST_TOKENS
         if has_window and (fault := await self._find_fault(promised_strategy, text, TEST_TOKENS)):
             strategy, reason = (Strategy.LONG if window < self._host.limit else Strategy.NONE), fault
-        if strategy.saves and (obstacle := await self._find_obstacle(text, length)):
+        if strategy.supports_saving and (obstacle := await self._find_obstacle(text, length)):
             proved, reason = False, reason or Reason(ReasonCode.NOT_TRIED, {"reason": obstacle})
-        while proved and strategy.saves and (fault := await self._find_fault(strategy, text, length)):
+        while proved and strategy.supports_saving and (fault := await self._find_fault(strategy, text, length)):
             strategy, reason = strategy.more_careful, fault
         if promised_strategy is Strategy.COMPLETE and strategy in (Strategy.LONG, Strategy.NONE):
             reason = Reason(ReasonCode.NEEDS_SWA_FULL, {"reason": reason})

@@ -14,7 +14,7 @@ from kvchat.session.restore_cost import MIN_GAIN
 from kvchat.text.reasons import Reason, ReasonCode
 
 TAIL_TOKENS = 16  # tokens at a prompt's end, which start the reply; may be left to the request to process
-_USES = itertools.count(1)
+_USE_COUNTER = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Slot:
         self.save_point = ""  # last save point saved from it or restored into it
         self.unproved_point: SavePoint | None = None  # restored into it; no request has finished since
 
-    def mark_acquired(self, *, window: bool) -> None:
-        self.used_at, self.is_window_owned, self.is_streaming = next(_USES), window, False
+    def mark_acquired(self, *, from_window: bool) -> None:
+        self.used_at, self.is_window_owned, self.is_streaming = next(_USE_COUNTER), from_window, False
 
     def mark_released(self) -> None:
         if self.claimed_tokens:
@@ -127,13 +127,13 @@ async def plan_load(
     is_worthwhile: Callable[[int, int], bool],
 ) -> LoadPlan:
     """Plan how to load the slot so that the fewest tokens of the prompt remain to be processed."""
-    without_restore = load_unchanged(engine, contents, prompt)
+    without_restore = state_without_restore(engine, contents, prompt)
     held_tokens = without_restore.expected_cached
     if contents and contents.is_exact and contents.owner == owner and held_tokens == len(contents.tokens):
         return LoadPlan(without_restore)  # at or past its own turn boundary: nothing leaves less
     if held_tokens and held_tokens > len(prompt) - MIN_GAIN:  # no restore can pay off: skip the search
         return LoadPlan(without_restore)
-    if not engine.saves:
+    if not engine.supports_saving:
         miss = Reason(ReasonCode.NO_RESTORING)
     elif not engine.can_save(len(prompt)):
         miss = Reason(ReasonCode.TOO_SHORT)
@@ -150,7 +150,7 @@ async def plan_load(
     return LoadPlan(without_restore if held_tokens else replace(without_restore, miss_reason=miss))
 
 
-def load_unchanged(engine: ReadyEngine, contents: SlotContents | None, prompt: Tokens) -> LoadedState:
+def state_without_restore(engine: ReadyEngine, contents: SlotContents | None, prompt: Tokens) -> LoadedState:
     """Return the state of the slot for a prompt if nothing is restored into it."""
     held_tokens = contents.reusable_tokens(prompt, engine.can_cut) if contents else 0
     if not contents or not held_tokens:

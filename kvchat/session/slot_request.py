@@ -75,14 +75,14 @@ class SlotRequest:
         self.should_continue = False
         self.stop()
 
-    def stop_later(self, *, window: bool) -> None:
-        """End settling after a delay, in which it usually finishes. `window`: a window request is waiting."""
-        self.should_continue, wait_s = False, 0.0 if window else min(self.reprocess_s / 10, MAX_SETTLE_WAIT_S)
+    def stop_later(self, *, window_waits: bool) -> None:
+        """End settling after a delay, in which it usually finishes. `window_waits`: a request from the window waits."""
+        self.should_continue, wait_s = False, 0.0 if window_waits else min(self.reprocess_s / 10, MAX_SETTLE_WAIT_S)
         asyncio.get_running_loop().call_later(max(wait_s, SETTLE_WAIT_S), self.finish_early)
 
     def release_soon(self) -> None:
         """End background work immediately, or settling after a short delay."""
         if self.state is RequestState.SETTLING:
-            self.stop_later(window=True)
+            self.stop_later(window_waits=True)
         elif self.state is RequestState.BACKGROUND:
             self.stop_now()

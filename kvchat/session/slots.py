@@ -85,15 +85,15 @@ class SaveProgress:
         self._cancelled.set()
 
     async def wait_until_done(self, idle: Awaitable[None], timeout_s: float) -> bool:
-        """Wait until all work ends or is cancelled; return False if the engine was inactive for `timeout_s`."""
+        """Wait for `idle` or cancellation; return False if the engine was inactive for `timeout_s` before."""
         tasks = {asyncio.ensure_future(idle), asyncio.ensure_future(self._cancelled.wait())}
         try:
             while True:
-                before = self.progress()
+                before = self.activity_snapshot()
                 done, _pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if done:
                     return True
-                if self.progress() == before:
+                if self.activity_snapshot() == before:
                     return False
         finally:
             for task in tasks:
@@ -152,7 +152,7 @@ class SaveProgress:
         absorbed = sum(write.size for write in writes if not write.path)
         return PendingSave(max(waiting, absorbed), seconds + waiting * rates[False])
 
-    def progress(self) -> object:
+    def activity_snapshot(self) -> object:
         """Return a value that equals an earlier one only if the engine was inactive in between."""
         if any(write.path is None for write in self._writes):  # kvchat's own work always finishes
             return object()
@@ -221,7 +221,7 @@ class Slots(Allocator):
             self._make_room(slot, engine)
 
     def _fits(self, slot: Slot, engine: ReadyEngine, tokens: int) -> bool:
-        """True if `tokens` fit beside the running replies. Without any, True: the engine rejects overlong prompts."""
+        """True if `tokens` fit beside the running replies, or if none runs: the engine rejects overlong prompts."""
         claimed = sum(other.claimed_tokens for other in self.all_slots if other is not slot)
         return not claimed or claimed + tokens + ROOM_MARGIN <= engine.context_size
 
@@ -246,7 +246,7 @@ class Slots(Allocator):
     # The store
 
     def write(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
-        """Have the store write, in the order of calls; it continues if the caller stops waiting."""
+        """Run a writing function of the store, in the order of calls. It continues if the caller stops waiting."""
 
         async def write_in_order() -> R:
             async with self._write_lock:

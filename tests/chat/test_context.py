@@ -54,7 +54,7 @@ async def test_usage_forecast_and_receipt_count_the_same_tokens(stage: Stage) ->
         forecast = await service.forecasts.forecast_message(here, text, files)
         reply = await stage.finish(service.send(here or await stage.chat(), text, attachments=files))
         read = reply.receipt.prompt_tokens - reply.receipt.cached_tokens
-        assert forecast.tokens_to_read == read
+        assert forecast.tokens_to_process == read
         if here:  # a role is named before the message or after it
             assert abs(use.pending - read) <= TEMPLATE_TOKENS
         else:

@@ -80,7 +80,7 @@ def test_index_follows_changes(database: Database) -> None:
     database.rename(id, "Autumn", by_user=True)
     assert not search_all(database, "harvest")
     assert search_all(database, "autumn")
-    database.remove_leaf(reply)
+    database.remove_empty_reply(reply)
     assert not search_all(database, "upon")
     database.delete(id)
     assert not search_all(database, "autumn")
@@ -110,7 +110,7 @@ def test_finds_documents_by_name_and_text(database: Database) -> None:
         assert marked(hit) == [mark]
     (hit,) = search_all(database, "about tasmania")
     assert (hit.in_document, marked(hit)) == (False, ["about"])
-    database.remove_leaf(question)
+    database.remove_empty_reply(question)
     assert not search_all(database, "tasmania")
 
 
@@ -139,14 +139,14 @@ def test_time_for_document_excerpts_is_limited(database: Database, monkeypatch: 
     ],
 )
 def test_excerpt_has_no_markup(text: str, line: str) -> None:
-    plain = excerpt(text, parse_query("needle a*"), markdown=True)
+    plain = excerpt(text, parse_query("needle a*"), is_markdown=True)
     assert plain.text == line
-    question = excerpt(text, parse_query("needle a*"), markdown=False)
+    question = excerpt(text, parse_query("needle a*"), is_markdown=False)
     assert question.text == " ".join(safe_prose(text).split())
 
 
 def test_code_in_a_distant_fence_is_unchanged() -> None:
-    plain = excerpt("```\n" + "x = 1\n" * 500 + "y = **needle**", parse_query("needle"), markdown=True)
+    plain = excerpt("```\n" + "x = 1\n" * 500 + "y = **needle**", parse_query("needle"), is_markdown=True)
     assert plain.text.endswith("x = 1 y = **needle**")
 
 

@@ -87,7 +87,7 @@ async def test_slot_in_use_is_not_touched(tmp_path: Path, fake: FakeEngine) -> N
                 await runtime.engine.ready()
                 asked = [request for request in fake.requests()[before:] if request["method"] == "POST"]
                 assert not asked
-                assert runtime.engine.finding.strategy.saves
+                assert runtime.engine.finding.strategy.supports_saving
                 assert runtime.engine.finding.reason == Reason(ReasonCode.IN_USE)
             assert (await somebody_else.prefill([7] * 100)).cache_n == 99
 

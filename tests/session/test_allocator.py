@@ -35,7 +35,7 @@ def make_slots(count: int, **contents: Tokens) -> Slots:
 
 def fill(slots: Slots, **contents: Tokens) -> None:
     for slot, (owner, tokens) in zip(slots.all_slots, contents.items(), strict=False):
-        slot.mark_acquired(window=True)
+        slot.mark_acquired(from_window=True)
         slot.contents = SlotContents(1, owner, tokens, is_exact=True)
 
 
@@ -46,7 +46,7 @@ async def run_loop(count: int = 10) -> None:
 
 
 async def use_slot(slots: Slots, owner: str, prompt: Tokens = (1, 2, 3), *, window: bool = False) -> Slot:
-    async with slots.acquire(owner, prompt, window=window) as slot:
+    async with slots.acquire(owner, prompt, from_window=window) as slot:
         return slot
 
 
@@ -102,7 +102,7 @@ class Load:
         self.replies += 1
 
     async def answer(self, owner: str, *, window: bool) -> bool:
-        async with self.slots.acquire(owner, window=window) as slot:
+        async with self.slots.acquire(owner, from_window=window) as slot:
             with self.using(slot, owner, window=window):
                 if self.random.random() < 0.3:
                     await self.change_engine(slot)
@@ -192,7 +192,7 @@ async def test_a_prompt_gets_the_slot_with_most_of_it(prompt: Tokens, window: bo
 
 
 async def settle(slots: Slots, owner: str, stopped: asyncio.Event, *, window: bool = True) -> None:
-    async with slots.acquire(owner, window=window) as slot:
+    async with slots.acquire(owner, from_window=window) as slot:
         slot.contents = SlotContents(1, owner, tuple(range(100)), is_exact=True)
         with slots.settling(slot, stopped.set):
             await stopped.wait()
@@ -227,7 +227,7 @@ async def test_a_request_that_extends_a_settling_state_waits_for_its_slot() -> N
     """In an empty slot the state would have to be restored, and the context would hold it twice."""
     slots, stopped, prompt = make_slots(2), asyncio.Event(), tuple(range(100))
     async with asyncio.timeout(5):
-        async with slots.acquire("program", prompt, window=False) as slot:
+        async with slots.acquire("program", prompt, from_window=False) as slot:
             with slots.settling(slot, stopped.set):
                 following = asyncio.create_task(use_slot(slots, "program", (*prompt, 7)))
                 other = await asyncio.create_task(use_slot(slots, "program", (*prompt[:40], 7)))
@@ -249,7 +249,7 @@ async def test_settling_is_hurried_not_dropped_if_another_program_is_next() -> N
         order.append(name)
 
     async with asyncio.timeout(5):
-        async with slots.acquire("one", prompt, window=False) as slot:
+        async with slots.acquire("one", prompt, from_window=False) as slot:
             fill(slots, one=prompt)
             with slots.settling(slot, partial(end, "superseded"), partial(end, "hurried")):
                 waiting = [asyncio.create_task(program(name)) for name in ("two", "one")]
@@ -260,8 +260,8 @@ async def test_settling_is_hurried_not_dropped_if_another_program_is_next() -> N
 
 async def test_programs_use_every_slot_if_the_window_is_not_used() -> None:
     slots = make_slots(2)
-    async with asyncio.timeout(5), slots.acquire("one", window=False) as slot:
-        async with slots.acquire("two", window=False):
+    async with asyncio.timeout(5), slots.acquire("one", from_window=False) as slot:
+        async with slots.acquire("two", from_window=False):
             assert not slots.is_window_active
         with slots.settling(slot, lambda: None):
             assert await use_slot(slots, "two") is not slot
@@ -272,7 +272,7 @@ async def test_the_window_goes_first_and_keeps_one_of_several_slots() -> None:
     await use_slot(slots, "chat", (), window=True)
 
     async def program(name: str) -> None:
-        async with slots.acquire("program", window=False):
+        async with slots.acquire("program", from_window=False):
             order.append(name)
             await release.wait()
 

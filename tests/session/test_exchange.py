@@ -128,8 +128,8 @@ async def test_the_slot_contents_are_known_after_a_stop_before_the_answer(
     engine.hangs = asyncio.Event()
     session = Session(ready(engine, strategy))
     known = await engine.prompt_tokens([MESSAGE])
-    await session.exchange.ready(PromptRequest([MESSAGE]))
-    if strategy.saves:
+    await session.exchange.lease_slot(PromptRequest([MESSAGE]))
+    if strategy.supports_saving:
         session.exchange.lease.note_contents(known[:40], is_exact=True)
     asking = asyncio.ensure_future(session.ask())
     await engine.hangs.wait()

@@ -119,7 +119,7 @@ async def test_the_slots_never_hold_more_than_the_context(seed: int) -> None:
 
     async def turns(owner: str, *, window: bool) -> None:
         for _ in range(4):
-            async with slots.acquire(owner, window=window) as slot:
+            async with slots.acquire(owner, from_window=window) as slot:
                 tokens = dice.randrange(1, CONTEXT)
                 await reserve(slots, slot, engine, tokens)
                 others = [other for other in slots.all_slots if other is not slot]
@@ -138,7 +138,7 @@ async def test_programs_process_their_prompts_step_by_step_in_turn() -> None:
     slots, order = make_slots(3), list[str]()
 
     async def process(name: str) -> None:
-        async with slots.acquire("program", window=False) as slot:
+        async with slots.acquire("program", from_window=False) as slot:
             for _ in range(3):
                 async with slots.program_step(slot) as may_continue:
                     assert may_continue
@@ -154,7 +154,7 @@ async def test_a_window_request_waits_for_one_program_step_at_most(monkeypatch: 
     slots, steps = make_slots(2), list[int]()
 
     async def process() -> None:
-        async with slots.acquire("program", window=False) as slot:
+        async with slots.acquire("program", from_window=False) as slot:
             for number in range(6):
                 async with slots.program_step(slot):
                     steps.append(number)
@@ -179,7 +179,7 @@ async def test_a_program_leaves_the_room_that_the_window_needs() -> None:
 
     async def process() -> None:
         while True:
-            async with slots.acquire("program", window=False) as slot:
+            async with slots.acquire("program", from_window=False) as slot:
                 await reserve(slots, slot, engine, 900)
                 for _ in range(4):
                     async with slots.program_step(slot) as may_continue:
@@ -273,8 +273,8 @@ def test_processing_before_a_save_counts_as_progress() -> None:
     saves = SaveProgress()
     with saves.track_prefill(20_000_000_000) as note_progress:
         assert saves.pending_save().description.startswith("20 GB, about ")
-        before = saves.progress()
-        assert saves.progress() == before, "a hung engine is not waited for"
+        before = saves.activity_snapshot()
+        assert saves.activity_snapshot() == before, "a hung engine is not waited for"
         note_progress("half of it")
-        assert saves.progress() != before
+        assert saves.activity_snapshot() != before
     assert saves.pending_save() is None

@@ -156,7 +156,7 @@ class FakeEngine(SwitchingEngineHost):
 
     @property
     def can_retest(self) -> bool:
-        return not self.finding.strategy.saves
+        return not self.finding.strategy.supports_saving
 
     @property
     def context_size(self) -> int | None:

@@ -32,7 +32,7 @@ INSTRUCTION = "Use these documents to answer."
 
 
 class PreparationError(KvchatError):
-    """The documents cannot be read or kept."""
+    """The documents cannot be read, processed or stored."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def detect_changes(paths: Sequence[Path], previous_files: Sequence[SourceFile]) 
 
 
 def _read_document(path: Path, name: str, *, explicit: bool) -> Document | None:
-    """Read a file's text. Without text, raise AttachmentError if the user named the file, else return None."""
+    """Read a file's text, or None if it has none; if the user named the file (`explicit`), raise AttachmentError."""
     try:
         if not explicit:
             with path.open("rb") as file:
@@ -164,7 +164,7 @@ def _find_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:
 
 
 def _walk_folder(folder: Path, rules: Sequence[IgnoreRule]) -> Iterator[Path]:
-    """Walk a folder, skipping ignored files. `rules` are those of the parent folders, innermost last."""
+    """Yield a folder's files, except ignored ones. `rules`: those of its parent folders, innermost last."""
     rules = [*rules, *read_rules(folder)]
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)

@@ -1,7 +1,8 @@
 """The .gitignore rules of a folder, matched in time linear in the length of the name.
 
-Repositories are untrusted, and pathspec's regular expressions backtrack: twelve stars against one long name never
-finished, while holding the GIL. The rules are those of gitignore(5) and git's wildmatch.c: `?` is one byte.
+Repositories are untrusted, so the package pathspec is not used: its regular expressions backtrack, and a pattern with
+twelve stars never finished on one long name, while holding the GIL. The rules are those of gitignore(5) and git's
+wildmatch.c: `?` matches one byte.
 """
 
 import os
@@ -37,7 +38,7 @@ _CLASS_PART = re.compile(rb"\[:([a-z]+):\]|\\(.)|(-)|(.)", re.DOTALL)
 
 @dataclass(frozen=True)
 class IgnoreRule:
-    first_name: int  # of those in a path: the first below the .gitignore's folder, or the last for a rule without slash
+    first_name_index: int  # in a path: the first below the .gitignore's folder, or the last for a rule without slash
     is_exception: bool  # starts with "!"
     folders_only: bool
     segments: tuple[re.Pattern[bytes] | None, ...]  # None: `**`, any number of folders
@@ -53,10 +54,10 @@ class IgnoreRule:
 
 
 def is_ignored(path: Path, rules: Sequence[IgnoreRule], *, is_folder: bool) -> bool:
-    """Return the decision of the last matching rule. `rules` are those of the parent folders, innermost last."""
+    """Return True if the last matching rule ignores `path`. `rules`: of its parent folders, innermost last."""
     names = [os.fsencode(name) for name in path.parts]
     for rule in reversed(rules):
-        if (is_folder or not rule.folders_only) and rule.matches(names[rule.first_name :]):
+        if (is_folder or not rule.folders_only) and rule.matches(names[rule.first_name_index :]):
             return not rule.is_exception
     return False
 

@@ -33,7 +33,7 @@ from kvchat.kvstore.savepoint import ConversationUsage, Fingerprint, Tokens
 from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.host import MAX_RESERVE, RESERVE_SHARE, ReadyEngine
-from kvchat.session.prefill import prefill_and_save, save_points_of
+from kvchat.session.prefill import prefill_and_save, prefixes_to_save
 from kvchat.session.proof import NOTHING_AHEAD
 from kvchat.session.restore_cost import MIN_MEASURED_TOKENS
 from kvchat.session.slot import Slot
@@ -85,7 +85,7 @@ class ChatDocuments:
 
 
 @dataclass(frozen=True)
-class ReadingTask:
+class ProcessingTask:
     task: asyncio.Future[Any]
     done_tokens: int = 0
     total: int = 0  # 0: not counted
@@ -100,7 +100,7 @@ class Library:
     def __init__(self, turn_context: TurnContext, purge: PurgeMemory, on_slot_changed: Callable[[], object]) -> None:
         """`purge` deletes an owner's saved states; `on_slot_changed` is called after a slot was used."""
         self._turn_context, self._purge, self._on_slot_changed = turn_context, purge, on_slot_changed
-        self.reading: dict[str, ReadingTask] = {}  # by id
+        self.reading: dict[str, ProcessingTask] = {}  # by id
 
     async def all(self) -> list[PreparedSet]:
         return await self._turn_context.run(record.all_prepared)
@@ -112,9 +112,12 @@ class Library:
         title = _("“{name}” is not in the library", name=name)
         raise PreparationError(title, "", _("Run `kvchat prepared` to list the library."))
 
-    async def estimate(self, paths: Sequence[Path], now: tuple[Fingerprint, int] | None) -> Estimate:
-        """Estimate the cost of preparing files. `now`: the engine's fingerprint and maximum context, if known."""
-        fingerprint, limit = now or (None, None)
+    async def estimate(self, paths: Sequence[Path], engine_facts: tuple[Fingerprint, int] | None) -> Estimate:
+        """Estimate the tokens and time of preparing files.
+
+        `engine_facts`: the engine's fingerprint and maximum context, if known.
+        """
+        fingerprint, limit = engine_facts or (None, None)
         documents = await asyncio.to_thread(read_documents, paths)
         message = record.system_message([document.attachment for document in documents])
         text = await asyncio.to_thread(prompt_content, message)  # in small files, names and separators dominate
@@ -133,11 +136,11 @@ class Library:
         return prepared
 
     async def process(self, prepared: PreparedSet) -> PreparedSet:
-        """Process the files as they are now, reusing saved state. Yields to all other work."""
+        """Read the files again and process them, reusing saved states. All other work has priority."""
         if prepared.id in self.reading:
             raise PreparationError(_("“{name}” is already being processed", name=prepared.name), "", "")
-        task, refused = asyncio.ensure_future(self._read(prepared)), False
-        self.reading[prepared.id] = ReadingTask(task)
+        task, refused = asyncio.ensure_future(self._run_processing(prepared)), False
+        self.reading[prepared.id] = ProcessingTask(task)
         self._turn_context.background.start(asyncio.wait([task]))
         self._turn_context.publish(LibraryChanged())
         try:
@@ -195,10 +198,16 @@ class Library:
         return ChatDocuments(names, prepared, prepared in same)
 
     async def statuses(
-        self, now: tuple[Fingerprint, int] | None, usage: Sequence[ConversationUsage], only: PreparedSet | None = None
+        self,
+        engine_facts: tuple[Fingerprint, int] | None,
+        usage: Sequence[ConversationUsage],
+        only: PreparedSet | None = None,
     ) -> list[PreparedStatus]:
-        """Return the state of each set, or of `only` one. `now`: the engine's fingerprint and maximum context."""
-        fingerprint, limit = now or (None, None)
+        """Return the status of each set, or of `only` this one.
+
+        `engine_facts`: the engine's fingerprint and maximum context, if known.
+        """
+        fingerprint, limit = engine_facts or (None, None)
         usage_by_owner, statuses = {chat.conversation_id: chat for chat in usage}, []
         for prepared in [only] if only else await self.all():
             own, paths = usage_by_owner.get(prepared.owner), list(map(Path, prepared.paths))
@@ -219,12 +228,12 @@ class Library:
     async def _time(self, tokens: int, fingerprint: Fingerprint | None) -> TimeRange | None:
         return (await self._turn_context.prefill_speed(fingerprint.model)).forecast(tokens) if fingerprint else None
 
-    async def _read(self, prepared: PreparedSet) -> PreparedSet:
+    async def _run_processing(self, prepared: PreparedSet) -> PreparedSet:
         turn_context = self._turn_context
         documents = await asyncio.to_thread(read_documents, list(map(Path, prepared.paths)), prepared.sources)
         if turn_context.store.problem is None:
             await asyncio.to_thread(turn_context.store.inventory.set_pinned, prepared.owner, True)
-        work, is_retry, now = partial(self._read_documents, prepared, documents), False, None
+        work, is_retry, now = partial(self._process_documents, prepared, documents), False, None
         while now is None:
             try:
                 now = await turn_context.slots.run_background(Priority.DOCUMENTS, prepared.owner, work)
@@ -239,7 +248,7 @@ class Library:
         turn_context.background.start(turn_context.absorb())
         return now
 
-    async def _read_documents(
+    async def _process_documents(
         self, prepared: PreparedSet, documents: Sequence[Document], slot: Slot, may_continue: Callable[[], bool]
     ) -> PreparedSet | None:
         """Process the documents and save their states; None if interrupted. Cancellable at any point."""
@@ -252,12 +261,12 @@ class Library:
         exchange = Exchange(turn_context.slots, slot, turn_context.host, prepared.owner, on_event)
         messages = prompt_messages([system_message([document.attachment for document in documents])])
         async with exchange.explaining_losses():
-            lease = await exchange.ready(PromptRequest(messages))
+            lease = await exchange.lease_slot(PromptRequest(messages))
             boundary = await lease.turn_boundary(messages)
             tokens = len(boundary)
             needed = tokens + lease.engine.reserve(None)
             if lease.engine.must_grow_for(needed) and needed <= lease.engine.limit:
-                lease = await exchange.with_room(PromptRequest(messages), needed)
+                lease = await exchange.lease_with_room(PromptRequest(messages), needed)
             if needed > min(lease.engine.limit, lease.engine.context_size):
                 _raise_too_long(tokens, lease.engine, documents)
             if not (lease.saving_enabled and lease.engine.can_save(tokens)):
@@ -279,9 +288,9 @@ class Library:
             def progress(done: int) -> None:
                 if prepared.id in self.reading:
                     self.reading[prepared.id] = replace(self.reading[prepared.id], done_tokens=done, total=tokens)
-                    turn_context.publish(LibraryChanged(progress=True))
+                    turn_context.publish(LibraryChanged(progress_only=True))
 
-            stops = [stop for stop in save_points_of(lease, boundary) if len(stop) >= loaded.expected_cached]
+            stops = [stop for stop in prefixes_to_save(lease, boundary) if len(stop) >= loaded.expected_cached]
             if not await prefill_and_save(lease, stops, loaded, may_continue, save, progress, STEP_MS):
                 return None
             contents, engine = lease.slot.known_contents(lease.engine), lease.engine
@@ -317,7 +326,7 @@ def _raise_too_long(tokens: int, engine: ReadyEngine, documents: Sequence[Docume
 def reprocess_reason(
     prepared: PreparedSet, usage: ConversationUsage | None, engine: Fingerprint | None, limit: int | None
 ) -> str:
-    """Return why a chat started from the set would have to process it first, or "".
+    """Return why the set must be processed again before a chat can start from it, or an empty text.
 
     `engine`, `limit`: fingerprint and maximum context of the engine, if known.
     """

@@ -1,4 +1,4 @@
-"""Database of conversations, messages and drafts: every write is durable when the call returns. Single thread."""
+"""Database of conversations, messages and drafts. Each write is on disk when the call returns. Single thread."""
 
 import json
 import sqlite3
@@ -40,7 +40,7 @@ class ConversationGone(KvchatError):
 
 
 class Database(DatabaseFile):
-    """Conversations and messages. Other tables use `reading` and `transaction`. Raises StorageFailed."""
+    """Conversations and messages; code for other tables uses `reading` and `transaction`. Raises StorageFailed."""
 
     def conversations(self) -> list[Conversation]:
         rows = self.rows(f"SELECT * FROM conversations WHERE deleted_at IS NULL {ORDER_BY_LAST_USED}")
@@ -133,7 +133,7 @@ class Database(DatabaseFile):
             return insert_message(db, new)
 
     def append_question(self, conversation_id: str, content: str, attachments: Sequence[Attachment] = ()) -> Message:
-        """Add a user message under the conversation's leaf, whatever its role. Raises ConversationGone."""
+        """Add a user message under the conversation's leaf, even if that is a user message. Raises ConversationGone."""
         with self.transaction() as db:
             self._check_exists(conversation_id)
             try:
@@ -159,7 +159,7 @@ class Database(DatabaseFile):
             statement = "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?"
             db.execute(statement, (message.id, time.time(), message.conversation_id))
 
-    def remove_leaf(self, message: Message) -> None:
+    def remove_empty_reply(self, message: Message) -> None:
         """Remove an empty reply. Its parent becomes the leaf and adopts any messages below the reply."""
         with self.transaction() as db:
             db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ?", (message.parent_id, message.id))
@@ -168,7 +168,7 @@ class Database(DatabaseFile):
             db.execute("DELETE FROM messages WHERE id = ?", (message.id,))
 
     def move_to_end(self, question_id: str, waiting: Collection[str] = ()) -> bool:
-        """Move a question to the end; True if moved. `waiting`: questions answered after it."""
+        """Move a question to the end of the branch; True if moved. `waiting`: ids of questions to answer after it."""
         with self.transaction() as db:
             path = self.path(question_id)
             if not path:
@@ -203,7 +203,10 @@ class Database(DatabaseFile):
         return {row[0]: float(row[1]) for row in self.rows(query) if row[1]}
 
     def prefill_timings(self, model: str) -> list[tuple[int, float]]:
-        """Return tokens and ms of this model's newest replies and documents of 64 tokens or more, newest last."""
+        """Return (tokens, ms) of this model's recent prefills, oldest first.
+
+        They are replies that processed at least 64 tokens, and prepared sets.
+        """
         query = """
             SELECT * FROM (
                 SELECT (receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens'),
@@ -273,7 +276,7 @@ class Database(DatabaseFile):
 
 
 def insert_message(db: sqlite3.Connection, new: Message, *, is_new: bool = True) -> Message:
-    """Store a message without its receipt and make it the leaf. `is_new` is False for imports."""
+    """Store a copy under a new id, without its receipt, and make it the leaf. `is_new` is False for imports."""
     stored = replace(new, id=uuid.uuid4().hex, created_at=datetime.now(UTC), receipt=None)
     created, writer = stored.created_at.timestamp(), WRITTEN_HERE if is_new else None
     values = stored.role.value, stored.content, stored.thinking, stored.state.value

@@ -104,7 +104,7 @@ class DatabaseFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit all writes of the block, or none. The data is on disk when the outermost block ends."""
+        """Commit all writes in the `with` block, or none. They are on disk when the outermost `with` block ends."""
         with _translate_errors(self.file):
             if self._connection.in_transaction:
                 yield self._connection
@@ -155,7 +155,7 @@ def _create(path: Path) -> None:
 
 @contextlib.contextmanager
 def _translate_errors(path: Path) -> Iterator[None]:
-    """Turn environment errors into StorageFailed; misuse (ProgrammingError, IntegrityError) stays a bug."""
+    """Raise StorageFailed for errors of the disk or file. ProgrammingError and IntegrityError, which are bugs, pass."""
     try:
         yield
     except (sqlite3.OperationalError, OSError) as error:
@@ -173,7 +173,7 @@ def _translate_errors(path: Path) -> Iterator[None]:
 
 
 def mark_damaged(path: Path, detail: str) -> ChatsDamaged:
-    """Record the damage, so that the next start checks the file, and return it as an error."""
+    """Record the damage, so that the next start checks the file; return the error to raise."""
     with contextlib.suppress(OSError):
         damage_marker(path).touch(0o600)
     return ChatsDamaged(path, detail)

@@ -49,11 +49,11 @@ UNFINISHED_STATES = frozenset(
 
 @dataclass(frozen=True)
 class Receipt:
-    """The cost of one reply, where its prefix came from and, if it missed, why. Times in milliseconds.
+    """The cost of one reply, the source of its prompt's prefix and, if nothing was reused, the reason. Times in ms.
 
     `ttft_ms` runs from Send to the first token on screen and includes `restore_ms`, unless `prefetched`: then the
-    restore ended before Send, while the user viewed the conversation. It excludes two waits: for another
-    conversation's reply (`queue_wait_ms`), and for an engine start (`engine_wait_ms`).
+    restore ended before Send, while the user viewed the conversation. It excludes two waits: for another conversation's
+    reply (`queue_wait_ms`), and for an engine start (`engine_wait_ms`).
     """
 
     ttft_ms: float

@@ -32,7 +32,7 @@ _CONTINUATION_MARKS = ",;:\uff0c\uff1b\uff1a\u3001"  # not at title end
 
 
 def title_from(text: str) -> str:
-    """Return a first title: the start of the first message, on one line."""
+    """Return a chat's initial title: the start of its first message, on one line."""
     line = re.sub(r"\s+", " ", text).strip()
     if len(line) <= TITLE_LENGTH:
         return line or _(NEW_TITLE)
@@ -46,7 +46,7 @@ def is_title_complete(answer: str) -> bool:
 
 
 def parse_title(answer: str, chat_text: str) -> str | None:
-    """Return the title in a model's answer, or None. It must be short and share a word with the chat."""
+    """Return the title in a model's answer, or None if it is too long or shares no word with the chat."""
     line = next(iter(_lines(answer)), "")
     printable = (c if c in _JOINERS or unicodedata.category(c)[0] != "C" else " " * (c == "\t") for c in line)
     title = _strip_decoration(" ".join("".join(printable).split()))
@@ -82,7 +82,7 @@ def _is_short(title: str) -> bool:
 
 
 def shared_words(title: str, texts: Iterable[str]) -> set[str]:
-    """Return the title's words, folded, whose stems occur in the texts."""
+    """Return the title's words, in lower case, whose stems occur in the texts."""
     words, shared = _words(title), set[str]()
     for text in texts:
         if shared == words:

@@ -83,7 +83,7 @@ def switch(database: Database, conversation_id: str, message_id: str) -> None:
 
 
 def copy_to_branch(database: Database, parent_id: str | None, messages: Sequence[Message], leaf_id: str) -> None:
-    """Copy messages under `parent_id`; the last becomes the leaf. Raises KvchatError if `leaf_id` is outdated."""
+    """Copy messages under `parent_id`; the last becomes the leaf. Raises KvchatError if `leaf_id` is not the leaf."""
     with database.transaction() as db:
         query = "SELECT leaf_id FROM conversations WHERE id = ?"
         row = db.execute(query, (messages[0].conversation_id,)).fetchone()
@@ -203,7 +203,7 @@ def _removed(row: sqlite3.Row) -> RemovedMessages | None:
 
 
 def _retitle_without(db: sqlite3.Connection, removed: RemovedMessages) -> None:
-    """Retitle the chat if its title came from a removed question or has a word found nowhere else in the chat."""
+    """Replace the chat's title if it came from a removed question or has a word that only removed messages contain."""
     questions = [as_text(row["content"]) for row in removed.rows if row["role"] == Role.USER.value]
     texts = [as_text(row["content"]) for row in removed.rows]
     texts += [f"{as_text(row['name'])}\n{as_text(row['text'])}" for row in removed.attachments]

@@ -35,7 +35,7 @@ _RESTORED_SOURCES = (Source.WARM, Source.DISK)
 @dataclass(frozen=True)
 class Forecast:
     source: Source  # where the chat's state will come from
-    tokens_to_read: int  # to process after Send
+    tokens_to_process: int  # to process after Send
     wait: TimeRange | None = None  # for the first token; None: unknown
     has_messages: bool = True
 
@@ -54,19 +54,19 @@ class Forecast:
 
     @property
     def message_text(self) -> str:
-        """Text for a draft: "about 4 s: 2,100 tokens to process"; empty if the wait is unnoticeable."""
+        """Return text about a draft, like "about 4 s: 2,100 tokens to process"; empty if the wait is unnoticeable."""
         if self.wait is None or not self.is_noticeable:
             return ""
         time = format_estimate(self.wait)
         if self.source in _RESTORED_SOURCES:
             return plural(
-                self.tokens_to_read,
+                self.tokens_to_process,
                 "{time}: loading the chat memory, {count} token to process",
                 "{time}: loading the chat memory, {count} tokens to process",
                 time=time,
             )
         return plural(
-            self.tokens_to_read, "{time}: {count} token to process", "{time}: {count} tokens to process", time=time
+            self.tokens_to_process, "{time}: {count} token to process", "{time}: {count} tokens to process", time=time
         )
 
 
@@ -166,7 +166,7 @@ class Forecasts:
             return None
 
     async def _restore_rate(self) -> float:
-        """Return the measured ms per byte of this run or an earlier one, or 0."""
+        """Return the restore time in ms per byte, measured in this run or an earlier one, or 0 if unknown."""
         now = self._turn_context.slots.restore_cost.restore_ms_per_byte
         if now is None and self._stored_restore_rate is None:
             self._stored_restore_rate = await self._turn_context.run(Database.restore_ms_per_byte) or 0.0

@@ -21,7 +21,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import CHATS_AUDIENCE, Fingerprint, StoreRefused, Tokens, imported_audience, is_imported
 from kvchat.session.exchange import PromptRequest, PromptTooLong
 from kvchat.session.lease import Lease
-from kvchat.session.prefill import prefill_and_save, save_points_of
+from kvchat.session.prefill import prefill_and_save, prefixes_to_save
 from kvchat.session.slot import Slot
 from kvchat.session.slot_request import Priority
 from kvchat.text.language import _, join_sentences
@@ -56,7 +56,7 @@ class MemoryVerifier:
         self._in_progress: set[str] = set()  # chats being verified
 
     async def test(self, conversation_id: str, fingerprint: Fingerprint, start_engine: bool) -> ImportTestResult:
-        """Prove that the chat's memory is usable, then erase the slot."""
+        """Test the chat's imported memory in a slot, then erase the slot."""
         turn_context = self._turn_context
         chosen, branch = await turn_context.settings_and_branch(conversation_id)
         messages = prompt_messages(branch)
@@ -67,7 +67,7 @@ class MemoryVerifier:
         async def test(slot: Slot, _may_continue: Callable[[], bool]) -> ImportTestResult:
             lease: Lease | None = None
             try:
-                lease = await turn_context.exchange(slot, conversation_id).ready(request)
+                lease = await turn_context.exchange(slot, conversation_id).lease_slot(request)
                 return await _test_memory(lease, messages, fingerprint)
             except KvchatError as error:
                 if isinstance(error, EngineError) and error.restore_fault:
@@ -124,7 +124,7 @@ class MemoryVerifier:
         is_requested = math.isinf(max_ms)
         self._in_progress.add(conversation_id)
         priority = Priority.DOCUMENTS if is_requested else Priority.VERIFY
-        work = partial(self._read, conversation_id, max_ms)
+        work = partial(self._process_chat, conversation_id, max_ms)
         return await self._turn_context.slots.run_background(priority, conversation_id, work, wait=is_requested)
 
     async def _replace(self, conversation_id: str) -> None:
@@ -137,7 +137,9 @@ class MemoryVerifier:
         turn_context.publish(ConversationsChanged())
         self._on_slot_changed()
 
-    async def _read(self, conversation_id: str, max_ms: float, slot: Slot, should_continue: Callable[[], bool]) -> bool:
+    async def _process_chat(
+        self, conversation_id: str, max_ms: float, slot: Slot, should_continue: Callable[[], bool]
+    ) -> bool:
         """Process and save the chat from the end of its verified part on; False if interrupted."""
         turn_context = self._turn_context
         chosen, branch = await turn_context.settings_and_branch(conversation_id)
@@ -146,12 +148,12 @@ class MemoryVerifier:
         request = PromptRequest(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
         exchange, restore_cost = turn_context.exchange(slot, conversation_id), turn_context.slots.restore_cost
         async with exchange.explaining_losses():
-            lease = await exchange.ready(request)
+            lease = await exchange.lease_slot(request)
             boundary = await lease.turn_boundary(request.messages)
             total = len(boundary)
             needed = total + lease.engine.reserve(None)
             if lease.engine.must_grow_for(needed) and math.isinf(max_ms):
-                lease = await exchange.with_room(request, needed)
+                lease = await exchange.lease_with_room(request, needed)
             if total >= lease.engine.context_size:
                 raise PromptTooLong(total, lease.engine.limit)
             if not lease.saving_enabled:
@@ -176,7 +178,7 @@ class MemoryVerifier:
                 turn_context.publish(ReadAheadProgress(conversation_id, done, total, draft=False))
 
             try:
-                stops = [stop for stop in save_points_of(lease, boundary) if len(stop) >= done]
+                stops = [stop for stop in prefixes_to_save(lease, boundary) if len(stop) >= done]
                 read = await prefill_and_save(lease, stops, loaded, may_continue, keep, on_progress)
             finally:
                 turn_context.publish(ReadAheadProgress(conversation_id, total, total, draft=False))

@@ -1,7 +1,7 @@
 """Preparation of the next message: restores and processes ahead while the user types.
 
-Only for the chat on screen. Its save point is restored, missing parts are processed and saved, and the draft is
-processed except its last words, and never saved.
+Only for the chat on screen. Its save point is restored, and missing parts are processed and saved. The draft is
+processed except for its last tokens; its state is never saved.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class ReadAhead:
         self.start()
 
     def set_draft(self, conversation_id: str, draft: str, attachments: tuple[Attachment, ...]) -> None:
-        """Process a draft when typing pauses, a paste at once."""
+        """Process a draft when typing pauses, or at once after a paste."""
         target, before = _Target(conversation_id, draft, attachments), self._target
         if before is None or conversation_id != before.conversation_id:
             if not draft and not attachments:
@@ -167,7 +167,7 @@ class ReadAhead:
             return False
         request = PromptRequest(messages, model=chosen.model, template=chosen.options.template)
         try:
-            lease = await turn_context.exchange(slot, owner).ready(request)
+            lease = await turn_context.exchange(slot, owner).lease_slot(request)
             boundary = await lease.turn_boundary(messages)
             if len(boundary) >= lease.engine.context_size:
                 return False  # the next answer makes room for it
@@ -177,13 +177,13 @@ class ReadAhead:
             if not read or needs_vision(new) or not may_continue():
                 return True
             job = _PrefillJob(target, may_continue, lease, boundary)
-            return await self._read_branch(job, branch[-1].id if branch else "", draft, loaded)
+            return await self._process_branch(job, branch[-1].id if branch else "", draft, loaded)
         except EngineError:
             slot.forget()
             return False
 
-    async def _read_branch(self, job: _PrefillJob, label: str, draft: Tokens, loaded: LoadedState) -> bool:
-        """Process and save the branch, whose last message is `label`, then process the draft."""
+    async def _process_branch(self, job: _PrefillJob, label: str, draft: Tokens, loaded: LoadedState) -> bool:
+        """Process the branch and save it under `label`, the id of its last message; then process the draft."""
         lease, boundary = job.lease, job.boundary
         missing = len(boundary) - loaded.expected_cached
         stopped_short = loaded.prefilled_ahead.tokens and loaded.expected_cached == len(boundary)  # without being saved
@@ -198,7 +198,7 @@ class ReadAhead:
                     if await lease.save(stop, label=label, notify=stop == boundary) is None:
                         self._failed_saves[lease.owner] = len(boundary)
 
-            if not await self._read(job, boundary, loaded, save, draft=False):
+            if not await self._process_tokens(job, boundary, loaded, save, is_draft=False):
                 return False
             self._turn_context.background.start(self._turn_context.absorb())
             loaded = await lease.load_boundary(draft or boundary)
@@ -211,19 +211,25 @@ class ReadAhead:
                 reason = Reason(ReasonCode.COSTS_MORE)
                 self._turn_context.publish(ReadAheadSkipped(job.target.conversation_id, reason))
                 return False
-        return await self._read(job, draft, loaded, draft=True)
+        return await self._process_tokens(job, draft, loaded, is_draft=True)
 
     def _has_failed(self, job: _PrefillJob) -> bool:
         return self._failed_saves.get(job.lease.owner) == len(job.boundary)
 
-    async def _read(
-        self, job: _PrefillJob, tokens: Tokens, loaded: LoadedState, save: SaveCallback = save_nothing, *, draft: bool
+    async def _process_tokens(
+        self,
+        job: _PrefillJob,
+        tokens: Tokens,
+        loaded: LoadedState,
+        save: SaveCallback = save_nothing,
+        *,
+        is_draft: bool,
     ) -> bool:
         end = len(tokens)
         start = reached = min(loaded.expected_cached, end)
 
         def publish(done: int, total: int) -> None:
-            self._turn_context.publish(ReadAheadProgress(job.target.conversation_id, done, total, draft))
+            self._turn_context.publish(ReadAheadProgress(job.target.conversation_id, done, total, is_draft))
 
         def on_progress(done: int) -> None:
             nonlocal reached

@@ -245,7 +245,7 @@ _QUERY = """
 
 @dataclass(frozen=True)
 class DailyReplies:
-    """The replies of one day and kind. Times in seconds."""
+    """The replies of one day whose prompts had the same source (`kind`). Times in seconds."""
 
     day: date
     kind: str  # one of REPLY_KINDS

@@ -21,9 +21,9 @@ SPEED_INTERVAL_S = 0.25  # between speed updates
 
 
 class EchoFilter:
-    """Removes the repeated part of an unfinished reply from a stream.
+    """Removes from the stream of a continued reply the text that the reply already has.
 
-    llama.cpp b11434 sends it in one piece with the first new token, b11549 does not send it (both measured).
+    llama.cpp b11434 sends that text in one piece with the first new token, b11549 does not send it (both measured).
     """
 
     def __init__(self, text: str, thinking: str) -> None:

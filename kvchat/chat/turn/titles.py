@@ -135,7 +135,7 @@ class TitleGenerator:
                 attempt.answer = attempt.answer or ""
 
     async def _title_request(self, attempt: _TitleAttempt, exchange: Exchange) -> tuple[PromptRequest, Tokens] | None:
-        """Return the request and its turn boundary; None if the chat would have to be processed again."""
+        """Return the request and the turn boundary before it; None if the chat would have to be processed again."""
         turn_context, conversation_id = self._turn_context, attempt.conversation_id
         chosen = await turn_context.answer_settings(conversation_id)
         history = prompt_messages(attempt.branch)
@@ -145,7 +145,7 @@ class TitleGenerator:
             return None
         messages = [*history, ChatMessage(Role.USER.value, TITLE_REQUEST)]
         request = PromptRequest(messages, model=chosen.model, template=chosen.options.template)
-        lease = await exchange.ready(request)
+        lease = await exchange.lease_slot(request)
         boundary = await lease.turn_boundary(history)
         if lease.slot.holder(lease.engine.generation) != conversation_id:
             return None
@@ -153,7 +153,7 @@ class TitleGenerator:
             return None
         quiet = replace(request, template=(*request.template, *_NO_THINKING))
         plain = await lease.engine.engine.prompt_tokens(messages)
-        prompt = await (await exchange.ready(quiet)).engine.engine.prompt_tokens(messages)
+        prompt = await (await exchange.lease_slot(quiet)).engine.engine.prompt_tokens(messages)
         if prompt[: len(boundary)] != boundary:  # the option changes the prompt's start, which would be reprocessed
             quiet, prompt = request, plain
         most_tokens = _TITLE_TOKENS

@@ -66,7 +66,7 @@ class Turn:
     conversation_id: str
     store_question: Callable[[Database], TurnStart]  # stores it with `text` and `attachments`
     sampling: Sampling | None = None  # for this reply only
-    saves: bool = True  # False: neither settle nor save
+    should_save: bool = True  # False: neither settle nor save
     text: str | None = None
     attachments: tuple[Attachment, ...] = ()
     creates_chat: bool = False
@@ -113,7 +113,7 @@ class Turn:
             finally:
                 self.is_answered = True
                 on_reply(reply)
-            if reply is not None and self.saves:
+            if reply is not None and self.should_save:
                 with slots.settling(slot, self.settling.supersede, self.settling.hurry):
                     await self._settle(reply)
 
@@ -180,7 +180,7 @@ class Turn:
             finally:
                 reply.add_step(exchange.result)
 
-        has_system = self.saves and path[0].role is Role.SYSTEM
+        has_system = self.should_save and path[0].role is Role.SYSTEM
         system = SystemPrompt(path[0].id, is_shared) if has_system else None
         request = PromptRequest(messages, choose_sampling, chosen.model, chosen.options.template, system)
         async with reply.periodic_flush():
@@ -189,7 +189,7 @@ class Turn:
                 written = reply.snapshot(MessageState.STREAMING)
                 path = [*(message for message in path if message.id != written.id), written]
                 messages = prompt_messages(path, continues_reply=True)
-                if self.saves:
+                if self.should_save:
                     await exchange.save_what_fits(messages, written.id)
                 await stream(replace(request, messages=messages, system=None))
         limited = exchange.finish_reason == "length"
@@ -211,7 +211,7 @@ class Turn:
             return None
         if reply.is_empty and state is not MessageState.COMPLETE:
             if reply.original.state is MessageState.STREAMING:
-                await turn_context.run(Database.remove_leaf, reply.message)
+                await turn_context.run(Database.remove_empty_reply, reply.message)
             else:  # continued reply
                 await turn_context.run(Database.update_reply, reply.original)
             turn_context.publish(MessagesChanged(self.conversation_id))
@@ -266,7 +266,7 @@ def store_question(
     new: NewChat | None = None,
     drafts: Sequence[Draft] = (),
 ) -> TurnStart:
-    """Store the user's message; the first one names the chat. `drafts` are the texts that remain as drafts."""
+    """Store the user's message; the first one names the chat. `drafts`: the drafts to keep afterwards."""
     with database.transaction():
         if new is not None and database.conversation(conversation_id) is None:
             store_chat(database, new)
@@ -282,7 +282,7 @@ def store_question(
 def select_question(
     database: Database, conversation_id: str, reply: Message | None = None, *, continues: bool = False
 ) -> TurnStart:
-    """Select a reply's question, or the branch's last one, to answer it again or continue the reply (`continues`)."""
+    """Make a reply's question (default: the branch's last) the leaf, to answer it; or the reply, if it `continues`."""
     path = database.path(reply.id) if reply else database.branch(conversation_id)
     question = next((message for message in reversed(path) if message.role is Role.USER), None)
     if question is None:

@@ -186,7 +186,7 @@ class ChatDocumentsController(Controller):
 
     def _handle_event(self, event: events.Event) -> None:
         match event:
-            case events.LibraryChanged(progress=False) | events.EngineChanged() | events.SettingsChanged():
+            case events.LibraryChanged(progress_only=False) | events.EngineChanged() | events.SettingsChanged():
                 self._pause.start()
             case events.ReplyFinished(conversation_id=id) if id == self._chat.current and self._documents:
                 self._pause.start()  # the chat now has its own memory

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 
 from kvchat.chat.events import EngineChanged, Event, LibraryChanged, SettingsChanged
 from kvchat.chat.prepared.documents import PreparedSet
-from kvchat.chat.prepared.library import Estimate, PreparationTooLong, PreparedStatus, ReadingTask
+from kvchat.chat.prepared.library import Estimate, PreparationTooLong, PreparedStatus, ProcessingTask
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import TimeRange, format_age, format_estimate, format_size, format_tokens
@@ -103,7 +103,7 @@ class LibraryWindow(Panel):
 
     def _handle_event(self, event: Event) -> None:
         match event:
-            case LibraryChanged(progress=True):
+            case LibraryChanged(progress_only=True):
                 self._show()
             case LibraryChanged() | EngineChanged() | SettingsChanged():
                 self._load_timer.start()
@@ -220,7 +220,7 @@ def describe_estimate(estimate: Estimate) -> str:
     return join_sentences(text, _("You can keep chatting: your messages take priority."))
 
 
-def prepared_row(status: PreparedStatus, reading: ReadingTask | None) -> Row:
+def prepared_row(status: PreparedStatus, reading: ProcessingTask | None) -> Row:
     prepared = status.prepared
     parts = [plural(len(prepared.sources), "{count} file", "{count} files")]
     if prepared.is_read:
@@ -239,7 +239,9 @@ def prepared_row(status: PreparedStatus, reading: ReadingTask | None) -> Row:
     return Row(prepared.id, prepared.name, join_parts(parts), chip, tone)
 
 
-def describe_status(status: PreparedStatus, reading: ReadingTask | None, left: TimeRange | None, folder: Path) -> str:
+def describe_status(
+    status: PreparedStatus, reading: ProcessingTask | None, left: TimeRange | None, folder: Path
+) -> str:
     """Describe prepared documents. `left` is the time until they are processed, `folder` where memory is saved."""
     prepared, reason = status.prepared, status.reprocess_reason
     lines = [left_to_right(join_list(prepared.paths))]

@@ -32,7 +32,7 @@ async def test_forecast_source_of_each_chat(stage: Stage) -> None:
     forecasts = await forecast(stage, empty, cold, first, second)
     assert [forecast.has_messages for forecast in forecasts] == [False, True, True, True]
     assert [forecast.source for forecast in forecasts[1:]] == [Source.COLD, WARM, Source.HOT]
-    assert forecasts[1].tokens_to_read > 200 > 20 > max(forecast.tokens_to_read for forecast in forecasts[2:])
+    assert forecasts[1].tokens_to_process > 200 > 20 > max(forecast.tokens_to_process for forecast in forecasts[2:])
     stage.store.restorer.limit_memory(0)
     assert await sources(stage, first) == [Source.DISK]
     stage.store.inventory.delete_all()
@@ -50,7 +50,7 @@ async def test_forecast_of_a_branch_with_an_unsaved_end(stage: Stage) -> None:
     assert expected.source in (Source.WARM, Source.DISK)
     receipt = await stage.answered(chat, "Go on.")
     assert receipt.cached_tokens == saved
-    assert expected.tokens_to_read == pytest.approx(receipt.prompt_tokens - saved, rel=0.3)
+    assert expected.tokens_to_process == pytest.approx(receipt.prompt_tokens - saved, rel=0.3)
 
 
 async def test_message_forecast_matches_the_receipt(stage: Stage) -> None:
@@ -64,9 +64,9 @@ async def test_message_forecast_matches_the_receipt(stage: Stage) -> None:
         receipt = await stage.answered(chat, text)
         assert expected.source is receipt.source is source
         read = receipt.prompt_tokens - receipt.cached_tokens
-        assert expected.tokens_to_read == pytest.approx(read, abs=16)  # the reply's beginning
+        assert expected.tokens_to_process == pytest.approx(read, abs=16)  # the reply's beginning
     new = await forecasts.forecast_message(None, STORY.swapcase())
-    assert (new.source, new.tokens_to_read > 200) == (Source.COLD, True)
+    assert (new.source, new.tokens_to_process > 200) == (Source.COLD, True)
 
 
 def seconds(least: float, most: float | None = None) -> TimeRange:

@@ -143,7 +143,7 @@ def test_removing_an_empty_reply_keeps_messages_below(database: Database) -> Non
     first = database.append_question(chat, "One")
     reply = database.append(chat, first.id, Role.ASSISTANT, "", MessageState.STREAMING)
     second = database.append_question(chat, "Two")
-    database.remove_leaf(reply)
+    database.remove_empty_reply(reply)
     assert [message.content for message in database.branch(chat)] == ["One", "Two"]
     assert database.path(second.id)[0].id == first.id
 

@@ -112,7 +112,7 @@ async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
     await until(panel.reprocess_button.isEnabled)
     qtbot.mouseClick(panel.reprocess_button, LEFT)
     await until(lambda: panel.list.rows[1].chip == "ready")
-    furnished.events.publish(LibraryChanged(progress=True))
+    furnished.events.publish(LibraryChanged(progress_only=True))
     assert panel.list.current is not None
     assert panel.list.current.value == other.id
     qtbot.mouseClick(panel.remove_button, LEFT)
