@@ -1,7 +1,7 @@
 """Context use of a conversation, and ways to reduce it: drop the middle, or summarize it.
 
-Both create a branch of copies (`chat/record/tree.py`) after the opening, which stays warm; nothing is lost.
-Counting uses only the engine's tokenizer.
+Both copy the messages to keep into a new branch (`chat/record/tree.py`) that shares the opening, which is not
+reprocessed; the old branch stays. Counting uses only the engine's tokenizer.
 """
 
 from __future__ import annotations

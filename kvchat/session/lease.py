@@ -331,7 +331,7 @@ class Lease:
     async def save(
         self, boundary: Tokens, *, label: str | None = None, notify: bool = True, audience: str | None = None
     ) -> SavePoint | None:
-        """Save the settled slot to the store; None, and an event with the reason, if it was not saved.
+        """Save the settled slot to the store. If that fails, publish an event with the reason and return None.
 
         `label`: id of the owner's item that the save point belongs to, such as a message. Without `notify`, a success
         publishes no event. `audience` defaults to the slot's. Raises EngineGone if the engine dies while saving.

@@ -100,7 +100,7 @@ class SaveProgress:
                 task.cancel()
 
     async def finish_or_cancel(self, coroutine: Coroutine[Any, Any, None], timeout_s: float) -> None:
-        """Wait for work; once cancelled, at most `timeout_s`, because a disk may hang."""
+        """Wait for `coroutine`; after a cancellation, at most `timeout_s` longer, because a disk may hang."""
         task, cancelled = asyncio.ensure_future(coroutine), asyncio.ensure_future(self._cancelled.wait())
         await asyncio.wait({task, cancelled}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({task}, timeout=timeout_s)

@@ -145,7 +145,7 @@ async def _forge(runtime: Runtime, file: Path) -> None:
     assert evil != tokens
 
     async def work(slot: Slot, may_continue: object) -> None:
-        lease = await Exchange(runtime.chat.slots, slot, runtime.engine, chat.id).ready(PromptRequest([]))
+        lease = await Exchange(runtime.chat.slots, slot, runtime.engine, chat.id).lease_slot(PromptRequest([]))
         await lease.engine.engine.erase_slot()
         await lease.engine.engine.prefill(evil)
         path = lease.engine.slot_path / "forged.slot"
