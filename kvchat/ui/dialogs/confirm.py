@@ -87,7 +87,7 @@ def ask_if_metered(
         if not await is_metered():
             download()
             return
-        text = _("kvchat will download {what}. Your desktop reports that this connection is metered.", what=what)
+        text = _("kvchat will download {what}. Your provider may charge for it.", what=what)
         title, action = _("Download over a metered connection?"), _("Download")
         confirm(parent, title, text, action, download, keep=_("Not now"))
 
