@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_arguments(arguments: Sequence[str], on_start: Callable[[], None] = lambda: None) -> int:
-    """Run kvchat. Call `on_start` before the first disk access, which may hang."""
+    """Run kvchat with the given command line. `on_start` is called before the first disk access, which may hang."""
     from kvchat.errors import KvchatError
 
     try:
@@ -68,7 +68,11 @@ def _run_command_line(arguments: Sequence[str], on_start: Callable[[], None]) ->
 def _prepare_window(
     targets: tuple[str, ...] = (), *, quick: bool = False, starter: bool = False, hidden: bool = False
 ) -> Callable[[], int]:
-    """Return a function that opens the window, shows a running one, or explains why Qt would abort."""
+    """Return a function that opens the window and returns the exit code.
+
+    The function shows the running window instead if there is one, and explains the problem if Qt would abort for lack
+    of a display.
+    """
     from kvchat.cli import no_display
 
     if (problem := no_display.find_display_problem()) is not None:

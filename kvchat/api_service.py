@@ -1,4 +1,4 @@
-"""The API server, controlled by the settings. Its packages are imported at its first start."""
+"""The API server, controlled by the settings. The gateway packages are imported at the server's first start."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class ApiService:
     absorb: Callable[[], Awaitable[None]]  # absorbs waiting save files
     url: str | None = None  # API server address; None if it is off
     _gateway: Gateway | None = None
-    _follows: bool = False  # set by follow_settings()
-    _closed: bool = False  # for good
+    _follows_settings: bool = False  # set by follow_settings()
+    _is_closed_for_good: bool = False  # for good
     _change_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _changing_keys: asyncio.Lock = field(default_factory=asyncio.Lock)
     _background: BackgroundTasks = field(default_factory=BackgroundTasks)
@@ -121,7 +121,10 @@ class ApiService:
         await self._change_keys(KeyStore.revoke, program)
 
     async def forget(self, program: str) -> None:
-        """Delete a program's totals and save points, and those shared by all programs. Raises StoreRefused."""
+        """Delete a program's usage totals and save points. Raises StoreRefused.
+
+        This also deletes the save points that all programs share.
+        """
         from kvchat.gateway.records import ALL_PROGRAMS
 
         self.totals.forget(program)
@@ -132,11 +135,11 @@ class ApiService:
             await asyncio.to_thread(self.slots.store.inventory.delete_conversation, program_owner(owner))
 
     async def follow_settings(self) -> None:
-        """Open or close the server as set, now and after each settings change."""
-        self._follows = True
+        """Open or close the API server as the settings say, now and after each change of the settings."""
+        self._follows_settings = True
         await asyncio.to_thread(lambda: self.totals)  # load off the window's thread
         async with self._change_lock:
-            if self._closed:
+            if self._is_closed_for_good:
                 return
             settings = self.settings()
             self.url = None
@@ -150,11 +153,11 @@ class ApiService:
                 self.notify(error.title, error.explanation)
 
     async def settings_changed(self, before: Settings, after: Settings) -> None:
-        if self._follows and any_changed(before, after, _SETTINGS):
+        if self._follows_settings and any_changed(before, after, _SETTINGS):
             await self.follow_settings()
 
     async def open(self, host: str, port: int, keys: Mapping[str, str] | None = None) -> str:
-        """Open the server and return its address. `keys` defaults to the user's API keys. Raises KvchatError."""
+        """Open the server and return its address. By default, `keys` are the user's API keys. Raises KvchatError."""
         async with self._change_lock:
             self.url = await self._open(host, port, keys if keys is not None else await self.keys())
             return self.url
@@ -164,11 +167,11 @@ class ApiService:
             await self._gateway.runner.background.wait_until_idle()
 
     def stopped(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that aborts all responses and refuses requests until its exit. Saves continue."""
+        """Return a context that aborts all responses on entry and refuses requests until its exit. Saves continue."""
         return contextlib.nullcontext() if self._gateway is None else self._gateway.runner.stopped()
 
     async def close(self) -> None:
-        self._closed = True
+        self._is_closed_for_good = True
         async with self._change_lock:
             self.url = None
             if self._gateway is not None:
@@ -206,5 +209,5 @@ class ApiService:
                 await asyncio.to_thread(change, KeyStore(self.paths), program)
         except OSError as error:
             raise SettingsNotSaved(self.paths.config, error) from error
-        if self._follows:
+        if self._follows_settings:
             await self.follow_settings()

@@ -213,7 +213,10 @@ async def _run(
 
 
 class _StartupDrafts:
-    """Shows chats and saves drafts until the runtime opens the database. The runtime also reports its errors."""
+    """Shows chats and saves drafts until the runtime has opened the database.
+
+    Database errors are ignored here, because the runtime reports them.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file, self._worker = file, Worker("first-drafts")

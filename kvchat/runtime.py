@@ -148,7 +148,10 @@ class Runtime:
         return await asyncio.to_thread(read_statistics, self.paths.database)
 
     async def engine_vitals(self) -> Vitals | None:
-        """Return the engine's load and memory use, or None. Adds restored tokens, which b11434 does not count."""
+        """Return the engine's memory use, slot and speed, or None.
+
+        The slot's token count includes restored tokens, which build 11434 of llama-server does not count.
+        """
         vitals, engine = await self.engine.vitals(), self.engine.inspected_engine
         if vitals is None or vitals.slot is None or engine is None:
             return vitals
@@ -193,7 +196,7 @@ class Runtime:
         return redact("\n\n".join(parts) + "\n", current_user(), self.engine.secrets)
 
     async def start(self) -> None:
-        """Start the engine, chat titles, API server and backups as set in the settings, for the window."""
+        """Start everything that the settings enable for the window: engine, chat titles, API server and backups."""
         if problem := self.save_points.problem:
             self._notify(problem.title, problem.explanation)
         self._backups.start()
@@ -260,7 +263,7 @@ class Runtime:
             await self.restart_engine()
 
     async def locate_model(self, missing: str, path: Path) -> None:
-        """Replace a missing model by the one at `path` in all chats. Raises KvchatError."""
+        """Replace the path of a missing model by `path` in all chats. Raises KvchatError."""
         if missing == self.settings.model_path:
             await self.use_model(path)
         if missing == self.model.path or self.engine.status.state in DOWN_STATES:
@@ -270,7 +273,7 @@ class Runtime:
         await self.chat.relocate_model(missing, str(path))
 
     async def apply_settings(self, settings: Settings) -> None:
-        """Apply and save the settings. Raises SettingsNotSaved if they cannot be saved; they apply nevertheless."""
+        """Apply and save the settings. If saving fails, they still apply until exit, and SettingsNotSaved is raised."""
         before, self.settings = self.settings, settings
         self.events.publish(SettingsChanged())
         async with self._storing_settings:  # after concurrent changes, the file has the current settings

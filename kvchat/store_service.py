@@ -24,11 +24,14 @@ from kvchat.text.language import N_, _, plural, punctuation
 
 # A change to these makes the store check its limits.
 BOUND_SETTINGS = ("quota_bytes", "free_floor_bytes", "max_age_days", "model_path", "kv_type")
-LONG_CHAT = 32_768  # tokens; size estimates assume a chat this long
+LONG_CHAT_TOKENS = 32_768  # tokens; size estimates assume a chat this long
 
 
 def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bounds:
-    """Return the configured limits. `kept_bytes`: current size of all save points. Raises OSError."""
+    """Return the store's limits from the settings. Raises OSError.
+
+    `kept_bytes`: total size of the existing save points, for the default quota.
+    """
     quota = settings.quota_bytes
     if quota is None:
         existing = next(folder for folder in (paths.cache, *paths.cache.parents) if is_folder(folder))
@@ -46,7 +49,7 @@ def long_chat_bytes(settings: Settings) -> int:
         return 0
     try:
         facts = run_with_timeout(partial(read_facts, Path(settings.model_path)))
-        return kv_bytes(facts.kv, LONG_CHAT, settings.kv_type)
+        return kv_bytes(facts.kv, LONG_CHAT_TOKENS, settings.kv_type)
     except (KvchatError, OSError, ValueError):
         return 0
 
@@ -54,7 +57,7 @@ def long_chat_bytes(settings: Settings) -> int:
 def describe_capacity(quota: int, chat_bytes: int) -> str:
     if not chat_bytes:
         return ""
-    chats, tokens = quota // chat_bytes, format_tokens(LONG_CHAT)
+    chats, tokens = quota // chat_bytes, format_tokens(LONG_CHAT_TOKENS)
     if chats < 1:
         none = N_("cannot hold a chat of {tokens} tokens with this model, which takes {size}")
         return _(none, tokens=tokens, size=format_size(chat_bytes))
@@ -98,7 +101,7 @@ def store_problem(paths: Paths) -> str:
 
 
 def saved_models(usage: StoreUsage) -> set[str]:
-    """Return the names of the saved chats' models, as in their fingerprints."""
+    """Return the fingerprint names of the models whose chats have save points."""
     return {chat.model for chat in usage.conversations if chat.tokens}
 
 

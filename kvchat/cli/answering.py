@@ -90,7 +90,7 @@ def show_starter_progress(stage: str, done: int, total: int) -> None:
 
 
 async def serve(options: ServeOptions, runner: CommandRunner) -> int:
-    """Run the API server until SIGINT or SIGTERM, which count as success. Raises KvchatError."""
+    """Run the API server until SIGINT or SIGTERM, after which the exit code is 0. Raises KvchatError."""
     from kvchat.gateway.keys import read_key_file
 
     if not runner.is_own_command:
@@ -152,7 +152,7 @@ class ChatSession:
         self._in_turn = False  # True from the start of this command's turn until it is saved
 
     async def ask(self, question: str) -> Message | None:
-        """Print the answer and return it, or None without an answer. Cancelling stops the reply. Raises KvchatError."""
+        """Print the answer and return it, or None if there is none. Cancelling stops the reply. Raises KvchatError."""
         attachments, self.attachments, self._error = self.attachments, (), None
         chat = self.runtime.chat
         if chat.is_answering(self.chat_id):

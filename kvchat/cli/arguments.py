@@ -84,7 +84,7 @@ class AskOptions(EngineOptions, JsonOptions):
     )
 
     def with_input(self) -> AskOptions:
-        """Read the question from standard input if it is `-`, or missing without a terminal. Raises KvchatError."""
+        """Read the question from standard input if it is `-`, or absent without a terminal. Raises KvchatError."""
         if self.prompt is None and sys.stdin.isatty() and not self.as_json:
             return self
         prompt = read_question() if self.prompt is None or self.prompt == "-" else self.prompt
@@ -285,7 +285,10 @@ class ImportOptions(PassphraseOptions):
     passphrase: str = ""
 
     def with_input(self) -> ImportOptions:
-        """Read the passphrase. Also check that no file hangs, which would block the owner. Raises KvchatError."""
+        """Read the passphrase, and check that reading the files does not hang. Raises KvchatError.
+
+        A file that hangs would block the process that owns the data folder.
+        """
         for file in self.files:
             try:
                 run_with_timeout(file.stat)

@@ -54,7 +54,7 @@ class BenchReply:
 
 
 class BenchSetup:
-    """A temporary kvchat that can be restarted. Its replies use greedy sampling."""
+    """A kvchat with a temporary data folder. It can be restarted, and its replies use greedy sampling."""
 
     def __init__(self, paths: Paths, settings: Settings, runtime: Runtime, reply_tokens: int) -> None:
         self._paths, self.settings = paths, settings  # changed settings apply at the next restart

@@ -46,7 +46,10 @@ AVAILABLE, MISSING, UNKNOWN = "available", "missing", "unknown"  # states of a d
 
 
 def doctor(options: DoctorOptions) -> int:
-    """Print the report and return 1 if something is broken. `--retest` first deletes restore test results."""
+    """Print the report and return 1 if something is broken.
+
+    `--retest` first deletes the stored results of the model's restore test.
+    """
     paths = resolve_paths()
     settings = load_settings(paths.settings_file)
     if options.model is not None:

@@ -134,8 +134,8 @@ async def download_model(options: arguments.GetModelOptions, runner: CommandRunn
     repository = await hub.repository(name)
     file = select_file(repository, quantisation)
 
-    def report_progress(done: int, rate: float, checking: bool) -> None:
-        show_progress(_("Checking:") if checking else _("Downloading:"), done, file.size)
+    def report_progress(done: int, rate: float, is_verifying: bool) -> None:
+        show_progress(_("Checking:") if is_verifying else _("Downloading:"), done, file.size)
 
     order = DownloadOrder(repository.repository, repository.revision, file)
     path = await fetch_on_own_loop(order, runner.paths.models, hub, report_progress)
@@ -179,7 +179,10 @@ async def _find_model(library: ModelLibrary, name: str) -> Path:
 
 
 def select_file(repository: HubRepository, quantisation: str) -> HubFile:
-    """Return the file with this quantisation or name; by default, the Q4_K_M or only one. Raises KvchatError."""
+    """Return the model file with this quantisation or file name. Raises KvchatError.
+
+    If `quantisation` is empty, return the only file, or the Q4_K_M file if there are several.
+    """
     files, name = list(repository.files), quantisation.lower()
     if name:
         matches = [file for file in files if name in (file.quantisation.lower(), file.name.lower())]

@@ -39,7 +39,7 @@ class DisplayProblem:
 
 
 def find_display_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem | None:
-    """Return why Qt would abort, or None. Only Linux can lack a display or the libraries."""
+    """Return why Qt would abort, or None. Only on Linux can the display or its libraries be missing."""
     if sys.platform != "linux":
         return None
     plugin = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
@@ -57,7 +57,10 @@ def find_display_problem(environment: Mapping[str, str] = os.environ) -> Display
 
 
 def explain(problem: DisplayProblem, *, starter: bool) -> int:
-    """Print the problem and return the exit code. With `starter`, chat in the terminal or send one greeting there."""
+    """Print why no window can be opened, and return the exit code.
+
+    With `starter`, chat with the starter model in the terminal instead or, without a terminal, send it one greeting.
+    """
     print(
         _("kvchat cannot open a window. {detail}\n  {advice}", detail=problem.detail, advice=problem.advice),
         file=sys.stderr,
@@ -107,7 +110,10 @@ def _find_unreachable_display(environment: Mapping[str, str]) -> DisplayProblem 
 
 
 def _x_server_answers(display: str) -> bool:
-    """Connect with libxcb, as Qt does, because it parses the display name and finds the user's authorization."""
+    """Return True if the X server accepts a connection.
+
+    The connection is made with libxcb, as in Qt, because it parses the display name and finds the user's authorization.
+    """
     xcb = ctypes.CDLL("libxcb.so.1")
     xcb.xcb_connect.restype = ctypes.c_void_p
     xcb.xcb_connect.argtypes = [ctypes.c_char_p, ctypes.c_void_p]

@@ -58,7 +58,7 @@ class CommandKind(Enum):
 @dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Options:
-    """Base of the options of a command. None means "not given": the settings or the model decide."""
+    """Base class for the options of a command. If an option is None, the settings or the model decide."""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True)(cls)
@@ -185,7 +185,10 @@ def read_question() -> str:
 
 
 def read_passphrase(file: Path | None) -> str:
-    """Return the first line of the file, or "". Never an option, which others could see. Raises KvchatError."""
+    """Return the first line of the file, or "" without a file. Raises KvchatError.
+
+    A passphrase is never a command-line option, because other users could see it.
+    """
     if file is None:
         return ""
     try:

@@ -57,7 +57,7 @@ class DataFolderInUse(KvchatError):
 
 
 class CommandRunner:
-    """Runs the commands of all clients with one runtime, on the event loop except for the `serve_` methods."""
+    """Runs all clients' commands with one runtime. Only the `serve_` methods are called outside the event loop."""
 
     def __init__(self, paths: Paths, name: str) -> None:
         self.paths, self.name = paths, name
@@ -78,7 +78,7 @@ class CommandRunner:
 
     @property
     def is_own_command(self) -> bool:
-        """True in this process's own command, False in a command of another process."""
+        """True if the current command was started in this process, False if another process sent it."""
         return self.own_terminal is not None and current_terminal.get() is self.own_terminal
 
     async def runtime(self, settings: Settings | None = None) -> Runtime:
@@ -95,7 +95,7 @@ class CommandRunner:
 
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Prevent the runtime from opening inside the context. Raises DataFolderInUse if it is already open."""
+        """Return a context in which the runtime cannot be opened. Raises DataFolderInUse if it is already open."""
         async with self.runtime_lock:
             if self.open_runtime is not None:
                 raise DataFolderInUse(self.name, os.getpid())
@@ -223,9 +223,9 @@ def _run_locally(ownership: InstanceLock | None, paths: Paths, name: str, option
 
 
 def run_client(connection: Connection, name: str, options: object, *, is_owner: bool = False) -> int | None:
-    """Print a command's output and send the typed input. Return the exit code, or None if the command never started.
+    """Print the command's output and send the user's input. Return the exit code, or None if the command never started.
 
-    With `is_owner`, the command runs in this process, and the call lasts until everything is closed. Raises
+    With `is_owner`, the command runs in this process, and the call lasts until the runtime is closed. Raises
     KvchatError.
     """
     with contextlib.suppress(OSError):  # the owner is quitting

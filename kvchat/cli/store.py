@@ -47,8 +47,13 @@ SecondsSaved = Mapping[str, float]  # by conversation id
 MAX_TITLE_LENGTH = 40  # characters
 
 
-def _on_store(command: Callable[[T, CommandRunner, BlockStore], int]) -> Callable[[T, CommandRunner], Awaitable[int]]:
-    """Run the command in a thread. Without a runtime, open only the store, so that it works with damaged chats."""
+def _store_command(
+    command: Callable[[T, CommandRunner, BlockStore], int],
+) -> Callable[[T, CommandRunner], Awaitable[int]]:
+    """Decorator: run a command on the save-point store, in a thread.
+
+    If no runtime is open, only the store is opened, so that the command works even if the chats file is damaged.
+    """
 
     async def run(options: T, runner: CommandRunner) -> int:
         async with runner.runtime_lock:
@@ -90,7 +95,7 @@ def _usage_with_times(paths: Paths, store: BlockStore) -> StoreUsage:
     return with_reprocessing_times(usage, speeds)
 
 
-@_on_store
+@_store_command
 def show_usage(options: JsonOptions, runner: CommandRunner, store: BlockStore) -> int:
     usage = dataclasses.replace(_usage_with_times(runner.paths, store), chat_bytes=long_chat_bytes(runner.settings))
     titles, saved = _read_chats(runner.paths)
@@ -108,7 +113,7 @@ def show_usage(options: JsonOptions, runner: CommandRunner, store: BlockStore) -
     return print_result(options.as_json, fields, format_usage(usage, titles, saved))
 
 
-@_on_store
+@_store_command
 def prune_store(options: PruneOptions, runner: CommandRunner, store: BlockStore) -> int:
     inventory, titles, target = store.inventory, _read_chats(runner.paths)[0], options.target_bytes
     plan = plan_with_reprocessing_times(inventory.plan_prune(target), _usage_with_times(runner.paths, store))
@@ -134,7 +139,7 @@ def prune_store(options: PruneOptions, runner: CommandRunner, store: BlockStore)
     return 0
 
 
-@_on_store
+@_store_command
 def verify_store(options: JsonOptions, runner: CommandRunner, store: BlockStore) -> int:
     titles = _read_chats(runner.paths)[0]
     report = store.inventory.verify(partial(show_progress, _("Verifying:")))
@@ -151,7 +156,7 @@ def verify_store(options: JsonOptions, runner: CommandRunner, store: BlockStore)
     return 0 if report.is_clean else 1
 
 
-@_on_store
+@_store_command
 def forget_program(options: ProgramOptions, runner: CommandRunner, store: BlockStore) -> int:
     """Delete the save points of an app. Raises KvchatError if there are none."""
     owners = [chat.conversation_id for chat in store.inventory.usage().conversations]
@@ -262,7 +267,7 @@ def format_verify_report(report: VerifyReport, lost_points: Mapping[str, int], t
 
 
 def _json_fields(value: Any, titles: Titles, names: str) -> dict[str, Any]:
-    """Return these fields of an object that belongs to a conversation, with the conversation's id and title."""
+    """Return these attributes of an object that belongs to a conversation, with the conversation's id and title."""
     fields = {"conversation_id": value.conversation_id, "title": titles.get(value.conversation_id)}
     return fields | pick_fields(value, names)
 

@@ -37,7 +37,7 @@ SIGNAL_TIMEOUT_S = 1.5  # for the main thread to handle a signal
 
 
 class Terminal:
-    """The owner's end of the connection to a command's terminal. A message is a tuple that starts with its kind."""
+    """A command's connection to its client's terminal. Each message is a tuple that starts with the message's kind."""
 
     def __init__(self, connection: Connection) -> None:
         self.working_folder = Path()  # of the client
@@ -51,7 +51,7 @@ class Terminal:
         threading.Thread(target=self._send_all, name="terminal", daemon=True).start()
 
     def receive_command(self) -> tuple[str, object]:
-        """Return the name and options of the command, the first message. Blocks and raises like `receive`."""
+        """Wait for the first message and return the name and options of the command. Raises EOFError and OSError."""
         name, options, folder, (stdin_is_tty, self.stdout_is_tty, self.stderr_is_tty) = self.receive()
         self.working_folder = Path(folder)
         self.is_interactive = stdin_is_tty and self.stderr_is_tty
@@ -143,7 +143,7 @@ def to_json(fields: object) -> str:
 
 
 def pick_fields(value: object, names: str) -> dict[str, Any]:
-    """Return the attributes with these names, separated by spaces, for `--json`. The names are public."""
+    """Return a dict of the attributes in `names`, separated by spaces. The names are part of `--json` output."""
     return {name: getattr(value, name) for name in names.split()}
 
 
@@ -153,7 +153,7 @@ def format_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def cell_width(text: str) -> int:
-    """Return the width of a text in terminal cells. Ideographs, kana and Hangul take two."""
+    """Return the width of a text in terminal cells. Ideographs, kana and Hangul are two cells wide."""
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
@@ -265,7 +265,10 @@ def set_interrupt_handler(handler: Callable[[int], object]) -> None:
 
 
 def _prepare_streams() -> _ErrorRecorder | None:
-    """Open missing standard streams. Make output replace characters that the encoding lacks, and record errors."""
+    """Open missing standard streams, and record errors of the output.
+
+    Characters that an output's encoding lacks are replaced.
+    """
     for number in range(3):  # else the next opened file would get the number of a closed stream
         with suppress(OSError):
             os.fstat(number)

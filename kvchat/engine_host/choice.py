@@ -58,7 +58,7 @@ class VisionUnsupported(KvchatError):
 
 
 def find_projector(model: Path, extra: Sequence[str]) -> Path | None:
-    """Return the model's projector, or None if the user's arguments load one. Raises VisionUnsupported."""
+    """Return the model's projector, or None if the user's extra arguments load one. Raises VisionUnsupported."""
     if not _PROJECTOR_OPTIONS.isdisjoint(extra):
         return None
     projector = projector_beside(model)
@@ -101,12 +101,12 @@ class EngineChoice:
         return self.demand.facts
 
     def model_changed(self) -> bool:
-        """True if the model's files were replaced since the choice. Reads the disk."""
+        """Return True if the model's files were replaced after this choice was made. Reads the disk."""
         return file_stamps(self.facts.parts) != self.model_stamp
 
     @property
     def finding_key(self) -> FindingKey:
-        """The key of this engine's restore finding. It includes the projector, on which restoring may depend."""
+        """The key of the engine's stored restore test result. It includes the projector, which may affect restoring."""
         if self.plan.projector is None:
             return FindingKey(self.fingerprint, self.build)
         options = f"{self.fingerprint.options} with a projector".strip()
@@ -266,7 +266,10 @@ class ModelJudge:
 
 
 def query_capacity(settings: Settings, staged: StagingMemory = NO_STAGING_MEMORY) -> Capacity:
-    """Query the configured engine for devices and their memory; if that fails, return the system's memory. Blocks."""
+    """Query the configured engine for its devices and their memory. Blocks.
+
+    If the query fails, return the computer's memory only.
+    """
     try:
         engine = usable_engine(settings.engine_path)
         workers = arguments.parse_workers(settings.rpc_workers)

@@ -119,7 +119,7 @@ class ManagedEngine:
         return start
 
     def read_measurements(self) -> None:
-        """Read from the log of a ready engine how much memory it uses, and learn from it whether the model fits."""
+        """Read the memory use from the log of a ready engine, and record the context size that could be loaded."""
         choice, ran_out = self.choice, self._failed_choice
         if choice is None:
             return
@@ -155,7 +155,7 @@ class ManagedEngine:
         )
 
     async def inspect(self) -> tuple[ReadyEngine, FindingKey] | None:
-        """Query a ready engine; return None if the model's files have changed since it was chosen."""
+        """Query a ready engine. Return None if the model's files have changed since they were chosen."""
         choice = self.choice
         assert choice is not None
         if await asyncio.to_thread(choice.model_changed):
@@ -215,7 +215,7 @@ class ExternalEngine:
         return partial(self.connection.connect, ServerAddress(url, stored[0] if stored else ""))
 
     async def inspect(self) -> tuple[ReadyEngine, FindingKey | None]:
-        """Query the server; return no finding key if its states cannot be saved. Raises EngineError."""
+        """Query the server. The finding key is None if the server's KV caches cannot be saved. Raises EngineError."""
         engine, generation = await self.connection.ready(), self.connection.generation
         self.server_facts = facts = await engine.facts()
         self._process = await asyncio.to_thread(find_server, engine.base_url)
@@ -244,7 +244,10 @@ class ExternalEngine:
 
 
 def choose_slot(slots: Sequence[SlotState]) -> tuple[int, bool]:
-    """Return the slot to use, and True if it is free: the last free one, because others use the first, or the last."""
+    """Return the slot to use, and True if it is free.
+
+    This is the last free slot, because other programs tend to use the first ones, or the last slot if none is free.
+    """
     free = [number for number, slot in enumerate(slots) if not slot.busy and not slot.tokens]
     return (free[-1], True) if free else (max(0, len(slots) - 1), False)
 
@@ -252,7 +255,7 @@ def choose_slot(slots: Sequence[SlotState]) -> tuple[int, bool]:
 def with_state_support(
     ready: ReadyEngine, process: RunningServer, facts: ServerFacts, *, is_free: bool
 ) -> ReadyEngine | None:
-    """Return the engine with the facts needed to save its states; None if they cannot be read. Blocks."""
+    """Return the engine with the data needed to save its KV caches; None if the data cannot be read. Blocks."""
     folder = reachable_slot_folder(process)
     if folder is None:
         return None

@@ -266,7 +266,7 @@ class SwitchingEngineHost:
             await asyncio.wait({self._inspection})
 
     async def _inspect(self) -> None:
-        """Query the engine, and test whether it restores chats unless that is known. Raises EngineError."""
+        """Query the engine and, if not yet known, test whether it can restore KV caches. Raises EngineError."""
         engine = self.current
         inspected = await engine.inspect()
         if inspected is None:

@@ -19,7 +19,7 @@ from kvchat.text.language import _
 
 
 class CurrentModel:
-    """The model from the settings or the user's server, and the properties of other models by path."""
+    """The model in use, from the settings or the user's server. Also looks up properties of other models by path."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class CurrentModel:
         library: ModelLibrary,
         engine_settings: Callable[[], Settings],
     ) -> None:
-        """`settings` returns the user's settings, `engine_settings` those of the engine, whose model may differ."""
+        """`settings` returns the current settings, `engine_settings` those of the engine, whose model may differ."""
         self._settings, self._host, self._library = settings, host, library
         self._engine_settings = engine_settings
 

@@ -122,7 +122,10 @@ class EngineSetup:
         return lambda: self._listeners.remove(listener)
 
     def unused_graphics(self) -> Graphics | None:
-        """Return this computer's GPUs if no installed engine can use them, else None. Blocks."""
+        """Return this computer's GPUs if no engine except the embedded one is set or installed, otherwise None. Blocks.
+
+        On macOS, this is always None.
+        """
         settings, graphics = self._settings(), detect_graphics()
         chosen = settings.engine_path or settings.engine_url or any(engine.path for engine in installed_engines())
         return None if chosen or not graphics.vendors or graphics.system == "darwin" else graphics
@@ -236,8 +239,8 @@ class EngineSetup:
         name, size = order.file.name, order.file.size
         steps: list[TrialStep] = []
 
-        def report_bytes(done: int, rate: float, checking: bool) -> None:
-            self._publish(EngineDownload(Stage.CHECKING if checking else Stage.FETCHING, order, done, rate))
+        def report_bytes(done: int, rate: float, is_verifying: bool) -> None:
+            self._publish(EngineDownload(Stage.CHECKING if is_verifying else Stage.FETCHING, order, done, rate))
 
         def report_step(step: TrialStep) -> None:
             steps.append(step)

@@ -53,9 +53,10 @@ async def try_engine(
     on_step: Callable[[TrialStep], None] = lambda _: None,
     needs: Backend | None = None,
 ) -> EngineTrial:
-    """Test an engine, with a model also its replies and restoring. `needs`: the backend whose GPU it must detect.
+    """Test that an engine starts and, if a model is given, that it replies and restores a saved KV cache.
 
-    Failures are in the result and in the steps passed to `on_step`.
+    `needs`: the backend whose GPU the engine must detect. Failures are in the result and in the steps passed to
+    `on_step`.
     """
     steps: list[TrialStep] = []
 

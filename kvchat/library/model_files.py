@@ -41,7 +41,7 @@ class Source(Enum):
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A folder that may hold models, or the first file of a single model. It may be missing."""
+    """A folder that may hold models, or the first file of one model. The path may not exist."""
 
     source: Source
     path: Path
@@ -54,7 +54,7 @@ def model_folders(
     home: Path | None = None,
     platform: str = sys.platform,
 ) -> list[ModelFolder]:
-    """List the folders to search. The first folder with a file determines the displayed source and name."""
+    """List the folders to search. If several hold the same file, the first determines its displayed source and name."""
     home = home or Path.home()
 
     def variable(name: str) -> Path | None:
@@ -125,7 +125,7 @@ class ModelFile:
 
 
 def model_files(folder: ModelFolder, on_unreadable: OnUnreadable, stop: Event) -> Iterator[ModelFile]:
-    """Yield the models in a folder tree until `stop` is set. A missing folder has none."""
+    """Yield the models in a folder and its subfolders until `stop` is set. A missing folder has none."""
     if folder.source is Source.FILE:
         return _models_at_path(folder.path)
     if folder.source is Source.OLLAMA:
@@ -279,7 +279,7 @@ def is_projector(name: str) -> bool:
 
 
 def display_name(path: Path) -> str:
-    """Return the Ollama name of a model if it is known, otherwise a name from its path. Reads no file."""
+    """Return a model's Ollama name if `ollama_name` has read it before, else a name from the path. Reads no file."""
     return _ollama_names.get(path) or name_from_path(path)
 
 

@@ -42,7 +42,10 @@ class FoundModel:
 
     @property
     def can_delete(self) -> bool:
-        """True in the folders of kvchat and the user. Another program would still list a deleted model."""
+        """True for models in kvchat's or the user's folders.
+
+        Another program would still list a model that was deleted from its folder.
+        """
         return self.source in (Source.KVCHAT, Source.CHOSEN, Source.FILE)
 
 

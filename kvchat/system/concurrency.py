@@ -77,7 +77,7 @@ class Worker:
 
 
 class LoopThreads(ThreadPoolExecutor):
-    """The thread pool of an event loop. Its shutdown waits only briefly, because a thread may hang."""
+    """The thread pool of an event loop. `shutdown` waits only briefly, because a thread may hang."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait=False, cancel_futures=cancel_futures)
@@ -87,11 +87,11 @@ class LoopThreads(ThreadPoolExecutor):
 
 
 class Stopped(Exception):
-    """Raised in a function that was cancelled."""
+    """Raised inside a function running in a thread after its caller was cancelled."""
 
 
 async def in_thread(function: Callable[[threading.Event], R]) -> R:
-    """Call `function` in a thread. If cancelled, set the event passed to it, and wait until it returns."""
+    """Call `function` in a thread, passing an event. If cancelled, set the event and wait until `function` returns."""
     stop = threading.Event()
     task = asyncio.ensure_future(asyncio.to_thread(function, stop))
     try:
@@ -153,7 +153,7 @@ class InterruptibleTask:
         return None if task.cancelled() else task.result()
 
     def interrupt(self) -> bool:
-        """Cancel the running task, but only once, so that it can clean up. Return False if none is running."""
+        """Cancel the running task, at most once so that it can clean up. Return False if no task is running."""
         return self.task is not None and (self.task.cancelling() > 0 or self.task.cancel())
 
 

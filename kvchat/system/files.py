@@ -182,9 +182,9 @@ _TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{12}\.new")
 def atomic_write(target: Path, *, private: bool = False) -> Iterator[Path]:
     """Yield the path of a temporary file to write to; afterwards sync it and rename it to `target`.
 
-    If `target` is a link, replace the file behind it. Only the owner can read a new file; an existing file keeps its
-    mode unless `private`. If the block raises an exception, the old file stays. Raises OSError, and NotAFile if the
-    target is not a regular file.
+    If `target` is a link, replace the file it points to. A new file is readable by its owner only; an existing file
+    keeps its mode unless `private`. If the body of the `with` statement fails, the old file stays. Raises OSError, and
+    NotAFile if the target is not a regular file.
     """
     old_mode: int | None = None
 

@@ -129,7 +129,7 @@ def start_command() -> list[str]:
 
 
 def _entry_path() -> Path:
-    """Return the path of the file (Linux: https://specifications.freedesktop.org/autostart-spec)."""
+    """Return the path of the autostart file (Linux: https://specifications.freedesktop.org/autostart-spec)."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "LaunchAgents" / f"{APP_ID}.plist"
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"

@@ -64,7 +64,10 @@ def back_up(connection: sqlite3.Connection, target: Path, step: Callable[[], Non
 
 
 def drop_old_copies(path: Path) -> None:
-    """Delete old copies made by `migrate`, which have data that the user may have deleted since."""
+    """Delete the copies made by `migrate` that are older than KEEP_COPIES_S.
+
+    They contain data that the user may have deleted since.
+    """
     for copy in path.parent.glob(f"{path.name}.before-*"):
         with contextlib.suppress(OSError):
             if time.time() - copy.stat().st_mtime > KEEP_COPIES_S:

@@ -37,18 +37,21 @@ def format_size(count: float) -> str:
 
 
 def format_size_of(count: int, whole: int) -> str:
-    """Format two sizes, such as "3.1 of 20 GB", in the unit of the second unless the first would round to 0."""
+    """Format a part of a whole, such as "3.1 of 20 GB".
+
+    Both have the unit of the whole, unless the part would round to 0.
+    """
     few, all_ = _unit(count), _unit(whole)
     part = _figure(count, few) if few == all_ else _in_unit(count, few)
     return _("{part} of {whole}", part=part, whole=_in_unit(whole, all_))
 
 
 _SCALES = {"GB": 1e9, "MB": 1e6, "KB": 1e3}
-_IN_UNITS = {"GB": N_("{figure} GB"), "MB": N_("{figure} MB"), "KB": N_("{figure} KB"), "": N_("{figure} bytes")}
+_SIZE_FORMATS = {"GB": N_("{figure} GB"), "MB": N_("{figure} MB"), "KB": N_("{figure} KB"), "": N_("{figure} bytes")}
 
 
 def _unit(count: float) -> str:
-    """Return the unit; 999,960,000 becomes 1 GB."""
+    """Return the unit to display. Values that round to 1000 get the next unit: 999,960,000 bytes are 1 GB."""
     return next((unit for unit, scale in _SCALES.items() if count / scale >= 0.9995), "")
 
 
@@ -59,7 +62,7 @@ def _figure(count: float, unit: str) -> str:
 
 
 def _in_unit(count: float, unit: str) -> str:
-    return _(_IN_UNITS[unit], figure=_figure(count, unit))
+    return _(_SIZE_FORMATS[unit], figure=_figure(count, unit))
 
 
 def format_duration(ms: float) -> str:
@@ -131,13 +134,13 @@ def format_age(moment: datetime, now: datetime) -> str:
 
 
 def format_day(when: date | float) -> str:
-    """Format a local day, or that of seconds since 1970: "22 November"."""
+    """Format a date: "22 November". A number is a time in seconds since 1970, whose local date is used."""
     day = when if isinstance(when, date) else datetime.fromtimestamp(when)
     return _("{day} {month}", day=day.day, month=_(_MONTHS[day.month - 1]))
 
 
 def format_short_day(day: date) -> str:
-    """Format a day in short: "22 Nov"."""
+    """Format a date in short form: "22 Nov"."""
     text = pgettext("month in few letters", "{day} {month}")
     return text.format(day=day.day, month=_(_SHORT_MONTHS[day.month - 1]))
 
@@ -163,7 +166,7 @@ def format_rate(rate: float) -> str:
 
 
 def format_timestamp(at: datetime) -> str:
-    """Format a local time to the minute, sortable: "2026-11-22 14:05"."""
+    """Format a local time to the minute, so that texts sort by time: "2026-11-22 14:05"."""
     return f"{at.astimezone():%Y-%m-%d %H:%M}"
 
 

@@ -26,11 +26,11 @@ LANGUAGES = {  # native names
 }
 CATALOGUES = Path(__file__).parent.parent / "locale"
 _DOMAIN = "kvchat"
-_FROM_THE_RIGHT = {"ar", "fa", "he", "ur"}  # not translated yet
+_RIGHT_TO_LEFT_LANGUAGES = {"ar", "fa", "he", "ur"}  # not translated yet
 _WITHOUT_SPACES = {"ja", "zh_Hans", "zh_Hant"}
 _WIDE = {"; ": "；", ": ": "：", " (": "（", ")": "）"}
 _ENDS, _WIDE_ENDS = tuple(".!?:;…)"), tuple("。！？：；）」』")
-_TRADITIONAL = {"hant", "tw", "hk", "mo"}
+_TRADITIONAL_CHINESE_SUBTAGS = {"hant", "tw", "hk", "mo"}
 
 
 class _Current:
@@ -93,13 +93,13 @@ def join_list(items: Iterable[str]) -> str:
 def join_parts(parts: Iterable[str]) -> str:
     """Join the parts of one line: "8B · 4.9 GB"; skip empty ones. Right-to-left text keeps their order."""
     parts_shown = filter(None, parts)
-    if _Current.language in _FROM_THE_RIGHT:
+    if _Current.language in _RIGHT_TO_LEFT_LANGUAGES:
         return "\u200f" + " · ".join(f"\u2068{part}\u2069" for part in parts_shown)
     return " · ".join(parts_shown)
 
 
 def punctuation(between: str) -> str:
-    """Return punctuation between two parts, such as "; ", in full-width form for languages without spaces."""
+    """Return punctuation such as "; ", or its full-width form in languages that do not use spaces."""
     return _WIDE.get(between, between) if _Current.language in _WITHOUT_SPACES else between
 
 
@@ -117,14 +117,14 @@ def _language_of(tag: str) -> str:
     """Return the one of LANGUAGES for a tag like "pt_BR.UTF-8", "zh-Hant-HK" or "C"; "" if none."""
     language, *more = tag.partition(".")[0].partition("@")[0].replace("-", "_").lower().split("_")
     if language == "zh":
-        return "zh_Hant" if _TRADITIONAL.intersection(more) else "zh_Hans"
+        return "zh_Hant" if _TRADITIONAL_CHINESE_SUBTAGS.intersection(more) else "zh_Hans"
     if language in ("c", "posix"):
         return "en"
     return language if language in LANGUAGES else ""
 
 
 def _from_environment() -> list[str]:
-    """Return the languages in gettext's variables; on Windows, if none is set, the system's."""
+    """Return the languages from gettext's environment variables; on Windows, the system's language if none is set."""
     for name in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
         if value := os.environ.get(name):
             return value.split(":")

@@ -25,7 +25,7 @@ from kvchat.text.safe_text import safe_code, safe_prose
 STREAMING = "streaming"  # markdown-it env key: more text may follow, so a formula at its end may still be closed
 _MAX_NESTING = 40  # nested lists (each counts twice) and quotes
 _LINK_SCHEMES = ("http", "https", "mailto")
-_INLINE = (("$$", "$$", True), ("\\[", "\\]", True), ("\\(", "\\)", False), ("$", "$", False))
+_INLINE_DELIMITERS = (("$$", "$$", True), ("\\[", "\\]", True), ("\\(", "\\)", False), ("$", "$", False))
 _ENVIRONMENT = re.compile(r"\\begin\{((?:equation|align|aligned|alignat|gather|gathered|multline|cases|split)\*?)\}")
 _MONEY = re.compile(r"\d[\d.,]*\s+[a-z]{2,}\s", re.IGNORECASE)  # "5 and 10" between two dollar signs
 
@@ -117,7 +117,7 @@ def formula_source(source: str) -> str:
 
 def _inline(state: StateInline, silent: bool) -> bool:
     source, start = state.src, state.pos
-    for opener, closer, display in _INLINE:
+    for opener, closer, display in _INLINE_DELIMITERS:
         if not source.startswith(opener, start):
             continue
         begin = start + len(opener)
@@ -184,7 +184,10 @@ def _block(state: StateBlock, first: int, limit: int, silent: bool) -> bool:
 
 
 def _delimiters(line: str) -> tuple[str, str, bool]:
-    """Return the delimiters of a formula that starts at this line, and True if they are part of its LaTeX."""
+    """Return the opening and closing delimiters of a formula that begins at this line, or empty ones.
+
+    The last value is True if the delimiters are part of the LaTeX.
+    """
     if line.startswith("$$"):
         return "$$", "$$", False
     if line.startswith("\\["):

@@ -103,7 +103,7 @@ _AFTER = re.compile(
     re.IGNORECASE,
 )
 _LOOKS_SECRET = re.compile(r"\bhf_[A-Za-z0-9]{8,}|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{16,}")
-_IN_URL = re.compile(r"(?<=://)[^/\s:@]+(?::[^/\s@]*)?@")
+_URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s:@]+(?::[^/\s@]*)?@")
 _MIN_NAME_LENGTH = 3  # shorter names would match in other words
 
 
@@ -115,7 +115,7 @@ class UserIdentity:
 
 
 def current_user() -> UserIdentity:
-    """Return the user of this process; an unknown user name is empty."""
+    """Return the identity of this process's user, with an empty name if the name is unknown."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -124,11 +124,11 @@ def current_user() -> UserIdentity:
 
 
 def redact(text: str, user: UserIdentity, secrets: Iterable[str] = ()) -> str:
-    """Remove secrets and personal names. `secrets`: additional known ones, such as the engine's key."""
+    """Remove secrets and personal names. `secrets`: known secrets to remove, such as the engine's key."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, _REMOVED)
     text = _LOOKS_SECRET.sub(_REMOVED, text)
-    text = _IN_URL.sub(f"{_REMOVED}@", text)
+    text = _URL_CREDENTIALS.sub(f"{_REMOVED}@", text)
     text = _AFTER.sub(rf"\g<before>{_REMOVED}", text)
     if len(user.home) > 1:
         text = re.sub(rf"{re.escape(user.home)}(?![\w.-])", "~", text)

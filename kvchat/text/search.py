@@ -36,7 +36,10 @@ class _Folding(dict[int, str]):
 
 
 class _SpacedFolding(dict[int, str]):
-    """Like `_Folding`, but adds spaces around one-character words and replaces punctuation with spaces."""
+    """Like `_Folding`, but puts spaces around one-character words and replaces punctuation by spaces.
+
+    One-character words: see `_is_word_by_itself`.
+    """
 
     def __missing__(self, code: int) -> str:
         self[code] = ""
@@ -104,9 +107,9 @@ def find_matches(text: str, terms: Sequence[Term]) -> list[tuple[int, int]]:
 
 
 def find_first_match(text: str, terms: Sequence[Term]) -> tuple[int, int] | None:
-    """Return one match of the terms, or None.
+    """Return one match of any term as a range of positions, or None.
 
-    Searches near the first literal occurrence, then everywhere, as folding takes 50 times as long as a literal search.
+    Folding takes 50 times as long as a literal search, so the text near the first literal occurrence is folded first.
     """
     lower = text.lower()
     places = [lower.find(term.words[0]) for term in terms] if len(lower) == len(text) else []

@@ -1,1 +1,1 @@
-"""Export, import, backup and repair of chats, with or without memory."""
+"""Export, import, backup and repair of chats, with or without their KV caches ("memory")."""

@@ -182,7 +182,7 @@ def finish_restore(paths: Paths) -> Path | None:
 
 
 def _swap(new: Path, place: Path, aside: Path) -> None:
-    """Move `place` to `aside` and `new` to `place`. A repeated call keeps the data already in `aside`."""
+    """Move the file at `place` to `aside`, then `new` to `place`. If `aside` already exists, it is kept."""
     aside.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     for suffix in ("-wal", "-shm"):  # an old journal must not be applied to the new database
@@ -277,7 +277,7 @@ def _unusable_if_damaged(source: Path) -> Iterator[None]:
         ) from error
 
 
-_MAX_NAMED = 8  # damaged chats
+_MAX_LISTED_CHATS = 8  # damaged chats
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ class RepairReport:
         if salvaged.lost_messages:
             named = [
                 _("“{name}”", name=title) + f" ({format_number(count)})"
-                for title, count in salvaged.lost_messages[:_MAX_NAMED]
+                for title, count in salvaged.lost_messages[:_MAX_LISTED_CHATS]
             ]
             if (more := len(salvaged.lost_messages) - len(named)) > 0:
                 named.append(plural(more, "{count} more chat", "{count} more chats"))

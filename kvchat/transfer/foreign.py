@@ -1,4 +1,4 @@
-"""Parsers that convert other applications' exports, in their formats of 2025, to rows."""
+"""Parsers that convert the exports of other applications, in their formats of 2025, to rows (see `rows.py`)."""
 
 import html
 import math

@@ -156,12 +156,14 @@ def _read_file_entries(name: str, open_file: Callable[[], IO[bytes]]) -> Iterato
     try:
         with open_file() as file:
             for count, parsed in enumerate(read_conversations(file), 1):
-                where = name if parsed.is_only else _("{name}, chat {count}", name=name, count=count)
+                where = name if parsed.is_alone_in_file else _("{name}, chat {count}", name=name, count=count)
                 values = parsed.value if isinstance(parsed.value, dict) else {}
                 title = values.get("title") or values.get("name")
                 if isinstance(title, str):
                     where += " " + _("“{name}”", name=one_line(safe_prose(title[:TITLE_WIDTH])))
-                yield _ImportEntry(where, parsed.value, parsed.is_own, name if parsed.is_only else f"{name}:{count}")
+                yield _ImportEntry(
+                    where, parsed.value, parsed.is_own, name if parsed.is_alone_in_file else f"{name}:{count}"
+                )
             if not count:
                 raise ValueError(_("it contains no chats"))
     except (*ZIP_FAULTS, MemoryError) as error:

@@ -76,7 +76,10 @@ def encrypt(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
 
 @contextmanager
 def decrypted(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
-    """Decrypt a file positioned after MAGIC. A damaged file yields only its beginning, without an error."""
+    """Yield the decrypted content of a file positioned after MAGIC.
+
+    If the file is damaged, the content ends early, without an error.
+    """
     version, salt, encrypted = file.read(len(_VERSION)), file.read(_SALT_BYTES), file.read(_ENCRYPTED_KEY_BYTES)
     try:
         if version != _VERSION:
@@ -106,7 +109,7 @@ def _cipher(passphrase: str, salt: bytes) -> ChaCha20Poly1305:
 
 
 class _PieceReader:
-    """A file object for pyrage that reads from an iterable of bytes."""
+    """File object for pyrage that reads from an iterable of bytes."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces, self._remainder = iter(pieces), memoryview(b"")

@@ -41,7 +41,7 @@ MAX_MESSAGES = 100_000  # per conversation
 MAX_TEXT = 64_000_000  # characters of a message or attachment: no attached file has more
 MAX_TITLE = 1000  # characters; longer titles are cut
 _LATEST = 253402300799.0  # seconds since 1970: the end of the year 9999, the maximum of datetime
-_LARGEST = 2**63 - 1  # SQLite's limit
+_MAX_INTEGER = 2**63 - 1  # SQLite's limit
 _OWN_ID = re.compile("[0-9a-f]{32}")
 _NAMESPACE = uuid.UUID("0c2f5c2e-6a0b-4a7e-8a53-9b7f1d2f4c11")  # the same file always gives the same ids
 _ROLES = frozenset(role.value for role in Role)
@@ -69,7 +69,10 @@ def conversation_rows(database: Database, conversation_ids: Sequence[str] | None
 
 
 def store_rows(database: Database, conversation: Row) -> bool:
-    """Check and store a conversation; False if its id already exists. Raises BadConversation and StorageFailed."""
+    """Check and store a conversation. Return False if its id exists already.
+
+    Raises BadConversation and StorageFailed.
+    """
     messages = conversation.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise BadConversation(_("it has no list of messages"))
@@ -101,7 +104,10 @@ def store_rows(database: Database, conversation: Row) -> bool:
 
 
 def replace_foreign_ids(conversation: Row) -> Row:
-    """Replace ids not made by kvchat: they could garble terminals or name a program's memory (`program/…`)."""
+    """Replace all ids that are not in kvchat's format.
+
+    Such an id could contain control characters, or name the memory of a program (`program/…`).
+    """
 
     def own_id(id: Any) -> Any:
         if not isinstance(id, str) or _OWN_ID.fullmatch(id):
@@ -205,7 +211,7 @@ def _checked_values(values: Row, required: RequiredTypes, description: str) -> R
     for name, value in values.items():
         if name in _LOCAL_COLUMNS:
             continue
-        if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) > _LARGEST):
+        if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) > _MAX_INTEGER):
             raise BadConversation(_("{what} has an unexpected value in “{name}”", what=description, name=name))
         if isinstance(value, str) and len(value) > MAX_TEXT and name != "data":
             too_long = N_("{what} has more than {longest_text} characters in “{name}”")

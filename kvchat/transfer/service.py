@@ -79,7 +79,7 @@ class TransferService:
         return replace(report, notes=tuple(notes))
 
     def _absorbed(self) -> Path:
-        """Absorb the store's pending files; return its folder. Raises NoSavedMemory without a store."""
+        """Make the store absorb its pending files; return the store's folder. Raises NoSavedMemory without a store."""
         if self._store is None:
             raise NoSavedMemory
         self._store.absorb_pending()

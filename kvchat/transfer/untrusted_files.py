@@ -36,7 +36,10 @@ _WHITESPACE = re.compile(r"[ \t\n\r]*")
 
 @contextmanager
 def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip; refuse too many files or an unusual compression. Raises OSError and zipfile.BadZipFile."""
+    """Open a zip file. Raises OSError and zipfile.BadZipFile.
+
+    Refuses files with too many members or an unusual compression method.
+    """
     with open_regular_file(path) as file:
         end = zipfile._EndRecData(file)  # type: ignore[attr-defined]  # as ZipFile finds it
         if end is not None and end[_DIRECTORY_SIZE] > MAX_DIRECTORY:
@@ -57,7 +60,7 @@ def is_zip(path: Path) -> bool:
 class ParsedConversation:
     value: Any
     is_own: bool  # in kvchat's format
-    is_only: bool  # the only one in its file
+    is_alone_in_file: bool  # the only one in its file
 
 
 def read_conversations(file: IO[bytes]) -> Iterator[ParsedConversation]:
@@ -75,7 +78,7 @@ def read_conversations(file: IO[bytes]) -> Iterator[ParsedConversation]:
             raise ValueError(_("it was created by a newer version of kvchat"))
         entries = value.get("conversations") if is_export else [value]
         for entry in entries if isinstance(entries, list) else ():
-            yield ParsedConversation(entry, is_export, is_only=len(entries) == 1)
+            yield ParsedConversation(entry, is_export, is_alone_in_file=len(entries) == 1)
     if not is_own and text.peek():
         raise text.error_at("Extra data", text.position)
 

@@ -62,12 +62,12 @@ class UnchangedRows:
         self.count = tokens if self._exclusive else 0
 
     def invalidate(self) -> int:
-        """Reset the count, because a request begins or the slot changes; return the previous count."""
+        """Set the count to 0 when a request begins or the slot changes; return the previous count."""
         before, self.count = self.count, 0
         return before
 
     def confirm(self, expected: int, cached: int) -> None:
-        """Set the count to the tokens that a request took from the cache, but at most to `expected`."""
+        """Set the count to `cached`, the tokens that a request took from the cache, limited to `expected`."""
         self.count = min(expected, cached)
 
 
@@ -86,7 +86,7 @@ class PromptTokenizer:
         self._can_cut: bool | None = None  # None: not checked yet
 
     async def tokenize(self, text: str, *, is_draft: bool = False) -> TokenIds:
-        """Return the ids of a prompt, which are cached unless it is a draft. Raises EngineGone and EngineRefused."""
+        """Return a prompt's token ids and, unless it is a draft, cache them. Raises EngineGone and EngineRefused."""
         for cached, cached_ids in self._cache:
             if cached == text:
                 return cached_ids
@@ -135,10 +135,11 @@ class LlamaServerClient:
         on_silence: Callable[[], None] = lambda: None,
         exclusive: bool = True,
     ) -> None:
-        """Create a client; it connects with each request.
+        """Create a client. Each request opens a connection of its own.
 
-        A stream fails after `silence_timeout_s` without output. `on_fault` gets each error before the caller does, and
-        `on_silence` is called repeatedly while a started reply is silent. `exclusive`: nobody else uses the server.
+        A stream fails after `silence_timeout_s` without output. `on_fault` receives each error before the caller does,
+        and `on_silence` is called repeatedly while a started reply is silent. With `exclusive`, no other program uses
+        the server.
         """
         self.base_url, self.key, self.exclusive = base_url, key, exclusive
         self._rows = defaultdict[int, UnchangedRows](lambda: UnchangedRows(exclusive))
@@ -159,14 +160,14 @@ class LlamaServerClient:
         await self._http.close()
 
     async def is_loaded(self, timeout_s: float = _HEALTH_TIMEOUT_S) -> bool:
-        """Return False while the engine loads its model (GET /health). Raises EngineGone and ForeignServer."""
+        """Return True once the engine has loaded its model (GET /health). Raises EngineGone and ForeignServer."""
         status = await self._http.get_status("/health", timeout_s)
         if status not in (200, 503):
             raise ForeignServer(_("Another program is using the engine's port"), f"/health says {status}.")
         return status == 200
 
     async def verify(self) -> ServerFacts:
-        """Check that the server requires and accepts our key; return its facts. Raises ForeignServer.
+        """Check that the server requires and accepts our key; return the server's properties. Raises ForeignServer.
 
         The first request is sent without the key, so that a foreign server does not receive it.
         """
@@ -206,15 +207,15 @@ class LlamaServerClient:
         return facts
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> TokenIds:
-        """Return the token ids of a chat request, with placeholder ids for its pictures."""
+        """Return the token ids of the messages' prompt, with placeholder ids for pictures."""
         pictures = [picture for message in messages for picture in message.pictures]
         body = wire.prompt_body(with_placeholder_pictures(messages), self._template)
         return (await self.request_tokens(body, pictures))[1]
 
     async def stable_prefix_tokens(self, messages: Sequence[ChatMessage]) -> tuple[TokenIds, int]:
-        """Return the ids of the prompt up to the end of the last message, and the number of tokens after that.
+        """Return the token ids of the prompt up to the end of the last message's text, and the number of tokens after.
 
-        These ids stay the same if the message grows. Messages must not have pictures.
+        The ids stay the same if text is appended to the last message. Messages must not have pictures.
         """
         last = messages[-1]
         longer = [*messages[:-1], replace(last, content=f"{last.content} {GROWTH_PROBE}")]
@@ -223,7 +224,7 @@ class LlamaServerClient:
         return await self._prompts.tokenize(whole[:end], is_draft=True), await self.count_tokens(whole[end:])
 
     async def request_tokens(self, body: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> tuple[str, TokenIds]:
-        """Return the prompt of a chat request in API form, as text and as ids."""
+        """Return the prompt that the engine makes of the request `body`, as text and as token ids."""
         rendered = await self._render(body)
         if pictures:
             return rendered, await self._picture_prompts().tokens(rendered, pictures)
@@ -281,7 +282,10 @@ class LlamaServerClient:
         return wire.parse_slot_file(await self._http.request_json("POST", path, body, timeout_s=_SLOT_TIMEOUT_S))
 
     def forward(self, path: str, body: bytes) -> contextlib.AbstractAsyncContextManager[EngineResponse]:
-        """Send another program's request, as `Transport.forward`. The caller must update `rows` if the slot changes."""
+        """Send another program's request. If the slot changes, the caller must update `rows`.
+
+        See `Transport.forward`.
+        """
         return self._http.forward(path, body, silence_s=_REPLY_TIMEOUT_S)
 
     async def get(self, path: str, timeout_s: float = QUICK_TIMEOUT_S) -> bytes:

@@ -173,7 +173,7 @@ _WORKER_GONE = re.compile(r"ggml-rpc\S*: (?:Failed to connect to (?P<worker>\S+)
 
 @dataclass(frozen=True)
 class _Rule:
-    """A kind of failure and the pattern of the log lines that report it."""
+    """A kind of failure, with the pattern of the log lines that report it."""
 
     pattern: str
     kind: FailureKind
@@ -287,7 +287,7 @@ def fatal_failure(status: int, message: str) -> EngineFailure | None:
 
 
 def find_line(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
-    """Return the first matching line without its prefix, or None. Later matches are less specific."""
+    """Return the first line that matches, without its log prefix, or None. Later matches tend to be less specific."""
     return next((_PREFIX.sub("", line).strip() for line in lines if pattern.search(line)), None)
 
 

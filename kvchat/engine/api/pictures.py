@@ -50,7 +50,7 @@ class PicturePrompts:
         return tuple(ids)
 
     async def completion_prompt(self, tokens: Sequence[int]) -> dict[str, Any]:
-        """Convert ids to the prompt of a /completion request: a text, and the pictures at its markers."""
+        """Convert token and picture ids to a /completion prompt: a text with markers, and the pictures for them."""
         special = await self._tokenize("", True)
         text, data, is_first = "", list[str](), True
         for is_picture, group in groupby(tokens, lambda token: token <= FIRST_PICTURE_ID):

@@ -86,7 +86,7 @@ class EngineResponse:
             raise EngineRefused(self.status_code, _("The response is invalid")) from error
 
     def read_in_batches(self, closing: asyncio.Event, on_silence: Callable[[], None]) -> None:
-        """Pause before each further read so that data accumulates, until `closing` is set.
+        """From now on, pause before each read to get larger chunks, until `closing` is set.
 
         `on_silence` is called after every SILENCE_CHECK_S without data.
         """
@@ -126,7 +126,7 @@ class EngineResponse:
 
 
 class Transport:
-    """The connections to one server. All methods raise EngineGone; those that send the key also EngineRefused."""
+    """The connections to one server. All methods raise EngineGone; those that send the key also raise EngineRefused."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Transport:
     async def _open(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], silence_s: float
     ) -> AsyncIterator[EngineResponse]:
-        """Send a request and yield the response before its head is read. Drop the connection afterwards."""
+        """Send a request and yield the response, whose head has not been read yet. Close the connection afterwards."""
         if self._closing.is_set():
             title, detail = _("The engine is no longer running"), _("It was stopped or restarted.")
             raise EngineGone(title, detail, _(_GONE_ADVICE), self.lifetime)

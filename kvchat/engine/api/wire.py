@@ -37,7 +37,7 @@ class PromptProgress:
 
 @dataclass(frozen=True)
 class Timings:
-    """Token counts and durations of a request, named as in llama-server."""
+    """Token counts and durations of a request. The names are llama-server's."""
 
     cache_n: int  # prompt tokens taken from the KV cache
     prompt_n: int  # prompt tokens processed
@@ -73,7 +73,7 @@ class Picture:
 
     @property
     def url(self) -> str:
-        """The picture as a data: URL. Its media type is general, because llama-server looks at the bytes only."""
+        """The picture as a data: URL, with a generic media type because llama-server ignores it."""
         return f"data:image/*;base64,{base64.b64encode(self.data).decode()}"
 
 
@@ -95,7 +95,7 @@ def nesting_depth(text: str) -> int:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling options, named as in llama-server. None selects the engine's default."""
+    """Sampling options. The names are llama-server's; None selects the engine's default."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -213,7 +213,7 @@ def parse_event(data: str) -> ChatChunk | EngineRefused | None:
 
 
 def ends_stream(data: str) -> bool:
-    """True if this `data:` line ends the stream: "[DONE]" after a chat, `stop` after a /completion."""
+    """True if this `data:` line ends the stream: "[DONE]" for a chat, an event with `stop` for a /completion."""
     return data == "[DONE]" or parse_object(data).get("stop") is True
 
 
@@ -237,7 +237,10 @@ def parse_facts(body: Body) -> ServerFacts:
 
 
 def parse_tokens(answer: bytes) -> tuple[int, ...] | None:
-    """Parse the response of /tokenize in pieces, so that other threads can run; None if it is no list of ids."""
+    """Parse the response of /tokenize; None if it is not a list of ids.
+
+    A long list is parsed in pieces, so that other threads can run in between.
+    """
     at, end, tokens = answer.find(b"["), answer.rfind(b"]"), list[Any]()
     if not 0 <= at < end:
         return None

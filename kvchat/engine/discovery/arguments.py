@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvchat.engine.api.errors import EngineUnusable
 from kvchat.text.language import N_, _, join_sentences
 
-_NAME = re.compile(r"-{1,2}[A-Za-z][\w-]*")
+_OPTION_NAME = re.compile(r"-{1,2}[A-Za-z][\w-]*")
 _DESCRIPTION_GAP = re.compile(r"(?<![,\s])\s{2,}")  # spaces after a comma are between two names
 
 
@@ -46,7 +46,7 @@ def parse_help(text: str) -> KnownOptions | None:
     options = []
     for line in text.splitlines():
         head, names = _DESCRIPTION_GAP.split(line, maxsplit=1)[0], list[str]()
-        while match := _NAME.match(head):
+        while match := _OPTION_NAME.match(head):
             names.append(match[0])
             head = head[match.end() :].lstrip(", ")
         if names:
@@ -71,7 +71,7 @@ class BadWorkers(EngineUnusable):
 
 
 _LOCAL = N_("kvchat allows access to the engine from this computer only")
-_HAS_OWN_SETTING = N_("it has a separate setting")
+_SEPARATE_SETTING = N_("it has a separate setting")
 _FOR_MEMORY = N_("chat memory depends on it")
 _CHOSEN_IN_WINDOW = N_("the model is chosen in the window")
 _CHATS_ONLY = N_("kvchat uses the engine only for chats")
@@ -82,7 +82,7 @@ _PRINTS_AND_EXITS = N_("the engine would print information and exit")
 _RESERVED = {
     _LOCAL: "--host --port --reuse-port --path --api-prefix --api-key --api-key-file --ssl-key-file --ssl-cert-file"
     " --cors-origins --cors-methods --cors-headers --cors-credentials",
-    _HAS_OWN_SETTING: "-c --ctx-size -ctk --cache-type-k -ctv --cache-type-v --rpc",
+    _SEPARATE_SETTING: "-c --ctx-size -ctk --cache-type-k -ctv --cache-type-v --rpc",
     _FOR_MEMORY: "--slot-save-path -np --parallel -kvu --kv-unified -b --batch-size -cram --cache-ram --cache-prompt"
     " --cache-reuse --context-shift --cache-idle-slots --sleep-idle-seconds",
     _CHOSEN_IN_WINDOW: "-m --model -mu --model-url -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -dr --docker-repo"
@@ -145,7 +145,7 @@ def check_arguments(arguments: Sequence[str], known_options: KnownOptions | None
 
 
 def state_arguments(arguments: Sequence[str], *, external: bool = False) -> str:
-    """Return the arguments on which a saved KV cache depends. `external`: they are those of the user's server."""
+    """Return the arguments on which a saved KV cache depends. `external`: they are those of the user's own server."""
     excluded = set(_STATELESS.split())
     if external:
         unrelated = (_LOCAL, _CHOSEN_IN_WINDOW, _CHATS_ONLY, _FOR_MONITORING)
@@ -159,7 +159,10 @@ def state_arguments(arguments: Sequence[str], *, external: bool = False) -> str:
 
 
 def possible_file_names(state_arguments: str) -> tuple[str, ...]:
-    """Return all parts of the arguments that may name files, as in LoRA's `path`, `path,path` and `path:scale`."""
+    """Return all parts of the arguments that may be file names.
+
+    LoRA options have values such as `path,path` and `path:scale`.
+    """
     tokens = [part for word in shlex.split(state_arguments) for part in {word, *word.split(",")}]
     return tuple(sorted({name for word in tokens for name in (word, word.rpartition(":")[0]) if name}))
 

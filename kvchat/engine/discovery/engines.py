@@ -54,7 +54,7 @@ class Device:
 
     @property
     def label(self) -> str:
-        """The description or, for a device that computes on the CPU, the description with a remark."""
+        """The description, with a remark if the device is a software renderer on the CPU."""
         is_software = _SOFTWARE_DEVICE.search(self.description)
         return _("{device} (software, slow)", device=self.description) if is_software else self.description
 
@@ -64,7 +64,7 @@ class EngineNotFound(EngineUnusable):
 
 
 def find_engine(settings_path: str | None) -> EngineLocation:
-    """Return the engine in the settings or, without one, the first that is installed. Raises EngineNotFound."""
+    """Return the engine from the settings, else the first installed one, without starting it. Raises EngineNotFound."""
     if settings_path and settings_path != EMBEDDED:
         path = expand_user(settings_path)
         try:
@@ -267,7 +267,10 @@ def _probe_program(location: EngineLocation, stamp: tuple[int, int, int]) -> Eng
 
 
 def usable_engine(settings_path: str | None) -> EngineProbe:
-    """Return the engine in the settings or, without one, the first that works. Raises EngineNotFound, EngineTooOld."""
+    """Return the engine from the settings or, without one, the first installed one that works.
+
+    Raises EngineNotFound and EngineTooOld.
+    """
     candidates = [] if settings_path else installed_engines()
     refusals: list[EngineUnusable] = []
     for location in candidates or [find_engine(settings_path)]:
@@ -295,7 +298,10 @@ class EngineEntry:
 
 
 def list_engines(settings_path: str | None, downloaded: Iterable[EngineLocation] = ()) -> tuple[EngineEntry, ...]:
-    """List the engine in the settings, the downloaded and the installed engines, each once and with its problem."""
+    """List the engine from the settings, the downloaded and the installed engines, without duplicates.
+
+    An engine that cannot be used is listed with its problem.
+    """
     locations, chosen = [*downloaded, *installed_engines()], None
     with contextlib.suppress(KvchatError):  # a wrong path is reported when the engine starts
         locations = [find_engine(settings_path), *locations] if settings_path else locations

@@ -53,7 +53,7 @@ _VENDOR_BACKENDS = {  # best first. Vulkan comes with every driver, ROCm and SYC
 class Graphics:
     system: str  # "linux", "darwin" or "win32"
     vendors: tuple[GpuVendor, ...]
-    nvidia_driver: bool = True  # False if NVIDIA's driver is not installed
+    has_nvidia_driver: bool = True  # False if NVIDIA's driver is not installed
 
 
 def detect_graphics() -> Graphics:
@@ -95,7 +95,7 @@ def install_advice(graphics: Graphics) -> tuple[str, ...]:
 
 
 def driver_advice(graphics: Graphics) -> str:
-    if GpuVendor.NVIDIA in graphics.vendors and not graphics.nvidia_driver:
+    if GpuVendor.NVIDIA in graphics.vendors and not graphics.has_nvidia_driver:
         return _("Install the NVIDIA driver first; engines cannot use the GPU without it.")
     return ""
 
@@ -144,7 +144,10 @@ def undetected_gpu_error(program: Path, backend: Backend) -> KvchatError:
 
 
 def describe_missing_libraries(program: Path) -> str:
-    """Return which libraries an engine lacks and which packages provide them, or "". Blocks while `ldd` runs."""
+    """Return a text with the libraries that an engine lacks and the packages that provide them, or "".
+
+    Blocks while `ldd` runs.
+    """
     folder, missing = program.parent, set[str]()
     environment = parent_guard.engine_environment("ldd") | {"LC_ALL": "C"}
     libraries = {*folder.glob("libggml-*.so"), *folder.glob("llama-server")} if sys.platform == "linux" else ()

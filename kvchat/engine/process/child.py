@@ -47,7 +47,7 @@ class ProcessExit:
         return -self.code if self.code < 0 else None
 
     def explain(self, *, was_ready: bool = False) -> EngineFailure:
-        """Explain why the process ended without being stopped. `was_ready`: the engine had finished loading."""
+        """Explain why the process ended by itself. `was_ready`: it had finished loading the model."""
         library = find_line(MISSING_LIBRARY, self.last_lines)
         if library is not None or self.code == _WINDOWS_DLL_NOT_FOUND:
             return EngineFailure(
@@ -196,7 +196,7 @@ class EngineProcess(asyncio.SubprocessProtocol):
             self._transport.kill()
 
     def _signal_group(self, number: int) -> None:
-        """Send a signal to the process group, because a guard with a pipe forwards none to the engine."""
+        """Send a signal to the process group, because a guard with a pipe does not forward signals to the engine."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises PermissionError for a zombie
             os.killpg(self.pid, number)
 

@@ -224,8 +224,8 @@ def find_server(url: str) -> RunningServer | None:
 def reachable_slot_folder(server: RunningServer, proc: Path = Path("/proc")) -> Path | None:
     """Return the folder where the server saves slots if kvchat can use it, else None.
 
-    A server in a container may see another folder under this name; its root folder is in `proc` on Linux. kvchat does
-    not save a slot as a test, because another program may be using the slot.
+    If the server runs in a container, its path may mean another folder; on Linux, `proc` shows the server's root
+    folder. kvchat does not test this by saving a slot, because another program may be using the slot.
     """
     name = server.option_value("--slot-save-path")
     folder = server.folder / name if name else None

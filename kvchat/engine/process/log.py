@@ -47,7 +47,7 @@ class EngineLog:
 
     @property
     def since_start(self) -> tuple[str, ...]:
-        """The last lines that were written by the current or last process."""
+        """The lines of the current process or, if none runs, the previous one. Older lines may have been dropped."""
         lines = self.lines
         starts = [number for number, line in enumerate(lines) if line.startswith(_START_MARKER)]
         return lines[starts[-1] + 1 :] if starts else lines
@@ -187,7 +187,7 @@ _HOST_DEVICE = re.compile(r"CPU|.*_Host|BLAS", re.IGNORECASE)  # CPU_Mapped, CPU
 
 @dataclass(frozen=True)
 class Placement:
-    """How many of a model's layers are on GPUs. The output counts as a layer, as in the engine's log."""
+    """Number of a model's layers on GPUs. The output counts as one layer, as in the engine's log."""
 
     gpu_layers: int
     all_layers: int

@@ -125,7 +125,10 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
 
 @dataclass(frozen=True)
 class Invocation:
-    """The command line and environment of one start. The key is not in the command line, which others can read."""
+    """Command line and environment for one start.
+
+    The API key is in the environment, because other users can read command lines.
+    """
 
     plan: LaunchPlan  # with the chosen port
     command: tuple[str, ...]

@@ -59,7 +59,7 @@ class EngineMonitor:
             self._wake.set()
 
     def check_now(self) -> None:
-        """Check the engine now, because a reply went silent, and more often until it responds."""
+        """Check the engine now, because a reply has stalled, and more often than usual until it responds."""
         if not self._alerted:
             self._alerted = True
             self._wake.set()
@@ -257,7 +257,10 @@ class EngineSupervisor(EngineConnection):
             await self._sleep(min(self._policy.first_delay_s * 2.0 ** (count - 1), self._policy.max_delay_s))
 
     async def _run_process(self, invocation: Invocation, status: EngineStatus) -> tuple[EngineFailure, bool]:
-        """Run one process until it ends, or stop it if cancelled. Return the failure, and True if it had been ready."""
+        """Run one process until it ends, or stop it if this task is cancelled.
+
+        Return the failure, and True if the engine had been ready.
+        """
         try:
             process = await EngineProcess.spawn(invocation.command, invocation.environment, self.log)
         except OSError as error:

@@ -169,7 +169,7 @@ def _parts(path: Path, header: GgufHeader) -> tuple[Path, ...]:
 
 
 def _weights(headers: Sequence[GgufHeader], blocks: int) -> Weights:
-    """Add up the tensor sizes by where llama.cpp puts the tensors (llama_model_base::load_tensors)."""
+    """Add up the tensor sizes by the memory in which llama.cpp puts the tensors (llama_model_base::load_tensors)."""
     layers = embedding = output = 0
     for tensor in (tensor for header in headers for tensor in header.tensors):
         match = _LAYER_TENSOR.match(tensor.name)

@@ -16,19 +16,19 @@ _WINDOW_PERIODS = {"deepseek4": 0, "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-
 _WINDOW_PERIODS |= dict.fromkeys(("afmoe", "cohere2", "exaone-moe", "exaone4", "llama4"), 4)
 _WINDOW_PERIODS |= dict.fromkeys(("mellum", "muse-glimmer", "olmo2"), 4)
 _WINDOW_PERIODS_FULL_FIRST = {"cohere2moe": 4, "laguna": 4, "smallthinker": 4}  # the first of each period attends fully
-_WINDOW_IGNORED = {"phi3"}  # files name a window, but llama.cpp ignores it
+_IGNORED_WINDOW_ARCHITECTURES = {"phi3"}  # files name a window, but llama.cpp ignores it
 _WINDOW_DEFAULTS = {"exaone4": 4096, "gemma2": 4096, "llama4": 8192}  # tokens, if the file names none
-_WINDOW_FIXED = {"llama4": 8192, "smallthinker": 4096}  # tokens, whatever the file names
+_FIXED_WINDOW_TOKENS = {"llama4": 8192, "smallthinker": 4096}  # tokens, whatever the file names
 
 _NO_CACHE = {"dream", "llada", "llada-moe", "rnd1"}  # diffusion models reprocess everything
 
-_RECURRENT = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}  # all layers, no attention
+_RECURRENT_ARCHITECTURES = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}  # all layers, no attention
 _HYBRID_PERIODS = {"minimax-01": 8, "qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4}
 _HYBRID_BY_HEADS = {"lfm2", "lfm2moe", "plamo2", "jamba"}  # a layer without KV heads is recurrent
 _HYBRID_BY_HEADS |= {"bailingmoe3", "glm5-next", "granitehybrid", "kimi-k3", "kimi-linear"}
 # Likewise, but a layer with a feed-forward part has neither attention nor state.
 _HYBRID_BY_HEADS_AND_FF = {"nemotron_h", "nemotron_h_moe"}
-_ATTENTION_AND_STATE = {"falcon-h1"}  # each layer has attention and recurrent state
+_HYBRID_LAYER_ARCHITECTURES = {"falcon-h1"}  # each layer has attention and recurrent state
 
 # Sparse attention selects tokens by extra keys. Their number per token, by architecture:
 _INDEX_KEYS = {"glm5-next": 3, "qwen4exp": 2}
@@ -70,7 +70,10 @@ def kv_layout(fields: GgufFields) -> KvLayout:
 
 
 def _layer_kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], list[bool]]:
-    """Return two flags per layer: attention, and recurrent state. Unknown hybrids get both, an upper bound."""
+    """Return two lists with a flag per layer: has attention, and has recurrent state.
+
+    The layers of an unknown hybrid model get both flags, so that the size is an upper bound.
+    """
     architecture, blocks = fields.prefix, len(kv_heads)
     trunk = blocks - fields.number("nextn_predict_layers")  # later layers predict further tokens, unused here
     if not 0 < trunk <= blocks:
@@ -78,9 +81,9 @@ def _layer_kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bo
     in_trunk = [layer < trunk for layer in range(blocks)]
     if architecture in _NO_CACHE:
         return [False] * blocks, [False] * blocks
-    if architecture in _RECURRENT:
+    if architecture in _RECURRENT_ARCHITECTURES:
         return [False] * blocks, in_trunk
-    if architecture in _ATTENTION_AND_STATE:
+    if architecture in _HYBRID_LAYER_ARCHITECTURES:
         return [True] * blocks, in_trunk
     if architecture in _HYBRID_PERIODS:
         recurs = _recurrent_layers(fields, blocks)
@@ -106,22 +109,22 @@ def _layer_kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bo
 
 
 def _recurrent_layers(fields: GgufFields, blocks: int) -> list[bool]:
-    """Return a flag per layer: recurrent, by the file's list or its interval of attention layers."""
+    """Return a flag per layer, True if recurrent, from the file's list or its interval between attention layers."""
     if fields.has("attention.recurrent_layers"):
         return [flag != 0 for flag in fields.per_layer("attention.recurrent_layers", blocks)]
     period = fields.number("full_attention_interval") or _HYBRID_PERIODS.get(fields.prefix, 1)
     return [(layer + 1) % period != 0 for layer in range(blocks)]
 
 
-def _row_values(fields: GgufFields, heads: int, slides: bool, indexed: bool) -> tuple[int, int]:
-    """Return the numbers of values in the K row and the V row of one token."""
+def _row_values(fields: GgufFields, heads: int, is_sliding: bool, has_indexer: bool) -> tuple[int, int]:
+    """Return the number of values that one token adds to a layer's K cache and to its V cache."""
     key_length, value_length = head_lengths(fields)
-    if slides:
+    if is_sliding:
         key_length = fields.number("attention.key_length_swa", key_length)
         value_length = fields.number("attention.value_length_swa", value_length)
     latent = fields.number("attention.key_length_mla") and fields.number("attention.value_length_mla")
     keys, values = heads * key_length, 0 if latent else heads * value_length  # MLA: V is a view of the same row
-    if indexed:
+    if has_indexer:
         keys += _INDEX_KEYS[fields.prefix] * fields.number("attention.indexer.key_length")
         values += value_length if fields.prefix == "minimax-m3" else 0
     return keys, values
@@ -135,7 +138,7 @@ def head_lengths(fields: GgufFields) -> tuple[int, int]:
 
 
 def _indexed_layers(fields: GgufFields, blocks: int) -> list[bool]:
-    """Return a flag per layer: keeps extra keys for the indexer of sparse attention."""
+    """Return a flag per layer, True if the layer keeps extra keys for the indexer of sparse attention."""
     if fields.prefix in _INDEX_IN_LISTED:
         return [listed != 0 for listed in fields.per_layer("attention.indexer.types", blocks, default=1)]
     first = fields.number("leading_dense_block_count") if fields.prefix == "minimax-m3" else 0
@@ -161,7 +164,10 @@ def _state_values(fields: GgufFields) -> int:
 
 
 def _sliding_layers(fields: GgufFields, blocks: int, is_recurrent: list[bool]) -> list[bool]:
-    """Return a flag per layer: has a sliding window. If the file does not say, none has, which is an upper bound."""
+    """Return a flag per layer, True if it has a sliding window.
+
+    If the file does not say, all flags are False, so that the size is an upper bound.
+    """
     architecture, key = fields.prefix, "attention.sliding_window_pattern"
     none = [False] * blocks
     if not _window_tokens(fields):
@@ -186,12 +192,12 @@ def _sliding_layers(fields: GgufFields, blocks: int, is_recurrent: list[bool]) -
 def _window_tokens(fields: GgufFields) -> int:
     """Return the size of the sliding window in tokens, or 0 if llama.cpp uses none."""
     architecture = fields.prefix
-    if architecture in _WINDOW_IGNORED | _RECURRENT:
+    if architecture in _IGNORED_WINDOW_ARCHITECTURES | _RECURRENT_ARCHITECTURES:
         return 0
     if architecture == "exaone4" and fields.number("block_count") != 64:  # only the 32B (src/models/exaone4.cpp)
         return 0
     tokens = fields.number("attention.sliding_window", _WINDOW_DEFAULTS.get(architecture, 0))
-    return _WINDOW_FIXED.get(architecture, tokens) if tokens else 0
+    return _FIXED_WINDOW_TOKENS.get(architecture, tokens) if tokens else 0
 
 
 # KV types for llama-server's --cache-type-k/-v: values per block, bytes per block.
@@ -205,7 +211,7 @@ STATE_BYTES = 4  # recurrent state is f32 for every KV type
 
 
 def kv_bytes(layout: KvLayout, n_ctx: int, kv_type: str = "f16", *, swa_full: bool = False, slots: int = 1) -> int:
-    """Return the size of a KV cache for `n_ctx` tokens, shared by `slots`. Raises ValueError for an unknown KV type."""
+    """Return the total size of a KV cache for `n_ctx` tokens and `slots`. Raises ValueError for an unknown KV type."""
     if swa_full:
         layout = replace(layout, layers=tuple(replace(layer, is_sliding=False) for layer in layout.layers))
     growing = math.ceil(kv_bytes_per_token(layout, kv_type, kv_type) * pad_to_cells(n_ctx))
@@ -218,7 +224,7 @@ def kv_bytes_per_token(layout: KvLayout, kv_type_k: str = "f16", kv_type_v: str 
 
 
 def kv_fixed_bytes(layout: KvLayout, n_ctx: int, kv_type: str, slots: int = 1) -> int:
-    """Return the size of sliding windows (llama_kv_cache_iswa, without --swa-full) and recurrent state."""
+    """Return the bytes of all slots' recurrent states and sliding windows (llama_kv_cache_iswa, without --swa-full)."""
     window = pad_to_cells(min(n_ctx, slots * layout.window + BATCH_SIZE))
     rows = sum(_row_bytes(layer, kv_type, kv_type) for layer in layout.layers if layer.is_sliding)
     return math.ceil(rows * window) + STATE_BYTES * slots * sum(layer.state for layer in layout.layers)

@@ -46,7 +46,7 @@ TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
 
 
 class NotAModel(KvchatError):
-    """The file is not a GGUF chat model. The message names what it is instead."""
+    """The file is not a GGUF chat model. The message says what is wrong with it."""
 
 
 class ModelFileMissing(NotAModel):
@@ -84,7 +84,10 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GgufFields:
-    """The header values with one prefix. With "llama", `number("block_count")` reads `llama.block_count`."""
+    """The values of a header whose keys start with one prefix, such as "llama".
+
+    `number("block_count")` then reads `llama.block_count`.
+    """
 
     values: Mapping[str, Value]
     prefix: str

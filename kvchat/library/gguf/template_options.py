@@ -52,7 +52,7 @@ _COMPARISON = r"(?<![\w.]){name}(?:\s*\|\s*lower)?\s*(?:[!=]=\s*({text})|(?:not\
 
 
 def template_variables(template: str) -> dict[str, tuple[str, ...]]:
-    """Return the names of the known options in a chat template, each with the values that the template mentions."""
+    """Return the option variables in a chat template, each with the values that the template compares it with."""
     tags = _TAG.findall(_COMMENT.sub("", template))
     code, bare = " ".join(tags), " ".join(_STRING_LITERAL.sub("''", tag) for tag in tags)
     names = [option.name for option in _KNOWN_OPTIONS if re.search(_VARIABLE_USE.format(name=option.name), bare)]
@@ -60,9 +60,9 @@ def template_variables(template: str) -> dict[str, tuple[str, ...]]:
 
 
 def known_options(variables: Mapping[str, tuple[str, ...]]) -> tuple[TemplateOption, ...]:
-    """Return the options for these variables, but only one of several with the same meaning.
+    """Return the options that these variables control. If several variables mean the same, only one is used.
 
-    The values that a template mentions replace the default choices.
+    If the template mentions values for a variable, these are the choices.
     """
     options: dict[str, TemplateOption] = {}
     for option in _KNOWN_OPTIONS:

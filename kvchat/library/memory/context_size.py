@@ -1,4 +1,4 @@
-"""Choice of the context size, as large as trained if memory allows, with the reason for the user.
+"""Choice of the context size, with the reason for the user. It is the trained size if memory allows.
 
 If a model does not fit on the GPUs, the engine's `--fit` decides which layers they hold. `ContextChoice.with_placement`
 adds its decision, read from the engine's log. Sizes are in bytes, contexts in tokens.
@@ -55,7 +55,10 @@ class ContextChoice:
         return join_sentences(self.reason, self.offload_note, self.memory_note)
 
     def with_placement(self, placement: Placement | None, device_names: str) -> ContextChoice:
-        """Describe the engine's placement of layers on the GPUs, called `device_names`. None changes nothing."""
+        """Return the choice with a note on how many layers the engine put on the GPUs.
+
+        `device_names` is the text that names the GPUs. If `placement` is None, the note stays as it is.
+        """
         if placement is None:
             return self
         return replace(

@@ -74,7 +74,10 @@ class MemoryFacts:
         return self.devices[0].kind if self.devices else "CPU"
 
     def with_staging(self, disposable: int, capacity: int) -> MemoryFacts:
-        """Return the facts as if `disposable` bytes of slot files in memory were deleted, with this capacity."""
+        """Return the facts as if `disposable` bytes of slot files were deleted from memory.
+
+        `capacity`: number of bytes of slot files that may be kept in memory.
+        """
         total = self.total + (disposable if self.is_limited else 0)
         return replace(self, available=self.available + disposable, total=total, staging_capacity=capacity)
 
@@ -88,7 +91,10 @@ class MemoryFacts:
 
 
 def available_memory(devices: Sequence[DeviceMemory] = (), root: Path = Path("/")) -> MemoryFacts:
-    """Return the free memory, limited by this process's cgroup. Tests replace the file system's `root`."""
+    """Return the free memory of the computer, or of this process's cgroup if that allows less, and of `devices`.
+
+    `root` is the root of the file system, for tests.
+    """
     memory, allowed = psutil.virtual_memory(), cgroup_memory_left(root)
     if allowed is None or allowed >= memory.available:
         return MemoryFacts(memory.available, False, tuple(devices), memory.total)
@@ -96,7 +102,7 @@ def available_memory(devices: Sequence[DeviceMemory] = (), root: Path = Path("/"
 
 
 def staging_room(held_bytes: int, root: Path = Path("/")) -> int:
-    """Return how many bytes of slot files main memory can hold, including the `held_bytes` already there.
+    """Return how many bytes of slot files fit in main memory in total. `held_bytes` of them are there already.
 
     While a model is loaded, the store also respects `MemoryFacts.staging_beside`, because the pages of the model file
     count as free.
@@ -192,9 +198,9 @@ class MemoryUse:
 
 
 def with_freed_memory(memory: MemoryFacts, uses: tuple[MemoryUse, ...]) -> MemoryFacts:
-    """Return the memory that is available once the model that uses this much is unloaded.
+    """Return the memory that would be available after unloading the model whose memory use is `uses`.
 
-    Weights in main memory are pages of a file, which already count as free.
+    Its weights in main memory are pages of a file, which already count as free.
     """
     taken = {use.device: use.needed for use in uses}
     host = sum(use.needed - use.weights for use in uses if use.device == COMPUTER)
@@ -206,8 +212,8 @@ def with_freed_memory(memory: MemoryFacts, uses: tuple[MemoryUse, ...]) -> Memor
 class LoadLimit:
     """The context size, in tokens, that could be loaded after a larger one ran out of memory.
 
-    Perhaps another program used that memory, so a larger size is tried again after a day. Each further failure
-    doubles this time.
+    Since another program may have used that memory, a larger size is tried again after a day. Each further failure
+    doubles the delay.
     """
 
     tokens: int
@@ -225,25 +231,25 @@ def limit_key(model: str, size: int, build: str, device: str) -> str:
 
 
 class LoadLimits:
-    """The known limits by `limit_key`, in a JSON file that may be deleted at any time."""
+    """The known limits by `limit_key`, in a JSON file. Deleting the file only loses the limits."""
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.time) -> None:
         self._file, self._clock = file, clock
 
     def find(self, key: str) -> LoadLimit | None:
-        """Return the current limit, or None if there is none or a larger size may be tried again."""
+        """Return the limit for a key, or None if there is none or it is time to try a larger size again."""
         entry = self._entries().get(key)
         return entry if entry is not None and self._is_in_force(entry) else None
 
     def has_limit(self, size: int, build: str, device: str) -> bool:
-        """Return True if any model of this size ran out of memory with this build and device type."""
+        """Return True if a limit is recorded for any model of `size` bytes with this build and device type."""
         return any(key.endswith(limit_key("", size, build, device)) for key in self._entries())
 
     def record_load(self, key: str, tokens: int, *, out_of_memory: bool) -> LoadLimit | None:
-        """Record that a context of `tokens` was loaded, and return the current limit.
+        """Record that a context of `tokens` was loaded, and return the limit now in force, or None.
 
-        With `out_of_memory`, a larger one failed before. A larger context than the limit removes the limit. If the file
-        cannot be written, nothing is recorded.
+        With `out_of_memory`, a larger context failed before, so `tokens` becomes the limit. Otherwise, loading more
+        than the limit deletes it. Errors writing the file are ignored.
         """
         entries = self._entries()
         before = entries.pop(key, None)

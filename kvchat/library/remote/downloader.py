@@ -166,7 +166,7 @@ _active_targets: set[Path] = set()  # first files of active downloads
 
 @dataclass
 class _PartDownload:
-    """Download of one file, hashed while it is written."""
+    """Download of one file of an order, hashed while it is written."""
 
     order: DownloadOrder
     part: HubPart
@@ -184,7 +184,7 @@ class _PartDownload:
                 file.truncate(0)
             with self.path.open("rb") as reader:
                 while chunk := reader.read(CHUNK_BYTES):
-                    self._add(chunk, checking=True)
+                    self._add(chunk, is_verifying=True)
                     await asyncio.sleep(0)  # cancellation point
             failures = 0
             while self.done < self.part.size:
@@ -202,10 +202,10 @@ class _PartDownload:
         if self.hash.hexdigest() != self.part.sha256:
             raise self._damaged()
 
-    def _add(self, chunk: bytes, *, checking: bool) -> None:
+    def _add(self, chunk: bytes, *, is_verifying: bool) -> None:
         self.hash.update(chunk)
         self.done += len(chunk)
-        self.on_progress(self.before + self.done, checking)
+        self.on_progress(self.before + self.done, is_verifying)
 
     async def _stream(self, file: BinaryIO) -> None:
         """Append the response to the file. Raises Unreachable if the connection ends too early."""
@@ -220,7 +220,7 @@ class _PartDownload:
                     file.close()  # Windows cannot delete an open file
                     raise self._damaged()
                 file.write(chunk)
-                self._add(chunk, checking=False)
+                self._add(chunk, is_verifying=False)
         if self.done < part.size:
             raise Unreachable(
                 _("The download was interrupted"), _("{path} is incomplete.", path=part.path), _("Try again.")
@@ -286,17 +286,17 @@ async def fetch_on_own_loop(
     """Run `fetch_model` in a thread. Call `report` on this loop: bytes, bytes per second, True while verifying."""
     caller, samples = asyncio.get_running_loop(), deque[tuple[float, int]]()  # (time, bytes so far)
 
-    def on_progress(done: int, checking: bool) -> None:
+    def on_progress(done: int, is_verifying: bool) -> None:
         now = time.monotonic()
         if samples and now - samples[-1][0] < REPORT_INTERVAL_S:
             return
-        while samples and (checking or now - samples[0][0] > RATE_WINDOW_S):
+        while samples and (is_verifying or now - samples[0][0] > RATE_WINDOW_S):
             samples.popleft()
         samples.append((now, done))
         began, first = samples[0]
         rate = (done - first) / (now - began) if now > began else 0.0
         with contextlib.suppress(RuntimeError):  # the caller's loop is closed
-            caller.call_soon_threadsafe(report, done, rate, checking)
+            caller.call_soon_threadsafe(report, done, rate, is_verifying)
 
     return await run_on_own_loop(fetch_model(order, folder, source, on_progress))
 

@@ -120,9 +120,9 @@ class Downloads:
             await asyncio.wait([ending])
         task = asyncio.current_task()
 
-        def report(done: int, rate: float, checking: bool) -> None:
+        def report(done: int, rate: float, is_verifying: bool) -> None:
             if self._running.get(path) is task:
-                state = DownloadState.CHECKING if checking else DownloadState.FETCHING
+                state = DownloadState.CHECKING if is_verifying else DownloadState.FETCHING
                 self._update(dataclasses.replace(self._downloads[path], state=state, downloaded_bytes=done, rate=rate))
 
         error: Exception | None = None

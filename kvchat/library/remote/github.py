@@ -47,7 +47,7 @@ _SHA256 = "sha256:"
 
 @dataclass(frozen=True)
 class Release:
-    """A release, with those of its files whose SHA-256 GitHub publishes."""
+    """A release. Its files are only those for which GitHub publishes a SHA-256."""
 
     tag: str
     files: tuple[HubPart, ...]
@@ -170,7 +170,7 @@ def backend_of(name: str) -> Backend | None:
 
 
 def _builds(release: Release, backend: Backend, system: str, machine: str) -> list[DownloadOrder]:
-    """List the builds in a release, the oldest backend version first, because it works with most drivers."""
+    """List the builds in a release, those for the oldest backend version first, because they work with most drivers."""
     platform_names, builds = (_SYSTEMS.get(system), _MACHINES.get(machine.lower())), []
     for file in release.files:
         match = _BUILD_NAME.fullmatch(file.path)

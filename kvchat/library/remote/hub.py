@@ -62,7 +62,8 @@ async def open_response(
 ) -> AsyncIterator[httpx2.Response]:
     """Send a request and yield the streaming response. Raises HubError, also while the response is read.
 
-    The error comes from `status_error` if the status is not a success, otherwise from `connection_error`.
+    `status_error` makes the error for a status that is not a success, `connection_error` the error for a failed
+    connection.
     """
     import httpx2
 
@@ -324,7 +325,10 @@ class TokenStore:
         return token.value if token else None
 
     def save(self, value: str) -> str:
-        """Store a token and return the name of its place. Raises KvchatError, or OSError if it cannot be written."""
+        """Store a token and return the name of the place where it is kept.
+
+        Raises KvchatError, or OSError if the token cannot be written.
+        """
         value = value.strip()
         if not value.isascii() or not value.isprintable() or " " in value or len(value) < 8:
             raise KvchatError(

