@@ -81,7 +81,10 @@ class TurnContext:
         return Exchange(self.slots, slot, self.host, conversation_id, self.events.for_chat(conversation_id))
 
     def merge_sampling(self, sampling: Sampling | None, options: ChatOptions) -> Sampling:
-        """Merge sampling options: given ones, then the chat's, the settings' and, unless greedy, the model's."""
+        """Return the sampling options: those given, else those of the chat, the settings and the model, in this order.
+
+        If the sampling is greedy, those of the model are not used.
+        """
         chosen = (sampling or ENGINE_DEFAULTS).with_defaults(options.sampling).with_defaults(self.user_sampling())
         return chosen if chosen.temperature == 0 else chosen.with_defaults(self.model_sampling())
 

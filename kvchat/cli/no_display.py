@@ -110,9 +110,9 @@ def _find_unreachable_display(environment: Mapping[str, str]) -> DisplayProblem 
 
 
 def _x_server_answers(display: str) -> bool:
-    """Return True if the X server accepts a connection.
+    """Return True if an X server accepts a connection.
 
-    The connection is made with libxcb, as in Qt, because it parses the display name and finds the user's authorization.
+    Uses libxcb, as Qt does, which parses the display name and finds the user's credentials.
     """
     xcb = ctypes.CDLL("libxcb.so.1")
     xcb.xcb_connect.restype = ctypes.c_void_p

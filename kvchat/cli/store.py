@@ -251,7 +251,7 @@ def format_plan(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: 
 def format_verify_report(report: VerifyReport, lost_points: Mapping[str, int], titles: Titles) -> list[str]:
     blocks = plural(report.blocks, "{count} block", "{count} blocks")
     checked = _("{blocks} checked ({bytes})", blocks=blocks, bytes=format_size(report.bytes))
-    result = _("{count} damaged, deleted.", count=format_number(report.bad_blocks))
+    result = _("Damaged and deleted: {count}.", count=format_number(report.bad_blocks))
     if report.is_clean:
         result = _("no damage found.")
     rows = [

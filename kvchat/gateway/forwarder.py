@@ -53,7 +53,7 @@ class Forwarder:
         self.lease = await self.exchange.lease_slot(self.request)
         self.crashes.watch(self.lease.engine.engine.lifetime)
         pending, request = self.pending, self.pending.request
-        if pending.rendered_by != self.lease.engine.generation:
+        if pending.engine_generation != self.lease.engine.generation:
             await pending.render(self.lease.engine)
             self.lease.slots.set_prompt(self.lease.slot, pending.prompt.ids)
         if pending.record.found_tokens is None:  # else it is a retry
@@ -69,7 +69,7 @@ class Forwarder:
         elif request.needs_several_slots:
             await self.lease.erase_all()
         else:
-            await self.lease.take_over()
+            await self.lease.take_over_slot()
         stepped = self._is_restorable and await self._process_in_steps()
         if self._is_restorable and not stepped:
             loaded = self.exchange.loaded

@@ -156,14 +156,14 @@ class PendingRequest:
     record: RequestRecord
     response: ResponseStream = field(default_factory=ResponseStream)
     prompt: RenderedPrompt = UNKNOWN
-    rendered_by: int = 0  # generation of the engine that rendered `prompt`
+    engine_generation: int = 0  # generation of the engine that rendered `prompt`
     is_answered: bool = False  # fully generated; the end may not be sent yet
     is_abandoned: bool = False  # the client disconnected or the request was stopped
     task: asyncio.Task[None] | None = None
     answering: InterruptibleTask = field(default_factory=InterruptibleTask)
 
     async def render(self, engine: ReadyEngine) -> None:
-        self.prompt, self.rendered_by = await prompt_of(engine, self.request), engine.generation
+        self.prompt, self.engine_generation = await prompt_of(engine, self.request), engine.generation
 
     def abandon(self) -> None:
         """Abort the answer because the client disconnected. An answer already complete is still saved."""

@@ -294,7 +294,7 @@ class Inventory:
 
     @disk_errors()
     def enforce_bounds(self, protected_id: int | None = None) -> None:
-        """Delete expired save points, then the least valuable ones until the bounds are met, programs' first.
+        """Delete expired save points, then the least valuable ones until the bounds are met, first those of programs.
 
         `protected_id`: save point that must not be deleted.
         """

@@ -41,7 +41,7 @@ _NEXT_TOKEN = -1  # placeholder for the first token after a boundary
 BOUNDARY_PROBES = ("A", "7")
 
 
-def save_failure_reason(error: Exception) -> Reason:
+def reason_for_save_failure(error: Exception) -> Reason:
     if isinstance(error, NotSaved):
         return error.reason
     return Reason(ReasonCode.ERROR, {"message": error.message if isinstance(error, EngineRefused) else str(error)})
@@ -63,7 +63,7 @@ class Lease:
 
     # Access to the slot's rows
 
-    async def take_over(self, reader: str = "") -> None:
+    async def take_over_slot(self, reader: str = "") -> None:
         """Erase the slot unless the owner may use its rows: the engine would reuse any common prefix.
 
         `reader`: the owner whose rows may be used, if not this one.
@@ -157,15 +157,15 @@ class Lease:
         await self.slots.reserve_room(slot, self.engine, min(len(prompt) + reserve, self.engine.context_size))
         contents = slot.readable_contents(self.engine, reader)
         if skip_reason:
-            await self.take_over(reader)
+            await self.take_over_slot(reader)
             return replace(state_without_restore(self.engine, contents, prompt), miss_reason=skip_reason)
         plan = await plan_load(self._store, self.engine, reader, contents, prompt, cost.is_worth_trying)
         if plan.restore is None:
-            await self.take_over(reader)
+            await self.take_over_slot(reader)
             return plan.without_restore
         outcome = await self._restore(plan.restore)
         if isinstance(outcome, RestoreMiss):
-            await self.take_over()
+            await self.take_over_slot()
             self._notify(RestoreFailed(outcome.reason))
             return LoadedState(0, None, miss_reason=outcome.reason)
         cost.record_restore(outcome.bytes, outcome.ms)
@@ -260,7 +260,7 @@ class Lease:
     async def prove(self, loaded: LoadedState, cached: int, prompt: int) -> Verdict:
         """Judge a load by the next request: `cached` of its `prompt` tokens came from the engine's cache.
 
-        A hollow restore is set aside.
+        If the engine did not use the restored state at all, the save point is not used again.
         """
         self.slot.mark_proved()
         verdict = judge_load(loaded, cached, prompt)
@@ -347,7 +347,7 @@ class Lease:
             state = self.owner, engine.fingerprint, boundary, written, prefill_ms, engine.window_to_complete
             point = await self.slots.write(store.saver.add, path, *state, label, predecessor, audience)
         except (StoreRefused, EngineRefused, OSError) as error:
-            self._notify(SaveSkipped(save_failure_reason(error)))
+            self._notify(SaveSkipped(reason_for_save_failure(error)))
             return None
         self.slot.save_point = point.id
         rows.mark_saved(len(boundary))

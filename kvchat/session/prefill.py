@@ -16,7 +16,7 @@ from kvchat.engine.api.wire import ChatMessage, PromptProgress, Timings
 from kvchat.engine.process.plan import BATCH_SIZE
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import EventHandler, SaveSkipped, Saving
-from kvchat.session.lease import Lease, save_failure_reason
+from kvchat.session.lease import Lease, reason_for_save_failure
 from kvchat.session.proof import LoadedState, PrefilledAhead
 from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN, MIN_LEARNED_TOKENS, MIN_MEASURED_TOKENS
 from kvchat.session.slot import TAIL_TOKENS, SlotContents
@@ -203,7 +203,7 @@ class Settling:
             elif keeps and (self._is_continuation or not await lease.save_processed(label)):
                 self._notify(SaveSkipped(Reason(ReasonCode.NEXT_MESSAGE)))
         except EngineRefused as refusal:
-            self._notify(SaveSkipped(save_failure_reason(refusal)))
+            self._notify(SaveSkipped(reason_for_save_failure(refusal)))
 
     async def _settle(self, lease: Lease, tokens: Tokens) -> bool:
         size = int(len(tokens) * lease.engine.kv_bytes_per_token) if lease.saving_enabled else 0

@@ -82,10 +82,12 @@ class RestoreFinding:
 
 _STRATEGY_TEXT = {
     Strategy.PLAIN: N_("any part of a chat can be reused"),
-    Strategy.FULL_WINDOW: N_("a chat can be restored to the end of any reply (--swa-full is on)"),
-    Strategy.COMPLETE: N_("a chat can be restored to the end of any reply"),
-    Strategy.LONG: N_("a chat longer than the model’s sliding window can be restored to the end of any reply"),
-    Strategy.SETTLE: N_("a chat can be restored to the end of any reply"),
+    Strategy.FULL_WINDOW: N_("chat memory can be restored at the end of any reply (--swa-full is on)"),
+    Strategy.COMPLETE: N_("chat memory can be restored at the end of any reply"),
+    Strategy.LONG: N_(
+        "for chats longer than the model’s sliding window, chat memory can be restored at the end of any reply"
+    ),
+    Strategy.SETTLE: N_("chat memory can be restored at the end of any reply"),
 }
 
 

@@ -20,7 +20,7 @@ from kvchat.kvstore.savepoint import Bounds, NotSaved, StoreRefused, Tokens
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.host import ReadyEngine
-from kvchat.session.lease import Lease, save_failure_reason
+from kvchat.session.lease import Lease, reason_for_save_failure
 from kvchat.session.proof import PROVED_SHARE
 from kvchat.session.restore_support import RestoreFinding, Strategy
 from kvchat.session.slots import Slots
@@ -49,7 +49,7 @@ async def self_test(host: ReadyEngine) -> RestoreFinding:
     except TimeoutError:
         return RestoreFinding(promised, proved=False, reason=Reason(ReasonCode.TOO_SLOW_TO_TRY))
     except (EngineRefused, StoreRefused, OSError) as error:
-        reason = Reason(ReasonCode.NOT_TRIED, {"reason": save_failure_reason(error)})
+        reason = Reason(ReasonCode.NOT_TRIED, {"reason": reason_for_save_failure(error)})
         return RestoreFinding(promised, proved=False, reason=reason)
 
 

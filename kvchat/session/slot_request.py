@@ -76,7 +76,10 @@ class SlotRequest:
         self.stop()
 
     def stop_later(self, *, window_waits: bool) -> None:
-        """End settling after a delay, in which it usually finishes. `window_waits`: a request from the window waits."""
+        """Give settling a short time to finish, then stop it.
+
+        `window_waits`: a request from the window is waiting for the slot.
+        """
         self.should_continue, wait_s = False, 0.0 if window_waits else min(self.reprocess_s / 10, MAX_SETTLE_WAIT_S)
         asyncio.get_running_loop().call_later(max(wait_s, SETTLE_WAIT_S), self.finish_early)
 

@@ -31,7 +31,7 @@ from kvchat.text.language import _
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ROOM_MARGIN = 32  # tokens: the engine may keep slightly more than kvchat knows
+CONTEXT_MARGIN = 32  # tokens: the engine may keep slightly more than kvchat knows
 STEP_INTERVAL_S = 5.0  # interval between steps of a program's prompt while a window reply streams
 _ENGINE_S_PER_BYTE, _STORE_S_PER_BYTE = 1e-9, 2e-9  # defaults until measured here
 
@@ -217,13 +217,13 @@ class Slots(Allocator):
     def note_growth(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
         """Record that the slot now holds `tokens`; erase unused slots if their room is needed."""
         if tokens > slot.claimed_tokens:
-            slot.claimed_tokens = tokens + ROOM_MARGIN
+            slot.claimed_tokens = tokens + CONTEXT_MARGIN
             self._make_room(slot, engine)
 
     def _fits(self, slot: Slot, engine: ReadyEngine, tokens: int) -> bool:
         """True if `tokens` fit beside the running replies, or if none runs: the engine rejects overlong prompts."""
         claimed = sum(other.claimed_tokens for other in self.all_slots if other is not slot)
-        return not claimed or claimed + tokens + ROOM_MARGIN <= engine.context_size
+        return not claimed or claimed + tokens + CONTEXT_MARGIN <= engine.context_size
 
     def _make_room(self, slot: Slot, engine: ReadyEngine) -> None:
         """Start erasing idle slots, least recently used first, until the slot's claim fits."""
@@ -232,7 +232,7 @@ class Slots(Allocator):
             with contextlib.suppress(EngineError):  # the next request reports it
                 await engine.for_slot(idle.number).engine.erase_slot()
 
-        room = engine.context_size - ROOM_MARGIN - sum(other.claimed_tokens for other in {*self.all_slots, slot})
+        room = engine.context_size - CONTEXT_MARGIN - sum(other.claimed_tokens for other in {*self.all_slots, slot})
         idle = [other for other in self.all_slots if other is not slot and not other.claimed_tokens]
         for other in sorted(idle, key=lambda other: -other.used_at):
             held_tokens = other.max_tokens_held(engine.generation)

@@ -16,7 +16,7 @@ from kvchat.session import slots as slots_module
 from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import Lease
 from kvchat.session.slot import Slot, SlotContents
-from kvchat.session.slots import ROOM_MARGIN, SaveProgress, Slots
+from kvchat.session.slots import CONTEXT_MARGIN, SaveProgress, Slots
 from tests.session.test_allocator import make_slots, run_loop
 
 CONTEXT = 1000
@@ -61,7 +61,7 @@ async def test_the_least_recently_used_slots_are_erased_until_there_is_room() ->
     slots, engine = make_filled_slots(4, 300, 300, 300)
     async with slots.acquire("new") as slot:
         assert slot is slots.all_slots[3]
-        await reserve(slots, slot, engine, 400 - ROOM_MARGIN)
+        await reserve(slots, slot, engine, 400 - CONTEXT_MARGIN)
         assert engine.erased == [0]
         assert slots.owners() == ["owner 2", "owner 1"]
         await reserve(slots, slot, engine, CONTEXT)

@@ -225,7 +225,7 @@ def is_intact(file: Path) -> bool:
 def _copy_readable(
     db: sqlite3.Connection, source: Path, known_messages: dict[str, str | None], *, with_deletions: bool = True
 ) -> None:
-    """Copy the readable rows to `db`. Rows that are already there stay, except texts with lost characters.
+    """Copy the readable rows to `db`, and keep those that it has already, except texts that had lost characters.
 
     Adds to `known_messages` the messages that the source is known to have had, with their chats.
     """

@@ -46,7 +46,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens, is_imported
 from kvchat.session.events import RequestSent, SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, PromptRequest
-from kvchat.session.lease import save_failure_reason
+from kvchat.session.lease import reason_for_save_failure
 from kvchat.session.prefill import Settling, SystemPrompt
 from kvchat.system.concurrency import InterruptibleTask
 from kvchat.text.language import _, format_number
@@ -255,7 +255,7 @@ class Turn:
                     await turn_context.run(Database.write, statement, (receipt_to_json(receipt), reply.id))
                     turn_context.publish(MessagesChanged(self.conversation_id))
         except KvchatError as error:
-            turn_context.publish(SaveSkipped(save_failure_reason(error), conversation_id=self.conversation_id))
+            turn_context.publish(SaveSkipped(reason_for_save_failure(error), conversation_id=self.conversation_id))
 
 
 def store_question(

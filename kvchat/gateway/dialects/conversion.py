@@ -119,7 +119,7 @@ def _normalize_stamp(text: str) -> str:
 
 
 def from_responses(body: Mapping[str, Any]) -> Json:
-    """Convert OpenAI's `/v1/responses` to a chat completion. Raises Unconvertible."""
+    """Convert the body of an OpenAI `/v1/responses` request to a chat completion request. Raises Unconvertible."""
     chat = {key: value for key, value in body.items() if key not in ("input", "instructions", "tools", "reasoning")}
     messages: list[Json] = []
     if "instructions" in body:

@@ -95,7 +95,7 @@ class EngineOffer(QWidget):
         async def show() -> None:
             graphics = await asyncio.to_thread(self._engines.unused_graphics)
             if graphics is not None:
-                title = _("{cards}: use it to get replies several times faster", cards=gpu_name(graphics))
+                title = _("Get replies several times faster with {cards}", cards=gpu_name(graphics))
                 self.title.setText(title)
                 self.explanation.setText(join_sentences(driver_advice(graphics), _(ENGINE_DOWNLOAD_HELP)))
                 self.show_choices(graphics)

@@ -39,7 +39,7 @@ class GeneralPage(SettingsPage):
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         self.add_settings(through="quick_key_enabled")
-        text = _("Starts in the tray without opening the window, so that your chats are ready.")
+        text = _("Starts kvchat in the tray when you log in, without opening the window.")
         title = _("Start at login")
         self.login = self.add(
             DesktopSwitch(

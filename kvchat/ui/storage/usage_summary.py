@@ -165,7 +165,9 @@ def describe_expiry(usage: StoreUsage, days: int, now: datetime) -> str:
     if duration := sum_times(entry.reprocessing for entry in cold):
         time = format_estimate(duration)
         text = _("{becomes}; reprocessing everything would take {time}", becomes=text, time=time)
-    return join_sentences(text, _("Old turns of other chats may also be deleted."), _("Messages are not deleted."))
+    return join_sentences(
+        text, _("Memory of old turns in other chats may also be deleted."), _("Messages are not deleted.")
+    )
 
 
 def _must_be_reprocessed(count: int) -> str:

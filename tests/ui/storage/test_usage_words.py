@@ -88,7 +88,7 @@ def test_what_a_maximum_age_takes() -> None:
     old = replace(USAGE, conversation_id="b", last_used_at=NOW - timedelta(days=40))
     store = replace(STORE, conversations=(USAGE, old, replace(old, conversation_id="c", pinned=True)))
     assert describe_expiry(store, 30, NOW) == (
-        "1 chat must be reprocessed; reprocessing everything would take about 34 s. Old turns of "
+        "1 chat must be reprocessed; reprocessing everything would take about 34 s. Memory of old turns in "
         "other chats may also be deleted. Messages are not deleted."
     )
     assert describe_expiry(store, 50, NOW) == (
