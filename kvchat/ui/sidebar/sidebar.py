@@ -245,7 +245,7 @@ class Sidebar(QFrame):
         view.setUniformItemSizes(True)  # otherwise Qt measures thousands of rows
         view.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         view.delete_pressed.connect(self._ask_delete)
-        view.selectionModel().selectionChanged.connect(self._select_current)
+        view.selectionModel().selectionChanged.connect(self._emit_selected)
         self.empty_label = label(_("No chats yet.\nYour chats will appear here."), "small", wraps=True)
         self.empty_label.setContentsMargins(10, 4, 10, 0)
         self.empty_label.hide()  # until chats are loaded
@@ -313,7 +313,7 @@ class Sidebar(QFrame):
         self.list.edit(index)
         return True
 
-    def _select_current(self) -> None:
+    def _emit_selected(self) -> None:
         if len(chosen := self.chosen) == 1:
             self.selected.emit(chosen[0])
 
