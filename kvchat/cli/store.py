@@ -38,7 +38,7 @@ from kvchat.store_service import (
 )
 from kvchat.system.paths import Paths
 from kvchat.text.formatting import TimeRange, format_duration, format_estimate, format_size, format_timestamp, one_line
-from kvchat.text.language import N_, _, format_number, join_list, plural
+from kvchat.text.language import N_, _, format_number, join_list, plural, punctuation
 from kvchat.text.safe_text import safe_prose
 
 T = TypeVar("T")
@@ -251,7 +251,7 @@ def format_plan(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: 
 def format_verify_report(report: VerifyReport, lost_points: Mapping[str, int], titles: Titles) -> list[str]:
     blocks = plural(report.blocks, "{count} block", "{count} blocks")
     checked = _("{blocks} checked ({bytes})", blocks=blocks, bytes=format_size(report.bytes))
-    result = _("Damaged and deleted: {count}.", count=format_number(report.bad_blocks))
+    result = _("{count} damaged and deleted.", count=format_number(report.bad_blocks))
     if report.is_clean:
         result = _("no damage found.")
     rows = [
@@ -263,7 +263,7 @@ def format_verify_report(report: VerifyReport, lost_points: Mapping[str, int], t
         )
         for loss in report.losses
     ]
-    return [f"{checked}: {result}", *format_columns(rows)]
+    return [checked + punctuation(": ") + result, *format_columns(rows)]
 
 
 def _json_fields(value: Any, titles: Titles, names: str) -> dict[str, Any]:
