@@ -470,7 +470,9 @@ class Tour:
             return database.execute(query, values).fetchall()
 
     def replies(self, state: str = "state <> 'streaming'") -> int:
-        query = f"SELECT count(*) FROM messages WHERE role = 'assistant' AND length(content) > 20 AND {state}"
+        """Count the replies that have ended or have more than 20 characters, and of these only those with the state."""
+        shown = "role = 'assistant' AND (length(content) > 20 OR state <> 'streaming')"
+        query = f"SELECT count(*) FROM messages WHERE {shown} AND {state}"
         return int(self.rows(query)[0][0])
 
     def newest_receipt(self) -> dict[str, Any]:
