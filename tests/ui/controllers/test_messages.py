@@ -237,5 +237,5 @@ async def test_a_reply_is_made_again_by_another_model(
     menu.actions()[0].trigger()
     menu.close()
     await until(lambda: ("regenerate", reply.message.id) in furnished.chat.calls)
-    assert ("use_model", "lakes", "/models/Other-7B.gguf") in furnished.chat.calls
-    assert furnished.settings.model_path != "/models/Other-7B.gguf", "new chats are answered as before"
+    assert ("use_model", "lakes", str(Path("/models/Other-7B.gguf"))) in furnished.chat.calls
+    assert furnished.settings.model_path != str(Path("/models/Other-7B.gguf")), "new chats are answered as before"

@@ -96,7 +96,7 @@ async def test_one_chat_is_exported_in_the_form_its_name_asks_for(
     opened: list[str] = []
     monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: opened.append(url.toLocalFile()))
     next(b for b in window.notices.findChildren(QPushButton) if b.text() == "Open folder").click()
-    assert opened == [str(tmp_path)]
+    assert [Path(folder) for folder in opened] == [tmp_path]
     assert "Thesis: chapter 3/4" in (tmp_path / "one.md").read_text("utf-8")
 
 

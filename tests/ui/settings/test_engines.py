@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from random import randbytes
 
 import pytest
@@ -11,6 +12,7 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFileDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
+from kvchat.engine.discovery.engines import program_name
 from kvchat.engine.discovery.graphics import GpuVendor, Graphics
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
@@ -34,7 +36,7 @@ async def page(window: MainWindow, runtime: StagedRuntime) -> EnginePage:
 
 async def test_engines_are_described_tested_and_chosen_from_a_file(page: EnginePage, runtime: StagedRuntime) -> None:
     words = page.engine.help.text()
-    assert "○ /usr/bin/llama-server: This engine is too old. It is build 6000." in words
+    assert f"○ {Path('/usr/bin/llama-server')}: This engine is too old. It is build 6000." in words
     assert "● Embedded engine: xllamacpp 2026.10.11549; AMD EPYC" in words
     assert page.engine_box.itemText(0) == "Automatic"
     page.test_button.click()
@@ -61,7 +63,8 @@ async def test_an_offer_where_there_is_a_card(
         assert "NVIDIA and AMD GPU." in page.card.help.text()
         assert "Install the NVIDIA driver first" in page.card.help.text()
         choices = [page.engine_offer.backend_box.itemText(row) for row in range(page.engine_offer.backend_box.count())]
-        assert choices == ["CUDA, about 770 MB", "Vulkan, about 32 MB", "ROCm, about 245 MB"]
+        assert [choice.partition(",")[0] for choice in choices] == ["CUDA", "Vulkan", "ROCm"]
+        assert all("about" in choice for choice in choices)
     else:
         await until(lambda: not page.card.isVisible())
     assert not page.downloaded.isVisible()
@@ -74,7 +77,7 @@ def released(github: FakeHub, fake_engine: FakeEngine, monkeypatch: pytest.Monke
     monkeypatch.setattr("kvchat.library.remote.github.builds_for.__defaults__", ("x86_64",))
     for module in ("kvchat.engine_host.setup", "kvchat.ui.settings.engines"):
         monkeypatch.setattr(f"{module}.detect_graphics", lambda: Graphics("linux", (GpuVendor.AMD,)))
-    files = {"llama-b11457/llama-server": fake_engine.path.read_bytes(), "llama-b11457/filler": randbytes(500_000)}
+    files = {f"llama-b11457/{program_name()}": fake_engine.path.read_bytes(), "llama-b11457/filler": randbytes(500_000)}
     github.releases = {"b11457": {"llama-b11457-bin-ubuntu-vulkan-x64.tar.gz": tarred(files)}}
     return github
 
@@ -128,7 +131,7 @@ async def test_what_was_fetched_is_listed_at_once_also_while_the_engine_starts_a
 
     runtime.engines._use_engine = use_slowly
     page.panel.run(runtime.engines.install())
-    program = str(runtime.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server")
+    program = str(runtime.paths.engines / "llama.cpp-b11457-vulkan" / program_name())
     await until(lambda: program in listed(page) and page.downloaded.isVisible())
     await until(lambda: f"○ {program}" in page.engine.help.text())
     started.set()

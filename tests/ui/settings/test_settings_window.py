@@ -26,6 +26,7 @@ from kvchat.ui.settings.settings_window import GeneralPage, SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.storage.storage_panel import StoragePanel
 from kvchat.ui.widgets.entries import FieldEntry, NumberEntry
+from tests.systems import not_on_windows
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import button, child, question
@@ -78,6 +79,7 @@ async def test_opens_by_key_and_walks_its_pages_whose_controls_have_names_and_he
                 assert entry.field.accessibleDescription() == entry.help.text()
 
 
+@not_on_windows("it would change the registry")
 async def test_starting_at_login_is_the_desktop_s_to_know(
     settings: SettingsWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
