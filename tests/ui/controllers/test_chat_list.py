@@ -1,5 +1,7 @@
 """Organizing chats: several at once, folders, archive, pinning, and undo."""
 
+from collections.abc import Collection
+
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QInputDialog, QLineEdit, QMenu, QPushButton
@@ -147,9 +149,9 @@ async def test_of_thousands_only_what_is_in_sight_is_made(
     made: list[str] = []
     row = window.chat.conversations._row
 
-    def counted(chat: Conversation, busy: str | None) -> Row:
+    def counted(chat: Conversation, busy_ids: Collection[str]) -> Row:
         made.append(chat.id)
-        return row(chat, busy)
+        return row(chat, busy_ids)
 
     monkeypatch.setattr(window.chat.conversations, "_row", counted)
     window.chat.conversations.show_list()
