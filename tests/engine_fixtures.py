@@ -7,7 +7,6 @@ import io
 import json
 import shlex
 import sys
-import time
 import zipfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import pytest
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor
+from kvchat.system.files import replace_file
 
 FAKE = Path(__file__).with_name("fake_llama_server.py")
 RUN_FAKE = (
@@ -46,11 +46,7 @@ class FakeEngine:
         now = {k: v for k, v in (now | switches).items() if v is not None}
         fresh = file.with_suffix(".new")
         fresh.write_text(json.dumps({k: str(v) for k, v in now.items()}), "utf-8")
-        while True:  # atomic, as the server reads it at any time; Windows replaces no open file
-            with contextlib.suppress(PermissionError):
-                fresh.replace(file)
-                return
-            time.sleep(0.01)
+        replace_file(fresh, file)  # atomic: the server reads it at any time
 
     def launches(self) -> list[dict[str, Any]]:
         """Return the pid, arguments and LLAMA_* variables of each process so far."""

@@ -18,7 +18,7 @@ from kvchat.errors import KvchatError
 from kvchat.settings import SETTING_NAMES, Settings, load_settings, validation_error
 from kvchat.system.paths import resolve_paths
 from kvchat.text.formatting import format_size
-from kvchat.text.language import N_, _
+from kvchat.text.language import N_, _, capitalize_first
 
 DEVICE_KEYS = "name description total_bytes free_bytes"
 _VALIDATED_BY_ENGINE = ("engine_arguments", "rpc_workers", "engine_url")
@@ -135,8 +135,7 @@ async def get(options: arguments.GetEngineOptions, runner: CommandRunner) -> int
                 elif stage is Stage.TESTING:
                     print_out(_("Testing:"))
             if now.order and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
-                stage_name = _(now.stage.value)
-                show_progress(f"{stage_name[:1].upper()}{stage_name[1:]}:", now.downloaded_bytes, now.order.file.size)
+                show_progress(f"{capitalize_first(_(now.stage.value))}:", now.downloaded_bytes, now.order.file.size)
             for step in now.steps[steps_shown:]:
                 _print_step(step)
             steps_shown = len(now.steps)

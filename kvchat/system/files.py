@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import AsyncIterable, Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -213,15 +214,19 @@ def atomic_write(target: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def replace_file(source: Path, target: Path) -> None:
-    """Rename a file or folder, replacing an existing file. Raises OSError.
+    """Rename a file or folder, replacing an existing file. Raises OSError."""
+    retry_while_open(partial(source.replace, target))
 
-    On Windows, this fails while another program has the file open, as a virus scanner does with a new file. It is
-    therefore retried for SHARING_TIMEOUT_S.
+
+def retry_while_open(rename: Callable[[], object]) -> None:
+    """Call `rename`. On Windows, retry for SHARING_TIMEOUT_S while another program has the file open.
+
+    A virus scanner does that with each new file. Raises OSError.
     """
     deadline = time.monotonic() + SHARING_TIMEOUT_S
     while True:
         try:
-            source.replace(target)
+            rename()
             return
         except PermissionError as error:
             if getattr(error, "winerror", None) not in _SHARING_ERRORS or time.monotonic() > deadline:

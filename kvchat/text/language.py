@@ -79,6 +79,11 @@ def join_sentences(*parts: str) -> str:
     return "".join(text if text[-1] in _WIDE_ENDS else f"{text} " for text in map(end_sentence, before)) + last
 
 
+def capitalize_first(text: str) -> str:
+    """Capitalize the first letter only: German nouns and names keep theirs, unlike with `str.capitalize`."""
+    return text[:1].upper() + text[1:]
+
+
 def end_sentence(text: str) -> str:
     if text.endswith(_ENDS + _WIDE_ENDS):
         return text

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from kvchat.text.language import N_, _, end_sentence, format_number, join_list
+from kvchat.text.language import N_, _, capitalize_first, end_sentence, format_number, join_list
 
 
 class ReasonCode(StrEnum):
@@ -222,8 +222,7 @@ class Reason:
 
     @property
     def as_sentence(self) -> str:
-        text = self.text
-        return end_sentence(text[:1].upper() + text[1:])
+        return end_sentence(capitalize_first(self.text))
 
     @property
     def english(self) -> str:

@@ -485,6 +485,10 @@ class Tour:
         wait(lambda: owner.stat().st_mtime > began - 1, "owner of the data folder", 90)
         time.sleep(8)  # until the window has the focus
 
+    def start_again(self) -> None:
+        """Start kvchat a second time, which shows its window."""
+        self.system.spawn(*self.system.inside(*self.system.kvchat), output=self.report / "second.log")
+
     def ask(self, text: str) -> None:
         """Send a message; stop the reply after its first words, as the engine takes a second per token under Wine."""
         before = self.replies("true")
@@ -546,7 +550,7 @@ class Tour:
                 system.click_tray(menu["Open kvchat"])
                 time.sleep(3)
         with self.step("Start kvchat a second time, which shows the window"):
-            system.spawn(*system.inside(*system.kvchat), output=self.report / "second.log")
+            self.start_again()
             time.sleep(6)
         with self.step("Settings"):
             system.keys("ctrl+comma")
@@ -564,7 +568,7 @@ class Tour:
             wait(lambda: self.replies("true") > before, "reply in the quick question window")
         with self.step("Find the quick question by the palette and stop it"):
             system.keys("Escape")
-            system.spawn(*system.inside(*system.kvchat), output=self.report / "second.log")
+            self.start_again()
             time.sleep(3)
             system.keys("ctrl+k")
             system.type("Name a colour")
@@ -581,7 +585,7 @@ class Tour:
             if chat not in system.run("chats", "--json"):
                 raise StepFailed("the imported chat is not listed")
         with self.step("Kill the engine during a reply, with the window closed to the tray"):
-            system.spawn(*system.inside(*system.kvchat), output=self.report / "second.log")
+            self.start_again()
             time.sleep(3)
             system.keys("ctrl+n")
             before = self.replies("true")
@@ -596,7 +600,7 @@ class Tour:
                 wait(lambda: "The reply failed" in system.notifications(), "notification", 30)
             time.sleep(4)
         with self.step("The next message restarts the engine"):
-            system.spawn(*system.inside(*system.kvchat), output=self.report / "second.log")
+            self.start_again()
             time.sleep(3)
             system.keys("ctrl+n")
             self.ask("Name a fish.")

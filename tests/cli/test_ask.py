@@ -19,6 +19,7 @@ from kvchat.kvstore.store import UNAVAILABLE_TITLE, BlockStore
 from kvchat.system.paths import resolve_paths
 from tests.e2e.home import Home
 from tests.library.gguf_files import LLAMA, write_gguf
+from tests.systems import not_on_windows
 from tests.users_server import KEY, UsersServer
 
 LONG_REPLY = "word " * 400
@@ -37,7 +38,7 @@ def run_ask(
     )
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="uses POSIX pipes")
+@not_on_windows("uses POSIX pipes")
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_the_reply_is_kept_if_the_reader_of_the_output_leaves(home, fake_engine, as_json):
     fake_engine.set(FAKE_REPLY=LONG_REPLY, FAKE_TOKEN_DELAY=0.002)
@@ -146,7 +147,7 @@ def test_an_unusable_save_points_folder_costs_no_reply(home, fake_engine, spoil)
     assert home.kept.absorbed() == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="passes bytes on the command line")
+@not_on_windows("passes bytes on the command line")
 @pytest.mark.parametrize(
     "locale", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}], ids=["utf8", "C"]
 )
@@ -165,7 +166,7 @@ def test_invalid_utf_8_and_a_terminal_without_unicode_are_handled(home, fake_eng
     assert "n\ufffd.txt" in question
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="uses POSIX terminals")
+@not_on_windows("uses POSIX terminals")
 @pytest.mark.fake
 def test_control_characters_of_a_reply_do_not_reach_the_terminal(home, fake_engine):
     reply = "Red: \x1b[31m\x1b]0;title\x07 and \U000e0041 that is all."

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvchat.system.paths import resolve_paths
+from tests.systems import not_on_windows
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="uses POSIX signals and pipes")]
+pytestmark = [pytest.mark.slow, not_on_windows("uses POSIX signals and pipes")]
 
 # kvchat on a computer where every access below /dead hangs, as in a lost network folder. The main thread does not even
 # receive signals there.

@@ -19,8 +19,9 @@ from tests.e2e.desktop import Desktop
 from tests.e2e.waiting import wait_until
 from tests.e2e.window import KVCHAT
 from tests.engine_fixtures import FakeEngine
+from tests.systems import not_on_windows
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(sys.platform == "win32", reason="kills as POSIX does")]
+pytestmark = [pytest.mark.e2e, not_on_windows("kills as POSIX does")]
 
 # Types as soon as the first window lists the chats ("\n" is Enter), and kills itself at the given moment.
 _DRIVER = """

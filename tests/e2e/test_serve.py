@@ -1,7 +1,6 @@
 """`kvchat serve` and a window with the real engine: one process owns it, and the others use it."""
 
 import json
-import sys
 from pathlib import Path
 
 import psutil
@@ -13,11 +12,12 @@ from tests.e2e.home import GREEDY, Home, engine_arguments, notes
 from tests.e2e.serving import Serving, serving
 from tests.e2e.window import open_window
 from tests.models import tiny_model
+from tests.systems import not_on_windows
 
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="uses POSIX locks")
+@not_on_windows("uses POSIX locks")
 def test_one_process_owns_the_engine(tmp_path):
     """`ask` uses the running engine; a second `serve` refuses to start."""
     home, model = Home(tmp_path / "home"), tiny_model("llama")

@@ -1,7 +1,6 @@
 """Access checks, keys, and program names."""
 
 import socket
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from kvchat.gateway.checks import AccessPolicy, parse_origins
 from kvchat.gateway.dialects.request import RequestRefused
 from kvchat.gateway.keys import ANY_PROGRAM, Keys, KeyStore, program_name, read_key_file
 from kvchat.system.paths import resolve_paths
+from tests.systems import not_on_windows
 
 HERE = AccessPolicy("127.0.0.1", Keys({}))
 
@@ -93,7 +93,7 @@ def test_program_names_from_user_agents() -> None:
         assert program_name(name) == name
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="modes as POSIX has them")
+@not_on_windows("modes as POSIX has them")
 def test_key_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("sk-for-everybody\nopencode: sk-for-opencode\n\n")

@@ -12,6 +12,7 @@ import pytest
 from kvchat.__main__ import main
 from kvchat.errors import KvchatError
 from kvchat.system.paths import expand_user, resolve_paths
+from tests.systems import not_on_windows
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_no_home_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert expand_user("~/x") == Path("~/x")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has its own list of users")
+@not_on_windows("has its own list of users")
 def test_kvchat_home_without_a_home_folder(tmp_path: Path) -> None:
     homeless = """
 import os, pwd

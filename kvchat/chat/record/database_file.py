@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvchat.chat.record.migrations import migrate
 from kvchat.errors import KvchatError
-from kvchat.system.files import temporary_path
+from kvchat.system.files import retry_while_open, temporary_path
 from kvchat.text.language import _
 
 LOCK_TIMEOUT_S = 10.0  # write lock timeout (the app and `ask` share the file)
@@ -146,7 +146,7 @@ def _create(path: Path) -> None:
     try:
         create_empty(new)
         if not path.exists():  # another process may have created it
-            new.rename(path) if os.name == "nt" else os.link(new, path)
+            retry_while_open(partial(new.rename, path)) if os.name == "nt" else os.link(new, path)
     except FileExistsError:
         pass
     finally:

@@ -31,7 +31,8 @@ from kvchat.text.language import _
 
 _WINDOWS_DLL_NOT_FOUND = 0xC0000135
 _WINDOWS_ILLEGAL_INSTRUCTION = 0xC000001D
-_WINDOWS_EXCEPTION = 0xC0000000  # lowest code of an exception, such as 0xC0000005 (access violation)
+_WINDOWS_CTRL_C = 0xC000013A
+_WINDOWS_EXCEPTIONS = range(0xC0000000, 0xD0000000)  # such as 0xC0000005 (access violation); exit(-1) is 0xFFFFFFFF
 _EXTERNAL_SIGNALS = {getattr(signal, name, None) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")} - {None}
 _NOT_STARTED = (parent_guard.EXIT_NOT_FOUND, parent_guard.EXIT_NOT_EXECUTABLE, embedded.EXIT_NOT_INSTALLED)
 
@@ -76,9 +77,8 @@ class ProcessExit:
                 return failure
         if self.signal is not None:
             return self._explain_signal(self.signal)
-        if self.code >= _WINDOWS_EXCEPTION:
-            detail = with_last_output(_("It was terminated by {name}.", name=f"0x{self.code:X}"), self.last_lines)
-            return EngineFailure(FailureKind.CRASHED, _("The engine crashed"), detail, _(LOG_ADVICE))
+        if self.code in _WINDOWS_EXCEPTIONS and self.code != _WINDOWS_CTRL_C:
+            return self._crash(f"0x{self.code:X}")
         detail = with_last_output(_("It exited with code {code}.", code=self.code), self.last_lines)
         return EngineFailure(FailureKind.EXITED, _("The engine stopped unexpectedly"), detail, _(LOG_ADVICE))
 
@@ -89,15 +89,18 @@ class ProcessExit:
             name = _("signal {number}", number=number)
         if name == "SIGKILL" and self.out_of_memory:
             return OUT_OF_MEMORY.failure(_("The system killed it because memory ran out."))
-        kind, title, advice = FailureKind.KILLED, _("The engine was killed"), _(LOG_ADVICE)
+        advice = _(LOG_ADVICE)
         detail = _("It was terminated from outside kvchat ({name}).", name=name)
         if name == "SIGKILL":
             detail = _("It was killed from outside kvchat (SIGKILL). The system does this when memory runs out.")
             advice = _(MEMORY_ADVICE)
         elif name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGTRAP"):
-            kind, title = FailureKind.CRASHED, _("The engine crashed")
-            detail = with_last_output(_("It was terminated by {name}.", name=name), self.last_lines)
-        return EngineFailure(kind, title, detail, advice)
+            return self._crash(name)
+        return EngineFailure(FailureKind.KILLED, _("The engine was killed"), detail, advice)
+
+    def _crash(self, name: str) -> EngineFailure:
+        detail = with_last_output(_("It was terminated by {name}.", name=name), self.last_lines)
+        return EngineFailure(FailureKind.CRASHED, _("The engine crashed"), detail, _(LOG_ADVICE))
 
 
 # On Windows, for `GenerateConsoleCtrlEvent`; elsewhere `start_new_session` makes the process group.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from kvchat.engine.process.log import Placement
 from kvchat.library.memory.demand import MemoryFacts, MemoryUse, ModelDemand, margin_bytes, usable_bytes
 from kvchat.text.formatting import format_day, format_size
-from kvchat.text.language import N_, _, end_sentence, format_number, join_sentences
+from kvchat.text.language import N_, _, capitalize_first, end_sentence, format_number, join_sentences
 
 CONTEXT_STEP = 256  # tokens; llama.cpp rounds context sizes to it
 MIN_CONTEXT = 2048  # tokens; less is too short for a chat
@@ -77,8 +77,7 @@ def _describe_placement(placement: Placement, device_names: str) -> str:
 
 
 def _placement_sentence(placement: Placement, device_names: str) -> str:
-    text = end_sentence(_describe_placement(placement, device_names))
-    return text[:1].upper() + text[1:]
+    return capitalize_first(end_sentence(_describe_placement(placement, device_names)))
 
 
 def slots_for(demand: ModelDemand, memory: MemoryFacts, requested: int) -> int:

@@ -13,7 +13,7 @@ from kvchat.engine_host.setup import EngineDownload, EngineSetup, Stage
 from kvchat.errors import KvchatError
 from kvchat.library.remote.github import approximate_size
 from kvchat.text.formatting import format_rough_duration, format_size
-from kvchat.text.language import N_, _, join_list, join_parts, join_sentences
+from kvchat.text.language import N_, _, capitalize_first, join_list, join_parts, join_sentences
 from kvchat.ui.base.building import button, column, label, progress_bar, row
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.dialogs.confirm import ask_if_metered
@@ -143,7 +143,7 @@ def _progress_text(download: EngineDownload) -> str:
     """Describe the progress, for example "llama.cpp-b11457-vulkan: 12 MB of 32 MB · 5 MB/s · 4 s left"."""
     order, stage, steps = download.order, _(download.stage.value), download.steps
     if order is None:
-        return f"{stage[:1].upper()}{stage[1:]}…"
+        return f"{capitalize_first(stage)}…"
     file = order.file
     if download.stage is Stage.TESTING and steps:
         return join_sentences(f"{file.name}: {stage}", f"{steps[-1].name}: {steps[-1].detail}")

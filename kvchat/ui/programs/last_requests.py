@@ -18,7 +18,7 @@ from kvchat.text.formatting import (
     format_percent,
     format_tokens,
 )
-from kvchat.text.language import N_, _, end_sentence, format_number, join_list, join_parts, plural
+from kvchat.text.language import N_, _, capitalize_first, end_sentence, format_number, join_list, join_parts, plural
 from kvchat.text.search import common_prefix_length
 from kvchat.ui.base.building import clear, column, label, plain_text, row
 from kvchat.ui.base.theme import Look, code_font
@@ -165,7 +165,7 @@ class LastRequests(QWidget):
         if (divergence := record.costly_divergence) is not None:
             read = (record.prompt_tokens or 0) - (record.cached_tokens or 0)
             text = divergence.sentence(read, record.processing_ms / 1000)
-            self._details_column.addWidget(label(text[:1].upper() + text[1:] + ".", wraps=True, selectable=True))
+            self._details_column.addWidget(label(capitalize_first(text) + ".", wraps=True, selectable=True))
             self._details_column.addWidget(
                 self._comparison(_("Before"), divergence.earlier_text, _("Now"), divergence.new_text)
             )

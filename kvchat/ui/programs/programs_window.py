@@ -15,7 +15,7 @@ from kvchat.gateway.records import ProgramTotal, RequestRecord, Stage, TokenCost
 from kvchat.kvstore.savepoint import program_of
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_tokens
-from kvchat.text.language import N_, _, format_number, join_sentences, plural
+from kvchat.text.language import N_, _, capitalize_first, format_number, join_sentences, plural
 from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.ui.base.building import STRETCH, button, clear, column, label, progress_bar, row
 from kvchat.ui.base.tasks import TaskRunner
@@ -134,7 +134,7 @@ class ProgramDetails(QWidget):
         for line, (cause, cost) in enumerate(causes[:_MAX_CAUSES]):
             reason = Reason(ReasonCode(cause)).text
             text, bar = ElidedLabel(), progress_bar(f"{reason}: {format_cost(cost)}")
-            text.set_text(reason[:1].upper() + reason[1:])
+            text.set_text(capitalize_first(reason))
             bar.setValue(1000 * cost.tokens // most)
             self.causes.addWidget(text, line, 0)
             self.causes.addWidget(bar, line, 1)

@@ -28,7 +28,7 @@ from kvchat.text.formatting import (
     format_rough_duration,
     format_short_day,
 )
-from kvchat.text.language import N_, _, format_number, plural, punctuation
+from kvchat.text.language import N_, _, capitalize_first, format_number, plural, punctuation
 from kvchat.ui.base.building import STRETCH, button, clear, column, label, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look, page_font
@@ -183,7 +183,7 @@ class TimeSavedPanel(Panel):
         unit = next((seconds for seconds in (3600, 60) if max(per_day) > seconds), 1)
         self.saved_bars.show_days(statistics.days, per_day, unit)
         total = _("{time} saved", time=format_estimate(sum(per_day)))
-        self.total.setText(total[:1].upper() + total[1:])
+        self.total.setText(capitalize_first(total))
         less_waiting = plural(
             len(statistics.days),
             "In the last {count} day, across {replies}.",

@@ -10,10 +10,11 @@ from kvchat.engine import parent_guard
 from kvchat.engine.process.child import EngineProcess
 from kvchat.engine.process.log import EngineLog
 from tests.engine.waiting import is_alive, until
+from tests.systems import not_on_windows
 
 LONG_S = 120.0  # upper limit; normally much faster
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="speaks of signals")]
+pytestmark = [pytest.mark.slow, not_on_windows("speaks of signals")]
 
 
 def python(code: str) -> list[str]:

@@ -93,6 +93,8 @@ DYLD = "dyld[99]: Library not loaded: @rpath/libllama.dylib"
         (-6, "/src/llama-kv-cache.cpp:99: GGML_ASSERT(n > 0) failed", FailureKind.CRASHED),
         (-11, "", FailureKind.CRASHED),
         (0xC0000005, "", FailureKind.CRASHED),
+        (0xC000013A, "", FailureKind.EXITED),
+        (0xFFFFFFFF, "", FailureKind.EXITED),
         (-9, "", FailureKind.KILLED),
         (-15, "", FailureKind.KILLED),
         (3, "", FailureKind.EXITED),

@@ -2,7 +2,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
@@ -17,6 +16,7 @@ from kvchat.engine.process.log import EngineLog
 from kvchat.engine.process.supervisor import EngineMonitor, EngineSupervisor, MonitorPolicy, RestartPolicy
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine, supervised
+from tests.systems import not_on_windows
 
 # A response may take long on a busy machine; a stopped process never responds.
 CLOSE = MonitorPolicy(check_interval_s=0.05, response_timeout_s=20.0, max_misses=2)
@@ -39,7 +39,7 @@ def failures(statuses: list[EngineStatus]) -> list[FailureKind]:
     return list(dict.fromkeys(kinds))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="stops the process by a signal")
+@not_on_windows("stops the process by a signal")
 async def test_engine_frozen_in_mid_reply_is_checked_at_once(
     fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.formats import earlier
+from tests.systems import not_on_windows
 
 pytestmark = [
     pytest.mark.slow,  # a process of its own
-    pytest.mark.skipif(sys.platform == "win32", reason="speaks of signals"),
+    not_on_windows("speaks of signals"),
 ]
 
 
