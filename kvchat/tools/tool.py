@@ -1,0 +1,107 @@
+"""A tool's definition, as listed by its source and as frozen in a chat, and the interface of sources."""
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from kvchat.errors import KvchatError
+
+BUILT_IN = "kvchat"  # source id of the built-in tools
+MAX_RESULT_CHARS = 40_000  # of a result's text; the rest is cut, as the model would have to process it all
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+_MAX_NAME = 64  # characters, the limit of OpenAI's API that templates and clients assume
+
+
+@dataclass(frozen=True)
+class Tool:
+    source: str  # id of its source
+    name: str  # at its source
+    description: str
+    schema: Mapping[str, Any]  # JSON schema of the arguments, an object
+    read_only: bool = False  # according to its source, it changes nothing
+    alias: str = ""  # its name in the prompt, unique in a chat; set by `freeze`
+
+    @property
+    def digest(self) -> str:
+        """Hash of all that the user approves; a grant for another digest does not count."""
+        content = [self.source, self.name, self.description, self.schema, self.read_only]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    text: str  # for the model, bounded by MAX_RESULT_CHARS; untrusted
+    is_error: bool = False
+    pictures: tuple[bytes, ...] = ()  # image files
+    links: tuple[tuple[str, str], ...] = ()  # name and URL, to show; not fetched
+
+
+class ToolFailed(KvchatError):
+    """A source cannot list its tools or execute a call. The model reads the message as the call's result."""
+
+
+class ToolSource(Protocol):
+    """The built-in tools or an MCP server. Event-loop thread only. Every method may raise ToolFailed."""
+
+    id: str
+
+    async def tools(self) -> Sequence[Tool]:
+        """Return the tools offered now, starting a server if needed."""
+        ...
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Execute a call. Cancelling the task cancels the call."""
+        ...
+
+    async def close(self) -> None:
+        """End what the source has started."""
+        ...
+
+
+@dataclass(frozen=True)
+class ToolSet:
+    """Tools frozen for a chat, in the order of the prompt."""
+
+    tools: tuple[Tool, ...] = ()
+    text: str = field(default="", compare=False)  # as stored
+
+    def by_alias(self, alias: str) -> Tool | None:
+        return next((tool for tool in self.tools if tool.alias == alias), None)
+
+
+def freeze(tools: Collection[Tool]) -> str:
+    """Return the tools as JSON text to store with a chat: sorted, so that equal sets are equal prompts."""
+    named: dict[str, Tool] = {}
+    for tool in sorted(tools, key=lambda tool: (tool.name, tool.source)):
+        alias = _NOT_IN_NAMES.sub("_", tool.name)[:_MAX_NAME] or "tool"
+        if alias in named:
+            alias = f"{_NOT_IN_NAMES.sub('_', tool.source)}_{alias}"[:_MAX_NAME]
+        while alias in named:
+            alias = f"{alias[: _MAX_NAME - 1]}_" if len(alias) < _MAX_NAME else f"_{alias[:-1]}"
+        named[alias] = replace(tool, alias=alias)
+    stored = [vars(named[alias]) for alias in sorted(named)]
+    return json.dumps(stored, ensure_ascii=False, sort_keys=True, separators=(",", ":")) if stored else ""
+
+
+def thaw(text: str) -> ToolSet:
+    """Return the tools of `freeze`'s text; an unreadable text has none."""
+    try:
+        tools = [Tool(**stored) for stored in json.loads(text)] if text else []
+    except (ValueError, TypeError, RecursionError):
+        return ToolSet()
+    valid = all(isinstance(tool.alias, str) and isinstance(tool.schema, dict) for tool in tools)
+    return ToolSet(tuple(tools), text) if valid else ToolSet()
+
+
+def prompt_tools(tools: ToolSet) -> list[dict[str, Any]]:
+    """Return the tools as the `tools` of a chat request."""
+    return [
+        {
+            "type": "function",
+            "function": {"name": tool.alias, "description": tool.description, "parameters": dict(tool.schema)},
+        }
+        for tool in tools.tools
+    ]
