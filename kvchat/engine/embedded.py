@@ -85,11 +85,9 @@ def _serve(xllamacpp: Any, parameters: Any) -> int:
             os._exit(1)
         stopping.set()
 
-    for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), on_signal)
-    while not stopping.wait(3600.0):  # with a limit, or Windows would not handle signals
-        pass
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    stopping.wait()
     del server  # finishes the running batch and joins its threads
     return 0
 

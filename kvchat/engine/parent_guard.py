@@ -86,9 +86,8 @@ def _run_under_pipe(engine_command: Sequence[str]) -> int:
     import threading
 
     # Signals to the process group are for the engine. The guard ends after it.
-    for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
     _join_job()
     with subprocess.Popen(
         engine_command,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -103,7 +102,7 @@ class ProcessExit:
         return EngineFailure(FailureKind.CRASHED, _("The engine crashed"), detail, _(LOG_ADVICE))
 
 
-# On Windows, for `GenerateConsoleCtrlEvent`; elsewhere `start_new_session` makes the process group.
+# On Windows, keeps Ctrl+C from reaching the engine; elsewhere `start_new_session` does that.
 _NEW_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 _LAST_LINES = 200
 _DRAIN_S = 1.0  # longest wait for the last output of a dead process
@@ -169,9 +168,9 @@ class EngineProcess(asyncio.SubprocessProtocol):
     async def stop(self, timeouts_s: tuple[float, float] = STOP_TIMEOUTS_S) -> ProcessExit:
         """Send SIGTERM, send it again after a timeout, then kill the process. If cancelled, kill it at once."""
         try:
-            for attempt, timeout_s in enumerate(timeouts_s):
+            for timeout_s in timeouts_s:
                 if self.running:  # llama-server exits immediately on the second SIGTERM
-                    self._request_stop(again=attempt > 0)
+                    self._request_stop()
                 if await self.exits_within(timeout_s):
                     break
         finally:
@@ -180,17 +179,12 @@ class EngineProcess(asyncio.SubprocessProtocol):
                 await asyncio.wait({self._end_task})
         return await self.wait()
 
-    def _request_stop(self, *, again: bool) -> None:
+    def _request_stop(self) -> None:
         if sys.platform != "win32":
             self._signal_group(signal.SIGTERM)
-        else:
-            # os.kill would also terminate the guard if the event cannot be sent (Python 3.11).
-            send_event = ctypes.WinDLL("kernel32").GenerateConsoleCtrlEvent
-            if not again and send_event(signal.CTRL_BREAK_EVENT, self.pid):
-                return
-            # There is no console if kvchat runs as an app. The guard kills the engine when its pipe closes.
-            if (pipe := self._transport.get_pipe_transport(0)) is not None:
-                pipe.close()
+        # Windows has no SIGTERM; Ctrl+Break needs a console, and Python does not handle it while it waits for a lock.
+        elif (pipe := self._transport.get_pipe_transport(0)) is not None:
+            pipe.close()  # the guard then kills the engine
 
     def _kill(self) -> None:
         if sys.platform != "win32":
