@@ -156,8 +156,10 @@ class EngineSetup:
 
         def delete() -> None:
             folder = self._find_downloaded(name).folder
-            try:  # Windows cannot move running files
-                shutil.rmtree(folder.rename(folder.with_name(f".{name}.gone")))
+            gone = folder.with_name(f".{name}.gone")
+            try:
+                replace_file(folder, gone)  # fails on Windows while the engine runs
+                shutil.rmtree(gone)
             except OSError as error:
                 title, why = _("The engine could not be removed"), f"{folder}: {error.strerror}."
                 raise KvchatError(title, why, _("Stop the engine, then try again.")) from error
