@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import qasync
-from PySide6.QtCore import QEvent, Signal, qInstallMessageHandler
-from PySide6.QtGui import QFileOpenEvent
+from PySide6.QtCore import QEvent, QUrl, Signal, Slot, qInstallMessageHandler
+from PySide6.QtGui import QDesktopServices, QFileOpenEvent
 from PySide6.QtWidgets import QApplication
 
 from kvchat import APP_ID, __version__
@@ -95,12 +95,25 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _SHOW_WINDOW) ->
 
 class _KvchatApplication(QApplication):
     open_requested = Signal(StartRequest)  # from the macOS Finder
+    quit_requested = Signal()  # from the macOS app menu, the Dock or the end of the session
+
+    def __init__(self, arguments: list[str]) -> None:
+        super().__init__(arguments)
+        # macOS sends links here, but files as events
+        QDesktopServices.setUrlHandler("kvchat", self, "open_link")  # type: ignore[arg-type]  # refuses bytes
+
+    @Slot(QUrl)
+    def open_link(self, url: QUrl) -> None:
+        self.open_requested.emit(StartRequest((url.toString(),)))
 
     def event(self, event: QEvent) -> bool:
         if isinstance(event, QFileOpenEvent):
-            self.open_requested.emit(StartRequest((event.url().toString(),)))
-            return True
-        return super().event(event)
+            self.open_link(event.url())
+        elif event.type() is QEvent.Type.Quit:  # Qt would close the window, which hides it, and end the event loop
+            self.quit_requested.emit()
+        else:
+            return super().event(event)
+        return True
 
 
 class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
@@ -157,6 +170,7 @@ async def _run(
     look.apply_settings(settings)
     window = MainWindow(look, paths.config)
     window.quit_requested.connect(quitting.set)
+    qt.quit_requested.connect(window.quit)
 
     runtime: Runtime | None = None
 

@@ -57,6 +57,7 @@ def start_at_login(enabled: bool) -> None:
         if sys.platform == "darwin":
             # https://developer.apple.com/library/archive/documentation/MacOSX/Conceptual/BPSystemStartup
             agent: dict[str, Any] = {"Label": APP_ID, "ProgramArguments": arguments, "RunAtLoad": True}
+            agent["ProcessType"] = "Interactive"  # otherwise launchd throttles the CPU and I/O of kvchat and its engine
             if home := os.environ.get("KVCHAT_HOME"):
                 agent["EnvironmentVariables"] = {"KVCHAT_HOME": home}
             content = plistlib.dumps(agent)

@@ -1,6 +1,7 @@
 """Commands: their shortcuts, the window that lists the shortcuts, and the command palette (Ctrl+K)."""
 
 import heapq
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from PySide6.QtWidgets import (
     QListWidget,
     QListWidgetItem,
     QMenu,
+    QMenuBar,
     QVBoxLayout,
     QWidget,
 )
@@ -51,6 +53,8 @@ class Shortcut:
 _chat, _message, _view = (partial(Shortcut, group) for group in (N_("Chats"), N_("Messages"), N_("View")))
 _window, _transfer = partial(Shortcut, N_("Windows")), partial(Shortcut, N_("Import and backup"))
 
+_FULL_SCREEN = ("Meta+Ctrl+F",) if sys.platform == "darwin" else ("F11",)  # on macOS, F11 shows the desktop
+
 SHORTCUTS = (
     _chat("palette", N_("Go to a chat or run a command"), ("Ctrl+K",), in_palette=False),
     _chat("new", N_("New chat"), ("Ctrl+N",), terms=N_("begin start conversation")),
@@ -59,8 +63,8 @@ SHORTCUTS = (
     _chat("list", N_("Go to the chat list"), ("Ctrl+1",)),
     _chat("search", N_("Search in all chats"), ("Ctrl+Shift+F",), terms=N_("find")),
     _chat("find", N_("Find in this chat"), ("Ctrl+F",), terms=N_("search")),
-    _chat("find-next", N_("Next match"), ("F3",), in_palette=False),
-    _chat("find-previous", N_("Previous match"), ("Shift+F3",), in_palette=False),
+    _chat("find-next", N_("Next match"), ("F3", "Ctrl+G"), in_palette=False),
+    _chat("find-previous", N_("Previous match"), ("Shift+F3", "Ctrl+Shift+G"), in_palette=False),
     _chat("chat-settings", N_("Chat settings…"), terms=N_("system prompt temperature sampling preset thinking")),
     _chat("rename", N_("Rename this chat"), ("F2",), terms=N_("title name")),
     _chat("name", N_("Generate a title for this chat"), terms=N_("title rename")),
@@ -83,7 +87,7 @@ SHORTCUTS = (
     _view("light", N_("Light theme"), terms=N_("colours colors appearance day mode bright")),
     _view("like-system", N_("System theme"), terms=N_("colours colors appearance dark light")),
     _view("sidebar", N_("Show or hide the sidebar"), ("Ctrl+B",), terms=N_("panel chats list")),
-    _view("full-screen", N_("Full screen"), ("F11",), terms=N_("fullscreen maximise maximize")),
+    _view("full-screen", N_("Full screen"), _FULL_SCREEN, terms=N_("fullscreen maximise maximize")),
     _view("numbers", N_("Show or hide speed and token counts"), terms=N_("figures statistics receipt time")),
     _window("settings", N_("Settings…"), ("Ctrl+,",), terms=N_("preferences options configure theme font language")),
     _window("models", N_("Models…"), ("Ctrl+M",), terms=N_("download gguf hugging face switch change llm")),
@@ -180,6 +184,14 @@ def install_shortcuts(window: QWidget, handlers: Mapping[str, Callable[[], objec
         window.addAction(action)
         actions[shortcut.action] = action
     return actions
+
+
+def fill_menu_bar(bar: QMenuBar, actions: Mapping[str, QAction]) -> None:
+    """Add the windows to the macOS menu bar, where Qt moves Settings and Quit to the app menu."""
+    actions["settings"].setMenuRole(QAction.MenuRole.PreferencesRole)
+    actions["quit"].setMenuRole(QAction.MenuRole.QuitRole)
+    menu = bar.addMenu(_("Windows"))
+    menu.addActions([actions[entry.action] for entry in SHORTCUTS if entry.group == "Windows"])
 
 
 def add_keep_actions(

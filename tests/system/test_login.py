@@ -99,6 +99,7 @@ def test_macos_launch_agent(home: Path, monkeypatch: pytest.MonkeyPatch) -> None
     agent = plistlib.loads((home / "Library/LaunchAgents/io.github.kvchat.kvchat.plist").read_bytes())
     assert agent["ProgramArguments"] == ["/Applications/kvchat.app/Contents/MacOS/kvchat", "--hidden"]
     assert (agent["RunAtLoad"], agent["EnvironmentVariables"]) == (True, {"KVCHAT_HOME": "/srv/kv"})
+    assert agent["ProcessType"] == "Interactive"
     start_at_login(False)
     assert not starts_at_login()
 

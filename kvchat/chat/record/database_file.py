@@ -54,6 +54,7 @@ class DatabaseFile:
             try:
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 self._connection.execute("PRAGMA synchronous = FULL")
+                self._connection.execute("PRAGMA fullfsync = ON")  # on macOS, fsync does not flush the disk's cache
                 self._connection.execute("PRAGMA foreign_keys = ON")
                 self._connection.execute("PRAGMA secure_delete = ON")  # overwrite deleted content
                 migrate(self._connection, path)

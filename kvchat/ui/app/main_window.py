@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,6 +98,7 @@ class MainWindow(QMainWindow):
         from kvchat.ui.app.keyboard import FocusController, KeyboardController
         from kvchat.ui.app.side_windows import SideWindows
         from kvchat.ui.app.tray import QuitController
+        from kvchat.ui.commands import fill_menu_bar
         from kvchat.ui.controllers.attachments import AttachmentLoader
         from kvchat.ui.controllers.chat import ChatController
         from kvchat.ui.controllers.context import ChatDocumentsController, ContextController
@@ -121,6 +123,8 @@ class MainWindow(QMainWindow):
             runtime, self.chat, self.runner, self, self.composer.editor, self._handlers(), self._useless_actions
         )
         FocusController(self, self.composer, self.transcript)
+        if sys.platform == "darwin":
+            fill_menu_bar(self.menuBar(), self.keyboard.actions)
 
     async def start(self) -> None:
         self.sidebar.selected.disconnect(self.startup_drafts.switch_to)
@@ -188,7 +192,10 @@ class MainWindow(QMainWindow):
         if self._joined:
             self.quit_controller.close_window()
         else:
-            self.quit_requested.emit()
+            self.quit()
+
+    def quit(self) -> None:
+        (self.quit_controller.ask if self._joined else self.quit_requested.emit)()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -295,7 +302,7 @@ class MainWindow(QMainWindow):
             "saved": self.side_windows.open_time_saved,
             "programs": self.side_windows.open_programs,
             "manual": self.side_windows.open_manual,
-            "quit": self.quit_controller.ask,
+            "quit": self.quit,
             "export": lambda: self._run_for_open_chat(lambda id: self.transfer.export([id])),
             "export-memory": lambda: self._run_for_open_chat(self.transfer.export_with_memory),
             "export-all": self.transfer.export,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import html
+import sys
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QAction
@@ -65,7 +66,10 @@ class Tray(Controller):
         self.quit_action = menu.addAction(_("Quit"), window.quit_controller.ask)
         menu.aboutToShow.connect(self.refresh)
         self.icon.setContextMenu(menu)
-        self.icon.activated.connect(self._toggle_window)
+        if sys.platform == "darwin":  # a click on this icon opens its menu, and one on the Dock icon activates the app
+            cast(QApplication, QApplication.instance()).applicationStateChanged.connect(self._show_if_hidden)
+        else:
+            self.icon.activated.connect(self._toggle_window)
         window.quit_controller.keep_in_tray = True
         window.shown_changed.connect(self.refresh)
         window.quit_controller.hidden_first_time.connect(self._notify_in_tray)
@@ -124,6 +128,11 @@ class Tray(Controller):
     def _toggle_window(self, reason: QSystemTrayIcon.ActivationReason) -> None:
         if reason is QSystemTrayIcon.ActivationReason.Trigger:
             (self._window.hide if self._window.isVisible() else self._window.raise_window)()
+
+    def _show_if_hidden(self, state: Qt.ApplicationState) -> None:
+        is_hidden = not any(widget.isVisible() for widget in QApplication.topLevelWidgets())
+        if state is Qt.ApplicationState.ApplicationActive and is_hidden and not self._closed:
+            self._window.raise_window()
 
     def _notify_in_tray(self) -> None:
         self.icon.showMessage(

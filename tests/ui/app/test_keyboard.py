@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QKeySequence
-from PySide6.QtWidgets import QLabel
+from PySide6.QtGui import QAction, QKeySequence
+from PySide6.QtWidgets import QLabel, QMenu, QMenuBar
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.options import Preset
@@ -14,7 +14,7 @@ from kvchat.text.search import fold
 from kvchat.ui.app.keyboard import KeyboardController
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.chat.turn_status import Remark
-from kvchat.ui.commands import SHORTCUTS, Palette, ShortcutSheet, best_matches
+from kvchat.ui.commands import SHORTCUTS, Palette, ShortcutSheet, best_matches, fill_menu_bar
 from kvchat.ui.transcript.reply_view import ReplyView
 from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.waiting import until
@@ -108,6 +108,15 @@ async def test_the_sheet_names_every_key(runtime: StagedRuntime, window: MainWin
     words = {label.text() for label in sheet.findChildren(QLabel)}
     assert {part for shortcut in SHORTCUTS if shortcut.keys for part in (shortcut.title, shortcut.key_text)} <= words
     sheet.close()
+
+
+async def test_menu_bar_of_macos(window: MainWindow) -> None:
+    bar = QMenuBar()
+    fill_menu_bar(bar, window.keyboard.actions)
+    (menu,) = bar.findChildren(QMenu)
+    roles = {action.text(): action.menuRole() for action in menu.actions()}
+    assert roles["Settings…"] is QAction.MenuRole.PreferencesRole
+    assert roles["Quit"] is QAction.MenuRole.QuitRole
 
 
 async def test_up_in_an_empty_field_edits_the_last_question(

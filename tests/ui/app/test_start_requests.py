@@ -252,19 +252,21 @@ async def test_without_a_model_the_main_window_comes(runtime: StagedRuntime, win
 
 
 FINDER = """
-from PySide6.QtCore import QCoreApplication, QUrl
-from PySide6.QtGui import QFileOpenEvent
+from PySide6.QtCore import QCoreApplication, QTimer, QUrl
+from PySide6.QtGui import QDesktopServices, QFileOpenEvent
 from kvchat.app import _KvchatApplication
 qt = _KvchatApplication([])
 qt.open_requested.connect(lambda request: print(*request.targets))
-QCoreApplication.sendEvent(qt, QFileOpenEvent(QUrl("kvchat://chat/a")))
+qt.quit_requested.connect(lambda: print("quit") or qt.exit())
+QDesktopServices.openUrl(QUrl("kvchat://chat/a"))
 QCoreApplication.sendEvent(qt, QFileOpenEvent(QUrl.fromLocalFile("/a b/c.kvchat")))
+QTimer.singleShot(0, qt.quit)
+qt.exec()
 """
 
 
-def test_what_the_finder_opens_is_a_request() -> None:
-    """macOS sends the request as an event."""
+def test_macos_asks_to_open_links_and_files_and_to_quit() -> None:
     environment = os.environ | {"QT_QPA_PLATFORM": "offscreen"}
     command = [sys.executable, "-c", FINDER]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    assert ended.stdout.splitlines() == ["kvchat://chat/a", "file:///a b/c.kvchat"]
+    assert ended.stdout.splitlines() == ["kvchat://chat/a", "file:///a b/c.kvchat", "quit"]

@@ -1,9 +1,10 @@
 """The tray's icon, menu and behavior. The desktop draws the icon; the menu is kvchat's."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
-from PySide6.QtCore import QEvent
+from PySide6.QtCore import QEvent, Qt
 from PySide6.QtWidgets import QApplication, QSystemTrayIcon
 from pytestqt.qtbot import QtBot
 
@@ -57,6 +58,21 @@ async def test_toggle_hides_and_shows(runtime: StagedRuntime, window: MainWindow
     assert not window.isMinimized(), "where it is covered or small as well"
     tray.hide_action.trigger()
     assert not window.isVisible()
+
+
+async def test_on_macos_the_dock_icon_shows_a_hidden_window(
+    runtime: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    tray = Tray(runtime, window)
+    tray.icon.activated.emit(QSystemTrayIcon.ActivationReason.Trigger)  # as its menu opens
+    assert window.isVisible()
+    window.hide()
+    for is_closed in (False, True):
+        QApplication.instance().applicationStateChanged.emit(Qt.ApplicationState.ApplicationActive)
+        assert window.isVisible() is not is_closed
+        window.hide()
+        tray.close()
 
 
 async def test_closing_goes_to_the_tray_where_there_is_one(
