@@ -45,7 +45,7 @@ from kvchat.system.concurrency import BackgroundTasks
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import SecretStore
 from kvchat.text.formatting import format_day
-from kvchat.text.language import _
+from kvchat.text.language import _, join_sentences
 from kvchat.text.reasons import Reason, ReasonCode
 
 
@@ -148,10 +148,10 @@ class ManagedEngine:
             return
         retry = ""
         if limit is not None and not failed_choice.context.by_user:
-            retry = " " + _("kvchat will try a larger context again on {until}.", until=format_day(limit.until))
+            retry = _("kvchat will try a larger context again on {until}.", until=format_day(limit.until))
         self._notify(
             _("The model ran out of memory while loading"),
-            _("The model now uses less memory. {reason}{again}", reason=context.reason, again=retry),
+            join_sentences(_("The model now uses less memory."), context.reason, retry),
         )
 
     async def inspect(self) -> tuple[ReadyEngine, FindingKey] | None:

@@ -84,7 +84,7 @@ def _path_inside(folder: Path, name: str) -> Path:
         if parent == folder:
             break
         if parent.is_symlink():
-            raise UnsafeArchive(_("it contains a file behind a link: {name}", name=repr(name)))
+            raise UnsafeArchive(_("it contains a file in a linked folder: {name}", name=repr(name)))
     return target
 
 

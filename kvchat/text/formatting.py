@@ -16,7 +16,7 @@ TIME_SAVED = N_("Time saved")  # page with the total
 NUMBERS = N_("Speed and token counts")
 SAMPLING = N_("Sampling")
 # Where a reply's starting state came from, best first.
-STILL_LOADED, REMEMBERED, READ_AGAIN = N_("still loaded"), N_("remembered"), N_("read again")
+STILL_LOADED, REMEMBERED, REPROCESSED = N_("still loaded"), N_("remembered"), N_("reprocessed")
 READ_AHEAD = N_("processed ahead")  # before Send, while the user read or typed
 FIRST_REPLY, READ = N_("first reply"), N_("processed")  # first processing: nothing, or almost nothing, was saved
 

@@ -19,7 +19,7 @@ from kvchat.kvstore.store import BlockStore
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import open_regular_file, run_with_timeout
 from kvchat.text.formatting import format_size, one_line
-from kvchat.text.language import N_, _, format_number, join_list
+from kvchat.text.language import N_, _, format_number, join_list, punctuation
 from kvchat.text.safe_text import safe_prose
 from kvchat.transfer.foreign import foreign_parser
 from kvchat.transfer.memory_file import ImportedMemory, MemoryFile, is_memory_file, open_memory_file
@@ -167,8 +167,10 @@ def _read_file_entries(name: str, open_file: Callable[[], IO[bytes]]) -> Iterato
             if not count:
                 raise ValueError(_("it contains no chats"))
     except (*ZIP_FAULTS, MemoryError) as error:
-        rest = "; " + _("the {count} chats before it were imported", count=format_number(count)) if count > 1 else ""
-        yield _ImportEntry(name, fault=_describe_error(error) + rest)
+        faults = [_describe_error(error)]
+        if count > 1:
+            faults.append(_("the {count} chats before it were imported", count=format_number(count)))
+        yield _ImportEntry(name, fault=punctuation("; ").join(faults))
 
 
 def _describe_error(error: Exception) -> str:

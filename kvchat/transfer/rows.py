@@ -185,7 +185,7 @@ def _checked_message(message: Row, number: int) -> Row:
             Receipt(**{field.name: receipt[field.name] for field in fields(Receipt) if field.name in receipt})
             clean["receipt"] = json.dumps(receipt, allow_nan=False)
         except (KeyError, TypeError, ValueError) as error:
-            raise BadConversation(_("the receipt of {what} is invalid", what=what)) from error
+            raise BadConversation(_("the statistics of {what} are invalid", what=what)) from error
     return clean
 
 

@@ -16,7 +16,7 @@ from tests.e2e.waiting import wait_until
 
 KVCHAT = (sys.executable, "-m", "kvchat")
 
-_RECEIPT = "Receipt: "
+_RECEIPT = "Statistics: "
 _BUG_MARKS = ("Traceback", "Error calling Python", "QObject:", "QPaint", "QBackingStore", "never awaited")
 _MEANINGLESS_ROLES = ("filler", "unknown", "invalid")
 _CONTROLS = ("push button", "toggle button", "button menu", "check box", "radio button", "slider", "spin button")

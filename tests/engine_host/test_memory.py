@@ -88,7 +88,7 @@ async def test_model_leaves_a_full_gpu(runtime: Runtime, fake_engine: FakeEngine
     assert "--n-gpu-layers" not in first
     assert (second["--n-gpu-layers"], second["--fit"]) == ("0", "off")
     assert runtime.engine.context_reason.startswith(
-        "4,096 tokens: not enough memory for more of the model on the GPU; no part of the model fits on the GPU."
+        "4,096 tokens: not enough memory for more of the model on the GPU. No part of the model fits on the GPU."
     )
 
 

@@ -45,7 +45,7 @@ from kvchat.store_service import StoreService, open_store_or_empty
 from kvchat.system.concurrency import Worker
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.system.secret_store import SecretLocation
-from kvchat.text.formatting import READ_AGAIN
+from kvchat.text.formatting import REPROCESSED
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.ui.fake_engine import CONTEXT, FINGERPRINT, FakeEngine
 
@@ -85,7 +85,7 @@ def a_model(folder: Path, name: str, size: int, source: ModelSource = ModelSourc
 
 def counted(first_day: date = TODAY) -> ReplyStatistics:
     """Return statistics with ten replies of each kind on `first_day`."""
-    saved = {READ_AGAIN: 0.0}
+    saved = {REPROCESSED: 0.0}
     return ReplyStatistics(
         tuple(DailyReplies(first_day, kind, 10, saved.get(kind, 90.0), 5.0) for kind in REPLY_KINDS), TODAY
     )

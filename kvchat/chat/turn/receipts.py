@@ -15,9 +15,9 @@ from kvchat.session.proof import MIN_SHARE, PROVED_SHARE, Source, Verdict
 from kvchat.text.formatting import (
     FIRST_REPLY,
     READ,
-    READ_AGAIN,
     READ_AHEAD,
     REMEMBERED,
+    REPROCESSED,
     STILL_LOADED,
     format_brief_duration,
     format_duration,
@@ -33,7 +33,13 @@ SOURCE_LABELS = {
     Source.HOT: STILL_LOADED,
     Source.WARM: REMEMBERED,
     Source.DISK: REMEMBERED,
-    Source.COLD: READ_AGAIN,
+    Source.COLD: REPROCESSED,
+}
+_PARTIAL_LABELS = {
+    Source.AHEAD: N_("partly processed ahead"),
+    Source.HOT: N_("partly still loaded"),
+    Source.WARM: N_("partly remembered"),
+    Source.DISK: N_("partly remembered"),
 }
 IMPORTED_LABEL = N_("imported memory, not verified")
 UNUSED_MEMORY = N_("the loaded memory was not used")
@@ -91,11 +97,10 @@ def source_label(verdict: Verdict, cached: int, prompt: int, earlier: int = 0) -
         return _(FIRST_REPLY)
     if verdict.miss_reason == Reason(ReasonCode.NOTHING_ALIKE):  # a program's first request
         return _(READ)
-    where = _(SOURCE_LABELS[verdict.source])
     most = PROVED_SHARE if verdict.source is Source.AHEAD else 0.5
     if verdict.source is Source.COLD or cached >= max(most * prompt, PROVED_SHARE * earlier):
-        return where
-    return _("partly {where}", where=where) if cached >= MIN_SHARE * prompt else _(READ)
+        return _(SOURCE_LABELS[verdict.source])
+    return _(_PARTIAL_LABELS[verdict.source]) if cached >= MIN_SHARE * prompt else _(READ)
 
 
 def receipt_verdict(receipt: Receipt) -> Verdict:
@@ -226,9 +231,9 @@ _KIND_LABELS = {
     Source.AHEAD.value: READ_AHEAD,
     Source.WARM.value: REMEMBERED,
     Source.DISK.value: N_("remembered from disk"),
-    _PARTIAL: N_("partly read again"),
+    _PARTIAL: N_("partly reprocessed"),
     "": FIRST_REPLY,
-    Source.COLD.value: READ_AGAIN,
+    Source.COLD.value: REPROCESSED,
 }
 REPLY_KINDS = tuple(_KIND_LABELS.values())  # sources of replies, fastest first
 _QUERY = """

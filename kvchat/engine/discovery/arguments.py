@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvchat.engine.api.errors import EngineUnusable
-from kvchat.text.language import N_, _, join_sentences
+from kvchat.text.language import N_, _, join_sentences, plural
 
 _OPTION_NAME = re.compile(r"-{1,2}[A-Za-z][\w-]*")
 _DESCRIPTION_GAP = re.compile(r"(?<![,\s])\s{2,}")  # spaces after a comma are between two names
@@ -136,12 +136,17 @@ def check_arguments(arguments: Sequence[str], known_options: KnownOptions | None
         if option is None:
             hint = _("Use a space instead of the equals sign.") if "=" in name else ""
             raise BadArguments(join_sentences(_("This engine does not support the option {name}.", name=name), hint))
+        if values and not option.value_count:
+            raise BadArguments(_("{name} does not take a value.", name=name))
         if len(values) != option.value_count:
-            expected, given = (
-                {0: _("no value"), 1: _("one value")}.get(count, _("{count} values", count=count))
-                for count in (option.value_count, len(values))
+            problem = plural(
+                option.value_count,
+                "{name} takes {count} value, but you entered {given}.",
+                "{name} takes {count} values, but you entered {given}.",
+                name=name,
+                given=len(values),
             )
-            raise BadArguments(_("{name} takes {count}, but got {count2}.", name=name, count=expected, count2=given))
+            raise BadArguments(problem)
 
 
 def state_arguments(arguments: Sequence[str], *, external: bool = False) -> str:

@@ -87,11 +87,10 @@ def install_advice(graphics: Graphics) -> tuple[str, ...]:
     if not graphics.vendors:
         return (_("No supported GPU was found; the embedded engine is as fast as any other on this computer."),)
     best, *others = (backend.value for backend in suitable_backends(graphics))
-    steps = [_("Run `kvchat engines get` to download and test an engine for {best}.", best=best)]
+    step, other_step = _("Run `kvchat engines get` to download and test an engine for {best}.", best=best), ""
     if others:
-        name = others[0].lower()
-        steps[0] += " " + _("For {other}, run `kvchat engines get {name}`.", name=name, other=others[0])
-    return tuple(filter(None, (driver_advice(graphics), *steps)))
+        other_step = _("For {other}, run `kvchat engines get {name}`.", name=others[0].lower(), other=others[0])
+    return tuple(filter(None, (driver_advice(graphics), join_sentences(step, other_step))))
 
 
 def driver_advice(graphics: Graphics) -> str:

@@ -211,7 +211,7 @@ class EngineSupervisor(EngineConnection):
             task.get_loop().call_exception_handler({"message": "the engine supervisor failed", "exception": error})
             reason = EngineFailure(
                 FailureKind.EXITED,
-                _("kvchat lost track of the engine"),
+                _("kvchat can no longer control the engine"),
                 _("This is a bug in kvchat: {error}", error=repr(error)),
                 _("Start the engine again, and please report this bug."),
             )

@@ -223,7 +223,7 @@ class Index:
                 self._writer = self._connect()
                 note_index_loss(self._writer)
             except (OSError, sqlite3.Error) as error:
-                raise IndexFailed(_("it is damaged and cannot be recreated: {error}", error=error)) from error
+                raise IndexFailed(_("its index is damaged and cannot be recreated: {error}", error=error)) from error
             self.is_fresh = True
 
     def _close_idle_readers(self) -> None:

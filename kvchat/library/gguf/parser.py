@@ -172,7 +172,7 @@ def _parse(reader: _Reader, path: Path) -> GgufHeader:
     if version not in (2, 3):
         raise NotAModel(
             _("This GGUF version is not supported"),
-            _("{path} is {fault}; kvchat supports versions 2 and 3.", path=path, fault=f"GGUF version {version}"),
+            _("{path} is GGUF version {version}; kvchat supports versions 2 and 3.", path=path, version=version),
             _("Look for a newer GGUF file of this model."),
         )
     n_tensors, n_values = reader.number(_U64), reader.number(_U64)

@@ -128,9 +128,9 @@ class ContextChooser:
         ran_out = ""
         if limit and tokens >= most:
             text = N_("A larger context ran out of memory; kvchat will try it again on {until}.")
-            ran_out = " " + _(text, until=format_day(limit.until))
-        text = N_("{tokens} tokens: the most that fits in memory; the model supports {trained}.{ran_out}")
-        return self._make_choice(tokens, _(text, tokens=shown, trained=trained, ran_out=ran_out))
+            ran_out = _(text, until=format_day(limit.until))
+        text = N_("{tokens} tokens: the most that fits in memory; the model supports {trained}.")
+        return self._make_choice(tokens, join_sentences(_(text, tokens=shown, trained=trained), ran_out))
 
     def smaller_choices(self, choice: ContextChoice) -> tuple[ContextChoice, ...]:
         """Return the choices to try if `choice` runs out of memory. Each halves the context.
@@ -184,13 +184,11 @@ class ContextChooser:
             fit = self._fit(larger)
             if larger < worthwhile or not (fit.is_whole_on_gpu if whole_on_gpu else fit.fits):
                 continue
-            text = N_("{larger} tokens need about {needed} of the {free} {place} after the engine stops.{slower}")
+            text = N_("{larger} tokens need about {needed} of the {free} {place} after the engine stops.")
             needed, free = format_size(fit.needed), format_size(fit.free)
-            slower = " " + self._offload_note(larger) if was_whole and not fit.is_whole_on_gpu else ""
-            place, shown = self._place(larger), format_number(larger)
-            return self._make_choice(
-                larger, _(text, larger=shown, needed=needed, free=free, place=place, slower=slower)
-            )
+            need = _(text, larger=format_number(larger), needed=needed, free=free, place=self._place(larger))
+            slower = self._offload_note(larger) if was_whole and not fit.is_whole_on_gpu else ""
+            return self._make_choice(larger, join_sentences(need, slower))
         return None
 
     def _user_choice(self, requested: int) -> ContextChoice:
@@ -215,10 +213,9 @@ class ContextChooser:
             if tokens < previous.tokens
             else _("more of the model on {beside}", beside=gpus)
         )
-        less = f"; {_describe_placement(self._no_gpu_layers, gpus)}" if self._without_gpu else ""
-        text = N_("{tokens} tokens: not enough memory for {more}{less}.")
-        reason = _(text, tokens=format_number(tokens), more=more, less=less)
-        return replace(self._make_choice(tokens, reason), offload_note="")
+        reason = _("{tokens} tokens: not enough memory for {more}.", tokens=format_number(tokens), more=more)
+        slower = _placement_sentence(self._no_gpu_layers, gpus) if self._without_gpu else ""
+        return replace(self._make_choice(tokens, join_sentences(reason, slower)), offload_note="")
 
     def _largest_fitting(self, limit: int, whole_on_gpu: bool = False) -> int:
         """Return the largest context up to `limit` that fits, or the minimum if none does."""

@@ -15,7 +15,7 @@ OVERHEAD_SHARE = 0.15  # share of the file size, for buffers and a KV cache of s
 class Verdict(Enum):
     FITS = N_("fits")
     TIGHT = N_("tight")
-    NO = N_("no")
+    NO = N_("does not fit")
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class LogPage(QWidget):
         self.level_box.setAccessibleName(_("Log level"))
         for level, title in _LEVELS:
             self.level_box.addItem(_(title), level.value)
-        self.follow_box = QCheckBox(_("Follow"))
+        self.follow_box = QCheckBox(_("Auto-scroll"))
         self.follow_box.setChecked(True)
         self.follow_box.setAccessibleDescription(_("Scroll to new lines automatically"))
         clipboard = QGuiApplication.clipboard()

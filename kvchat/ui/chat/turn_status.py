@@ -7,7 +7,7 @@ from kvchat.chat.turn.receipts import SOURCE_LABELS, UNUSED_MEMORY, receipt_sour
 from kvchat.errors import KvchatError
 from kvchat.session import events as session
 from kvchat.session.proof import Source, Verdict
-from kvchat.text.formatting import READ, READ_AGAIN, format_duration, format_percent, format_rate, format_size
+from kvchat.text.formatting import READ, REPROCESSED, format_duration, format_percent, format_rate, format_size
 from kvchat.text.language import N_, _, format_number, plural, punctuation
 from kvchat.text.reasons import Reason
 
@@ -116,7 +116,7 @@ class TurnStatus:
                 self._add("restore", _("loaded {count} in {ms}", count=format_size(count), ms=format_duration(ms)))
             case session.RestoreFailed(reason=reason, hollow=hollow):
                 self._restored, self._failed = None, None if hollow else reason
-                unused = f"{_(READ_AGAIN)}{punctuation(': ')}{_(UNUSED_MEMORY)}"
+                unused = f"{_(REPROCESSED)}{punctuation(': ')}{_(UNUSED_MEMORY)}"
                 self._add("restore", unused if hollow else _("not loaded: {reason}", reason=reason.text), "warn")
             case chat.Prefilling(done_tokens=done, total=total):
                 self.fraction = done / total if total else None

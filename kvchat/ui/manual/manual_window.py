@@ -111,7 +111,7 @@ class ManualWindow(Panel):
         self.page, self.list = ManualPage(look), QListWidget()
         self.text_search = TextSearch(look, _("Search the manual"), self.page)
         self.list.setObjectName("settingsPages")
-        self.list.setAccessibleName(_("Headings"))
+        self.list.setAccessibleName(_("Table of contents"))
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         for heading in self.page.headings():
             is_nested = heading.blockFormat().headingLevel() > 2

@@ -17,7 +17,7 @@ from kvchat.library.remote.hub import HubFile, HubModel
 from kvchat.library.remote.starter import Suggestion
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_size, format_tokens
-from kvchat.text.language import N_, _, end_sentence, format_number, join_parts
+from kvchat.text.language import _, end_sentence, format_number, join_parts
 from kvchat.ui.base.building import left_to_right
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
@@ -134,7 +134,6 @@ async def _find_local(runtime: Runtime) -> list[FoundModel]:
 
 
 _TONES = {Verdict.FITS: Tone.GOOD, Verdict.TIGHT: Tone.WARN, Verdict.NO: Tone.BAD}
-_CHIPS = {Verdict.FITS: N_("fits"), Verdict.TIGHT: N_("tight"), Verdict.NO: N_("does not fit")}
 
 
 def found_row(model: FoundModel, used: Path | None) -> Row:
@@ -142,7 +141,7 @@ def found_row(model: FoundModel, used: Path | None) -> Row:
     if facts is None or model.judgement is None:
         problem = model.problem or KvchatError(_("This model cannot be used"))
         why = "\n".join(part for part in (problem.detail, problem.advice, path) if part)
-        return Row(model.path, model.name, end_sentence(problem.title), _("unusable"), Tone.BAD, why)
+        return Row(model.path, model.name, end_sentence(problem.title), _("cannot be used"), Tone.BAD, why)
     context = _("{tokens} context", tokens=format_tokens(facts.trained_context))
     quantisation = "" if quantisation_in(model.name) else facts.quantisation
     parts = [quantisation, format_size(model.size), context, _(model.source.value)]
@@ -191,4 +190,4 @@ def file_row(file: HubFile, memory: MemoryFacts, *, is_downloaded: bool) -> Row:
 
 def _chip(judgement: Judgement | None) -> tuple[str, Tone]:
     verdict = judgement.verdict if judgement else Verdict.NO
-    return _(_CHIPS[verdict]), _TONES[verdict]
+    return _(verdict.value), _TONES[verdict]

@@ -23,7 +23,7 @@ from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import flow
 
 _KEY_HELP = N_("Grants access to the API server. All apps can use the same API key.")
-_APP_KEYS_HELP = N_("An app with its own API key is identified by it, and its access can be revoked separately.")
+_APP_KEYS_HELP = N_("kvchat identifies each of these apps by its key. Revoking a key does not affect other apps.")
 _CONFIGURATION_HELP = N_("Connects the app to kvchat. The copied text includes the API key.")
 _HIDDEN_KEY = "•" * 12
 

@@ -175,7 +175,7 @@ class EnginePage(SettingsPage):
 
         text = _("This frees {size}. You can download it again.", size=format_size(engine.size))
         if self.runtime.settings.engine_path == str(engine.location.path):
-            text += " " + _("It is in use. kvchat will use another engine instead.")
+            text = join_sentences(text, _("It is in use. kvchat will use another engine instead."))
         title = _("Remove {name}?", name=engine.name)
         confirm(self, title, text, _("Remove"), lambda: self.run(remove()))
 

@@ -208,7 +208,7 @@ class UsageSummary(QWidget):
         for text, tip in (
             (_("written today"), _("Bytes written to the disk today (SSD wear)")),
             (_("written in total"), _("Bytes written to the disk in total (SSD wear)")),
-            (_("cached in memory"), _("Chat memory that loads without reading the disk")),
+            (_("cached in RAM"), _("Chat memory that loads without reading the disk")),
             (_("free on this disk"), ""),
         ):
             figure, caption = label(kind="strong"), label(text, "small", wraps=True)

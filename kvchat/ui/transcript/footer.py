@@ -185,9 +185,9 @@ class ReceiptView(QWidget):
     def _show_arrow(self) -> None:
         arrow = "▾" if self.is_open else "◂" if self.isRightToLeft() else "▸"
         self.summary_button.set_text(self.text, arrow, receipts.receipt_sentence(self.receipt))
-        name = _("Receipt: {text}, details collapsed", text=self.text)
+        name = _("Statistics: {text}, details collapsed", text=self.text)
         if self.is_open:
-            name = _("Receipt: {text}, details expanded", text=self.text)
+            name = _("Statistics: {text}, details expanded", text=self.text)
         self.summary_button.setAccessibleName(name)
 
 

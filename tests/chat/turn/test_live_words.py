@@ -74,10 +74,10 @@ async def test_strip_and_receipt_agree(stage: Stage, case: str, text: str) -> No
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
-        ("hollow", "read again: the loaded memory was not used"),
-        ("refused", "read again: the engine rejected its memory"),
-        ("died", "read again: the engine crashed while loading its memory"),
-        ("damaged", "read again"),
+        ("hollow", "reprocessed: the loaded memory was not used"),
+        ("refused", "reprocessed: the engine rejected its memory"),
+        ("died", "reprocessed: the engine crashed while loading its memory"),
+        ("damaged", "reprocessed"),
     ],
 )
 async def test_strip_and_receipt_agree_on_failed_restores(stage: Stage, fault: str, text: str) -> None:

@@ -48,7 +48,7 @@ COLD = replace(WARM, ttft_ms=34_600, source=Source.COLD, cached_tokens=0, miss_r
         (replace(WARM, source=Source.HOT, cached_tokens=4000, earlier_tokens=5800), "0.3 s · partly still loaded"),
         (replace(WARM, queue_wait_ms=12_000), "0.3 s · remembered · waited 12 s for another reply"),
         (replace(WARM, imported=True), "0.3 s · remembered · imported memory, not verified"),
-        (COLD, "35 s · read again"),
+        (COLD, "35 s · reprocessed"),
         (replace(WARM, cached_tokens=30, ttft_ms=1_900, miss_reason=FIRST), "1.9 s · first reply"),
         (replace(COLD, ttft_ms=145_000, miss_reason=ALIKE), "2 min · processed"),  # a program's first
     ],
@@ -70,9 +70,9 @@ def test_receipt_sentence(receipt: Receipt, sentence: str) -> None:
 
 def test_hollow_restore_in_receipt_texts() -> None:
     hollow = replace(COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW_RESTORE, {"accepted": 5906, "reused": 0}))
-    assert receipt_line(hollow) == "35 s · read again: the loaded memory was not used"
+    assert receipt_line(hollow) == "35 s · reprocessed: the loaded memory was not used"
     assert receipt_sentence(hollow) == "34.6 s · reprocessed 5,918 tokens: the loaded memory was not used"
-    assert ("Source", "read again; the loaded memory was not used") in receipt_details(hollow)
+    assert ("Source", "reprocessed; the loaded memory was not used") in receipt_details(hollow)
 
 
 def test_receipt_round_trip_drops_invalid_values() -> None:

@@ -63,9 +63,9 @@ def test_reserved_options_are_refused_with_the_reason(text: str, reason: str, kn
     [
         ("--nope", "does not support the option --nope"),
         ("--threads=4", "Use a space"),
-        ("--threads", "takes one value, but got no value"),
-        ("--threads 4 5", "takes one value, but got 2 values"),
-        ("--swa-full yes", "takes no value, but got one value"),
+        ("--threads", "takes 1 value, but you entered 0"),
+        ("--threads 4 5", "takes 1 value, but you entered 2"),
+        ("--swa-full yes", "does not take a value"),
         ("threads 4", '"threads" is not an option'),
         ("-new", "only for chats"),  # an alias that only the build knows
     ],

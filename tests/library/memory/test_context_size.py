@@ -158,7 +158,7 @@ def test_smaller_choices_halve_the_context_but_leave_the_gpu_before_it_gets_shor
     assert steps[first - 1].tokens == SUFFICIENT_GPU_CONTEXT
     assert [step.tokens for step in steps[first:]] == [16_384, 8192, 4096, 2048]
     assert all(step.without_gpu and step.fit_target is None for step in steps[first:])
-    why = f"not enough memory for {choice.tokens:,}; no part of the model fits on the GPU."
+    why = f"not enough memory for {choice.tokens:,}. No part of the model fits on the GPU."
     assert steps[first].reason.endswith(why)
 
 

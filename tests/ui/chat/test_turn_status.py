@@ -74,7 +74,7 @@ def test_each_event_in_words(event: TurnEvent, expected: Remark | None) -> None:
         (FirstToken("c", 100, 2990, 3000, FROM_DISK), Remark("remembered: 136 MB", "good", 2)),
         (
             FirstToken("c", 34_600, 12, 5918, HOLLOW_RESTORE),
-            Remark("read again: the loaded memory was not used", "warn"),
+            Remark("reprocessed: the loaded memory was not used", "warn"),
         ),
     ],
 )

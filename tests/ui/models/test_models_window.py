@@ -86,7 +86,7 @@ async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_
 ) -> None:
     await until(lambda: len(models.local.list.rows) == 3)
     assert titles(models) == ["Apple-8B-Q4_K_M", "Zebra-70B-Q4_K_M", "Half"]
-    assert chips(models) == ["fits", "does not fit", "unusable"]
+    assert chips(models) == ["fits", "does not fit", "cannot be used"]
     assert models.local.list.rows[0].detail == "5 GB · 4K context · LM Studio"
     assert models.local.list.rows[2].detail == "The model file is incomplete."
     assert models.local.status.text() == "3 models"
@@ -101,7 +101,7 @@ async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_
     models.local.filter.clear()
     set_language("de")
     models.local.search()
-    await until(lambda: len(models.local.list.rows) == 3 and chips(models)[2] != "unusable")
+    await until(lambda: len(models.local.list.rows) == 3 and chips(models)[2] != "cannot be used")
     models.local.list.select(models.local.list.rows[2].value)
     assert not models.local.use_button.isEnabled()
     qtbot.keyClick(models.local.list, Qt.Key.Key_Return)

@@ -82,10 +82,10 @@ async def test_why_it_was_read_again_and_what_mends_it(filled: StagedRuntime, wi
 async def test_a_request_has_the_receipt_of_a_reply_and_both_texts(filled: StagedRuntime, window: MainWindow) -> None:
     programs = window.side_windows.open_programs()
     requests = programs.requests
-    assert [row.chip for row in requests.list.rows] == ["read again", "", "still loaded", "remembered"]
+    assert [row.chip for row in requests.list.rows] == ["reprocessed", "", "still loaded", "remembered"]
     assert requests.list.rows[1].detail == "canceled by the app"
     assert requests.receipt is not None
-    assert "read again" in requests.receipt.text
+    assert "reprocessed" in requests.receipt.text
     await until(lambda: "at token 312" in words(programs))
     assert (
         "The prompt changed at token 312 of 20,968: the date in the system prompt; 20,656 tokens reprocessed, 41 s."

@@ -57,7 +57,7 @@ def tab(qtbot: QtBot, times: int = 1, *, back: bool = False) -> list[str]:
 QUESTION = ["Copy this message", "Edit this message", "Delete this message and everything after it"]
 REPLY = ["Copy the reply", "Edit the reply", "Regenerate the reply", "Regenerate with another model"]
 AFTER = ["Fork into a new chat", "Delete the reply and everything after it"]
-RECEIPT = "Receipt: 0.3 s · remembered, details collapsed"
+RECEIPT = "Statistics: 0.3 s · remembered, details collapsed"
 AS_THEY_STAND = [
     *("You: Which lake is deepest?", *QUESTION),
     *("Reply", RECEIPT, *REPLY, *AFTER),
