@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is not None:
         return _run_arguments(argv)
     flag, rest = sys.argv[1:2], sys.argv[2:]
-    # The engine and its guard are started with kvchat's own program if it is frozen: import nothing else for them.
+    # These are started with kvchat's own program if it is frozen: import nothing else for them.
     if flag == ["--parent-guard"]:
         from kvchat.engine import parent_guard
 
@@ -22,6 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from kvchat.engine import embedded
 
         return embedded.main(rest)
+    if flag == ["--extract-text"]:
+        from kvchat.chat import extraction
+
+        return extraction.main(rest)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the parent ignores it on purpose
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to clean up during imports
     from kvchat.cli.terminal import install_signal_handlers, run_process

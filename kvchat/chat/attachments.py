@@ -8,31 +8,33 @@ is not in the fingerprint. In a prompt, a picture is as many ids below −1 as i
 (`engine/api/pictures.py`).
 """
 
-import io
-import logging
 import os
-import time
 from pathlib import Path
 
 from blake3 import blake3
 
+from kvchat.chat.extraction import (
+    EXIT_PASSWORD,
+    EXIT_TOO_LONG,
+    OFFICE_FORMATS,
+    ExtractionFailed,
+    extract_text,
+)
 from kvchat.chat.record.messages import Attachment
 from kvchat.engine.api.pictures import MAX_PIXELS, image_format, image_size
+from kvchat.engine.parent_guard import no_window_flags
 from kvchat.errors import KvchatError
 from kvchat.system.files import NotAFile, TooLarge, read_regular_file
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _, format_number
 
 MAX_FILE_BYTES = 64_000_000
-PDF_TIMEOUT_S = 60.0
+LONG_PAGE_BYTES = 20_000  # HTML: of a longer page, only the text is read
 _SNIFF_BYTES = 16_384  # bytes checked to tell text from binary
-_OFFICE_SUFFIXES = frozenset((".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".doc", ".xls", ".ppt", ".epub"))
+_UNREADABLE_SUFFIXES = frozenset((".odt", ".ods", ".odp"))
 MAX_PICTURE_BYTES = 10_000_000
 ESTIMATED_PICTURE_TOKENS = 1000  # per picture, until the model counts it: 256 to 3,000
 _TIFF_SIGNATURES = (b"II*\0", b"MM\0*")
-
-
-logging.getLogger("pypdf").addHandler(logging.NullHandler())  # pypdf would print warnings
 
 
 class AttachmentError(KvchatError):
@@ -86,13 +88,22 @@ def read_bytes(path: Path) -> bytes:
 
 
 def document_from_bytes(name: str, data: bytes) -> Attachment:
-    if data[:1024].lstrip().startswith(b"%PDF-"):
-        return _document_attachment(name, data, _extract_pdf_text(name, data))
-    if Path(name).suffix.lower() in _OFFICE_SUFFIXES:
-        raise AttachmentError(
-            name, _("kvchat supports text and PDF files."), _("Save it as a PDF or text file, then attach that file.")
-        )
+    if (format := document_format(name, data)) is not None:
+        return _document_attachment(name, data, _extract_text(name, data, format))
+    if Path(name).suffix.lower() in _UNREADABLE_SUFFIXES:
+        reason = _("kvchat cannot read this format.")
+        raise AttachmentError(name, reason, _("Save it as a PDF or text file, then attach that file."))
     return _document_attachment(name, data, _decode(name, data))
+
+
+def document_format(name: str, data: bytes) -> str | None:
+    """Return the format whose text must be extracted, or None for plain text. Short HTML stays as it is: code."""
+    if data[:1024].lstrip().startswith(b"%PDF-"):
+        return "pdf"
+    suffix = Path(name).suffix.lower().removeprefix(".")
+    if suffix in ("html", "htm", "xhtml"):
+        return "html" if len(data) > LONG_PAGE_BYTES else None
+    return suffix if suffix in (*OFFICE_FORMATS, "epub") else None
 
 
 def document_from_text(name: str, text: str) -> Attachment:
@@ -119,30 +130,31 @@ def _decode(name: str, data: bytes) -> str:
             best = from_bytes(data).best()
             if best is not None:
                 return str(best)
-    advice = _("Attach a text, code, Markdown, CSV or PDF file.")
+    advice = _("Attach a text, code, PDF, Office, EPUB or HTML file.")
     raise AttachmentError(name, _("It contains no text that kvchat can read."), advice)
 
 
-def _extract_pdf_text(name: str, data: bytes) -> str:
-    from pypdf import PdfReader  # takes a third of a second to import
-
-    deadline = time.monotonic() + PDF_TIMEOUT_S
-    pages: list[str] = []
+def _extract_text(name: str, data: bytes, format: str) -> str:
     try:
-        reader = PdfReader(io.BytesIO(data))
-        if reader.is_encrypted and not reader.decrypt(""):
-            reason, advice = _("It is password-protected."), _("Save it without a password, then attach it.")
-            raise AttachmentError(name, reason, advice)
-        for page in reader.pages:
-            if time.monotonic() > deadline:
-                raise AttachmentError(name, _("Extracting its text takes too long."), _("Attach fewer pages."))
-            pages.append(page.extract_text().strip())
-    except KvchatError:
-        raise
-    except Exception as error:  # a damaged PDF can raise anything
-        reason = _("The PDF is damaged or not supported ({name}).", name=type(error).__name__)
-        raise AttachmentError(name, reason, _("Save it again with another app, or attach its text.")) from error
-    if not any(pages):
+        text = extract_text(data, format, creation_flags=no_window_flags())
+    except OSError as error:
+        reason = _("kvchat could not start the program that reads it: {error}.", error=error.strerror or str(error))
+        raise AttachmentError(name, reason, _("Try again, or attach its text.")) from error
+    except ExtractionFailed as error:
+        reason, advice = _failure_texts(error, format)
+        raise AttachmentError(name, reason, advice) from error
+    if format == "pdf" and not text.strip():
         advice = _("Run text recognition (OCR) on it first.")
         raise AttachmentError(name, _("Its pages are images without text."), advice)
-    return "\n\n".join(pages)
+    return text
+
+
+def _failure_texts(error: ExtractionFailed, format: str) -> tuple[str, str]:
+    if error.code is None:
+        return _("Extracting its text takes too long."), _("Attach only the relevant part.")
+    if error.code == EXIT_PASSWORD:
+        return _("It is password-protected."), _("Save it without a password, then attach it.")
+    if error.code == EXIT_TOO_LONG:
+        return _("It contains too much text."), _("Attach only the relevant part.")
+    reason = _("The file is damaged or not supported ({name}).", name=error.detail or format.upper())
+    return reason, _("Save it again with another app, or attach its text.")

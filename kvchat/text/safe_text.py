@@ -42,7 +42,9 @@ _BELONGS = re.compile(
 _JUNGSEONG = re.compile("[\u1161-\u11a7\ud7b0-\ud7c6]")  # vowel that may follow U+115F in a syllable
 _FLAG = re.compile("\U0001f3f4[\U000e0030-\U000e0039\U000e0061-\U000e007a]{3,6}\U000e007f")  # Scotland and others
 _MAX_FLAG_EMOJI_LENGTH = 8
-_PROSE = frozenset(("", ".txt", ".md", ".markdown", ".rst", ".pdf"))
+_PROSE = frozenset(
+    ("", ".txt", ".md", ".markdown", ".rst", ".pdf", ".docx", ".xlsx", ".pptx", ".doc", ".xls", ".ppt", ".epub")
+)
 
 
 def safe_prose(text: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from kvchat.chat.attachments import AttachmentError, document_from_bytes, is_picture, read_bytes
+from kvchat.chat.attachments import AttachmentError, document_format, document_from_bytes, is_picture, read_bytes
 from kvchat.chat.options import NewChat
 from kvchat.chat.prepared.gitignore import IgnoreRule, is_ignored, read_rules
 from kvchat.chat.record.database import Database
@@ -98,7 +98,7 @@ def read_documents(paths: Sequence[Path], previous_files: Sequence[SourceFile] =
             )
             raise PreparationError(_("This is too much to prepare"), detail, advice)
     if not documents:
-        detail, advice = _("No files with text were found."), _("Choose text, code, Markdown or PDF files.")
+        detail, advice = _("No files with text were found."), _("Choose text, code, PDF, Office, EPUB or HTML files.")
         raise PreparationError(_("There is nothing to prepare"), detail, advice)
     return tuple(documents)
 
@@ -128,14 +128,13 @@ def _read_document(path: Path, name: str, *, explicit: bool) -> Document | None:
         if not explicit:
             with path.open("rb") as file:
                 head = file.read(_SNIFF_BYTES)
-            if b"\0" in head and not head.startswith((b"%PDF-", b"\xff\xfe", b"\xfe\xff")):
+            is_utf16 = head.startswith((b"\xff\xfe", b"\xfe\xff"))
+            if b"\0" in head and not is_utf16 and document_format(name, head) is None:
                 return None
         changed = path.stat().st_mtime_ns if path.exists() else 0  # taken before reading, to detect changes meanwhile
         data = read_bytes(path)
         if is_picture(data):
-            raise AttachmentError(
-                path.name, _("It is an image."), _("kvchat can prepare only text, code, Markdown and PDF files.")
-            )
+            raise AttachmentError(path.name, _("It is an image."), _("kvchat can prepare only files with text."))
         read = document_from_bytes(name, data)
     except (AttachmentError, OSError):
         if explicit:
