@@ -309,6 +309,10 @@ class Settings:
     api_origins: str = _setting("", _text_error)  # allowed web origins, comma-separated
     api_rules: tuple[str, ...] = _setting((), _paths_error)  # prompt rewrites, each an app and a rule: "zed hold-clock"
 
+    def __post_init__(self) -> None:
+        if self.model_path:  # written as the paths of found models are: C:/models/x.gguf is C:\models\x.gguf
+            object.__setattr__(self, "model_path", str(Path(self.model_path)))
+
     @property
     def keep_deleted_s(self) -> float:
         return self.keep_deleted_days * 86_400.0

@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -16,12 +17,16 @@ from tests.systems import has_mode, not_on_windows
 
 def test_settings_round_trip(tmp_path):
     file = tmp_path / "config" / "settings.json"
-    paths = {"model_path": "/models/晚.gguf", "model_folders": ("/a", "/b")}
+    paths = {"model_path": str(Path("/models/晚.gguf")), "model_folders": ("/a", "/b")}
     edges = {"context_size": 256, "quota_bytes": 100_000_000, "max_age_days": 1, "max_tokens": 1, "seed": -1}
     for settings in (Settings(theme="dark", **paths), Settings(kv_type="iq4_nl", temperature=0, **edges)):
         save_settings(file, settings)
         assert load_settings(file) == settings
     assert not list(file.parent.glob("*.new"))
+
+
+def test_model_path_is_written_like_those_of_found_models():
+    assert Settings(model_path="/models//a.gguf").model_path == str(Path("/models/a.gguf"))
 
 
 def test_missing_unknown_or_mistyped_settings_are_defaults(tmp_path):

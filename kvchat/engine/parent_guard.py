@@ -103,6 +103,8 @@ def _run_under_pipe(engine_command: Sequence[str]) -> int:
 
         threading.Thread(target=kill_at_end_of_input, daemon=True).start()
         code = engine.wait()
+    if sys.platform == "win32":  # sys.exit takes signed numbers, and makes -1 of larger ones, such as 0xC0000005
+        return code - (code >> 31 << 32)
     if code < 0:  # the guard ends by the same signal, which tells kvchat how the engine ended
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)

@@ -1,12 +1,13 @@
 """Safe unpacking of untrusted archives: nothing lands outside the target folder."""
 
+import contextlib
 import stat
 import tarfile
 import tempfile
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from gzip import BadGzipFile
@@ -40,13 +41,14 @@ def unpack(archive: Path, target: Path, stop: threading.Event) -> None:
         total = 0
         members = _read_zip(archive) if zipfile.is_zipfile(archive) else _read_tar(archive)
         try:
-            for count, member in enumerate(members, 1):
-                if stop.is_set():
-                    return
-                total += member.size
-                if total > MAX_UNPACKED_BYTES or count > MAX_FILES:
-                    raise UnsafeArchive(_("it is too large when unpacked"))
-                _write(member, _path_inside(work, member.name), stop)
+            with contextlib.closing(members):  # Windows deletes no open archive
+                for count, member in enumerate(members, 1):
+                    if stop.is_set():
+                        return
+                    total += member.size
+                    if total > MAX_UNPACKED_BYTES or count > MAX_FILES:
+                        raise UnsafeArchive(_("it is too large when unpacked"))
+                    _write(member, _path_inside(work, member.name), stop)
         except (tarfile.TarError, zipfile.BadZipFile, BadGzipFile, zlib.error, EOFError, NotImplementedError) as error:
             raise UnsafeArchive(_("it is damaged: {error}", error=error)) from error
         paths = list(work.iterdir())
@@ -88,7 +90,7 @@ def _path_inside(folder: Path, name: str) -> Path:
     return target
 
 
-def _read_tar(archive: Path) -> Iterator[_Member]:
+def _read_tar(archive: Path) -> Generator[_Member, None, None]:
     with tarfile.open(archive) as tar:
         for entry in tar:
             if entry.isdir():
@@ -104,7 +106,7 @@ def _read_tar(archive: Path) -> Iterator[_Member]:
                 raise UnsafeArchive(_("it contains an entry that is not a file: {name}", name=repr(entry.name)))
 
 
-def _read_zip(archive: Path) -> Iterator[_Member]:
+def _read_zip(archive: Path) -> Generator[_Member, None, None]:
     with zipfile.ZipFile(archive) as zipped:
         for entry in zipped.infolist():
             mode = entry.external_attr >> 16

@@ -127,8 +127,8 @@ class Windows(System):
 
     def __init__(self, base: Path, variant: str = "pythonw") -> None:
         super().__init__(base)
-        drive = base / "wine-prefix/drive_c"
-        self.home = drive / "kvchat-tour"
+        self.home = base / "wine-prefix/drive_c/kvchat-tour"
+        self.folder = Path("/")  # where commands run
         python = "Z:" + str(base / "windows-python").replace("/", "\\")
         shell = ("explorer", "/desktop=shell,1280x860")
         self.kvchat = (*shell, f"{python}\\{variant}.exe", "-m", "kvchat")
@@ -147,7 +147,7 @@ class Windows(System):
             "KVCHAT_HOME": f"C:\\{self.home.name}",
         }
         variables = [f"{name}={value}" for name, value in settings.items()]
-        return ["chroot", str(self.base / "wine"), "env", *variables, "wine", *command]
+        return ["chroot", str(self.base / "wine"), "env", f"--chdir={self.folder}", *variables, "wine", *command]
 
     def path(self, name: str) -> str:
         return f"C:\\{self.home.name}\\{name}"

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
+
+import psutil
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
@@ -17,6 +18,6 @@ async def until(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
 
 def is_alive(pid: int) -> bool:
     """Return True if the process runs; a zombie does not."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return False

@@ -106,8 +106,8 @@ def run(rounds: int, seed: int) -> Counter[str]:
     """Damage and use `rounds` stores; return counts of outcomes. Raises WrongBytes and undocumented errors."""
     outcomes: Counter[str] = Counter()
     shm = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    # A killed store has a thread that lives on for a moment: each round has a folder of its own.
-    with tempfile.TemporaryDirectory(dir=shm, ignore_cleanup_errors=True) as folder:
+    folder = tempfile.mkdtemp(dir=shm)
+    try:  # a killed store has a thread that lives on for a moment: each round has a folder of its own
         for number, model in enumerate(MODELS):
             bench = Bench(Path(folder) / f"pristine {number}" / "store", model)
             for name, turns in CHATS.items():
@@ -134,6 +134,8 @@ def run(rounds: int, seed: int) -> Counter[str]:
                 print(f"store {number} of seed {seed}", file=sys.stderr)
                 raise
             shutil.rmtree(store.parent, ignore_errors=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # Windows keeps the open files of killed stores
     return outcomes
 
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 os.environ["QT_QPA_PLATFORM"] = "offscreen"
+os.environ.setdefault("QT_QPA_FONTDIR", r"C:\Windows\Fonts")  # on Windows, this platform has no fonts by itself
 os.environ["DBUS_SYSTEM_BUS_ADDRESS"] = "unix:path=/nowhere"  # tests must not depend on whether this network is metered
 
 import pytest

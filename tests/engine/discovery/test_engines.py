@@ -20,7 +20,7 @@ from kvchat.engine.discovery.engines import (
     search_folders,
     usable_engine,
 )
-from tests.engine_fixtures import FakeEngine, make_fake_engine
+from tests.engine_fixtures import FakeEngine, make_fake_engine, make_program
 from tests.systems import needs_links, needs_scripts
 
 
@@ -69,9 +69,7 @@ def test_search_order(
 def test_version_and_devices(fake_engine: FakeEngine, tmp_path: Path) -> None:
     assert probe(fake_engine.location).version == "0 (fake)"
     assert list_devices(fake_engine.location) == (Device("FAKE0", "Fake GPU", 1 << 30, 1 << 29),)
-    program = tmp_path / "llama-server"
-    program.write_text("#!/bin/sh\necho broken here; exit 3\n")
-    program.chmod(0o755)
+    program = make_program(tmp_path / "llama-server", "print('broken here'); raise SystemExit(3)")
     with pytest.raises(EngineNotFound, match="broken here"):
         probe(EngineLocation(program))
 

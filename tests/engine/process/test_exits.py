@@ -9,6 +9,7 @@ from kvchat.engine.api import errors
 from kvchat.engine.api.errors import FailureKind
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.child import ProcessExit
+from tests.systems import needs_signals
 
 NO_MEMORY = """\
 0.00.006.018 I srv    load_model: loading model '/m/SmolLM2.gguf'
@@ -132,6 +133,7 @@ def test_lost_worker_is_named() -> None:
     assert (lost.kind, lost.detail) == (FailureKind.WORKER_LOST, "An RPC server has stopped.")
 
 
+@needs_signals
 def test_old_output_does_not_explain_a_later_death() -> None:
     """An engine that served for hours has logged old errors, and SIGKILL leaves no message."""
     lines = ("failed to allocate a little", "error: invalid argument: temperature")

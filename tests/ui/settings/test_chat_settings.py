@@ -20,6 +20,7 @@ from tests.library.gguf_files import write_gguf
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 
+QWEN = str(Path("/models/qwen.gguf"))
 POET = Preset("Poet", "Speak in rhymes.", None, ChatOptions(Sampling(temperature=1.2)))
 
 
@@ -124,7 +125,7 @@ def models(runtime: StagedRuntime, tmp_path: Path) -> StagedRuntime:
     """Add two usable models and an unusable one."""
     facts = read_facts(write_gguf(tmp_path / "any.gguf"))
     runtime.models.there = [
-        FoundModel(Path("/models/qwen.gguf"), "Qwen", Source.CHOSEN, 9, facts),
+        FoundModel(Path(QWEN), "Qwen", Source.CHOSEN, 9, facts),
         FoundModel(Path("/models/half.gguf"), "Half", Source.CHOSEN, 9, None),
         FoundModel(Path("/models/SmolLM2-135M-Instruct.gguf"), "SmolLM2", Source.CHOSEN, 9, facts),
     ]
@@ -146,11 +147,11 @@ async def test_a_chat_is_given_another_model(
     panel.form._template["enable_thinking"].setCurrentIndex(2)
     panel.model.setCurrentIndex(1)
     panel.model.activated.emit(1)
-    await until(lambda: asked[-1:] == ["/models/qwen.gguf"])
+    await until(lambda: asked[-1:] == [QWEN])
     assert panel.form.read().options == ChatOptions(Sampling(top_k=7), (("enable_thinking", False),))
     panel.save_button.click()
     await until(lambda: not panel.isVisible())
-    assert models.chat.by_id["c1"].model == "/models/qwen.gguf"
+    assert models.chat.by_id["c1"].model == QWEN
 
 
 def test_models_that_are_called_alike_can_be_told_apart() -> None:
@@ -167,7 +168,7 @@ async def test_what_stands_there_becomes_a_preset(runtime: StagedRuntime, panel:
     assert not panel.findChildren(PresetDialog)
     panel.form.number_fields["top_k"].setText("7")
     panel.form.system.setPlainText("Speak in rhymes.")
-    panel.model.choose("/models/qwen.gguf")
+    panel.model.choose(QWEN)
     panel.save_as_preset_button.click()
     (dialog,) = panel.findChildren(PresetDialog)
     await until(dialog.save_button.isEnabled)
@@ -177,7 +178,7 @@ async def test_what_stands_there_becomes_a_preset(runtime: StagedRuntime, panel:
     await until(lambda: panel.preset.count() == 2)
     (kept,) = await runtime.chat.options.presets()
     assert kept.name == panel.preset.itemText(1) == "Poet"
-    assert (kept.system, kept.model) == ("Speak in rhymes.", "/models/qwen.gguf")
+    assert (kept.system, kept.model) == ("Speak in rhymes.", QWEN)
     assert kept.options == ChatOptions(Sampling(top_k=7))
 
 

@@ -30,7 +30,7 @@ async def test_it_opens_and_says_so_and_what_deletes_says_why_it_cannot(opened: 
     await opened.until(lambda: window.notices.visible_notices)
     (notice,) = window.notices.visible_notices
     assert notice.accessibleName().startswith(UNAVAILABLE_TITLE)
-    await opened.until(lambda: "is not being saved" in window.sidebar.usage_button.text())
+    await opened.until(lambda: "is not being saved" in window.sidebar.usage_button.accessibleName())
     window.sidebar.usage_button.click()
     panel = next(storage_panel for storage_panel in window.findChildren(StoragePanel) if storage_panel.isVisible())
     await opened.until(lambda: panel.summary.total_label.text() == "No chat memory is saved")
