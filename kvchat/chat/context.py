@@ -184,7 +184,7 @@ class ContextService:
 
     async def count_tokens(self, attachment: Attachment) -> _TokenCount:
         """Return an attachment's token count and True or, if no engine is ready, an estimate and False."""
-        if self._turn_context.host.is_ready(vision=bool(attachment.data)):
+        if self._turn_context.host.is_ready(needs_vision=bool(attachment.data)):
             return await self._count_document(await self._turn_context.host.ready(), attachment)
         estimate = len(attachment.text.encode()) // BYTES_PER_TOKEN
         return ESTIMATED_PICTURE_TOKENS if attachment.data else estimate, False
@@ -226,7 +226,7 @@ class ContextService:
         """Raise KvchatError if the model does not support images; return True if a ready engine can count them."""
         chosen = await self._turn_context.answer_settings(conversation_id) if conversation_id else AnswerSettings()
         await self._turn_context.host.check_vision(chosen.model)
-        return self._turn_context.host.is_ready(chosen.model, vision=True)
+        return self._turn_context.host.is_ready(chosen.model, needs_vision=True)
 
     async def drop_middle(self, conversation_id: str) -> int:
         """Continue in a branch without the middle; return the number of messages dropped. Raises KvchatError."""
@@ -291,7 +291,7 @@ class ContextService:
         return _Reduction(engine, chosen, sampling, branch, sizes, engine.reserve(sampling.max_tokens))
 
     async def _count_document(self, engine: ReadyEngine, attachment: Attachment) -> _TokenCount:
-        if attachment.data and not engine.vision:
+        if attachment.data and not engine.has_vision:
             return ESTIMATED_PICTURE_TOKENS, True
         key = (engine.fingerprint.model, attachment.hash)
         token_count = self._document_counts.get(key)
@@ -311,7 +311,7 @@ class ContextService:
             return 0
         key, guess = (engine.generation, tuple(messages)), 0
         if self._branch_count is None or self._branch_count[0] != key:
-            if not engine.vision:
+            if not engine.has_vision:
                 guess = ESTIMATED_PICTURE_TOKENS * sum(len(message.pictures) for message in messages)
                 messages = [replace(message, pictures=()) for message in messages]
             self._branch_count = key, len(await engine.engine.prompt_tokens(messages)) + guess

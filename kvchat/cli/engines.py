@@ -31,7 +31,8 @@ def print_engines(options: arguments.JsonOptions) -> int:
     graphics = detect_graphics()
     engines = [
         {"kind": entry.location.kind, "path": entry.location.path}
-        | pick_fields(entry, "chosen version build backends")
+        | {"chosen": entry.is_in_use}
+        | pick_fields(entry, "version build backends")
         | {"devices": [pick_fields(device, DEVICE_KEYS) for device in entry.devices]}
         | {"problem": str(entry.problem) if entry.problem else None}
         for entry in entries
@@ -43,13 +44,13 @@ def print_engines(options: arguments.JsonOptions) -> int:
         "advice": install_advice(graphics),
     }
     print_result(options.as_json, fields, format_lines(entries, downloaded))
-    return 0 if any(entry.chosen for entry in entries) else 1
+    return 0 if any(entry.is_in_use for entry in entries) else 1
 
 
 def format_lines(entries: Sequence[EngineEntry], downloaded: Sequence[DownloadedEngine]) -> list[str]:
     rows = []
     for entry in entries:
-        rows.append(f"{'*' if entry.chosen else ' '} {entry.location}")
+        rows.append(f"{'*' if entry.is_in_use else ' '} {entry.location}")
         if entry.problem:
             rows.append(f"    {entry.problem}")
             continue

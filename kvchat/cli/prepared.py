@@ -22,7 +22,7 @@ async def prepare(options: PrepareOptions, runner: CommandRunner) -> int:
     library, documents = runtime.chat.library, await _find_or_add(runtime, options)
 
     def show_progress(event: Event) -> None:
-        progress = library.reading.get(documents.id)
+        progress = library.processing.get(documents.id)
         if isinstance(event, LibraryChanged) and stderr_is_tty() and progress is not None:
             done, total = format_number(progress.done_tokens), format_number(progress.total)
             amount = _("{done} of {total} tokens", done=done, total=total) if progress.total else ""

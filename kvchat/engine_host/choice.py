@@ -133,14 +133,14 @@ def choose_engine(
     slot_path: Path,
     limits: LoadLimits | None = None,
     *,
-    vision: bool = False,
+    needs_vision: bool = False,
     initial_tokens: int = 0,
     staged: StagingMemory = NO_STAGING_MEMORY,
 ) -> EngineChoice:
     """Decide how to start an engine from the model's header and the engine's devices. Blocks. Raises KvchatError.
 
-    `vision` loads the model's projector. `initial_tokens` is the context to allocate at first, if it fits. `staged`
-    is the memory that the store uses for slot files.
+    `needs_vision` loads the model's projector. `initial_tokens` is the context to allocate at first, if it fits.
+    `staged` is the memory that the store uses for slot files.
     """
     if not settings.model_path:
         raise NoModel
@@ -149,7 +149,7 @@ def choose_engine(
     stamp = file_stamps(facts.parts)
     engine = usable_engine(settings.engine_path)
     extra, workers = user_arguments(settings, engine)
-    projector = find_projector(model, extra) if vision else None
+    projector = find_projector(model, extra) if needs_vision else None
     projector_bytes, projector_name = 0, ""
     if projector is not None:
         try:

@@ -88,23 +88,25 @@ class ManagedEngine:
         """Return the memory that the store uses for slot files. Reads a folder: call it off the event loop."""
         return self._store.staging.memory()
 
-    def choose(self, settings: Settings, *, vision: bool, initial_tokens: int) -> EngineChoice:
+    def choose(self, settings: Settings, *, needs_vision: bool, initial_tokens: int) -> EngineChoice:
         """Choose an engine and let the store free memory for it. Blocks. Raises KvchatError."""
         choice = choose_engine(
             settings,
             self._slot_path,
             self.limits,
-            vision=vision,
+            needs_vision=needs_vision,
             initial_tokens=initial_tokens,
             staged=self.staging_memory(),
         )
         self._store.restorer.limit_memory(choice.context.memory_uses[-1].staging)
         return choice
 
-    async def prepare(self, settings: Settings, *, vision: bool, tokens: int) -> Callable[[], Awaitable[None]]:
+    async def prepare(self, settings: Settings, *, needs_vision: bool, tokens: int) -> Callable[[], Awaitable[None]]:
         """Choose an engine with room for `tokens`, if possible; return the function that starts it."""
         initial_tokens = max(tokens, await self._expected_tokens())
-        choice = await asyncio.to_thread(self.choose, settings, vision=vision, initial_tokens=initial_tokens)
+        choice = await asyncio.to_thread(
+            self.choose, settings, needs_vision=needs_vision, initial_tokens=initial_tokens
+        )
 
         def plans() -> Iterator[LaunchPlan]:
             for candidate in (choice, *choice.smaller_choices()):
@@ -163,7 +165,7 @@ class ManagedEngine:
         engine, generation = await self.connection.ready(), self.connection.generation
         facts = await engine.facts()
         ready = ReadyEngine(
-            engine=engine.with_projector(choice.projector, facts.media_marker) if facts.vision else engine,
+            engine=engine.with_projector(choice.projector, facts.media_marker) if facts.has_vision else engine,
             generation=generation,
             slot_path=self._slot_path,
             fingerprint=choice.fingerprint,
@@ -171,7 +173,7 @@ class ManagedEngine:
             kv_bytes_per_token=kv_bytes_per_token(choice.facts.kv, choice.plan.kv_type, choice.plan.kv_type),
             finding=RestoreFinding(promised_strategy(choice.facts, swa_full=choice.demand.swa_full), proved=False),
             window=choice.facts.kv.window,
-            vision=facts.vision,
+            has_vision=facts.has_vision,
             slots=tuple(range(choice.plan.slots)),
             model_name=display_name(choice.facts.path),
             max_context=choice.max_context.tokens if choice.context.tokens < choice.max_context.tokens else 0,
@@ -205,10 +207,10 @@ class ExternalEngine:
             _("Restart it with --mmproj, or attach the text from the image."),
         )
 
-    async def prepare(self, settings: Settings, *, vision: bool, tokens: int) -> Callable[[], Awaitable[None]]:
+    async def prepare(self, settings: Settings, *, needs_vision: bool, tokens: int) -> Callable[[], Awaitable[None]]:
         """Return the function that connects to the server in the settings. Raises BadAddress.
 
-        The server's user has decided on its context and projector, so `vision` and `tokens` have no effect.
+        The server's user has decided on its context and projector, so `needs_vision` and `tokens` have no effect.
         """
         url = parse_address(settings.engine_url or "")
         stored = await asyncio.to_thread(self._key.load)  # may ask the user to unlock a keyring
@@ -223,7 +225,7 @@ class ExternalEngine:
         with contextlib.suppress(EngineRefused):  # server runs with --no-slots
             slots = parse_slots(await engine.get("/slots"))
         number, is_free = choose_slot(slots)
-        if facts.vision:  # the fingerprint covers the server's arguments, with the projector
+        if facts.has_vision:  # the fingerprint covers the server's arguments, with the projector
             engine = engine.with_projector("", facts.media_marker)
         ready = ReadyEngine(
             engine.for_slot(number),
@@ -233,7 +235,7 @@ class ExternalEngine:
             facts.context_size,
             0.0,
             RestoreFinding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.OUT_OF_REACH)),
-            vision=facts.vision,
+            has_vision=facts.has_vision,
             slots=(number,),
             model_name=display_name(Path(facts.model_path)) if facts.model_path else "",
         )

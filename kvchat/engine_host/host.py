@@ -118,9 +118,9 @@ class SwitchingEngineHost:
     def finding(self) -> RestoreFinding | None:
         return self._ready_engine.finding if self._ready_engine else None
 
-    def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool:
+    def is_ready(self, model: str | None = None, *, needs_vision: bool = False) -> bool:
         engine = self._ready_engine
-        return engine is not None and (engine.vision or not vision) and not self.runs_other_model(model)
+        return engine is not None and (engine.has_vision or not needs_vision) and not self.runs_other_model(model)
 
     def can_recover(self) -> bool:
         return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
@@ -129,14 +129,14 @@ class SwitchingEngineHost:
         await self._switch_connection()
         settings = self._settings()
         if self.is_external:
-            if self.is_ready() and not self.is_ready(vision=True):
+            if self.is_ready() and not self.is_ready(needs_vision=True):
                 raise self.current.vision_error()
         elif path := model or settings.model_path:
             await asyncio.to_thread(find_projector, Path(path), parse_arguments(settings.engine_arguments))
 
     async def start(self) -> None:
         await self._switch_connection()
-        await self._start(vision=False, tokens=0)
+        await self._start(needs_vision=False, tokens=0)
 
     async def stop(self) -> None:
         async with self._lock:
@@ -158,10 +158,10 @@ class SwitchingEngineHost:
             await self.managed.close()
         await self._end_inspection()
 
-    async def ready(self, model: str | None = None, *, vision: bool = False, tokens: int = 0) -> ReadyEngine:
+    async def ready(self, model: str | None = None, *, needs_vision: bool = False, tokens: int = 0) -> ReadyEngine:
         """Return a ready engine as `EngineHost.ready` does. A loaded projector stays loaded until the engine stops."""
         await self._switch_connection()
-        needs_projector = vision and not self.is_ready(vision=True)
+        needs_projector = needs_vision and not self.is_ready(needs_vision=True)
         if model is not None and not self.is_external and (needs_projector or self._running_model != model):
             if model != self._settings().model_path:
                 if not await asyncio.to_thread(Path(model).exists):
@@ -169,11 +169,11 @@ class SwitchingEngineHost:
                 self._choose_model(model)
             if self.runs_other_model(model):
                 await self.stop()
-        if vision and not self.is_ready(vision=True):
+        if needs_vision and not self.is_ready(needs_vision=True):
             await self.check_vision()
         while True:
             if self.status.state in (*DOWN_STATES, EngineState.STOPPING):
-                await self._start(vision=vision, tokens=tokens)
+                await self._start(needs_vision=needs_vision, tokens=tokens)
             await self.current.connection.ready()
             if (engine := self.inspected_engine) is None:
                 inspection = self._inspection
@@ -181,19 +181,19 @@ class SwitchingEngineHost:
                     inspection = self._start_inspection()
                 await asyncio.shield(inspection)  # cancelling one caller must not end it for others
                 continue
-            if engine.vision or not vision:
+            if engine.has_vision or not needs_vision:
                 if not engine.must_grow_for(tokens):
                     return engine
-                vision = engine.vision
+                needs_vision = engine.has_vision
             elif self.is_external or self._started_with_vision:
                 raise self.current.vision_error()
-            await self._restart(vision=vision, tokens=tokens)
+            await self._restart(needs_vision=needs_vision, tokens=tokens)
 
-    async def note_restore(self, *, hollow: bool) -> None:
+    async def note_restore(self, *, was_used: bool) -> None:
         engine, key = self.inspected_engine, self._finding_key
         if engine is None or key is None:
             return
-        finding = engine.finding.after_restore(hollow=hollow)
+        finding = engine.finding.after_restore(was_used=was_used)
         if finding != engine.finding:
             self._ready = replace(engine, finding=finding)
             await self._findings.learn(key, finding, engine.finding)
@@ -216,16 +216,16 @@ class SwitchingEngineHost:
             await self.stop()
             self.current, self._start_settings = engine, None
 
-    async def _start(self, *, vision: bool, tokens: int) -> None:
+    async def _start(self, *, needs_vision: bool, tokens: int) -> None:
         async with self._lock:
             if self._is_closed or self.status.state not in DOWN_STATES:
                 return
             connection = self.current.connection
             connection.publish(EngineStatus(EngineState.STARTING))
             self._start_settings = settings = self._settings()
-            self._started_with_vision = vision
+            self._started_with_vision = needs_vision
             try:
-                start = await self.current.prepare(settings, vision=vision, tokens=tokens)
+                start = await self.current.prepare(settings, needs_vision=needs_vision, tokens=tokens)
             except KvchatError as error:
                 state = EngineState.STOPPED if isinstance(error, NoModel) else EngineState.FAILED
                 connection.publish(EngineStatus(state, start_failure(error)))
@@ -242,12 +242,12 @@ class SwitchingEngineHost:
             if not self._is_closed:  # `close` may have run
                 await start()
 
-    async def _restart(self, *, vision: bool, tokens: int) -> None:
+    async def _restart(self, *, needs_vision: bool, tokens: int) -> None:
         """Stop the engine and start it again, even if the caller is cancelled meanwhile."""
 
         async def start() -> None:
             await self.stop()
-            await self._start(vision=vision, tokens=tokens)
+            await self._start(needs_vision=needs_vision, tokens=tokens)
 
         self._starter = asyncio.create_task(start(), name="starting the engine")
         self._starter.add_done_callback(report_unexpected_error)

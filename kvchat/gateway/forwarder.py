@@ -13,7 +13,7 @@ from kvchat.engine.api.transport import EngineResponse
 from kvchat.engine.api.wire import Timings
 from kvchat.gateway.crashes import Crashes
 from kvchat.gateway.dialects.replies import ResponseParser, UsageCorrection
-from kvchat.gateway.dialects.request import Form, refusal
+from kvchat.gateway.dialects.request import Dialect, refusal
 from kvchat.gateway.pending_request import MustRestart, PendingRequest, shared_tokens
 from kvchat.gateway.records import RequestRecord, Stage, headers_of, is_lost
 from kvchat.gateway.rewriting import PromptRewriter
@@ -87,7 +87,7 @@ class Forwarder:
     @property
     def _engine_picks_slot(self) -> bool:
         """True for Anthropic requests, for which the engine picks the slot with the longest matching prefix."""
-        return self.pending.request.form is Form.MESSAGES and len(self.lease.slots.all_slots) > 1
+        return self.pending.request.dialect is Dialect.MESSAGES and len(self.lease.slots.all_slots) > 1
 
     def _record_found(self) -> None:
         record, ids, loaded = self.pending.record, self.pending.prompt.ids, self.exchange.loaded
@@ -175,7 +175,11 @@ class Forwarder:
 
     async def _forward(self, *, in_steps: bool) -> ResponseParser | None:
         pending, lease, engine, request = self.pending, self.lease, self.lease.engine.engine, self.pending.request
-        rows, answer_has_begun, parser = engine.rows.invalidate(), False, ResponseParser(request.form, request.stream)
+        rows, answer_has_begun, parser = (
+            engine.rows.invalidate(),
+            False,
+            ResponseParser(request.dialect, request.stream),
+        )
         self.set_stage(pending.record, Stage.ANSWERING)
         try:
             # With several answers, the slot may still hold another owner's state.
@@ -216,18 +220,18 @@ class Forwarder:
 
     def _usage_correction(self) -> UsageCorrection:
         request, record = self.pending.request, self.pending.record
-        keeps_name = request.form is Form.PLAIN and request.model  # embeddings keep the client's model name
+        keeps_name = request.dialect is Dialect.PLAIN and request.model  # embeddings keep the client's model name
         return UsageCorrection(
             "" if keeps_name else record.answering_model, record.processed_tokens, record.processing_ms
         )
 
     async def _forward_error(self, answer: EngineResponse) -> None:
-        body, form = await answer.aread(), self.pending.request.form
+        body, dialect = await answer.aread(), self.pending.request.dialect
         error = wire.parse_error(body, answer.status_code)
         if error.crowded_out or (error.is_engine_fault and self.lease.slot.unproved_point):
             raise error
-        if form is Form.MESSAGES:
-            body = json.dumps(refusal(form, answer.status_code, error.message, error.kind)).encode()
+        if dialect is Dialect.MESSAGES:
+            body = json.dumps(refusal(dialect, answer.status_code, error.message, error.kind)).encode()
         self.pending.response.send_whole(answer.status_code, self._headers(answer), body)
 
     def _note_contents(self, *, answer_has_begun: bool) -> None:

@@ -25,7 +25,7 @@ from kvchat.gateway.dialects.request import (
     GENERATING_PATHS,
     SLOTLESS_PATHS,
     THREAD_BYTES,
-    Form,
+    Dialect,
     ParsedRequest,
     RequestRefused,
     parse_request,
@@ -269,15 +269,15 @@ def _guarded(app: ASGIApp, checks: AccessPolicy) -> ASGIApp:
     return call
 
 
-def _form_of(path: str) -> Form:
-    return GENERATING_PATHS.get(path) or (Form.MESSAGES if "messages" in path else Form.PLAIN)
+def _dialect_of(path: str) -> Dialect:
+    return GENERATING_PATHS.get(path) or (Dialect.MESSAGES if "messages" in path else Dialect.PLAIN)
 
 
 async def _parse(path: str, raw: bytes) -> ParsedRequest:
     """Parse a body and check that the engine can safely process it. Raises RequestRefused."""
 
     def parse() -> ParsedRequest:
-        request = parse_request(_form_of(path), raw)
+        request = parse_request(_dialect_of(path), raw)
         check_bounds(request.body, len(raw))
         request.check()
         return request
@@ -292,7 +292,7 @@ async def _refused(request: Request, error: Exception) -> Response:
         message = f"Not found. Send requests to one of: {paths}." if status == 404 else "Method not allowed."
         error = RequestRefused(status, message, "not_found_error")
     headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else None
-    body = refusal(_form_of(request.scope["path"]), error.status, error.message, error.kind)
+    body = refusal(_dialect_of(request.scope["path"]), error.status, error.message, error.kind)
     return JSONResponse(body, error.status, headers)
 
 

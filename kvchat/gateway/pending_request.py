@@ -11,7 +11,7 @@ from starlette.types import Receive, Send
 from kvchat.engine.api.errors import EngineRefused
 from kvchat.engine.api.wire import Picture
 from kvchat.gateway.dialects.conversion import Json, Unconvertible, split_pictures
-from kvchat.gateway.dialects.request import Form, ParsedRequest, refusal
+from kvchat.gateway.dialects.request import Dialect, ParsedRequest, refusal
 from kvchat.gateway.records import RequestRecord
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.host import ReadyEngine
@@ -42,8 +42,8 @@ def pictures_in(request: ParsedRequest) -> tuple[Picture, ...]:
 async def prompt_of(engine: ReadyEngine, request: ParsedRequest) -> RenderedPrompt:
     """Render a request's prompt; UNKNOWN if kvchat or the engine cannot render it. Raises EngineGone."""
     try:
-        prompt = request.body.get("prompt") if request.form is Form.COMPLETION else None
-        if request.form is not Form.COMPLETION:
+        prompt = request.body.get("prompt") if request.dialect is Dialect.COMPLETION else None
+        if request.dialect is not Dialect.COMPLETION:
             chat, pictures = await run_in_thread_if_large(request.is_large, lambda: request.chat_and_pictures)
             text, ids = await engine.engine.request_tokens(chat, pictures)
         elif isinstance(prompt, str):
@@ -176,8 +176,8 @@ class PendingRequest:
             self._abort()
 
     def refuse(self, status: int, message: str, kind: str, retry_after_s: int = 0) -> None:
-        form, response = self.request.form, self.response
-        error = refusal(form, status, message, kind)
+        dialect, response = self.request.dialect, self.response
+        error = refusal(dialect, status, message, kind)
         if not response.has_begun:
             self.record.status = status
             headers = {"content-type": "application/json"}
@@ -185,9 +185,9 @@ class PendingRequest:
                 headers["retry-after"] = str(retry_after_s)
             response.send_whole(status, headers, json.dumps(error, ensure_ascii=False).encode())
         elif self.request.stream and not response.has_ended:
-            if form is Form.RESPONSES:
+            if dialect is Dialect.RESPONSES:
                 error = {"type": "error", "code": kind, "message": message, "param": None}
-            name = "event: error\n" if form in (Form.MESSAGES, Form.RESPONSES) else ""
+            name = "event: error\n" if dialect in (Dialect.MESSAGES, Dialect.RESPONSES) else ""
             response.write(f"{name}data: {json.dumps(error)}\n\n".encode())
         response.end()
 

@@ -11,7 +11,7 @@ from kvchat.engine.api.errors import EngineRefused
 from kvchat.gateway.diagnosis import causes
 from kvchat.gateway.diagnosis.prompts import Divergence, Prompt, RecentPrompts
 from kvchat.gateway.diagnosis.rules import RULES, PromptChange, RuleState
-from kvchat.gateway.dialects.request import Form, ParsedRequest
+from kvchat.gateway.dialects.request import Dialect, ParsedRequest
 from kvchat.gateway.pending_request import PendingRequest, RenderedPrompt
 from kvchat.gateway.records import RequestRecord
 from kvchat.kvstore.savepoint import RestoreMiss, StoreRefused, common_prefix
@@ -41,7 +41,7 @@ class PromptRewriter:
 
     async def rewrite_in_order(self, request: ParsedRequest, record: RequestRecord) -> ParsedRequest:
         rules = self._enabled_rules(record.program)
-        if not rules or request.form in (Form.PLAIN, Form.COMPLETION):  # these use no template
+        if not rules or request.dialect in (Dialect.PLAIN, Dialect.COMPLETION):  # these use no template
             return request
         async with self._rewriting:
             large = len(request.raw) > THREAD_BYTES
@@ -69,7 +69,7 @@ class PromptRewriter:
         rendered, record, request = pending.prompt, pending.record, pending.request
         if not rendered.ids:
             return
-        chat = request.body if request.form is Form.COMPLETION else request.chat
+        chat = request.body if request.dialect is Dialect.COMPLETION else request.chat
         prompt = await run_in_thread_if_large(request.is_large, Prompt, rendered.ids, rendered.text, chat)
         record.cannot_cut_states = not lease.engine.can_cut
         key = record.program, lease.engine.fingerprint.model

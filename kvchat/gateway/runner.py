@@ -170,8 +170,10 @@ class RequestRunner:
         record.answering_model = model.name if model else ""
         messages = (ChatMessage("user", "", pictures=pictures),) if pictures else ()
         request = PromptRequest(messages, model=model.path if model else None)
-        if self.host.is_ready(request.model, vision=request.vision):  # without an engine, no slot holds anything
-            engine = await self.host.ready(request.model, vision=request.vision)
+        if self.host.is_ready(
+            request.model, needs_vision=request.needs_vision
+        ):  # without an engine, no slot holds anything
+            engine = await self.host.ready(request.model, needs_vision=request.needs_vision)
             self.crashes.watch(engine.engine.lifetime)
             async with self.crashes.using_engine(record.program):
                 await pending.render(engine)

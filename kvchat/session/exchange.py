@@ -58,7 +58,7 @@ class PromptRequest:
     system: SystemPrompt | None = None  # system prompt, if it may be saved by itself
 
     @property
-    def vision(self) -> bool:
+    def needs_vision(self) -> bool:
         return any(message.pictures for message in self.messages)
 
 
@@ -200,22 +200,22 @@ class Exchange:
         verdict = await self._leased.prove(self.loaded, timings.cache_n, timings.prompt_tokens)
         self.result = LoadResult(self.loaded, timings, verdict)
         if self.loaded.restore:
-            await self._host.note_restore(hollow=verdict.hollow)
+            await self._host.note_restore(was_used=not verdict.hollow)
         return self.result
 
     async def lease_slot(self, request: PromptRequest, tokens: int = 0) -> Lease:
         """Wait for a ready engine, with a context for `tokens` if possible, and lease the slot. Raises KvchatError."""
-        slots, slot, model, vision = self._slots, self._slot, request.model, request.vision
-        is_ready, asked_at, engine = self._host.is_ready(model, vision=vision), time.perf_counter(), None
+        slots, slot, model, needs_vision = self._slots, self._slot, request.model, request.needs_vision
+        is_ready, asked_at, engine = self._host.is_ready(model, needs_vision=needs_vision), time.perf_counter(), None
         if not is_ready:
             self._notify(WaitingForEngine())
         elif not tokens:
-            engine = await self._host.ready(model, vision=vision)
+            engine = await self._host.ready(model, needs_vision=needs_vision)
         if engine is not None and len(engine.slots) == len(slots.all_slots) and slot in slots.all_slots:
             slots.match_engine(engine, slot)
         else:
             async with slots.exclusive(slot):  # change the engine only while its other slots are idle
-                engine = await self._host.ready(model, vision=vision, tokens=tokens)
+                engine = await self._host.ready(model, needs_vision=needs_vision, tokens=tokens)
                 slots.match_engine(engine, slot)
         self.engine_wait_s += time.perf_counter() - asked_at
         self.lease = Lease(slots, slot, engine.with_template(request.template), self._owner, self._notify)

@@ -25,7 +25,7 @@ class ReadyEngine:
     kv_bytes_per_token: float
     finding: RestoreFinding  # restore capabilities
     window: int = 0  # the model's sliding window in tokens; 0: none
-    vision: bool = False  # accepts images
+    has_vision: bool = False  # accepts images
     max_context: int = 0  # tokens it may grow to after a restart; 0: cannot grow
     slots: tuple[int, ...] = (0,)  # numbers of the slots kvchat uses; `engine` uses the first
     model_name: str = ""  # for display; empty: unknown
@@ -71,15 +71,15 @@ class ReadyEngine:
 
 
 class EngineHost(Protocol):
-    async def ready(self, model: str | None = None, *, vision: bool = False, tokens: int = 0) -> ReadyEngine:
+    async def ready(self, model: str | None = None, *, needs_vision: bool = False, tokens: int = 0) -> ReadyEngine:
         """Wait for a ready engine, starting it or switching to `model` if needed.
 
-        `vision`: it must accept images. `tokens`: the context it should have, as far as possible; enlarging the context
-        empties the slots. Call this between turns. Raises KvchatError if no engine can be started.
+        `needs_vision`: it must accept images. `tokens`: the context it should have, as far as possible; enlarging the
+        context empties the slots. Call this between turns. Raises KvchatError if no engine can be started.
         """
         ...
 
-    def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool: ...
+    def is_ready(self, model: str | None = None, *, needs_vision: bool = False) -> bool: ...
 
     async def check_vision(self, model: str | None = None) -> None:
         """Raise a KvchatError with the reason if the model (default: the one in use) does not support images."""
@@ -89,4 +89,6 @@ class EngineHost(Protocol):
         """True if an engine is running or restarting after a loss."""
         ...
 
-    async def note_restore(self, *, hollow: bool) -> None: ...
+    async def note_restore(self, *, was_used: bool) -> None:
+        """Record whether the engine used what it restored, which changes how later restores are done."""
+        ...

@@ -69,8 +69,8 @@ class RestoreFinding:
         description = _(text, how=_(_STRATEGY_TEXT.get(self.strategy, "")))
         return join_sentences(description, self.reason.as_sentence if self.reason else "")
 
-    def after_restore(self, *, hollow: bool) -> RestoreFinding:
-        if not hollow:
+    def after_restore(self, *, was_used: bool) -> RestoreFinding:
+        if was_used:
             return replace(self, proved=True, hollow=0)
         reason = Reason(ReasonCode.UNUSED)
         if self.proved:

@@ -143,7 +143,7 @@ async def plan_load(
             miss = best.reason
         elif not is_worthwhile(best.tokens_used - held_tokens, best.bytes):
             miss = Reason(ReasonCode.NOT_WORTH_IT)
-        elif not engine.vision and min(best.save_point.tokens) <= FIRST_PICTURE_ID:  # the engine would reject it
+        elif not engine.has_vision and min(best.save_point.tokens) <= FIRST_PICTURE_ID:  # the engine would reject it
             miss = Reason(ReasonCode.NEEDS_PROJECTOR)
         else:
             return LoadPlan(without_restore, best)

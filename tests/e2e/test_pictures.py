@@ -49,7 +49,7 @@ async def test_a_text_chat_stays_warm_with_or_without_a_projector(tmp_path, smol
     async def look_then_read(runtime: Runtime) -> Message | None:
         await runtime.chat.send(shown, "What is this?", GREEDY, attachments=(RED,))
         await runtime.chat.wait_until_idle()
-        assert (await runtime.engine.ready()).vision
+        assert (await runtime.engine.ready()).has_vision
         return await runtime.chat.send(text, "And the shortest?", GREEDY)
 
     reply = await app.run_turn(look_then_read)

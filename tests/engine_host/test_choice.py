@@ -118,13 +118,13 @@ def test_model_takes_memory_from_staged_chats(
     limits = LoadLimits(tmp_path / "memory.json")
     engine = ManagedEngine(tmp_path, EngineSupervisor(), limits, bench.store, pytest.fail, AsyncMock())
     monkeypatch.setattr(choosing, "available_memory", lambda devices=(): crowded)
-    choice = engine.choose(settings, vision=False, initial_tokens=0)
+    choice = engine.choose(settings, needs_vision=False, initial_tokens=0)
     (bar,) = choice.context.memory_uses
     assert bar.free == crowded.available + held
     assert bar.staging == 0
     assert bench.store.staging.memory().reclaimable == 0, "it went, for the model is large"
     crowded = replace(crowded, available=10 * GB, total=12 * GB)
-    (bar,) = engine.choose(settings, vision=False, initial_tokens=0).context.memory_uses
+    (bar,) = engine.choose(settings, needs_vision=False, initial_tokens=0).context.memory_uses
     assert 0 < bar.staging <= 3 * GB
     bench.save("another", tuple(range(5000, 5300)))
     assert bench.store.staging.memory().reclaimable > 0

@@ -104,7 +104,7 @@ async def test_download_test_and_use(home: Home, github: FakeHub, monkeypatch: p
     assert [step.name for step in last.steps][-1] == "Chat memory"
     assert [engine.name for engine in downloaded_engines(home.paths.engines)] == [NAME]
     entries = await home.setup.list_engines()
-    assert (entries[0].location.path, entries[0].chosen) == (home.program, True)
+    assert (entries[0].location.path, entries[0].is_in_use) == (home.program, True)
     fetched = len(github.downloads)
     await home.works()
     assert len(github.downloads) == fetched, "what is here is only tried again"

@@ -95,7 +95,7 @@ def test_projector_takes_memory_but_keeps_the_fingerprint(tmp_path: Path, fake_e
     stage = Stage(tmp_path, fake_engine, model)
     blind = choose_engine(stage.settings, tmp_path)
     add_projector(stage)
-    seeing = choose_engine(stage.settings, tmp_path, vision=True)
+    seeing = choose_engine(stage.settings, tmp_path, needs_vision=True)
     assert seeing.fingerprint == blind.fingerprint
     assert seeing.finding_key != blind.finding_key  # each has its own restore finding
     assert seeing.context.needed - blind.context.needed == 5_000_000
@@ -103,7 +103,7 @@ def test_projector_takes_memory_but_keeps_the_fingerprint(tmp_path: Path, fake_e
     limits = LoadLimits(tmp_path / "limits.json")
     limits.record_load(seeing.limit_key, 2048, out_of_memory=True)  # with the projector
     assert choose_engine(stage.settings, tmp_path, limits).demand.limit is None
-    assert choose_engine(stage.settings, tmp_path, limits, vision=True).demand.limit is not None
+    assert choose_engine(stage.settings, tmp_path, limits, needs_vision=True).demand.limit is not None
     larger = [choice.larger_context(2048, choice.memory, None) for choice in (seeing, blind)]
     assert larger[0]
     assert larger[1]

@@ -10,7 +10,7 @@ from typing import Any
 from zlib import crc32
 
 from kvchat.gateway.diagnosis.prompts import Prompt, parse_contents
-from kvchat.gateway.dialects.request import Form, ParsedRequest
+from kvchat.gateway.dialects.request import Dialect, ParsedRequest
 
 Body = dict[str, Any]
 RULES_OF_THE_HOUSE = "\n".join(f"Rule {number}: do one thing at a time, and say what you did." for number in range(60))
@@ -150,8 +150,8 @@ def assistant(text: str, **others: Any) -> Body:
 
 def rendered(body: Body, *, day: str = "") -> Prompt:
     """Render a body as a template like Qwen's does, with a token per word."""
-    form = Form.RESPONSES if "input" in body else Form.MESSAGES if "system" in body else Form.CHAT
-    chat = ParsedRequest(form, b"", body).chat
+    dialect = Dialect.RESPONSES if "input" in body else Dialect.MESSAGES if "system" in body else Dialect.CHAT
+    chat = ParsedRequest(dialect, b"", body).chat
     contents = parse_contents(chat)
     tools, system = "".join(f"{definition}\n" for _, definition in contents.tools), "\n".join(contents.system)
     text = f"<|im_start|>system\n{day}{system}\n# Tools\n<tools>\n{tools}</tools><|im_end|>\n"

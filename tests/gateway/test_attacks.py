@@ -17,7 +17,7 @@ from kvchat.gateway import gateway as app
 from kvchat.gateway import keys
 from kvchat.gateway import server as listening
 from kvchat.gateway.dialects import replies
-from kvchat.gateway.dialects.request import Form, RequestRefused, parse_request
+from kvchat.gateway.dialects.request import Dialect, RequestRefused, parse_request
 from kvchat.gateway.keys import Keys
 from tests.engine_fixtures import FakeEngine
 from tests.gateway.corpus import REQUESTS
@@ -138,13 +138,13 @@ async def test_impossible_token_ids_are_refused(server: RunningGateway, fake_eng
 
 def test_body_cannot_change_how_its_slot_is_used() -> None:
     for prompt in (["Hello", "And you?"], [{"prompt_string": "Hello"}, {"prompt_string": "And you?"}]):
-        assert parse_request(Form.COMPLETION, json.dumps({"prompt": prompt}).encode()).needs_several_slots
+        assert parse_request(Dialect.COMPLETION, json.dumps({"prompt": prompt}).encode()).needs_several_slots
     raw = json.dumps({"messages": [], "n_cache_reuse": 1, "cache_prompt": False}).encode()
-    sent = json.loads(parse_request(Form.CHAT, raw).body_for_slot(2, reuse=True))
+    sent = json.loads(parse_request(Dialect.CHAT, raw).body_for_slot(2, reuse=True))
     assert (sent["n_cache_reuse"], sent["cache_prompt"], sent["id_slot"]) == (0, True, 2), "chunks are never shifted"
     with pytest.raises(RequestRefused, match="LoRA"):
-        parse_request(Form.CHAT, b'{"messages": [], "lora": [{"id": 0, "scale": 1.0}]}').check()
-    parse_request(Form.CHAT, b'{"messages": [], "lora": []}').check()
+        parse_request(Dialect.CHAT, b'{"messages": [], "lora": [{"id": 0, "scale": 1.0}]}').check()
+    parse_request(Dialect.CHAT, b'{"messages": [], "lora": []}').check()
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -258,7 +258,7 @@ def test_large_body_is_parsed_without_blocking_other_threads() -> None:
     messages = [{"role": "user", "content": "Of the river."}] * 10_000
     body = {"messages": messages, "prompt": list(range(100_000))}
     small, large = (json.dumps(content).encode() for content in ({"messages": messages[:9]}, body))
-    assert parse_request(Form.CHAT, large).body == body
+    assert parse_request(Dialect.CHAT, large).body == body
     calls = []
     for raw in (small, large):
         calls.append(0)
@@ -268,7 +268,7 @@ def test_large_body_is_parsed_without_blocking_other_threads() -> None:
 
         sys.setprofile(count)
         try:
-            parse_request(Form.CHAT, raw)
+            parse_request(Dialect.CHAT, raw)
         finally:
             sys.setprofile(None)
     assert calls[0] < 100 < 10_000 < calls[1]

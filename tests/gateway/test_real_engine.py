@@ -228,8 +228,8 @@ async def test_next_request_extends_the_settled_tokens(tmp_path: Path, real: Cal
         await server.chat("Hello")
         engine = await server.runtime.engine.ready()
         for where, body, reply, following in GOING_ON:
-            form = GENERATING_PATHS[where]
-            asked, then = [parse_request(form, json.dumps(sent).encode()) for sent in (body, following)]
+            dialect = GENERATING_PATHS[where]
+            asked, then = [parse_request(dialect, json.dumps(sent).encode()) for sent in (body, following)]
             prompt, after = [(await prompt_of(engine, request)).ids for request in (asked, then)]
             boundary = await shared_tokens(engine, partial(asked.next_request, reply))
             assert len(prompt) < len(boundary) < len(after), where

@@ -7,7 +7,7 @@ import pytest
 
 from kvchat.engine.api.wire import Timings
 from kvchat.gateway.dialects.replies import ResponseParser, UsageCorrection
-from kvchat.gateway.dialects.request import Form
+from kvchat.gateway.dialects.request import Dialect
 
 TIMINGS = {"cache_n": 90, "prompt_n": 10, "prompt_ms": 5.0, "predicted_n": 7}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "go", "arguments": '{"where":"東"}'}}
@@ -23,8 +23,8 @@ def block(index: int, **words: Any) -> dict[str, Any]:
     return {"type": "content_block_delta", "index": index, "delta": words}
 
 
-STREAMS: dict[Form, list[Any]] = {
-    Form.CHAT: [
+STREAMS: dict[Dialect, list[Any]] = {
+    Dialect.CHAT: [
         delta(role="assistant", content=None),
         delta(reasoning_content="I "),
         delta(reasoning_content="ask."),
@@ -37,12 +37,12 @@ STREAMS: dict[Form, list[Any]] = {
         {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}], "timings": TIMINGS},
         "[DONE]",
     ],
-    Form.COMPLETION: [
+    Dialect.COMPLETION: [
         {"choices": [{"index": 0, "text": "A mo"}]},
         {"choices": [{"index": 0, "text": "ment."}], "timings": TIMINGS},
         "[DONE]",
     ],
-    Form.MESSAGES: [
+    Dialect.MESSAGES: [
         {"type": "message_start", "message": {"usage": {"cache_read_input_tokens": 90, "input_tokens": 10}}},
         {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}},
         block(0, type="thinking_delta", thinking="I ask."),
@@ -56,14 +56,14 @@ STREAMS: dict[Form, list[Any]] = {
         {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 7}},
         {"type": "message_stop"},
     ],
-    Form.RESPONSES: [
+    Dialect.RESPONSES: [
         {"type": "response.created", "response": {}},
         {"type": "response.output_text.delta", "delta": "ignored: all of it comes at the end"},
         {"type": "response.completed", "response": {"output": OUTPUT}, "timings": TIMINGS},
     ],
 }
-WHOLE: dict[Form, dict[str, Any]] = {
-    Form.CHAT: {
+WHOLE: dict[Dialect, dict[str, Any]] = {
+    Dialect.CHAT: {
         "choices": [
             {
                 "index": 0,
@@ -77,8 +77,8 @@ WHOLE: dict[Form, dict[str, Any]] = {
         ],
         "timings": TIMINGS,
     },
-    Form.COMPLETION: {"choices": [{"index": 0, "text": "A moment."}], "timings": TIMINGS},
-    Form.MESSAGES: {
+    Dialect.COMPLETION: {"choices": [{"index": 0, "text": "A moment."}], "timings": TIMINGS},
+    Dialect.MESSAGES: {
         "content": [
             {"type": "thinking", "thinking": "I ask.", "signature": ""},
             {"type": "text", "text": "A moment."},
@@ -86,43 +86,43 @@ WHOLE: dict[Form, dict[str, Any]] = {
         ],
         "usage": {"cache_read_input_tokens": 90, "input_tokens": 10, "output_tokens": 7},
     },
-    Form.RESPONSES: {
+    Dialect.RESPONSES: {
         "output": OUTPUT,
         "usage": {"input_tokens": 100, "output_tokens": 7, "input_tokens_details": {"cached_tokens": 90}},
     },
 }
 
 
-def stream(form: Form) -> bytes:
-    lines = [event if isinstance(event, str) else json.dumps(event, ensure_ascii=False) for event in STREAMS[form]]
+def stream(dialect: Dialect) -> bytes:
+    lines = [event if isinstance(event, str) else json.dumps(event, ensure_ascii=False) for event in STREAMS[dialect]]
     return "".join(f"event: x\ndata: {line}\n\n" for line in lines).encode()
 
 
-@pytest.mark.parametrize("form", STREAMS)
-def test_stream_in_any_pieces_equals_the_whole_body(form: Form) -> None:
-    whole = ResponseParser(form, stream=False)
-    whole.feed(json.dumps(WHOLE[form]).encode())
+@pytest.mark.parametrize("dialect", STREAMS)
+def test_stream_in_any_pieces_equals_the_whole_body(dialect: Dialect) -> None:
+    whole = ResponseParser(dialect, stream=False)
+    whole.feed(json.dumps(WHOLE[dialect]).encode())
     whole.finish()
     assert whole.reply is not None
-    data = stream(form)
+    data = stream(dialect)
     for size in (1, 7, 64, len(data)):
-        parser = ResponseParser(form, stream=True)
+        parser = ResponseParser(dialect, stream=True)
         for at in range(0, len(data), size):
             parser.feed(data[at : at + size])
         parser.finish()
         assert parser.reply == whole.reply
         assert (parser.timings.cache_n, parser.timings.prompt_n, parser.timings.predicted_n) == (90, 10, 7)
-    parser = ResponseParser(form, stream=True)
+    parser = ResponseParser(dialect, stream=True)
     parser.feed(data[: len(data) * 2 // 3])
     parser.finish()
     assert parser.reply is None, "it broke off"
 
 
-@pytest.mark.parametrize("form", STREAMS)
+@pytest.mark.parametrize("dialect", STREAMS)
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"choices": 7}', b'{"choices": [7], "content": 3, "output": 3}'])
-def test_answer_of_unknown_shape_is_passed_on(form: Form, body: bytes) -> None:
+def test_answer_of_unknown_shape_is_passed_on(dialect: Dialect, body: bytes) -> None:
     for streamed in (False, True):
-        parser = ResponseParser(form, streamed)
+        parser = ResponseParser(dialect, streamed)
         parser.feed(b"data: " + body + b"\n\n" if streamed else body)
         parser.finish()
         assert parser.timings in (None, Timings(0, 0, 0.0, 0, 0.0))
@@ -130,48 +130,50 @@ def test_answer_of_unknown_shape_is_passed_on(form: Form, body: bytes) -> None:
 
 USAGE = UsageCorrection("heron", processed_tokens=70, processing_ms=100.0)
 FROM_ENGINE = {
-    Form.CHAT: {"usage": {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 90}}, "timings": TIMINGS},
-    Form.RESPONSES: {"usage": {"input_tokens": 100, "input_tokens_details": {"cached_tokens": 90}}},
-    Form.MESSAGES: {"usage": {"input_tokens": 10, "cache_read_input_tokens": 90, "output_tokens": 7}},
+    Dialect.CHAT: {"usage": {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 90}}, "timings": TIMINGS},
+    Dialect.RESPONSES: {"usage": {"input_tokens": 100, "input_tokens_details": {"cached_tokens": 90}}},
+    Dialect.MESSAGES: {"usage": {"input_tokens": 10, "cache_read_input_tokens": 90, "output_tokens": 7}},
 }
 FOR_CLIENT = {
-    Form.CHAT: {"usage": {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 20}}},
-    Form.RESPONSES: {"usage": {"input_tokens": 100, "input_tokens_details": {"cached_tokens": 20}}},
-    Form.MESSAGES: {"usage": {"input_tokens": 80, "cache_read_input_tokens": 20, "output_tokens": 7}},
+    Dialect.CHAT: {"usage": {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 20}}},
+    Dialect.RESPONSES: {"usage": {"input_tokens": 100, "input_tokens_details": {"cached_tokens": 20}}},
+    Dialect.MESSAGES: {"usage": {"input_tokens": 80, "cache_read_input_tokens": 20, "output_tokens": 7}},
 }
-INNER = {Form.RESPONSES: "response", Form.MESSAGES: "message"}
+INNER = {Dialect.RESPONSES: "response", Dialect.MESSAGES: "message"}
 
 
-@pytest.mark.parametrize("form", sorted(FROM_ENGINE, key=str))
+@pytest.mark.parametrize("dialect", sorted(FROM_ENGINE, key=str))
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_tokens_processed_by_kvchat_do_not_count_as_reused(form: Form, newline: str) -> None:
+def test_tokens_processed_by_kvchat_do_not_count_as_reused(dialect: Dialect, newline: str) -> None:
     """In a body and in a stream, cut anywhere; and the path of a model's file is never shown."""
-    answer = FROM_ENGINE[form] | {"model": "/home/ada/models/heron.gguf"}
-    whole = ResponseParser(form, stream=False, usage=USAGE)
+    answer = FROM_ENGINE[dialect] | {"model": "/home/ada/models/heron.gguf"}
+    whole = ResponseParser(dialect, stream=False, usage=USAGE)
     assert whole.feed(json.dumps(answer).encode()) == b""
     told = json.loads(whole.finish())
-    assert told["usage"] == FOR_CLIENT[form]["usage"]
+    assert told["usage"] == FOR_CLIENT[dialect]["usage"]
     assert told["model"] == "heron"
     if timings := told.get("timings"):
         assert (timings["cache_n"], timings["prompt_n"], timings["prompt_ms"]) == (20, 80, 105.0)
-    event = {INNER[form]: answer} if form in INNER else answer
+    event = {INNER[dialect]: answer} if dialect in INNER else answer
     lines = ["event: one", f"data: {json.dumps(event)}", "", ": a comment", "data: [DONE]", "", ""]
     stream = newline.join(lines).encode()
     for size in (1, 7, len(stream)):
-        parser = ResponseParser(form, stream=True, usage=USAGE)
+        parser = ResponseParser(dialect, stream=True, usage=USAGE)
         passed = b"".join(parser.feed(stream[at : at + size]) for at in range(0, len(stream), size)) + parser.finish()
         said = passed.decode().split(newline)
         assert [line for n, line in enumerate(said) if n != 1] == [line for n, line in enumerate(lines) if n != 1]
-        assert json.loads(said[1].removeprefix("data: ")) == ({INNER[form]: told} if form in INNER else told)
+        assert json.loads(said[1].removeprefix("data: ")) == ({INNER[dialect]: told} if dialect in INNER else told)
         assert parser.timings == whole.timings
         assert parser.timings.cache_n == 90, "what the engine counts proves what was loaded"
 
 
-@pytest.mark.parametrize("form", sorted(STREAMS, key=str))
-def test_correct_lines_pass_unchanged(form: Form) -> None:
-    lines = [f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode() for event in STREAMS[form]]
-    parser = ResponseParser(form, stream=True, usage=UsageCorrection("heron"))
+@pytest.mark.parametrize("dialect", sorted(STREAMS, key=str))
+def test_correct_lines_pass_unchanged(dialect: Dialect) -> None:
+    lines = [
+        f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode() for event in STREAMS[dialect]
+    ]
+    parser = ResponseParser(dialect, stream=True, usage=UsageCorrection("heron"))
     assert b"".join(map(parser.feed, lines)) + parser.finish() == b"".join(lines)
     odd = [b'data: {"usage": {"cache_read_input_tokens": "x"}}\n\n', b"data: {\n\n", b"data: []\n\n"]
-    parser = ResponseParser(form, stream=True, usage=USAGE)
+    parser = ResponseParser(dialect, stream=True, usage=USAGE)
     assert b"".join(map(parser.feed, odd)) + parser.finish() == b"".join(odd)

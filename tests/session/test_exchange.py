@@ -54,17 +54,17 @@ class Host:
     engines: list[ReadyEngine]
     sizes: list[int] = field(default_factory=list)  # requested
 
-    def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool:
+    def is_ready(self, model: str | None = None, *, needs_vision: bool = False) -> bool:
         return False
 
-    async def ready(self, model: str | None = None, *, vision: bool = False, tokens: int = 0) -> ReadyEngine:
+    async def ready(self, model: str | None = None, *, needs_vision: bool = False, tokens: int = 0) -> ReadyEngine:
         self.sizes.append(tokens)
         return self.engines.pop(0) if len(self.engines) > 1 else self.engines[0]
 
     def can_recover(self) -> bool:
         return True
 
-    async def note_restore(self, *, hollow: bool) -> None: ...
+    async def note_restore(self, *, was_used: bool) -> None: ...
 
 
 def lost() -> EngineGone:

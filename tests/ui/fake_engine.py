@@ -119,7 +119,7 @@ class FakeEngine(SwitchingEngineHost):
         self.client = LlamaServerClient(NOWHERE, "")
         self.client._http = self.server
 
-    async def ready(self, model: str | None = None, *, vision: bool = False, tokens: int = 0) -> ReadyEngine:
+    async def ready(self, model: str | None = None, *, needs_vision: bool = False, tokens: int = 0) -> ReadyEngine:
         if model in self.gone:
             raise ModelMissing(model or "")
         if not self._settings().model_path:
@@ -128,10 +128,10 @@ class FakeEngine(SwitchingEngineHost):
             raise EngineFailed(self.status.failure)
         if self.status.state is not EngineState.READY:
             await self.start()
-        return ReadyEngine(self.client, 1, self.folder, self.fingerprint, CONTEXT, 64.0, self.finding, vision=True)
+        return ReadyEngine(self.client, 1, self.folder, self.fingerprint, CONTEXT, 64.0, self.finding, has_vision=True)
 
-    def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool:
-        return self.status.state is EngineState.READY and model not in self.gone and not vision
+    def is_ready(self, model: str | None = None, *, needs_vision: bool = False) -> bool:
+        return self.status.state is EngineState.READY and model not in self.gone and not needs_vision
 
     async def check_vision(self, model: str | None = None) -> None:
         return None

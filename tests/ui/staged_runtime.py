@@ -260,12 +260,12 @@ class StagedEngines(EngineSetup):
     found = (
         EngineEntry(
             EngineLocation(Path("/usr/bin/llama-server")),
-            chosen=False,
+            is_in_use=False,
             problem=KvchatError("This engine is too old", "It is build 6000."),
         ),
         EngineEntry(
             EngineLocation(),
-            chosen=True,
+            is_in_use=True,
             version="xllamacpp 2026.10.11549",
             devices=(Device("CPU", "AMD EPYC", None, None),),
         ),
@@ -275,7 +275,7 @@ class StagedEngines(EngineSetup):
 
     async def list_engines(self) -> tuple[EngineEntry, ...]:
         fetched = downloaded_engines(self._engines)
-        return *(EngineEntry(engine.location, chosen=False) for engine in fetched), *self.found
+        return *(EngineEntry(engine.location, is_in_use=False) for engine in fetched), *self.found
 
     async def test_engine(self, location: EngineLocation, tell: Callable[[TrialStep], None]) -> EngineTrial:
         steps = (TrialStep("Version", str(location)), TrialStep("The engine crashed", "SIGSEGV", KvchatError("x")))

@@ -100,7 +100,7 @@ class Library:
     def __init__(self, turn_context: TurnContext, purge: PurgeMemory, on_slot_changed: Callable[[], object]) -> None:
         """`purge` deletes an owner's saved states; `on_slot_changed` is called after a slot was used."""
         self._turn_context, self._purge, self._on_slot_changed = turn_context, purge, on_slot_changed
-        self.reading: dict[str, ProcessingTask] = {}  # by id
+        self.processing: dict[str, ProcessingTask] = {}  # by id
 
     async def all(self) -> list[PreparedSet]:
         return await self._turn_context.run(record.all_prepared)
@@ -137,10 +137,10 @@ class Library:
 
     async def process(self, prepared: PreparedSet) -> PreparedSet:
         """Read the files again and process them, reusing saved states. All other work has priority."""
-        if prepared.id in self.reading:
+        if prepared.id in self.processing:
             raise PreparationError(_("“{name}” is already being processed", name=prepared.name), "", "")
         task, refused = asyncio.ensure_future(self._run_processing(prepared)), False
-        self.reading[prepared.id] = ProcessingTask(task)
+        self.processing[prepared.id] = ProcessingTask(task)
         self._turn_context.background.start(asyncio.wait([task]))
         self._turn_context.publish(LibraryChanged())
         try:
@@ -151,28 +151,28 @@ class Library:
         finally:
             task.cancel()
             await asyncio.wait([task])
-            del self.reading[prepared.id]
+            del self.processing[prepared.id]
             if refused:
                 await self.remove(prepared)
             self._on_slot_changed()
             self._turn_context.publish(LibraryChanged())
 
     async def cancel(self, prepared: PreparedSet) -> None:
-        await self._cancel_reading(prepared)
+        await self._cancel_processing(prepared)
         if not prepared.is_read:
             await self.remove(prepared)
 
-    async def _cancel_reading(self, prepared: PreparedSet) -> None:
-        if (reading := self.reading.get(prepared.id)) is not None:
-            reading.task.cancel()
-            await asyncio.wait([reading.task])
+    async def _cancel_processing(self, prepared: PreparedSet) -> None:
+        if (processing := self.processing.get(prepared.id)) is not None:
+            processing.task.cancel()
+            await asyncio.wait([processing.task])
 
     def stop(self) -> None:
-        for reading in self.reading.values():
-            reading.task.cancel()
+        for processing in self.processing.values():
+            processing.task.cancel()
 
     async def remove(self, prepared: PreparedSet) -> None:
-        await self._cancel_reading(prepared)
+        await self._cancel_processing(prepared)
         await self._turn_context.run(record.remove, prepared)
         self._turn_context.publish(LibraryChanged())
         if self._turn_context.store.problem is None:
@@ -218,10 +218,10 @@ class Library:
         return statuses
 
     def time_left(self, prepared: PreparedSet) -> TimeRange | None:
-        reading = self.reading.get(prepared.id)
+        processing = self.processing.get(prepared.id)
         return (
-            self._turn_context.slots.restore_cost.speed.forecast(reading.total - reading.done_tokens)
-            if reading
+            self._turn_context.slots.restore_cost.speed.forecast(processing.total - processing.done_tokens)
+            if processing
             else None
         )
 
@@ -286,8 +286,8 @@ class Library:
                     raise PreparationError(title, skipped[-1].as_sentence, "")
 
             def progress(done: int) -> None:
-                if prepared.id in self.reading:
-                    self.reading[prepared.id] = replace(self.reading[prepared.id], done_tokens=done, total=tokens)
+                if prepared.id in self.processing:
+                    self.processing[prepared.id] = replace(self.processing[prepared.id], done_tokens=done, total=tokens)
                     turn_context.publish(LibraryChanged(progress_only=True))
 
             stops = [stop for stop in prefixes_to_save(lease, boundary) if len(stop) >= loaded.expected_cached]

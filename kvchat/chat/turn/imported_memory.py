@@ -61,7 +61,7 @@ class MemoryVerifier:
         chosen, branch = await turn_context.settings_and_branch(conversation_id)
         messages = prompt_messages(branch)
         request = PromptRequest(messages, model=chosen.model, template=chosen.options.template)
-        if not start_engine and not turn_context.host.is_ready(chosen.model, vision=needs_vision(messages)):
+        if not start_engine and not turn_context.host.is_ready(chosen.model, needs_vision=needs_vision(messages)):
             return ImportTestResult(is_pending=True)
 
         async def test(slot: Slot, _may_continue: Callable[[], bool]) -> ImportTestResult:
@@ -111,7 +111,7 @@ class MemoryVerifier:
                 if await turn_context.run(Database.conversation, conversation_id) is None:  # deleted
                     continue
                 chosen, branch = await turn_context.settings_and_branch(conversation_id)
-                if not turn_context.host.is_ready(chosen.model, vision=needs_vision(prompt_messages(branch))):
+                if not turn_context.host.is_ready(chosen.model, needs_vision=needs_vision(prompt_messages(branch))):
                     continue
                 if await self._run(conversation_id, MAX_SPARE_MS):
                     await self._replace(conversation_id)

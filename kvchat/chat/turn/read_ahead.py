@@ -161,7 +161,7 @@ class ReadAhead:
             return False
         chosen, branch = await turn_context.settings_and_branch(None if owner == NEW_CHAT_ID else owner)
         messages = prompt_messages(branch)
-        if not turn_context.host.is_ready(chosen.model, vision=needs_vision(messages)):
+        if not turn_context.host.is_ready(chosen.model, needs_vision=needs_vision(messages)):
             return False  # only sending a message loads another model or projector
         if not ends_with_reply(branch) and any(message.role is not Role.SYSTEM for message in branch):
             return False

@@ -140,7 +140,7 @@ class TitleGenerator:
         chosen = await turn_context.answer_settings(conversation_id)
         history = prompt_messages(attempt.branch)
         if not ends_with_reply(attempt.branch) or not turn_context.host.is_ready(
-            chosen.model, vision=needs_vision(history)
+            chosen.model, needs_vision=needs_vision(history)
         ):
             return None
         messages = [*history, ChatMessage(Role.USER.value, TITLE_REQUEST)]

@@ -132,7 +132,7 @@ class ServerFacts:
     model_path: str
     build: str
     total_slots: int
-    vision: bool  # a vision projector is loaded
+    has_vision: bool  # a vision projector is loaded
     media_marker: str  # placeholder for a picture in a prompt
     end_token: str = ""  # text of the end-of-text token
 
@@ -230,7 +230,7 @@ def parse_facts(body: Body) -> ServerFacts:
         model_path=_str(body, "model_path"),
         build=_str(body, "build_info"),
         total_slots=_int(body, "total_slots"),
-        vision=_dict(body, "modalities").get("vision") is True,
+        has_vision=_dict(body, "modalities").get("vision") is True,
         media_marker=_str(body, "media_marker") or "<__media__>",  # missing in builds from 2025
         end_token=_str(body, "eos_token"),
     )

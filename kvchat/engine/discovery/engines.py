@@ -284,7 +284,7 @@ def usable_engine(settings_path: str | None) -> EngineProbe:
 @dataclass(frozen=True)
 class EngineEntry:
     location: EngineLocation
-    chosen: bool  # kvchat uses it with the current settings
+    is_in_use: bool  # kvchat uses it with the current settings
     version: str = ""
     build: int | None = None
     devices: tuple[Device, ...] = ()

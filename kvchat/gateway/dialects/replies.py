@@ -6,7 +6,7 @@ from typing import Any
 
 from kvchat.engine.api.wire import Timings
 from kvchat.gateway.dialects.conversion import Json
-from kvchat.gateway.dialects.request import THREAD_BYTES, Form, RequestRefused
+from kvchat.gateway.dialects.request import THREAD_BYTES, Dialect, RequestRefused
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ MAX_PARSED = 64_000_000  # bytes; longer responses are not kept
 class ResponseParser:
     """Parser for one response. Call `feed` with each chunk, then `finish`; both return bytes for the client."""
 
-    form: Form
+    dialect: Dialect
     stream: bool
     usage: UsageCorrection = field(default_factory=UsageCorrection)
     timings: Timings | None = None  # from the engine; times it omits are 0
@@ -100,19 +100,19 @@ class ResponseParser:
         if not self.is_complete or self._size > MAX_PARSED:
             return None
         blocks = [self._blocks[index] for index in sorted(self._blocks)]
-        match self.form:
-            case Form.CHAT:
+        match self.dialect:
+            case Dialect.CHAT:
                 return (
                     {"role": "assistant", "content": None} | self._message | ({"tool_calls": blocks} if blocks else {})
                 )
-            case Form.COMPLETION:
+            case Dialect.COMPLETION:
                 return self._message
-            case Form.MESSAGES:
+            case Dialect.MESSAGES:
                 for block in blocks:
                     if isinstance(block, dict) and block.get("type") == "tool_use" and "partial_json" in block:
                         block["input"] = _parse_object(block.pop("partial_json").encode())
                 return {"content": blocks}
-            case Form.RESPONSES:
+            case Dialect.RESPONSES:
                 return None if self._output is None else {"output": self._output}
         return None
 
@@ -144,24 +144,24 @@ class ResponseParser:
             return data
 
     def _read_reply(self, event: Json) -> None:
-        match self.form, event.get("type") if self.stream else None:
-            case ((Form.CHAT | Form.COMPLETION), _):
+        match self.dialect, event.get("type") if self.stream else None:
+            case ((Dialect.CHAT | Dialect.COMPLETION), _):
                 for choice in event.get("choices") or ():
                     if choice.get("index", 0) == 0:
                         self._add_message(choice.get("delta") or choice.get("message") or {"text": choice.get("text")})
                         self.is_complete = self.is_complete or not self.stream or bool(choice.get("finish_reason"))
-            case Form.MESSAGES, None:
+            case Dialect.MESSAGES, None:
                 self.is_complete, self._blocks = "content" in event, dict(enumerate(event.get("content") or ()))
-            case Form.MESSAGES, "content_block_start":
+            case Dialect.MESSAGES, "content_block_start":
                 self._blocks[event.get("index", 0)] = dict(event.get("content_block") or {})
-            case Form.MESSAGES, "content_block_delta":
+            case Dialect.MESSAGES, "content_block_delta":
                 block, delta = self._blocks.setdefault(event.get("index", 0), {}), event.get("delta") or {}
                 _append_texts(block, delta, ("text", "thinking", "signature", "partial_json"))
-            case Form.MESSAGES, "message_stop":
+            case Dialect.MESSAGES, "message_stop":
                 self.is_complete = True
-            case Form.RESPONSES, None:
+            case Dialect.RESPONSES, None:
                 self.is_complete, self._output = "output" in event, event.get("output")
-            case Form.RESPONSES, "response.completed":
+            case Dialect.RESPONSES, "response.completed":
                 self.is_complete, self._output = True, (event.get("response") or {}).get("output")
 
     def _add_message(self, message: Json) -> None:
@@ -188,7 +188,7 @@ class ResponseParser:
             (cached,) = _integers(usage["input_tokens_details"] or {}, "cached_tokens")
             prompt, predicted = _integers(usage, "input_tokens", "output_tokens")
             prompt -= cached
-        elif self.form is Form.MESSAGES and "output_tokens" in usage:
+        elif self.dialect is Dialect.MESSAGES and "output_tokens" in usage:
             before = self.timings or Timings(0, 0, 0.0, 0, 0.0)
             self.timings = replace(before, predicted_n=int(usage["output_tokens"] or 0))
             return

@@ -21,7 +21,7 @@ MAX_TOKEN_ID = 2**31  # the engine truncates ids to 32 bits
 SLOT_OPTIONS = b',"id_slot":%d,"cache_prompt":%b,"n_cache_reuse":0}'
 
 
-class Form(Enum):
+class Dialect(Enum):
     CHAT = "chat"
     COMPLETION = "completion"
     RESPONSES = "responses"
@@ -31,12 +31,12 @@ class Form(Enum):
 
 # These endpoints generate and need a slot.
 GENERATING_PATHS = {
-    "/v1/chat/completions": Form.CHAT,
-    "/chat/completions": Form.CHAT,
-    "/v1/completions": Form.COMPLETION,
-    "/v1/responses": Form.RESPONSES,
-    "/responses": Form.RESPONSES,
-    "/v1/messages": Form.MESSAGES,
+    "/v1/chat/completions": Dialect.CHAT,
+    "/chat/completions": Dialect.CHAT,
+    "/v1/completions": Dialect.COMPLETION,
+    "/v1/responses": Dialect.RESPONSES,
+    "/responses": Dialect.RESPONSES,
+    "/v1/messages": Dialect.MESSAGES,
 }
 # Engine endpoints forwarded without a slot: counting tokens and rendering templates need none.
 SLOTLESS_PATHS = (
@@ -62,7 +62,7 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    form: Form
+    dialect: Dialect
     raw: bytes
     body: Json
 
@@ -91,11 +91,11 @@ class ParsedRequest:
         This applies to a request that has several prompts or answers, or that generates nothing (such as embeddings).
         """
         prompt, prompts = self.body.get("prompt"), 1
-        if self.form is Form.COMPLETION and isinstance(prompt, list):
+        if self.dialect is Dialect.COMPLETION and isinstance(prompt, list):
             # Token ids and texts in one list form one prompt; a text may have pictures.
             is_list = not any(isinstance(part, int) for part in prompt)
             prompts = len(prompt) if is_list and any(isinstance(part, str | list | dict) for part in prompt) else 1
-        return self.form is Form.PLAIN or prompts > 1 or not self._wants_one_answer
+        return self.dialect is Dialect.PLAIN or prompts > 1 or not self._wants_one_answer
 
     @property
     def _wants_one_answer(self) -> bool:
@@ -105,12 +105,12 @@ class ParsedRequest:
 
     def check(self) -> None:
         """Raise RequestRefused for a body that the engine would misinterpret."""
-        if self.form is Form.MESSAGES and not self._wants_one_answer:
+        if self.dialect is Dialect.MESSAGES and not self._wants_one_answer:
             raise RequestRefused(400, "This API returns one response per request; omit “n”.")
         if self.body.get("lora"):  # LoRA rows in the slot would not match the model's
             raise RequestRefused(400, "Requests cannot select LoRA adapters.")
         prompt = self.body.get("prompt")
-        if self.form is Form.COMPLETION and isinstance(prompt, list):
+        if self.dialect is Dialect.COMPLETION and isinstance(prompt, list):
             lists = (prompt, *(ids for ids in prompt if isinstance(ids, list)))
             if any(type(token) is int and not 0 <= token < MAX_TOKEN_ID for ids in lists for token in ids):
                 raise RequestRefused(400, "The prompt contains invalid token ids.")
@@ -128,12 +128,12 @@ class ParsedRequest:
     def chat(self) -> Json:
         """The request as a chat completion, for `/apply-template`. Raises Unconvertible."""
         try:
-            match self.form:
-                case Form.CHAT:
+            match self.dialect:
+                case Dialect.CHAT:
                     return self.body
-                case Form.MESSAGES:
+                case Dialect.MESSAGES:
                     return from_messages(self.body)
-                case Form.RESPONSES:
+                case Dialect.RESPONSES:
                     return from_responses(self.body)
         except (KeyError, TypeError, AttributeError) as error:
             raise Unconvertible(str(error)) from error
@@ -149,7 +149,7 @@ class ParsedRequest:
 
         None for a text completion, or without system prompt and tools. Raises Unconvertible.
         """
-        if self.form is Form.COMPLETION:
+        if self.dialect is Dialect.COMPLETION:
             return None
         messages = _list(self.chat.get("messages"))
         system = [*itertools.takewhile(lambda message: _role(message) in ("system", "developer"), messages)]
@@ -162,16 +162,16 @@ class ParsedRequest:
 
         A chat completion or, for text completions, a prompt; None if unpredictable. Raises Unconvertible.
         """
-        if self.form is Form.COMPLETION:
+        if self.dialect is Dialect.COMPLETION:
             prompt = self.body.get("prompt")
             return f"{prompt}{reply.get('text') or ''}{text}" if isinstance(prompt, str) else None
         messages = _list(self.chat.get("messages"))
         if messages and _role(messages[-1]) == "assistant":
             return None  # a continued reply: how the client will send it back is unknown
-        match self.form:
-            case Form.MESSAGES:
+        match self.dialect:
+            case Dialect.MESSAGES:
                 more = from_messages({"messages": [{"role": "assistant", "content": reply.get("content")}]})["messages"]
-            case Form.RESPONSES:
+            case Dialect.RESPONSES:
                 more = from_responses({"input": reply.get("output")})["messages"]
             case _:
                 more = [reply]
@@ -184,7 +184,7 @@ class ParsedRequest:
         return self.chat | {"messages": [*messages, *more, following]}
 
 
-def parse_request(form: Form, raw: bytes) -> ParsedRequest:
+def parse_request(dialect: Dialect, raw: bytes) -> ParsedRequest:
     """Parse a request body. Raises RequestRefused if it is not a JSON object."""
     try:
         text = raw.decode("utf-8-sig")
@@ -193,12 +193,12 @@ def parse_request(form: Form, raw: bytes) -> ParsedRequest:
             raise ValueError("it is not an object")
     except (ValueError, RecursionError) as error:
         raise RequestRefused(400, f"The request body is not a valid JSON object: {error}") from error
-    return ParsedRequest(form, raw, body)
+    return ParsedRequest(dialect, raw, body)
 
 
-def refusal(form: Form | None, status: int, message: str, kind: str) -> Json:
+def refusal(dialect: Dialect | None, status: int, message: str, kind: str) -> Json:
     """Return an error in the dialect's format. `kind` is OpenAI's type; Anthropic's depends on `status`."""
-    if form is Form.MESSAGES:
+    if dialect is Dialect.MESSAGES:
         kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
         kinds |= {413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error"}
         named = kinds.get(status, "invalid_request_error" if status < 500 else "api_error")

@@ -271,7 +271,7 @@ class QuitController(QObject):
             ends.append(_("The starter model is being downloaded."))
         if runtime.engines.download is not None:
             ends.append(_("An engine is being downloaded. You can resume the download later."))
-        if runtime.chat.library.reading:
+        if runtime.chat.library.processing:
             ends.append(_("Documents are being processed for the library. The progress so far is saved."))
         if runtime.api_server.active_requests:
             ends.append(_("A reply to an app is being generated and will be cut off."))

@@ -35,7 +35,7 @@ from kvchat.ui.widgets.text_search import ClearableField
 _PRIVACY = N_("kvchat contacts huggingface.co only when you search or download.")
 
 
-class HubModels(QWidget):
+class HubModelsPage(QWidget):
     """Page of models to download. It goes online only when the user searches, opens a repository or downloads."""
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:

@@ -25,7 +25,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ask_if_metered, confirm, file_dialog
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.first_start import starter_title
-from kvchat.ui.models.hub_models import AccessTokenDialog, HubModels
+from kvchat.ui.models.hub_models import AccessTokenDialog, HubModelsPage
 from kvchat.ui.models.model_choice import found_row, model_sort_key
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, flow
@@ -39,7 +39,7 @@ _NO_MODEL = N_(
 _MODELS_PER_REFRESH = 25  # models per refresh of the list; the first scan of hundreds takes seconds
 
 
-class LocalModels(QWidget):
+class LocalModelsPage(QWidget):
     use_requested = Signal(object)  # Path
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
@@ -205,7 +205,7 @@ class ModelsWindow(Panel):
         super().__init__(runtime, look, runner, _("Models"), parent, size=(760, 640), min_size=(480, 440))
         self.subscribe_while_open(runtime.models.downloads.subscribe, self._download_changed)
         self._token = AccessTokenDialog(runtime, look, runner, self)
-        self.local, self.hub = LocalModels(runtime, look, self), HubModels(runtime, look, self)
+        self.local, self.hub = LocalModelsPage(runtime, look, self), HubModelsPage(runtime, look, self)
         self.downloads = DownloadsView(self, runtime)
         self._pages, self.tabs = QStackedWidget(), QButtonGroup(self)
         for number, (title, page) in enumerate(((_("On this computer"), self.local), (_("Download"), self.hub))):

@@ -123,7 +123,7 @@ class EnginePage(SettingsPage):
         graphics = self._graphics
         self.card.setVisible(graphics is not None and bool(graphics.vendors))
         if graphics is not None:
-            used = any(entry.chosen and entry.backends for entry in self.engines)
+            used = any(entry.is_in_use and entry.backends for entry in self.engines)
             advice = [
                 _("An engine that supports this GPU generates replies several times faster."),
                 driver_advice(graphics),
@@ -151,7 +151,7 @@ class EnginePage(SettingsPage):
         try:
             path = self.runtime.settings.engine_path
             location = EngineLocation() if path in (None, EMBEDDED) else EngineLocation(Path(str(path)))
-            location = next((entry.location for entry in self.engines if entry.chosen), location)
+            location = next((entry.location for entry in self.engines if entry.is_in_use), location)
             await self.runtime.engines.test_engine(location, show_step)
         finally:
             self.test_button.setEnabled(True)
@@ -196,7 +196,7 @@ def _engine_name(entry: EngineEntry) -> str:
 
 
 def _describe_engine(entry: EngineEntry) -> str:
-    name = f"{'●' if entry.chosen else '○'} {_engine_name(entry)}{punctuation(': ')}"
+    name = f"{'●' if entry.is_in_use else '○'} {_engine_name(entry)}{punctuation(': ')}"
     if entry.problem is not None:
         return f"{name}{join_sentences(entry.problem.title, entry.problem.detail)}"
     devices = join_list(device.label for device in entry.devices) or _("CPU only")

@@ -115,8 +115,8 @@ class LibraryWindow(Panel):
         self._show()
 
     def _show(self) -> None:
-        before, reading = self.list.current, self._library.reading
-        self.list.show_rows([prepared_row(status, reading.get(status.prepared.id)) for status in self._statuses])
+        before, processing = self.list.current, self._library.processing
+        self.list.show_rows([prepared_row(status, processing.get(status.prepared.id)) for status in self._statuses])
         ids = [status.prepared.id for status in self._statuses]
         if self._id_to_select in ids:
             self.list.select(self._id_to_select)
@@ -129,16 +129,16 @@ class LibraryWindow(Panel):
 
     def _show_current(self) -> None:
         current = self._current
-        reading = self._library.reading.get(current.prepared.id) if current else None
+        progress = self._library.processing.get(current.prepared.id) if current else None
         if current is not None:
             left, folder = self._library.time_left(current.prepared), self._runtime.paths.save_points
-            self.details.setText(describe_status(current, reading, left, folder))
-        if reading is not None:
-            self.bar.setValue(1000 * reading.done_tokens // max(reading.total, 1))
-        self.bar.setVisible(reading is not None)
-        self.stop_button.setVisible(reading is not None)
+            self.details.setText(describe_status(current, progress, left, folder))
+        if progress is not None:
+            self.bar.setValue(1000 * progress.done_tokens // max(progress.total, 1))
+        self.bar.setVisible(progress is not None)
+        self.stop_button.setVisible(progress is not None)
         for action in (self.reprocess_button, self.remove_button):
-            action.setVisible(current is not None and reading is None)
+            action.setVisible(current is not None and progress is None)
         self.details.setVisible(current is not None)
         self.start_chat_button.setVisible(current is not None)
         self.start_chat_button.setEnabled(current is not None and current.prepared.is_read)
@@ -220,7 +220,7 @@ def describe_estimate(estimate: Estimate) -> str:
     return join_sentences(text, _("You can keep chatting: your messages take priority."))
 
 
-def prepared_row(status: PreparedStatus, reading: ProcessingTask | None) -> Row:
+def prepared_row(status: PreparedStatus, progress: ProcessingTask | None) -> Row:
     prepared = status.prepared
     parts = [plural(len(prepared.sources), "{count} file", "{count} files")]
     if prepared.is_read:
@@ -229,8 +229,8 @@ def prepared_row(status: PreparedStatus, reading: ProcessingTask | None) -> Row:
             parts.append(_("saves {time}", time=format_estimate(status.time)))
         parts.append(Path(prepared.model).stem)
     chip, tone = _("ready"), Tone.GOOD
-    if reading is not None:
-        share = f"{100 * reading.done_tokens // reading.total} %" if reading.total else "…"
+    if progress is not None:
+        share = f"{100 * progress.done_tokens // progress.total} %" if progress.total else "…"
         chip, tone = _("processing {share}", share=share), Tone.PLAIN
     elif status.reprocess_reason:
         chip, tone = _("needs processing") if prepared.is_read else _("not processed"), Tone.WARN
@@ -240,18 +240,18 @@ def prepared_row(status: PreparedStatus, reading: ProcessingTask | None) -> Row:
 
 
 def describe_status(
-    status: PreparedStatus, reading: ProcessingTask | None, left: TimeRange | None, folder: Path
+    status: PreparedStatus, progress: ProcessingTask | None, left: TimeRange | None, folder: Path
 ) -> str:
     """Describe prepared documents. `left` is the time until they are processed, `folder` where memory is saved."""
     prepared, reason = status.prepared, status.reprocess_reason
     lines = [left_to_right(join_list(prepared.paths))]
-    if reading is not None:
-        done, total = format_number(reading.done_tokens), format_number(reading.total)
+    if progress is not None:
+        done, total = format_number(progress.done_tokens), format_number(progress.total)
         text = _("Waiting to be processed.")
-        if reading.total and left:
+        if progress.total and left:
             time = format_estimate(left)
             text = _("{done} of {total} tokens processed, {time} left.", done=done, total=total, time=time)
-        elif reading.total:
+        elif progress.total:
             text = _("{done} of {total} tokens processed.", done=done, total=total)
         return "\n".join([*lines, join_sentences(text, _("Your messages take priority."))])
     if prepared.is_read:

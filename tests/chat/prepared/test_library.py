@@ -70,7 +70,7 @@ async def test_interrupted_reading_resumes_at_the_last_save_if_states_cannot_be_
     library = stage.service.library
     added = await library.add([folder], "Manual")
     task = asyncio.ensure_future(library.process(added))
-    await stage.until(lambda: (reading := library.reading.get(added.id)) and reading.done_tokens > 600)
+    await stage.until(lambda: (reading := library.processing.get(added.id)) and reading.done_tokens > 600)
     library.stop()  # as when kvchat ends
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -213,8 +213,8 @@ async def test_engine_crash_while_saving_the_system_prompt_costs_no_reply(stage:
 
 
 def test_successful_restore_clears_a_hollow_one() -> None:
-    once = RestoreFinding(Strategy.COMPLETE, proved=True).after_restore(hollow=True)
+    once = RestoreFinding(Strategy.COMPLETE, proved=True).after_restore(was_used=False)
     assert once.strategy is Strategy.COMPLETE
-    assert once.after_restore(hollow=False) == RestoreFinding(Strategy.COMPLETE, proved=True)
-    assert once.after_restore(hollow=True).strategy is Strategy.LONG
-    assert RestoreFinding(Strategy.SETTLE, proved=False).after_restore(hollow=True).strategy is Strategy.NONE
+    assert once.after_restore(was_used=True) == RestoreFinding(Strategy.COMPLETE, proved=True)
+    assert once.after_restore(was_used=False).strategy is Strategy.LONG
+    assert RestoreFinding(Strategy.SETTLE, proved=False).after_restore(was_used=False).strategy is Strategy.NONE

@@ -30,7 +30,7 @@ async def engine(request: pytest.FixtureRequest, smollm2: Path, tmp_path: Path) 
     async with supervised(request.getfixturevalue(request.param), plan) as supervisor:
         engine = await supervisor.ready()
         facts = await engine.facts()
-        assert facts.vision
+        assert facts.has_vision
         yield engine.with_projector("projector", facts.media_marker)
 
 

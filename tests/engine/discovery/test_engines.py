@@ -150,13 +150,16 @@ def test_list_of_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     old_engine.set(FAKE_VERSION=6000)
     monkeypatch.setattr(probing, "installed_engines", lambda: [old_engine.location, good_engine.location])
     old, good = list_engines(None)
-    assert (old.chosen, good.chosen) == (False, True)
+    assert (old.is_in_use, good.is_in_use) == (False, True)
     assert "too old" in old.problem.title
     assert (good.version, good.backends) == ("0 (fake)", ("FAKE",))
     assert good.devices[0].description == "Fake GPU"
     other_name = tmp_path / "link"
     other_name.symlink_to(good_engine.path)
     entries = list_engines(str(other_name))
-    assert [(entry.location.path, entry.chosen) for entry in entries] == [(other_name, True), (old_engine.path, False)]
-    assert not any(entry.chosen for entry in list_engines(str(old_engine.path)))
+    assert [(entry.location.path, entry.is_in_use) for entry in entries] == [
+        (other_name, True),
+        (old_engine.path, False),
+    ]
+    assert not any(entry.is_in_use for entry in list_engines(str(old_engine.path)))
     assert len(list_engines("/nowhere")) == 2

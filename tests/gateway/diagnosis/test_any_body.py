@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvchat.gateway.diagnosis.prompts import Prompt
 from kvchat.gateway.diagnosis.rules import RULES
-from kvchat.gateway.dialects.request import Form, ParsedRequest
+from kvchat.gateway.dialects.request import Dialect, ParsedRequest
 from kvchat.gateway.rewriting import PromptRewriter, tokens_saved
 from tests.gateway import agents
 
@@ -41,7 +41,7 @@ def test_no_body_raises(first: dict[str, Any], second: dict[str, Any]) -> None:
     rewriter = PromptRewriter()
     for body in (first, second, first):
         before = json.dumps(body)
-        request = ParsedRequest(Form.CHAT, before.encode(), body)
+        request = ParsedRequest(Dialect.CHAT, before.encode(), body)
         rewritten, changes = rewriter.rewrite("any", request, RULES)
         assert json.dumps(body) == before
         assert changes or rewritten is request
@@ -57,7 +57,7 @@ def test_no_body_raises(first: dict[str, Any], second: dict[str, Any]) -> None:
 def test_rules_change_nothing_else(others: dict[str, Any]) -> None:
     body = others | agents.claude_code(tools=[{"name": "b"}, {"name": "a"}])
     rewritten, changes = PromptRewriter().rewrite(
-        "claude-cli", ParsedRequest(Form.MESSAGES, json.dumps(body).encode(), body), RULES
+        "claude-cli", ParsedRequest(Dialect.MESSAGES, json.dumps(body).encode(), body), RULES
     )
     assert len(changes) == 1
     assert json.loads(rewritten.raw) == body | {"system": body["system"][1:]}

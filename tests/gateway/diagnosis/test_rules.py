@@ -9,7 +9,7 @@ import pytest
 
 from kvchat.gateway.diagnosis.prompts import Prompt
 from kvchat.gateway.diagnosis.rules import RULES, PromptChange
-from kvchat.gateway.dialects.request import Form, ParsedRequest
+from kvchat.gateway.dialects.request import Dialect, ParsedRequest
 from kvchat.gateway.rewriting import PromptRewriter, tokens_saved
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
@@ -26,7 +26,7 @@ class Clock:
 def rewrite(
     rewriter: PromptRewriter, body: Body, rules: Collection[str] = tuple(RULES)
 ) -> tuple[Body, tuple[PromptChange, ...]]:
-    request = ParsedRequest(Form.CHAT, json.dumps(body, ensure_ascii=False).encode(), body)
+    request = ParsedRequest(Dialect.CHAT, json.dumps(body, ensure_ascii=False).encode(), body)
     rewritten, changes = rewriter.rewrite("program", request, rules)
     assert json.loads(rewritten.raw) == rewritten.body
     assert changes or rewritten is request

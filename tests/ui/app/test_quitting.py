@@ -75,11 +75,11 @@ async def test_what_other_programs_and_the_library_lose_is_asked_about(
     runtime.api_server.active_requests = []
     assert window.quit_controller.question is not None
     window.quit_controller.question.reject()
-    runtime.chat.library.reading["a"] = object()  # type: ignore[assignment]
+    runtime.chat.library.processing["a"] = object()  # type: ignore[assignment]
     window.quit_controller.ask()
     assert "Documents are being processed" in said(window)
     assert not heard
-    runtime.chat.library.reading.clear()
+    runtime.chat.library.processing.clear()
     window.quit_controller.question.confirm_button.click()
     assert heard
 
