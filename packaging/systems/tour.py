@@ -38,6 +38,8 @@ class System:
     process_pattern = ""  # matches the command line of the window's process
     engine_pattern = ""  # matches the command line of the engine's process
     has_tray = True
+    has_session_bus = False  # through which the tour reads the tray's menu and the notifications
+    has_screen_reader = False
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -160,6 +162,7 @@ class Windows(System):
 class Desktop(System):
     """A Linux desktop in a Debian root, on Xvfb or, for GNOME, on a virtual monitor."""
 
+    has_session_bus = True
     name = ""
     variables: ClassVar[dict[str, str]] = {}
     session = ""  # shell script of the session, in whose folder $RUN it may write
@@ -238,11 +241,6 @@ class Desktop(System):
     def notifications(self) -> str:
         return (self._run / "notifications.log").read_text(errors="replace")
 
-    def speech(self) -> str | None:
-        """Return all that the screen reader has said, or None if none runs."""
-        log = self._run / "orca.log"
-        return "\n".join(re.findall("SPEECH OUTPUT: (.*)", log.read_text(errors="replace"))) if log.exists() else None
-
     def close(self) -> None:
         super().close()
         for folder in Path("/proc").glob("[0-9]*"):  # what the session has started through its bus
@@ -254,6 +252,7 @@ class Desktop(System):
 class Xfce(Desktop):
     """XFCE's window manager, panel and notifications on X11, with the screen reader Orca."""
 
+    has_screen_reader = True
     name = "xfce"
     variables: ClassVar[dict[str, str]] = {
         "XDG_CURRENT_DESKTOP": "XFCE",
@@ -269,6 +268,10 @@ for property in ScreenReaderEnabled IsEnabled; do
     --method org.freedesktop.DBus.Properties.Set org.a11y.Status $property "<true>"
 done
 orca --replace --debug-file=$RUN/orca.log &"""
+
+    def speech(self) -> str:
+        """Return all that the screen reader has said."""
+        return "\n".join(re.findall("SPEECH OUTPUT: (.*)", (self._run / "orca.log").read_text(errors="replace")))
 
 
 class Kde(Desktop):
@@ -525,11 +528,11 @@ class Tour:
             self.start()
             self.ask("And which of them can sing?")
             expect(self.newest_receipt()["source"], "disk", "warm", "ahead")
-        if isinstance(system, Desktop) and system.speech() is not None:
+        if system.has_screen_reader:
             with self.step("The screen reader reads the reply", picture=False):
                 query = "SELECT content FROM messages WHERE role = 'assistant' ORDER BY created_at DESC LIMIT 1"
                 last = re.findall(r"\w+", self.rows(query)[0][0])[-1]
-                wait(lambda: re.search(f"Reply: .*{last}", system.speech() or ""), "speech of the reply", 20)
+                wait(lambda: re.search(f"Reply: .*{last}", system.speech()), "speech of the reply", 20)
         if system.has_tray:
             with self.step("Close to the tray"):
                 system.keys("alt+F4")
@@ -541,7 +544,7 @@ class Tour:
                 time.sleep(3)
                 expect_running(system, "closing the window quit kvchat without asking")
             system.keys("Escape")
-        if isinstance(system, Desktop) and system.has_tray:
+        if system.has_session_bus and system.has_tray:
             with self.step("Open again by the tray menu"):
                 menu = system.tray_menu()
                 missing = {"Open kvchat", "New chat", "Quick question", "Stop engine", "Quit"} - menu.keys()
@@ -596,7 +599,7 @@ class Tour:
                 system.keys("alt+F4")
             for pid in system.pids(system.engine_pattern):
                 os.kill(pid, signal.SIGKILL)
-            if isinstance(system, Desktop) and system.has_tray:
+            if system.has_session_bus and system.has_tray:
                 wait(lambda: "The reply failed" in system.notifications(), "notification", 30)
             time.sleep(4)
         with self.step("The next message restarts the engine"):
