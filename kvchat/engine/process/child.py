@@ -129,6 +129,7 @@ class EngineProcess(asyncio.SubprocessProtocol):
         environment: Mapping[str, str],
         log: EngineLog,
         *,
+        working_folder: Path | None = None,
         use_pipe: bool = sys.platform != "linux",
     ) -> EngineProcess:
         """Start `command` on the main thread, which the guard watches on Linux. Raises OSError."""
@@ -141,6 +142,7 @@ class EngineProcess(asyncio.SubprocessProtocol):
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=dict(environment),
+            cwd=working_folder,
             start_new_session=True,
             creationflags=_NEW_GROUP | parent_guard.no_window_flags(),
         )

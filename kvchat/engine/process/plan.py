@@ -31,6 +31,8 @@ FULL_WINDOW_OPTION = "--swa-full"  # keeps the whole KV cache of models with a s
 
 MIB = 1024 * 1024
 
+_MAX_WINDOWS_PATH = 200  # characters; programs like llama-server can open 259, including the name of a slot file
+
 ParameterValue = str | int | bool | tuple[str, ...]
 
 
@@ -73,12 +75,12 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
     if plan.fit_target is not None:
         optional.append(["--fit-target", str(plan.fit_target // MIB)])
     arguments = [
-        *("--model", str(plan.model)),
+        *("--model", _engine_path(plan.model)),
         *("--host", plan.host),
         *("--port", str(plan.port)),
         *("--ctx-size", str(plan.context_size)),
         *("--batch-size", str(plan.batch_size)),
-        *("--slot-save-path", str(plan.slot_path)),
+        *("--slot-save-path", _engine_path(plan.slot_path)),
         *("--parallel", str(plan.slots)),
         *("-ctk", plan.kv_type),
         *("-ctv", plan.kv_type),
@@ -89,21 +91,28 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
     if plan.without_gpu:
         arguments += ["--n-gpu-layers", "0"]
     if plan.projector is not None:
-        arguments += ["--mmproj", str(plan.projector)]
+        arguments += ["--mmproj", _engine_path(plan.projector)]
     if plan.rpc_workers:
         arguments += ["--rpc", ",".join(plan.rpc_workers)]
     return [*arguments, *plan.extra_arguments]
 
 
+def _engine_path(path: Path) -> str:
+    r"""Return a path for the engine. On Windows, only the prefix \\?\ lets it open a long one."""
+    text = str(path)
+    is_long = sys.platform == "win32" and len(text) > _MAX_WINDOWS_PATH and not text.startswith("\\\\")
+    return f"\\\\?\\{text}" if is_long else text
+
+
 def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
     fields: dict[str, ParameterValue] = {
-        "model.path": str(plan.model),
+        "model.path": _engine_path(plan.model),
         "hostnames": (plan.host,),
         "port": plan.port,
         "n_ctx": plan.context_size,
         "n_batch": plan.batch_size,
         # With a separator at the end, because the engine only appends the file's name.
-        "slot_save_path": str(plan.slot_path / "_")[:-1],
+        "slot_save_path": _engine_path(plan.slot_path) + os.sep,
         "n_parallel": plan.slots,
         "kv_unified": True,
         "cache_type_k": plan.kv_type,
@@ -119,7 +128,7 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
         "n_ctx_checkpoints": CONTEXT_CHECKPOINTS,
     }
     if plan.projector is not None:
-        fields["mmproj.path"] = str(plan.projector)
+        fields["mmproj.path"] = _engine_path(plan.projector)
     return fields
 
 
@@ -134,6 +143,7 @@ class Invocation:
     command: tuple[str, ...]
     key: str = field(repr=False)
     environment: dict[str, str] = field(repr=False)
+    working_folder: Path | None = None  # None: kvchat's
 
     @property
     def base_url(self) -> str:
@@ -143,12 +153,17 @@ class Invocation:
 def make_invocation(location: EngineLocation, plan: LaunchPlan) -> Invocation:
     """Create an invocation with a new key and, if the plan has no port, a free one."""
     plan = dataclasses.replace(plan, port=plan.port or free_port(plan.host))
+    folder = None
     if location.path is None:
         command, key_variable = embedded.command(json.dumps(embedded_parameters(plan))), embedded.KEY_VARIABLE
     else:
-        command, key_variable = [str(location.path), *llama_server_arguments(plan)], "LLAMA_API_KEY"
+        short = plan
+        if sys.platform == "win32" and not str(plan.slot_path).isascii():
+            # It checks the folder in the ANSI code page, but gets its name in UTF-8 (fs_is_directory in common.cpp).
+            folder, short = plan.slot_path.parent, dataclasses.replace(plan, slot_path=Path(plan.slot_path.name))
+        command, key_variable = [str(location.path), *llama_server_arguments(short)], "LLAMA_API_KEY"
     key = secrets.token_urlsafe(32)
-    return Invocation(plan, tuple(command), key, os.environ | {key_variable: key})
+    return Invocation(plan, tuple(command), key, os.environ | {key_variable: key}, folder)
 
 
 def free_port(host: str) -> int:

@@ -262,7 +262,9 @@ class EngineSupervisor(EngineConnection):
         Return the failure, and True if the engine had been ready.
         """
         try:
-            process = await EngineProcess.spawn(invocation.command, invocation.environment, self.log)
+            process = await EngineProcess.spawn(
+                invocation.command, invocation.environment, self.log, working_folder=invocation.working_folder
+            )
         except OSError as error:
             title, advice = _("The engine could not be started"), _("Close some programs and try again.")
             return EngineFailure(FailureKind.EXITED, title, str(error), advice), False

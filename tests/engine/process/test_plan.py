@@ -55,6 +55,18 @@ def test_arguments_of_both_engines() -> None:
     assert arguments[-4:] == ["--rpc", "den:1,attic:2", "-t", "4"]  # the user's own come last
 
 
+def test_paths_for_engines_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    server, long = EngineLocation(Path("/bin/llama-server")), Path("/" + "x" * 201)
+    plan = replace(PLAN, model=long, slot_path=Path("/Jürgen/staging/0a"))
+    made = make_invocation(server, plan)
+    assert value_of("--model", list(made.command)) == rf"\\?\{long}"
+    assert value_of("--slot-save-path", list(made.command)) == "0a"
+    assert (made.working_folder, made.plan.slot_path) == (plan.slot_path.parent, plan.slot_path)
+    made = make_invocation(server, PLAN)
+    assert (value_of("--slot-save-path", list(made.command)), made.working_folder) == (str(PLAN.slot_path), None)
+
+
 def test_gpu_arguments() -> None:
     arguments = llama_server_arguments(PLAN)
     assert value_of("--fit", arguments) == "off"
