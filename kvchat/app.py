@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -89,7 +90,11 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _SHOW_WINDOW) ->
     finally:
         ownership.release()
     if code == _RESTART:
-        os.execv(sys.executable, [argument for argument in sys.orig_argv if argument not in ("--hidden", "quick")])
+        command = [argument for argument in sys.orig_argv if argument not in ("--hidden", "quick")]
+        if sys.platform == "win32":  # where `os.execv` splits arguments at spaces
+            subprocess.Popen(command)
+            return 0
+        os.execv(sys.executable, command)
     return code
 
 
