@@ -1,4 +1,4 @@
-"""A full disk or a failing index costs save points but no reply."""
+"""A full or removed disk or a failing index costs save points but no reply."""
 
 import contextlib
 import sqlite3
@@ -16,6 +16,7 @@ from kvchat.kvstore.saver import Saver
 from kvchat.session.events import SaveSkipped
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
+from tests.systems import deletes_open_files
 
 
 @contextlib.contextmanager
@@ -69,6 +70,21 @@ async def test_next_turn_needs_disk_space_only_for_new_rows(stage: Stage, monkey
     assert sizes
     assert stage.of(SaveSkipped) == []
     assert len(stage.save_points()) == 2
+
+
+@deletes_open_files
+async def test_removed_disk_costs_no_reply(stage: Stage) -> None:
+    """A drive is unplugged that holds the chat memory, and comes back."""
+    chat, folder = await stage.answered_chat(), stage.runtime.paths.save_points
+    away = folder.rename(folder.with_name("away"))
+    folder.touch()  # or kvchat would create it again
+    await stage.answered(chat, "And then?")
+    assert stage.of(SaveSkipped)
+    folder.unlink()
+    away.rename(folder)
+    await stage.answered(chat, "And after that?")
+    await stage.restart()
+    assert (await stage.answered(chat, "And at the end?")).source is Source.DISK
 
 
 class _Disk:

@@ -17,6 +17,7 @@ from kvchat.session.proof import Source
 from kvchat.session.restore_cost import MIN_GAIN, RestoreCost
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.chat.stage import QUESTION, Stage
+from tests.engine_fixtures import FakeEngine
 from tests.store_contents import spoil
 from tests.systems import WARM, needs_signals
 
@@ -272,3 +273,13 @@ async def test_long_history_is_tokenized_once(stage: Stage) -> None:
     sizes = [len(str(body["content"])) for body in stage.requests("/tokenize")[before:]]
     assert max(sizes) < 200
     assert len(sizes) <= 5
+
+
+async def test_folder_with_a_longer_path_than_windows_allows(
+    tmp_path: Path, fake_engine: FakeEngine, smollm2: Path
+) -> None:
+    """kvchat and its engine use it there if long paths are enabled."""
+    async with Stage(tmp_path / ("x" * 200) / ("y" * 60), fake_engine, smollm2) as stage:
+        chat = await stage.answered_chat()
+        await stage.restart()
+        assert (await stage.answered(chat, "And then?")).source is Source.DISK
