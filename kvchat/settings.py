@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.errors import KvchatError
-from kvchat.system.files import atomic_write, read_json
+from kvchat.system.files import atomic_write, read_json, replace_file, retry_while_open
 from kvchat.text.formatting import NUMBERS, format_size
 from kvchat.text.language import LANGUAGES, N_, SYSTEM, _, format_number, plural
 
@@ -346,12 +346,12 @@ class SettingsNotSaved(KvchatError):
 def load_settings(path: Path) -> Settings:
     """Read the settings, with defaults for missing and invalid values. Rename a file that is not JSON to `.bad`."""
     try:
-        return parse_settings(read_json(path, _MAX_FILE_BYTES))
+        return parse_settings(retry_while_open(lambda: read_json(path, _MAX_FILE_BYTES)))
     except (FileNotFoundError, TimeoutError):
         return Settings()
     except (OSError, ValueError):
         with contextlib.suppress(OSError):
-            path.replace(path.with_suffix(".json.bad"))
+            replace_file(path, path.with_suffix(".json.bad"))
         return Settings()
 
 

@@ -1,9 +1,11 @@
+import errno
 import json
 import math
 from pathlib import Path
 
 import pytest
 
+from kvchat import settings as settings_module
 from kvchat.library.gguf.kv_cache import KV_TYPES
 from kvchat.settings import (
     KV_TYPE_NAMES,
@@ -80,6 +82,31 @@ def test_kvchat_home(tmp_path):
         assert has_mode(folder, 0o700)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_settings_file_saved_by_a_text_editor(tmp_path, encoding):
+    file, settings = tmp_path / "settings.json", Settings(theme="dark", model_path="/Jürgens Ordner/晚.gguf")
+    save_settings(file, settings)
+    file.write_bytes(file.read_text("utf-8").replace("\n", "\r\n").encode(encoding))
+    assert load_settings(file) == settings
+
+
+def test_settings_file_that_another_program_has_locked_is_read_later(tmp_path, monkeypatch):
+    file, read, attempts = tmp_path / "settings.json", settings_module.read_json, []
+    save_settings(file, Settings(theme="dark"))
+
+    def read_as_windows(*arguments):
+        attempts.append(1)
+        if len(attempts) == 1:
+            error = PermissionError(errno.EACCES, "in use")
+            error.winerror = None  # as `os.open` raises it on Windows
+            raise error
+        return read(*arguments)
+
+    monkeypatch.setattr(settings_module, "read_json", read_as_windows)
+    assert load_settings(file) == Settings(theme="dark")
+    assert len(attempts) == 2
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -88,10 +115,11 @@ def test_kvchat_home(tmp_path):
         b'{"a":' * 100_000,
         b'{"seed": ' + b"9" * 5000 + b"}",
         b"\xff\xfe",
+        '{"model_path": "C:/Jürgen/a.gguf"}'.encode("cp1252"),
         b" " * 5_000_000,
         b"",
     ],
-    ids=["cut", "lists", "objects", "digits", "bytes", "large", "empty"],
+    ids=["cut", "lists", "objects", "digits", "bytes", "code page", "large", "empty"],
 )
 def test_unreadable_settings_file_is_renamed(tmp_path, content):
     file = tmp_path / "settings.json"

@@ -192,9 +192,10 @@ def read_passphrase(file: Path | None) -> str:
     if file is None:
         return ""
     try:
-        text = (
-            sys.stdin.readline() if file == STANDARD_STREAM else read_regular_file(file, MAX_PASSPHRASE_BYTES).decode()
-        )
+        if file == STANDARD_STREAM:
+            text = sys.stdin.readline()
+        else:
+            text = read_regular_file(file, MAX_PASSPHRASE_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise KvchatError(
             _("The passphrase could not be read"), f"{file}: {error}.", _("Specify a text file.")

@@ -85,7 +85,7 @@ def read_key_file(path: Path) -> dict[str, str]:
                 _("Other users can read {path}.", path=path),
                 _("Run: chmod 600 {path}", path=path),
             )
-        lines = read_regular_file(path, _MAX_FILE).decode().splitlines()
+        lines = read_regular_file(path, _MAX_FILE).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise KvchatError(_("The API key file cannot be read"), f"{path}: {error}.") from error
     keys: dict[str, str] = {}

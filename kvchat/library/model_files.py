@@ -95,7 +95,7 @@ def model_folders(
 def _lm_studio_folders(home: Path) -> Iterator[Path]:
     homes = [home / ".lmstudio", home / ".cache" / "lm-studio"]
     with suppress(OSError, UnicodeDecodeError):
-        if pointer := read_regular_file(home / ".lmstudio-home-pointer", 1_000_000).decode().strip():
+        if pointer := read_regular_file(home / ".lmstudio-home-pointer", 1_000_000).decode("utf-8-sig").strip():
             homes.insert(0, Path(pointer))
     for folder in homes:
         with suppress(OSError, ValueError, AttributeError):

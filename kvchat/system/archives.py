@@ -14,6 +14,7 @@ from gzip import BadGzipFile
 from pathlib import Path
 from typing import IO
 
+from kvchat.system.files import replace_file
 from kvchat.text.language import _
 
 MAX_UNPACKED_BYTES = 20_000_000_000  # more than any engine
@@ -55,7 +56,7 @@ def unpack(archive: Path, target: Path, stop: threading.Event) -> None:
         if len(paths) == 1 and paths[0].is_dir() and not paths[0].is_symlink():
             paths = list(paths[0].iterdir())
         for path in paths if not stop.is_set() else ():
-            path.replace(target / path.name)
+            replace_file(path, target / path.name)
 
 
 def _write(member: _Member, target: Path, stop: threading.Event) -> None:

@@ -24,7 +24,8 @@ from kvchat.text.language import _
 
 ACCESS_TIMEOUT_S = 10.0  # long enough for a sleeping disk
 SHARING_TIMEOUT_S = 3.0  # a virus scanner reads a new file for about a second
-_SHARING_ERRORS = (5, 32, 33)  # ERROR_ACCESS_DENIED, ERROR_SHARING_VIOLATION, ERROR_LOCK_VIOLATION
+# ERROR_ACCESS_DENIED, ERROR_SHARING_VIOLATION, ERROR_LOCK_VIOLATION, and None if `os.open` failed on Windows
+_SHARING_ERRORS = (5, 32, 33, None)
 _READ_BYTES = 1024 * 1024
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # some files in /proc block
 
@@ -43,6 +44,16 @@ def file_size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+_ONLINE_ONLY_ATTRIBUTES = 0x441000  # winnt.h: FILE_ATTRIBUTE_OFFLINE, _RECALL_ON_OPEN and _RECALL_ON_DATA_ACCESS
+_ONLINE_ONLY_FLAG = 0x40000000  # macOS' sys/stat.h: SF_DATALESS
+
+
+def is_online_only(status: os.stat_result) -> bool:
+    """Return True if reading the file would download it, for example from OneDrive or iCloud."""
+    attributes, flags = getattr(status, "st_file_attributes", 0), getattr(status, "st_flags", 0)
+    return bool(attributes & _ONLINE_ONLY_ATTRIBUTES or flags & _ONLINE_ONLY_FLAG)
 
 
 def file_stamp(path: Path) -> tuple[int, int, int]:
@@ -203,10 +214,10 @@ def atomic_write(target: Path, *, private: bool = False) -> Iterator[Path]:
         yield temporary
         with temporary.open("r+b") as written:
             os.fsync(written.fileno())
+        replace_file(temporary, destination)
         if old_mode is not None and not private:
             with contextlib.suppress(OSError):  # some file systems have no modes
-                temporary.chmod(stat.S_IMODE(old_mode))
-        replace_file(temporary, destination)
+                destination.chmod(stat.S_IMODE(old_mode))
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -218,18 +229,17 @@ def replace_file(source: Path, target: Path) -> None:
     retry_while_open(partial(source.replace, target))
 
 
-def retry_while_open(rename: Callable[[], object]) -> None:
-    """Call `rename`. On Windows, retry for SHARING_TIMEOUT_S while another program has the file open.
+def retry_while_open(function: Callable[[], R]) -> R:
+    """Call `function`. On Windows, retry for SHARING_TIMEOUT_S while another program has the file open.
 
     A virus scanner does that with each new file. Raises OSError.
     """
     deadline = time.monotonic() + SHARING_TIMEOUT_S
     while True:
         try:
-            rename()
-            return
+            return function()
         except PermissionError as error:
-            if getattr(error, "winerror", None) not in _SHARING_ERRORS or time.monotonic() > deadline:
+            if getattr(error, "winerror", 0) not in _SHARING_ERRORS or time.monotonic() > deadline:
                 raise
         time.sleep(0.05)
 

@@ -6,13 +6,14 @@ import socket
 import stat
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from kvchat.system import files
 from kvchat.system.files import NotAFile, atomic_write
-from tests.systems import has_mode, needs_links, needs_pipes
+from tests.systems import WINDOWS, has_mode, needs_links, needs_pipes
 
 
 def test_atomic_write_replaces_privately(tmp_path: Path) -> None:
@@ -80,6 +81,17 @@ def test_file_open_in_a_virus_scanner_is_replaced_when_closed(tmp_path: Path, mo
         new.write_text("new")
     closing.join()
     assert target.read_text() == "new"
+
+
+def test_read_only_file_is_replaced_or_kept(tmp_path: Path) -> None:
+    target = tmp_path / "settings.json"
+    target.write_text("old")
+    target.chmod(0o444)
+    with pytest.raises(PermissionError) if WINDOWS else nullcontext(), atomic_write(target) as new:
+        new.write_text("new")
+    assert (target.read_text(), has_mode(target, 0o444)) == ("old" if WINDOWS else "new", True)
+    assert list(tmp_path.iterdir()) == [target]
+    target.chmod(0o600)  # for pytest, which deletes it
 
 
 @needs_links
