@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ import platformdirs
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
 
+_LONGEST_NAME = 110  # characters of the longest path in a folder, except those of models
+_TOO_LONG_ERRORS = (3, 206)  # ERROR_PATH_NOT_FOUND, ERROR_FILENAME_EXCED_RANGE; Windows allows 259 characters
 RESTORING = "restore"  # folder in the data folder: a checked backup that replaces the data at the next start
 
 
@@ -62,6 +65,7 @@ class Paths:
         for folder in (self.config, self.data, self.cache, self.state):
             try:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                _check_length(folder)
             except OSError as error:
                 if folder != self.cache:
                     raise KvchatError(
@@ -70,6 +74,17 @@ class Paths:
                         _("Check the permissions of the folder, or set KVCHAT_HOME to another folder."),
                     ) from error
         return self
+
+
+def _check_length(folder: Path) -> None:
+    """Raise KvchatError if the system refuses the longest paths that kvchat creates in this folder."""
+    try:
+        (folder / ("x" * _LONGEST_NAME)).stat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG or getattr(error, "winerror", None) in _TOO_LONG_ERRORS:
+            raise KvchatError(
+                _("The path of a required folder is too long"), f"{folder}", _("Set KVCHAT_HOME to a shorter path.")
+            ) from error
 
 
 def resolve_paths(environment: dict[str, str] | None = None) -> Paths:

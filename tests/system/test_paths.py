@@ -81,6 +81,18 @@ def test_impossible_path_is_an_error_message(
     assert "(not created yet)" in capsys.readouterr().out
 
 
+@not_on_windows("its limit depends on its registry")
+def test_home_too_long_for_files_in_it_is_an_error_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for length, code in ((250, 0), (4000, 1)):  # Windows' and Linux's limits for a path
+        levels, rest = divmod(length - len(str(tmp_path)) - len("/config"), 100)
+        home = tmp_path.joinpath(*["x" * 99] * levels, "x" * rest)
+        monkeypatch.setenv("KVCHAT_HOME", str(home))
+        assert main(["chats"]) == code
+        assert ("too long" in capsys.readouterr().err) is bool(code)
+
+
 def test_folders_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chats are never in the disposable cache folder."""
     monkeypatch.delenv("KVCHAT_HOME", raising=False)

@@ -20,6 +20,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, Message, Role, as_datetime, as_text, new_message
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.system.files import is_online_only
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _, format_number, join_list, plural
 
@@ -126,6 +127,8 @@ def _read_document(path: Path, name: str, *, explicit: bool) -> Document | None:
     """Read a file's text, or None if it has none; if the user named the file (`explicit`), raise AttachmentError."""
     try:
         if not explicit:
+            if is_online_only(path.stat()):
+                return None
             with path.open("rb") as file:
                 head = file.read(_SNIFF_BYTES)
             is_utf16 = head.startswith((b"\xff\xfe", b"\xfe\xff"))

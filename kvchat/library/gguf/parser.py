@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kvchat.errors import KvchatError
-from kvchat.system.files import NotAFile, open_regular_file
+from kvchat.system.files import NotAFile, is_online_only, open_regular_file
 from kvchat.text.language import _
 
 HEADER_LIMIT = 512 * 1024 * 1024  # bytes; the largest known headers have about 30 MB
@@ -132,7 +132,14 @@ class GgufHeader:
 def read_header(path: Path) -> GgufHeader:
     """Read the header and check that the file is long enough for its tensors. Raises NotAModel."""
     try:
-        size = path.stat().st_size
+        status = path.stat()
+        if is_online_only(status):
+            raise NotAModel(
+                _("The model file is stored online only"),
+                _("{path} is in OneDrive, iCloud or similar storage, but not on this computer.", path=path),
+                _("Keep the file on this device (in the menu of your file manager), then try again."),
+            )
+        size = status.st_size
         with open_regular_file(path) as file:
             header = _parse(_Reader(file, size), path)
         if header.data_offset + max((tensor.offset + tensor.bytes for tensor in header.tensors), default=0) <= size:

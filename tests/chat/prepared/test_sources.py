@@ -8,6 +8,7 @@ import pytest
 from kvchat.chat.attachments import AttachmentError
 from kvchat.chat.prepared import documents
 from kvchat.chat.prepared.documents import PreparationError, detect_changes, read_documents
+from tests.systems import ONLINE_ONLY, make_online_only
 
 
 def write(folder: Path, **files: str) -> None:
@@ -31,6 +32,14 @@ def test_files_ignored_by_git_are_skipped(tmp_path: Path) -> None:
         "src/build/d.py",
         "src/e.log",
     ]
+
+
+def test_files_stored_online_only_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, here_md="a", cloud_md="b")
+    make_online_only(monkeypatch, tmp_path / "cloud.md", ONLINE_ONLY[0])
+    (document,) = read_documents([tmp_path])
+    assert document.text == "a"
+    assert not detect_changes([tmp_path], [document.source])
 
 
 def test_known_files_stay_first(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes, kv_bytes_per_token
 from kvchat.library.gguf.parser import TENSOR_TYPES, NotAModel, read_header
 from tests.library.gguf_files import LLAMA, write_gguf
-from tests.systems import WINDOWS
+from tests.systems import ONLINE_ONLY, WINDOWS, make_online_only
 
 
 def test_smollm2_facts(smollm2: Path) -> None:
@@ -93,6 +93,15 @@ def test_files_that_are_not_gguf_truncated_or_hostile(tmp_path: Path) -> None:
         path.write_bytes(content)
         assert words in str(refusal(path))
     assert ("missing" if WINDOWS else "cannot be read") in refusal(path / "below.gguf").title
+
+
+@pytest.mark.parametrize("mark", ONLINE_ONLY)
+def test_file_stored_online_only_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: tuple[str, int]
+) -> None:
+    path = write_gguf(tmp_path / "cloud.gguf")
+    make_online_only(monkeypatch, path, mark)
+    assert "stored online only" in refusal(path).title
 
 
 def test_files_that_are_not_chat_models(tmp_path: Path) -> None:
