@@ -62,7 +62,7 @@ async def request(
         code, results = await answer
     finally:
         stop()
-    if code:
+    if code and not results:  # GNOME 48.0 returns a random code with a bound shortcut (shell_grab_accelerators_done)
         raise PortalDeclined if code == _CANCELLED else PortalFailed(f"{method}: {code}")
     return results
 
@@ -112,7 +112,10 @@ class GlobalKey(QObject):
                         _("kvchat is not in the desktop’s app menu, which some desktops require."),
                         _("Turn on “Show in the app menu” in Settings, General, then try again."),
                     ) from error
-                raise GlobalKeyUnavailable(_("Your desktop does not support global shortcuts for apps.")) from error
+                reason = _("Your desktop does not support global shortcuts for apps.")
+                if isinstance(error, PortalDeclined | PortalFailed):
+                    reason = _("Your desktop did not assign the shortcut to kvchat.")
+                raise GlobalKeyUnavailable(reason) from error
         register = {"windows": register_on_windows, "cocoa": register_on_mac}.get(platform)
         if register is None:
             raise GlobalKeyUnavailable(_("This display does not support global shortcuts."))
