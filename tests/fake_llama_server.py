@@ -14,7 +14,7 @@ At the start
   FAKE_SLOW_LOAD=SECONDS            load for so long, printing dots
   FAKE_MOST_CONTEXT=TOKENS          a larger --ctx-size runs out of memory, as logged by llama.cpp
   FAKE_MOST_LAYERS=N                --fit puts so many of its 5 layers on the GPU (default: all)
-  FAKE_GPU_FULL=1                   a load that uses the GPU runs out of memory
+  FAKE_GPU_FULL=1|crash             a load that uses the GPU runs out of memory, or its driver crashes
   FAKE_KV_MIB_PER_1K=N              log a KV buffer of this size per 1024 tokens, and other buffers
   FAKE_NO_GPU=1                     --list-devices lists none
   FAKE_VERSION=NUMBER               build number in --version (default: 0, unknown)
@@ -531,6 +531,8 @@ def allocate(flags: argparse.Namespace) -> None:
     kv_mib = int(switch("FAKE_KV_MIB_PER_1K") or 0) * flags.ctx_size / 1024
     layers = 0 if flags.n_gpu_layers == 0 or switch("FAKE_NO_GPU") else min(5, int(switch("FAKE_MOST_LAYERS") or 5))
     place = "FAKE0" if layers else "CPU"
+    if layers and switch("FAKE_GPU_FULL") == "crash":
+        die_of(signal.SIGABRT)
     too_much = flags.ctx_size > int(switch("FAKE_MOST_CONTEXT") or sys.maxsize)
     if too_much or (layers and switch("FAKE_GPU_FULL")):
         log(f"0.00.228.366 E ggml_backend_buft_alloc_buffer_n_default: failed to allocate {place} buffer of size 377")

@@ -92,6 +92,16 @@ async def test_model_leaves_a_full_gpu(runtime: Runtime, fake_engine: FakeEngine
     )
 
 
+async def test_model_leaves_a_gpu_whose_driver_crashes(runtime: Runtime, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_GPU_FULL="crash", FAKE_KV_MIB_PER_1K=1)
+    await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
+    *crashed, last = arguments(fake_engine)
+    assert len(crashed) == 2
+    assert all("--n-gpu-layers" not in start for start in crashed)
+    assert (last["--n-gpu-layers"], last["--fit"]) == ("0", "off")
+    assert runtime.engine.context_reason.endswith("No part of the model fits on the GPU.")
+
+
 async def test_failure_at_the_smallest_context(runtime: Runtime, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_MOST_CONTEXT=1000)
     shown = notices(runtime)

@@ -27,7 +27,7 @@ from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.child import STOP_TIMEOUTS_S, EngineProcess
 from kvchat.engine.process.log import EngineLog
 from kvchat.engine.process.plan import Invocation, LaunchPlan, make_invocation
-from kvchat.text.language import _, format_number, join_sentences
+from kvchat.text.language import N_, _, format_number, join_sentences
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,17 @@ _PERMANENT_FAILURES = {
     FailureKind.INCOMPATIBLE,
     FailureKind.UNSUPPORTED_CPU,
 }
+# A GPU driver may crash while a model loads, for example because its memory ran out (Mesa's lavapipe).
+_DRIVER_FAILURES = {FailureKind.CRASHED, FailureKind.GPU_LOST}
+
+
+def _with_next_plan(failure: EngineFailure, plan: LaunchPlan) -> EngineFailure:
+    tokens = format_number(plan.context_size)
+    advice = _("kvchat is restarting it with a context length of {tokens} tokens.", tokens=tokens)
+    if plan.without_gpu:
+        text = N_("kvchat is restarting it with a context length of {tokens} tokens and {layers} layers on the GPU.")
+        advice = _(text, tokens=tokens, layers=0)
+    return dataclasses.replace(failure, advice=advice)
 
 
 @dataclass(frozen=True)
@@ -228,16 +239,8 @@ class EngineSupervisor(EngineConnection):
                 plan = dataclasses.replace(plan, port=0)  # another program took the port before the engine
             too_large = failure.kind is FailureKind.OUT_OF_MEMORY and not was_ready
             if too_large and (smaller := next(plans, None)) is not None:
-                plan, tokens = smaller, format_number(smaller.context_size)
-                advice = _("kvchat is restarting it with a context length of {tokens} tokens.", tokens=tokens)
-                if plan.without_gpu:
-                    advice = _(
-                        "kvchat is restarting it with a context length of {tokens} tokens "
-                        "and {layers} layers on the GPU.",
-                        tokens=tokens,
-                        layers=0,
-                    )
-                status = EngineStatus(EngineState.STARTING, dataclasses.replace(failure, advice=advice))
+                plan = smaller
+                status = EngineStatus(EngineState.STARTING, _with_next_plan(failure, plan))
                 self.publish(status)
                 continue
             now = self._clock()
@@ -252,6 +255,9 @@ class EngineSupervisor(EngineConnection):
                     failure = dataclasses.replace(failure, detail=join_sentences(failure.detail, given_up))
                 self.publish(EngineStatus(EngineState.FAILED, failure, count - 1))
                 return
+            if never_ready > 1 and failure.kind in _DRIVER_FAILURES and plan.fit_target is not None:
+                plan = dataclasses.replace(plan, fit_target=None, without_gpu=True)
+                failure = _with_next_plan(failure, plan)
             status = EngineStatus(EngineState.STARTING, failure, restart_attempt=count)
             self.publish(status)
             await self._sleep(min(self._policy.first_delay_s * 2.0 ** (count - 1), self._policy.max_delay_s))
