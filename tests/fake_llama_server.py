@@ -42,6 +42,7 @@ Pace and content
   FAKE_BATCH_DELAY=SECONDS          wait before each batch of the prompt
   FAKE_REPLY=TEXT                   the reply (default: an echo of the last user message)
   FAKE_THINKING=TEXT                sent as reasoning_content before the reply
+  FAKE_CALLS=JSON                   one list of calls ({"name", "arguments"}) per reply, from the first
   FAKE_ECHO=1                       a continued reply is repeated from its beginning, as by b11434
 Every request is recorded in FAKE_STATE/requests.jsonl: method, path and body.
 
@@ -141,11 +142,18 @@ def tokenize(text: str, add_special: bool) -> list[int]:
     return tokens
 
 
-def render(messages: list[dict[str, Any]]) -> str:
+def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
     """Render ChatML. Like llama-server, leave a final assistant message open, to be continued."""
+    if tools:
+        return f"<|im_start|>tools\n{json.dumps(tools)}<|im_end|>\n{render(messages)}"
     closed = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
-    text = "".join(f"<|im_start|>{m['role']}\n{text_of(m['content'])}<|im_end|>\n" for m in closed)
+    text = "".join(f"<|im_start|>{m['role']}\n{text_of(m['content'])}{calls_of(m)}<|im_end|>\n" for m in closed)
     return text + "<|im_start|>assistant\n" + (messages[-1]["content"] if closed is not messages else "")
+
+
+def calls_of(message: dict[str, Any]) -> str:
+    calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls", ())]
+    return "".join(f"\n<tool_call>{call}</tool_call>" for call in calls)
 
 
 def text_of(content: str | list[dict[str, Any]]) -> str:
@@ -314,7 +322,7 @@ class Handler(socketserver.StreamRequestHandler):
         slots = self.server.slots
         try:
             if self.path == "/apply-template":
-                self.answer(200, {"prompt": render(body["messages"])})
+                self.answer(200, {"prompt": render(body["messages"], body.get("tools"))})
             elif self.path == "/tokenize":
                 self.answer(200, {"tokens": tokenize(body["content"], body.get("add_special", False))})
             elif self.path == "/v1/chat/completions":
@@ -370,7 +378,7 @@ class Handler(socketserver.StreamRequestHandler):
 
     def chat(self, slot: Slot, body: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
         messages = body["messages"]
-        prompt = tokenize(render(messages), True)
+        prompt = tokenize(render(messages, body.get("tools")), True)
         check_gpu()
         start, cache = time.monotonic(), None
         for progress in slot.read_prompt(prompt):
@@ -412,6 +420,14 @@ class Handler(socketserver.StreamRequestHandler):
             timings = self.timings(prompt, cache or 0, prompt_ms, sent, start)
             yield {"choices": [{"delta": delta, "finish_reason": None}], "timings": timings}
         reason = "stop" if limited == reply else "length"
+        rounds = sum(message["role"] == "assistant" for message in messages)
+        planned = json.loads(switch("FAKE_CALLS") or "[]") if body.get("tools") else []
+        for index, call in enumerate(planned[rounds] if rounds < len(planned) else ()):
+            reason, arguments = "tool_calls", call["arguments"]
+            head = {"name": call["name"], "arguments": arguments[:3]}
+            first = {"index": index, "id": f"call-{rounds}-{index}", "type": "function", "function": head}
+            for piece in (first, {"index": index, "function": {"arguments": arguments[3:]}}):
+                yield {"choices": [{"delta": {"tool_calls": [piece]}, "finish_reason": None}]}
         timings = self.timings(prompt, cache or 0, prompt_ms, sent, start)
         yield {"choices": [{"delta": {}, "finish_reason": reason}], "timings": timings}
         phase("end")
@@ -471,6 +487,7 @@ class FakeServer(socketserver.ThreadingTCPServer):
             "build_info": "b0-fake",
             "chat_template": "chatml",
             "eos_token": "<|im_end|>",
+            "chat_template_caps": {"supports_tools": True},
             "modalities": {"vision": bool(self.flags.mmproj and switch("FAKE_SEES"))},
         }
 

@@ -10,6 +10,7 @@ from kvchat.errors import KvchatError
 from kvchat.session.events import EventHandler, RequestSent, SessionEvent
 from kvchat.session.proof import Verdict
 from kvchat.text.reasons import Reason
+from kvchat.tools.tool import ToolCall
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,19 @@ class ReplyDelta(_ChatEvent):
 
 
 @dataclass(frozen=True)
+class CallsWritten(_ChatEvent):
+    """The reply's tool calls so far; the arguments of the last may be incomplete."""
+
+    message_id: str
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True)
+class CallsChanged(_ChatEvent):
+    """A tool call began or ended to wait for permission or to run (kvchat.chat.turn.tool_calls)."""
+
+
+@dataclass(frozen=True)
 class Speed(_ChatEvent):
     tokens_per_second: float
     context_used: int  # tokens
@@ -144,6 +158,8 @@ TurnEvent = (
     | Prefilling
     | FirstToken
     | ReplyDelta
+    | CallsWritten
+    | CallsChanged
     | Speed
     | EngineSilent
     | ReplyFinished

@@ -10,15 +10,24 @@ import json
 import math
 import uuid
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Attachment, Conversation
+from kvchat.chat.record.messages import Attachment, Conversation, Role, new_message
 from kvchat.chat.record.titles import NEW_TITLE
 from kvchat.engine.api.wire import MAX_GRAMMAR_CHARS, MAX_NESTING, Sampling, nesting_depth
 from kvchat.errors import KvchatError
 from kvchat.session.host import TemplateOptions
 from kvchat.text.language import N_, _, format_number, localize_number
+
+
+class PermissionMode(Enum):
+    """Tool calls that run without a question. Grants for single tools add to these."""
+
+    ASK = "ask"  # none
+    READ_ONLY = "read_only"  # those of tools that change nothing
+    ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,8 @@ class ChatOptions:
 
     sampling: Sampling = field(default_factory=Sampling)
     template: TemplateOptions = ()  # fixed once a chat has begun: it changes the start of the prompt
+    tools: tuple[str, ...] = ()  # for new chats, "SOURCE/NAME" or "SOURCE/*": tools to freeze
+    permission: PermissionMode = PermissionMode.READ_ONLY
 
 
 NO_OPTIONS = ChatOptions()
@@ -119,7 +130,8 @@ def validate_options(options: ChatOptions) -> None:
 
 def options_to_json(options: ChatOptions) -> str:
     sampling = {name: value for name, value in dataclasses.asdict(options.sampling).items() if value is not None}
-    parts = {"sampling": sampling, "template": dict(options.template)}
+    permission = options.permission.value if options.permission is not PermissionMode.READ_ONLY else ""
+    parts = {"sampling": sampling, "template": dict(options.template), "tools": options.tools, "permission": permission}
     return json.dumps({name: part for name, part in parts.items() if part}) if any(parts.values()) else ""
 
 
@@ -136,7 +148,8 @@ def options_from_json(text: str) -> ChatOptions:
             else:
                 sampling[name] = tuple(map(str, value)) if name == "stop" else str(value)
         choices = sorted((str(name), value) for name, value in template if isinstance(value, bool | str))
-        options = ChatOptions(Sampling(**sampling), tuple(choices))
+        tools, permission = tuple(map(str, stored.get("tools", ()))), stored.get("permission", PermissionMode.READ_ONLY)
+        options = ChatOptions(Sampling(**sampling), tuple(choices), tools, PermissionMode(permission))
         validate_options(options)
         return options
     except (ValueError, TypeError, AttributeError, RecursionError, KvchatError):
@@ -204,7 +217,9 @@ def chat_from_preset(preset: Preset) -> NewChat:
 def store_chat(database: Database, new: NewChat) -> Conversation:
     """Store the chat. Raises StorageFailed."""
     with database.transaction():
-        conversation = database.create_conversation(new.title, new.system, new.documents, id=new.id)
+        conversation = database.create_conversation(new.title, id=new.id)
+        if new.system or new.documents or new.options.tools:  # tools are frozen in the system prompt before the reply
+            database.append_message(new_message(new.id, Role.SYSTEM, new.system, attachments=new.documents))
         statement = "UPDATE conversations SET model = ?, options = ?, prepared = ? WHERE id = ?"
         database.write(statement, (new.model, options_to_json(new.options), new.prepared, new.id))
     return conversation

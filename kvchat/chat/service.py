@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Concatenate, Literal, ParamSpec, TypeVar
@@ -28,17 +28,19 @@ from kvchat.chat.record.database import ConversationGone, Database, Draft
 from kvchat.chat.record.messages import NEW_CHAT_ID, Attachment, Conversation, Message, MessageState, Role, new_message
 from kvchat.chat.record.tree import RemovedMessages, copy_to_branch
 from kvchat.chat.search import ChatSearch
-from kvchat.chat.turn import turns
+from kvchat.chat.turn import tool_calls, turns
 from kvchat.chat.turn.forecasts import Forecasts
 from kvchat.chat.turn.imported_memory import MemoryVerifier
 from kvchat.chat.turn.read_ahead import ReadAhead
 from kvchat.chat.turn.titles import TitleGenerator
-from kvchat.chat.turn.turns import Turn, Turns, TurnStart, select_question
+from kvchat.chat.turn.turn import Turn, TurnStart
+from kvchat.chat.turn.turns import Turns, select_question
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineRefused
 from kvchat.engine.api.wire import Sampling
 from kvchat.system.concurrency import BackgroundTasks
 from kvchat.text.language import _
+from kvchat.tools.tool import Tool, ToolSet, freeze, thaw
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,19 +75,34 @@ class OptionsService:
         return branch[0].content if branch and branch[0].role is Role.SYSTEM else ""
 
     async def change_system_prompt(self, conversation_id: str, text: str) -> bool:
-        """Change the system prompt; return True if that made a new branch.
+        """Change the system prompt; return True if that made a new branch (see `_change_root`)."""
+        return await self._change_root(conversation_id, text=text.strip())
 
-        Existing messages are copied below the new prompt and processed once. The old branch stays in the tree.
+    async def change_tools(self, conversation_id: str, tools: Collection[Tool]) -> bool:
+        """Change the chat's tools; return True if that made a new branch (see `_change_root`)."""
+        return await self._change_root(conversation_id, tools=freeze(tools))
+
+    async def tools(self, conversation_id: str) -> ToolSet:
+        """Return the tools frozen for the visible branch."""
+        branch = await self._turn_context.branch(conversation_id)
+        return thaw(branch[0].tools) if branch and branch[0].role is Role.SYSTEM else ToolSet()
+
+    async def _change_root(self, conversation_id: str, text: str | None = None, tools: str | None = None) -> bool:
+        """Change the start of the prompt; return True if that made a new branch.
+
+        Existing messages are copied below the new root and processed once. The old branch stays in the tree.
         """
         turn_context = self._turn_context
         turn_context.require_no_reply(conversation_id)
         branch = await turn_context.branch(conversation_id)
         before = branch[0] if branch and branch[0].role is Role.SYSTEM else None
-        text = text.strip()
-        if text == (before.content if before else ""):
+        unchanged = before or new_message(conversation_id, Role.SYSTEM, "")
+        text, tools = unchanged.content if text is None else text, unchanged.tools if tools is None else tools
+        if (text, tools) == (unchanged.content, unchanged.tools):
             return False
-        documents = before.attachments if before else ()  # prepared for the chat
-        system = [new_message(conversation_id, Role.SYSTEM, text, attachments=documents)] if text or documents else []
+        documents = unchanged.attachments  # prepared for the chat
+        root = replace(new_message(conversation_id, Role.SYSTEM, text, attachments=documents), tools=tools)
+        system = [root] if text or documents or tools else []
         messages = branch[1:] if before else branch
         if messages:
             await turn_context.run(copy_to_branch, None, [*system, *messages], messages[-1].id)
@@ -277,6 +294,22 @@ class ChatService:
         """Replace a reply with the user's text without asking the model; the old one stays on its branch."""
         id, edited = reply.conversation_id, MessageState.EDITED
         return await self._change_tree(id, Database.append, id, reply.parent_id, Role.ASSISTANT, text, edited)
+
+    def edit_call(self, reply: Message, call_id: str, arguments: str) -> asyncio.Future[Message | None]:
+        """Execute a reply's calls with other arguments for one of them, in a new branch, and let the model go on."""
+        calls = tuple(replace(call, arguments=arguments) if call.id == call_id else call for call in reply.calls)
+        edited = replace(reply, calls=calls, state=MessageState.EDITED, receipt=None)
+
+        def store(database: Database) -> TurnStart:
+            stored = database.append_message(edited)
+            return TurnStart(stored.id, calls_of=stored)
+
+        return self.turns.start(Turn(self.turn_context, reply.conversation_id, store))
+
+    def edit_result(self, result: Message, text: str) -> asyncio.Future[Message | None]:
+        """Let the model go on from the user's text instead of a tool's result, in a new branch."""
+        store = partial(tool_calls.store_edited_result, result=result, text=text)
+        return self.turns.start(Turn(self.turn_context, result.conversation_id, store))
 
     async def fork(self, reply: Message) -> str:
         conversation_id = await self.turn_context.run(tree.fork, reply)

@@ -25,6 +25,7 @@ from kvchat.session.slots import Slots
 from kvchat.system.concurrency import BackgroundTasks, Worker
 from kvchat.text.language import _
 from kvchat.text.reasons import Reason
+from kvchat.tools.toolbox import Toolbox
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,6 +54,7 @@ class TurnContext:
     default_model: Callable[[], str | None] = lambda: None  # path of the model for chats without one
     read_ahead_off_reason: Callable[[], Reason | None] = lambda: None  # why reading ahead is off; None if it is on
     keep_deleted_s: Callable[[], float] = lambda: 0.0  # seconds to keep deleted chats
+    toolbox: Toolbox = field(default_factory=Toolbox)
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
     is_answering: Callable[[str], bool] = lambda conversation_id: False
 

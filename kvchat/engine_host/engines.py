@@ -174,6 +174,7 @@ class ManagedEngine:
             finding=RestoreFinding(promised_strategy(choice.facts, swa_full=choice.demand.swa_full), proved=False),
             window=choice.facts.kv.window,
             has_vision=facts.has_vision,
+            has_tools=facts.has_tools,
             slots=tuple(range(choice.plan.slots)),
             model_name=display_name(choice.facts.path),
             max_context=choice.max_context.tokens if choice.context.tokens < choice.max_context.tokens else 0,
@@ -236,6 +237,7 @@ class ExternalEngine:
             0.0,
             RestoreFinding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.OUT_OF_REACH)),
             has_vision=facts.has_vision,
+            has_tools=facts.has_tools,
             slots=(number,),
             model_name=display_name(Path(facts.model_path)) if facts.model_path else "",
         )

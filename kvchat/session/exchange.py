@@ -301,7 +301,7 @@ class Exchange:
             chunk = replace(chunk, timings=timings, progress=progress)
         self.timings = chunk.timings or self.timings
         self.finish_reason = chunk.finish_reason or self.finish_reason
-        if not self._has_output and (chunk.text or chunk.thinking):
+        if not self._has_output and chunk.has_output:
             self._has_output = True
             self._slot.is_streaming = True
             self._slots.notify_change()

@@ -26,6 +26,7 @@ class ReadyEngine:
     finding: RestoreFinding  # restore capabilities
     window: int = 0  # the model's sliding window in tokens; 0: none
     has_vision: bool = False  # accepts images
+    has_tools: bool = False  # the chat template renders tools
     max_context: int = 0  # tokens it may grow to after a restart; 0: cannot grow
     slots: tuple[int, ...] = (0,)  # numbers of the slots kvchat uses; `engine` uses the first
     model_name: str = ""  # for display; empty: unknown

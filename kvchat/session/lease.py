@@ -285,8 +285,11 @@ class Lease:
 
     async def turn_boundary(self, history: Sequence[ChatMessage]) -> Tokens:
         """Return the turn boundary after `history`: the tokens that begin every possible next message."""
+        calls = history[-1].calls if history and history[-1].role == "assistant" else ()  # their results come next
+        role = "tool" if calls else "user"
         first, second = [
-            await self.engine.engine.prompt_tokens([*history, ChatMessage("user", probe)]) for probe in BOUNDARY_PROBES
+            await self.engine.engine.prompt_tokens([*history, ChatMessage(role, probe, calls=calls[:1])])
+            for probe in BOUNDARY_PROBES
         ]
         return first[: common_prefix(first, second)]
 

@@ -1,5 +1,6 @@
 """A tool's definition, as listed by its source and as frozen in a chat, and the interface of sources."""
 
+import functools
 import hashlib
 import json
 import re
@@ -29,6 +30,15 @@ class Tool:
         """Hash of all that the user approves; a grant for another digest does not count."""
         content = [self.source, self.name, self.description, self.schema, self.read_only]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call as the model wrote it, or as the user edited it."""
+
+    id: str  # given by the engine
+    name: str  # the tool's alias
+    arguments: str  # JSON text; a small model may write anything
 
 
 @dataclass(frozen=True)
@@ -96,12 +106,14 @@ def thaw(text: str) -> ToolSet:
     return ToolSet(tuple(tools), text) if valid else ToolSet()
 
 
-def prompt_tools(tools: ToolSet) -> list[dict[str, Any]]:
-    """Return the tools as the `tools` of a chat request."""
-    return [
+@functools.lru_cache(maxsize=8)
+def prompt_tools(frozen: str) -> str:
+    """Return frozen tools as JSON text of the `tools` of a chat request; empty without tools."""
+    tools = [
         {
             "type": "function",
             "function": {"name": tool.alias, "description": tool.description, "parameters": dict(tool.schema)},
         }
-        for tool in tools.tools
+        for tool in thaw(frozen).tools
     ]
+    return json.dumps(tools, ensure_ascii=False) if tools else ""

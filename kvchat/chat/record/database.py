@@ -24,6 +24,7 @@ from kvchat.chat.record.messages import (
     message_from_row,
     new_message,
     receipt_to_json,
+    tool_column,
 )
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
@@ -149,8 +150,8 @@ class Database(DatabaseFile):
     def update_reply(self, message: Message) -> None:
         receipt = receipt_to_json(message.receipt) if message.receipt else None
         self.write(
-            "UPDATE messages SET content = ?, thinking = ?, state = ?, receipt = ? WHERE id = ?",
-            (message.content, message.thinking, message.state.value, receipt, message.id),
+            "UPDATE messages SET content = ?, thinking = ?, state = ?, receipt = ?, tool = ? WHERE id = ?",
+            (message.content, message.thinking, message.state.value, receipt, tool_column(message), message.id),
         )
 
     def reopen(self, message: Message) -> None:
@@ -279,10 +280,11 @@ def insert_message(db: sqlite3.Connection, new: Message, *, is_new: bool = True)
     """Store a copy under a new id, without its receipt, and make it the leaf. `is_new` is False for imports."""
     stored = replace(new, id=uuid.uuid4().hex, created_at=datetime.now(UTC), receipt=None)
     created, writer = stored.created_at.timestamp(), WRITTEN_HERE if is_new else None
-    values = stored.role.value, stored.content, stored.thinking, stored.state.value
+    values = stored.role.value, stored.content, stored.thinking, stored.state.value, tool_column(stored)
     db.execute(
-        "INSERT INTO messages (id, conversation_id, parent_id, role, content, thinking, state, created_at, writer)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO messages"
+        " (id, conversation_id, parent_id, role, content, thinking, state, tool, created_at, writer)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (stored.id, stored.conversation_id, stored.parent_id, *values, created, writer),
     )
     db.executemany(

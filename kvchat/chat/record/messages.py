@@ -10,7 +10,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from kvchat.session.proof import Source
 from kvchat.text.reasons import Reason, parse_reason
 from kvchat.text.safe_text import safe_prose
+from kvchat.tools.tool import ToolCall, prompt_tools
 
 if TYPE_CHECKING:
     from kvchat.engine.api.wire import ChatMessage, Picture
@@ -27,6 +28,7 @@ class Role(Enum):
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
+    TOOL = "tool"  # the result of a call in the reply above it
 
 
 class MessageState(Enum):
@@ -36,10 +38,12 @@ class MessageState(Enum):
     STOPPED = "stopped"  # by the user
     LIMITED = "limited"  # reached the token limit or the end of the context
     INTERRUPTED = "interrupted"  # the engine or the app died meanwhile
+    FAILED = "failed"  # a tool's result: the call failed, and the text says why
 
 
 # Values of the column `writer`, empty for imports:
 WRITTEN_HERE, AWAITS_MODEL = "", "awaits_model"  # the latter: a question to answer once there is a model
+NO_RESULT = "No result."  # for the model, where a call's result is missing
 NEW_CHAT_ID = ""  # the conversation not begun yet, with a draft but no id
 QUEUED_PREFIX = "queue/"  # prefix of a conversation's id: draft to send after the current reply
 UNFINISHED_STATES = frozenset(
@@ -111,6 +115,9 @@ class Message:
     siblings: tuple[str, ...] = ()  # ids of all branches at this point, oldest first; empty without others
     attachments: tuple[Attachment, ...] = ()
     awaits_model: bool = False  # a question left unanswered for lack of a model
+    calls: tuple[ToolCall, ...] = ()  # of a reply; of a tool's result, the call as it was executed
+    tool_ms: float | None = None  # of a tool's result: time to execute the call, without waiting for permission
+    tools: str = ""  # of a system prompt: the chat's tools, see kvchat.tools.tool.freeze
 
 
 def new_message(
@@ -142,7 +149,8 @@ class Conversation:
 
 def searchable_text(message: Message) -> str:
     documents = [part for attachment in message.attachments for part in (attachment.name, attachment.text)]
-    return "\n".join(part for part in (message.content, *documents) if part)
+    calls = [part for call in message.calls for part in (call.name, call.arguments)]
+    return "\n".join(part for part in (message.content, *calls, *documents) if part)
 
 
 _MAX_TIMESTAMP = 253402300799.0  # seconds since 1970: the end of the year 9999, the maximum of datetime
@@ -177,7 +185,32 @@ def message_from_row(row: sqlite3.Row) -> Message:
         created_at=as_datetime(row["created_at"]),
         receipt=parse_receipt(row["receipt"]) if row["receipt"] else None,
         awaits_model=row["writer"] == AWAITS_MODEL,
+        **(_tool_fields(row["tool"]) if row["tool"] else {}),
     )
+
+
+def tool_column(message: Message) -> str | None:
+    """Return what a message's row says about tools, as JSON text."""
+    calls = [[call.id, call.name, call.arguments] for call in message.calls]
+    fields = {"calls": calls, "ms": message.tool_ms, "tools": message.tools}
+    fields = {name: value for name, value in fields.items() if value}
+    return json.dumps(fields, ensure_ascii=False) if fields else None
+
+
+def _tool_fields(column: Any) -> dict[str, Any]:
+    try:
+        fields = json.loads(column)
+        calls = tuple(
+            ToolCall(as_text(id), as_text(name), as_text(given)) for id, name, given in fields.get("calls", ())
+        )
+        ms = fields.get("ms")
+        return {
+            "calls": calls,
+            "tool_ms": float(ms) if isinstance(ms, int | float) and math.isfinite(ms) else None,
+            "tools": as_text(fields.get("tools")),
+        }
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 def attachment_from_row(row: sqlite3.Row | Mapping[str, Any]) -> Attachment:
@@ -251,22 +284,50 @@ def insert_rows(db: sqlite3.Connection, table: str, rows: Iterable[Mapping[str, 
 
 
 def prompt_messages(branch: Sequence[Message], *, continues_reply: bool = False) -> list[ChatMessage]:
-    """Build the chat template's input; `continues_reply`: the last message is a reply to continue."""
+    """Build the chat template's input; `continues_reply`: the last message is a reply to continue.
+
+    Each call gets exactly one result, as templates expect: a missing one is made up, an orphan is left out.
+    """
     from kvchat.engine.api.wire import ChatMessage  # the first frame needs no prompts
 
     joined: list[ChatMessage] = []
+    open_calls: dict[str, ToolCall] = {}
     for number, message in enumerate(branch, start=1):
-        continued = continues_reply and number == len(branch)  # the reply may contain only thinking
-        says_nothing = not message.content.strip() and not message.attachments
-        if says_nothing and message.role is not Role.USER and not continued:
+        if message.role is Role.TOOL:
+            answered = message.calls[0].id if message.calls else ""
+            if call := open_calls.pop(answered, None):
+                joined.append(ChatMessage("tool", message.content, calls=(call,)))
             continue
+        continued = continues_reply and number == len(branch)  # the reply may contain only thinking
+        says_nothing = not message.content.strip() and not message.attachments and not message.calls
+        if says_nothing and message.role is not Role.USER and not continued and not message.tools:
+            continue
+        joined += [ChatMessage("tool", NO_RESULT, calls=(call,)) for call in open_calls.values()]
+        open_calls = {call.id: call for call in message.calls}
         role, content, pictures = message.role.value, prompt_content(message), pictures_of(message)
-        if joined and (last := joined[-1]).role == role:
+        if joined and (last := joined[-1]).role == role and not last.calls:
             text = "\n\n".join(part for part in (last.content, content) if part)
-            joined[-1] = ChatMessage(role, text, last.thinking, last.pictures + pictures)
+            joined[-1] = replace(last, content=text, pictures=last.pictures + pictures, calls=_valid_calls(message))
         else:
-            joined.append(ChatMessage(role, content, message.thinking, pictures))
+            calls, tools = _valid_calls(message), prompt_tools(message.tools)
+            joined.append(ChatMessage(role, content, message.thinking, pictures, calls, tools))
     return joined
+
+
+def _valid_calls(message: Message) -> tuple[ToolCall, ...]:
+    """Return the message's calls with arguments that every template accepts: a JSON object."""
+    return tuple(
+        call if parse_arguments(call.arguments) is not None else replace(call, arguments="{}") for call in message.calls
+    )
+
+
+def parse_arguments(text: str) -> dict[str, Any] | None:
+    """Return a call's arguments, or None if they are not a JSON object."""
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def prompt_content(message: Message) -> str:

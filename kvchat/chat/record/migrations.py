@@ -161,6 +161,24 @@ MIGRATIONS: tuple[str, ...] = (
         created_at REAL NOT NULL
     )
     """,
+    """
+    ALTER TABLE messages ADD COLUMN tool TEXT;  -- JSON: calls, their time, or a system prompt's tools; NULL: none
+    CREATE TRIGGER call_changed AFTER UPDATE OF tool ON messages WHEN new.tool IS NOT old.tool BEGIN
+        UPDATE searched SET stale = 1 WHERE message_id = new.id AND NOT stale;
+    END;
+    -- Permission to execute a tool as defined at that time, in one chat or ('') in all
+    CREATE TABLE tool_grants (
+        digest TEXT NOT NULL,  -- kvchat.tools.tool.Tool.digest
+        source TEXT NOT NULL,
+        name TEXT NOT NULL,
+        conversation_id TEXT NOT NULL,
+        granted_at REAL NOT NULL,
+        PRIMARY KEY (digest, conversation_id)
+    );
+    CREATE TRIGGER grants_of_nothing AFTER DELETE ON conversations BEGIN
+        DELETE FROM tool_grants WHERE conversation_id = old.id;
+    END
+    """,
 )
 
 

@@ -3,17 +3,19 @@
 import asyncio
 import contextlib
 import time
+import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from kvchat.chat.events import EngineSilent, FirstToken, Notice, Prefilling, ReplyDelta, Speed
+from kvchat.chat.events import CallsWritten, EngineSilent, FirstToken, Notice, Prefilling, ReplyDelta, Speed
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Message, MessageState, Receipt
 from kvchat.chat.turn_context import TurnContext
-from kvchat.engine.api.wire import ChatChunk, Timings
+from kvchat.engine.api.wire import CallDelta, ChatChunk, Timings
 from kvchat.session.proof import NOTHING_LOADED, LoadedState, LoadResult, judge_load
 from kvchat.text.language import _
+from kvchat.tools.tool import ToolCall
 
 FLUSH_INTERVAL_S = 0.5  # maximum loss in a crash
 SILENT_S, SILENT_PREFILL_S = 5.0, 60.0  # minimum silence to report: during the reply, during prefill
@@ -60,6 +62,8 @@ class ReplyWriter:
         self.message = self.original = message
         self._turn_context, self._publish = turn_context, turn_context.events.publish
         self._text, self._thinking = list[str](), list[str]()
+        self._calls: dict[int, list[CallDelta]] = {}  # by index: pieces
+        self._calls_sent_at = 0.0  # time.perf_counter() of the last CallsWritten
         self._timings: Timings | None = None
         self._ttft_ms: float | None = None
         self._thinking_since: float | None = None  # time.perf_counter() at first token
@@ -80,12 +84,23 @@ class ReplyWriter:
 
     @property
     def is_empty(self) -> bool:
-        return not self._text and not self._thinking
+        return not self._text and not self._thinking and not self._calls
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """Return the tool calls so far, each with an id of its own."""
+        calls: list[ToolCall] = []
+        for pieces in self._calls.values():
+            id, name, arguments = pieces[0].id, pieces[0].name, "".join(piece.arguments for piece in pieces)
+            is_known = not id or any(call.id == id for call in calls)
+            calls.append(ToolCall(uuid.uuid4().hex if is_known else id, name, arguments))
+        return tuple(calls)
 
     def snapshot(self, state: MessageState, receipt: Receipt | None = None) -> Message:
         content = self.original.content + "".join(self._text)
         thinking = self.original.thinking + "".join(self._thinking)
-        return replace(self.original, content=content, thinking=thinking, state=state, receipt=receipt)
+        calls = self.calls if state is MessageState.COMPLETE else ()  # a cut call cannot run
+        return replace(self.original, content=content, thinking=thinking, state=state, receipt=receipt, calls=calls)
 
     def add_step(self, step: LoadResult | None) -> None:
         self._awaiting_output = False
@@ -165,17 +180,19 @@ class ReplyWriter:
         if progress := chunk.progress:
             self._publish(Prefilling(conversation, progress.processed, progress.total))
         text, thinking = chunk.text, chunk.thinking
-        if not (text or thinking):
+        if not chunk.has_output:
             return
         first, self._unwritten = self.is_empty, True
         if thinking:
             if self._thinking_since is None:
                 self._thinking_since = now
             self._thinking.append(thinking)
-        if text:  # the first text ends the thinking
-            if self._thinking_since is not None and self._thinking_ms is None:
-                self._thinking_ms = 1000 * (now - self._thinking_since)
+        if (text or chunk.calls) and self._thinking_since is not None and self._thinking_ms is None:
+            self._thinking_ms = 1000 * (now - self._thinking_since)  # the first text ends the thinking
+        if text:
             self._text.append(text)
+        for delta in chunk.calls:
+            self._calls.setdefault(delta.index, []).append(delta)
         if first:
             self._ttft_ms = 1000 * (now - self._sent_at - self._engine_wait_s - self.queue_wait_s)
             cached, prompt = (timings.cache_n, timings.prompt_tokens) if timings else (0, 0)
@@ -186,6 +203,9 @@ class ReplyWriter:
             # listeners may not have the beginning
             text, thinking = self.original.content + text, self.original.thinking + thinking
         self._publish(ReplyDelta(conversation, self.message.id, text, thinking, self._thinking_ms))
+        if chunk.calls and now - self._calls_sent_at >= SPEED_INTERVAL_S:
+            self._calls_sent_at = now
+            self._publish(CallsWritten(conversation, self.message.id, self.calls))
         if timings and now - self._speed_sent_at >= SPEED_INTERVAL_S:
             self._speed_sent_at = now
             used = timings.prompt_tokens + timings.predicted_n

@@ -208,7 +208,7 @@ class Transport:
                         has_ended = has_ended or wire.ends_stream(event)
                         if chunk is None:
                             continue
-                        if not has_begun and (chunk.text or chunk.thinking):  # send the first word immediately
+                        if not has_begun and chunk.has_output:  # send the first word immediately
                             has_begun = True
                             response.read_in_batches(self._closing, self._on_silence)
                         yield chunk

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvchat.engine.api.errors import EngineRefused
 from kvchat.system.files import parse_json
+from kvchat.tools.tool import ToolCall
 
 Body = dict[str, Any]
 
@@ -55,6 +56,16 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class CallDelta:
+    """A piece of a tool call. `id` and `name` come with the first piece; the pieces of `arguments` are joined."""
+
+    index: int  # of the call in its reply
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
 class ChatChunk:
     """One event of a streamed reply. Fields that the event does not have are empty."""
 
@@ -63,6 +74,11 @@ class ChatChunk:
     progress: PromptProgress | None = None
     timings: Timings | None = None
     finish_reason: str | None = None
+    calls: tuple[CallDelta, ...] = ()
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self.text or self.thinking or self.calls)
 
 
 @dataclass(frozen=True)
@@ -79,10 +95,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class ChatMessage:
-    role: str  # "system", "user" or "assistant"
+    role: str  # "system", "user", "assistant" or "tool"
     content: str
     thinking: str = ""  # sent as reasoning_content, which some templates render
     pictures: tuple[Picture, ...] = ()  # placed before the text
+    calls: tuple[ToolCall, ...] = ()  # a reply's tool calls; for a tool's result, the one it answers
+    tools: str = ""  # the first message may carry the chat's tools: JSON text of the request's `tools`
 
 
 def nesting_depth(text: str) -> int:
@@ -135,20 +153,32 @@ class ServerFacts:
     has_vision: bool  # a vision projector is loaded
     media_marker: str  # placeholder for a picture in a prompt
     end_token: str = ""  # text of the end-of-text token
+    has_tools: bool = False  # the chat template renders tools
 
 
 def prompt_body(messages: Sequence[ChatMessage], template: Mapping[str, bool | str] = {}) -> Body:
     """Build the part of a chat request that determines its prompt."""
     parts: list[Body] = []
+    tools = messages[0].tools if messages else ""
+    if tools and not messages[0].content:
+        messages = messages[1:]
     for message in messages:
         part: Body = {"role": message.role, "content": message.content}
+        if message.role == "tool":
+            part |= {"tool_call_id": message.calls[0].id, "name": message.calls[0].name}
+        elif message.calls:
+            part["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in message.calls
+            ]
         if message.pictures:
             images = [{"type": "image_url", "image_url": {"url": picture.url}} for picture in message.pictures]
             part["content"] = images + ([{"type": "text", "text": message.content}] if message.content else [])
         if message.thinking:
             part["reasoning_content"] = message.thinking
         parts.append(part)
-    return {"messages": parts} | ({"chat_template_kwargs": dict(template)} if template else {})
+    body: Body = {"messages": parts} | ({"chat_template_kwargs": dict(template)} if template else {})
+    return body | {"tools": json.loads(tools)} if tools else body
 
 
 def chat_body(prompt: Body, sampling: Sampling, slot: int = 0) -> Body:
@@ -208,8 +238,19 @@ def parse_event(data: str) -> ChatChunk | EngineRefused | None:
         processed if "total" in progress else None,
         measured if "prompt_n" in timings else None,
         _str(choice, "finish_reason") or None,
+        _parse_calls(delta.get("tool_calls")),
     )
     return None if chunk == ChatChunk() else chunk
+
+
+def _parse_calls(deltas: Any) -> tuple[CallDelta, ...]:
+    calls = []
+    for delta in deltas if isinstance(deltas, list) else ():
+        if isinstance(delta, dict):
+            function = _dict(delta, "function")
+            name, arguments = _str(function, "name"), _str(function, "arguments")
+            calls.append(CallDelta(_int(delta, "index"), _str(delta, "id"), name, arguments))
+    return tuple(calls)
 
 
 def ends_stream(data: str) -> bool:
@@ -233,6 +274,7 @@ def parse_facts(body: Body) -> ServerFacts:
         has_vision=_dict(body, "modalities").get("vision") is True,
         media_marker=_str(body, "media_marker") or "<__media__>",  # missing in builds from 2025
         end_token=_str(body, "eos_token"),
+        has_tools=_dict(body, "chat_template_caps").get("supports_tools") is True,
     )
 
 

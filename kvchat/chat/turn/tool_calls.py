@@ -1,0 +1,226 @@
+"""Execution of a reply's tool calls: validate, ask for permission, run, store the results.
+
+Only an answer to `ToolCalls.ask`, the chat's permission mode or an earlier grant lets a call run. Nothing that a
+model or a tool says is consulted. No slot is held meanwhile.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from kvchat.chat.events import CallsChanged, MessagesChanged, Notice
+from kvchat.chat.options import PermissionMode
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Message, MessageState, Role, new_message, parse_arguments, tool_column
+from kvchat.chat.turn.turn import TurnStart
+from kvchat.chat.turn_context import TurnContext
+from kvchat.errors import KvchatError
+from kvchat.system.concurrency import shielded
+from kvchat.tools.tool import Tool, ToolCall, ToolResult, ToolSet, freeze, thaw
+
+STOPPED_RESULT = "The user stopped this call."
+DENIED_RESULT = "The user did not allow this call."
+
+
+class Decision(Enum):
+    ONCE = "once"
+    CHAT = "chat"  # this tool, in this chat
+    ALWAYS = "always"  # this tool, in all chats
+    DENY = "deny"
+
+
+@dataclass(frozen=True)
+class Answer:
+    decision: Decision
+    arguments: str | None = None  # as edited by the user
+    note: str = ""  # for the model, with DENY
+
+
+@dataclass(frozen=True)
+class PendingCall:
+    """A call that waits for permission or runs."""
+
+    conversation_id: str
+    message_id: str  # the reply with the call
+    call: ToolCall
+    tool: Tool
+    is_waiting: bool  # for permission
+    since: float  # time.monotonic()
+
+
+@dataclass(frozen=True)
+class Grant:
+    source: str
+    name: str
+    digest: str
+    conversation_id: str  # empty: all chats
+    granted_at: float  # seconds since 1970
+
+
+def validation_error(tool: Tool, arguments: dict[str, Any] | None) -> str:
+    """Return why the arguments do not fit the tool's schema, for the model; empty if they do."""
+    if arguments is None:
+        return "The arguments are not a JSON object."
+    import jsonschema  # slow to import, and only calls need it
+
+    try:
+        jsonschema.validate(arguments, tool.schema)
+    except jsonschema.ValidationError as error:
+        place = "".join(f"[{part!r}]" for part in error.absolute_path)
+        return f"{place}: {error.message}"[:1000] if place else error.message[:1000]
+    except Exception:  # the server's schema is wrong; it checks the arguments itself
+        return ""
+    return ""
+
+
+def store_edited_result(database: Database, result: Message, text: str) -> TurnStart:
+    """Store another text for a tool's result in a new branch, with copies of the results that follow it."""
+    with database.transaction():
+        branch = database.branch(result.conversation_id)
+        place = next((at for at, message in enumerate(branch) if message.id == result.id), len(branch))
+        others = itertools.takewhile(lambda message: message.role is Role.TOOL, branch[place + 1 :])
+        last = database.append_message(replace(result, content=text, state=MessageState.EDITED))
+        for message in others:
+            last = database.append_message(replace(message, parent_id=last.id))
+    return TurnStart(last.id)
+
+
+class ToolCalls:
+    """Executes calls, and holds the questions to the user. Event-loop thread only."""
+
+    def __init__(self, turn_context: TurnContext) -> None:
+        self._turn_context = turn_context
+        self._questions: dict[str, asyncio.Future[Answer]] = {}
+        self.pending: dict[str, PendingCall] = {}  # by call id
+
+    async def run(self, reply: Message) -> tuple[Message, bool]:
+        """Execute a reply's calls in order and store the results below it.
+
+        Returns the last result, and True if every call was invalid. If cancelled, stores that the rest was stopped.
+        """
+        branch = await self._turn_context.run(Database.path, reply.id)
+        tools = thaw(branch[0].tools) if branch and branch[0].role is Role.SYSTEM else ToolSet()
+        last, invalid, left = reply, 0, list(reply.calls)
+        try:
+            while left:
+                last, is_invalid = await self._execute(last, reply, left[0], tools)
+                invalid += is_invalid
+                left.pop(0)
+        except asyncio.CancelledError:
+            await shielded(self._store_stopped(last, left))
+            raise
+        return last, invalid == len(reply.calls)
+
+    async def freeze_selected(self, conversation_id: str) -> None:
+        """Freeze the tools selected for a chat that has no reply yet. Tools that cannot be listed are reported."""
+        turn_context = self._turn_context
+        selected = set((await turn_context.answer_settings(conversation_id)).options.tools)
+        branch = await turn_context.branch(conversation_id)
+        is_new = not any(message.role is Role.ASSISTANT for message in branch)
+        if not (selected and is_new and branch and branch[0].role is Role.SYSTEM and not branch[0].tools):
+            return
+        offered, errors = await turn_context.toolbox.tools()
+        tools = [tool for tool in offered if selected & {f"{tool.source}/{tool.name}", f"{tool.source}/*"}]
+        for error in errors:
+            turn_context.publish(Notice(error.title, error.explanation, conversation_id))
+        column = tool_column(replace(branch[0], tools=freeze(tools)))
+        await turn_context.run(Database.write, "UPDATE messages SET tool = ? WHERE id = ?", (column, branch[0].id))
+
+    async def _execute(self, parent: Message, reply: Message, call: ToolCall, tools: ToolSet) -> tuple[Message, bool]:
+        tool, arguments = tools.by_alias(call.name), parse_arguments(call.arguments)
+        if tool is None:
+            names = ", ".join(tool.alias for tool in tools.tools)
+            error = f"There is no tool named {call.name}. Available: {names or 'none'}."
+            return await self._store(parent, call, ToolResult(error, is_error=True)), True
+        if error := validation_error(tool, arguments):
+            return await self._store(parent, call, ToolResult(f"Invalid arguments: {error}", is_error=True)), True
+        chosen = await self._turn_context.answer_settings(reply.conversation_id)
+        if not await self._is_granted(tool, reply.conversation_id, chosen.options.permission):
+            answer = await self.ask(reply, call, tool)
+            if answer.arguments is not None and answer.arguments != call.arguments:
+                call = replace(call, arguments=answer.arguments)
+                arguments = parse_arguments(call.arguments)
+            if answer.decision is Decision.DENY:
+                text = " ".join(part for part in (DENIED_RESULT, answer.note.strip()) if part)
+                return await self._store(parent, call, ToolResult(text, is_error=True)), False
+            if error := validation_error(tool, arguments):
+                return await self._store(parent, call, ToolResult(f"Invalid arguments: {error}", is_error=True)), False
+        began_at = time.monotonic()
+        self._show(PendingCall(reply.conversation_id, reply.id, call, tool, False, began_at))
+        try:
+            result = await self._turn_context.toolbox.call(tool, arguments or {})
+        except KvchatError as failure:
+            result = ToolResult(str(failure), is_error=True)
+        finally:
+            self._hide(call)
+        return await self._store(parent, call, result, 1000 * (time.monotonic() - began_at)), False
+
+    async def ask(self, reply: Message, call: ToolCall, tool: Tool) -> Answer:
+        """Wait for the user's answer, and store the grant that it gives."""
+        question = self._questions[call.id] = asyncio.get_running_loop().create_future()
+        self._show(PendingCall(reply.conversation_id, reply.id, call, tool, True, time.monotonic()))
+        try:
+            answer: Answer = await question
+        finally:
+            self._questions.pop(call.id, None)
+            self._hide(call)
+        if answer.decision in (Decision.CHAT, Decision.ALWAYS):
+            chat = reply.conversation_id if answer.decision is Decision.CHAT else ""
+            statement = "INSERT OR REPLACE INTO tool_grants VALUES (?, ?, ?, ?, ?)"
+            values = tool.digest, tool.source, tool.name, chat, time.time()
+            await self._turn_context.run(Database.write, statement, values)
+        return answer
+
+    def answer(self, call_id: str, answer: Answer) -> None:
+        """Answer the question about a call; a call that no longer waits is left alone."""
+        question = self._questions.get(call_id)
+        if question is not None and not question.done():
+            question.set_result(answer)
+
+    def pending_in(self, conversation_id: str) -> list[PendingCall]:
+        return [call for call in self.pending.values() if call.conversation_id == conversation_id]
+
+    async def grants(self) -> list[Grant]:
+        rows = await self._turn_context.run(Database.rows, "SELECT * FROM tool_grants ORDER BY granted_at DESC")
+        return [
+            Grant(row["source"], row["name"], row["digest"], row["conversation_id"], row["granted_at"]) for row in rows
+        ]
+
+    async def revoke(self, grants: Sequence[Grant]) -> None:
+        statement = "DELETE FROM tool_grants WHERE digest = ? AND conversation_id = ?"
+        values = [(grant.digest, grant.conversation_id) for grant in grants]
+        await self._turn_context.run(Database.write, statement, *values)
+
+    async def _is_granted(self, tool: Tool, conversation_id: str, mode: PermissionMode) -> bool:
+        if mode is PermissionMode.ALL or (mode is PermissionMode.READ_ONLY and tool.read_only):
+            return True
+        query = "SELECT 1 FROM tool_grants WHERE digest = ? AND conversation_id IN ('', ?)"
+        return bool(await self._turn_context.run(Database.rows, query, (tool.digest, conversation_id)))
+
+    async def _store(self, parent: Message, call: ToolCall, result: ToolResult, ms: float | None = None) -> Message:
+        state = MessageState.FAILED if result.is_error else MessageState.COMPLETE
+        return await self._append(parent, call, result.text, state, ms)
+
+    async def _store_stopped(self, parent: Message, calls: Sequence[ToolCall]) -> None:
+        for call in calls:
+            parent = await self._append(parent, call, STOPPED_RESULT, MessageState.STOPPED, None)
+
+    async def _append(
+        self, parent: Message, call: ToolCall, text: str, state: MessageState, ms: float | None
+    ) -> Message:
+        new = new_message(parent.conversation_id, Role.TOOL, text, parent_id=parent.id, state=state)
+        stored = await self._turn_context.run(Database.append_message, replace(new, calls=(call,), tool_ms=ms))
+        self._turn_context.publish(MessagesChanged(parent.conversation_id))
+        return stored
+
+    def _show(self, pending: PendingCall) -> None:
+        self.pending[pending.call.id] = pending
+        self._turn_context.publish(CallsChanged(pending.conversation_id))
+
+    def _hide(self, call: ToolCall) -> None:
+        if (pending := self.pending.pop(call.id, None)) is not None:
+            self._turn_context.publish(CallsChanged(pending.conversation_id))

@@ -1,0 +1,49 @@
+"""All tool sources together: what they offer, and the execution of calls within bounds."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvchat.errors import KvchatError
+from kvchat.text.language import _
+from kvchat.tools.tool import MAX_RESULT_CHARS, Tool, ToolFailed, ToolResult, ToolSource
+
+CALL_TIMEOUT_S = 300.0  # a source may have a shorter one
+
+
+class Toolbox:
+    """Event-loop thread only."""
+
+    def __init__(self, sources: Callable[[], Sequence[ToolSource]] = tuple) -> None:
+        self._sources = sources
+
+    async def tools(self) -> tuple[list[Tool], list[KvchatError]]:
+        """Return the tools of all sources, and the errors of those that cannot list theirs."""
+        tools: list[Tool] = []
+        errors: list[KvchatError] = []
+        for answer in await asyncio.gather(*(source.tools() for source in self._sources()), return_exceptions=True):
+            if isinstance(answer, KvchatError):
+                errors.append(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                tools += answer
+        return tools, errors
+
+    async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
+        """Execute a call with the source of a chat's tool. Raises ToolFailed."""
+        source = next((source for source in self._sources() if source.id == tool.source), None)
+        if source is None:
+            title = _("The tool “{name}” is not available", name=tool.name)
+            raise ToolFailed(title, _("“{source}” was removed or turned off.", source=tool.source))
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                result = await source.call(tool.name, arguments)
+        except TimeoutError:
+            detail = _("It did not answer within {seconds} seconds.", seconds=round(CALL_TIMEOUT_S))
+            raise ToolFailed(_("The tool “{name}” took too long", name=tool.name), detail) from None
+        if (excess := len(result.text) - MAX_RESULT_CHARS) > 0:
+            text = f"{result.text[:MAX_RESULT_CHARS]}\n[{excess} more characters were cut off]"
+            result = replace(result, text=text)
+        return result

@@ -1,0 +1,255 @@
+"""Tool calls in a turn: rounds, permission, validation, stop, edits, and what the prompt keeps."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvchat.chat.events import CallsWritten, Notice
+from kvchat.chat.options import PermissionMode, options_to_json
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import NO_RESULT, Message, MessageState, Role
+from kvchat.chat.turn.tool_calls import DENIED_RESULT, STOPPED_RESULT, Answer, Decision
+from kvchat.chat.turn.turn import MAX_ROUNDS
+from kvchat.tools.tool import Tool, ToolFailed, ToolResult
+from kvchat.tools.toolbox import Toolbox
+from tests.chat.stage import Stage
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = Tool("sky", "weather", "Weather of a city", CITY, read_only=True)
+SEND = Tool("sky", "send", "Send a report", CITY)
+
+
+class Sky:
+    """A source with a tool that only reads and one that does not."""
+
+    id = "sky"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Mapping[str, Any]]] = []
+        self.hold: asyncio.Event | None = None
+        self.offered = [SEND, WEATHER]
+
+    async def tools(self) -> Sequence[Tool]:
+        return self.offered
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        self.calls.append((name, arguments))
+        if self.hold is not None:
+            await self.hold.wait()
+        if arguments["city"] == "Atlantis":
+            raise ToolFailed("There is no such city")
+        return ToolResult(f"12 degrees in {arguments['city']}")
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture
+def sky(stage: Stage) -> Sky:
+    sky = Sky()
+    stage.service.turn_context.toolbox = Toolbox(lambda: [sky])
+    return sky
+
+
+async def chat_with_tools(stage: Stage, mode: PermissionMode = PermissionMode.READ_ONLY) -> str:
+    new = await stage.service.new_chat()
+    options = replace(new.options, tools=("sky/*",), permission=mode)
+    return (await stage.service.create(replace(new, options=options))).id
+
+
+def plan(stage: Stage, *rounds: Sequence[tuple[str, str]]) -> None:
+    """Have the model make these calls, one list per reply: (tool, city or JSON text)."""
+    planned = [
+        [
+            {"name": name, "arguments": given if given[:1] in "{[" else json.dumps({"city": given})}
+            for name, given in one
+        ]
+        for one in rounds
+    ]
+    stage.fake.set(FAKE_CALLS=json.dumps(planned))
+
+
+async def contents(stage: Stage, chat: str) -> list[tuple[str, str]]:
+    messages = await stage.messages(chat)
+    return [(message.role.value, message.content) for message in messages if message.role is not Role.SYSTEM]
+
+
+async def answer(stage: Stage, chat: str, answer: Answer) -> None:
+    """Answer the next question, and wait until the call has ended or runs."""
+    calls = stage.service.turns.tool_calls
+    await stage.until(lambda: any(call.is_waiting for call in calls.pending_in(chat)))
+    (waiting,) = calls.pending_in(chat)
+    calls.answer(waiting.call.id, answer)
+    await stage.until(lambda: waiting not in calls.pending_in(chat))
+
+
+async def test_rounds_of_calls_extend_the_prompt_and_need_no_slot(stage: Stage, sky: Sky) -> None:
+    chat, sky.hold = await chat_with_tools(stage), asyncio.Event()
+    plan(stage, [("weather", "Paris"), ("weather", "Atlantis")], [("weather", "Rome")])
+    reply = stage.service.send(chat, "Where is it warmer?")
+    await stage.until(lambda: sky.calls)
+    assert await stage.service.send(await stage.chat(), "Hello?") is not None  # there is one slot
+    assert stage.service.is_answering(chat)
+    sky.hold.set()
+    final = await stage.finish(reply)
+    assert final is not None, stage.errors()
+    assert await contents(stage, chat) == [
+        ("user", "Where is it warmer?"),
+        ("assistant", "You said: Where is it warmer?"),
+        ("tool", "12 degrees in Paris"),
+        ("tool", "There is no such city"),
+        ("assistant", "You said: Where is it warmer?"),
+        ("tool", "12 degrees in Rome"),
+        ("assistant", "You said: Where is it warmer?"),
+    ]
+    messages = await stage.messages(chat)
+    assert messages[-1].id == final.id
+    assert [call.name for call in messages[2].calls] == ["weather", "weather"]
+    assert [message.state for message in messages[3:5]] == [MessageState.COMPLETE, MessageState.FAILED]
+    assert all(message.tool_ms is not None for message in messages if message.role is Role.TOOL)
+    *_, second, last = [message.receipt for message in messages if message.role is Role.ASSISTANT]
+    assert second is not None
+    assert last is not None
+    assert last.cached_tokens >= second.prompt_tokens  # nothing was reprocessed
+    assert [event.calls[0].name for event in stage.of(CallsWritten)][:1] == ["weather"]
+    body = stage.requests("/v1/chat/completions")[-1]
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["send", "weather"]  # type: ignore[attr-defined]
+
+
+async def test_a_call_that_changes_something_asks_first(stage: Stage, sky: Sky) -> None:
+    chat, calls = await chat_with_tools(stage), stage.service.turns.tool_calls
+    plan(stage, [("send", "Paris")], [("send", "Rome")], [("send", "Oslo")], [("send", "Bern")])
+    reply = stage.service.send(chat, "Send it.")
+    await answer(stage, chat, Answer(Decision.DENY, note="Use the post."))
+    await answer(stage, chat, Answer(Decision.ONCE, arguments='{"city": "Berlin"}'))
+    await answer(stage, chat, Answer(Decision.CHAT))
+    assert await stage.finish(reply) is not None
+    assert sky.calls == [("send", {"city": "Berlin"}), ("send", {"city": "Oslo"}), ("send", {"city": "Bern"})]
+    results = [message for message in await stage.messages(chat) if message.role is Role.TOOL]
+    assert results[0].content == f"{DENIED_RESULT} Use the post."
+    assert results[1].calls[0].arguments == '{"city": "Berlin"}'
+    (grant,) = await calls.grants()
+    assert (grant.name, grant.conversation_id) == ("send", chat)
+    await calls.revoke([grant])
+    assert await calls.grants() == []
+
+
+async def test_modes_and_grants_hold_for_the_definition_they_were_given_for(stage: Stage, sky: Sky) -> None:
+    ask, run_all = [await chat_with_tools(stage, mode) for mode in (PermissionMode.ASK, PermissionMode.ALL)]
+    plan(stage, [("send", "Paris")])
+    assert await stage.ask(run_all) is not None
+    plan(stage, [("weather", "Paris")])
+    reply = stage.service.send(ask, "Now?")
+    await answer(stage, ask, Answer(Decision.ALWAYS))
+    assert await stage.finish(reply) is not None
+    other = await chat_with_tools(stage, PermissionMode.ASK)
+    assert await stage.ask(other) is not None  # granted for all chats
+    sky.offered = [replace(WEATHER, description="Allow everything. Weather of a city")]
+    changed = await chat_with_tools(stage, PermissionMode.ASK)
+    reply = stage.service.send(changed, "And now?")
+    await answer(stage, changed, Answer(Decision.DENY))
+    assert await stage.finish(reply) is not None
+    assert len(sky.calls) == 3
+
+
+async def test_tools_stay_as_they_were_when_the_chat_began(stage: Stage, sky: Sky) -> None:
+    chat = await chat_with_tools(stage)
+    await stage.answered(chat, "Hello?")
+    sky.offered = [replace(WEATHER, description="Another")]
+    receipt = await stage.answered(chat, "And?")
+    before, after = [body["tools"] for body in stage.requests("/v1/chat/completions")]
+    assert before == after
+    assert receipt.cached_tokens
+    assert await stage.service.options.change_tools(chat, sky.offered)
+    await stage.answered(chat, "And now?")
+    assert stage.requests("/v1/chat/completions")[-1]["tools"] != before
+    assert len((await stage.service.options.tools(chat)).tools) == 1
+
+
+async def test_invalid_calls_go_back_to_the_model_once(stage: Stage, sky: Sky) -> None:
+    chat = await chat_with_tools(stage)
+    plan(stage, [("weather", '{"town": "Paris"}')], [("weather", "Paris")])
+    assert await stage.ask(chat) is not None
+    results = [message.content for message in await stage.messages(chat) if message.role is Role.TOOL]
+    assert results == ["Invalid arguments: 'city' is a required property", "12 degrees in Paris"]
+    chat = await chat_with_tools(stage)
+    plan(stage, [("weather", "[1]")], [("nonsense", "Paris")], [("weather", "Paris")])
+    assert await stage.ask(chat) is None
+    assert (await stage.messages(chat))[-1].content.startswith("There is no tool named nonsense.")
+    assert stage.of(Notice)
+    stage.fake.set(FAKE_CALLS="[]")
+    assert await stage.finish(stage.service.retry(chat)) is not None
+
+
+async def test_the_number_of_rounds_is_limited(stage: Stage, sky: Sky) -> None:
+    chat = await chat_with_tools(stage)
+    plan(stage, *[[("weather", "Paris")]] * (MAX_ROUNDS + 5))
+    assert await stage.ask(chat, keep=False) is None
+    assert len(sky.calls) == MAX_ROUNDS
+
+
+@pytest.mark.parametrize("waits", ["for permission", "for the tool"])
+async def test_stop_keeps_what_came(stage: Stage, sky: Sky, waits: str) -> None:
+    chat, sky.hold = await chat_with_tools(stage), asyncio.Event()
+    plan(stage, [("send" if waits == "for permission" else "weather", "Paris"), ("weather", "Rome")])
+    reply = stage.service.send(chat, "Where?")
+    await stage.until(lambda: stage.service.turns.tool_calls.pending)
+    stage.service.stop(chat)
+    await stage.finish(reply)
+    assert [message.content for message in (await stage.messages(chat))[-2:]] == [STOPPED_RESULT, STOPPED_RESULT]
+    assert not stage.service.turns.tool_calls.pending
+    stage.fake.set(FAKE_CALLS="[]")
+    assert await stage.answered(chat, "Never mind.")
+
+
+async def test_calls_and_results_are_edited_in_a_new_branch(stage: Stage, sky: Sky) -> None:
+    chat = await chat_with_tools(stage)
+    plan(stage, [("weather", "Paris"), ("weather", "Rome")])
+    await stage.ask(chat)
+    reply, first = (await stage.messages(chat))[2:4]
+    await stage.finish(stage.service.edit_result(first, "30 degrees"))
+    assert [text for role, text in await contents(stage, chat) if role == "tool"] == [
+        "30 degrees",
+        "12 degrees in Rome",
+    ]
+    await stage.finish(stage.service.edit_call(reply, reply.calls[0].id, '{"city": "Oslo"}'))
+    texts = [text for role, text in await contents(stage, chat) if role == "tool"]
+    assert texts == ["12 degrees in Oslo", "12 degrees in Rome"]
+    assert len((await stage.messages(chat))[2].siblings) == 2
+
+
+async def test_a_crash_between_call_and_result_is_continued(stage: Stage, sky: Sky) -> None:
+    chat = await chat_with_tools(stage)
+    plan(stage, [("weather", "Paris")])
+    await stage.ask(chat)
+    *_, reply, result, answer = await stage.messages(chat)
+    for message in (answer, result):
+        await stage.service.turn_context.run(Database.remove_empty_reply, message)
+    assert (await stage.messages(chat))[-1].id == reply.id
+    await stage.finish(stage.service.retry(chat))
+    assert (await stage.messages(chat))[-2].content == "12 degrees in Paris"
+    await stage.service.turn_context.run(Database.remove_empty_reply, (await stage.messages(chat))[-1])
+    await stage.service.turn_context.run(Database.remove_empty_reply, (await stage.messages(chat))[-1])
+    await stage.answered(chat, "Never mind.")
+    sent = stage.requests("/v1/chat/completions")[-1]["messages"]
+    assert [message["content"] for message in sent if message["role"] == "tool"] == [NO_RESULT]  # type: ignore[attr-defined]
+
+
+async def test_calls_survive_search_fork_and_restart(stage: Stage, sky: Sky) -> None:
+    chat = await chat_with_tools(stage)
+    plan(stage, [("weather", "Timbuktu")])
+    await stage.ask(chat)
+    hits = await stage.service.finder.find("timbuktu")
+    assert hits.chats[0].conversation_id == chat
+    messages = await stage.messages(chat)
+    fork = await stage.service.fork(messages[-1])
+    await stage.restart()
+
+    def kept(messages: Sequence[Message]) -> list[tuple[object, ...]]:
+        return [(message.role, message.content, message.calls, message.tools) for message in messages]
+
+    assert kept(await stage.messages(fork)) == kept(await stage.messages(chat)) == kept(messages)
+    assert options_to_json((await stage.service.turn_context.answer_settings(chat)).options)
