@@ -81,7 +81,7 @@ def exported_row(tmp_path) -> dict:
     ("place", "bad"),
     [
         (1, {"parent_id": "nobody"}),
-        (0, {"role": "tool"}),
+        (0, {"role": "wizard"}),
         (0, {"state": "streaming"}),
         (1, {"receipt": {"source": "disk"}}),
         (0, {"created_at": 1e300}),
