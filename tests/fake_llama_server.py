@@ -75,8 +75,11 @@ COUNTING = threading.Lock()
 
 
 def switch(name: str) -> str:
-    if STATE is not None and (STATE / "switches.json").exists():
-        return str(json.loads((STATE / "switches.json").read_text("utf-8")).get(name, os.environ.get(name, "")))
+    while STATE is not None and (STATE / "switches.json").exists():
+        try:
+            return str(json.loads((STATE / "switches.json").read_text("utf-8")).get(name, os.environ.get(name, "")))
+        except PermissionError:  # on Windows, while it is replaced
+            time.sleep(0.001)
     return os.environ.get(name, "")
 
 
@@ -339,7 +342,7 @@ class Handler(socketserver.StreamRequestHandler):
                 raise Refusal(404, "File Not Found", "not_found_error")
         except Refusal as refusal:
             self.answer(refusal.code, refusal.body)
-        except (BrokenPipeError, ConnectionResetError):
+        except ConnectionError:
             pass
 
     def is_authorized(self) -> bool:

@@ -20,7 +20,13 @@ def run_kvchat(
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "kvchat", *arguments]
     return subprocess.run(
-        command, env=dict(environment), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240
+        command,
+        env=dict(environment),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=240,
     )
 
 
@@ -78,7 +84,7 @@ def test_window_reports_startup_errors_in_a_dialog(tmp_path, home):
         owner, words = nullcontext(), f"A required folder could not be created {folder}"
     with owner:
         command = [sys.executable, "-c", BOX]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        ended = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=240)
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
     assert ended.stdout.startswith(words)

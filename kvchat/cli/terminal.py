@@ -267,7 +267,8 @@ def set_interrupt_handler(handler: Callable[[int], object]) -> None:
 def _prepare_streams() -> _ErrorRecorder | None:
     """Open missing standard streams, and record errors of the output.
 
-    Characters that an output's encoding lacks are replaced.
+    Characters that an output's encoding lacks are replaced. On Windows, files and pipes are in UTF-8, as consoles are,
+    because the system's encoding lacks most characters.
     """
     for number in range(3):  # else the next opened file would get the number of a closed stream
         with suppress(OSError):
@@ -277,7 +278,7 @@ def _prepare_streams() -> _ErrorRecorder | None:
     if sys.stdin is None:
         sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(os.devnull)))  # on Windows, 0 may stay invalid
     elif isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")
+        sys.stdin.reconfigure(encoding="utf-8" if os.name == "nt" else None, errors="replace")
     recorder = None
     for name in ("stderr", "stdout"):
         stream = getattr(sys, name)
@@ -288,7 +289,7 @@ def _prepare_streams() -> _ErrorRecorder | None:
         else:
             recorder = _ErrorRecorder(getattr(stream.buffer, "raw", stream.buffer))  # python -u has no buffer
         at_once = name == "stderr" or recorder.isatty() or bool(stream and stream.write_through)
-        encoding = stream.encoding if stream else "utf-8"
+        encoding = stream.encoding if stream and os.name != "nt" else "utf-8"
         setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(recorder), encoding, "replace", line_buffering=at_once))
     return recorder
 

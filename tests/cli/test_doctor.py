@@ -150,7 +150,7 @@ def test_the_report_as_json_and_its_exit_code(paths, settings, capsys, run_json)
     assert "The model file is missing" in capsys.readouterr().out
     report = run_json("doctor", "--model", str(settings.model_path))
     assert (report["model"]["path"], report["model"]["usable"]) == (settings.model_path, True)
-    assert load_settings(paths.settings_file).model_path == "/nowhere.gguf", "--model is not saved"
+    assert load_settings(paths.settings_file).model_path == str(Path("/nowhere.gguf")), "--model is not saved"
 
 
 @pytest.mark.engine

@@ -61,7 +61,7 @@ def run_hanging(
     command = [sys.executable, "-c", script, str(patience_s), *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, encoding="utf-8"
     ) as process:
         try:
             yield process

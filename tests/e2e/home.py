@@ -75,7 +75,7 @@ class Home:
             cwd=cwd,
             env=os.environ | {"KVCHAT_HOME": str(self.folder)},
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=timeout,
             check=False,
         )

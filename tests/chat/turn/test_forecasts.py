@@ -31,7 +31,8 @@ async def test_forecast_source_of_each_chat(stage: Stage) -> None:
     await stage.answered(second, STORY)
     forecasts = await forecast(stage, empty, cold, first, second)
     assert [forecast.has_messages for forecast in forecasts] == [False, True, True, True]
-    assert [forecast.source for forecast in forecasts[1:]] == [Source.COLD, WARM, Source.HOT]
+    assert [forecasts[1].source, forecasts[3].source] == [Source.COLD, Source.HOT]
+    assert forecasts[2].source in WARM
     assert forecasts[1].tokens_to_process > 200 > 20 > max(forecast.tokens_to_process for forecast in forecasts[2:])
     stage.store.restorer.limit_memory(0)
     assert await sources(stage, first) == [Source.DISK]
@@ -57,12 +58,12 @@ async def test_message_forecast_matches_the_receipt(stage: Stage) -> None:
     chat, forecasts = await stage.chat(), stage.service.forecasts
     assert await forecasts.forecast_message(chat, "Hello?") is None  # no engine is ready
     await stage.answered(chat, STORY)
-    for text, source in (("And then?", Source.HOT), (f"{STORY} And now?", WARM)):
-        if source is not Source.HOT:
+    for text, possible in (("And then?", (Source.HOT,)), (f"{STORY} And now?", WARM)):
+        if possible is WARM:
             await stage.answered_chat()
         expected = await forecasts.forecast_message(chat, text)
         receipt = await stage.answered(chat, text)
-        assert expected.source is receipt.source is source
+        assert {expected.source, receipt.source} <= {*possible}
         read = receipt.prompt_tokens - receipt.cached_tokens
         assert expected.tokens_to_process == pytest.approx(read, abs=16)  # the reply's beginning
     new = await forecasts.forecast_message(None, STORY.swapcase())

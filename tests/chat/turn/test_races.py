@@ -57,7 +57,7 @@ async def test_stopping_another_chat_early_keeps_the_save_point_usable(
     await future
     stage.fake.set(**dict.fromkeys(switches))
     receipt = await stage.answered(first, "Go on.")
-    assert receipt.source is WARM
+    assert receipt.source in WARM
     assert receipt.cached_tokens > 0.9 * receipt.prompt_tokens
 
 

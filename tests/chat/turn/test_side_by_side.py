@@ -82,7 +82,7 @@ async def test_room_is_made_before_reading_or_restoring(two: Stage) -> None:
     second = await two.answered_chat(OTHER * 6)
     assert (await two.answered(second, OTHER * 12)).source == Source.HOT
     assert two.slots.owners() == [second], "the other is erased"
-    assert (await two.answered(first, "Go on.")).source == WARM
+    assert (await two.answered(first, "Go on.")).source in WARM
     assert not two.errors()
 
 

@@ -80,7 +80,8 @@ async def test_selecting_a_chat_restores_it(stage: Stage) -> None:
     await stage.show(first)
     assert stage.slots.owners() == [first]
     receipt = await stage.answered(first, "Go on.")
-    assert (receipt.source, receipt.prefetched) == (WARM, True)
+    assert receipt.source in WARM
+    assert receipt.prefetched
     assert [event.conversation_id for event in stage.of(Restored)] == [first]
     receipts = [message.receipt for message in await stage.messages(first) if message.receipt]
     saved_s = sum(receipt.saved_ms or 0.0 for receipt in receipts) / 1000
@@ -181,7 +182,7 @@ async def test_engine_crash_during_a_reply_keeps_the_text(stage: Stage, phase: s
     states = [(reply.state, reply.content.startswith("You said:")) for reply in replies]
     assert states == ([(MessageState.INTERRUPTED, True)] if phase == "stream" else [])
     again = await stage.finish(stage.service.retry(chat))  # the engine restarted by itself
-    assert again.receipt.source is WARM or again.receipt.miss_reason == Reason(ReasonCode.NOT_WORTH_IT)
+    assert again.receipt.source in WARM or again.receipt.miss_reason == Reason(ReasonCode.NOT_WORTH_IT)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ async def test_engine_lost_before_the_first_token_costs_no_message(stage: Stage,
     chat = await stage.answered_chat()
     stage.fake.set(**switches)
     receipt = await stage.answered(chat, "What now, after all that has been said and done?")
-    assert receipt.source is WARM  # the new engine restores the earlier save point
+    assert receipt.source in WARM  # the new engine restores the earlier save point
     assert receipt.engine_wait_ms > 0 or "FAKE_LOSE_GPU" in switches
     assert len(stage.fake.launches()) == 2
     assert not stage.errors()
@@ -239,7 +240,7 @@ async def test_time_saved_for_a_continued_reply_counts_each_restore_once(
     assert continued.saved_ms == first.saved_ms, "stopping lost nothing"
     await stage.answered_chat("Something quite different.")
     _message, restored = await stopped(lambda: stage.service.continue_reply(message))
-    assert restored.source is WARM
+    assert restored.source in WARM
     assert (restored.saved_ms or 0.0) >= first.saved_ms, "the first saving still counts"
 
 
