@@ -55,7 +55,7 @@ class User(QObject):
         fault = ""
         try:
             for phase in (
-                self.start, self.select, self.hover, self.keys, self.five_at_once, self.scroll, self.type, self.paste,
+                self.start, self.select, self.hover, self.keys, self.five_at_once, self.scroll, self.write, self.paste,
                 self.reply, self.elsewhere, self.library, self.export, self.take_in, self.saved, self.storage,
                 self.settings, self.palette, self.search, self.crowd_elsewhere, self.crowd,
             ):  # fmt: skip
@@ -100,7 +100,7 @@ class User(QObject):
         self.xdotool("mousemove", str(x), str(y), "click", "--repeat", "30", "--delay", "20", "4")
         self.xdotool("click", "--repeat", "30", "--delay", "20", "5")
 
-    def type(self) -> None:
+    def write(self) -> None:
         self.xdotool("key", "ctrl+l")
         self.xdotool("type", "--delay", "25", "--", "What of the third bridge, is it longer than the others?")
         time.sleep(1.2)

@@ -145,7 +145,7 @@ class QuickWindow(Panel):
             case QuestionNotStored(text=text, error=error, attachments=attachments):
                 self._prepend(text, attachments)
                 self.show_error(error)
-            case ReplyDelta(message_id=id) if self.transcript.row_of(id) is not None:
+            case ReplyDelta(message_id=id) if self.transcript.has_message(id):
                 self._presenter.show_live()
             case _:
                 if isinstance(event, MessagesChanged):

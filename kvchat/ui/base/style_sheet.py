@@ -36,8 +36,8 @@ def _frames(t: Theme, icon: int, begin: str, end: str) -> str:
     QFrame[kind="composer"][focused="true"] {{ border: 1px solid {t.accent}; }}
     QFrame[kind="chip"] {{ background: {t.hover}; border: none; border-radius: 9px; }}
     QFrame[kind="composer"] QFrame[kind="chip"] {{ background: {t.selected}; }}
-    QFrame[kind="bubble"] QFrame[kind="chip"] {{ background: {t.page}; }}
-    QFrame[kind="bubble"] QFrame[kind="chip"][found="true"] {{ background: {t.mark}; }}
+    #transcriptColumn QFrame[kind="chip"] {{ background: {t.page}; }}
+    #transcriptColumn QFrame[kind="chip"][found="true"] {{ background: {t.mark}; }}
     QFrame[kind="details"] {{ background: {t.sidebar}; border: none; border-radius: 10px; }}
     QFrame[kind="quote"] {{ border: none; border-{begin}: 2px solid {t.line}; border-radius: 0;
                    background: transparent; }}

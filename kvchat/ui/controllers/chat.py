@@ -113,7 +113,7 @@ class ChatController(Controller):
         self.open(conversation_id)
         if self._load_task is not None:
             await asyncio.wait([self._load_task])
-        if self._views.transcript.row_of(message_id) is None:
+        if not self._views.transcript.has_message(message_id):
             await self._runtime.chat.switch(conversation_id, message_id)
             await self._reload_messages(conversation_id)
 
@@ -202,7 +202,7 @@ class ChatController(Controller):
         turn.handle_event(event)
         match event:
             case events.ReplyDelta(message_id=message_id) if is_open:
-                if message_id != live_id and self._views.transcript.row_of(message_id) is None:
+                if message_id != live_id and not self._views.transcript.has_message(message_id):
                     self._runner.start(self._reload_messages(id))
                 self._presenter.show_live()
             case events.ReplyFinished(message_id=message_id):

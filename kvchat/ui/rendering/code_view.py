@@ -6,13 +6,13 @@ therefore highlighted in pieces of limited length, and code that is still too sl
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Keyword, Literal, Name, Number, String, _TokenType
 from pygments.util import ClassNotFound
-from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import QColor, QResizeEvent, QTextBlockFormat, QTextCharFormat, QTextCursor, QTextOption, QWheelEvent
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import QColor, QResizeEvent, QTextBlockFormat, QTextCharFormat, QTextCursor, QWheelEvent
 from PySide6.QtWidgets import QApplication, QFrame, QTextEdit, QWidget
 from shiboken6 import isValid
 
@@ -21,6 +21,7 @@ from kvchat.text.safe_text import safe_code, safe_prose
 from kvchat.ui.base.building import button, label, styled
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Theme
+from kvchat.ui.rendering.markdown import Code
 from kvchat.ui.rendering.text_page import PageStyle, remove_chrome, scroll_sideways
 from kvchat.ui.widgets.text_search import format_range, select_range
 
@@ -29,7 +30,7 @@ _MAX_LINE = 2_000  # visible characters per line; the copy button copies whole l
 _SLOW_S, _MAX_SLOW_S = 0.003, 0.5  # seconds: minimum for a slow token; maximum of all slow tokens in a piece
 _MAX_PIECE_S = 2.0  # seconds to lex a piece, 40 times what usual code takes
 _LINE_HEIGHT = 128.0  # percent
-_STEP_S = 0.006  # seconds per step of highlighting
+_STEP_S, _STEP_LINES = 0.006, 500  # seconds per step of highlighting, lines per step of insertion
 _MAX_HIGHLIGHTED = 400_000  # characters; the rest stays plain
 _COPIED_MS = 1500
 _LEFT, _TOP, _RIGHT, _BOTTOM, _GAP = 14, 6, 8, 9, 4  # pixels around the label and the code
@@ -123,13 +124,16 @@ class LineHighlighter:
 
 
 class CodeText(QTextEdit):
+    grown = Signal()  # lines were added later than they were shown
+
     def __init__(self, style: PageStyle, language: str) -> None:
         super().__init__()
         self.setReadOnly(True)
         remove_chrome(self, _("Code"))
         self.setFont(style.code_font)
-        self.setWordWrapMode(QTextOption.WrapMode.NoWrap)
+        self.setLineWrapMode(QTextEdit.LineWrapMode.NoWrap)  # a wrap mode would lay out all when resized
         self._text = ""
+        self._inserted_length = 0  # length of what is in the document
         self._whole_length = 0  # length of its complete lines
         self._shown = ""  # its complete lines as displayed
         self._highlighter = LineHighlighter(language, style.theme)
@@ -138,16 +142,40 @@ class CodeText(QTextEdit):
         lines.setLineHeight(_LINE_HEIGHT, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
         QTextCursor(self.document()).setBlockFormat(lines)
 
-    def show_text(self, text: str, *, is_growing: bool) -> None:
+    def show_text(self, text: str) -> None:
         """Show `text`. If it extends the last text, insert only what is new."""
         if text == self._text:
             return
-        cursor = QTextCursor(self.document())
+        is_growing = bool(self._text)
         if not text.startswith(self._text[: self._whole_length]):
+            cursor = QTextCursor(self.document())
             cursor.select(QTextCursor.SelectionType.Document)
             cursor.removeSelectedText()
             self._whole_length, self._shown = 0, ""
-        lines = "\n".join(map(_shorten_line, text[self._whole_length :].split("\n")))
+        self._text = text
+        self._insert_lines()
+        if (not is_growing or self.step()) and self not in _highlight_queue:
+            _highlight_queue.append(self)
+            if len(_highlight_queue) == 1:
+                QTimer.singleShot(0, _highlight_next)
+
+    @property
+    def line_count(self) -> int:
+        """The number of lines, including those that are not inserted yet."""
+        return self.document().blockCount() + self._text.count("\n", self._inserted_length)
+
+    def insert_all(self) -> None:
+        while self._inserted_length < len(self._text):
+            self._insert_lines()
+
+    def _insert_lines(self) -> None:
+        """Insert more lines for a few milliseconds."""
+        rest = self._text[self._whole_length :].split("\n", _STEP_LINES)
+        inserted = self._text
+        if len(rest) > _STEP_LINES:
+            inserted, rest[-1] = self._text[: len(self._text) - len(rest[-1])], ""
+        lines = "\n".join(map(_shorten_line, rest))
+        cursor = QTextCursor(self.document())
         cursor.movePosition(QTextCursor.MoveOperation.End)
         last_line = self.document().lastBlock().text()
         if not lines.startswith(last_line):
@@ -158,18 +186,18 @@ class CodeText(QTextEdit):
         if anchor != head:  # inserting at its end would have extended the selection
             select_range(self, anchor, head)
         self._highlighter.set_text(self._shown + lines)
-        self._text, self._whole_length = text, text.rfind("\n") + 1
+        self._inserted_length, self._whole_length = len(inserted), inserted.rfind("\n") + 1
         self._shown += lines[: lines.rfind("\n") + 1]
-        if (not is_growing or self.highlight_step()) and self not in _highlight_queue:
-            _highlight_queue.append(self)
-            if len(_highlight_queue) == 1:
-                QTimer.singleShot(0, _highlight_next)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         scroll_sideways(self, event)
 
-    def highlight_step(self) -> bool:
-        """Highlight more lines for a few milliseconds. Return True if lines are left."""
+    def step(self) -> bool:
+        """Insert or highlight more lines for a few milliseconds. Return True if lines are left."""
+        if self._inserted_length < len(self._text):
+            self._insert_lines()
+            self.grown.emit()
+            return True
         first = self._highlighter.safe_line
         has_more = self._highlighter.advance(_STEP_S)
         document = self.document()
@@ -192,7 +220,7 @@ class CodeText(QTextEdit):
 
 def _highlight_next() -> None:
     _highlight_queue[:] = filter(isValid, _highlight_queue)
-    if _highlight_queue and not _highlight_queue[0].highlight_step():
+    if _highlight_queue and not _highlight_queue[0].step():
         del _highlight_queue[0]
     if _highlight_queue:
         QTimer.singleShot(0, _highlight_next)
@@ -203,7 +231,6 @@ class CodeView(QFrame):
         super().__init__(parent)
         styled(self, "code")
         self._theme = style.theme
-        self.language = language
         self.text = ""
         self.body = CodeText(style, language)
         self.body.setParent(self)
@@ -219,15 +246,16 @@ class CodeView(QFrame):
         self._reset_timer.timeout.connect(lambda: self._show_copied(False))
         self._show_copied(False)
 
-    def show_code(self, text: str, *, is_growing: bool = False) -> None:
-        self.text = text
-        self.body.show_text(text, is_growing=is_growing)
+    def show_blocks(self, blocks: Sequence[Code]) -> None:
+        self.text = blocks[0].text
+        self.body.show_text(self.text)
 
     def heightForWidth(self, width: int) -> int:
         document = self.body.document()  # its width is no less than the widget's, which may be outdated
         overflows = document.idealWidth() > width - _LEFT - _RIGHT
         bar = self.body.horizontalScrollBar().sizeHint().height() if overflows else 0
-        return self._body_top() + math.ceil(document.size().height()) + bar + _BOTTOM
+        height = document.size().height() / document.blockCount() * self.body.line_count
+        return self._body_top() + math.ceil(height) + bar + _BOTTOM
 
     def resizeEvent(self, event: QResizeEvent | None) -> None:
         width, copy, top = self.width() - _LEFT - _RIGHT, self.copy_button.sizeHint().width(), self._body_top()

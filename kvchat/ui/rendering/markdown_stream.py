@@ -70,6 +70,10 @@ class MarkdownStream:
         self._pieces: list[str] = []  # sources of the settled pieces of the table at the tail
         self.finished = False  # set it after the last text, so that the next steps settle everything
 
+    @property
+    def unread_length(self) -> int:
+        return max(len(self._unread) - self._position, 0)
+
     def feed(self, text: str) -> None:
         self._unread, self._position = self._unread[self._position :] + text, 0
 

@@ -17,6 +17,7 @@ from kvchat.ui.base.building import label, line_edit, row, styled, tool_button
 from kvchat.ui.base.theme import Look
 from kvchat.ui.transcript.message_column import MessageColumn
 from kvchat.ui.transcript.message_view import MessageView
+from kvchat.ui.transcript.parts import Row
 from kvchat.ui.widgets.text_search import highlight, make_cursors
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ class HitMarks(QObject):
 
     def show_terms(self, terms: tuple[Term, ...]) -> None:
         self.terms, self._current = terms, None
+        for shown in self._page.shown_rows:
+            if shown.text is not None:
+                self._mark(shown.text)
         for view in self._page.views.values():
-            for text in view.texts:
-                self._mark(text)
             self.mark_attachments(view)
 
     def clear(self) -> None:
@@ -58,15 +60,24 @@ class HitMarks(QObject):
         if view is not None and view.chips is not None:
             view.chips.open_first_match()
 
-    def hits_in_message(self, message_id: str) -> list[tuple[QTextEdit, QTextCursor]]:
+    def hits_in_message(self, message_id: str) -> list[tuple[Row, int]]:
+        """Return the row and the number within it of each hit in the text of a message that is parsed."""
         view = self._page.views.get(message_id)
-        return [(text, cursor) for text in (view.texts if view else ()) for cursor in self._hit_cursors(text)]
+        return [
+            (hit_row, number)
+            for hit_row in (view.rows if view else ())
+            if hit_row.part is not None
+            for number in range(len(find_matches(hit_row.part.text, self.terms)))
+        ]
 
-    def set_current(self, text: QTextEdit, cursor: QTextCursor) -> None:
-        before, self._current = self._current, (text, cursor.selectionStart())
+    def set_current(self, text: QTextEdit, number: int) -> QTextCursor:
+        """Emphasize a text's hit and return its place, or the start of the text if it does not have so many."""
+        before, cursors = self._current, [*self._hit_cursors(text)[number:], QTextCursor(text.document())]
+        self._current = (text, cursors[0].selectionStart())
         if before is not None and isValid(before[0]):
             self._mark(before[0])
         self._mark(text)
+        return cursors[0]
 
     def _restyle(self) -> None:
         self.show_terms(self.terms)

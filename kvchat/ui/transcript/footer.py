@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from PySide6.QtCore import QEvent, QObject, QRectF, Qt, Signal
 from PySide6.QtGui import QMouseEvent, QPainter, QPointingDevice
-from PySide6.QtWidgets import QBoxLayout, QFrame, QGridLayout, QPushButton, QSizePolicy, QToolButton, QWidget
+from PySide6.QtWidgets import QBoxLayout, QFrame, QGridLayout, QSizePolicy, QToolButton, QWidget
 
 from kvchat.chat.record.messages import UNFINISHED_STATES, Message, MessageState, Receipt
 from kvchat.chat.turn import receipts
@@ -20,7 +20,6 @@ from kvchat.text.formatting import format_date, format_datetime, format_duration
 from kvchat.text.language import N_, _, join_list
 from kvchat.ui.base.building import STRETCH, button, column, label, leading_alignment, row, styled, tool_button
 from kvchat.ui.base.theme import Look
-from kvchat.ui.rendering.text_page import PageStyle
 from kvchat.ui.widgets.controls import Card, RoundBar, mix_colours
 from kvchat.ui.widgets.layouts import ElidedButton, ElidedLabel, FlowLayout, height_for_width
 
@@ -51,51 +50,53 @@ class MessageRequest:
     text: str = ""
 
 
+class Action(NamedTuple):
+    glyph: str
+    name: str
+    run: Callable[[], object]
+
+
 class MessageActions(QWidget):
     """A message's time and buttons. They always take space, but are painted only if `is_shown`."""
 
-    def __init__(self, style: PageStyle, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._style = style
-        self.buttons: list[QToolButton] = []
+    def __init__(
+        self, look: Look, message: Message, actions: Sequence[Action], on_switch: Callable[[str], object]
+    ) -> None:
+        """`on_switch` is called with the id of the previous or next branch."""
+        super().__init__()
         self.is_last = self.is_hovered = False  # call update() after changing them
         self.was_painted = False
-        self.pager_buttons: list[QToolButton] = []  # previous and next branch, if there are several
-        self._row = row(on=self, spacing=2, margins=0)
-
-    def add_button(self, glyph: str, name: str, action: Callable[[], object]) -> QToolButton:
-        result = tool_button(name, lambda: action(), "quiet", icon=self._style.look.icon(glyph))
-        result.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would focus the page
-        result.installEventFilter(self)
-        self.buttons.append(result)
-        self._row.addWidget(result)
-        return result
-
-    def add_time(self, at: datetime) -> None:
-        local, now = at.astimezone(), datetime.now().astimezone()
-        day = format_short_day(local) if local.year == now.year else format_date(local)
-        time = label(f"{local:%H:%M}" if local.date() == now.date() else day, "small")
+        at, now = message.created_at.astimezone(), datetime.now().astimezone()
+        day = format_short_day(at) if at.year == now.year else format_date(at)
+        time = label(f"{at:%H:%M}" if at.date() == now.date() else day, "small")
         time.setToolTip(format_datetime(at))
         time.setAccessibleName(format_datetime(at))
-        time.installEventFilter(self)
-        self._row.insertWidget(0, time)
+        self.buttons = [
+            tool_button(action.name, lambda _=False, run=action.run: run(), "quiet", icon=look.icon(action.glyph))
+            for action in actions
+        ]
+        for widget in (time, *self.buttons):
+            widget.installEventFilter(self)
+        for shown in self.buttons:
+            shown.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would focus the page
+        self.pager_buttons: list[QToolButton] = []  # previous and next branch, if there are several
+        pager: list[QWidget] = []
+        if siblings := message.siblings:
+            position, count = siblings.index(message.id), len(siblings)
+            place = label(f"{position + 1} / {count}", "small")
+            place.setAccessibleName(_("Branch {position} of {count}", position=position + 1, count=count))
+            previous = "chevron-left", _("Previous branch"), position - 1
+            for glyph, name, target in (previous, ("chevron-right", _("Next branch"), position + 1)):
+                exists = 0 <= target < count
+                picture = look.icon(glyph, "muted" if exists else "line")
+                arrow = tool_button(name, lambda _=False, to=target: on_switch(siblings[to]), "quiet", icon=picture)
+                arrow.setEnabled(exists)
+                self.pager_buttons.append(arrow)
+            pager = [self.pager_buttons[0], place, self.pager_buttons[1]]
+        row(STRETCH, time, *pager, *self.buttons, on=self, spacing=2, margins=0)
 
-    def add_pager(self, position: int, count: int, on_step: Callable[[int], object]) -> None:
-        """Add the branch number and two arrow buttons, which call `on_step` with the new position.
-
-        Positions are counted from 0.
-        """
-        place = label(f"{position + 1} / {count}", "small")
-        place.setAccessibleName(_("Branch {position} of {count}", position=position + 1, count=count))
-        previous = "chevron-left", _("Previous branch"), position - 1
-        for glyph, name, target in (previous, ("chevron-right", _("Next branch"), position + 1)):
-            exists = 0 <= target < count
-            picture = self._style.look.icon(glyph, "muted" if exists else "line")
-            arrow = tool_button(name, lambda _=False, target=target: on_step(target), "quiet", icon=picture)
-            arrow.setEnabled(exists)
-            self.pager_buttons.append(arrow)
-        for widget in (self.pager_buttons[0], place, self.pager_buttons[1]):
-            self._row.addWidget(widget)
+    def heightForWidth(self, width: int) -> int:
+        return self.sizeHint().height()
 
     @property
     def is_shown(self) -> bool:
@@ -192,21 +193,20 @@ class ReceiptView(QWidget):
 
 
 class ReplyFooter(QWidget):
-    def __init__(self, message: Message, actions: QWidget, look: Look, *, retry: Any, on_continue: Any) -> None:
-        """`retry` and `on_continue` are the callables or signals of the buttons "Try again" and "Continue"."""
+    def __init__(
+        self, message: Message, actions: QWidget, look: Look, *, retry: Any, on_continue: Callable[[], object] | None
+    ) -> None:
+        """`retry` is the callable or signal of "Try again". Without `on_continue`, there is no button "Continue"."""
         super().__init__()
         self.receipt: ReceiptView | None = None
-        self._continue: QPushButton | None = None  # for an unfinished reply
         self._lines, self._column = column(spacing=2), column(on=self, spacing=4, margins=0)
         if message.state in _STATE_TEXTS:
             ending = FlowLayout(spacing=10)
             ending.addWidget(label(_(_STATE_TEXTS[message.state]), "small"))
             if message.state is MessageState.INTERRUPTED:
                 ending.addWidget(button(_("Try again"), retry, "link", name=_("Try this reply again")))
-            if message.state in UNFINISHED_STATES:
-                self._continue = button(_("Continue"), on_continue, "link", name=_("Continue this reply"))
-                self._continue.hide()
-                ending.addWidget(self._continue)
+            if message.state in UNFINISHED_STATES and on_continue is not None:
+                ending.addWidget(button(_("Continue"), on_continue, "link", name=_("Continue this reply")))
             self._lines.addLayout(ending)
         if message.receipt is not None and look.shows_numbers:
             self.receipt = ReceiptView(message.receipt, look, self._column)
@@ -219,10 +219,6 @@ class ReplyFooter(QWidget):
         end = Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignRight
         self._row = row((self._lines, 1), (actions, 0, end), spacing=_BUTTON_GAP, margins=0)
         self._column.addLayout(self._row)
-
-    def show_continue(self, visible: bool) -> None:
-        if self._continue is not None:
-            self._continue.setVisible(visible)
 
     def heightForWidth(self, width: int) -> int:
         """Return the height at this width. If the width is too small, the buttons are below the text."""

@@ -1,68 +1,76 @@
 """The scrolling column of messages. It follows a reply as it streams, unless the user scrolls up.
 
-Only messages near the viewport have widgets; the heights of the others are estimated. When the height of a message
-above the viewport is corrected, the column scrolls by the difference, so that the visible text stays in place.
+A row is a part of a message, or its end. Only rows near the viewport have widgets; the heights of the others are
+estimated, and messages that were never near it are not parsed: they have only an end, as high as the message. When the
+height of a row above the viewport is corrected, the column scrolls by the difference, so that the visible text stays in
+place.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from itertools import accumulate, takewhile
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import chain, takewhile, zip_longest
+from operator import attrgetter
+from typing import Any
 
 from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QApplication, QScrollArea, QWidget
+from PySide6.QtWidgets import QApplication, QScrollArea, QTextEdit, QWidget
 
-from kvchat.chat.record.messages import Message
+from kvchat.chat.record.messages import Message, Role
 from kvchat.text.language import _
 from kvchat.ui.base.building import button
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.formulas import Formulas
-from kvchat.ui.rendering.text_page import PageStyle
+from kvchat.ui.rendering.text_page import PageStyle, TextPage
 from kvchat.ui.transcript.footer import TranscriptTail
-from kvchat.ui.transcript.message_view import UserView
-from kvchat.ui.transcript.part_column import message_text
-from kvchat.ui.transcript.reply_view import ReplyView
+from kvchat.ui.transcript.message_view import MessageEditor, MessageView
+from kvchat.ui.transcript.parts import Part, Row, message_text
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 
-GAP, _GAP_AFTER_USER = 22, 4  # pixels below a message; the buttons below a user message add space
-_LEFT, TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
+_GAP, _GAP_AFTER_USER = 22, 4  # pixels below a message; the buttons below a user message add space
+_LEFT, _TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
 _JUMP_SIZE, _JUMP_MARGIN = 32, 14  # pixels
 JUMP_ROOM = _JUMP_SIZE + 2 * _JUMP_MARGIN  # pixels of the viewport covered by the jump button
 _END_DISTANCE = 40  # pixels; closer to the end counts as scrolled to the end
-_NEARBY, _MAX_VIEWS = 40, 120  # number of messages with widgets: around the viewport, in all
-
-AnyMessageView = UserView | ReplyView
+_NEARBY, _MAX_WIDGETS = 60, 240  # number of rows that get widgets around the viewport, and of all widgets
 
 
-class RowHeights:
+class RowList:
+    """The rows, top to bottom. Their positions are computed when they are needed."""
+
     def __init__(self) -> None:
-        self.heights: list[int] = []
-        self.measured: list[bool] = []  # False: estimated
-        self._tops: list[int] = []  # empty if it must be recomputed
+        self._rows: list[Row] = []
+        self._placed = 0  # number of leading rows whose index and position are up to date
 
-    def top(self, row: int) -> int:
-        """Return a row's y position. For a row number of `len(heights)`, return the bottom of the last row."""
-        if not self._tops:
-            self._tops = list(accumulate(self.heights, initial=0))
-        return self._tops[row]
+    @property
+    def rows(self) -> list[Row]:
+        y = self._rows[self._placed - 1].bottom if self._placed else _TOP
+        for index in range(self._placed, len(self._rows)):
+            row = self._rows[index]
+            row.index, row.top = index, y
+            y += row.height
+        self._placed = len(self._rows)
+        return self._rows
 
-    def row_at(self, position: int) -> int:
-        """Return the row nearest to a y position. There must be at least one row."""
-        last = len(self.heights) - 1
-        return min(max(bisect_right(range(last + 1), position, key=self.top) - 1, 0), last)
+    @property
+    def bottom(self) -> int:
+        return self.rows[-1].bottom if self._rows else _TOP
 
-    def measure(self, row: int, height: int) -> bool:
-        has_changed = height != self.heights[row]
-        self.measured[row] = True
+    def between(self, top: int, bottom: int) -> list[Row]:
+        first = bisect_right(self.rows, top, key=attrgetter("bottom"))
+        return self._rows[first : bisect_left(self._rows, bottom, lo=first, key=attrgetter("top"))]
+
+    def replace(self, first: int, last: int, rows: Iterable[Row]) -> None:
+        """Replace the rows from index `first` to `last`."""
+        self._rows[first : last + 1] = rows
+        self._placed = min(self._placed, first)
+
+    def set_height(self, row: Row, height: int) -> bool:
+        has_changed = height != row.height
         if has_changed:
-            self.heights[row] = height
-            self._tops = []
+            row.height = height
+            self._placed = min(self._placed, row.index + 1)
         return has_changed
-
-    def replace(self, start: int, estimates: Sequence[int]) -> None:
-        self.heights[start:] = estimates
-        self.measured[start:] = [False] * len(estimates)
-        self._tops = []
 
 
 class MessageColumn(QScrollArea):
@@ -77,10 +85,11 @@ class MessageColumn(QScrollArea):
         self._bar.setEnabled(False)  # hidden until there is something to scroll
         self._bar.rangeChanged.connect(lambda low, high: self._bar.setEnabled(high > low))
         self.messages: Sequence[Message] = []
-        self._rows = RowHeights()
-        self._row_by_id: dict[str, int] = {}
-        self.views: dict[str, AnyMessageView] = {}  # messages that have widgets
-        self._pinned_ids: Callable[[], set[str]] = set  # more messages whose widgets must stay
+        self.views: dict[str, MessageView] = {}  # messages that are parsed
+        self._rows = RowList()
+        self._ends: dict[str, Row] = {}  # the last row of each message
+        self.shown_rows: list[Row] = []  # rows that have widgets
+        self._stale: set[MessageView] = set()  # messages whose parts may have changed
         self._follow = True
         self._value = 0  # last scroll bar value
         self._is_arranging = False
@@ -100,8 +109,15 @@ class MessageColumn(QScrollArea):
         self._filler.timeout.connect(self._create_nearby_widget)
         self._bar.valueChanged.connect(self._handle_scroll)
 
-    def row_of(self, message_id: str) -> int | None:
-        return self._row_by_id.get(message_id)
+    @property
+    def rows(self) -> list[Row]:
+        return self._rows.rows
+
+    def top_of(self, row: Row) -> int:
+        return self.rows[row.index].top
+
+    def has_message(self, message_id: str) -> bool:
+        return message_id in self._ends
 
     def scroll_to_end(self) -> None:
         self._follow = True
@@ -117,16 +133,10 @@ class MessageColumn(QScrollArea):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        if event.size().width() != event.oldSize().width() and self.messages:
-            # Measure everything again, keeping the first visible line in place.
-            value = self._bar.value()
-            row = self._rows.row_at(value - TOP)
-            share_above = (value - TOP - self._rows.top(row)) / max(self._rows.heights[row], 1)
-            self._rows.measured = [False] * len(self.messages)
-            self._measure(row, self._ensure_view(row), self._column_width())
-            self._arrange(TOP + self._rows.top(row) + round(share_above * self._rows.heights[row]) - value)
-        else:
-            self._arrange()
+        if event.size().width() != event.oldSize().width():
+            for row in self.rows:
+                row.is_measured = False
+        self._arrange()
         self.jump_button.move((self.width() - _JUMP_SIZE) // 2, self.height() - _JUMP_SIZE - _JUMP_MARGIN)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
@@ -141,8 +151,43 @@ class MessageColumn(QScrollArea):
     def whole_message(self, message: Message, *, markdown: bool) -> str:
         return message.content.strip("\n") if markdown else message_text(self._style.markdown, message)
 
-    def _create_view(self, message: Message) -> AnyMessageView:
+    def ensure_view(self, message_id: str) -> MessageView:
+        """Return a message's view. The first call parses the message."""
+        view = self.views.get(message_id)
+        if view is None:
+            message = next(message for message in self.messages if message.id == message_id)
+            view = self.views[message_id] = self._create_view(message)
+            self._update_rows(view)
+        return view
+
+    def ensure_widget(self, row: Row) -> Any:
+        """Return the widget of a row that has a part."""
+        if row.widget is None and row.part is not None:
+            view = self.views[row.message_id]
+            row.widget = widget = view.create_part(row.part)
+            widget.setParent(view)
+            row.text = widget if isinstance(widget, QTextEdit) else getattr(widget, "body", None)
+            row.is_measured = False
+            self.shown_rows.append(row)
+            self._show_part(row)
+            widget.show()
+            view.show()
+            self._row_shown(row)
+            if len(self.shown_rows) > _MAX_WIDGETS:
+                kept = [*self._kept_rows(), row]
+                others = [other for other in self.shown_rows if other not in kept]
+                self._delete_widget(max(others, key=lambda other: abs(other.index - row.index)))
+        return row.widget
+
+    def _create_view(self, message: Message) -> MessageView:
         raise NotImplementedError
+
+    def _row_shown(self, row: Row) -> None:
+        raise NotImplementedError
+
+    def _kept_rows(self) -> list[Row]:
+        """Return rows far from the viewport whose widgets must stay."""
+        return [row for row in self.shown_rows if row.part is not None and row.part.kind is MessageEditor]
 
     def _estimated_height(self, message: Message) -> int:
         letters = max(int(self._column_width() / self._style.letter_width), 1)
@@ -150,24 +195,29 @@ class MessageColumn(QScrollArea):
         return round(lines * self._style.line_height * 0.9) + 60
 
     def _set_messages(self, messages: list[Message]) -> None:
-        """Set the messages. Those at the start that have not changed keep their heights and widgets."""
-        pairs = zip(self.messages, messages, strict=False)
-        same = sum(1 for _ in takewhile(lambda pair: pair[0].id == pair[1].id, pairs))
+        """Set the messages. Those that were there before keep their rows and widgets."""
         self.messages = messages
-        self._rows.replace(same, list(map(self._estimated_height, messages[same:])))
-        self._row_by_id = {message.id: row for row, message in enumerate(messages)}
-        self._delete_views([id for id in self.views if id not in self._row_by_id])
+        ids = {message.id for message in messages}
+        self._delete_views([id for id in self.views if id not in ids])
+        old = self._ends
+        self._ends = {
+            message.id: old.get(message.id) or Row(message.id, None, self._estimated_height(message))
+            for message in messages
+        }
+        parts = {id: view.rows for id, view in self.views.items()}
+        rows = chain.from_iterable((*parts.get(id, ()), end) for id, end in self._ends.items())
+        self._rows.replace(0, len(self.rows), rows)
 
     def _column_width(self) -> int:
         return max(min(self._look.px(COLUMN_WIDTH), self.viewport().width() - _LEFT - _RIGHT), 100)
 
-    def _arrange(self, shift: int = 0, nearby: Sequence[int] = ()) -> None:
+    def _arrange(self, shift: int = 0, nearby: Sequence[Row] = ()) -> None:
         """Scroll by `shift` pixels, measure the visible and `nearby` rows, and place all widgets."""
         if self._is_arranging:
             return
         self._is_arranging = True
         try:
-            self._place_views(self._measure_visible(self._bar.value() + shift, nearby))
+            self._place_widgets(self._measure_visible(self._bar.value() + shift, nearby))
         finally:
             self._is_arranging = False
         self._value = self._bar.value()
@@ -178,93 +228,150 @@ class MessageColumn(QScrollArea):
         if self.tail.needed_height(self._column_width()) != self._tail_height:
             self._arrange()
 
-    def _measure_visible(self, top: int, nearby: Sequence[int]) -> int:
+    def _measure_visible(self, top: int, nearby: Sequence[Row]) -> int:
         """Measure the visible rows whose height is not known. Return the corrected scroll position."""
         width, area = self._column_width(), self.viewport().height()
         self._tail_height = self.tail.needed_height(width)
-        # Keep the first complete visible row in place: the user may be reading it.
-        visible = self._rows_between(self._clamp_top(top), self._clamp_top(top) + area)
-        views = ((row, self.views.get(self.messages[row].id)) for row in visible)
-        anchor = next((row for row, view in views if view is not None and view.is_complete), visible.start)
-        above = top - self._rows.top(anchor)  # pixels of it above the viewport
+        # Keep the first visible row that has a widget in place: the user may be reading it.
+        visible = self._rows.between(self._clamp_top(top), self._clamp_top(top) + area)
+        anchor = next((row for row in visible if row.widget is not None), None)
+        above = top - anchor.top if anchor is not None else top  # pixels of it above the viewport
+        while self._stale:
+            self._update_rows(self._stale.pop())
+        if anchor is not None and anchor not in self.rows:  # its message was folded
+            anchor, above = self.views[anchor.message_id].rows[0], 0
         has_changed = True
         while has_changed:
             has_changed = False
-            top = self._clamp_top(self._rows.top(anchor) + above)
-            for row in (*self._rows_between(top, top + area), *nearby):
-                view = self._ensure_view(row)
-                if not self._rows.measured[row]:
-                    has_changed |= self._measure(row, view, width)
+            top = self._clamp_top(above + (self.top_of(anchor) if anchor is not None else 0))
+            for row in (*self._rows.between(top, top + area), *nearby):
+                if row.part is not None and (row.widget is None or not row.is_measured):
+                    has_changed |= self._measure(row, width)
+                elif row.part is None and row.message_id not in self.views:
+                    self.ensure_view(row.message_id)
+                    has_changed = True
+                    break
         return top
 
-    def _measure(self, row: int, view: AnyMessageView, width: int) -> bool:
-        height = view.heightForWidth(width) + _gap_below(view)
-        if not view.is_complete:
-            height = max(height, self._rows.heights[row])
-        return self._rows.measure(row, height)
+    def _measure(self, row: Row, width: int) -> bool:
+        """Measure a row that has a part. Return True if its height has changed."""
+        assert row.part is not None
+        row.is_measured = True
+        widget = self.ensure_widget(row)
+        _left, width = self.views[row.message_id].part_box(row.part, width)
+        height = min(widget.heightForWidth(width), row.part.max_height)
+        return self._rows.set_height(row, row.part.gap + height)
 
     def _clamp_top(self, top: int) -> int:
         last = max(self._content_height() - self.viewport().height(), 0)
         return last if self._follow else min(max(top, 0), last)
 
     def _content_height(self) -> int:
-        return TOP + self._rows.top(len(self.messages)) + self._tail_height + max(_BOTTOM, self._room_below)
+        return self._rows.bottom + self._tail_height + max(_BOTTOM, self._room_below)
 
-    def _rows_between(self, top: int, bottom: int) -> range:
-        if not self.messages:
-            return range(0)
-        return range(self._rows.row_at(top - TOP), self._rows.row_at(bottom - TOP) + 1)
-
-    def _place_views(self, top: int) -> None:
+    def _place_widgets(self, top: int) -> None:
         width, area = self._column_width(), self.viewport().width()
         left = max((area - width) // 2, _LEFT)
-        for id, view in self.views.items():
-            row = self._row_by_id[id]
-            view.setGeometry(left, TOP + self._rows.top(row), width, self._rows.heights[row] - _gap_below(view))
-        self.tail.setGeometry(left, TOP + self._rows.top(len(self.messages)), width, self._tail_height)
+        bottom = self._rows.bottom
+        for id in {row.message_id for row in self.shown_rows}:
+            view = self.views[id]
+            view.setGeometry(left, view.rows[0].top, width, self._ends[id].top - view.rows[0].top)
+            view.place_frame()
+        for row in self.shown_rows:
+            view, part = self.views[row.message_id], row.part
+            assert part is not None
+            x, part_width = view.part_box(part, width)
+            row.widget.setGeometry(x, row.top - view.rows[0].top + part.gap, part_width, row.height - part.gap)
+        self.tail.setGeometry(left, bottom, width, self._tail_height)
         self._content.resize(area, max(self._content_height(), self.viewport().height()))
         self._bar.setValue(top)
 
-    def _ensure_view(self, row: int) -> AnyMessageView:
-        message = self.messages[row]
-        view = self.views.get(message.id)
-        if view is None:
-            view = self.views[message.id] = self._create_view(message)
-            self._rows.measured[row] = False
-            kept = self._pinned_ids() | self._edited_ids()
-            others = [id for id in self.views if id not in kept] if len(self.views) > _MAX_VIEWS else []
-            if others:
-                self._delete_views([max(others, key=lambda id: abs(self._row_by_id[id] - row))])
-        return view
+    def _update_rows(self, view: MessageView) -> None:
+        """Fit a message's rows to its parts. Rows whose part is the same keep their widgets."""
+        old, parts, width = view.rows, view.parts, self._column_width()
+        last = self.rows[self._ends[view.message.id].index]
+        pairs = list(zip(old, parts, strict=False))
+        same = takewhile(lambda pair: pair[0].part is pair[1] or pair[0].part == pair[1], pairs)
+        start = sum(1 for _ in same)
+        end = 0
+        while end < len(pairs) - start and old[-1 - end].part == parts[-1 - end]:
+            end += 1
+        changed: list[Row] = []
+        for row, part in zip_longest(old[start : len(old) - end], parts[start : len(parts) - end]):
+            if part is None:
+                self._delete_widget(row)
+                continue
+            changed.append(row or Row(view.message.id, None, 0))
+            self._set_part(changed[-1], part, width)
+        view.rows = [*old[:start], *changed, *old[len(old) - end :]]
+        last.height = _GAP_AFTER_USER if view.message.role is Role.USER else _GAP
+        if view.unparsed_share:
+            last.height += round(self._estimated_height(view.message) * view.unparsed_share)
+        self._rows.replace(last.index - len(old), last.index, [*view.rows, last])
 
-    def _edited_ids(self) -> set[str]:
-        return {id for id, view in self.views.items() if view.editor is not None}
+    def _set_part(self, row: Row, part: Part, width: int) -> None:
+        before, row.part, row.is_measured = row.part, part, False
+        if row.widget is not None and before is not None:
+            keeps_state = before.state == part.state or hasattr(row.widget, "show_state")
+            if before.kind is part.kind and keeps_state:
+                self._show_part(row)
+                return
+            self._delete_widget(row)
+        row.height = part.estimated_height(self._style, width)
 
-    def _view_changed(self, message_id: str) -> None:
-        row = self.row_of(message_id)
-        if row is not None and message_id in self.views:
-            self._rows.measured[row] = False
-            self._arrange()
+    def _show_part(self, row: Row) -> None:
+        assert row.part is not None
+        if row.part.blocks:
+            row.widget.show_blocks(row.part.blocks)
+        if hasattr(row.widget, "show_state"):
+            row.widget.show_state(row.part.state)
+
+    def _view_changed(self, view: MessageView) -> None:
+        if self.views.get(view.message.id) is not view:
+            return  # deleted
+        for row in self.shown_rows:
+            if row.message_id == view.message.id and not isinstance(row.widget, TextPage):
+                row.is_measured = False
+        self._stale.add(view)
+        self._arrange()
 
     def _create_nearby_widget(self) -> None:
         """Create the nearest missing widget outside the viewport, or measure one whose height is unknown."""
-        if not self.messages:
+        visible = self._rows.between(self._bar.value(), self._bar.value() + 1)
+        if not visible:
             return
-        first = self._rows.row_at(self._bar.value() - TOP)
-        begin = max(min(first - _NEARBY // 2, len(self.messages) - _NEARBY), 0)
-        rows = sorted(range(begin, min(begin + _NEARBY, len(self.messages))), key=lambda row: abs(row - first))
-        for row in rows:
-            if self.messages[row].id not in self.views or not self._rows.measured[row]:
+        first = visible[0].index
+        begin = max(min(first - _NEARBY // 2, len(self.rows) - _NEARBY), 0)
+        for row in sorted(self.rows[begin : begin + _NEARBY], key=lambda row: abs(row.index - first)):
+            is_missing = row.message_id not in self.views if row.part is None else row.widget is None
+            if is_missing or (row.part is not None and not row.is_measured):
                 self._arrange(nearby=[row])
                 break
 
-    def _delete_views(self, ids: Sequence[str]) -> None:
-        """Delete these messages' widgets. First take the focus from them, or Qt would give it to some other widget."""
+    def _delete_widget(self, row: Row) -> None:
+        """Delete a row's widget. First take the focus from it, or Qt would give it to some other widget."""
+        if row.widget is None:
+            return
         focus = QApplication.focusWidget()
-        if focus is not None and any(self.views[id].isAncestorOf(focus) for id in ids):
+        if focus is not None and (focus is row.widget or row.widget.isAncestorOf(focus)):
             self.setFocus()
+        view = row.widget.parent()
+        row.widget.setParent(None)
+        row.widget.deleteLater()
+        row.widget = row.text = None
+        self.shown_rows.remove(row)
+        view.setVisible(any(other.message_id == row.message_id for other in self.shown_rows))
+
+    def _delete_views(self, ids: Sequence[str]) -> None:
+        """Delete these messages' widgets and parts. They are parsed again when needed."""
         for id in ids:
-            view = self.views.pop(id)
+            view, end = self.views.pop(id), self._ends[id]
+            for row in view.rows:
+                self._delete_widget(row)
+            first = self.rows[end.index - len(view.rows)]
+            end.height = end.bottom - first.top
+            self._rows.replace(first.index, end.index, [end])
+            self._stale.discard(view)
             view.setParent(None)
             view.deleteLater()
 
@@ -278,7 +385,3 @@ class MessageColumn(QScrollArea):
             self._follow = True
         self._value = value
         self._arrange()
-
-
-def _gap_below(view: AnyMessageView) -> int:
-    return _GAP_AFTER_USER if isinstance(view, UserView) else GAP

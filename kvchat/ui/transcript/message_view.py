@@ -1,27 +1,29 @@
 """The base class of messages in the transcript, the message editor, and the user's messages."""
 
-import time
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from textwrap import shorten
 
-from PySide6.QtCore import QEvent, QObject, QRect, Qt, QTimer, Signal
-from PySide6.QtGui import QAccessible, QEnterEvent, QFont, QGuiApplication, QKeyEvent, QResizeEvent, QTextCursor
-from PySide6.QtWidgets import QFrame, QPlainTextEdit, QStyle, QTextEdit, QWidget
+from PySide6.QtCore import QEvent, QMargins, QObject, QRect, Qt, Signal
+from PySide6.QtGui import QAccessible, QEnterEvent, QFont, QFontMetricsF, QGuiApplication, QKeyEvent, QTextCursor
+from PySide6.QtWidgets import QFrame, QPlainTextEdit, QTextEdit, QWidget
 
 from kvchat.chat.record.messages import Message, Role
 from kvchat.text.language import _, plural
 from kvchat.ui.attachments.chips import ChipRows
-from kvchat.ui.base.building import button, column, label, row, styled
+from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
+from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.markdown import plain_blocks
-from kvchat.ui.rendering.text_page import PageStyle
-from kvchat.ui.transcript.footer import MessageActions, MessageRequest, RequestKind
-from kvchat.ui.transcript.part_column import PartColumn
+from kvchat.ui.rendering.text_page import PageStyle, TextPage
+from kvchat.ui.transcript.footer import Action, MessageActions, MessageRequest, RequestKind
+from kvchat.ui.transcript.parts import MAX_HEIGHT, Part, Row
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 
 _MIN_LINES, _MAX_LINES = 2, 18  # visible lines of the editor
 _MAX_NAME = 80  # characters
-BUILD_STEP_MS = 16.0  # maximum time per step while a long message is built
 _BUBBLE_SHARE = 0.84  # of the column width
-_UNLIMITED = 1 << 15  # pixels, wider than any column
 _BUBBLE_X, _BUBBLE_TOP, _BUBBLE_BOTTOM = 16, 12, 8  # pixels inside the bubble's edges
 _BELOW_CHIPS = 8  # pixels
 _FOLDED_LINES, _FOLD_FROM = 9, 14  # lines shown when folded, and lines that trigger folding
@@ -56,7 +58,7 @@ class MessageEditor(QFrame):
         self._column = column(self.field, below, on=self, spacing=6, margins=(14, 8, 10, 10))
         self._update_button()
 
-    def needed_height(self, width: int) -> int:
+    def heightForWidth(self, width: int) -> int:
         self.field.setFixedWidth(max(width - 26, 80))  # the lines must wrap as they will when shown
         lines = round(self.field.document().size().height())  # plain text documents count in lines
         margin = round(2 * self.field.document().documentMargin())
@@ -92,36 +94,102 @@ class MessageEditor(QFrame):
         self.button.setEnabled(bool(self.field.toPlainText().strip()))
 
 
+class ToggleRow(QWidget):
+    """A row with a button that folds or unfolds something."""
+
+    def __init__(self, kind: str, on_click: Callable[[], object]) -> None:
+        super().__init__()
+        self.toggle_button = button("", on_click, kind)
+        self.toggle_button.setCursor(Qt.CursorShape.PointingHandCursor)
+        row(self.toggle_button, STRETCH, on=self, margins=0)
+
+    def show_state(self, state: tuple[str, str]) -> None:
+        text, name = state
+        self.toggle_button.setText(text)
+        self.toggle_button.setAccessibleName(name)
+
+    def heightForWidth(self, width: int) -> int:
+        return self.toggle_button.sizeHint().height()
+
+
 class MessageView(QWidget):
-    """Base class of user messages and replies. Connect its signals before the content is built."""
+    """A message. It contains the widgets of its parts near the viewport, which the column creates and places.
+
+    A subclass lists the parts in `message_parts`, and `create_part` makes the widgets of those it adds.
+    """
 
     accessible_role = QAccessible.Role.Grouping
-    changed = Signal()  # its height may have changed
+    changed = Signal()  # its parts or their heights may have changed
     toggled = Signal()  # the user folded or unfolded something
-    text_added = Signal(QTextEdit)
     link_activated = Signal(str)
+    edit_requested = Signal()
     requested = Signal(MessageRequest)
 
-    def __init__(self, style: PageStyle, message: Message, name: str, parent: QWidget | None = None) -> None:
+    def __init__(
+        self, style: PageStyle, message: Message, name: str, frame: str, padding: QMargins, parent: QWidget | None
+    ) -> None:
+        """`frame` is the style of the frame around the parts that are in it."""
         super().__init__(parent)
-        self.message = message
-        self.page_style = style
+        self.message, self.page_style, self._name = message, style, name
         self.setAccessibleName(shorten_name(name))
-        self.column = PartColumn(style, name)
-        self.column.text_added.connect(self.text_added)
-        self.column.link_activated.connect(self.link_activated)
-        self.action_row = MessageActions(style, self)
-        self.action_row.add_time(message.created_at)
-        self.chips: ChipRows | None = None  # attachments
+        self._frame, self._padding = styled(QFrame(self), frame), padding
+        self.rows: list[Row] = []  # of its parts; the column keeps them up to date
+        self.is_last = False
+        self.is_complete = True  # no text is left to parse
+        self.unparsed_share = 0.0  # share of the text that is not in `parts` yet
         self.editor: MessageEditor | None = None  # while the message is edited
-        self._hidden_widgets: list[QWidget] = []  # hidden while the editor is open
-        if siblings := message.siblings:
-            position, count = siblings.index(message.id), len(siblings)
-            self.action_row.add_pager(position, count, lambda to: self._request(RequestKind.SWITCH, siblings[to]))
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        return self.message_parts() if self.editor is None else [Part(MessageEditor)]
 
     @property
     def texts(self) -> list[QTextEdit]:
-        return self.column.texts
+        return [row.text for row in self.rows if row.text is not None]
+
+    @property
+    def action_row(self) -> MessageActions | None:
+        return self.findChild(MessageActions)
+
+    @property
+    def chips(self) -> ChipRows | None:
+        return self.findChild(ChipRows)
+
+    def message_parts(self) -> Sequence[Part]:
+        raise NotImplementedError
+
+    def message_actions(self) -> list[Action]:
+        raise NotImplementedError
+
+    def create_part(self, part: Part) -> QWidget:
+        if part.kind is CodeView:
+            code = CodeView(self.page_style, part.state, self)
+            code.body.grown.connect(self.changed)
+            return code
+        if issubclass(part.kind, TextPage):
+            page = part.kind(self.page_style, self._name, self)
+            page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))
+            return page
+        if part.kind is MessageActions:
+            look, switch = self.page_style.look, partial(self._request, RequestKind.SWITCH)
+            actions = MessageActions(look, self.message, self.message_actions(), switch)
+            actions.is_last, actions.is_hovered = self.is_last, self.underMouse()
+            return actions
+        assert self.editor is not None
+        return self.editor
+
+    def part_box(self, part: Part, width: int) -> tuple[int, int]:
+        """Return the left edge and the width of a part in a message of this width."""
+        return part.indent, width - part.indent
+
+    def place_frame(self) -> None:
+        framed = [row for row in self.rows if row.part is not None and row.part.is_framed]
+        self._frame.setVisible(bool(framed))
+        if framed and (part := framed[0].part) is not None:
+            left, width = self.part_box(part, self.width())
+            top = framed[0].top + part.gap
+            content = QRect(left, top - self.rows[0].top, width, framed[-1].bottom - top)
+            self._frame.setGeometry(content.marginsAdded(self._padding))
 
     def unfold(self) -> None:
         """Show the whole message if it is folded."""
@@ -139,136 +207,98 @@ class MessageView(QWidget):
         self.editor.finished.connect(lambda text: self._request(RequestKind.EDIT, text))
         self.editor.canceled.connect(self.end_edit)
         self.editor.changed.connect(self.changed)
-        parts = self.findChildren(QWidget, options=Qt.FindChildOption.FindDirectChildrenOnly)
-        self._hidden_widgets = [part for part in parts if part is not self.editor and not part.isHidden()]
-        for part in self._hidden_widgets:
-            part.hide()
-        self.editor.show()
-        self.changed.emit()
         self.editor.field.moveCursor(QTextCursor.MoveOperation.End)
-        if text is None:
-            self.editor.field.setFocus()
+        self.changed.emit()
 
     def end_edit(self) -> None:
-        if self.editor is None:
-            return
-        self.editor.setParent(None)
-        self.editor.deleteLater()
-        self.editor = None
-        for part in self._hidden_widgets:
-            part.show()
-        self.changed.emit()
+        if self.editor is not None:
+            self.editor = None
+            self.changed.emit()
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.LayoutRequest:
+            self.changed.emit()
+        return super().event(event)
+
+    def enterEvent(self, event: QEnterEvent) -> None:
+        self._set_hovered(True)
+
+    def leaveEvent(self, event: QEvent) -> None:
+        self._set_hovered(False)
+
+    def _set_hovered(self, hovered: bool) -> None:
+        if self.action_row is not None:
+            self.action_row.is_hovered = hovered
+            self.action_row.update()
 
     def _request(self, kind: RequestKind, text: str = "") -> None:
         self.requested.emit(MessageRequest(kind, self.message, text))
 
-    def enterEvent(self, event: QEnterEvent) -> None:
-        self.action_row.is_hovered = True
-        self.action_row.update()
-
-    def leaveEvent(self, event: QEvent) -> None:
-        self.action_row.is_hovered = False
-        self.action_row.update()
-
 
 class UserView(MessageView):
     def __init__(self, style: PageStyle, message: Message, parent: QWidget | None = None) -> None:
-        super().__init__(style, message, _("You: {content}", content=message.content[:500]), parent)
-        self._bubble = styled(QFrame(self), "bubble")
-        self._clip = QWidget(self._bubble)  # clips the folded text
-        self.column.setParent(self._clip)
-        self.fold_button = button("", lambda: self._set_folded(not self.folded), "link")
-        self.fold_button.setParent(self._bubble)
-        self.folded: bool = True
-        line = style.line_height * 135 / 148  # as in plain paragraphs
-        self._folded_height, self._long_height = round(line * _FOLDED_LINES), round(line * _FOLD_FROM)
-        if message.attachments:
-            self.chips = ChipRows(style.look, self._bubble)
-            self.chips.show_attachments(message.attachments, removable=False)
-        add = self.action_row.add_button
-        add("copy", _("Copy this message"), lambda: QGuiApplication.clipboard().setText(message.content))
-        add("edit", _("Edit this message"), self.edit)
-        add("trash", _("Delete this message and everything after it"), lambda: self._request(RequestKind.DELETE))
+        padding = QMargins(_BUBBLE_X, _BUBBLE_TOP, _BUBBLE_X, _BUBBLE_BOTTOM)
+        super().__init__(style, message, _("You: {content}", content=message.content[:500]), "bubble", padding, parent)
+        self.is_folded = True
         self._blocks = plain_blocks(message.content.strip("\n"))
-        self._has_text = bool(message.content.strip()) or not message.attachments
-        self._built_blocks = 0
-        self._natural_width = 0
-        self._is_long = False
+        metrics, lines = QFontMetricsF(style.font), self._blocks[0].source.rstrip("\n").split("\n")
+        widths = [math.ceil(metrics.horizontalAdvance(line)) + 1 for line in lines]
+        max_width = self._max_text_width(style.look.px(COLUMN_WIDTH))
+        self._is_long = len(self._blocks) > 1 or sum(width // max_width + 1 for width in widths) > _FOLD_FROM
+        self._natural_width = max(widths) if len(self._blocks) == 1 else max_width
+        self._folded_height = round(style.line_height * 135 / 148 * _FOLDED_LINES)  # as in plain paragraphs
 
-    @property
-    def is_complete(self) -> bool:
-        return self._built_blocks == len(self._blocks) or (self.folded and self._is_long)
+    def message_parts(self) -> Sequence[Part]:
+        message, is_folded = self.message, self._is_long and self.is_folded
+        parts: list[Part] = []
+        if message.attachments:
+            parts.append(Part(ChipRows, state=message.attachments, is_framed=True))
+        if message.content.strip() or not message.attachments:
+            gap, max_height = _BELOW_CHIPS if parts else 0, self._folded_height if is_folded else MAX_HEIGHT
+            for block in self._blocks[:1] if is_folded else self._blocks:
+                parts.append(Part(TextPage, (block,), gap=gap, is_framed=True, max_height=max_height))
+                gap = 0
+        if self._is_long:
+            lines = message.content.strip("\n").count("\n") + 1
+            text, arrow = (_("Show all"), "▾") if is_folded else (_("Show less"), "▴")
+            if is_folded and lines > _FOLD_FROM:
+                text = plural(lines, "Show all, {count} line", "Show all, {count} lines")
+            parts.append(Part(ToggleRow, state=(f"{text} {arrow}", text), is_framed=True))
+        parts[0] = replace(parts[0], gap=_BUBBLE_TOP)
+        return [*parts, Part(MessageActions, gap=_BUBBLE_BOTTOM)]
 
-    def build(self) -> None:
-        """Create text blocks for a few milliseconds, and schedule the rest."""
-        until = time.thread_time() + BUILD_STEP_MS / 1000
-        while not self.is_complete and time.thread_time() < until:
-            self._built_blocks += 1
-            self.column.show_blocks(self._blocks[: self._built_blocks])
-            # Folding is decided at the column's full width.
-            max_width = int(self.page_style.look.px(COLUMN_WIDTH) * _BUBBLE_SHARE) - 2 * _BUBBLE_X
-            self._is_long = self.column.heightForWidth(max_width) > self._long_height
-        self._natural_width = self.column.natural_width() if len(self._blocks) == 1 else _UNLIMITED
-        lines = self.message.content.strip("\n").count("\n") + 1
-        text, arrow = _("Show all"), "▾"
-        if not self.folded:
-            text, arrow = _("Show less"), "▴"
-        elif lines > _FOLD_FROM:
-            text = plural(lines, "Show all, {count} line", "Show all, {count} lines")
-        self.fold_button.setText(f"{text} {arrow}")
-        self.fold_button.setAccessibleName(text)
-        self.fold_button.setVisible(self._is_long)
-        if not self.is_complete:
-            QTimer.singleShot(0, self, self._build_rest)
+    def message_actions(self) -> list[Action]:
+        delete = lambda: self._request(RequestKind.DELETE)  # noqa: E731
+        return [
+            Action("copy", _("Copy this message"), lambda: QGuiApplication.clipboard().setText(self.message.content)),
+            Action("edit", _("Edit this message"), self.edit_requested.emit),
+            Action("trash", _("Delete this message and everything after it"), delete),
+        ]
 
-    def _build_rest(self) -> None:
-        self.build()
-        self.changed.emit()
+    def part_box(self, part: Part, width: int) -> tuple[int, int]:
+        if not part.is_framed:
+            return super().part_box(part, width)
+        natural = max(self._natural_width, self.chips.sizeHint().width() if self.chips is not None else 0)
+        own = min(natural, self._max_text_width(width))
+        return _BUBBLE_X if self.isRightToLeft() else width - _BUBBLE_X - own, own
 
-    def heightForWidth(self, width: int) -> int:
-        if self.editor is not None:
-            return self.editor.needed_height(width)
-        _width, *heights = self._measure_parts(width)
-        return sum(heights) + _BUBBLE_TOP + _BUBBLE_BOTTOM + self.action_row.sizeHint().height()
-
-    def resizeEvent(self, event: QResizeEvent | None) -> None:
-        if self.editor is not None:
-            self.editor.setGeometry(self.rect())
-        width, chips, text, more = self._measure_parts(self.width())
-        actions = self.action_row.sizeHint()
-        height, wide = self.height() - actions.height(), width + 2 * _BUBBLE_X
-        bubble = QRect(self.width() - wide, 0, wide, height)
-        below = QRect(self.width() - actions.width(), height, actions.width(), actions.height())
-        for part, box in ((self._bubble, bubble), (self.action_row, below)):
-            part.setGeometry(QStyle.visualRect(self.layoutDirection(), self.rect(), box))
-        if self.chips is not None:
-            self.chips.setGeometry(_BUBBLE_X, _BUBBLE_TOP, width, self.chips.heightForWidth(width))
-        self._clip.setGeometry(_BUBBLE_X, _BUBBLE_TOP + chips, width, text)
-        self.column.setGeometry(0, 0, width, self.column.heightForWidth(width))
-        more_width = min(self.fold_button.sizeHint().width(), width)
-        self.fold_button.setGeometry(_BUBBLE_X, height - _BUBBLE_BOTTOM - more, more_width, more)
-
-    def _measure_parts(self, available: int) -> tuple[int, int, int, int]:
-        """Return the text's width, and the heights of attachments, visible text and fold button, in pixels."""
-        natural, chips, text = self._natural_width, 0, 0
-        if self.chips is not None:
-            natural = max(natural, self.chips.sizeHint().width())
-        width = min(natural, int(available * _BUBBLE_SHARE) - 2 * _BUBBLE_X)
-        if self.chips is not None:
-            chips = self.chips.heightForWidth(width) + (_BELOW_CHIPS if self._has_text else 0)
-        if self._has_text:
-            text = self._folded_height if self.folded and self._is_long else self.column.heightForWidth(width)
-        return width, chips, text, self.fold_button.sizeHint().height() if self._is_long else 0
+    def create_part(self, part: Part) -> QWidget:
+        if part.kind is ToggleRow:
+            return ToggleRow("link", self._toggle_fold)
+        if part.kind is ChipRows:
+            chips = ChipRows(self.page_style.look)
+            chips.show_attachments(part.state, removable=False)
+            return chips
+        return super().create_part(part)
 
     def unfold(self) -> None:
-        if self.folded and self._is_long:
-            self._set_folded(False)
-            while not self.is_complete:
-                self.build()
+        if self.is_folded:
+            self.is_folded = False
             self.changed.emit()
 
-    def _set_folded(self, folded: bool) -> None:
-        self.folded = folded
-        self.build()
-        self.resizeEvent(None)
+    def _toggle_fold(self) -> None:
+        self.is_folded = not self.is_folded
         self.toggled.emit()
+
+    def _max_text_width(self, width: int) -> int:
+        return int(width * _BUBBLE_SHARE) - 2 * _BUBBLE_X

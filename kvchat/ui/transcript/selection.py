@@ -1,28 +1,26 @@
 """Selection across several texts and messages, copying it, and the context menu."""
 
-from dataclasses import dataclass
-from operator import itemgetter
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
 
 from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer
 from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent
 from PySide6.QtWidgets import QMenu, QTextEdit
-from shiboken6 import isValid
 
-from kvchat.chat.record.messages import Role
 from kvchat.text.language import _
 from kvchat.ui.transcript.message_column import MessageColumn
 from kvchat.ui.transcript.message_view import MessageView
-from kvchat.ui.transcript.part_column import selected_text
+from kvchat.ui.transcript.parts import Part, Row, selected_markdown, selected_text, whole_markdown, whole_text
 from kvchat.ui.widgets.text_search import select_range
 
 _SCROLL_MS = 30  # scroll interval while dragging beyond the viewport
 _COPY_MARKDOWN = QKeySequence("Ctrl+Shift+C")
 
 
-@dataclass(frozen=True)
-class TextPosition:
-    message_id: str
-    text: QTextEdit
+class TextPosition(NamedTuple):
+    row: Row
     position: int
 
 
@@ -36,47 +34,45 @@ class Selection(QObject):
         self._scroller = QTimer(self, interval=_SCROLL_MS)
         self._scroller.timeout.connect(self._scroll_while_dragging)
 
-    def attach(self, text: QTextEdit, view: MessageView) -> None:
+    def attach(self, row: Row, text: QTextEdit) -> None:
         for watched in (text, text.viewport()):
             watched.installEventFilter(self)
-        if self._head is not None:
-            rows, row = self._end_rows(), self._page.row_of(view.message.id)
-            if row is not None and rows and rows[0] < row < rows[-1]:
-                text.selectAll()
+        ends = self.end_rows()
+        if self._head is not None and ends and ends[0].index < row.index < ends[-1].index:
+            text.selectAll()
 
     def clear(self) -> None:
         self._clear_others(None)
         self._anchor = self._head = None
         self._scroller.stop()
 
-    def end_message_ids(self) -> set[str]:
-        """Return the ids of the messages where the selection begins and ends. Their widgets must not be deleted."""
-        ends = [spot for spot in (self._anchor, self._head) if spot is not None]
-        if not all(isValid(spot.text) for spot in ends):
+    def end_rows(self) -> Sequence[Row]:
+        """Return the rows where the selection begins and ends, in page order. Their widgets must not be deleted."""
+        ends = [spot.row for spot in (self._anchor, self._head) if spot is not None]
+        if not all(row.text is not None for row in ends):
             self._anchor = self._head = None
-            return set()
-        return {spot.message_id for spot in ends}
+            return ()
+        return sorted(ends, key=self._page.top_of)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if not isinstance(event, QContextMenuEvent | QMouseEvent | QKeyEvent):
             return False
-        view: QObject | None = watched
-        while view is not None and not isinstance(view, MessageView):
-            view = view.parent()
-        if view is None:
+        texts = watched, watched.parent()  # a text's viewport gets its mouse events
+        row = next((row for row in self._page.shown_rows if row.text in texts), None)
+        view = watched if row is None else self._page.views[row.message_id]
+        if not isinstance(view, MessageView):
             return False
-        text = watched if isinstance(watched, QTextEdit) else watched.parent()  # its viewport gets the mouse events
-        if watched is view or not isinstance(text, QTextEdit):
-            text = None
-        if isinstance(event, QContextMenuEvent) and (text is not None or view.editor is None):
-            self._open_menu(text, view, event)
+        if isinstance(event, QContextMenuEvent) and (row is not None or view.editor is None):
+            self._open_menu(row, view, event)
             return True
-        if isinstance(event, QMouseEvent) and text is not None and text is not watched:
-            return self._handle_mouse(text, view, event)
-        if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and text is watched:
+        if row is None or row.text is None:
+            return False
+        if isinstance(event, QMouseEvent) and row.text is not watched:
+            return self._handle_mouse(row, row.text, event)
+        if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and row.text is watched:
             markdown = QKeySequence(event.keyCombination()) == _COPY_MARKDOWN
             if markdown or event.matches(QKeySequence.StandardKey.Copy):
-                self._adopt_native_selection(text, view)
+                self._adopt_native_selection(row, row.text)
                 QGuiApplication.clipboard().setText(self.selected_text(markdown=markdown))
                 return True
             if event.matches(QKeySequence.StandardKey.SelectAll):
@@ -84,16 +80,16 @@ class Selection(QObject):
                 return True
         return False
 
-    def _handle_mouse(self, text: QTextEdit, view: MessageView, event: QMouseEvent) -> bool:
+    def _handle_mouse(self, row: Row, text: QTextEdit, event: QMouseEvent) -> bool:
         is_left = event.button() is Qt.MouseButton.LeftButton
         if event.type() == QEvent.Type.MouseButtonPress and is_left:
-            spot = TextPosition(view.message.id, text, text.cursorForPosition(event.position().toPoint()).position())
+            spot = TextPosition(row, text.cursorForPosition(event.position().toPoint()).position())
             shift = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
-            if shift and self._anchor is not None and self._anchor.text is not text:
+            if shift and self._anchor is not None and self._anchor.row is not row:
                 self._extend_to(spot)
                 return True
             if not shift:
-                self._clear_others(text)
+                self._clear_others(row)
                 self._anchor, self._head = spot, None
             return False
         if event.type() == QEvent.Type.MouseMove and event.buttons() & Qt.MouseButton.LeftButton and self._anchor:
@@ -113,9 +109,9 @@ class Selection(QObject):
         spot = self._position_at(mouse)
         if spot is None or self._anchor is None:
             return False
-        if spot.text is self._anchor.text:
+        if spot.row is self._anchor.row:
             if self._head is not None:
-                self._clear_others(spot.text)
+                self._clear_others(spot.row)
                 self._head = None
             return False
         self._extend_to(spot)
@@ -128,86 +124,90 @@ class Selection(QObject):
         self._drag(self._mouse)
 
     def _extend_to(self, head: TextPosition) -> None:
-        anchor, texts = self._anchor, self._texts()
-        self._head = head
-        if anchor is None or anchor.text not in texts or head.text not in texts:
+        anchor, self._head = self._anchor, head
+        ends = self.end_rows()
+        if anchor is None or not ends:
             return
-        first, last = texts.index(anchor.text), texts.index(head.text)
-        for i, text in enumerate(texts):
+        is_down = ends[0] is anchor.row
+        for row in self._page.shown_rows:
+            if (text := row.text) is None:
+                continue
             end = text.document().characterCount() - 1
-            if i == first:
-                select_range(text, anchor.position, end if first < last else 0)
-            elif i == last:
-                select_range(text, 0 if first < last else end, head.position)
-            elif min(first, last) < i < max(first, last):
+            if row is anchor.row:
+                select_range(text, anchor.position, end if is_down else 0)
+            elif row is head.row:
+                select_range(text, 0 if is_down else end, head.position)
+            elif ends[0].index < row.index < ends[-1].index:
                 select_range(text, 0, end)
             elif text.textCursor().hasSelection():
                 select_range(text, 0, 0)
 
-    def _texts(self) -> list[QTextEdit]:
-        views = sorted(self._page.views.values(), key=lambda view: self._page.row_of(view.message.id) or 0)
-        return [text for view in views for text in view.texts]
-
     def _position_at(self, mouse: QPoint) -> TextPosition | None:
         """Return the text position nearest to the mouse. `mouse` is in screen coordinates."""
-        distances: list[tuple[int, QTextEdit, str]] = []
-        for view in self._page.views.values():
-            for text in view.texts:
-                top, bottom = text.mapToGlobal(QPoint(0, 0)).y(), view.mapToGlobal(QPoint(0, view.height())).y()
-                if top < bottom:  # not folded away
-                    distance = max(top - mouse.y(), mouse.y() - min(top + text.height(), bottom), 0)
-                    distances.append((distance, text, view.message.id))
-        if not distances:
+
+        def distance(row: Row) -> int:
+            y, height = row.widget.mapFromGlobal(mouse).y(), row.widget.height()
+            return max(-y, y - height, 0)  # type: ignore[no-any-return]
+
+        row = min((row for row in self._page.shown_rows if row.text is not None), key=distance, default=None)
+        if row is None or row.text is None:
             return None
-        _distance, text, message_id = min(distances, key=itemgetter(0))
-        return TextPosition(message_id, text, text.cursorForPosition(text.viewport().mapFromGlobal(mouse)).position())
+        return TextPosition(row, row.text.cursorForPosition(row.text.viewport().mapFromGlobal(mouse)).position())
 
-    def _clear_others(self, text: QTextEdit | None) -> None:
-        for other in self._texts():
-            if other is not text and other.textCursor().hasSelection():
-                select_range(other, 0, 0)
-
-    def _end_rows(self) -> list[int]:
-        """Return the rows of the messages where the selection begins and ends, in ascending order."""
-        return sorted(row for id in self.end_message_ids() if (row := self._page.row_of(id)) is not None)
+    def _clear_others(self, kept: Row | None) -> None:
+        for row in self._page.shown_rows:
+            if row is not kept and row.text is not None and row.text.textCursor().hasSelection():
+                select_range(row.text, 0, 0)
 
     def selected_text(self, *, markdown: bool = False) -> str:
+        def piece(part: Part, text: QTextEdit | None) -> str:
+            if text is None:
+                return (whole_markdown if markdown else whole_text)(part.blocks)
+            if not text.textCursor().hasSelection():
+                return ""
+            return selected_markdown(part, text) if markdown else selected_text(text)
+
         pieces: list[str] = []
-        rows = self._end_rows()
-        for row in range(rows[0], rows[-1] + 1) if rows else ():
-            message = self._page.messages[row]
-            view = self._page.views.get(message.id)
-            if view is None or rows[0] < row < rows[-1]:
-                pieces.append(self._page.whole_message(message, markdown=markdown))
-                continue
-            is_markdown = markdown and message.role is Role.ASSISTANT
-            texts = [text for text in view.texts if text.textCursor().hasSelection()]
-            pieces += map(view.column.selected_markdown if is_markdown else selected_text, texts)
+        ends = self.end_rows()
+        rows = self._page.rows[ends[0].index : ends[-1].index + 1] if ends else ()
+        messages = {message.id: message for message in self._page.messages}
+        for id, group in groupby(rows, key=attrgetter("message_id")):
+            if id in (ends[0].message_id, ends[-1].message_id):
+                pieces += [piece(row.part, row.text) for row in group if row.part is not None and row.part.blocks]
+            else:
+                pieces.append(self._page.whole_message(messages[id], markdown=markdown))
         return "\n\n".join(filter(None, pieces))
 
     def select_message(self, view: MessageView) -> None:
         view.unfold()
-        texts = view.texts
-        self._clear_others(texts[0])
-        last = texts[-1].document().characterCount() - 1
-        self._anchor = TextPosition(view.message.id, texts[0], 0)
-        if len(texts) > 1:
-            self._extend_to(TextPosition(view.message.id, texts[-1], last))
+        rows = [row for row in view.rows if row.part is not None and row.part.blocks]
+        if not rows:
+            return
+        for row in (rows[0], rows[-1]):
+            self._page.ensure_widget(row)
+        self._clear_others(rows[0])
+        first, last = rows[0].text, rows[-1].text
+        assert first is not None
+        assert last is not None
+        end = last.document().characterCount() - 1
+        self._anchor, self._head = TextPosition(rows[0], 0), None
+        if len(rows) > 1:
+            self._extend_to(TextPosition(rows[-1], end))
         else:
-            self._head = None
-            select_range(texts[0], 0, last)
+            select_range(first, 0, end)
 
-    def _adopt_native_selection(self, text: QTextEdit, view: MessageView) -> None:
-        if not self.end_message_ids() or (self._head is None and self._anchor and self._anchor.text is not text):
-            self._anchor = TextPosition(view.message.id, text, text.textCursor().anchor())
+    def _adopt_native_selection(self, row: Row, text: QTextEdit) -> None:
+        if not self.end_rows() or (self._head is None and self._anchor and self._anchor.row is not row):
+            self._anchor = TextPosition(row, text.textCursor().anchor())
 
-    def _open_menu(self, text: QTextEdit | None, view: MessageView, event: QContextMenuEvent) -> None:
+    def _open_menu(self, row: Row | None, view: MessageView, event: QContextMenuEvent) -> None:
+        text = row.text if row is not None else None
         menu = QMenu(text or view)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         copy, whole = QGuiApplication.clipboard().setText, self._page.whole_message
         has_selection, link = False, ""
-        if text is not None:
-            self._adopt_native_selection(text, view)
+        if row is not None and text is not None:
+            self._adopt_native_selection(row, text)
             has_selection = self._head is not None or text.textCursor().hasSelection()
             link = text.anchorAt(text.viewport().mapFromGlobal(event.globalPos()))
         if has_selection:
@@ -221,7 +221,6 @@ class Selection(QObject):
         menu.addSeparator()
         menu.addAction(_("Select this message"), lambda: self.select_message(view))
         menu.addSeparator()
-        for action in view.action_row.buttons[1:]:
-            if not view.action_row.isHidden() and not action.isHidden():
-                menu.addAction(action.icon(), action.toolTip(), action.click)
+        for glyph, name, run in view.message_actions()[1:]:
+            menu.addAction(view.page_style.look.icon(glyph), name, run)
         menu.popup(event.globalPos())

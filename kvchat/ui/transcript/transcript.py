@@ -1,23 +1,25 @@
 """The transcript of one conversation, with selection, find, message actions and keyboard focus."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import dropwhile, pairwise
 from textwrap import shorten
 
 from PySide6.QtCore import QCoreApplication, QEvent, QPoint, QRect, Qt, QTimer, Signal
 from PySide6.QtGui import QAccessible
-from PySide6.QtWidgets import QApplication, QTextEdit, QWidget
+from PySide6.QtWidgets import QApplication, QWidget
 
 from kvchat.chat.record.messages import Message, Role
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
 from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.theme import Look
+from kvchat.ui.rendering.code_view import CodeText
 from kvchat.ui.rendering.text_page import PageStyle, TextPage, ask_to_open
 from kvchat.ui.transcript.find import HitMarks
 from kvchat.ui.transcript.footer import MessageRequest, RequestKind
-from kvchat.ui.transcript.message_column import GAP, JUMP_ROOM, TOP, AnyMessageView, MessageColumn
-from kvchat.ui.transcript.message_view import UserView
+from kvchat.ui.transcript.message_column import JUMP_ROOM, MessageColumn
+from kvchat.ui.transcript.message_view import MessageView, UserView
+from kvchat.ui.transcript.parts import Row
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.selection import Selection
 
@@ -54,7 +56,6 @@ class Transcript(MessageColumn):
         self._branch_switch: tuple[str, bool] | None = None  # target chosen by keyboard; True if forwards
         self.tail.retry_requested.connect(self.retry_requested)
         self.selection = Selection(self)
-        self._pinned_ids = self.selection.end_message_ids
         self.marks = HitMarks(self, look)
         formula_timer = QTimer(self, singleShot=True, interval=_FORMULA_MS)
         formula_timer.timeout.connect(self._show_formulas)
@@ -72,15 +73,13 @@ class Transcript(MessageColumn):
         self.update_messages(messages)
 
     def update_messages(self, messages: Sequence[Message]) -> None:
-        visible_messages = [message for message in messages if message.role is not Role.SYSTEM]
-        self._set_messages(visible_messages)
-        for id, view in list(self.views.items()):  # showing a message may create and delete other views
-            if id not in self.views:
-                continue
-            message = visible_messages[self._row_by_id[id]]
-            if isinstance(view, ReplyView) and view.message != message:
-                view.show_message(message)
-            self._set_last(view)
+        self._set_messages([message for message in messages if message.role is not Role.SYSTEM])
+        for message in self.messages:
+            view = self.views.get(message.id)
+            if isinstance(view, ReplyView):
+                if view.message != message:
+                    view.show_message(message)
+                view.set_is_last(message is self.messages[-1])
         self._arrange()
 
     def show_live_reply(self, message_id: str, text: str, thinking: str, thinking_ms: float | None = None) -> None:
@@ -91,11 +90,14 @@ class Transcript(MessageColumn):
             view.show_live_reply(text, thinking, thinking_ms)
 
     def edit(self, message_id: str) -> None:
-        if (row := self.row_of(message_id)) is not None:
-            view = self._ensure_view(row)
+        if self.has_message(message_id):
+            view = self.ensure_view(message_id)
             view.edit()
+            self.ensure_widget(view.rows[0])
             self._arrange()
             self.ensureWidgetVisible(view)
+            if view.editor is not None:
+                view.editor.field.setFocus()
 
     def end_edit(self, message_id: str) -> None:
         self._edits.pop(message_id, None)
@@ -122,30 +124,33 @@ class Transcript(MessageColumn):
         """Have screen readers speak a finished reply, or the beginning of a long one."""
         view = self.views.get(message_id)
         if isinstance(view, ReplyView):
-            reply = "\n".join(text.toPlainText() for text in view.column.texts)
-            announce(self, _("Reply: {text}", text=shorten(reply, _MAX_ANNOUNCED, placeholder="…")))
+            announce(self, _("Reply: {text}", text=shorten(view.plain_text, _MAX_ANNOUNCED, placeholder="…")))
 
     def show_message(self, message_id: str, number: int = 0) -> int:
         """Scroll to a message's search hit, or to its start if it has none. Return the number of hits.
 
         `number` is the index of the hit; -1 is the last.
         """
-        if (row := self.row_of(message_id)) is None:
+        if not self.has_message(message_id):
             return 0
         self._follow = False
-        self._ensure_view(row)
-        self._arrange(TOP + self._rows.top(row) - GAP - self._bar.value())
+        view = self.ensure_view(message_id)
         if self.marks.terms:
-            self.views[message_id].unfold()
-        marks = self.marks.hits_in_message(message_id)
-        if marks:
-            text, cursor = marks[number if number < len(marks) else -1]
-            self.marks.set_current(text, cursor)
-            mark = text.cursorRect(cursor)
-            top = text.mapTo(self._content, mark.topLeft()).y() - self._bar.value()
+            view.unfold()
+        self._arrange(self.top_of(view.rows[0]) - self._bar.value() - _SCROLL_MARGIN)
+        hits = self.marks.hits_in_message(message_id)
+        if hits:
+            row, place = hits[number if number < len(hits) else -1]
+            self.ensure_widget(row)
+            if isinstance(row.text, CodeText):
+                row.text.insert_all()
+            self._arrange(nearby=[row])
+            assert row.text is not None
+            mark = row.text.cursorRect(self.marks.set_current(row.text, place))
+            top = row.text.mapTo(self._content, mark.topLeft()).y() - self._bar.value()
             if not 0 <= top <= self.viewport().height() - mark.height():
                 self._arrange(top - self.viewport().height() // 3)
-        return len(marks)
+        return len(hits)
 
     def focusNextPrevChild(self, next: bool) -> bool:
         focus = QApplication.focusWidget()
@@ -173,36 +178,46 @@ class Transcript(MessageColumn):
             self._scroll_into_view(stop, stop.rect())
         return True
 
-    def _tab_stops(self, rows: Iterable[int], forwards: bool) -> Iterator[QWidget]:
-        """Yield the widgets in these rows that take the focus by Tab, in reading order or, backwards, its reverse.
+    def _tab_stops(self, area: QWidget | Row, forwards: bool) -> list[QWidget]:
+        """Return an area's widgets that take the focus by Tab, in reading order or, backwards, its reverse."""
+        if isinstance(area, Row):
+            self.ensure_widget(area)
+            if not area.is_measured:
+                self._arrange(nearby=[area])
+        top: QWidget = area.widget if isinstance(area, Row) else area
+        stops = list(filter(_is_tab_stop, _descendants(top)))
+        boxes = {stop: QRect(stop.mapTo(top, QPoint(0, 0)), stop.size()) for stop in stops}
+        stops.sort(key=lambda stop: boxes[stop].top())
+        line = dict.fromkeys(stops, 0)
+        for above, below in pairwise(stops):
+            line[below] = line[above] + (boxes[below].center().y() > boxes[above].bottom())
+        return sorted(stops, key=lambda stop: (line[stop], boxes[stop].left()), reverse=not forwards)
 
-        Missing widgets are created. The rows after the last message are the widgets below it and the jump button.
-        """
-        for row in rows:
-            area: QWidget = self.tail if row == len(self.messages) else self.jump_button
-            if row < len(self.messages):
-                area = self._ensure_view(row)
-                if not self._rows.measured[row]:
-                    self._arrange()
-            stops = list(filter(_is_tab_stop, _descendants(area)))
-            boxes = {stop: QRect(stop.mapTo(area, QPoint(0, 0)), stop.size()) for stop in stops}
-            stops.sort(key=lambda stop: boxes[stop].top())
-            line = dict.fromkeys(stops, 0)
-            for above, below in pairwise(stops):
-                line[below] = line[above] + (boxes[below].center().y() > boxes[above].bottom())
-            yield from sorted(stops, key=lambda stop: (line[stop], boxes[stop].left()), reverse=not forwards)
+    def _areas_from(self, index: int, forwards: bool) -> Iterator[QWidget | Row]:
+        """Yield the rows from `index` on, and what is below them. Messages are parsed when reached."""
+        below = self.tail, self.jump_button
+        while 0 <= index < len(self.rows) + len(below):
+            if index >= len(self.rows):
+                yield below[index - len(self.rows)]
+            elif self.rows[index].part is not None:
+                yield self.rows[index]
+            elif (id := self.rows[index].message_id) not in self.views:
+                parts = len(self.ensure_view(id).rows)
+                index += -1 if forwards else parts
+            index += 1 if forwards else -1
 
     def _next_stop(self, focus: QWidget, forwards: bool) -> QWidget | None:
-        end = len(self.messages)
-        message_rows = (self._row_by_id[id] for id, view in self.views.items() if view.isAncestorOf(focus))
-        row = next(message_rows, end + (focus is self.jump_button))
-        stops = self._tab_stops(range(row, end + 2) if forwards else range(row, -1, -1), forwards)
+        end = len(self.rows)
+        rows = (row for row in self.shown_rows if row.widget is focus or row.widget.isAncestorOf(focus))
+        index = next((row.index for row in rows), end + (focus is self.jump_button))
+        stops = (stop for area in self._areas_from(index, forwards) for stop in self._tab_stops(area, forwards))
         return next((stop for stop in dropwhile(lambda stop: stop is not focus, stops) if stop is not focus), None)
 
     def _visible_stop(self, forwards: bool) -> QWidget | None:
-        top, view, end = self._bar.value(), self.viewport().rect(), len(self.messages)
-        places = [*self._rows_between(top, top + view.height()), end, end + 1]
-        stops = self._tab_stops(places if forwards else reversed(places), forwards)
+        top, view = self._bar.value(), self.viewport().rect()
+        rows = [row for row in self._rows.between(top, top + view.height()) if row.part is not None]
+        areas: list[Row | QWidget] = [*rows, self.tail, self.jump_button]
+        stops = (stop for area in areas[:: 1 if forwards else -1] for stop in self._tab_stops(area, forwards))
         return next((stop for stop in stops if view.intersects(QRect(stop.mapTo(self, QPoint()), stop.size()))), None)
 
     def _scroll_into_view(self, widget: QWidget, box: QRect) -> None:
@@ -221,68 +236,65 @@ class Transcript(MessageColumn):
                 self._edits[id] = editor.field.toPlainText()
         super()._delete_views(ids)
 
-    def _create_view(self, message: Message) -> AnyMessageView:
-        view: AnyMessageView
+    def _create_view(self, message: Message) -> MessageView:
+        view: MessageView
         if message.role is Role.USER:
             view = UserView(self._style, message, self._content)
         else:
-            view = ReplyView(self._style, message, self._content)
-            view.retry_requested.connect(self.retry_requested)
+            view = reply = ReplyView(self._style, message, self._content)
+            reply.retry_requested.connect(self.retry_requested)
+            reply.is_last = message is self.messages[-1]
+            reply.show_message(message)
+            if self._live_reply is not None and self._live_reply[0] == message.id and reply.is_streaming:
+                reply.show_live_reply(*self._live_reply[1:])
+                reply.render_now()
         view.requested.connect(self._forward_request)
-        view.text_added.connect(lambda text: self._attach_text(text, view))
+        view.edit_requested.connect(lambda: self.edit(message.id))
         view.link_activated.connect(lambda url: ask_to_open(self.window(), url))
         view.installEventFilter(self.selection)  # for the context menu beside the texts
-        self.marks.mark_attachments(view)
-        if isinstance(view, UserView):
-            view.build()
-        else:
-            view.show_message(message)
-            if self._live_reply is not None and self._live_reply[0] == message.id and view.is_streaming:
-                view.show_live_reply(*self._live_reply[1:])
-                view.render_now()
-        view.show()
-        view.changed.connect(lambda: self._view_changed(message.id))
-        view.toggled.connect(lambda: self._view_toggled(message.id))
         if message.id in self._edits:
             view.edit(self._edits.pop(message.id))
-        self._set_last(view)
-        if self._branch_switch and message.id == self._branch_switch[0]:
+        view.changed.connect(lambda: self._view_changed(view))
+        view.toggled.connect(lambda: self._view_toggled(view))
+        return view
+
+    def _row_shown(self, row: Row) -> None:
+        view = self.views[row.message_id]
+        if (text := row.text) is not None:
+            self.selection.attach(row, text)
+            self.marks.keep_marked(text)
+            self.marks.mark_attachments(view)
+            if isinstance(text, TextPage):
+                text.link_reached.connect(lambda: self._scroll_into_view(text, text.cursorRect()))
+        if self._branch_switch and view.message.id == self._branch_switch[0] and view.action_row is not None:
             arrow, other = view.action_row.pager_buttons[:: -1 if self._branch_switch[1] else 1]
             (arrow if arrow.isEnabled() else other).setFocus()
             self._branch_switch = None
-        return view
 
-    def _attach_text(self, text: QTextEdit, view: AnyMessageView) -> None:
-        self.selection.attach(text, view)
-        self.marks.keep_marked(text)
-        if isinstance(text, TextPage):
-            text.link_reached.connect(lambda: self._scroll_into_view(text, text.cursorRect()))
+    def _kept_rows(self) -> list[Row]:
+        return [*super()._kept_rows(), *self.selection.end_rows()]
 
-    def _view_toggled(self, message_id: str) -> None:
+    def _view_toggled(self, view: MessageView) -> None:
         """Lay out a folded or unfolded message: its top stays in place, or the end of the last reply in view."""
         follow = self._follow
-        is_last = self.row_of(message_id) == len(self.messages) - 1
-        self._follow = follow and is_last and isinstance(self.views.get(message_id), ReplyView)
-        self._view_changed(message_id)
+        self._follow = follow and view.is_last
+        self._view_changed(view)
         self._follow = follow and self._bar.value() == self._bar.maximum()
         if self._follow:
             self._arrange()
 
-    def _set_last(self, view: AnyMessageView) -> None:
-        if isinstance(view, ReplyView):
-            view.set_is_last(self._row_by_id[view.message.id] == len(self.messages) - 1)
-
     def _forward_request(self, request: MessageRequest) -> None:
         """Emit `message_requested`. If a branch was switched by keyboard, note which button to focus afterwards."""
-        siblings, pager = request.message.siblings, self.views[request.message.id].action_row.pager_buttons
-        if request.kind is RequestKind.SWITCH and any(button.hasFocus() for button in pager):
+        siblings, actions = request.message.siblings, self.views[request.message.id].action_row
+        if request.kind is RequestKind.SWITCH and actions and any(map(QWidget.hasFocus, actions.pager_buttons)):
             self._branch_switch = request.text, siblings.index(request.text) > siblings.index(request.message.id)
         self.message_requested.emit(request)
 
     def _show_formulas(self) -> None:
-        for view in list(self.views.values()):
-            if view.column.show_formulas():
-                view.changed.emit()
+        for row in self.shown_rows:
+            if isinstance(row.text, TextPage) and row.text.show_formulas():
+                row.is_measured = False
+        self._arrange()
 
     def _delete_all_views(self) -> None:
         """Delete all messages' widgets immediately, except those being edited. New ones are created when needed.
@@ -290,7 +302,7 @@ class Transcript(MessageColumn):
         This makes a change of theme faster: restyling the widgets of 40 messages took 0.5 s.
         """
         self.selection.clear()
-        deleted = {id: view for id, view in self.views.items() if id not in self._edited_ids()}
+        deleted = {id: view for id, view in self.views.items() if view.editor is None}
         self._delete_views(list(deleted))
         for view in deleted.values():
             QCoreApplication.sendPostedEvents(view, QEvent.Type.DeferredDelete)

@@ -120,7 +120,7 @@ async def test_what_is_typed_elsewhere_goes_into_the_message(
         *reply.texts,
         window.header.menu_button,
         window.composer.attach_button,
-        reply.action_row.findChild(QToolButton),
+        child(reply, QToolButton),
     ]
     for i, place in enumerate(places):
         assert place is not None

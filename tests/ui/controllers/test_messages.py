@@ -15,11 +15,12 @@ from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
+from kvchat.ui.transcript.footer import MessageActions
 from kvchat.ui.transcript.message_view import MessageView
 from tests.library.gguf_files import write_gguf
 from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.waiting import until
-from tests.ui.windows import button, joined
+from tests.ui.windows import button, child, joined
 
 LEFT = Qt.MouseButton.LeftButton
 
@@ -48,6 +49,7 @@ async def views(window: MainWindow, count: int = 4) -> list[MessageView]:
     """Return the page's message views, from top to bottom."""
     page = window.transcript
     await until(lambda: len(page.messages) == len(page.views) == count, f"{count} messages")
+    await until(lambda: all(row.widget for view in page.views.values() for row in view.rows))
     return [page.views[message.id] for message in page.messages]
 
 
@@ -141,21 +143,21 @@ async def test_regenerate_and_continue(furnished: StagedRuntime, window: MainWin
 
 async def test_branches_are_gone_through_by_key(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
     reply = (await views(window))[3]
-    assert [arrow.isEnabled() for arrow in reply.action_row.pager_buttons] == [True, True]
+    assert [arrow.isEnabled() for arrow in child(reply, MessageActions).pager_buttons] == [True, True]
     qtbot.mouseClick(button(reply, "Next branch"), LEFT)
     before, after = reply.message.siblings[0], reply.message.siblings[2]
     await until(lambda: after in window.transcript.views)
     shown = (await views(window))[3]
-    assert [arrow.isEnabled() for arrow in shown.action_row.pager_buttons] == [True, False]
-    back = shown.action_row.pager_buttons[0]
+    assert [arrow.isEnabled() for arrow in child(shown, MessageActions).pager_buttons] == [True, False]
+    back = child(shown, MessageActions).pager_buttons[0]
     back.setFocus()
     qtbot.keyClick(back, Qt.Key.Key_Space)
     await until(lambda: reply.message.id in window.transcript.views)
-    back = (await views(window))[3].action_row.pager_buttons[0]
+    back = child((await views(window))[3], MessageActions).pager_buttons[0]
     assert back.hasFocus()
     qtbot.keyClick(back, Qt.Key.Key_Space)
     await until(lambda: before in window.transcript.views)
-    assert (await views(window))[3].action_row.pager_buttons[1].hasFocus(), "there is nothing before it"
+    assert child((await views(window))[3], MessageActions).pager_buttons[1].hasFocus(), "there is nothing before it"
 
 
 async def test_delete_can_be_undone(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:

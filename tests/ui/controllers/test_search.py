@@ -43,7 +43,10 @@ def marked(window: MainWindow) -> list[str]:
 
 def in_sight(window: MainWindow, message_id: str) -> bool:
     """Return True if the first mark of a message is visible."""
-    text, cursor = window.transcript.marks.hits_in_message(message_id)[0]
+    row, number = window.transcript.marks.hits_in_message(message_id)[0]
+    text = row.text
+    assert text is not None
+    cursor = window.transcript.marks._hit_cursors(text)[number]
     place = text.mapTo(window.transcript.viewport(), text.cursorRect(cursor).center())
     return window.transcript.viewport().rect().contains(place)
 
@@ -154,8 +157,10 @@ def led_to(window: MainWindow) -> tuple[str, int]:
     """Return the message and number of the current mark, which must be visible."""
     page, accent = window.transcript, window.transcript._look.theme.accent
     for id in page.views:
-        for number, (text, cursor) in enumerate(page.marks.hits_in_message(id)):
-            for mark in text.extraSelections():
+        for number, (row, place_in_row) in enumerate(page.marks.hits_in_message(id)):
+            text = row.text
+            cursor = page.marks._hit_cursors(text)[place_in_row] if text else None
+            for mark in text.extraSelections() if text else ():
                 if mark.cursor == cursor and mark.format.background().color().name() == accent:  # type: ignore[attr-defined]
                     place = text.mapTo(page.viewport(), text.cursorRect(cursor).center())
                     assert page.viewport().rect().contains(place)

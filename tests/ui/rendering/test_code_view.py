@@ -10,6 +10,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.ui.base.theme import DARK, Look
 from kvchat.ui.rendering.code_view import CodeView, LineHighlighter
 from kvchat.ui.rendering.formulas import Formulas
+from kvchat.ui.rendering.markdown import Code
 from kvchat.ui.rendering.text_page import PageStyle
 from tests.ui.waiting import LONG_MS
 
@@ -25,6 +26,10 @@ def view(look: Look, qtbot: QtBot) -> CodeView:
     return view
 
 
+def show(view: CodeView, text: str) -> None:
+    view.show_blocks([Code("python", text, text)])
+
+
 def colours_on(view: CodeView) -> list[list[tuple[int, int, str]]]:
     block, lines = view.body.document().begin(), []
     while block.isValid():
@@ -36,7 +41,7 @@ def colours_on(view: CodeView) -> list[list[tuple[int, int, str]]]:
 
 def test_copy_puts_the_code_on_the_clipboard(view: CodeView, qtbot: QtBot) -> None:
     source = "🍅 = '🍅\u202e'  # 🍅" + "x" * 1_000_000
-    view.show_code(source)
+    show(view, source)
     qtbot.mouseClick(view.copy_button, Qt.MouseButton.LeftButton)
     assert QGuiApplication.clipboard().text() == source
     assert "⟦RLO⟧" in view.body.toPlainText()
@@ -84,16 +89,17 @@ def test_code_that_takes_long_to_read_stays_plain(text: str) -> None:
 
 def test_code_grows_without_being_made_again(view: CodeView, qtbot: QtBot) -> None:
     source = "".join(f"x_{i} = '🍅'  # 🍅\n" for i in range(100))
-    view.show_code(source[:1000], is_growing=True)
+    show(view, source[:1000])
     replaced: list[int] = []
     view.body.document().contentsChange.connect(lambda at, gone, come: replaced.append(gone) if at == 0 else None)
     for end in range(1000, len(source), 50):
-        view.show_code(source[:end], is_growing=True)
-    view.show_code(source)
+        show(view, source[:end])
+    show(view, source)
     assert view.body.toPlainText() == source
     assert not [gone for gone in replaced if gone > 1000]
     qtbot.waitUntil(lambda: all(colours_on(view)[:100]), timeout=LONG_MS)
     start, length, _colour = colours_on(view)[0][-1]
     assert source.encode("utf-16-le")[2 * start : 2 * (start + length)].decode("utf-16-le") == "# 🍅", "none is cut"
-    view.show_code("y = 2", is_growing=True)
+    show(view, "y = 2")
+    show(view, "y = 2 + 1")
     assert colours_on(view)[0]

@@ -19,7 +19,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.ui.base.theme import Look
-from kvchat.ui.transcript.part_column import PartColumn
+from kvchat.ui.transcript.parts import Row
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
 from tests.ui.reading import a_message
@@ -44,13 +44,13 @@ REPLIES = {
 
 @pytest.mark.parametrize("name", REPLIES)
 def test_a_reply_that_streams(look: Look, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    text, laid_out, show = REPLIES[name], [0], PartColumn._show_group
+    text, laid_out, show = REPLIES[name], [0], Transcript._show_part
 
-    def show_and_count(column: PartColumn, i: int, *, is_growing: bool) -> None:
+    def show_and_count(page: Transcript, row: Row) -> None:
         laid_out[0] += 1
-        show(column, i, is_growing=is_growing)
+        show(page, row)
 
-    monkeypatch.setattr(PartColumn, "_show_group", show_and_count)
+    monkeypatch.setattr(Transcript, "_show_part", show_and_count)
     page = Transcript(look)
     qtbot.addWidget(page)
     page.resize(850, 700)
@@ -70,7 +70,7 @@ def test_a_reply_that_streams(look: Look, qtbot: QtBot, monkeypatch: pytest.Monk
         costs.append(time.thread_time() - started)
         assert laid_out[0] <= 6
     print(f"\n{name}: {sum(costs) / len(costs) / UPDATE_S:.1%} of a core, longest update {1000 * max(costs):.0f} ms")
-    assert view.column.parts
+    assert view.texts
 
 
 PAINTED = "Some **words**.\n\n```python\nprint(1)\n```\n\n- one\n- two\n\n```\nand\n```\n\nand words."

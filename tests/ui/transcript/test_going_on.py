@@ -7,7 +7,6 @@ import pytest
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
 from kvchat.ui.transcript.footer import MessageRequest, RequestKind
 from kvchat.ui.transcript.reply_view import ReplyView
@@ -32,15 +31,15 @@ async def seen(page: Transcript, id: str) -> list[object]:
     view.render_now()
     while not view.is_complete:
         view.render_now()
-    pages = [part for part in view.column.parts if isinstance(part, TextPage)]
-    while any(part.formulas.pending for part in pages):
+    page._arrange(nearby=view.rows)
+    while any(text.formulas.pending for text in view.texts if isinstance(text, TextPage)):
         await asyncio.sleep(0.005)
         page._show_formulas()
     parts: list[object] = [view.text, view.thinking, [text.toPlainText() for text in view.texts]]
-    for part in view.column.parts:
-        words = part.text if isinstance(part, CodeView) else part.document().toHtml()
-        blocks = part.blocks if isinstance(part, TextPage) else ()
-        parts.append((type(part), part.geometry(), part.isHidden(), blocks, words))
+    for row in view.rows:
+        words = row.text.document().toHtml() if isinstance(row.text, TextPage) else ""
+        blocks = row.part.blocks if row.part else ()
+        parts.append((blocks, type(row.widget), row.widget.geometry(), row.widget.isHidden(), words))
     return [*parts, view.footer is None, view.size()]
 
 

@@ -5,21 +5,24 @@ from dataclasses import replace
 from PySide6.QtCore import QPoint
 from PySide6.QtGui import QPointingDevice
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QToolButton, QWidget
+from PySide6.QtWidgets import QApplication, QWidget
 
 from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.transcript.footer import MessageActions
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.widgets.layouts import ElidedLabel
 from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.waiting import until
+from tests.ui.windows import child
 
 _screen: list[QPointingDevice] = []  # keeps a reference: Qt never forgets a device
 
 
 def seen(window: MainWindow, row: int) -> bool:
     view = window.transcript.views[window.transcript.messages[row].id]
-    return view.action_row.is_shown
+    actions = view.findChild(MessageActions)
+    return actions is not None and actions.is_shown
 
 
 def tap(widget: QWidget, place: QPoint) -> None:
@@ -43,10 +46,11 @@ async def test_a_tap_shows_what_can_be_done_and_a_second_one_does_it(
     await until(lambda: len(window.transcript.messages) == 4 and len(window.transcript.views) == 4)
     assert [seen(window, row) for row in range(4)] == [False, False, False, True]
     reply, question = (window.transcript.views[window.transcript.messages[row].id] for row in (1, 2))
-    copy, edit = reply.action_row.findChildren(QToolButton)[:2]
+    actions = child(reply, MessageActions)
+    copy, edit = actions.buttons[:2]
     tap(edit, edit.rect().center())
     await until(lambda: [seen(window, row) for row in range(4)] == [False, True, False, True])
-    await until(lambda: reply.action_row.was_painted)
+    await until(lambda: actions.was_painted)
     assert reply.editor is None, "the first tap pressed an unseen button"
     QApplication.clipboard().clear()
     tap(copy, copy.rect().center())

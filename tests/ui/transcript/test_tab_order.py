@@ -4,16 +4,18 @@ from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import QPoint, QRect, Qt
-from PySide6.QtWidgets import QApplication, QTextBrowser, QToolButton, QWidget
+from PySide6.QtWidgets import QApplication, QTextBrowser, QWidget
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.rendering.text_page import LinkDialog
+from kvchat.ui.transcript.footer import MessageActions
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
 from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.waiting import until
+from tests.ui.windows import child
 
 CODE = "See [the lake](https://example.org/lake) and [the map](https://example.org/map).\n\n```python\nprint(1)\n```"
 
@@ -31,7 +33,7 @@ def furnished(runtime: StagedRuntime) -> StagedRuntime:
 
 async def opened(window: MainWindow, count: int = 4) -> Transcript:
     page = window.transcript
-    await until(lambda: len(page.messages) == count and len(page.views) >= min(count, 40), f"{count} messages")
+    await until(lambda: len(page.messages) == count and len(page.views) >= min(count, 10), f"{count} messages")
     window.activateWindow()
     await until(window.isActiveWindow)
     return page
@@ -130,7 +132,7 @@ async def test_a_part_with_the_keys_that_turns_into_another_gives_them_to_the_pa
     view.render_now()
     assert focused() is page
     assert tab(qtbot)[0] in AS_THEY_STAND
-    page.views[page.messages[3].id].action_row.findChildren(QToolButton)[0].setFocus()
+    child(page.views[page.messages[3].id], MessageActions).buttons[0].setFocus()
     page.update_messages(page.messages[:3])
     assert focused() is page
     assert tab(qtbot)[0] == AS_THEY_STAND[0]

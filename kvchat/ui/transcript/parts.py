@@ -1,0 +1,207 @@
+"""The parts of a message: what each row of the transcript shows, and how to copy it as text or Markdown."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape, unescape
+from itertools import groupby
+from typing import Any
+
+from PySide6.QtGui import QTextBlock, QTextCursor, QTextDocument
+from PySide6.QtWidgets import QTextEdit, QWidget
+
+from kvchat.chat.record.messages import Message, Role
+from kvchat.ui.rendering.code_view import CodeView
+from kvchat.ui.rendering.formulas import FORMULA_PREFIX
+from kvchat.ui.rendering.markdown import Block, Code, Markdown, Prose, WideBlock
+from kvchat.ui.rendering.markdown_stream import MarkdownStream
+from kvchat.ui.rendering.text_page import FORMULA_PLACEHOLDER, PageStyle, TextPage, WidePage, fragments, join_blocks
+from kvchat.ui.widgets.text_search import utf16_slice
+
+_MAX_PAGE_LENGTH = 1_000  # source characters per page of prose; an update lays out one page again
+_INDENT = 24  # pixels per list level
+_GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 6, 0, 10, 0  # pixels above a part; headings and texts add their own margins
+_ROW_LINES = 1.8  # height of a table's row in lines of text
+MAX_HEIGHT = (1 << 24) - 1  # pixels; Qt's maximum
+_INVISIBLE = dict.fromkeys(map(ord, "\ufdd0\ufdd1\u2060"))  # Qt's marks around tables, and formulas' word joiner
+_OBJECT_CHARACTER = "\ufffc"
+_TASK_BOXES = ("☐", "☑")
+_TAG = re.compile("<[^>]*>")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one row of a message shows. A row whose part has changed keeps its widget if the kind is the same."""
+
+    kind: type[QWidget]  # class of its widget, which has show_blocks and show_state as needed
+    blocks: tuple[Block, ...] = ()  # its text
+    state: Any = None  # whatever else it shows
+    gap: int = 0  # pixels above it
+    indent: int = 0  # pixels beside it
+    is_framed: bool = False  # in the bubble of a question, or beside the line that marks thinking
+    max_height: int = MAX_HEIGHT
+
+    @cached_property
+    def text(self) -> str:
+        """The text without formatting, to search it before it has a widget."""
+        texts = (block.text if isinstance(block, Code) else unescape(_TAG.sub("", block.html)) for block in self.blocks)
+        return "\n".join(texts)
+
+    def estimated_height(self, style: PageStyle, width: int) -> int:
+        lines = sum(_estimated_lines(block, width / style.letter_width) for block in self.blocks)
+        return self.gap + round(lines * style.line_height)
+
+
+class Row:
+    """A row of the transcript: a part of a message, or its end, which has no part. Only rows in view have widgets."""
+
+    def __init__(self, message_id: str, part: Part | None, height: int) -> None:
+        self.message_id, self.part = message_id, part
+        self.height, self.is_measured = height, False  # pixels; estimated until it is measured
+        self.index = self.top = 0  # -1: it was removed
+        self.widget: Any = None
+        self.text: QTextEdit | None = None  # the widget's text
+
+    @property
+    def bottom(self) -> int:
+        return self.top + self.height
+
+
+def _estimated_lines(block: Block, letters: float) -> float:
+    lines = block.source.count("\n")
+    if isinstance(block, Code):
+        return 2.0 + block.text.count("\n") * 0.9
+    if isinstance(block, WideBlock):
+        return _ROW_LINES * lines
+    return lines + len(block.source) / letters
+
+
+def text_parts(blocks: Sequence[Block], before: Sequence[Part] = ()) -> list[Part]:
+    """Return the parts of a reply's text. Short prose is joined to pages. `before` are the parts at the last call."""
+    parts: list[Part] = []
+    at = 0
+    for part in before:
+        if part.blocks != tuple(blocks[at : at + len(part.blocks)]):
+            break
+        parts.append(part)
+        at += len(part.blocks)
+    if parts:
+        at -= len(parts.pop().blocks)  # more may fit into it
+    while at < len(blocks):
+        first, end = blocks[at], at + 1
+        room = _MAX_PAGE_LENGTH - len(first.source)
+        while isinstance(first, Prose) and end < len(blocks) and isinstance(blocks[end], Prose):
+            room -= len(blocks[end].source)
+            if room < 0:
+                break
+            end += 1
+        gap = _gap_between(blocks[at - 1], first) if at else 0
+        if isinstance(first, Code):
+            parts.append(Part(CodeView, (first,), first.language, gap, _INDENT * first.indent))
+        else:
+            kind = WidePage if isinstance(first, WideBlock) else TextPage
+            parts.append(Part(kind, tuple(blocks[at:end]), gap=gap))
+        at = end
+    return parts
+
+
+def _gap_between(above: Block, below: Block) -> int:
+    if not (isinstance(above, Prose) and isinstance(below, Prose)):
+        return _GAP_CARD
+    return _GAP_HEADING if below.is_heading else _GAP_ITEM if above.list_tag and below.list_tag else _GAP
+
+
+def selected_markdown(part: Part, text: QTextEdit) -> str:
+    """Return the Markdown of all blocks that the selection in `text` touches; plain text if within one block."""
+    selection, (first, *_rest) = selected_text(text), part.blocks
+    if isinstance(first, Code):
+        is_whole = len(selection) >= text.document().characterCount() - 1
+        return f"```{first.language}\n{first.text if is_whole else selection}\n```"
+    assert isinstance(text, TextPage)
+    cursor = text.textCursor()
+    start, end = cursor.selectionStart(), cursor.selectionEnd()
+    starts = text.block_starts()
+    ends = [*starts[1:], text.document().characterCount()]
+    touched = [i for i in range(len(starts)) if starts[i] < end and ends[i] > start]
+    if len(touched) == 1 and (start > starts[touched[0]] or end < ends[touched[0]] - 1):
+        return selection
+    return whole_markdown(part.blocks[i] for i in touched)
+
+
+def whole_markdown(blocks: Iterable[Block]) -> str:
+    separated = (block.source + ("" if isinstance(block, Prose) and block.list_tag else "\n") for block in blocks)
+    return "".join(separated).strip("\n")
+
+
+def whole_text(blocks: Iterable[Block]) -> str:
+    """Return the text of blocks without formatting."""
+    pieces: list[str] = []
+    for kind, group in groupby(blocks, type):
+        if kind is Prose:
+            pieces.append(_plain_text([block for block in group if not isinstance(block, Code)]))
+        else:
+            pieces += [block.text if isinstance(block, Code) else _plain_text([block]) for block in group]
+    return "\n\n".join(pieces)
+
+
+def message_text(markdown: Markdown, message: Message) -> str:
+    if message.role is Role.USER:
+        return message.content.strip("\n")
+    stream = MarkdownStream(markdown)
+    stream.feed(message.content)
+    stream.finished = True
+    while stream.step():
+        pass
+    return whole_text(stream.settled_blocks)
+
+
+def selected_text(text: QTextEdit) -> str:
+    cursor = text.textCursor()
+    source = text.formulas.source if isinstance(text, TextPage) else str
+    return _text_between(text.document(), cursor.selectionStart(), cursor.selectionEnd(), source)
+
+
+def _plain_text(blocks: Sequence[Prose | WideBlock]) -> str:
+    def with_sources(block: Prose | WideBlock) -> str:
+        return FORMULA_PLACEHOLDER.sub(
+            lambda match: escape(block.formulas[int(match[1])].source, quote=False), block.html
+        )
+
+    document = QTextDocument()
+    document.setHtml(join_blocks(blocks, map(with_sources, blocks)))
+    return _text_between(document, 0, document.characterCount(), str)
+
+
+def _text_between(document: QTextDocument, start: int, end: int, formula_source: Callable[[str], str]) -> str:
+    """Return the text from `start` to `end`, with formulas as LaTeX, list bullets, and tabs between table cells."""
+    pieces: list[str] = []
+    block = document.findBlock(start)
+    previous: QTextBlock | None = None
+    while block.isValid() and block.position() < end:
+        if previous is not None:
+            pieces.append("\t" if _in_same_row(previous, block) else "\n")
+        items = block.textList()
+        if items is not None and start <= block.position() and not block.text().startswith(_TASK_BOXES):
+            item, indent = items.itemText(block), "  " * (items.format().indent() - 1)
+            pieces.append(f"{indent}{item if item[:1].isdigit() else '-'} ")
+        for fragment in fragments(block):
+            first, form = fragment.position(), fragment.charFormat()
+            piece = utf16_slice(fragment.text(), max(start - first, 0), max(end - first, 0))
+            if piece and form.isImageFormat():
+                name = form.toImageFormat().name()
+                piece = piece.replace(
+                    _OBJECT_CHARACTER, formula_source(name) if name.startswith(FORMULA_PREFIX) else ""
+                )
+            pieces.append(piece.replace("\u2028", "\n").replace("\xa0", " "))
+        previous, block = block, block.next()
+    return "".join(pieces).translate(_INVISIBLE).strip("\n")
+
+
+def _in_same_row(first: QTextBlock, second: QTextBlock) -> bool:
+    cursor, next_cursor = QTextCursor(first), QTextCursor(second)
+    table = cursor.currentTable()
+    if table is None or next_cursor.currentTable() != table:
+        return False
+    cell, next_cell = table.cellAt(cursor), table.cellAt(next_cursor)
+    return cell.row() == next_cell.row() and cell.column() != next_cell.column()
