@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.__main__ import main
+from kvchat.cli.options import read_passphrase
 from kvchat.system.paths import Paths
 from tests.cli.owner import running_owner
 from tests.systems import needs_links
@@ -54,6 +55,12 @@ def test_importing_a_recently_deleted_chat_restores_it(paths, tmp_path, capsys):
     assert "Restored from Recently deleted: 1." in capsys.readouterr().out
     assert main(["chats"]) == 0
     assert made.id[:8] in capsys.readouterr().out
+
+
+def test_passphrase_file_with_a_byte_order_mark(tmp_path):
+    file = tmp_path / "secret"
+    file.write_bytes("correct horse\r\n".encode("utf-8-sig"))
+    assert read_passphrase(file) == "correct horse"
 
 
 def test_one_chat_is_exported_in_a_chosen_format_and_invalid_options_are_refused(paths, tmp_path, capsys):

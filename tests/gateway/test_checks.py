@@ -102,7 +102,7 @@ def test_key_file(tmp_path: Path) -> None:
         read_key_file(file)
     file.chmod(0o600)
     assert read_key_file(file) == {ANY_PROGRAM: "sk-for-everybody", "opencode": "sk-for-opencode"}
-    file.write_text("助手: sk-for-the-helper", "utf-8")
+    file.write_bytes("助手: sk-for-the-helper\r\n".encode("utf-8-sig"))  # as Windows' Notepad does
     assert read_key_file(file) == {"助手": "sk-for-the-helper"}
     for bad in ("", "short", "a name with blanks: sk-for-everybody"):
         file.write_text(bad)

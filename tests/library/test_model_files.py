@@ -210,7 +210,7 @@ def test_model_folders_of_other_programs(tmp_path: Path) -> None:
     (home / ".lmstudio").mkdir(parents=True)
     (home / ".lmstudio" / "settings.json").write_text('{"downloadsFolder": "/big/models"}')
     assert places(home, Source.LM_STUDIO)[0] == "/big/models"
-    (home / ".lmstudio-home-pointer").write_text("/elsewhere\n")
+    (home / ".lmstudio-home-pointer").write_bytes("/elsewhere\r\n".encode("utf-8-sig"))
     assert places(home, Source.LM_STUDIO)[0] == "/elsewhere/models"
     (home / ".lmstudio" / "settings.json").write_text("[]")
     assert "/big/models" not in places(home, Source.LM_STUDIO)
