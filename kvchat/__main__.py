@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flag, rest = sys.argv[1:2], sys.argv[2:]
     # These are started with kvchat's own program if it is frozen: import nothing else for them.
     if flag == ["--parent-guard"]:
-        from kvchat.engine import parent_guard
+        from kvchat.system import parent_guard
 
         return parent_guard.main(rest)
     if flag == ["--embedded-engine"]:

@@ -7,8 +7,8 @@
   crashes. `external.py` connects to a llama-server that the user runs. Its KV caches are saved only if its process and
   its slot folder are found on this computer.
 - `api`: `client.py` sends requests through `transport.py`, the only module with HTTP.
-- `embedded.py` and `parent_guard.py` run in processes of their own and import nothing of kvchat. The guard ends the
-  engine with the app, even after SIGKILL.
+- `embedded.py` and `system/parent_guard.py` run in processes of their own and import nothing of kvchat. The guard ends
+  the engine with the app, even after SIGKILL.
 
 The engine's own RAM cache of prompts is off (`--cache-ram 0`), because the store does the same and survives restarts.
 """

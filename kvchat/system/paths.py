@@ -49,6 +49,19 @@ class Paths:
         return self.cache / "savepoints"
 
     @property
+    def mcp_file(self) -> Path:
+        return self.config / "mcp.json"
+
+    @property
+    def mcp_approvals(self) -> Path:
+        """What the user approved: outside the configuration, so that no imported file can grant it."""
+        return self.state / "mcp-approvals.json"
+
+    @property
+    def mcp_bundles(self) -> Path:
+        return self.data / "mcp"
+
+    @property
     def engine_log(self) -> Path:
         return self.state / "engine.log"
 

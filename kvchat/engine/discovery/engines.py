@@ -15,10 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvchat.engine import embedded, parent_guard
+from kvchat.engine import embedded
 from kvchat.engine.api.errors import EngineUnusable
 from kvchat.engine.discovery.arguments import KnownOptions, parse_help
 from kvchat.errors import KvchatError
+from kvchat.system import parent_guard
 from kvchat.system.files import file_stamp, run_with_timeout
 from kvchat.system.paths import expand_user
 from kvchat.text.language import N_, _, join_list

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from kvchat.engine import parent_guard
 from kvchat.errors import KvchatError
+from kvchat.system import parent_guard
 from kvchat.text.language import N_, _, join_list, join_sentences
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.engine import embedded, parent_guard
+from kvchat.engine import embedded
 from kvchat.engine.api.errors import (
     LOG_ADVICE,
     MEMORY_ADVICE,
@@ -26,6 +26,7 @@ from kvchat.engine.api.errors import (
     with_last_output,
 )
 from kvchat.engine.process.log import EngineLog
+from kvchat.system import parent_guard
 from kvchat.text.language import _
 
 _WINDOWS_DLL_NOT_FOUND = 0xC0000135

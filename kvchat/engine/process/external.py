@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx2
 import psutil
 
-from kvchat.engine import parent_guard
 from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.api.errors import (
@@ -25,6 +24,7 @@ from kvchat.engine.api.errors import (
 )
 from kvchat.engine.discovery.engines import MINIMUM_BUILD, build_number
 from kvchat.settings import MAX_CONTEXT
+from kvchat.system import parent_guard
 from kvchat.text.language import N_, _
 
 _ADVICE = N_("Check the server's address and API key in the settings, and check that the server is running.")

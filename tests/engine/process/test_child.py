@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine import parent_guard
 from kvchat.engine.process.child import EngineProcess
 from kvchat.engine.process.log import EngineLog
+from kvchat.system import parent_guard
 from tests.engine.waiting import is_alive, until
 from tests.systems import not_on_windows
 

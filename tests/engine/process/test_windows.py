@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvchat.engine import parent_guard
 from kvchat.engine.process.child import EngineProcess
+from kvchat.system import parent_guard
 
 
 class Function:

@@ -1,8 +1,9 @@
-"""Guard that kills the engine when the app ends, even by SIGKILL.
+"""Guard that kills the engine and MCP servers when the app ends, even by SIGKILL.
 
-kvchat starts the engine through this file, which runs as a script and imports nothing of kvchat. On Linux, the guard
+kvchat starts them through this file, which runs as a script and imports nothing of kvchat. On Linux, the engine's guard
 asks the kernel to be killed when its parent dies, and then becomes the engine. Elsewhere it runs the engine as a child
-and kills it when the pipe from the app closes. On Windows, both are in a job that ends with the guard.
+and kills it when the pipe from the app closes. On Windows, both are in a job that ends with the guard. An MCP server
+needs its standard input itself: its guard watches another pipe, and on Windows the app holds the job.
 """
 
 import os
@@ -24,12 +25,13 @@ _EXTENDED_LIMIT_INFORMATION = 9  # winnt.h: JobObjectExtendedLimitInformation
 _CREATE_NO_WINDOW = 0x08000000  # winbase.h
 
 
-def command(engine_command: Sequence[str], *, use_pipe: bool) -> list[str]:
+def command(engine_command: Sequence[str], *, use_pipe: bool, descriptor: int = 0) -> list[str]:
     """Return the command that runs `engine_command` under a guard.
 
-    With `use_pipe`, which is optional on Linux only, the engine ends when the guard's standard input closes.
+    With `use_pipe`, which is optional on Linux only, the engine ends when the guard's standard input closes. With a
+    `descriptor` that the guard inherits, the guard's process group ends when that pipe closes (not on Windows).
     """
-    mode = _PIPE_MODE if use_pipe else _KERNEL_MODE
+    mode = (str(descriptor) if descriptor else _PIPE_MODE) if use_pipe else _KERNEL_MODE
     # -I -S: without site-packages, the script starts in a third of the time.
     this = [sys.executable, FLAG] if getattr(sys, "frozen", False) else [sys.executable, "-I", "-S", __file__]
     return [*this, mode, str(os.getpid()), *engine_command]
@@ -39,8 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the guard with the arguments `MODE PARENT_PID COMMAND…`. On Linux, return only if the start fails."""
     mode, parent, *engine_command = arguments
     try:
-        if mode == _PIPE_MODE:
-            return _run_under_pipe(engine_command)
+        if mode != _KERNEL_MODE:
+            return _run_under_pipe(engine_command, 0 if mode == _PIPE_MODE else int(mode))
         import ctypes
 
         # The kernel kills this process when its parent dies, also after the exec below (prctl(2)).
@@ -57,8 +59,11 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_NOT_EXECUTABLE
 
 
-def _join_job() -> None:
-    """On Windows, join a job, which the engine inherits. Windows ends all processes in it when this one ends."""
+def join_job(process: int | None = None) -> int:
+    """On Windows, put a process (handle; default: this one) and its future children into a job, and return its handle.
+
+    Windows ends all of them when the handle is closed, at the latest when this process ends.
+    """
     if sys.platform == "win32":
         import ctypes
 
@@ -68,7 +73,9 @@ def _join_job() -> None:
         limits = (ctypes.c_uint32 * 36)()  # winnt.h: JOBOBJECT_EXTENDED_LIMIT_INFORMATION, 144 bytes on 64 bits
         limits[4] = _KILL_ON_JOB_CLOSE  # BasicLimitInformation.LimitFlags
         kernel.SetInformationJobObject(job, _EXTENDED_LIMIT_INFORMATION, ctypes.byref(limits), ctypes.sizeof(limits))
-        kernel.AssignProcessToJobObject(job, ctypes.c_void_p(kernel.GetCurrentProcess()))
+        kernel.AssignProcessToJobObject(job, ctypes.c_void_p(process or kernel.GetCurrentProcess()))
+        return job.value or 0
+    return 0
 
 
 def no_window_flags() -> int:
@@ -80,25 +87,27 @@ def no_window_flags() -> int:
     return 0
 
 
-def _run_under_pipe(engine_command: Sequence[str]) -> int:
-    """Run the engine as a child and kill it when standard input ends. Return its exit code."""
+def _run_under_pipe(engine_command: Sequence[str], descriptor: int) -> int:
+    """Run the engine as a child and kill it when the pipe ends. Return its exit code."""
     import subprocess  # here, because these two take longer to import than all the rest
     import threading
 
     # Signals to the process group are for the engine. The guard ends after it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    _join_job()
+    join_job()
     with subprocess.Popen(
         engine_command,
-        stdin=subprocess.DEVNULL,
+        stdin=None if descriptor else subprocess.DEVNULL,
         env=engine_environment(engine_command[0]),
         creationflags=no_window_flags(),
     ) as engine:
 
         def kill_at_end_of_input() -> None:
-            while os.read(0, 4096):
+            while os.read(descriptor, 4096):
                 pass
+            if descriptor and sys.platform != "win32":
+                os.killpg(0, signal.SIGKILL)  # this process too: the server's children are in its group
             engine.kill()
 
         threading.Thread(target=kill_at_end_of_input, daemon=True).start()

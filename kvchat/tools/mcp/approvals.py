@@ -1,0 +1,58 @@
+"""What the user approved: the launch of each server, and the definitions of its tools."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvchat.errors import KvchatError
+from kvchat.system.files import atomic_write, read_json
+from kvchat.text.language import _
+from kvchat.tools.mcp.config import ServerConfig
+from kvchat.tools.tool import Tool
+
+
+class Approvals:
+    """Approved digests by server, in a file. An unreadable file approves nothing. `load` and the changes block."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._servers: dict[str, dict[str, Any]] = {}
+
+    def load(self) -> None:
+        try:
+            content = read_json(self._path)
+        except (OSError, ValueError):
+            content = {}
+        entries = content.items() if isinstance(content, dict) else ()
+        self._servers = {name: entry for name, entry in entries if isinstance(entry, dict)}
+
+    def has_launch(self, config: ServerConfig) -> bool:
+        return bool(config.digest) and self._servers.get(config.name, {}).get("launch") == config.digest
+
+    def tool_digests(self, server: str) -> Mapping[str, str] | None:
+        """Return the digests of the approved tools by name, or None if the server has never listed any."""
+        digests = self._servers.get(server, {}).get("tools")
+        return digests if isinstance(digests, dict) else None
+
+    def approve_launch(self, config: ServerConfig) -> None:
+        self._save(config.name, launch=config.digest)
+
+    def approve_tools(self, server: str, tools: Iterable[Tool]) -> None:
+        self._save(server, tools={tool.name: tool.digest for tool in tools})
+
+    def forget(self, server: str) -> None:
+        if self._servers.pop(server, None) is not None:
+            self._write()
+
+    def _save(self, server: str, **changes: Any) -> None:
+        self._servers[server] = self._servers.get(server, {}) | changes
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with atomic_write(self._path, private=True) as temporary:
+                temporary.write_text(json.dumps(self._servers), "utf-8")
+        except OSError as error:
+            raise KvchatError(_("The approval could not be saved"), f"{self._path}: {error.strerror}.") from error

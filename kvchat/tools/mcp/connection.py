@@ -1,0 +1,301 @@
+"""One running MCP server, used through the SDK. Lives on the event loop of `ServerThread`."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import httpx2
+import mcp_types as types
+from mcp import Client, MCPError
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import TypeAdapter, ValidationError
+
+from kvchat import __version__
+from kvchat.text.language import _
+from kvchat.tools.mcp.config import ServerConfig
+from kvchat.tools.mcp.http import BoundedClient, SignIn, SignInNeeded
+from kvchat.tools.mcp.process import MAX_MESSAGE_BYTES, ServerProcess
+from kvchat.tools.mcp.results import (
+    MAX_LISTED,
+    MAX_TOOLS,
+    Listing,
+    clean,
+    convert_prompt,
+    convert_prompts,
+    convert_resource,
+    convert_resources,
+    convert_result,
+    convert_tools,
+)
+from kvchat.tools.mcp.server import Attachment, Prompt, Resource, ServerLog
+from kvchat.tools.tool import ToolFailed, ToolResult
+
+START_TIMEOUT_S = 30.0
+SIGN_IN_TIMEOUT_S = 300.0  # for the user, in the browser
+CALL_TIMEOUT_S = 120.0  # after the call and after each progress notification
+CALL_LIMIT_S = 3600.0  # despite progress
+CLOSE_TIMEOUT_S = 8.0
+_MAX_PAGES = 100
+_MAX_MESSAGE_CHARS = 500
+_NO_SUCH_TRANSPORT = (400, 404, 405)  # a server with the older SSE transport answers a POST so
+_SESSION_LOST = "Session terminated"  # the SDK's message for the 404 of a server that has restarted
+_CALL_RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
+    types.CallToolResult | types.InputRequiredResult
+)
+for _name in ("mcp", "client"):  # they log the traces of invalid messages
+    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
+
+
+class Connection:
+    """A server from `open` to `close` or its own end. Every method may raise ToolFailed."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        log: ServerLog,
+        *,
+        sign_in: SignIn | None,
+        on_tools_changed: Callable[[], object],
+        on_end: Callable[[], object],
+    ) -> None:
+        """`config`: with its secrets. Both callbacks are called on this loop."""
+        self._config, self._log, self._sign_in = config, log, sign_in
+        self._on_tools_changed, self._on_end = on_tools_changed, on_end
+        self._client: Client | None = None
+        self._http: BoundedClient | None = None
+        self._process: ServerProcess | None = None
+        self._closing, self._closed_by_us = asyncio.Event(), False
+        self._task: asyncio.Task[None] | None = None
+        self.reason = ""  # why it has ended, as sentences
+        self.needs_sign_in = False
+        self.has_ended = False
+
+    @property
+    def capabilities(self) -> types.ServerCapabilities:
+        return self._client.server_capabilities if self._client else types.ServerCapabilities()
+
+    async def open(self) -> None:
+        kinds = [self._config.kind or "http"]
+        if self._config.url and not self._config.kind:
+            kinds.append("sse")
+        for kind in kinds:
+            if await self._try_open(kind):
+                return
+            if self._http is None or self._http.last_status not in _NO_SUCH_TRANSPORT:
+                break
+        title = _("The MCP server “{name}” could not be started", name=self._config.name)
+        if self.needs_sign_in:
+            raise ToolFailed(title, self.reason, _("Sign in to it in the settings."))
+        raise ToolFailed(title, self.reason, _("Its log in the settings may say more."))
+
+    async def close(self) -> None:
+        self._closed_by_us = True
+        self._closing.set()
+        if self._task is not None:
+            _done, running = await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT_S)
+            for task in running:
+                task.cancel()
+                await asyncio.wait([task])
+
+    async def _try_open(self, kind: str) -> bool:
+        """Return True when the server is ready. Else it has ended, for `reason`."""
+        self._closing.clear()
+        ready = asyncio.Event()
+        self._task = task = asyncio.create_task(self._serve(kind, ready))
+        waiting = asyncio.create_task(ready.wait())
+        interactive = self._sign_in is not None and self._sign_in.open_browser is not None
+        timeout = SIGN_IN_TIMEOUT_S if interactive else START_TIMEOUT_S
+        try:
+            await asyncio.wait([task, waiting], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.is_set() and not task.done():
+                self.reason = _("It did not respond within {seconds} s.", seconds=f"{timeout:.0f}")
+        finally:
+            waiting.cancel()
+            if not ready.is_set():
+                task.cancel()
+                await asyncio.wait([task])
+        return ready.is_set()
+
+    async def _serve(self, kind: str, ready: asyncio.Event) -> None:
+        """Own the SDK's context managers, which must be left by the task that entered them."""
+        self.has_ended, listener = False, None
+        try:
+            info = types.Implementation(name="kvchat", version=__version__)
+            client = Client(self._transport(kind), client_info=info, message_handler=self._handle_message)
+            async with client:
+                self._client = client
+                ready.set()
+                tools = client.server_capabilities.tools
+                if client.protocol_version in MODERN_PROTOCOL_VERSIONS and tools and tools.list_changed:
+                    listener = asyncio.create_task(self._listen(client))
+                await self._closing.wait()
+        except (Exception, BaseExceptionGroup) as error:
+            self.reason = self.reason or self._explain(error)
+        finally:
+            if listener is not None:
+                listener.cancel()
+            if self._process is not None and not self._closed_by_us:
+                self.reason = self.reason or self._process.explain_end()
+            self._client, self.has_ended = None, True
+            if ready.is_set():
+                self._on_end()
+
+    def _transport(self, kind: str) -> AbstractAsyncContextManager[Any]:
+        config = self._config
+        if not config.url:
+            self._process = ServerProcess(config, self._log, self._closing.set)
+            return self._process.transport()
+        self._log.note(f"{kind} {config.url}")
+        auth = self._sign_in.auth(config.url) if self._sign_in else None
+        self._http = client = BoundedClient(dict(config.headers), auth)
+        if kind == "sse":
+            return sse_client(
+                config.url, httpx_client_factory=lambda *_, **_more: client, sse_read_timeout=CALL_LIMIT_S
+            )
+        return self._streamable(client)
+
+    @asynccontextmanager
+    async def _streamable(self, client: BoundedClient) -> AsyncIterator[Any]:
+        url, limit = self._config.url, MAX_MESSAGE_BYTES
+        async with client, streamable_http_client(url, http_client=client, max_sse_event_size=limit) as streams:
+            yield streams
+
+    async def _listen(self, client: Client) -> None:
+        """Keep the subscription open with which a server of 2026 sends its notifications."""
+        with contextlib.suppress(Exception):
+            async with client.listen(tools_list_changed=True) as events:
+                async for _event in events:
+                    pass
+
+    async def _handle_message(self, message: object) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self._on_tools_changed()
+
+    async def tools(self) -> Listing:
+        """Ask for the tools, or use the SDK's cache as long as the server's `ttlMs` says."""
+        if self.capabilities.tools is None:
+            return Listing()
+        tools, is_complete = await self._pages(
+            lambda client, cursor: client.list_tools(cursor=cursor), "tools", MAX_TOOLS
+        )
+        return convert_tools(self._config.name, tools, is_complete)
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        parameters = types.CallToolRequestParams(name=name, arguments=dict(arguments))
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + CALL_LIMIT_S
+        async with self._session(None) as client, asyncio.timeout(CALL_TIMEOUT_S) as limit:
+
+            async def extend(progress: float, total: float | None, message: str | None) -> None:
+                if not limit.expired():
+                    limit.reschedule(min(loop.time() + CALL_TIMEOUT_S, latest))
+
+            # Not `client.call_tool`: it would check the result with a schema of the server, whose regular expressions
+            # can take forever.
+            result = await client.session.send_request(
+                types.CallToolRequest(params=parameters), _CALL_RESULT, progress_callback=extend
+            )
+        if isinstance(result, types.InputRequiredResult):
+            raise self._failed(_("It asks for input, which kvchat does not support."))
+        return convert_result(result)
+
+    async def prompts(self) -> list[Prompt]:
+        if self.capabilities.prompts is None:
+            return []
+        prompts, _ = await self._pages(lambda client, cursor: client.list_prompts(cursor=cursor), "prompts", MAX_LISTED)
+        return convert_prompts(prompts)
+
+    async def prompt(self, name: str, arguments: Mapping[str, str]) -> Attachment:
+        async with self._session(CALL_TIMEOUT_S) as client:
+            return convert_prompt(name, await client.get_prompt(name, dict(arguments)))
+
+    async def resources(self) -> list[Resource]:
+        if self.capabilities.resources is None:
+            return []
+        resources, _ = await self._pages(
+            lambda client, cursor: client.list_resources(cursor=cursor), "resources", MAX_LISTED
+        )
+        return convert_resources(resources)
+
+    async def resource(self, uri: str) -> list[Attachment]:
+        async with self._session(CALL_TIMEOUT_S) as client:
+            return convert_resource(await client.read_resource(uri, cache_mode="bypass"))
+
+    async def _pages(
+        self, ask: Callable[[Client, str | None], Awaitable[Any]], items: str, limit: int
+    ) -> tuple[list[Any], bool]:
+        """Return at most `limit` items of a list, and whether these are all."""
+        found: list[Any] = []
+        cursor: str | None = None
+        async with self._session(START_TIMEOUT_S) as client:
+            for _page in range(_MAX_PAGES):
+                page = await ask(client, cursor)
+                found += getattr(page, items)
+                cursor = page.next_cursor
+                if not cursor or len(found) > limit:
+                    break
+        return found[:limit], not cursor and len(found) <= limit
+
+    @asynccontextmanager
+    async def _session(self, timeout_s: float | None) -> AsyncIterator[Client]:
+        """Yield the client, and turn every failure inside into a ToolFailed."""
+        if self._client is None:
+            raise self._failed(self.reason or _("It is not running."))
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield self._client
+        except TimeoutError as error:
+            raise self._failed(_("It did not respond in time.")) from error
+        except MCPError as error:
+            if error.code == types.CONNECTION_CLOSED:
+                with contextlib.suppress(TimeoutError):  # `_serve` finds out why
+                    await asyncio.wait_for(self._closing.wait(), CLOSE_TIMEOUT_S)
+                    await asyncio.sleep(0)
+                process_end = self._process.explain_end() if self._process else ""
+                raise self._failed(self.reason or process_end or _("The connection was closed.")) from error
+            if error.message == _SESSION_LOST:
+                self._closing.set()
+            raise self._failed(self._explain(error)) from error
+        except ToolFailed:
+            raise
+        except Exception as error:
+            raise self._failed(self._explain(error)) from error
+
+    def _failed(self, reason: str) -> ToolFailed:
+        return ToolFailed(_("The MCP server “{name}” could not answer", name=self._config.name), reason)
+
+    def _explain(self, error: BaseException) -> str:
+        """Return the reason of an error as sentences, without a trace."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        status = self._http.last_status if self._http else 0
+        if isinstance(error, SignInNeeded) or status in (401, 403):
+            self.needs_sign_in = True
+            return _("It requires you to sign in.")
+        match error:
+            case ToolFailed():
+                return error.explanation or error.title
+            case MCPError() if "not supported" in error.message and self._is_input_request(error.message):
+                return _("It asks for input, which kvchat does not support.")
+            case MCPError() if status >= 400 and self._config.url:
+                return _("It answered with HTTP status {status}.", status=status)
+            case MCPError():
+                return clean(error.message, _MAX_MESSAGE_CHARS)
+            case ValidationError() | RuntimeError():
+                self._log.note(str(error))
+                return _("Its answer does not follow the protocol.")
+            case httpx2.ConnectError() | httpx2.ConnectTimeout():
+                return _("No connection to {url} is possible.", url=self._config.url)
+            case OSError():
+                return f"{error.strerror or error}."
+        self._log.note(f"{type(error).__name__}: {error}")
+        return clean(str(error), _MAX_MESSAGE_CHARS) or type(error).__name__
+
+    @staticmethod
+    def _is_input_request(message: str) -> bool:
+        return message.startswith(("Elicitation", "Sampling", "List roots"))  # of the SDK

@@ -1,0 +1,118 @@
+"""What the window shows of an MCP server."""
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+
+from kvchat.text.language import N_
+from kvchat.text.safe_text import safe_prose
+from kvchat.tools.mcp.config import ServerConfig
+from kvchat.tools.tool import Tool
+
+_MAX_LINES, _MAX_LINE_LENGTH = 500, 2_000
+
+
+class ServerState(Enum):
+    """State of a server. The value is its name on screen."""
+
+    OFF = N_("off")
+    INVALID = N_("invalid entry")
+    NOT_APPROVED = N_("waiting for approval")
+    NOT_STARTED = N_("not started")
+    STARTING = N_("starting")
+    RUNNING = N_("running")
+    FAILED = N_("failed")
+
+
+@dataclass(frozen=True)
+class ServerTool:
+    tool: Tool
+    enabled: bool  # the user has not switched it off
+    approved: bool  # its definition is the one that the user approved
+
+
+@dataclass(frozen=True)
+class Server:
+    """A configured server and what is known of it now."""
+
+    config: ServerConfig
+    state: ServerState
+    reason: str = ""  # of INVALID and FAILED, as sentences
+    tools: tuple[ServerTool, ...] = ()  # as last listed
+    problems: tuple[str, ...] = ()  # sentences about tools that cannot be offered
+    tools_changed: bool = False  # the server announced another list, which the next use reads
+    has_prompts: bool = False
+    has_resources: bool = False
+    needs_sign_in: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def pending_tools(self) -> tuple[Tool, ...]:
+        """The tools whose definition is new or changed; they are offered after `approve_tools`."""
+        return tuple(item.tool for item in self.tools if not item.approved)
+
+
+@dataclass(frozen=True)
+class PromptArgument:
+    name: str
+    description: str
+    required: bool
+
+
+@dataclass(frozen=True)
+class Prompt:
+    name: str
+    title: str
+    description: str
+    arguments: tuple[PromptArgument, ...]
+
+
+@dataclass(frozen=True)
+class Resource:
+    uri: str
+    title: str
+    description: str
+    media_type: str
+    size: int | None
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """Content of a prompt or resource, to attach like a document. Untrusted."""
+
+    name: str
+    content: bytes
+    media_type: str
+
+
+class ServerLog:
+    """The last lines of a server's standard error, and kvchat's notes. Written and read by any thread."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=_MAX_LINES)
+        self._rest = b""
+        self._lock = threading.Lock()
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        with self._lock:
+            return tuple(self._lines)
+
+    def note(self, line: str) -> None:
+        with self._lock:
+            self._lines.append(safe_prose(line[:_MAX_LINE_LENGTH]))
+
+    def feed(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if text := line[:_MAX_LINE_LENGTH].decode("utf-8", "replace").rstrip():
+                self.note(text)
+        self._rest = self._rest[:_MAX_LINE_LENGTH]
+
+    def end(self) -> None:
+        """Add the last line, which may have no line break."""
+        self.feed(b"\n")

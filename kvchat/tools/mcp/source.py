@@ -1,0 +1,246 @@
+"""A configured server as a source of tools: started when first needed, restarted on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvchat.errors import KvchatError
+from kvchat.text.language import _
+from kvchat.tools.mcp.approvals import Approvals
+from kvchat.tools.mcp.config import ServerConfig
+from kvchat.tools.mcp.secrets import Secrets
+from kvchat.tools.mcp.server import Attachment, Prompt, Resource, Server, ServerLog, ServerState, ServerTool
+from kvchat.tools.tool import Tool, ToolFailed, ToolResult
+
+if TYPE_CHECKING:
+    from kvchat.tools.mcp.connection import Connection
+
+R = TypeVar("R")
+OAUTH = "(oauth)"  # name of a server's tokens among its secrets
+_FINISH_TIMEOUT_S, _JOIN_TIMEOUT_S = 8.0, 2.0
+
+
+class ServerThread:
+    """An event loop for all connections in a thread of its own, so that no server slows down the window."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    async def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine in the thread. Cancelling the caller cancels it there, without waiting for its end."""
+        if self._loop is None:
+            self._loop = loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=loop.run_forever, name="mcp", daemon=True)
+            self._thread.start()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+    async def close(self) -> None:
+        loop, thread = self._loop, self._thread
+        if loop is not None and thread is not None:
+            await self.run(_wait_for_others())
+            loop.call_soon_threadsafe(loop.stop)
+            await asyncio.to_thread(thread.join, _JOIN_TIMEOUT_S)
+            if not thread.is_alive():
+                loop.close()
+            self._loop = self._thread = None
+
+
+async def _wait_for_others() -> None:
+    """Wait until cancelled starts have stopped their processes."""
+    if others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others, timeout=_FINISH_TIMEOUT_S)
+
+
+@dataclass
+class SourceContext:
+    """What all servers share."""
+
+    thread: ServerThread
+    approvals: Approvals
+    secrets: Secrets
+    publish: Callable[[], object]  # called after each change of a server, on the event loop
+
+
+class McpSource:
+    """One server. Implements ToolSource: event-loop thread only, every method may raise ToolFailed."""
+
+    def __init__(self, config: ServerConfig, context: SourceContext) -> None:
+        self.id = config.name
+        self.log = ServerLog()
+        self._config, self._context = config, context
+        self._connection: Connection | None = None
+        self._starting = asyncio.Lock()
+        self._is_starting = self._tools_changed = self._needs_sign_in = False
+        self._reason = ""
+        self._listed: tuple[Tool, ...] = ()
+        self._problems: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> ServerConfig:
+        return self._config
+
+    @config.setter
+    def config(self, config: ServerConfig) -> None:
+        """Take over an entry that starts the server in the same way."""
+        self._config = config
+
+    @property
+    def server(self) -> Server:
+        approved = self._context.approvals.tool_digests(self.id)
+        tools = tuple(
+            ServerTool(
+                tool,
+                tool.name not in self._config.disabled_tools,
+                approved is None or approved.get(tool.name) == tool.digest,
+            )
+            for tool in self._listed
+        )
+        capabilities = self._connection.capabilities if self._is_running and self._connection else None
+        return Server(
+            self._config,
+            self._state,
+            self._config.problem or self._reason,
+            tools,
+            self._problems,
+            self._tools_changed,
+            has_prompts=capabilities is not None and capabilities.prompts is not None,
+            has_resources=capabilities is not None and capabilities.resources is not None,
+            needs_sign_in=self._needs_sign_in,
+        )
+
+    @property
+    def _is_running(self) -> bool:
+        return self._connection is not None and not self._connection.has_ended
+
+    @property
+    def _state(self) -> ServerState:
+        if self._config.problem:
+            return ServerState.INVALID
+        if self._config.disabled:
+            return ServerState.OFF
+        if not self._context.approvals.has_launch(self._config):
+            return ServerState.NOT_APPROVED
+        if self._is_starting:
+            return ServerState.STARTING
+        if self._is_running:
+            return ServerState.RUNNING
+        return ServerState.FAILED if self._reason else ServerState.NOT_STARTED
+
+    async def tools(self) -> Sequence[Tool]:
+        """Return the tools that are switched on and approved. The first list of a server counts as approved."""
+        connection = await self._connected()
+        self._tools_changed = False
+        listing = await self._context.thread.run(connection.tools())
+        self._listed, self._problems = tuple(listing.tools), tuple(listing.problems)
+        if self._context.approvals.tool_digests(self.id) is None:
+            await asyncio.to_thread(self._context.approvals.approve_tools, self.id, self._listed)
+        self._context.publish()
+        return [item.tool for item in self.server.tools if item.enabled and item.approved]
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        connection = await self._connected()
+        return await self._context.thread.run(connection.call(name, arguments))
+
+    async def prompts(self) -> list[Prompt]:
+        connection = await self._connected()
+        return await self._context.thread.run(connection.prompts())
+
+    async def prompt(self, name: str, arguments: Mapping[str, str]) -> Attachment:
+        connection = await self._connected()
+        return await self._context.thread.run(connection.prompt(name, arguments))
+
+    async def resources(self) -> list[Resource]:
+        connection = await self._connected()
+        return await self._context.thread.run(connection.resources())
+
+    async def resource(self, uri: str) -> list[Attachment]:
+        connection = await self._connected()
+        return await self._context.thread.run(connection.resource(uri))
+
+    async def sign_in(self, open_browser: Callable[[str], object]) -> None:
+        """Connect, and let the user sign in if the server requires it. `open_browser` gets the page's URL."""
+        await self.close()
+        await self._connected(open_browser)
+
+    async def close(self) -> None:
+        async with self._starting:
+            connection, self._connection, self._reason = self._connection, None, ""
+            if connection is not None:
+                await self._context.thread.run(connection.close())
+        self._context.publish()
+
+    async def _connected(self, open_browser: Callable[[str], object] | None = None) -> Connection:
+        async with self._starting:
+            if self._connection is not None and not self._connection.has_ended:
+                return self._connection
+            self._check_may_start()
+            self._is_starting, self._reason, self._needs_sign_in = True, "", False
+            self._context.publish()
+            try:
+                self._connection = await self._start(open_browser)
+            except ToolFailed as error:
+                self._reason = error.explanation or error.title
+                raise
+            except KvchatError as error:
+                self._reason = str(error)
+                raise ToolFailed(error.title, error.detail, error.advice) from error
+            finally:
+                self._is_starting = False
+                self._context.publish()
+            return self._connection
+
+    def _check_may_start(self) -> None:
+        state = self._state
+        if state in (ServerState.INVALID, ServerState.OFF, ServerState.NOT_APPROVED):
+            reason = {
+                ServerState.INVALID: self._config.problem,
+                ServerState.OFF: _("It is switched off."),
+                ServerState.NOT_APPROVED: _("You have not approved its command or address yet."),
+            }[state]
+            raise ToolFailed(_("The MCP server “{name}” cannot be used", name=self.id), reason, _("Open the settings."))
+
+    async def _start(self, open_browser: Callable[[str], object] | None) -> Connection:
+        await asyncio.to_thread(importlib.import_module, "kvchat.tools.mcp.connection")  # takes a second
+        from kvchat.tools.mcp.connection import Connection
+        from kvchat.tools.mcp.http import SignIn
+
+        config = await asyncio.to_thread(self._context.secrets.expand, self._config)
+        sign_in = None
+        if config.url and not any(name.lower() == "authorization" for name in config.headers):
+            sign_in = SignIn(self._context.secrets.store(self.id, OAUTH), open_browser)
+            await sign_in.load()
+        loop = asyncio.get_running_loop()
+
+        def call_soon(function: Callable[..., object], *arguments: object) -> None:
+            with contextlib.suppress(RuntimeError):  # kvchat has ended
+                loop.call_soon_threadsafe(function, *arguments)
+
+        connection = Connection(
+            config,
+            self.log,
+            sign_in=sign_in,
+            on_tools_changed=lambda: call_soon(self._note_tools_changed),
+            on_end=lambda: call_soon(self._note_end, connection),
+        )
+        try:
+            await self._context.thread.run(connection.open())
+        finally:
+            self._needs_sign_in = connection.needs_sign_in
+        return connection
+
+    def _note_tools_changed(self) -> None:
+        if not self._tools_changed:
+            self._tools_changed = True
+            self._context.publish()
+
+    def _note_end(self, connection: Connection) -> None:
+        if connection is self._connection:
+            self._reason = connection.reason
+            self._context.publish()
