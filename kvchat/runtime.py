@@ -42,6 +42,7 @@ from kvchat.text.formatting import format_rate, format_size
 from kvchat.text.language import _
 from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.text.safe_text import current_user, redact
+from kvchat.tools.mcp.manager import ServerManager
 from kvchat.transfer.service import TransferService
 
 _MAX_LOG_LINES = 200  # in a diagnostic report
@@ -83,6 +84,7 @@ class Runtime:
             expected_tokens=lambda: self.chat.context.tokens_needed(self._engine_settings().model_path),
         )
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
+        self.mcp_servers = ServerManager(paths)
 
         self.models.downloads.subscribe(self._download_changed)
         self.model = CurrentModel(
@@ -292,7 +294,7 @@ class Runtime:
         self._closed = True
         save_progress = self.chat.slots.save_progress
         self._idle_stop.end()
-        await asyncio.gather(self.models.downloads.close(), self.engines.close())
+        await asyncio.gather(self.models.downloads.close(), self.engines.close(), self.mcp_servers.close())
         self.chat.close()
         await save_progress.finish_or_cancel(self.api_server.close(), SAVE_TIMEOUT_S)
 
@@ -376,4 +378,6 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
             await asyncio.to_thread(apply_bounds, paths, settings, store)  # delete what has become too old
     if settings.model_path:
         await asyncio.to_thread(ollama_name, Path(settings.model_path))
-    return Runtime(paths=paths, settings=settings, database=database, worker=worker, store=store)
+    runtime = Runtime(paths=paths, settings=settings, database=database, worker=worker, store=store)
+    await runtime.mcp_servers.load()
+    return runtime

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -327,6 +328,57 @@ class ChangeSettingOptions(SettingOptions):
     values: tuple[str, ...] = positional(
         "VALUE", N_("new value; a size such as 20GB, several values for a list"), (), nargs="+"
     )
+
+
+owner_command("tools", "tools:list_servers", N_("list, add, test or remove MCP servers, whose tools models can use"))(
+    JsonOptions
+)
+
+
+@owner_command("tools add", "tools:add", N_("add an MCP server, or install an MCP bundle"))
+class AddServerOptions(JsonOptions):
+    name: str = positional("NAME", N_("name of the new server; a bundle has its own"))
+    launch: tuple[str, ...] = positional(
+        "COMMAND", N_("command with arguments, after -- if any begin with -; or a URL, or a .mcpb file"), (), nargs="+"
+    )
+    values: tuple[str, ...] = option(
+        "NAME=VALUE",
+        N_("environment variable, header of the URL, or option of the bundle; repeatable; NAME alone copies yours"),
+        (),
+        action="append",
+        name="--set",
+    )
+
+    def with_input(self) -> AddServerOptions:
+        """Resolve the values here, because the owner has another environment and folder. Raises KvchatError."""
+        values = tuple(text if "=" in text else f"{text}={os.environ.get(text, '')}" for text in self.values)
+        is_bundle = len(self.launch) == 1 and self.launch[0].endswith(".mcpb")
+        launch = (str(Path(self.launch[0]).absolute()),) if is_bundle else self.launch
+        return replace(self, values=values, launch=launch)
+
+
+@owner_command(
+    "tools import", "tools:import_servers", N_("add the MCP servers of Claude Desktop, Cursor, LM Studio and VS Code")
+)
+class ImportServersOptions(JsonOptions):
+    file: Path | None = positional("FILE", N_("import from this JSON file only"), None, type=parse_path, nargs="?")
+
+
+class ServerOptions(JsonOptions):
+    name: str = positional("NAME", N_("name as listed"))
+
+
+owner_command("tools approve", "tools:approve", N_("allow a server to run as configured, and its changed tools"))(
+    ServerOptions
+)
+
+
+@owner_command("tools test", "tools:test", N_("start a server and list its tools"))
+class TestServerOptions(ServerOptions):
+    sign_in: bool = flag(N_("sign in to a server on the web first, in the browser"))
+
+
+owner_command("tools remove", "tools:remove", N_("remove a server with its secrets"))(ServerOptions)
 
 
 @sync_command("doctor", "doctor:doctor", N_("show diagnostics for this machine"))

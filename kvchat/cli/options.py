@@ -37,6 +37,7 @@ _ACTION_HEADINGS = {
     "settings": _LIST_HEADING,
     "models": N_("actions (default: list the models on this machine)"),
     "prepared": _LIST_HEADING,
+    "tools": _LIST_HEADING,
 }
 # Messages of argparse, listed here for translation.
 _ARGPARSE_MESSAGES = (

@@ -43,7 +43,9 @@ CLOSE_TIMEOUT_S = 8.0
 _MAX_PAGES = 100
 _MAX_MESSAGE_CHARS = 500
 _NO_SUCH_TRANSPORT = (400, 404, 405)  # a server with the older SSE transport answers a POST so
-_SESSION_LOST = "Session terminated"  # the SDK's message for the 404 of a server that has restarted
+# Messages of the SDK: of a closed connection, of the 404 of a server that has restarted, and of other statuses.
+_CLOSED, _SESSION_LOST = "Connection closed", "Session terminated"
+_HTTP_ERRORS = ("Server returned an error response", "Not Found")
 _CALL_RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
 )
@@ -142,6 +144,7 @@ class Connection:
             if self._process is not None and not self._closed_by_us:
                 self.reason = self.reason or self._process.explain_end()
             self._client, self.has_ended = None, True
+            self._closing.set()
             if ready.is_set():
                 self._on_end()
 
@@ -252,12 +255,11 @@ class Connection:
         except TimeoutError as error:
             raise self._failed(_("It did not respond in time.")) from error
         except MCPError as error:
-            if error.code == types.CONNECTION_CLOSED:
+            if error.code == types.CONNECTION_CLOSED and error.message == _CLOSED:
                 with contextlib.suppress(TimeoutError):  # `_serve` finds out why
                     await asyncio.wait_for(self._closing.wait(), CLOSE_TIMEOUT_S)
                     await asyncio.sleep(0)
-                process_end = self._process.explain_end() if self._process else ""
-                raise self._failed(self.reason or process_end or _("The connection was closed.")) from error
+                raise self._failed(self.reason or self._explain(error)) from error
             if error.message == _SESSION_LOST:
                 self._closing.set()
             raise self._failed(self._explain(error)) from error
@@ -280,12 +282,16 @@ class Connection:
         match error:
             case ToolFailed():
                 return error.explanation or error.title
+            case MCPError(code=types.CONNECTION_CLOSED) if self._process is not None:
+                return self._process.explain_end()
             case MCPError() if "not supported" in error.message and self._is_input_request(error.message):
                 return _("It asks for input, which kvchat does not support.")
-            case MCPError() if status >= 400 and self._config.url:
+            case MCPError() if status >= 400 and error.message in _HTTP_ERRORS:
                 return _("It answered with HTTP status {status}.", status=status)
             case MCPError():
                 return clean(error.message, _MAX_MESSAGE_CHARS)
+            case httpx2.StreamError():
+                return clean(str(error), _MAX_MESSAGE_CHARS)
             case ValidationError() | RuntimeError():
                 self._log.note(str(error))
                 return _("Its answer does not follow the protocol.")

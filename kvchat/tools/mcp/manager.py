@@ -13,7 +13,7 @@ from kvchat.system.concurrency import in_thread
 from kvchat.system.paths import Paths
 from kvchat.text.language import _
 from kvchat.tools.mcp.approvals import Approvals
-from kvchat.tools.mcp.bundles import Bundle, Value, install_bundle, remove_bundle
+from kvchat.tools.mcp.bundles import Bundle, Value, bundle_folder, install_bundle, remove_bundle
 from kvchat.tools.mcp.config import ConfigBroken, ConfigFile, name_error, parse_server
 from kvchat.tools.mcp.secrets import Secrets, looks_secret, reference
 from kvchat.tools.mcp.server import Server
@@ -75,9 +75,7 @@ class ServerManager:
 
         def change(entries: dict[str, Any]) -> None:
             if not replace and name in entries:
-                raise KvchatError(
-                    _("The MCP server “{name}” already exists", name=name), advice=_("Choose another name.")
-                )
+                raise self._exists(name)
             entries[name] = dict(entry)
 
         if problem := name_error(name) or parse_server(name, dict(entry)).problem:
@@ -128,15 +126,14 @@ class ServerManager:
 
         await self._change_entry(name, change)
 
-    async def approve(self, name: str) -> None:
-        """Let the server start with the command line or URL that `Server.config.launch` shows. Raises KvchatError."""
-        await asyncio.to_thread(self._approvals.approve_launch, self.source(name).config)
+    async def approve(self, server: Server) -> None:
+        """Let a server start with the command line or URL of this `config.launch`, as shown. Raises KvchatError."""
+        await asyncio.to_thread(self._approvals.approve_launch, server.config)
         self._publish()
 
-    async def approve_tools(self, name: str) -> None:
-        """Offer the tools as last listed, with their new definitions. Raises KvchatError."""
-        tools = [item.tool for item in self.source(name).server.tools]
-        await asyncio.to_thread(self._approvals.approve_tools, name, tools)
+    async def approve_tools(self, server: Server) -> None:
+        """Offer the tools with the definitions of this `server.tools`, as shown. Raises KvchatError."""
+        await asyncio.to_thread(self._approvals.approve_tools, server.name, [item.tool for item in server.tools])
         self._publish()
 
     async def start(self, name: str) -> None:
@@ -161,21 +158,25 @@ class ServerManager:
 
     async def hide_secrets(self, name: str) -> list[str]:
         """Move values that look like secrets from mcp.json to the keyring. Return their names. Raises KvchatError."""
-        moved: dict[str, str] = {}
+        moved: list[str] = []
+        before, is_same = self.source(name).config, False
 
         def change(entry: dict[str, Any]) -> None:
+            nonlocal is_same
+            is_same = parse_server(name, entry).digest == before.digest  # it was not edited meanwhile
             for values in filter(lambda values: isinstance(values, dict), (entry.get("env"), entry.get("headers"))):
                 assert values is not None
                 for key, value in values.items():
                     if isinstance(value, str) and value and "${" not in value and looks_secret(key):
                         self._secrets.save(name, key, value)
-                        values[key], moved[key] = reference(key), value
+                        values[key] = reference(key)
+                        moved.append(key)
 
-        was_approved = self._approvals.has_launch(self.source(name).config)
+        was_approved = self._approvals.has_launch(before)
         await self._change_entry(name, change)
-        if was_approved and moved:  # it is the same command
-            await self.approve(name)
-        return list(moved)
+        if was_approved and is_same:
+            await self.approve(self.source(name).server)
+        return moved
 
     async def save_secret(self, name: str, key: str, value: str) -> str:
         """Save a secret of a server, and return the text that stands for it in the entry. Raises KvchatError."""
@@ -184,8 +185,10 @@ class ServerManager:
 
     async def install(self, bundle: Bundle, values: Mapping[str, Value]) -> str:
         """Install a bundle or its new version, and return the name of its server. Raises KvchatError."""
-        if bundle.name in self._sources:
-            await self._sources[bundle.name].close()  # Windows replaces no open files
+        if (source := self._sources.get(bundle.name)) is not None:
+            if not await asyncio.to_thread(bundle_folder(self._paths.mcp_bundles, bundle.name).exists):
+                raise self._exists(bundle.name)
+            await source.close()  # Windows replaces no open files
         entry = await in_thread(lambda stop: install_bundle(bundle, values, self._paths.mcp_bundles, stop))
         for option in bundle.options:
             value = values.get(option.key, option.default)
@@ -198,6 +201,10 @@ class ServerManager:
         """Stop all servers."""
         await asyncio.gather(*(source.close() for source in self._sources.values()))
         await self._context.thread.close()
+
+    @staticmethod
+    def _exists(name: str) -> KvchatError:
+        return KvchatError(_("The MCP server “{name}” already exists", name=name), advice=_("Remove it first."))
 
     async def _change_entry(self, name: str, change: Callable[[dict[str, Any]], None]) -> None:
         self.source(name)

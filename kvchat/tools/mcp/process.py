@@ -194,7 +194,7 @@ class ServerProcess:
         process = self._process
         assert process.stdin is not None
         process.stdin.close()
-        if not await self._exits_within(STOP_TIMEOUTS_S[0]):
+        if self.problem or not await self._exits_within(STOP_TIMEOUTS_S[0]):
             self._terminate()
             await self._exits_within(STOP_TIMEOUTS_S[1])
         self._kill()

@@ -1,0 +1,136 @@
+"""Bundles: manifests, options, hostile zips, and one that runs."""
+
+import json
+import os
+import stat
+import sys
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvchat.errors import KvchatError
+from kvchat.system.paths import Paths
+from kvchat.tools.mcp.bundles import install_bundle, read_bundle
+from kvchat.tools.mcp.manager import ServerManager
+from tests.tools.mcp.conftest import FAULTY_SERVER
+
+MANIFEST: dict[str, Any] = {
+    "manifest_version": "0.3",
+    "name": "demo",
+    "display_name": "Demo\u202e",
+    "version": "1.0",
+    "description": "Does things",
+    "author": {"name": "Somebody"},
+    "server": {
+        "type": "python",
+        "entry_point": "server/main.py",
+        "mcp_config": {
+            "command": sys.executable,
+            "args": ["${__dirname}/server/main.py", "", "${user_config.folders}", "--level=${user_config.level}"],
+            "env": {"KEY": "${user_config.key}", "FAST": "${user_config.fast}"},
+            "platform_overrides": {sys.platform: {"env": {"KEY": "${user_config.key}", "ON": sys.platform}}},
+        },
+    },
+    "user_config": {
+        "folders": {"type": "directory", "title": "Folders", "multiple": True, "default": ["${HOME}${/}Documents"]},
+        "level": {"type": "number", "title": "Level", "default": 3},
+        "key": {"type": "string", "title": "Key", "sensitive": True, "required": True},
+        "fast": {"type": "boolean", "title": "Fast", "default": True},
+    },
+}
+
+
+def write_bundle(path: Path, manifest: object = MANIFEST, **files: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as zipped:
+        zipped.writestr("manifest.json", manifest if isinstance(manifest, bytes) else json.dumps(manifest))
+        zipped.writestr("server/main.py", FAULTY_SERVER.read_bytes())
+        for name, content in files.items():
+            zipped.writestr(name, content)
+    return path
+
+
+async def test_bundle_is_installed_run_updated_and_removed(
+    manager: ServerManager, paths: Paths, tmp_path: Path
+) -> None:
+    bundle = read_bundle(write_bundle(tmp_path / "demo.mcpb", extra=b"old"))
+    assert (bundle.title, bundle.author, [option.key for option in bundle.options]) == (
+        "Demo",
+        "Somebody",
+        ["folders", "level", "key", "fast"],
+    )
+    with pytest.raises(KvchatError, match="“Key” is required"):
+        await manager.install(bundle, {})
+    folder = paths.mcp_bundles / "demo"
+    assert not folder.exists()
+    assert await manager.install(bundle, {"key": "hush", "folders": ["/a", "/b"]}) == "demo"
+    source = manager.source("demo")
+    assert source.config.arguments == (f"{folder}/server/main.py", "", "/a", "/b", "--level=3")
+    assert source.config.environment == {"KEY": "${keyring:key}", "ON": sys.platform}
+    assert "hush" not in manager.file.read_text()
+    await manager.approve(manager.source("demo").server)
+    assert json.loads((await source.call("env", {})).text)["KEY"] == "hush"
+    await manager.install(read_bundle(write_bundle(tmp_path / "new.mcpb", newer=b"new")), {"key": "hush"})
+    assert {path.name for path in folder.iterdir()} == {"manifest.json", "server", "newer"}
+    assert manager.source("demo").config.arguments[2] == str(Path.home() / "Documents")
+    await manager.remove("demo")
+    await manager.add("demo", {"command": "mine"})
+    with pytest.raises(KvchatError, match="already exists"):
+        await manager.install(bundle, {"key": "hush"})
+    assert list(paths.mcp_bundles.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("manifest", "problem"),
+    [
+        (b"{", "Expecting property name"),
+        (b" " * 1_000_001, "its manifest is too large"),
+        (b"[" * 500_000, "nested too deeply"),
+        ({}, "has no server"),
+        (MANIFEST | {"server": {}}, "does not say how to start"),
+        (MANIFEST | {"server": {"mcp_config": {"command": 5}}}, "“command” is not a text"),
+        (MANIFEST | {"name": "kvchat"}, "reserved"),
+        (MANIFEST | {"name": ""}, "name is empty"),
+        (MANIFEST | {"user_config": {"../a": {"type": "string"}}}, "option '../a' is invalid"),
+        (MANIFEST | {"user_config": {"a": {"type": "code"}}}, "option 'a' is invalid"),
+    ],
+)
+def test_invalid_manifests(tmp_path: Path, manifest: object, problem: str) -> None:
+    with pytest.raises(KvchatError, match="The MCP bundle could not be read") as failed:
+        read_bundle(write_bundle(tmp_path / "a.mcpb", manifest))
+    assert problem in str(failed.value)
+
+
+def test_other_files_are_no_bundles(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no zip")
+    with zipfile.ZipFile(tmp_path / "zip", "w") as zipped:
+        zipped.writestr("a", "b")
+    for name in ("text", "zip", "missing"):
+        with pytest.raises(KvchatError, match="could not be read"):
+            read_bundle(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "C:\\evil", "link"])
+def test_hostile_zips_leave_nothing(tmp_path: Path, name: str) -> None:
+    path = write_bundle(tmp_path / "a.mcpb")
+    with zipfile.ZipFile(path, "a") as zipped:
+        entry = zipfile.ZipInfo(name)
+        if name == "link":
+            entry.create_system, entry.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+        zipped.writestr(entry, b"/etc/passwd")
+    bundles = tmp_path / "data" / "mcp"
+    with pytest.raises(KvchatError, match="it contains"):
+        install_bundle(read_bundle(path), {"key": "x"}, bundles, threading.Event())
+    assert list(bundles.iterdir()) == []
+    assert set(os.listdir(tmp_path)) == {"a.mcpb", "data"}  # noqa: PTH208
+
+
+def test_zip_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvchat.tools.mcp.bundles.MAX_BUNDLE_BYTES", 1_000_000)
+    path = write_bundle(tmp_path / "a.mcpb")
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as zipped:
+        zipped.writestr("zeros", bytes(2_000_000))
+    with pytest.raises(KvchatError, match="too large when unpacked"):
+        install_bundle(read_bundle(path), {"key": "x"}, tmp_path / "mcp", threading.Event())
