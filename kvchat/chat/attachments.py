@@ -22,9 +22,9 @@ from kvchat.chat.extraction import (
 )
 from kvchat.chat.record.messages import Attachment
 from kvchat.engine.api.pictures import MAX_PIXELS, image_format, image_size
-from kvchat.engine.parent_guard import no_window_flags
 from kvchat.errors import KvchatError
 from kvchat.system.files import NotAFile, TooLarge, read_regular_file
+from kvchat.system.parent_guard import no_window_flags
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _, format_number
 
