@@ -35,7 +35,7 @@ class _Member:
     link: str = ""  # symlink target as stored
 
 
-def unpack(archive: Path, target: Path, stop: threading.Event, *, max_bytes: int = MAX_UNPACKED_BYTES) -> None:
+def unpack(archive: Path, target: Path, stop: threading.Event, *, max_bytes: int = 0) -> None:
     """Unpack a .zip or .tar.gz, without its single top folder. `stop` aborts. Raises UnsafeArchive."""
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target) as name:
         work = Path(name)
@@ -47,7 +47,7 @@ def unpack(archive: Path, target: Path, stop: threading.Event, *, max_bytes: int
                     if stop.is_set():
                         return
                     total += member.size
-                    if total > max_bytes or count > MAX_FILES:
+                    if total > (max_bytes or MAX_UNPACKED_BYTES) or count > MAX_FILES:
                         raise UnsafeArchive(_("it is too large when unpacked"))
                     _write(member, _path_inside(work, member.name), stop)
         except (tarfile.TarError, zipfile.BadZipFile, BadGzipFile, zlib.error, EOFError, NotImplementedError) as error:
