@@ -73,6 +73,7 @@ class SignIn:
         self._saved: dict[str, Any] = {}
         self._provider: OAuthClientProvider
         self._answer: asyncio.Future[AuthorizationCodeResult]
+        self._callback_server: asyncio.Server
 
     async def load(self) -> None:
         saved = await asyncio.to_thread(self._store.load)
@@ -121,14 +122,15 @@ class SignIn:
     async def _show_page(self, url: str) -> None:
         if self.open_browser is None:
             raise SignInNeeded
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise ValueError(_("The sign-in page has an invalid address."))
-        self.open_browser(url)
+        self._answer = asyncio.get_running_loop().create_future()
+        self._callback_server = await asyncio.start_server(self._handle_callback, "127.0.0.1", self._saved["port"])
+        await asyncio.to_thread(self.open_browser, url)
 
     async def _wait_for_answer(self) -> AuthorizationCodeResult:
-        self._answer = asyncio.get_running_loop().create_future()
-        async with await asyncio.start_server(self._handle_callback, "127.0.0.1", self._saved["port"]):
+        try:
             return await self._answer
+        finally:
+            self._callback_server.close()
 
     async def _handle_callback(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -27,6 +27,7 @@ from kvchat.tools.tool import ToolFailed
 
 MAX_MESSAGE_BYTES = 32_000_000  # three images of 8 MB in base64
 MAX_OPEN_REQUESTS = 100  # requests of a server that reads no answers
+MAX_DECLINED_REQUESTS = 200  # for input or a reply of the model, which it should not send
 STOP_TIMEOUTS_S = (2.0, 2.0)  # after closing standard input, and after SIGTERM
 _DRAIN_S = 1.0
 _POLL_S = 0.02
@@ -79,7 +80,7 @@ class ServerProcess:
         self.problem = ""  # why the connection was closed by kvchat
         self._process: asyncio.subprocess.Process
         self._job = self._lifeline = 0  # handle on Windows, file descriptor elsewhere; ends the process when closed
-        self._open_requests = 0
+        self._open_requests = self._declined = 0
 
     @asynccontextmanager
     async def transport(self) -> AsyncIterator[Streams]:
@@ -155,15 +156,9 @@ class ServerProcess:
                 except ValueError:  # some servers print to it by mistake
                     self._log.note(line[:_STDERR_BYTES].decode("utf-8", "replace").rstrip())
                     continue
-                if isinstance(message, JSONRPCRequest):
-                    self._open_requests += 1
-                    if message.method != "ping":
-                        self._log.note(
-                            _("The server asked for {method}, which kvchat declined.", method=message.method)
-                        )
-                    if self._open_requests > MAX_OPEN_REQUESTS:
-                        self.problem = _("It sent too many requests.")
-                        break
+                if isinstance(message, JSONRPCRequest) and self._is_flooded_by(message.method):
+                    self.problem = _("It sent too many requests.")
+                    break
                 await into_client.send(SessionMessage(message))
         except ValueError:  # of StreamReader
             limit = format_size(MAX_MESSAGE_BYTES)
@@ -175,15 +170,26 @@ class ServerProcess:
         await self._exits_within(_DRAIN_S)  # for the exit code and the last words
         self._on_end()
 
+    def _is_flooded_by(self, method: str) -> bool:
+        """Count a request of the server; True if it has sent too many."""
+        self._open_requests += 1
+        if method != "ping":
+            self._declined += 1
+            self._log.note(_("The server asked for {method}, which kvchat declined.", method=method))
+        return self._open_requests > MAX_OPEN_REQUESTS or self._declined > MAX_DECLINED_REQUESTS
+
     async def _write(self, from_client: MemoryObjectReceiveStream[SessionMessage]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError, anyio.ClosedResourceError):
+        try:
             async for item in from_client:
                 if isinstance(item.message, JSONRPCResponse | JSONRPCError):
                     self._open_requests -= 1
                 text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
                 self._process.stdin.write(text.encode() + b"\n")
                 await self._process.stdin.drain()
+        except (OSError, anyio.ClosedResourceError):  # it has closed its input
+            from_client.close()
+            self._on_end()
 
     async def _read_errors(self) -> None:
         assert self._process.stderr is not None

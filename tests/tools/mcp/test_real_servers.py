@@ -11,10 +11,17 @@ from typing import Any
 import pytest
 from starlette.responses import HTMLResponse, PlainTextResponse
 
+from kvchat.tools.mcp import connection
 from kvchat.tools.mcp.manager import ServerManager
 from kvchat.tools.mcp.server import ServerState
 from kvchat.tools.mcp.source import McpSource
 from tests.tools.mcp.test_http import serving
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These servers take seconds to import, and longer on a busy machine."""
+    monkeypatch.setattr(connection, "START_TIMEOUT_S", 300.0)
 
 
 async def start(manager: ServerManager, command: str, *arguments: str, **entry: Any) -> McpSource:
