@@ -43,6 +43,7 @@ from kvchat.text.language import _
 from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.text.safe_text import current_user, redact
 from kvchat.tools.mcp.manager import ServerManager
+from kvchat.tools.toolbox import Toolbox
 from kvchat.transfer.service import TransferService
 
 _MAX_LOG_LINES = 200  # in a diagnostic report
@@ -101,6 +102,7 @@ class Runtime:
             model_sampling=self.model.loaded_model_sampling,
             keep_deleted_s=lambda: self.settings.keep_deleted_s,
             read_ahead_off_reason=self._prefill_blocker,
+            toolbox=Toolbox(lambda: self.mcp_servers.sources),
         )
         self.chat = ChatService(turn_context)
         self.save_points = StoreService(

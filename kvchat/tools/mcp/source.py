@@ -80,6 +80,7 @@ class McpSource:
         self._is_starting = self._tools_changed = self._needs_sign_in = False
         self._reason = ""
         self._listed: tuple[Tool, ...] = ()
+        self._listed_from: Connection | None = None
         self._problems: tuple[str, ...] = ()
 
     @property
@@ -136,7 +137,7 @@ class McpSource:
     async def tools(self) -> Sequence[Tool]:
         """Return the tools that are switched on and approved. The first list of a server counts as approved."""
         connection = await self._connected()
-        self._tools_changed = False
+        self._tools_changed, self._listed_from = False, connection
         listing = await self._context.thread.run(connection.tools())
         self._listed, self._problems = tuple(listing.tools), tuple(listing.problems)
         if self._context.approvals.tool_digests(self.id) is None:
@@ -146,6 +147,14 @@ class McpSource:
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         connection = await self._connected()
+        if self._listed_from is not connection:
+            await self.tools()
+        tool = next((item for item in self.server.tools if item.tool.name == name), None)
+        if tool is not None and not (tool.enabled and tool.approved):
+            reason = (
+                _("Its definition has changed since you approved it.") if tool.enabled else _("It is switched off.")
+            )
+            raise ToolFailed(_("The tool “{name}” is not available", name=name), reason)
         return await self._context.thread.run(connection.call(name, arguments))
 
     async def prompts(self) -> list[Prompt]:

@@ -208,6 +208,8 @@ async def test_list_changes(faulty: Start, manager: ServerManager) -> None:
     assert "echo" not in names, "its description is new"
     assert not source.server.tools_changed
     assert [tool.description for tool in source.server.pending_tools] == ["Deletes everything"]
+    with pytest.raises(ToolFailed, match="definition has changed"):
+        await source.call("echo", {})
     await manager.approve_tools(manager.source("faulty").server)
     assert "echo" in [tool.name for tool in await source.tools()]
 

@@ -76,6 +76,8 @@ async def test_tools_and_servers_are_switched_off(faulty: Start, manager: Server
     assert source.server.state is ServerState.RUNNING
     assert "echo" not in [tool.name for tool in await source.tools()]
     assert [item.tool.name for item in source.server.tools if not item.enabled] == ["echo"]
+    with pytest.raises(ToolFailed, match="switched off"):
+        await source.call("echo", {})
     await manager.set_enabled("faulty", False)
     assert source.server.state is ServerState.OFF
     assert manager.sources == ()
