@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from kvchat.errors import KvchatError
 from kvchat.system.files import atomic_write, read_json
-from kvchat.text.language import N_, _
+from kvchat.text.language import _
 from kvchat.text.safe_text import safe_prose
 from kvchat.tools.tool import BUILT_IN
 
@@ -92,8 +92,14 @@ def _launch_error(entry: Mapping[str, Any], kind: str) -> str:
         value = entry.get(key, empty)
         parts = [value] if isinstance(value, str) else list(value.values()) if isinstance(value, dict) else value
         if type(value) is not type(empty) or not all(isinstance(part, str) and "\0" not in part for part in parts):
-            text = {str: N_("“{key}” is not a text."), list: N_("“{key}” is not a list of texts.")}
-            return _(text.get(type(empty), N_("“{key}” is not an object of texts.")), key=key)
+            if isinstance(empty, str):
+                return _("“{key}” is not a text.", key=key)
+            is_list = isinstance(empty, list)
+            return (
+                _("“{key}” is not a list of texts.", key=key)
+                if is_list
+                else _("“{key}” is not an object of texts.", key=key)
+            )
     if any("${input:" in part for part in _texts(entry)):
         return _("Replace “${input:…}” by the value.")
     if url := entry.get("url"):

@@ -10,7 +10,7 @@ import mcp_types as types
 from jsonschema import Draft202012Validator, SchemaError
 
 from kvchat.text.formatting import format_size
-from kvchat.text.language import _, format_number
+from kvchat.text.language import N_, _, format_number
 from kvchat.text.safe_text import safe_prose
 from kvchat.tools.mcp.server import Attachment, Prompt, PromptArgument, Resource
 from kvchat.tools.tool import MAX_RESULT_CHARS, Tool, ToolResult
@@ -50,12 +50,9 @@ def convert_tools(server: str, listed: Sequence[types.Tool], is_complete: bool) 
         description = clean(tool.description or tool.title, MAX_DESCRIPTION_CHARS)
         listing.tools.append(Tool(server, tool.name, description, tool.input_schema, read_only))
     if refused:
-        text = _(
-            "{count} tools have an invalid name or schema and are not offered: {names}",
-            count=len(refused),
-            names="{names}",
-        )
-        listing.problems.append(text.replace("{names}", ", ".join(refused[:10])))
+        names = ", ".join(refused[:10])
+        text = N_("{count} tools have an invalid name or schema and are not offered: {names}")
+        listing.problems.append(_(text, count=len(refused), names=names))
     if not is_complete or len(listed) > MAX_TOOLS:
         listing.problems.append(
             _("The server has too many tools. Only the first {count} are offered.", count=MAX_TOOLS)
