@@ -50,9 +50,9 @@ def convert_tools(server: str, listed: Sequence[types.Tool], is_complete: bool) 
         description = clean(tool.description or tool.title, MAX_DESCRIPTION_CHARS)
         listing.tools.append(Tool(server, tool.name, description, tool.input_schema, read_only))
     if refused:
-        names = ", ".join(refused[:10])
+        shown = ", ".join(refused[:10])
         text = N_("{count} tools have an invalid name or schema and are not offered: {names}")
-        listing.problems.append(_(text, count=len(refused), names=names))
+        listing.problems.append(_(text, count=len(refused), names=shown))
     if not is_complete or len(listed) > MAX_TOOLS:
         listing.problems.append(
             _("The server has too many tools. Only the first {count} are offered.", count=MAX_TOOLS)
