@@ -221,9 +221,9 @@ class Desktop(System):
                 tour.ask("Name a flower.")
                 if tour.rows(chats) == before:
                     raise StepFailed("the question went to the chat in the main window")
-                self.keys("Escape")
-                tour.start_again()
-                time.sleep(3)
+            self.keys("Escape")
+            tour.start_again()
+            time.sleep(3)
 
     def inside(self, *command: str) -> list[str]:
         settings = {
@@ -574,7 +574,9 @@ class Tour:
 
     def start_again(self) -> None:
         """Start kvchat a second time, which shows its window."""
-        self.system.spawn(*self.system.inside(*self.system.kvchat), output=self.report / "second.log")
+        second = self.system.spawn(*self.system.inside(*self.system.kvchat), output=self.report / "second.log")
+        with suppress(subprocess.TimeoutExpired):
+            second.wait(15)
 
     def ask(self, text: str) -> None:
         """Send a message; stop the reply after its first words, as the engine takes a second per token under Wine."""
