@@ -60,6 +60,9 @@ class System:
     def add_steps(self, tour: "Tour") -> None:
         """Add steps that only this system has, while kvchat runs; kvchat must run afterwards."""
 
+    def turn_off_accessibility(self) -> None:
+        """Turn off what changes how a window starts and takes keys."""
+
     def inside(self, *command: str) -> list[str]:
         """Return the command line that runs `command` in the system."""
         raise NotImplementedError
@@ -296,6 +299,11 @@ for property in ScreenReaderEnabled IsEnabled; do
     --method org.freedesktop.DBus.Properties.Set org.a11y.Status $property "<true>"
 done
 orca --replace --debug-file=$RUN/orca.log &"""
+
+    def turn_off_accessibility(self) -> None:
+        for name in ("ScreenReaderEnabled", "IsEnabled"):
+            method = "org.freedesktop.DBus.Properties.Set"
+            self.call("org.a11y.Bus", "/org/a11y/bus", method, "org.a11y.Status", name, "<false>")
 
     def speech(self) -> str:
         """Return all that the screen reader has said."""
@@ -706,6 +714,7 @@ class Tour:
             self.quit()
         if system.python:
             with self.step("Memory and start of the window, compared with a bare one", picture=False):
+                system.turn_off_accessibility()
                 self.weight = compare_with_bare_window(system)
 
 
