@@ -420,7 +420,7 @@ class Vulkan(Desktop):
 
     def __init__(self, base: Path, variant: str = "") -> None:
         super().__init__(base)
-        self.engine_pattern = r"llama-server .*--slot-save-path"
+        self.engine_pattern = r"venv-vulkan/\S*llama-server .*--slot-save-path"
 
     def configure(self) -> None:
         python = str(Path(self.kvchat[0]).with_name("python"))
@@ -458,6 +458,13 @@ class Vulkan(Desktop):
             self.run("settings", "set", "engine_arguments", "-ngl 10")
             expect(placement_after_restart("Name another tree."), "8192: 10/31")
             expect_remembered()
+        with tour.step("Without its memory, the chat is reprocessed"):
+            self.run("settings", "set", "read_ahead", "never")
+            tour.quit()
+            self.run("store", "prune", "--to", "0")
+            tour.start()
+            tour.ask("Name one more tree.")
+            expect(tour.newest_receipt()["source"], "cold")
         with tour.step("A chat that nearly fills its context"):
             # The CPU processes the long message, because the device would take minutes.
             self.run("settings", "set", "engine_arguments", "-ngl 0 --no-op-offload")
