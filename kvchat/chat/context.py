@@ -36,6 +36,10 @@ from kvchat.text.language import N_, _, format_number, join_sentences
 SUMMARY_REQUEST = "Please summarize our conversation so far in enough detail to continue from the summary alone."
 TRUNCATED_NAME = N_("Beginning of {name}")  # a truncated document
 MIN_PART_TOKENS = 64  # a shorter part is useless
+LOOKED_UP = (  # the model reads it in place of a looked-up document
+    "This document is too long to quote in full. Passages that may answer a question are quoted before it, each below"
+    " its place in brackets. Name the place when you use a passage."
+)
 RECENT_CHATS = 3  # chats likely to be continued: the context starts large enough for each
 RECENT_SHARE_DIVISORS = (2, 4, 8, 0)  # the last turns get 1/n of the context's tokens; 0: the last turn alone
 BYTES_PER_TOKEN = 4  # rough, until an engine counts
@@ -145,7 +149,7 @@ class ContextService:
     def __init__(self, turn_context: TurnContext) -> None:
         self._turn_context = turn_context
         self._branch_count: tuple[object, int] | None = None  # the last counted branch and its tokens
-        self._document_counts: dict[tuple[str, str], _TokenCount] = {}  # by model and file hash
+        self._document_counts: dict[tuple[str, str, bool], _TokenCount] = {}  # by model, file hash, and if looked up
 
     async def usage(
         self, conversation_id: str | None, draft: str = "", attachments: Sequence[Attachment] = ()
@@ -201,7 +205,7 @@ class ContextService:
         self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]
     ) -> tuple[Attachment, ...]:
         """Truncate the longest attached text so that all fits with room for a reply. Raises KvchatError."""
-        sizes = [0 if item.data else (await self.count_tokens(item))[0] for item in attachments]
+        sizes = [0 if item.data or item.whole else (await self.count_tokens(item))[0] for item in attachments]
         place = sizes.index(max(sizes))
         whole, part = attachments[place], attachments[place]
         use = await self.usage(conversation_id, draft, attachments)
@@ -219,6 +223,21 @@ class ContextService:
             beginning = beginning[:line] if line > len(beginning) * 0.8 else beginning
             part = document_from_text(_(TRUNCATED_NAME, name=whole.name), beginning)
             attachments = [*attachments[:place], part, *attachments[place + 1 :]]
+            use = await self.usage(conversation_id, draft, attachments)
+        return tuple(attachments)
+
+    async def look_up_longest(
+        self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]
+    ) -> tuple[Attachment, ...]:
+        """Have the longest texts looked up in (kvchat.chat.lookup) instead of read, until all fits."""
+        use = await self.usage(conversation_id, draft, attachments)
+        while use is not None and use.free < 0:
+            texts = [item for item in attachments if not item.data and not item.whole]
+            if not texts:
+                break
+            longest = max(texts, key=lambda item: len(item.text))
+            looked_up = replace(longest, text=LOOKED_UP, whole=longest.text)
+            attachments = [looked_up if item is longest else item for item in attachments]
             use = await self.usage(conversation_id, draft, attachments)
         return tuple(attachments)
 
@@ -293,7 +312,7 @@ class ContextService:
     async def _count_document(self, engine: ReadyEngine, attachment: Attachment) -> _TokenCount:
         if attachment.data and not engine.has_vision:
             return ESTIMATED_PICTURE_TOKENS, True
-        key = (engine.fingerprint.model, attachment.hash)
+        key = (engine.fingerprint.model, attachment.hash, bool(attachment.whole))
         token_count = self._document_counts.get(key)
         if token_count is None or (not token_count[1] and token_count[0] <= engine.limit):
             if attachment.data:  # tokens the picture adds

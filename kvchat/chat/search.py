@@ -162,7 +162,7 @@ def index_batch(database: Database) -> bool:
     """Index some changed texts; True if there are more."""
     stale = """
         SELECT number, message_id IS NULL AS is_title, coalesce(content, title) AS text, (
-            SELECT group_concat(name || char(10) || text, char(10)) FROM attachments
+            SELECT group_concat(name || char(10) || text || char(10) || whole, char(10)) FROM attachments
             WHERE attachments.message_id = searched.message_id
         ) AS documents
         FROM searched JOIN conversations ON conversations.id = searched.conversation_id
@@ -247,7 +247,10 @@ class _DocumentExcerpts:
         self._db, self._terms, self._spent_s = db, terms, 0.0
 
     def excerpt(self, message_id: str) -> Excerpt | None:
-        query = "SELECT name, substr(text, 1, ?) AS text FROM attachments WHERE message_id = ? ORDER BY position"
+        query = (
+            "SELECT name, substr(iif(whole = '', text, whole), 1, ?) AS text FROM attachments"
+            " WHERE message_id = ? ORDER BY position"
+        )
         names = []
         for row in self._db.execute(query, (_MAX_DOCUMENT_CHARACTERS, message_id)):
             name = leading_excerpt(as_text(row["name"]), self._terms)

@@ -10,6 +10,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 from kvchat.chat.context import ContextService
 from kvchat.chat.deletion import RecentlyDeleted
 from kvchat.chat.events import ConversationsChanged, MessagesChanged
+from kvchat.chat.lookup import Lookup
 from kvchat.chat.options import (
     ChatOptions,
     InvalidOptions,
@@ -157,7 +158,8 @@ class ChatService:
         self.finder = ChatSearch(turn_context)
         turn_context.is_answering = self.is_answering
         self.context, self.options = ContextService(turn_context), OptionsService(turn_context)
-        self.turns = Turns(turn_context, self.context, on_slot_changed=self.read_ahead.start)
+        self.lookup = Lookup(turn_context, self.context)
+        self.turns = Turns(turn_context, self.context, self.lookup, on_slot_changed=self.read_ahead.start)
         self.recently_deleted = RecentlyDeleted(turn_context, self.finder, self._stop_work)
         self.library = Library(turn_context, self.recently_deleted.purge, on_slot_changed=self.read_ahead.start)
         self.memory_verifier = MemoryVerifier(turn_context, on_slot_changed=self.read_ahead.start)
@@ -252,21 +254,21 @@ class ChatService:
         """
 
         def store(database: Database) -> TurnStart:
-            return turns.store_question(database, conversation_id, text, attachments, new, drafts)
+            attached = (*attachments, *turn.quotes)
+            return turns.store_question(database, conversation_id, text, attached, new, drafts)
 
-        return self.turns.start(
-            Turn(
-                self.turn_context,
-                conversation_id,
-                store,
-                sampling,
-                should_save=save,
-                text=text,
-                attachments=attachments,
-                creates_chat=new is not None,
-                on_start=on_start,
-            )
+        turn = Turn(
+            self.turn_context,
+            conversation_id,
+            store,
+            sampling,
+            should_save=save,
+            text=text,
+            attachments=attachments,
+            creates_chat=new is not None,
+            on_start=on_start,
         )
+        return self.turns.start(turn)
 
     def retry(
         self, conversation_id: str, sampling: Sampling | None = None, *, save: bool = True
@@ -283,12 +285,15 @@ class ChatService:
         return self.turns.start(Turn(self.turn_context, reply.conversation_id, store, sampling))
 
     def edit(self, question: Message, text: str, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
-        edited = replace(question, content=text, state=MessageState.COMPLETE)
+        kept = [attachment for attachment in question.attachments if not attachment.source]
 
         def store(database: Database) -> TurnStart:
+            attached = (*kept, *turn.quotes)
+            edited = replace(question, content=text, state=MessageState.COMPLETE, attachments=attached)
             return TurnStart(database.append_message(edited).id)
 
-        return self.turns.start(Turn(self.turn_context, question.conversation_id, store, sampling, text=text))
+        turn = Turn(self.turn_context, question.conversation_id, store, sampling, text=text, edits=question)
+        return self.turns.start(turn)
 
     async def edit_reply(self, reply: Message, text: str) -> Message:
         """Replace a reply with the user's text without asking the model; the old one stays on its branch."""

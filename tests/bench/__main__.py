@@ -1,10 +1,10 @@
 """`python -m tests.bench NAME`: benchmarks for developers, in a kvchat of their own, printed as JSON.
 
-`after-restart`: tokens reused after a restart, for the next turn, regenerate, edit and branch. `gateway`: time to
-first token at the API server, beside the engine itself and hearth-llm where that is installed. `growth`: disk use of
-many short turns. `person`: waits of a person who looks and types before Send; with `--part`, a part of it.
-`shared-prompt`: chats on one system prompt. `size`: a chat of gigabytes, and the store alone with a generated file
-beside `cp`; by default with a generated model.
+`after-restart`: tokens reused after a restart, for the next turn, regenerate, edit and branch. `gateway`: time to first
+token at the API server, beside the engine itself and hearth-llm where that is installed. `growth`: disk use of many
+short turns. `lookup`: questions whose place in a long text is known, and whether it is found. `person`: waits of a
+person who looks and types before Send; with `--part`, a part of it. `shared-prompt`: chats on one system prompt.
+`size`: a chat of gigabytes, and the store alone with a generated file beside `cp`; by default with a generated model.
 """
 
 import argparse
@@ -15,13 +15,15 @@ from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import DEFAULT_TOKENS
 from kvchat.cli.options import parse_size
 from kvchat.cli.terminal import to_json
-from tests.bench import after_restart, gateway, person, shared_prompt, size
+from tests.bench import after_restart, gateway, lookup, person, shared_prompt, size
 
 
 def main() -> None:
     """Measure and print. Raises KvchatError."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("bench", choices=("after-restart", "gateway", "growth", "person", "shared-prompt", "size"))
+    parser.add_argument(
+        "bench", choices=("after-restart", "gateway", "growth", "lookup", "person", "shared-prompt", "size")
+    )
     parser.add_argument("--tokens", type=int, help="approximate length of the chat or prompt")
     parser.add_argument("--chats", type=int, default=20, help="of shared-prompt")
     parser.add_argument("--turns", type=int, default=40, help="of growth")
@@ -40,6 +42,8 @@ def main() -> None:
             measuring = gateway.measure(options)
         case "growth":
             measuring = shared_prompt.growth(options, given.turns)
+        case "lookup":
+            measuring = lookup.measure()
         case "person":
             measuring = person.measure(options, (given.part,) if given.part else person.PARTS)
         case "shared-prompt":

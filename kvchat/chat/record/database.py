@@ -259,8 +259,8 @@ class Database(DatabaseFile):
             for id, files in attachments.items():
                 db.execute("DELETE FROM draft_attachments WHERE conversation_id = ?", (id,))
                 db.executemany(
-                    f"INSERT INTO draft_attachments SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7 WHERE {exists}",
-                    [(id, i, a.name, a.size, a.hash, a.text, a.data) for i, a in enumerate(files)],
+                    f"INSERT INTO draft_attachments SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9 WHERE {exists}",
+                    [(id, i, a.name, a.size, a.hash, a.text, a.data, a.whole, a.source) for i, a in enumerate(files)],
                 )
 
     def _leaf_of(self, conversation_id: str) -> str | None:
@@ -288,8 +288,12 @@ def insert_message(db: sqlite3.Connection, new: Message, *, is_new: bool = True)
         (stored.id, stored.conversation_id, stored.parent_id, *values, created, writer),
     )
     db.executemany(
-        "INSERT INTO attachments (message_id, position, name, size, hash, text, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        [(stored.id, i, a.name, a.size, a.hash, a.text, a.data) for i, a in enumerate(stored.attachments)],
+        "INSERT INTO attachments (message_id, position, name, size, hash, text, data, whole, source)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (stored.id, i, a.name, a.size, a.hash, a.text, a.data, a.whole, a.source)
+            for i, a in enumerate(stored.attachments)
+        ],
     )
     query = "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?"
     db.execute(query, (stored.id, created, stored.conversation_id))

@@ -99,6 +99,12 @@ class Attachment:
     hash: str  # BLAKE3 of the original, as hex
     text: str  # document text for the model
     data: bytes = b""  # the file, for pictures
+    whole: str = ""  # text of a document too long for the context; `text` then says so (kvchat.chat.lookup)
+    source: str = ""  # of quoted passages: their document's hash
+
+    @property
+    def full_text(self) -> str:
+        return self.whole or self.text
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ class Conversation:
 
 
 def searchable_text(message: Message) -> str:
-    documents = [part for attachment in message.attachments for part in (attachment.name, attachment.text)]
+    documents = [part for attachment in message.attachments for part in (attachment.name, attachment.full_text)]
     calls = [part for call in message.calls for part in (call.name, call.arguments)]
     return "\n".join(part for part in (message.content, *calls, *documents) if part)
 
@@ -221,6 +227,8 @@ def attachment_from_row(row: sqlite3.Row | Mapping[str, Any]) -> Attachment:
         as_text(row["hash"]),
         as_text(row["text"]),
         data if isinstance(data, bytes) else b"",
+        as_text(row["whole"]),
+        as_text(row["source"]),
     )
 
 

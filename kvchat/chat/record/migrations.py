@@ -179,6 +179,13 @@ MIGRATIONS: tuple[str, ...] = (
         DELETE FROM tool_grants WHERE conversation_id = old.id;
     END
     """,
+    """
+    -- Documents to look things up in and passages quoted from them, see kvchat.chat.lookup
+    ALTER TABLE attachments ADD COLUMN whole TEXT NOT NULL DEFAULT '';
+    ALTER TABLE attachments ADD COLUMN source TEXT NOT NULL DEFAULT '';
+    ALTER TABLE draft_attachments ADD COLUMN whole TEXT NOT NULL DEFAULT '';
+    ALTER TABLE draft_attachments ADD COLUMN source TEXT NOT NULL DEFAULT ''
+    """,
 )
 
 

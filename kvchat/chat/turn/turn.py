@@ -67,6 +67,8 @@ class Turn:
     text: str | None = None
     attachments: tuple[Attachment, ...] = ()
     creates_chat: bool = False
+    edits: Message | None = None  # the question that it replaces
+    quotes: tuple[Attachment, ...] = ()  # passages to store with the question, set before `store_question` is called
     on_start: Callable[[], None] | None = None  # called as the turn begins; None: the chat must be idle
     start: TurnStart | None = None  # set before `run`
     is_answered: bool = False  # the turn may still be saving

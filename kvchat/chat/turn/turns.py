@@ -16,6 +16,7 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForChat,
 )
+from kvchat.chat.lookup import Lookup
 from kvchat.chat.options import NewChat, store_chat
 from kvchat.chat.record.database import Database, Draft
 from kvchat.chat.record.database_file import StorageFailed
@@ -73,8 +74,11 @@ def select_question(
 class Turns:
     """Starts, stops and tracks turns. Event-loop thread only."""
 
-    def __init__(self, turn_context: TurnContext, context: ContextService, on_slot_changed: Callable[[], None]) -> None:
-        self._turn_context, self._context, self._on_slot_changed = turn_context, context, on_slot_changed
+    def __init__(
+        self, turn_context: TurnContext, context: ContextService, lookup: Lookup, on_slot_changed: Callable[[], None]
+    ) -> None:
+        self._turn_context, self._context, self._lookup = turn_context, context, lookup
+        self._on_slot_changed = on_slot_changed
         self._turns: list[Turn] = []  # until their saves end
         self.tool_calls = ToolCalls(turn_context)
 
@@ -180,9 +184,11 @@ class Turns:
                 raise ReplyInProgress
             self.end_settling(conversation_id)
             await turn_context.write_replies()
+            chat = None if turn.creates_chat else conversation_id
             if turn.attachments:
-                chat = None if turn.creates_chat else conversation_id
                 await self._context.check_fits(chat, turn.text or "", turn.attachments)
+            if turn.text is not None:
+                turn.quotes = await self._lookup.quote(chat, turn.text, turn.attachments, turn.edits)
             model = turn_context.default_model()
 
             def store(database: Database) -> TurnStart:

@@ -5,13 +5,13 @@ These widgets are in the main window's first frame, so the picture decoder is im
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QIcon, QImage, QKeySequence, QPixmap, QShortcut, QTextCursor
+from PySide6.QtGui import QIcon, QImage, QKeySequence, QPixmap, QShortcut, QShowEvent, QTextCursor
 from PySide6.QtWidgets import QDialog, QFrame, QScrollArea, QWidget
 
 from kvchat.text.formatting import format_size, format_tokens, one_line
@@ -53,7 +53,9 @@ class AttachmentCard(QFrame):
 
     def show_tokens(self, tokens: int, *, counted: bool) -> None:
         """Show the token count. An estimate is marked as such, and does not replace a counted value."""
-        if counted or not self._counted:
+        if self.attachment.whole:
+            self.count.setText(_("looked up in"))
+        elif counted or not self._counted:
             self._counted = counted
             few = format_tokens(tokens)
             self.count.setText(_("{tokens} tokens", tokens=few) if counted else _("about {tokens} tokens", tokens=few))
@@ -61,9 +63,14 @@ class AttachmentCard(QFrame):
 
 class AttachmentChip(AttachmentCard):
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
-        super().__init__(look, attachment, _("Attachment"), _("Show the text that the model sees"))
+        tip = _("Show the text that the model sees")
+        if attachment.whole:
+            tip = _("Too long for the context: the passages that match a question are quoted with it")
+        elif attachment.source:
+            tip = _("Show the passages in the document")
+        super().__init__(look, attachment, _("Attachment"), tip)
         styled(self.name, "chip").setText(short_name(attachment.name))
-        self.name.setIcon(look.icon("document"))
+        self.name.setIcon(look.icon("search" if attachment.source or attachment.whole else "document"))
         remove = [self.remove_button] if removable else []
         row(self.name, self.count, *remove, on=self, spacing=6, margins=(8, 2, 3 if removable else 8, 2))
 
@@ -107,6 +114,7 @@ class ChipRows(QWidget):
         self._look = look
         self.chips: list[AttachmentCard] = []
         self._terms: tuple[Term, ...] = ()
+        self.find_document: Callable[[str], Attachment | None] = lambda hash: None  # that passages are quoted from
         self._pictures, self._documents = FlowLayout(spacing=_GAP), FlowLayout(spacing=_GAP)
         column(self._pictures, self._documents, on=self, spacing=_GAP, margins=0)
 
@@ -146,11 +154,13 @@ class ChipRows(QWidget):
             self._open(first)
 
     def _matches(self, attachment: Attachment) -> bool:
-        return any(find_first_match(text, self._terms) for text in (attachment.name, attachment.text))
+        return any(find_first_match(text, self._terms) for text in (attachment.name, attachment.full_text))
 
     def _open(self, attachment: Attachment) -> None:
         if attachment.data:
             PictureView(attachment, self.window()).open()
+        elif (document := self.find_document(attachment.source)) is not None:
+            AttachmentView(self._look, document, self._terms, self.window(), attachment.text).open()
         else:
             AttachmentView(self._look, attachment, self._terms, self.window()).open()
 
@@ -161,16 +171,31 @@ def short_name(name: str) -> str:
 
 
 class AttachmentView(QDialog):
-    """Window with a document's text, opened at the first match of the search; F3 goes to the next one."""
+    """Window with a document's text, opened at the first match of the search; F3 goes to the next one.
 
-    def __init__(self, look: Look, attachment: Attachment, terms: Sequence[Term], parent: QWidget) -> None:
+    `quotes`: passages quoted from it, shown instead of matches.
+    """
+
+    def __init__(
+        self,
+        look: Look,
+        attachment: Attachment,
+        terms: Sequence[Term],
+        parent: QWidget,
+        quotes: str = "",
+    ) -> None:
         super().__init__(parent)
         self.setWindowTitle(safe_prose(attachment.name))
-        text = safe_document(attachment.name, attachment.text)
+        text = safe_document(attachment.name, attachment.full_text)
         font = code_font(look.fonts.mono, look.fonts.small)
         self.text = plain_text(_("Text of {name}", name=safe_prose(attachment.name)), font, text)
         self.position_label = label(kind="small")
-        self._hits = make_cursors(self.text, text, find_matches(text, terms)[:_MAX_MATCHES])
+        hits = find_matches(text, terms)[:_MAX_MATCHES]
+        if quotes:
+            from kvchat.text.passages import quoted_ranges
+
+            hits = list(quoted_ranges(safe_document(attachment.name, quotes), text))
+        self._hits = make_cursors(self.text, text, hits)
         self._hit = 0  # current index
         buttons: list[QWidget] = []
         previous = _("Previous match"), "Shift+F3", "chevron-up", -1
@@ -188,6 +213,11 @@ class AttachmentView(QDialog):
             self.step(0)
         self.resize(720, 520)
         self.finished.connect(self.deleteLater)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        if self._hits:
+            self.text.centerCursor()  # now that its size is known
 
     def step(self, offset: int) -> None:
         self._hit = (self._hit + offset) % max(len(self._hits), 1)

@@ -1,6 +1,7 @@
 """The context meter and its card, and the documents that a chat started with."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from kvchat.chat.attachments import document_from_text
 from kvchat.chat.context import ContextUsage
 from kvchat.chat.events import Event, MessagesChanged, Notice, ReadAheadProgress, ReplyFinished
 from kvchat.chat.prepared.library import ChatDocuments, PreparedStatus
-from kvchat.chat.record.messages import Role
+from kvchat.chat.record.messages import Attachment, Role
 from kvchat.chat.turn.forecasts import Forecast
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.runtime import Runtime
@@ -25,6 +26,7 @@ from kvchat.ui.controllers.sending import PASTED_TEXT_NAME
 from kvchat.ui.controllers.views import Controller, Views
 
 _GATHER_MS = 250  # delay that groups keystrokes and events before the tokens are counted again
+Attachments = tuple[Attachment, ...]
 _DOCUMENTS_MS = 60  # changes this close together cause one request
 
 
@@ -51,7 +53,9 @@ class ContextController(Controller):
         card.increase_button.clicked.connect(self._enlarge)
         card.drop_button.clicked.connect(lambda: self._runner.start(self._shorten(chat.current or "")))
         card.summarize_button.clicked.connect(self._summarise)
-        card.attach_part_button.clicked.connect(lambda: self._runner.start(self._attach_part()))
+        context = runtime.chat.context
+        card.attach_part_button.clicked.connect(lambda: self._runner.start(self._fit(context.truncate_longest)))
+        card.look_up_button.clicked.connect(lambda: self._runner.start(self._fit(context.look_up_longest)))
         card.stop_button.clicked.connect(lambda: (task := self._summaries.get(chat.current or "")) and task.cancel())
         self._count_soon()
 
@@ -92,7 +96,7 @@ class ContextController(Controller):
             and not (chat_id in self._dismissed or is_answering)
         ):
             turns = sum(message.role is Role.USER for message in self._views.transcript.messages)
-            has_text = not all(attachment.data for attachment in self._composer.chips.attachments)
+            has_text = not all(a.data or a.whole for a in self._composer.chips.attachments)
             is_long = has_text or len(self._composer.draft) >= LONG_PASTE
             self._card.show_choice(usage, self._larger, can_shorten=turns > 1, can_attach_part=is_long)
             if not self._larger_requested:
@@ -122,11 +126,12 @@ class ContextController(Controller):
                     self._dismissed.discard(id)
                 self._count_soon()
 
-    async def _attach_part(self) -> None:
+    async def _fit(self, fit: Callable[[str | None, str, Sequence[Attachment]], Awaitable[Attachments]]) -> None:
+        """Replace the draft's attachments by those that `fit` returns."""
         chat_id, draft, attachments = self._chat.current, self._composer.draft, self._composer.chips.attachments
-        if all(attached.data for attached in attachments):
+        if all(attached.data or attached.whole for attached in attachments):
             draft, attachments = "", (*attachments, document_from_text(_(PASTED_TEXT_NAME), draft))
-        fitting = await self._runtime.chat.context.truncate_longest(chat_id, draft, attachments)
+        fitting = await fit(chat_id, draft, attachments)
         if chat_id == self._chat.current:
             self._composer.set_draft(draft)
             self._composer.set_attachments(fitting)

@@ -8,7 +8,7 @@ from PySide6.QtCore import QCoreApplication, QEvent, QPoint, QRect, Qt, QTimer, 
 from PySide6.QtGui import QAccessible
 from PySide6.QtWidgets import QApplication, QWidget
 
-from kvchat.chat.record.messages import Message, Role
+from kvchat.chat.record.messages import Attachment, Message, Role
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
 from kvchat.ui.base.accessibility import announce
@@ -260,6 +260,8 @@ class Transcript(MessageColumn):
 
     def _row_shown(self, row: Row) -> None:
         view = self.views[row.message_id]
+        if view.chips is not None:
+            view.chips.find_document = self._find_document
         if (text := row.text) is not None:
             self.selection.attach(row, text)
             self.marks.keep_marked(text)
@@ -270,6 +272,11 @@ class Transcript(MessageColumn):
             arrow, other = view.action_row.pager_buttons[:: -1 if self._branch_switch[1] else 1]
             (arrow if arrow.isEnabled() else other).setFocus()
             self._branch_switch = None
+
+    def _find_document(self, hash: str) -> Attachment | None:
+        """Return a looked-up document of the chat."""
+        attachments = (attachment for message in self.messages for attachment in message.attachments)
+        return next((found for found in attachments if found.whole and found.hash == hash), None)
 
     def _kept_rows(self) -> list[Row]:
         return [*super()._kept_rows(), *self.selection.end_rows()]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import Qt
@@ -9,12 +10,14 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.attachments import document_from_text
 from kvchat.chat.context import ContextUsage
-from kvchat.chat.events import Notice, ReadAheadProgress
+from kvchat.chat.events import MessagesChanged, Notice, ReadAheadProgress
 from kvchat.chat.record.messages import Attachment, Role
 from kvchat.chat.turn.forecasts import Forecast
 from kvchat.session.proof import Source
 from kvchat.text.formatting import TimeRange
+from kvchat.text.passages import quote_passage, split
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.attachments.chips import AttachmentView
 from kvchat.ui.widgets.lists import ROW
 from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.waiting import until
@@ -175,6 +178,33 @@ async def test_what_cannot_fit_is_not_sent_and_part_of_it_can_be(
     await until(card.isHidden)
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
     await until(lambda: ("send", chat, "What is in it?") in runtime.chat.calls)
+
+
+async def test_long_document_is_looked_up_in_and_its_passages_open_in_it(
+    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    chat = furnish(runtime, window, 5_000)
+    card, text = window.context_card, "A line of words.\n\n" * 10_000 + "Herons stand here.\n\n" + "And so on.\n\n" * 9
+    window.composer.set_attachments([document_from_text("long.txt", text)])
+    await until(lambda: card.isVisible() and card.look_up_button.isVisible())
+    card.look_up_button.click()
+    await until(card.isHidden)
+    (document,) = window.composer.chips.attachments
+    assert (document.name, document.whole) == ("long.txt", text)
+    await until(lambda: window.composer.chips.chips[0].count.text() == "looked up in")
+    passages = [passage for passage in split(text) if "Herons" in text[passage.start : passage.end]]
+    quotes = replace(document_from_text("1 passage", quote_passage(text, passages[0])), source=document.hash)
+    runtime.chat.write(chat, Role.USER, "Where are herons?", attachments=(document, quotes))
+    runtime.events.publish(MessagesChanged(chat))
+    await until(lambda: len(window.transcript.messages) == 7)
+    view = window.transcript.views[window.transcript.messages[-1].id]
+    await until(lambda: view.chips is not None)
+    view.chips.chips[1].name.click()
+    (shown,) = window.findChildren(AttachmentView)
+    assert shown.text.toPlainText() == text
+    assert shown.text.textCursor().position() == passages[0].start
+    assert shown.position_label.text() == "1 of 1"
+    shown.close()
 
 
 async def test_a_late_count_of_what_was_removed_is_dropped(
