@@ -17,6 +17,7 @@ from kvchat.chat.record.messages import (
     Attachment,
     Message,
     Role,
+    looked_up_documents,
     needs_vision,
     new_message,
     pictures_of,
@@ -338,7 +339,10 @@ class ContextService:
 
     async def _replace_middle(self, split: BranchSplit, summary: Sequence[Message]) -> int:
         parent_id = split.opening[-1].id if split.opening else None
-        copies = [*summary, *split.recent]
+        first, *later = split.recent
+        if documents := looked_up_documents(split.middle):  # they remain to be looked up in
+            first = replace(first, attachments=(*documents, *first.attachments))
+        copies = [*summary, first, *later]
         await self._turn_context.run(copy_to_branch, parent_id, copies, split.recent[-1].id)
         self._turn_context.publish_changes(split.recent[0].conversation_id)
         return len(split.middle)

@@ -7,13 +7,13 @@ Passages that the branch already quotes are not quoted again.
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvchat.chat.attachments import document_from_text
 from kvchat.chat.context import ContextService
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Attachment, Message, Role, new_message
+from kvchat.chat.record.messages import Attachment, Message, Role, looked_up_documents, new_message
 from kvchat.chat.turn_context import TurnContext
 from kvchat.text.language import plural
 from kvchat.text.passages import Index, Passage, join_neighbours, quote_passage
@@ -47,7 +47,7 @@ class Lookup:
 
     async def find(self, conversation_id: str, query: str, count: int = MAX_PASSAGES) -> list[FoundPassage]:
         """Return the passages of a chat's looked-up documents that match best, best first. Raises StorageFailed."""
-        return await self._rank(_documents(await self._turn_context.branch(conversation_id)), query, count)
+        return await self._rank(looked_up_documents(await self._turn_context.branch(conversation_id)), query, count)
 
     async def quote(
         self, conversation_id: str | None, question: str, attachments: Sequence[Attachment], edits: Message | None
@@ -61,7 +61,7 @@ class Lookup:
             branch = await self._turn_context.run(Database.path, edits.parent_id) if edits.parent_id else []
         else:
             branch = await self._turn_context.branch(conversation_id) if conversation_id else []
-        documents = _documents([*branch, new_message("", Role.USER, question, attachments=attachments)])
+        documents = looked_up_documents([*branch, new_message("", Role.USER, question, attachments=attachments)])
         if not documents or not question.strip():
             return ()
         use = await self._context.usage(conversation_id, question, () if edits else attachments)
@@ -95,10 +95,6 @@ class Lookup:
         # Scores of different documents cannot be compared, ranks can.
         alternating = itertools.chain.from_iterable(itertools.zip_longest(*ranked))
         return [found for found in alternating if found is not None][:count]
-
-
-def _documents(branch: Iterable[Message]) -> list[Attachment]:
-    return list({a.hash: a for message in branch for a in message.attachments if a.whole}.values())
 
 
 def _quote(document: Attachment, passages: Sequence[Passage]) -> Attachment:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from kvchat.chat.attachments import document_from_text
 from kvchat.chat.context import LOOKED_UP
+from kvchat.chat.events import ReadAheadProgress
 from kvchat.chat.lookup import CONTEXT_SHARE, MAX_PASSAGES
 from kvchat.chat.record.messages import Attachment
 from tests.chat.stage import Stage
@@ -76,6 +77,25 @@ async def test_short_question_is_looked_up_with_the_one_before(stage: Stage) -> 
     question = (await stage.messages(chat))[-2]
     assert question.content == "And why?"
     assert quotes_of(question.attachments)
+
+
+async def test_draft_is_not_processed_ahead_without_its_passages(stage: Stage) -> None:
+    chat = await stage.answered_chat()
+    await stage.finish(stage.service.send(chat, "Where is ibismere?", attachments=(await looked_up(stage),)))
+    await stage.show(chat)
+    stage.service.prepare(chat, "And where is the lake of the flamingo? " * 20)
+    await stage.idle()
+    assert not [event for event in stage.of(ReadAheadProgress) if event.is_draft]
+
+
+async def test_document_stays_when_its_message_is_dropped(stage: Stage) -> None:
+    chat = await stage.answered_chat()
+    await stage.answered(chat, "And then?")
+    await stage.finish(stage.service.send(chat, "Where is ibismere?", attachments=(await looked_up(stage),)))
+    await stage.answered(chat, "word " * 300)
+    await stage.service.context.drop_middle(chat)
+    assert not any("ibismere?" in message.content for message in await stage.messages(chat))
+    assert "storkmere" in (await stage.service.lookup.find(chat, "storkmere"))[0].text
 
 
 async def test_lookup_finds_passages_of_the_chat_in_every_script(stage: Stage) -> None:

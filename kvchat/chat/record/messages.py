@@ -354,6 +354,11 @@ def pictures_of(message: Message) -> tuple[Picture, ...]:
     return tuple(Picture(attachment.data) for attachment in message.attachments if attachment.data)
 
 
+def looked_up_documents(branch: Iterable[Message]) -> list[Attachment]:
+    """Return the documents that are looked up in (kvchat.chat.lookup)."""
+    return list({a.hash: a for message in branch for a in message.attachments if a.whole}.values())
+
+
 def needs_vision(messages: Sequence[ChatMessage]) -> bool:
     return any(message.pictures for message in messages)
 
