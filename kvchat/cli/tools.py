@@ -118,7 +118,7 @@ async def remove(options: arguments.ServerOptions, runner: CommandRunner) -> int
     async with _open_servers(runner) as manager:
         await manager.remove(options.name)
     return print_result(
-        options.as_json, {"removed": options.name}, [_("{name} was removed.", name=safe_prose(options.name))]
+        options.as_json, {"removed": options.name}, [_("“{name}” was removed.", name=safe_prose(options.name))]
     )
 
 
