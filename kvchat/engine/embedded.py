@@ -5,6 +5,7 @@ end the app.
 """
 
 import functools
+import importlib.util
 import json
 import os
 import signal
@@ -39,6 +40,10 @@ def main(arguments: Sequence[str]) -> int:
     """
     if len(arguments) != 1:
         return _fail(EXIT_BAD_ARGUMENTS, "the embedded engine takes one argument")
+    qt = importlib.util.find_spec("shiboken6")
+    if sys.platform == "win32" and qt is not None and qt.submodule_search_locations:
+        # It contains Microsoft's C++ and OpenMP libraries, which llama.cpp needs and not every Windows has.
+        os.add_dll_directory(qt.submodule_search_locations[0])
     try:
         import xllamacpp
     except ImportError as error:

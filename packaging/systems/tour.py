@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from weight import compare_with_bare_window
 
-PATIENCE_S = 420.0  # Wine runs the engine at about one token per second
+PATIENCE_S = 420.0  # for the engine on a busy machine
 SCREEN = "1280x860x24"
 
 
@@ -131,29 +131,46 @@ class System:
 
 
 class Windows(System):
-    """Wine with python.org's interpreter. VARIANT: `python` has a console, `pythonw` is what a double-click starts."""
+    """Wine with python.org's interpreter or the bundle.
+
+    VARIANT: `python` has a console, `pythonw` is what a double-click starts, `bundle` is PyInstaller's folder, and
+    `installed` is what its installer puts on another drive C:.
+    """
 
     def __init__(self, base: Path, variant: str = "pythonw") -> None:
         super().__init__(base)
-        self.home = base / "wine-prefix/drive_c/kvchat-tour"
         self.folder = Path("/")  # where commands run
-        python = "Z:" + str(base / "windows-python").replace("/", "\\")
-        shell = ("explorer", "/desktop=shell,1280x860")
-        self.kvchat = (*shell, f"{python}\\{variant}.exe", "-m", "kvchat")
-        self.console = (f"{python}\\python.exe", "-m", "kvchat")
-        self.python = self.kvchat[:-2]
-        self.process_pattern = rf"^{re.escape(python)}\\{variant}\.exe -m kvchat"
-        self.engine_pattern = r"^Z:\S+python\S*\.exe .*embedded\.py"
+        is_installed = variant == "installed"
+        self._prefix = base / ("wine-prefix-installer" if is_installed else "wine-prefix")
+        self.home = self._prefix / "drive_c" / ("users/root/AppData/Local/kvchat" if is_installed else "kvchat-tour")
+        self._variables = {} if is_installed else {"KVCHAT_HOME": "C:\\kvchat-tour"}
+        self._installers = list((base / "dist").glob("kvchat-*.exe")) if variant == "bundle" else []
+        drive_z, shell = "Z:" + str(base).replace("/", "\\"), ("explorer", "/desktop=shell,1280x860")
+        if variant in ("bundle", "installed"):
+            folder = "C:\\users\\root\\AppData\\Local\\Programs\\kvchat" if is_installed else f"{drive_z}\\dist\\kvchat"
+            self.kvchat = (*shell, f"{folder}\\kvchat-app.exe")
+            self.console = (f"{folder}\\kvchat.exe",)
+            self.process_pattern = rf"^{re.escape(folder)}\\kvchat-app\.exe(?! --embedded-engine| --parent-guard)"
+            self.engine_pattern = rf"^{re.escape(folder)}\\kvchat\S*\.exe .*--embedded-engine"
+        else:
+            python = f"{drive_z}\\windows-python"
+            self.kvchat = (*shell, f"{python}\\{variant}.exe", "-m", "kvchat")
+            self.console = (f"{python}\\python.exe", "-m", "kvchat")
+            self.python = self.kvchat[:-2]
+            self.process_pattern = rf"^{re.escape(python)}\\{variant}\.exe -m kvchat"
+            self.engine_pattern = r"^Z:\S+python\S*\.exe .*embedded\.py"
 
     def inside(self, *command: str) -> list[str]:
+        # As on a Windows without Microsoft's C++ libraries: Wine's own, with a slow OpenMP, are not used.
+        libraries = "mscoree,mshtml=;winemenubuilder.exe=d;ucrtbase=n,b;msvcp140,vcomp140,concrt140=n"
         settings = {
-            "WINEPREFIX": str(self.base / "wine-prefix"),
+            "WINEPREFIX": str(self._prefix),
             "WINEARCH": "win64",
             "WINEDEBUG": "-all",
-            "WINEDLLOVERRIDES": "mscoree,mshtml=;winemenubuilder.exe=d;ucrtbase=n,b",
+            "WINEDLLOVERRIDES": libraries,
             "DISPLAY": self.display,
             "HOME": "/root",
-            "KVCHAT_HOME": f"C:\\{self.home.name}",
+            **self._variables,
         }
         variables = [f"{name}={value}" for name, value in settings.items()]
         return ["chroot", str(self.base / "wine"), "env", f"--chdir={self.folder}", *variables, "wine", *command]
@@ -161,8 +178,49 @@ class Windows(System):
     def path(self, name: str) -> str:
         return f"C:\\{self.home.name}\\{name}"
 
+    def add_steps(self, tour: "Tour") -> None:
+        for installer in self._installers:
+            self._try_installer(tour, installer)
+
+    def _try_installer(self, tour: "Tour", installer: Path) -> None:
+        installed = Windows(self.base, "installed")
+        installed.display = self.display
+        app_data = installed._prefix / "drive_c/users/root/AppData"
+        folder = app_data / "Local/Programs/kvchat"
+        link = app_data / "Roaming/Microsoft/Windows/Start Menu/Programs/kvchat.lnk"
+
+        def run(*command: str) -> int:
+            return subprocess.call(
+                installed.inside(*command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=PATIENCE_S
+            )
+
+        def is_registered() -> bool:
+            return run("reg", "query", "HKCU\\Software\\Classes\\kvchat") == 0
+
+        tour.quit()
+        self._end_wine()  # or its empty desktop would cover the other one
+        with tour.step("Install the app for one user, start it and ask"):
+            if run(str(installer), "/VERYSILENT", "/SUPPRESSMSGBOXES") != 0 or not link.exists() or not is_registered():
+                raise StepFailed("not installed")
+            installed.spawn(*installed.inside(*installed.kvchat), output=tour.report / "installed.log")
+            wait(lambda: (installed.home / "owner.json").exists(), "owner of the data folder", 90)
+            time.sleep(8)
+            installed.run("ask", "--starter", "--new", "--max-tokens", "8", "Name three birds.")
+        with tour.step("Uninstall it; the chat stays", picture=False):
+            self.keys("ctrl+q")
+            wait(lambda: not installed.pids(installed.process_pattern), "end of the installed app", 60)
+            run(f"{folder}/unins000.exe", "/VERYSILENT", "/SUPPRESSMSGBOXES")
+            wait(lambda: not folder.exists(), "end of the installed files", 60)
+            if link.exists() or is_registered() or not (installed.home / "conversations.db").exists():
+                raise StepFailed("something is left, or the chat is gone")
+        installed.close()
+        tour.start()
+
     def close(self) -> None:
         super().close()
+        self._end_wine()
+
+    def _end_wine(self) -> None:
         subprocess.run([*self.inside()[:-1], "wineserver", "-k"], check=False)
 
 
@@ -595,7 +653,7 @@ class Tour:
             second.wait(15)
 
     def ask(self, text: str) -> None:
-        """Send a message; stop the reply after its first words, as the engine takes a second per token under Wine."""
+        """Send a message; stop the reply after its first words, which saves time."""
         before = self.replies("true")
         self.system.type(text)
         self.system.keys("Return")
