@@ -79,7 +79,8 @@ class Connection:
 
     @property
     def capabilities(self) -> types.ServerCapabilities:
-        return self._client.server_capabilities if self._client else types.ServerCapabilities()
+        client = self._client  # another thread may ask while this one closes it
+        return client.server_capabilities if client else types.ServerCapabilities()
 
     async def open(self) -> None:
         kinds = [self._config.kind or "http"]
@@ -114,18 +115,16 @@ class Connection:
         timeout = SIGN_IN_TIMEOUT_S if interactive else START_TIMEOUT_S
         try:
             await asyncio.wait([task, waiting], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            if not ready.is_set() and not task.done():
-                self.reason = _("It did not respond within {seconds} s.", seconds=f"{timeout:.0f}")
         finally:
             waiting.cancel()
-            if not ready.is_set():
-                task.cancel()
+            if not ready.is_set() and task.cancel():
                 await asyncio.wait([task])
+                self.reason = _("It did not respond within {seconds} s.", seconds=f"{timeout:.0f}")
         return ready.is_set()
 
     async def _serve(self, kind: str, ready: asyncio.Event) -> None:
         """Own the SDK's context managers, which must be left by the task that entered them."""
-        self.has_ended, listener = False, None
+        self.has_ended, self.reason, listener = False, "", None
         try:
             info = types.Implementation(name="kvchat", version=__version__)
             client = Client(self._transport(kind), client_info=info, message_handler=self._handle_message)
@@ -286,6 +285,8 @@ class Connection:
                 return self._process.explain_end()
             case MCPError() if "not supported" in error.message and self._is_input_request(error.message):
                 return _("It asks for input, which kvchat does not support.")
+            case httpx2.HTTPStatusError():
+                return _("It answered with HTTP status {status}.", status=status)
             case MCPError() if status >= 400 and error.message in _HTTP_ERRORS:
                 return _("It answered with HTTP status {status}.", status=status)
             case MCPError():
@@ -298,7 +299,7 @@ class Connection:
             case httpx2.ConnectError() | httpx2.ConnectTimeout():
                 return _("No connection to {url} is possible.", url=self._config.url)
             case OSError():
-                return f"{error.strerror or error}."
+                return ": ".join(str(part) for part in (error.strerror or error, error.filename) if part) + "."
         self._log.note(f"{type(error).__name__}: {error}")
         return clean(str(error), _MAX_MESSAGE_CHARS) or type(error).__name__
 

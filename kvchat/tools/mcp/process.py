@@ -79,6 +79,7 @@ class ServerProcess:
         self._config, self._log, self._on_end = config, log, on_end
         self.problem = ""  # why the connection was closed by kvchat
         self._process: asyncio.subprocess.Process
+        self._has_started = False
         self._job = self._lifeline = 0  # handle on Windows, file descriptor elsewhere; ends the process when closed
         self._open_requests = self._declined = 0
 
@@ -109,7 +110,7 @@ class ServerProcess:
 
     def explain_end(self) -> str:
         """Return why the connection has ended, as sentences."""
-        if self.problem:
+        if self.problem or not self._has_started:
             return self.problem
         code = self._process.returncode
         said = self._log.lines[-1:]
@@ -143,6 +144,7 @@ class ServerProcess:
         finally:
             if guarded is not None:
                 os.close(guarded)
+        self._has_started = True
         if sys.platform == "win32":
             popen = self._process._transport.get_extra_info("subprocess")  # type: ignore[attr-defined]
             self._job = parent_guard.join_job(int(popen._handle))

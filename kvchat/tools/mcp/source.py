@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvchat.errors import KvchatError
+from kvchat.system.concurrency import InterruptibleTask
 from kvchat.text.language import _
 from kvchat.tools.mcp.approvals import Approvals
 from kvchat.tools.mcp.config import ServerConfig
@@ -76,7 +77,7 @@ class McpSource:
         self.log = ServerLog()
         self._config, self._context = config, context
         self._connection: Connection | None = None
-        self._starting = asyncio.Lock()
+        self._starting, self._start_task = asyncio.Lock(), InterruptibleTask()
         self._is_starting = self._tools_changed = self._needs_sign_in = False
         self._reason = ""
         self._listed: tuple[Tool, ...] = ()
@@ -179,6 +180,7 @@ class McpSource:
         await self._connected(open_browser)
 
     async def close(self) -> None:
+        self._start_task.interrupt()
         async with self._starting:
             connection, self._connection, self._reason = self._connection, None, ""
             if connection is not None:
@@ -193,7 +195,12 @@ class McpSource:
             self._is_starting, self._reason, self._needs_sign_in = True, "", False
             self._context.publish()
             try:
-                self._connection = await self._start(open_browser)
+                connection = await self._start_task.run(self._start(open_browser))
+                if connection is None:
+                    raise ToolFailed(
+                        _("The MCP server “{name}” could not be started", name=self.id), _("It was stopped.")
+                    )
+                self._connection = connection
             except ToolFailed as error:
                 self._reason = error.explanation or error.title
                 raise
@@ -251,5 +258,5 @@ class McpSource:
 
     def _note_end(self, connection: Connection) -> None:
         if connection is self._connection:
-            self._reason = connection.reason
+            self._reason, self._needs_sign_in = connection.reason, connection.needs_sign_in
             self._context.publish()

@@ -131,6 +131,22 @@ async def test_server_does_not_start(faulty: Start, monkeypatch: pytest.MonkeyPa
     assert sentence in source.server.reason
 
 
+async def test_closing_interrupts_a_start(faulty: Start) -> None:
+    source = await faulty("mute")
+    starting = asyncio.create_task(source.tools())
+    await until(lambda: bool(source.log.lines))
+    await source.close()
+    with pytest.raises(ToolFailed, match="It was stopped"):
+        await starting
+    assert source.server.state is not ServerState.RUNNING
+
+
+async def test_folder_is_missing(faulty: Start, tmp_path: Path) -> None:
+    source = await faulty(cwd=str(tmp_path / "nowhere"))
+    with pytest.raises(ToolFailed, match=r"No such file or directory: .*nowhere"):
+        await source.tools()
+
+
 async def test_command_is_missing(manager: ServerManager) -> None:
     await manager.add("none", {"command": "npx-of-nobody"})
     await manager.approve(manager.source("none").server)
