@@ -27,7 +27,8 @@ _CHAPTER = re.compile(
     r"|第.{1,6}[章節节回話话]|제\s*\d+\s*[장절]|[IVXLC]+\.?$|\d+(?:\.\d+)*\.?\s+\S.{0,60}[^.!?]$",
     re.I,
 )
-_QUOTED = re.compile(r"^\[[^\n]*lines (\d+)-\d+\]\n(.*?)(?=\n\n\[[^\n]*lines \d+-\d+\]\n|\Z)", re.M | re.S)
+CITATION = re.compile(r"\[[^\[\]\n]*\blines? (\d{1,9})(?:[-–]\d+)?\]")  # a place, as a reply may repeat it
+_QUOTED = re.compile(r"^\[[^\n]*lines (\d{1,9})-(\d{1,9})\]\n(.*?)(?=\n\n\[[^\n]*lines \d+-\d+\]\n|\Z)", re.M | re.S)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 
 
@@ -127,8 +128,13 @@ def quoted_ranges(quotes: str, text: str) -> Iterator[tuple[int, int]]:
     line_starts = [0, *(found.end() for found in re.finditer("\n", text))]
     for found in _QUOTED.finditer(quotes):
         line = min(int(found[1]), len(line_starts)) - 1
-        if (start := text.find(found[2], line_starts[line])) >= 0:
-            yield start, start + len(found[2])
+        if (start := text.find(found[3], line_starts[line])) >= 0:
+            yield start, start + len(found[3])
+
+
+def quote_at(quotes: str, line: int) -> str:
+    """Return the one of the quoted passages that has this line; "" if none has."""
+    return next((found[0] for found in _QUOTED.finditer(quotes) if int(found[1]) <= line <= int(found[2])), "")
 
 
 class Index:

@@ -10,11 +10,14 @@ from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
 
 from kvchat.text.markdown import STREAMING, SafeRenderer, is_too_deep, markdown_parser
+from kvchat.text.passages import CITATION
 from kvchat.text.safe_text import safe_prose
 from kvchat.ui.base.theme import Theme
 
 LIST_ITEM = "list_item_open"  # `Unit.kind` of a list item
 FORMULAS_KEY = "formulas"  # key of the current block's formulas in markdown-it's env
+PLACES_KEY = "places"  # key in markdown-it's env: places in looked-up documents become links
+PLACE_LINK = "place:"  # scheme of such a link, before the line's number
 _MAX_PLAIN = 3_000  # characters per block of plain text
 _EMPTY_LINE = '<p class="plain" style="-qt-paragraph-type:empty"><br></p>'
 _WITHOUT_BULLETS = '<ul style="list-style-type:none">'
@@ -84,6 +87,7 @@ class Unit:
 class Markdown:
     def __init__(self, theme: Theme) -> None:
         self._parser = markdown_parser(renderer_class(theme))
+        self.links_places = False  # places in looked-up documents become links
 
     def parse_units(self, text: str, env: MarkdownEnv, *, streaming: bool) -> list[Unit]:
         """Split `text` into units, and add its definitions of links and footnotes to `env`. Never raises."""
@@ -132,7 +136,7 @@ class Markdown:
         return blocks
 
     def _render(self, tokens: Sequence[Token], source: str, env: MarkdownEnv) -> tuple[str, str, tuple[Formula, ...]]:
-        env[FORMULAS_KEY] = []
+        env[FORMULAS_KEY], env[PLACES_KEY] = [], self.links_places
         text = self._parser.renderer.render(tokens, self._parser.options, env)
         return text.strip(), source, tuple(env[FORMULAS_KEY])
 
@@ -212,6 +216,10 @@ def renderer_class(theme: Theme, *, allow_internal_links: bool = False) -> type[
 
     class Renderer(SafeRenderer):
         """HTML renderer for QTextDocument that replaces formulas by `<!--math:i-->`."""
+
+        def text(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+            shown = super().text(tokens, i, options, env)
+            return CITATION.sub(rf'<a href="{PLACE_LINK}\1">\g<0></a>', shown) if env.get(PLACES_KEY) else shown
 
         def allows_link(self, url: str) -> bool:
             return super().allows_link(url) or (allow_internal_links and url.startswith("#"))

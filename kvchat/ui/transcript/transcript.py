@@ -8,12 +8,15 @@ from PySide6.QtCore import QCoreApplication, QEvent, QPoint, QRect, Qt, QTimer, 
 from PySide6.QtGui import QAccessible
 from PySide6.QtWidgets import QApplication, QWidget
 
-from kvchat.chat.record.messages import Attachment, Message, Role
+from kvchat.chat.record.messages import Attachment, Message, Role, looked_up_documents
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
+from kvchat.text.passages import quote_at
+from kvchat.ui.attachments.chips import AttachmentView
 from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.code_view import CodeText
+from kvchat.ui.rendering.markdown import PLACE_LINK
 from kvchat.ui.rendering.text_page import PageStyle, TextPage, ask_to_open
 from kvchat.ui.transcript.find import HitMarks
 from kvchat.ui.transcript.footer import MessageRequest, RequestKind
@@ -238,6 +241,7 @@ class Transcript(MessageColumn):
 
     def _create_view(self, message: Message) -> MessageView:
         view: MessageView
+        self._style.markdown.links_places = bool(looked_up_documents(self.messages))
         if message.role is Role.USER:
             view = UserView(self._style, message, self._content)
         else:
@@ -250,7 +254,7 @@ class Transcript(MessageColumn):
                 reply.render_now()
         view.requested.connect(self._forward_request)
         view.edit_requested.connect(lambda: self.edit(message.id))
-        view.link_activated.connect(lambda url: ask_to_open(self.window(), url))
+        view.link_activated.connect(self._open_link)
         view.installEventFilter(self.selection)  # for the context menu beside the texts
         if message.id in self._edits:
             view.edit(self._edits.pop(message.id))
@@ -272,6 +276,18 @@ class Transcript(MessageColumn):
             arrow, other = view.action_row.pager_buttons[:: -1 if self._branch_switch[1] else 1]
             (arrow if arrow.isEnabled() else other).setFocus()
             self._branch_switch = None
+
+    def _open_link(self, url: str) -> None:
+        """Ask whether to open a web link, or show the quoted passage that a reply names."""
+        if not url.startswith(PLACE_LINK):
+            ask_to_open(self.window(), url)
+            return
+        line = int(url.removeprefix(PLACE_LINK))
+        for quotes in (attachment for message in reversed(self.messages) for attachment in message.attachments):
+            document = self._find_document(quotes.source)
+            if document is not None and (quote := quote_at(quotes.text, line)):
+                AttachmentView(self._style.look, document, (), self.window(), quote).open()
+                return
 
     def _find_document(self, hash: str) -> Attachment | None:
         """Return a looked-up document of the chat."""

@@ -1,6 +1,7 @@
 """The context meter under the composer and the context card above it."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -195,15 +196,26 @@ async def test_long_document_is_looked_up_in_and_its_passages_open_in_it(
     passages = [passage for passage in split(text) if "Herons" in text[passage.start : passage.end]]
     quotes = replace(document_from_text("1 passage", quote_passage(text, passages[0])), source=document.hash)
     runtime.chat.write(chat, Role.USER, "Where are herons?", attachments=(document, quotes))
+    place = f"[{passages[0].place}]"
+    runtime.chat.write(chat, Role.ASSISTANT, f"Here: {place}, not [lines 1-2].", receipt=a_receipt())
     runtime.events.publish(MessagesChanged(chat))
-    await until(lambda: len(window.transcript.messages) == 7)
-    view = window.transcript.views[window.transcript.messages[-1].id]
-    await until(lambda: view.chips is not None)
+    await until(lambda: len(window.transcript.messages) == 8)
+    view, reply = (window.transcript.views[message.id] for message in window.transcript.messages[-2:])
+    await until(lambda: view.chips is not None and reply.texts)
     view.chips.chips[1].name.click()
     (shown,) = window.findChildren(AttachmentView)
     assert shown.text.toPlainText() == text
     assert shown.text.textCursor().position() == passages[0].start
     assert shown.position_label.text() == "1 of 1"
+    shown.close()
+    assert place in reply.texts[0].toPlainText()
+    links = re.findall('href="(place:[0-9]+)"', reply.texts[0].toHtml())
+    assert links == [f"place:{passages[0].first_line}", "place:1"]
+    await until(lambda: not window.findChildren(AttachmentView))
+    for link in links:
+        reply.link_activated.emit(link)
+    (shown,) = window.findChildren(AttachmentView)
+    assert shown.text.textCursor().position() == passages[0].start
     shown.close()
 
 
