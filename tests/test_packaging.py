@@ -143,6 +143,7 @@ def test_file_associations(file, named):
 def test_icons_in_every_format(scripts, tmp_path, monkeypatch):
     import icons  # type: ignore[import-not-found]
 
+    monkeypatch.setattr(sys, "platform", "linux")
     assert icons.for_platform(tmp_path) is None
     for platform, magic in (("win32", b"\0\0\1\0"), ("darwin", b"icns")):
         monkeypatch.setattr(sys, "platform", platform)
