@@ -34,11 +34,11 @@ def run_tests(base: Path, name: str, log: Path) -> tuple[str, list[str]]:
         system.setup()
         pytest = system.spawn(*system.inside(*system.console[:-1], "pytest", *options, f"tests/{name}"), output=log)
         status = pytest.wait(FOLDER_LIMIT_S)
+        output = log.read_text("utf-8", errors="replace").strip()
     except subprocess.TimeoutExpired:
         return f"FAILED: not finished after {FOLDER_LIMIT_S} s", []
     finally:
         system.close()
-    output = log.read_text("utf-8", errors="replace").strip()
     if status == NOTHING_SELECTED:
         return "no quick tests", []
     counts = ", ".join(re.findall(r"\d+ (?:failed|passed|skipped|errors?)", output.rpartition("\n")[2]))

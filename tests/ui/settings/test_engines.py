@@ -100,7 +100,7 @@ async def test_one_click_gets_an_engine_and_it_can_be_removed(
     assert page.engine_offer.outcome.title.text() == "The new engine works and has been selected"
     assert "✓ Chat memory" in page.engine_offer.outcome.detail.text()
     assert page.engine_offer.download_button.isVisible()
-    program = runtime.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server"
+    program = runtime.paths.engines / "llama.cpp-b11457-vulkan" / program_name()
     assert runtime.settings.engine_path == str(program)
     await until(page.downloaded.isVisible)
 
