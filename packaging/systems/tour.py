@@ -472,12 +472,13 @@ class Vulkan(Desktop):
     """llama-server on lavapipe, a Vulkan device that computes on the CPU, in a bare X11 session."""
 
     name = "vulkan"
-    variables: ClassVar[dict[str, str]] = {"GGML_VK_VISIBLE_DEVICES": "0"}  # or llama.cpp skips devices of this kind
     session = "xfwm4 --compositor=off &"
     has_tray = False
 
     def __init__(self, base: Path, variant: str = "") -> None:
         super().__init__(base)
+        # The first: or llama.cpp skips devices of this kind. The second: compiling shaders takes minutes.
+        self.variables = {"GGML_VK_VISIBLE_DEVICES": "0", "MESA_SHADER_CACHE_DIR": str(base / "shaders-vulkan")}
         self.engine_pattern = r"venv-vulkan/\S*llama-server .*--slot-save-path"
 
     def configure(self) -> None:
@@ -541,7 +542,7 @@ class Vulkan(Desktop):
             expect_remembered()
             self.run("settings", "reset", "context_size")
         with tour.step("The device has too little memory, and the CPU answers"):
-            self.variables = self.variables | {"GGML_VK_FORCE_MAX_BUFFER_SIZE": "150000000"}
+            self.variables["GGML_VK_FORCE_MAX_BUFFER_SIZE"] = "150000000"
             expect(placement_after_restart("Name a stone."), "8192: 0/31")
             expect_remembered()
         with tour.step("All layers are demanded, and half the context fits"):
@@ -549,7 +550,7 @@ class Vulkan(Desktop):
             expect(placement_after_restart("Name another stone."), "4096: 31/31")
             expect_remembered()
         with tour.step("Not even the model fits with all layers, and kvchat says what to do"):
-            self.variables = self.variables | {"GGML_VK_FORCE_MAX_BUFFER_SIZE": "50000000"}
+            self.variables["GGML_VK_FORCE_MAX_BUFFER_SIZE"] = "50000000"
             tour.quit()
             tour.start()
             self.type("Name a third stone.")
@@ -558,7 +559,7 @@ class Vulkan(Desktop):
             time.sleep(8)
         with tour.step("The driver crashes because its memory is full, and the CPU answers"):
             self.run("settings", "reset", "engine_arguments")
-            self.variables = Vulkan.variables
+            del self.variables["GGML_VK_FORCE_MAX_BUFFER_SIZE"]
             engine = self._run / "llama-server"
             # Lavapipe's device memory is files in memory, one for each allocation; it does not check for failures.
             engine.write_text(f"#!/bin/sh\ntrap '' XFSZ; ulimit -f 300000; exec {self._engine} \"$@\"\n")
