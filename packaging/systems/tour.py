@@ -158,7 +158,7 @@ class Windows(System):
             self.console = (f"{python}\\python.exe", "-m", "kvchat")
             self.python = self.kvchat[:-2]
             self.process_pattern = rf"^{re.escape(python)}\\{variant}\.exe -m kvchat"
-            self.engine_pattern = r"^Z:\S+python\S*\.exe .*embedded\.py"
+            self.engine_pattern = rf"^{re.escape(python)}\S*\.exe .*embedded\.py"
 
     def inside(self, *command: str) -> list[str]:
         # As on a Windows without Microsoft's C++ libraries: Wine's own, with a slow OpenMP, are not used.
@@ -285,7 +285,6 @@ class Desktop(System):
                     raise StepFailed("the question went to the chat in the main window")
             self.keys("Escape")
             tour.start_again()
-            time.sleep(3)
 
     def inside(self, *command: str) -> list[str]:
         settings = {
@@ -652,6 +651,7 @@ class Tour:
         second = self.system.spawn(*self.system.inside(*self.system.kvchat), output=self.report / "second.log")
         with suppress(subprocess.TimeoutExpired):
             second.wait(15)
+        time.sleep(8)  # until the window has the focus
 
     def ask(self, text: str) -> None:
         """Send a message; stop the reply after its first words, which saves time."""
@@ -715,7 +715,6 @@ class Tour:
                 time.sleep(3)
         with self.step("Start kvchat a second time, which shows the window"):
             self.start_again()
-            time.sleep(6)
         with self.step("Settings"):
             system.keys("ctrl+comma")
             time.sleep(3)
@@ -733,7 +732,6 @@ class Tour:
         with self.step("Find the quick question by the palette and stop it"):
             system.keys("Escape")
             self.start_again()
-            time.sleep(3)
             system.keys("ctrl+k")
             system.type("Name a colour")
             system.keys("Return")
@@ -750,7 +748,6 @@ class Tour:
                 raise StepFailed("the imported chat is not listed")
         with self.step("Kill the engine during a reply, with the window closed to the tray"):
             self.start_again()
-            time.sleep(3)
             system.keys("ctrl+n")
             before = self.replies("true")
             system.type("Write a long story about a fish.")
@@ -765,7 +762,6 @@ class Tour:
             time.sleep(4)
         with self.step("The next message restarts the engine"):
             self.start_again()
-            time.sleep(3)
             system.keys("ctrl+n")
             self.ask("Name a fish.")
         with self.step("Kill kvchat; the engine ends and nothing is lost"):
