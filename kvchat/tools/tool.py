@@ -13,6 +13,11 @@ from kvchat.errors import KvchatError
 BUILT_IN = "kvchat"  # source id of the built-in tools
 MAX_RESULT_CHARS = 40_000  # of a result's text; the rest is cut, as the model would have to process it all
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+_MAX_REFERENCES = 30  # in a schema that is checked
+_NOT_CHECKED = frozenset(("pattern", "patternProperties", "$schema", "$id", "$dynamicRef", "$recursiveRef"))
+_ALL_PROPERTIES = frozenset(("additionalProperties", "unevaluatedProperties"))  # those that match no pattern
+_BY_NAME = ("properties", "$defs", "definitions", "dependentSchemas")  # schemas by name
+_VALUES = ("const", "enum", "default", "examples")
 _MAX_NAME = 64  # characters, the limit of OpenAI's API that templates and clients assume
 
 
@@ -104,6 +109,34 @@ def thaw(text: str) -> ToolSet:
         return ToolSet()
     valid = all(isinstance(tool.alias, str) and isinstance(tool.schema, dict) for tool in tools)
     return ToolSet(tuple(tools), text) if valid else ToolSet()
+
+
+def checkable_schema(schema: Mapping[str, Any]) -> Any:
+    """Return a tool's schema as far as arguments can be checked with it in bounded time, whoever wrote it.
+
+    Without regular expressions, which can take forever, without references to other documents, which would be
+    downloaded, and empty if it has so many references that each may double the work of another.
+    """
+    if json.dumps(schema).count('"$ref"') > _MAX_REFERENCES:
+        return {}
+
+    def reduced(part: Any) -> Any:
+        if isinstance(part, list):
+            return [reduced(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        dropped = _NOT_CHECKED if "patternProperties" not in part else _NOT_CHECKED | _ALL_PROPERTIES
+        if not str(part.get("$ref", "#")).startswith("#"):
+            return {}
+        return {
+            key: {name: reduced(value) for name, value in parts.items()}
+            if key in _BY_NAME and isinstance(parts, dict)
+            else (parts if key in _VALUES else reduced(parts))
+            for key, parts in part.items()
+            if key not in dropped
+        }
+
+    return reduced(dict(schema))
 
 
 @functools.lru_cache(maxsize=8)

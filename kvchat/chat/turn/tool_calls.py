@@ -20,7 +20,7 @@ from kvchat.chat.turn.turn import TurnStart
 from kvchat.chat.turn_context import TurnContext
 from kvchat.errors import KvchatError
 from kvchat.system.concurrency import shielded
-from kvchat.tools.tool import Tool, ToolCall, ToolResult, ToolSet, freeze, thaw
+from kvchat.tools.tool import Tool, ToolCall, ToolResult, ToolSet, checkable_schema, freeze, thaw
 
 STOPPED_RESULT = "The user stopped this call."
 DENIED_RESULT = "The user did not allow this call."
@@ -68,7 +68,7 @@ def validation_error(tool: Tool, arguments: dict[str, Any] | None) -> str:
     import jsonschema  # slow to import, and only calls need it
 
     try:
-        jsonschema.validate(arguments, tool.schema)
+        jsonschema.validate(arguments, checkable_schema(tool.schema))
     except jsonschema.ValidationError as error:
         place = "".join(f"[{part!r}]" for part in error.absolute_path)
         return f"{place}: {error.message}"[:1000] if place else error.message[:1000]
