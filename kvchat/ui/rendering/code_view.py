@@ -233,14 +233,13 @@ class CodeView(QFrame):
         self._theme = style.theme
         self.text = ""
         self.body = CodeText(style, language)
-        self.body.setParent(self)
         self.body.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # in every language
         self._label = label(safe_prose(language)[:40] or _("code"), "small")
         left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignAbsolute
         self._label.setAlignment(left | Qt.AlignmentFlag.AlignVCenter)
         self.copy_button = button(_("Copy"), self._copy, "quiet", name=_("Copy this code"))
         self.copy_button.setCursor(Qt.CursorShape.PointingHandCursor)
-        for part in (self._label, self.copy_button):
+        for part in (self._label, self.copy_button, self.body):  # the order of Tab
             part.setParent(self)
         self._reset_timer = QTimer(self, singleShot=True, interval=_COPIED_MS)
         self._reset_timer.timeout.connect(lambda: self._show_copied(False))

@@ -193,10 +193,8 @@ class ReceiptView(QWidget):
 
 
 class ReplyFooter(QWidget):
-    def __init__(
-        self, message: Message, actions: QWidget, look: Look, *, retry: Any, on_continue: Callable[[], object] | None
-    ) -> None:
-        """`retry` is the callable or signal of "Try again". Without `on_continue`, there is no button "Continue"."""
+    def __init__(self, message: Message, actions: MessageActions, look: Look, retry: Any, on_continue: Any) -> None:
+        """`retry` and `on_continue` are callables or signals. Without `on_continue`, there is no button "Continue"."""
         super().__init__()
         self.receipt: ReceiptView | None = None
         self._lines, self._column = column(spacing=2), column(on=self, spacing=4, margins=0)
@@ -215,14 +213,14 @@ class ReplyFooter(QWidget):
             model = ElidedLabel("small")
             model.set_text(receipts.receipt_model(message.receipt))
             self._lines.addWidget(model)
-        self._actions = actions
+        self.action_row = actions
         end = Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignRight
         self._row = row((self._lines, 1), (actions, 0, end), spacing=_BUTTON_GAP, margins=0)
         self._column.addLayout(self._row)
 
     def heightForWidth(self, width: int) -> int:
         """Return the height at this width. If the width is too small, the buttons are below the text."""
-        beside = self._lines.minimumSize().width() + _BUTTON_GAP + self._actions.minimumSizeHint().width()
+        beside = self._lines.minimumSize().width() + _BUTTON_GAP + self.action_row.minimumSizeHint().width()
         direction = QBoxLayout.Direction.TopToBottom if width < beside else QBoxLayout.Direction.LeftToRight
         self._row.setDirection(direction)
         return height_for_width(self._column, width)

@@ -6,6 +6,8 @@ height of a row above the viewport is corrected, the column scrolls by the diffe
 place.
 """
 
+import math
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import chain, takewhile, zip_longest
@@ -24,7 +26,7 @@ from kvchat.ui.rendering.formulas import Formulas
 from kvchat.ui.rendering.text_page import PageStyle, TextPage
 from kvchat.ui.transcript.footer import TranscriptTail
 from kvchat.ui.transcript.message_view import MessageEditor, MessageView
-from kvchat.ui.transcript.parts import Part, Row, message_text
+from kvchat.ui.transcript.parts import Part, Row, estimated_height, message_text
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 
 _GAP, _GAP_AFTER_USER = 22, 4  # pixels below a message; the buttons below a user message add space
@@ -32,7 +34,8 @@ _LEFT, _TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
 _JUMP_SIZE, _JUMP_MARGIN = 32, 14  # pixels
 JUMP_ROOM = _JUMP_SIZE + 2 * _JUMP_MARGIN  # pixels of the viewport covered by the jump button
 _END_DISTANCE = 40  # pixels; closer to the end counts as scrolled to the end
-_NEARBY, _MAX_WIDGETS = 60, 240  # number of rows that get widgets around the viewport, and of all widgets
+_MAX_STEP_S = 0.025  # while scrolling
+_NEARBY, _MAX_WIDGETS = 60, 160  # number of rows that get widgets around the viewport, and of all widgets
 
 
 class RowList:
@@ -116,6 +119,9 @@ class MessageColumn(QScrollArea):
     def top_of(self, row: Row) -> int:
         return self.rows[row.index].top
 
+    def first_row(self, message_id: str) -> Row:
+        return self.rows[self._ends[message_id].index - len(self.views[message_id].rows)]
+
     def has_message(self, message_id: str) -> bool:
         return message_id in self._ends
 
@@ -190,9 +196,7 @@ class MessageColumn(QScrollArea):
         return [row for row in self.shown_rows if row.part is not None and row.part.kind is MessageEditor]
 
     def _estimated_height(self, message: Message) -> int:
-        letters = max(int(self._column_width() / self._style.letter_width), 1)
-        lines = 1 + message.content.count("\n") + len(message.content) // letters
-        return round(lines * self._style.line_height * 0.9) + 60
+        return estimated_height(message.content, self._style, self._column_width())
 
     def _set_messages(self, messages: list[Message]) -> None:
         """Set the messages. Those that were there before keep their rows and widgets."""
@@ -211,13 +215,16 @@ class MessageColumn(QScrollArea):
     def _column_width(self) -> int:
         return max(min(self._look.px(COLUMN_WIDTH), self.viewport().width() - _LEFT - _RIGHT), 100)
 
-    def _arrange(self, shift: int = 0, nearby: Sequence[Row] = ()) -> None:
-        """Scroll by `shift` pixels, measure the visible and `nearby` rows, and place all widgets."""
+    def _arrange(self, shift: int = 0, nearby: Sequence[Row] = (), max_s: float = math.inf) -> None:
+        """Scroll by `shift` pixels, measure the visible and `nearby` rows, and place all widgets.
+
+        After `max_s` seconds, the rest of the rows is left to the next rounds of the event loop.
+        """
         if self._is_arranging:
             return
         self._is_arranging = True
         try:
-            self._place_widgets(self._measure_visible(self._bar.value() + shift, nearby))
+            self._place_widgets(self._measure_visible(self._bar.value() + shift, nearby, max_s))
         finally:
             self._is_arranging = False
         self._value = self._bar.value()
@@ -228,7 +235,7 @@ class MessageColumn(QScrollArea):
         if self.tail.needed_height(self._column_width()) != self._tail_height:
             self._arrange()
 
-    def _measure_visible(self, top: int, nearby: Sequence[Row]) -> int:
+    def _measure_visible(self, top: int, nearby: Sequence[Row], max_s: float) -> int:
         """Measure the visible rows whose height is not known. Return the corrected scroll position."""
         width, area = self._column_width(), self.viewport().height()
         self._tail_height = self.tail.needed_height(width)
@@ -239,18 +246,19 @@ class MessageColumn(QScrollArea):
         while self._stale:
             self._update_rows(self._stale.pop())
         if anchor is not None and anchor not in self.rows:  # its message was folded
-            anchor, above = self.views[anchor.message_id].rows[0], 0
-        has_changed = True
+            anchor, above = self.first_row(anchor.message_id), 0
+        until, has_changed = time.thread_time() + max_s, True
         while has_changed:
             has_changed = False
             top = self._clamp_top(above + (self.top_of(anchor) if anchor is not None else 0))
-            for row in (*self._rows.between(top, top + area), *nearby):
+            for row in (*self._rows.between(top, top + area), *nearby) if time.thread_time() < until else ():
                 if row.part is not None and (row.widget is None or not row.is_measured):
                     has_changed |= self._measure(row, width)
                 elif row.part is None and row.message_id not in self.views:
                     self.ensure_view(row.message_id)
                     has_changed = True
-                    break
+                if has_changed:
+                    break  # positions may have changed
         return top
 
     def _measure(self, row: Row, width: int) -> bool:
@@ -326,18 +334,25 @@ class MessageColumn(QScrollArea):
         if hasattr(row.widget, "show_state"):
             row.widget.show_state(row.part.state)
 
-    def _view_changed(self, view: MessageView) -> None:
+    def _view_changed(self, view: MessageView, *, at_once: bool = True) -> None:
         if self.views.get(view.message.id) is not view:
             return  # deleted
         for row in self.shown_rows:
             if row.message_id == view.message.id and not isinstance(row.widget, TextPage):
                 row.is_measured = False
         self._stale.add(view)
-        self._arrange()
+        if at_once:
+            self._arrange()
+        else:
+            self._filler.start(0)
 
     def _create_nearby_widget(self) -> None:
         """Create the nearest missing widget outside the viewport, or measure one whose height is unknown."""
-        visible = self._rows.between(self._bar.value(), self._bar.value() + 1)
+        if self._stale:
+            self._arrange(max_s=_MAX_STEP_S)
+            return
+        top = self._bar.value()
+        visible = self._rows.between(top, top + self.viewport().height()) or self.rows[-1:]
         if not visible:
             return
         first = visible[0].index
@@ -345,7 +360,7 @@ class MessageColumn(QScrollArea):
         for row in sorted(self.rows[begin : begin + _NEARBY], key=lambda row: abs(row.index - first)):
             is_missing = row.message_id not in self.views if row.part is None else row.widget is None
             if is_missing or (row.part is not None and not row.is_measured):
-                self._arrange(nearby=[row])
+                self._arrange(nearby=[row], max_s=_MAX_STEP_S)
                 break
 
     def _delete_widget(self, row: Row) -> None:
@@ -356,7 +371,7 @@ class MessageColumn(QScrollArea):
         if focus is not None and (focus is row.widget or row.widget.isAncestorOf(focus)):
             self.setFocus()
         view = row.widget.parent()
-        row.widget.setParent(None)
+        row.widget.hide()  # setting no parent would style it again
         row.widget.deleteLater()
         row.widget = row.text = None
         self.shown_rows.remove(row)
@@ -384,4 +399,4 @@ class MessageColumn(QScrollArea):
         elif value >= end - _END_DISTANCE:
             self._follow = True
         self._value = value
-        self._arrange()
+        self._arrange(max_s=_MAX_STEP_S)

@@ -120,6 +120,7 @@ class MessageView(QWidget):
 
     accessible_role = QAccessible.Role.Grouping
     changed = Signal()  # its parts or their heights may have changed
+    layout_changed = Signal()  # the same, and several such signals may be handled together
     toggled = Signal()  # the user folded or unfolded something
     link_activated = Signal(str)
     edit_requested = Signal()
@@ -149,11 +150,13 @@ class MessageView(QWidget):
 
     @property
     def action_row(self) -> MessageActions | None:
-        return self.findChild(MessageActions)
+        last = self.rows[-1].widget if self.rows else None
+        return last if isinstance(last, MessageActions) else None
 
     @property
     def chips(self) -> ChipRows | None:
-        return self.findChild(ChipRows)
+        first = self.rows[0].widget if self.rows else None
+        return first if isinstance(first, ChipRows) else None
 
     def message_parts(self) -> Sequence[Part]:
         raise NotImplementedError
@@ -217,7 +220,7 @@ class MessageView(QWidget):
 
     def event(self, event: QEvent) -> bool:
         if event.type() == QEvent.Type.LayoutRequest:
-            self.changed.emit()
+            self.layout_changed.emit()
         return super().event(event)
 
     def enterEvent(self, event: QEnterEvent) -> None:

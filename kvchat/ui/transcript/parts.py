@@ -21,8 +21,7 @@ from kvchat.ui.widgets.text_search import utf16_slice
 
 _MAX_PAGE_LENGTH = 1_000  # source characters per page of prose; an update lays out one page again
 _INDENT = 24  # pixels per list level
-_GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 6, 0, 10, 0  # pixels above a part; headings and texts add their own margins
-_ROW_LINES = 1.8  # height of a table's row in lines of text
+_GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 6, 7, 10, 0  # pixels above a part; headings and texts add their own margins
 MAX_HEIGHT = (1 << 24) - 1  # pixels; Qt's maximum
 _INVISIBLE = dict.fromkeys(map(ord, "\ufdd0\ufdd1\u2060"))  # Qt's marks around tables, and formulas' word joiner
 _OBJECT_CHARACTER = "\ufffc"
@@ -49,8 +48,7 @@ class Part:
         return "\n".join(texts)
 
     def estimated_height(self, style: PageStyle, width: int) -> int:
-        lines = sum(_estimated_lines(block, width / style.letter_width) for block in self.blocks)
-        return self.gap + round(lines * style.line_height)
+        return self.gap + sum(estimated_height(block.source, style, width) for block in self.blocks)
 
 
 class Row:
@@ -68,13 +66,8 @@ class Row:
         return self.top + self.height
 
 
-def _estimated_lines(block: Block, letters: float) -> float:
-    lines = block.source.count("\n")
-    if isinstance(block, Code):
-        return 2.0 + block.text.count("\n") * 0.9
-    if isinstance(block, WideBlock):
-        return _ROW_LINES * lines
-    return lines + len(block.source) / letters
+def estimated_height(text: str, style: PageStyle, width: int) -> int:
+    return round((1 + text.count("\n") + len(text) * style.letter_width / width) * style.line_height)
 
 
 def text_parts(blocks: Sequence[Block], before: Sequence[Part] = ()) -> list[Part]:

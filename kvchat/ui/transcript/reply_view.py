@@ -21,7 +21,7 @@ from kvchat.ui.transcript.parts import Part, text_parts
 _QUOTE_LEFT, _QUOTE_GAP = 16, 4  # pixels beside the thinking text, and above and below it
 _RENDER_MS, _MAX_RENDER_MS = 100, 800  # interval between updates of streaming text
 _RENDER_SHARE = 8  # rendering may take up to 1 / _RENDER_SHARE of the time
-_PARSE_MS = 16.0  # maximum time per step while a long reply is parsed
+_PARSE_MS = 10.0  # maximum time per step while a long reply is parsed
 _PART_GAP = 6  # pixels between thinking, text and footer
 
 
@@ -42,11 +42,16 @@ class ReplyView(MessageView):
 
     @property
     def footer(self) -> ReplyFooter | None:
-        return self.findChild(ReplyFooter)
+        last = self.rows[-1].widget if self.rows else None
+        return last if isinstance(last, ReplyFooter) else None
 
     @property
     def receipt(self) -> ReceiptView | None:
-        return self.findChild(ReceiptView)
+        return self.footer.receipt if self.footer is not None else None
+
+    @property
+    def action_row(self) -> MessageActions | None:
+        return self.footer.action_row if self.footer is not None else None
 
     @property
     def is_streaming(self) -> bool:
@@ -161,8 +166,9 @@ class ReplyView(MessageView):
     def _create_footer(self) -> ReplyFooter:
         look, retry = self.page_style.look, self.retry_requested
         actions = super().create_part(Part(MessageActions))
+        assert isinstance(actions, MessageActions)
         go_on = (lambda: self._request(RequestKind.CONTINUE)) if self.is_last else None
-        footer = ReplyFooter(self.message, actions, look, retry=retry, on_continue=go_on)
+        footer = ReplyFooter(self.message, actions, look, retry, go_on)
         if footer.receipt is not None:
             if self._is_receipt_open:
                 footer.receipt.toggle()

@@ -1,7 +1,7 @@
 """The transcript of one conversation, with selection, find, message actions and keyboard focus."""
 
 from collections.abc import Iterator, Sequence
-from itertools import dropwhile, pairwise
+from itertools import dropwhile
 from textwrap import shorten
 
 from PySide6.QtCore import QCoreApplication, QEvent, QPoint, QRect, Qt, QTimer, Signal
@@ -12,7 +12,7 @@ from kvchat.chat.record.messages import Attachment, Message, Role, looked_up_doc
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
 from kvchat.text.passages import quote_at
-from kvchat.ui.attachments.chips import AttachmentView
+from kvchat.ui.attachments.chips import AttachmentView, ChipRows
 from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.code_view import CodeText
@@ -140,7 +140,7 @@ class Transcript(MessageColumn):
         view = self.ensure_view(message_id)
         if self.marks.terms:
             view.unfold()
-        self._arrange(self.top_of(view.rows[0]) - self._bar.value() - _SCROLL_MARGIN)
+        self._arrange(self.top_of(self.first_row(message_id)) - self._bar.value() - _SCROLL_MARGIN)
         hits = self.marks.hits_in_message(message_id)
         if hits:
             row, place = hits[number if number < len(hits) else -1]
@@ -182,19 +182,13 @@ class Transcript(MessageColumn):
         return True
 
     def _tab_stops(self, area: QWidget | Row, forwards: bool) -> list[QWidget]:
-        """Return an area's widgets that take the focus by Tab, in reading order or, backwards, its reverse."""
+        """Return an area's widgets that take the focus by Tab, in order of creation or, backwards, its reverse."""
         if isinstance(area, Row):
             self.ensure_widget(area)
             if not area.is_measured:
                 self._arrange(nearby=[area])
-        top: QWidget = area.widget if isinstance(area, Row) else area
-        stops = list(filter(_is_tab_stop, _descendants(top)))
-        boxes = {stop: QRect(stop.mapTo(top, QPoint(0, 0)), stop.size()) for stop in stops}
-        stops.sort(key=lambda stop: boxes[stop].top())
-        line = dict.fromkeys(stops, 0)
-        for above, below in pairwise(stops):
-            line[below] = line[above] + (boxes[below].center().y() > boxes[above].bottom())
-        return sorted(stops, key=lambda stop: (line[stop], boxes[stop].left()), reverse=not forwards)
+        stops = list(filter(_is_tab_stop, _descendants(area.widget if isinstance(area, Row) else area)))
+        return stops if forwards else stops[::-1]
 
     def _areas_from(self, index: int, forwards: bool) -> Iterator[QWidget | Row]:
         """Yield the rows from `index` on, and what is below them. Messages are parsed when reached."""
@@ -259,19 +253,20 @@ class Transcript(MessageColumn):
         if message.id in self._edits:
             view.edit(self._edits.pop(message.id))
         view.changed.connect(lambda: self._view_changed(view))
+        view.layout_changed.connect(lambda: self._view_changed(view, at_once=False))
         view.toggled.connect(lambda: self._view_toggled(view))
         return view
 
     def _row_shown(self, row: Row) -> None:
         view = self.views[row.message_id]
-        if view.chips is not None:
-            view.chips.find_document = self._find_document
         if (text := row.text) is not None:
             self.selection.attach(row, text)
             self.marks.keep_marked(text)
-            self.marks.mark_attachments(view)
             if isinstance(text, TextPage):
                 text.link_reached.connect(lambda: self._scroll_into_view(text, text.cursorRect()))
+        if isinstance(row.widget, ChipRows):
+            row.widget.find_document = self._find_document
+            self.marks.mark_attachments(view)
         if self._branch_switch and view.message.id == self._branch_switch[0] and view.action_row is not None:
             arrow, other = view.action_row.pager_buttons[:: -1 if self._branch_switch[1] else 1]
             (arrow if arrow.isEnabled() else other).setFocus()

@@ -21,7 +21,6 @@ from tests.ui.reading import a_message
 from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.transcript.test_transcript import page
 from tests.ui.waiting import until
-from tests.ui.windows import child
 
 __all__ = ["page"]
 LEFT = Qt.MouseButton.LeftButton
@@ -35,7 +34,7 @@ def the_question(page: Transcript) -> UserView:
 
 
 def fold_button(view: UserView) -> QPushButton:
-    return child(view, ToggleRow).toggle_button
+    return next(row.widget.toggle_button for row in view.rows if isinstance(row.widget, ToggleRow))
 
 
 def click_receipt(page: Transcript, qtbot: QtBot, id: str) -> None:
