@@ -42,6 +42,7 @@ from kvchat.text.formatting import format_rate, format_size
 from kvchat.text.language import _
 from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.text.safe_text import current_user, redact
+from kvchat.tools.built_in import BuiltInTools
 from kvchat.tools.mcp.manager import ServerManager
 from kvchat.tools.toolbox import Toolbox
 from kvchat.transfer.service import TransferService
@@ -91,6 +92,7 @@ class Runtime:
         self.model = CurrentModel(
             settings=lambda: self.settings, host=self.engine, library=self.models, engine_settings=self._engine_settings
         )
+        self.built_in_tools = BuiltInTools()
         turn_context = TurnContext(
             database=database,
             worker=worker,
@@ -102,7 +104,11 @@ class Runtime:
             model_sampling=self.model.loaded_model_sampling,
             keep_deleted_s=lambda: self.settings.keep_deleted_s,
             read_ahead_off_reason=self._prefill_blocker,
+<<<<<<< HEAD
             toolbox=Toolbox(lambda: self.mcp_servers.sources),
+=======
+            toolbox=Toolbox(lambda: (self.built_in_tools,)),
+>>>>>>> 592c13af (Let kvchat ask call tools, and add the first built-in one)
         )
         self.chat = ChatService(turn_context)
         self.save_points = StoreService(

@@ -11,6 +11,7 @@ from kvchat.chat.attachments import read_attachment
 from kvchat.chat.options import NewChat
 from kvchat.chat.record.messages import Attachment, Message
 from kvchat.chat.turn.receipts import receipt_sentence
+from kvchat.chat.turn.tool_calls import Answer, Decision, PendingCall
 from kvchat.cli.arguments import AskOptions, EngineOptions, ServeOptions
 from kvchat.cli.chats import find_chat
 from kvchat.cli.owned import CommandRunner
@@ -148,6 +149,8 @@ class ChatSession:
         self.reports_saves = True  # False in a conversation, where the user types the next question meanwhile
         self._as_json = options.as_json
         self._sampling = Sampling(options.max_tokens, options.temperature, options.seed)
+        self._allow_tools, self._terminal = options.allow_tools, current_terminal.get()
+        self._shown_calls: set[tuple[str, bool]] = set()  # ids, and True while waiting for permission
         self._error: KvchatError | None = None
         self._in_turn = False  # True from the start of this command's turn until it is saved
 
@@ -174,6 +177,29 @@ class ChatSession:
     def _start_turn(self) -> None:
         self._in_turn = True
 
+    async def _ask_permission(self, pending: PendingCall) -> None:
+        """Ask in the terminal whether a call may run; without a terminal it may not."""
+        choices = {"y": Decision.ONCE, "c": Decision.CHAT, "a": Decision.ALWAYS}
+        answer, note = None, "" if self._terminal else "Nobody can be asked."
+        if self._allow_tools:
+            answer = "y"
+        elif self._terminal and self._terminal.is_interactive:
+            answer = await self._terminal.read_line(_("Allow this call? [y]es, in this [c]hat, [a]lways, [N]o:") + " ")
+        decision = choices.get((answer or "").strip().lower()[:1], Decision.DENY)
+        self.runtime.chat.turns.tool_calls.answer(pending.call.id, Answer(decision, note=note))
+
+    def _show_calls(self) -> None:
+        for pending in self.runtime.chat.turns.tool_calls.pending_in(self.chat_id):
+            if (shown := (pending.call.id, pending.is_waiting)) in self._shown_calls:
+                continue
+            self._shown_calls.add(shown)
+            call = f"{pending.tool.source}/{pending.tool.name} {one_line(safe_prose(pending.call.arguments))}"
+            if pending.is_waiting:
+                print_err(_("The model wants to call {call}", call=call))
+                self._asking = asyncio.ensure_future(self._ask_permission(pending))
+            else:
+                print_err(_("calling {call}", call=call))
+
     def handle_event(self, event: events.Event) -> None:
         chat = getattr(event, "conversation_id", "")
         if chat and (
@@ -181,7 +207,7 @@ class ChatSession:
             or not (self._in_turn or isinstance(event, events.TurnFailed | events.QuestionNotStored))
         ):
             return
-        if isinstance(event, Saved | SaveSkipped):
+        if isinstance(event, Saved | SaveSkipped) and not self.runtime.chat.is_answering(self.chat_id):
             self._in_turn = False
         match event:
             case events.ReplyDelta(text=text) if not self._as_json:
@@ -190,6 +216,8 @@ class ChatSession:
                 if not self._as_json:
                     print_out()
                     print_err(receipt_sentence(receipt) if receipt else _("stopped"))
+            case events.CallsChanged():
+                self._show_calls()
             case events.WaitingForChat():
                 print_err(_(WAITING_MESSAGE))
             case MakingRoom(is_finished=False):
@@ -233,6 +261,13 @@ async def _open_chat_session(options: AskOptions, runner: CommandRunner) -> Asyn
 
 async def _select_chat(runtime: Runtime, options: AskOptions) -> str | NewChat:
     chats = await runtime.chat.conversations()
+    if options.tools:
+        if options.chat_id is not None or options.prepared is not None:
+            title = _("--tools is for new chats")
+            raise KvchatError(title, _("The tools of a chat are chosen when it begins."), _("Omit --chat and --on."))
+        new = await runtime.chat.new_chat(options.system)
+        tools = tuple(name if "/" in name else f"{name}/*" for name in options.tools)
+        return dataclasses.replace(new, options=dataclasses.replace(new.options, tools=tools))
     if options.chat_id is not None:
         return find_chat(chats, options.chat_id).id
     if options.prepared is None:

@@ -72,6 +72,10 @@ class AskOptions(EngineOptions, JsonOptions):
     prepared: str | None = option(
         "NAME", N_("start a new chat with the prepared documents of this name"), group="begins", name="--on"
     )
+    tools: tuple[str, ...] = option(
+        "NAME", N_("tools for a new chat: a server's name, or SERVER/TOOL; repeatable"), (), action="append"
+    )
+    allow_tools: bool = flag(N_("run the tool calls of this reply without asking"))
     attach: tuple[Path, ...] = option(
         "FILE", N_("text, PDF or image file to attach; repeatable"), (), type=Path, action="append"
     )

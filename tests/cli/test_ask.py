@@ -180,3 +180,15 @@ def test_control_characters_of_a_reply_do_not_reach_the_terminal(home, fake_engi
     assert "␛[31m␛]0;title␇ and  that is all." in shown
     assert "\x1b" not in shown
     assert [message["content"] for message in home.replies()] == [reply]
+
+
+@pytest.mark.fake
+def test_a_chat_with_tools_calls_them(home, fake_engine):
+    fake_engine.set(FAKE_CALLS='[[{"name": "date_and_time", "arguments": "{}"}]]', FAKE_REPLY="Later than you think.")
+    done = home.run("ask", "--tools", "kvchat", "What time is it?")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Later than you think.") == 2  # before the call and after it
+    assert "calling kvchat/date_and_time {}" in done.stderr.splitlines()
+    refused = home.run("ask", "--tools", "kvchat", "--chat", "1", "And now?")
+    assert refused.returncode == 1
+    assert "--tools is for new chats" in refused.stderr
