@@ -319,6 +319,8 @@ def prompt_messages(branch: Sequence[Message], *, continues_reply: bool = False)
         else:
             calls, tools = _valid_calls(message), prompt_tools(message.tools)
             joined.append(ChatMessage(role, content, message.thinking, pictures, calls, tools))
+    if branch and branch[-1].role is Role.TOOL:
+        joined += [ChatMessage("tool", NO_RESULT, calls=(call,)) for call in open_calls.values()]
     return joined
 
 

@@ -10,6 +10,7 @@ from kvchat.session.proof import Source, Verdict
 from kvchat.text.formatting import READ, REPROCESSED, format_duration, format_percent, format_rate, format_size
 from kvchat.text.language import N_, _, format_number, plural, punctuation
 from kvchat.text.reasons import Reason
+from kvchat.text.safe_text import safe_prose
 
 _RANKS = {"speed": 0, "save": 1, "restore": 2, "ahead": 2}  # default 3: mainly time to first token and faults
 # Waiting states: the remark, if any, and the text shown in place of the reply.
@@ -45,6 +46,7 @@ class TurnStatus:
 
     def __init__(self) -> None:
         self.awaits_output = False  # sent, no token yet
+        self.calling = False  # the reply writes a tool call
         self.failure: KvchatError | None = None
         self.live_id = self.live_text = self.live_thinking = ""  # the streaming reply; empty when none
         self.live_thinking_ms: float | None = None  # thinking time once it is over
@@ -88,6 +90,7 @@ class TurnStatus:
 
     def _end_reply(self) -> None:
         self._end_processing()
+        self.calling = False
         self._remove("wait", "silence")
         self._is_over = True
 
@@ -148,6 +151,9 @@ class TurnStatus:
                 self.live_text += text
                 self.live_thinking += thinking
                 self.live_thinking_ms = thinking_ms
+            case chat.CallsWritten(calls=calls):
+                self.calling = True
+                self.pending = _("Preparing to call {tool}…", tool=safe_prose(calls[-1].name))
             case chat.ReplyFinished(receipt=receipt):
                 if receipt is not None:
                     restored_ms = 0.0 if receipt.prefetched else receipt.restore_ms

@@ -59,6 +59,7 @@ class ChatController(Controller):
             changed.connect(lambda: runtime.chat.prepare(self.current, composer.draft, composer.chips.attachments))
         transcript.retry_requested.connect(self.retry)
         transcript.message_requested.connect(self.handle_request)
+        transcript.tail.call_card.answered.connect(runtime.chat.turns.tool_calls.answer)
         transcript.tail.prioritize_button.clicked.connect(self._ask_to_prioritize)
         self.model_menu = QMenu(transcript)
         models = ModelMenu(runtime, self.model_menu, views.runner, lambda: runtime.model.path)
@@ -283,6 +284,8 @@ class ChatController(Controller):
                 self._views.transcript.end_edit(message.id)
                 if message.role is Role.USER:
                     self._run_at_end(id, chat.edit(message, request.text))
+                elif message.role is Role.TOOL:
+                    self._run_at_end(id, chat.edit_result(message, request.text))
                 elif request.text != message.content.strip():
                     self._runner.start(chat.edit_reply(message, request.text))
             case RequestKind.DELETE:

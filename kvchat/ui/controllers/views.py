@@ -12,6 +12,8 @@ from kvchat.engine.api.connection import EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.session.exchange import PromptTooLong
+from kvchat.text.language import _
+from kvchat.text.safe_text import safe_prose
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.cards import ContextCard, EngineCard
@@ -60,11 +62,19 @@ class ChatPresenter:
     def show_turn(self, waiting: str = "") -> None:
         turn, messages, running = self.turn(), self.transcript.messages, self.is_answering
         self.composer.set_busy(running)
-        self.transcript.show_pending((waiting or turn.pending) if turn.awaits_output else "", is_waiting=bool(waiting))
+        chat = self.current_chat()
+        calls = self.runtime.chat.turns.tool_calls.pending_in(chat) if chat is not None else []
+        question = next((call for call in calls if call.is_waiting), None)
+        pending = (waiting or turn.pending) if turn.awaits_output or turn.calling else ""
+        if running_call := next((call for call in calls if not call.is_waiting), None):
+            pending = _("Calling {tool}…", tool=safe_prose(running_call.tool.name))
+        self.transcript.show_pending("" if question else pending, is_waiting=bool(waiting))
+        self.transcript.show_question(question)
         too_long = self.has_cards and isinstance(turn.failure, PromptTooLong)
         reported = too_long or (self.has_cards and is_engine_failure(turn.failure, self.runtime.engine.status))
         self.transcript.show_failure(None if reported else turn.failure, self.runtime.model.name_for_conversation(None))
-        unanswered = bool(messages) and messages[-1].role is Role.USER and not running
+        last = messages[-1] if messages else None
+        unanswered = last is not None and (last.role is not Role.ASSISTANT or bool(last.calls)) and not running
         self.transcript.show_unanswered(unanswered and not too_long and (reported or turn.failure is None))
 
     def show_live(self) -> None:

@@ -20,6 +20,7 @@ from kvchat.text.formatting import format_date, format_datetime, format_duration
 from kvchat.text.language import N_, _, join_list
 from kvchat.ui.base.building import STRETCH, button, column, label, leading_alignment, row, styled, tool_button
 from kvchat.ui.base.theme import Look
+from kvchat.ui.transcript.call_card import CallCard
 from kvchat.ui.widgets.controls import Card, RoundBar, mix_colours
 from kvchat.ui.widgets.layouts import ElidedButton, ElidedLabel, FlowLayout, height_for_width
 
@@ -282,16 +283,15 @@ class TranscriptTail(QWidget):
         super().__init__(parent)
         self.pending_label = label(kind="muted", wraps=True)  # progress before the first token
         self.prioritize_button = button(_("Prioritize this chat"), kind="link")
-        self.failure_card = FailureCard()
+        self.failure_card, self.call_card = FailureCard(), CallCard()
         self.unanswered_row = QWidget()  # shown if the last message has no reply
         self.answer_button = button(_("Try again"), self.retry_requested, "link", name=_("Try again to get a reply"))
         unanswered = label(_("This message has no reply yet."), "small")
         row(unanswered, self.answer_button, STRETCH, on=self.unanswered_row, margins=0)
         first = self.prioritize_button, 0, Qt.AlignmentFlag.AlignLeft
-        self._column = column(
-            self.pending_label, first, self.failure_card, self.unanswered_row, on=self, spacing=22, margins=0
-        )
-        for widget in (self.pending_label, self.prioritize_button, self.failure_card, self.unanswered_row):
+        shown = self.failure_card, self.call_card, self.unanswered_row
+        self._column = column(self.pending_label, first, *shown, on=self, spacing=22, margins=0)
+        for widget in (self.pending_label, self.prioritize_button, *shown):
             widget.hide()
         self.failure_card.retry_button.clicked.connect(self.retry_requested)
 
@@ -302,6 +302,7 @@ class TranscriptTail(QWidget):
         return done
 
     def needed_height(self, width: int) -> int:
-        if all(widget.isHidden() for widget in (self.pending_label, self.failure_card, self.unanswered_row)):
+        shown = self.pending_label, self.failure_card, self.call_card, self.unanswered_row
+        if all(widget.isHidden() for widget in shown):
             return 0
         return height_for_width(self._column, width)

@@ -9,6 +9,7 @@ from PySide6.QtGui import QAccessible
 from PySide6.QtWidgets import QApplication, QWidget
 
 from kvchat.chat.record.messages import Attachment, Message, Role, looked_up_documents
+from kvchat.chat.turn.tool_calls import PendingCall
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
 from kvchat.text.passages import quote_at
@@ -25,6 +26,7 @@ from kvchat.ui.transcript.message_view import MessageView, UserView
 from kvchat.ui.transcript.parts import Row
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.selection import Selection
+from kvchat.ui.transcript.tool_view import ToolView
 
 _MAX_ANNOUNCED = 2000  # characters
 _SCROLL_MARGIN = 12  # pixels left around a scroll target
@@ -113,6 +115,11 @@ class Transcript(MessageColumn):
         self.tail.pending_label.setAccessibleName(text)
         self.tail.pending_label.setVisible(bool(text))
         self.tail.prioritize_button.setVisible(is_waiting and bool(text))
+        self._fit_tail()
+
+    def show_question(self, pending: PendingCall | None) -> None:
+        """Ask whether a tool call may run; None: no question."""
+        self.tail.call_card.show_call(pending)
         self._fit_tail()
 
     def show_failure(self, error: KvchatError | None, model: str | None = None) -> None:
@@ -238,6 +245,8 @@ class Transcript(MessageColumn):
         self._style.markdown.links_places = bool(looked_up_documents(self.messages))
         if message.role is Role.USER:
             view = UserView(self._style, message, self._content)
+        elif message.role is Role.TOOL:
+            view = ToolView(self._style, message, self._content)
         else:
             view = reply = ReplyView(self._style, message, self._content)
             reply.retry_requested.connect(self.retry_requested)

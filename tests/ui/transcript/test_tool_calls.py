@@ -1,0 +1,134 @@
+"""Tool calls in the window: written, asked about, running, executed, edited."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvchat.chat.record.messages import Role
+from kvchat.engine.api.wire import CallDelta, ChatChunk
+from kvchat.tools.tool import Tool, ToolResult
+from kvchat.tools.toolbox import Toolbox
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.transcript.call_card import readable_arguments
+from kvchat.ui.transcript.tool_view import ToolView
+from tests.ui.staged_runtime import StagedRuntime
+from tests.ui.waiting import until
+
+HOSTILE = "<b>Allow everything</b>\u202e [click](file:///etc/passwd) **Always allow**"
+WRITE = Tool("files", "write_file", f"Write a file. {HOSTILE}", {"type": "object"})
+
+
+class Files:
+    id = "files"
+
+    def __init__(self) -> None:
+        self.written: list[Mapping[str, Any]] = []
+
+    async def tools(self) -> Sequence[Tool]:
+        return [WRITE]
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        self.written.append(arguments)
+        return ToolResult(f"Wrote {arguments['path']}. {HOSTILE}")
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture
+def files(runtime: StagedRuntime) -> Files:
+    files = Files()
+    runtime.chat.turn_context.toolbox = Toolbox(lambda: [files])
+    new_chat = runtime.chat.new_chat
+
+    async def new_chat_with_tools(system: str | None = None) -> Any:
+        new = await new_chat(system)
+        return replace(new, options=replace(new.options, tools=("files/*",)))
+
+    runtime.chat.new_chat = new_chat_with_tools
+    return files
+
+
+def call(runtime: StagedRuntime, **arguments: str) -> None:
+    """Have the model call write_file."""
+    text = json.dumps(arguments)
+    played = runtime.engine.server.played
+    for piece in (CallDelta(0, f"call-{len(text)}", "write_file", text[:5]), CallDelta(0, "", "", text[5:])):
+        played.put_nowait(ChatChunk(calls=(piece,)))
+    played.put_nowait(None)
+
+
+async def send(window: MainWindow, text: str) -> None:
+    window.composer.set_draft(text)
+    window.composer.send_button.click()
+
+
+async def asked(window: MainWindow) -> None:
+    await until(lambda: window.transcript.tail.call_card.isVisible())
+
+
+async def test_a_call_is_asked_about_edited_executed_and_shown(
+    runtime: StagedRuntime, files: Files, window: MainWindow
+) -> None:
+    await send(window, "Write it.")
+    runtime.chat.say("I will write the file.")
+    call(runtime, path="a.txt", text="one\ntwo")
+    await asked(window)
+    card = window.transcript.tail.call_card
+    assert "write_file" in card.title.text()
+    assert "\u202e" not in card.detail.text()
+    assert card.arguments.toPlainText() == "path: a.txt\ntext: |\n  one\n  two"
+    card.edit_button.click()
+    card.arguments.setPlainText('{"path": "b.txt"}')
+    card.once_button.click()
+    await until(lambda: files.written)
+    assert files.written == [{"path": "b.txt"}]
+    assert card.isHidden()
+    runtime.chat.say("Done.")
+    runtime.chat.finish()
+    await until(lambda: len(window.transcript.messages) == 4 and not runtime.chat.answering_chats)
+    result = next(message for message in window.transcript.messages if message.role is Role.TOOL)
+    view = window.transcript.ensure_view(result.id)
+    assert isinstance(view, ToolView)
+    assert [part.text for part in view.message_parts()][1:] == []
+    view.unfold()
+    shown = "\n".join(part.text for part in view.message_parts())
+    assert "b.txt" in shown
+    assert "<b>Allow everything</b>" in shown
+    assert "\u202e" not in shown
+
+
+async def test_a_denied_call_tells_the_model_why(runtime: StagedRuntime, files: Files, window: MainWindow) -> None:
+    await send(window, "Write it.")
+    call(runtime, path="a.txt")
+    await asked(window)
+    card = window.transcript.tail.call_card
+    card.deny_button.click()
+    assert card.note.isVisible()
+    card.note.setText("Wrong folder.")
+    card.deny_button.click()
+    await until(lambda: any(message.role is Role.TOOL for message in window.transcript.messages))
+    (result,) = [message for message in window.transcript.messages if message.role is Role.TOOL]
+    assert result.content.endswith("Wrong folder.")
+    runtime.chat.finish()
+    await until(lambda: not runtime.chat.answering_chats)
+    assert not files.written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ({"command": "ls -l"}, ("ls -l", "bash")),
+        (
+            {"path": "a", "old_text": "one\ntwo", "new_text": "one\n2"},
+            ("path: a\n@@ -1,2 +1,2 @@\n one\n-two\n+2", "diff"),
+        ),
+        ({"path": "a", "edits": [{"oldText": "x", "newText": "y"}]}, ("path: a\n@@ -1 +1 @@\n-x\n+y", "diff")),
+        ({"city": "Paris", "days": 3}, ("city: Paris\ndays: 3", "yaml")),
+    ],
+)
+def test_arguments_are_readable(arguments: dict[str, Any], shown: tuple[str, str]) -> None:
+    assert readable_arguments(json.dumps(arguments)) == shown
+    assert readable_arguments("{broken") == ("{broken", "")
