@@ -2,15 +2,16 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Receipt
+from kvchat.chat.record.messages import Message, Receipt, Role
 from kvchat.session.proof import MIN_SHARE, PROVED_SHARE, Source, Verdict
 from kvchat.text.formatting import (
     FIRST_REPLY,
@@ -206,6 +207,55 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     if receipt.miss_reason:
         lines.append((_("Reason for processing"), receipt.miss_reason.text))
     return tuple(lines)
+
+
+@dataclass(frozen=True)
+class TurnStep:
+    """One round of a turn: a reply and the execution of its tool calls."""
+
+    receipt: Receipt | None
+    calls: int = 0
+    tool_ms: float = 0.0  # without waiting for permission
+
+
+def turn_steps(branch: Sequence[Message], reply: Message) -> tuple[TurnStep, ...]:
+    """Return the rounds of the turn that this reply ends; empty if the turn called no tools."""
+    steps: list[TurnStep] = []
+    for message in branch:
+        if message.role is Role.USER:
+            steps.clear()
+        elif message.role is Role.TOOL and steps:
+            step = steps[-1]
+            steps[-1] = replace(step, calls=step.calls + 1, tool_ms=step.tool_ms + (message.tool_ms or 0.0))
+        elif message.role is Role.ASSISTANT:
+            steps.append(TurnStep(message.receipt))
+        if message.id == reply.id:
+            break
+    return tuple(steps) if len(steps) > 1 else ()
+
+
+def step_details(steps: Sequence[TurnStep]) -> tuple[tuple[str, str], ...]:
+    """Return a line for each round of a turn with tool calls."""
+    lines = []
+    for number, step in enumerate(steps, start=1):
+        parts = []
+        if (receipt := step.receipt) is not None:
+            read, kept = receipt.prompt_tokens - receipt.cached_tokens, receipt.cached_tokens
+            parts.append(_("{read} processed, {kept} remembered", read=format_number(read), kept=format_number(kept)))
+        if step.calls:
+            calls = plural(step.calls, "{count} tool call", "{count} tool calls")
+            parts.append(_("{calls} in {time}", calls=calls, time=format_duration(step.tool_ms)))
+        lines.append((_("Step {number}", number=format_number(number)), join_parts(parts)))
+    return tuple(lines)
+
+
+def turn_line(receipt: Receipt, steps: Sequence[TurnStep]) -> str:
+    """Return the summary of a turn: of its first step, which the user waited for, and the number of tool calls."""
+    first = next((step.receipt for step in steps if step.receipt), receipt)
+    calls = sum(step.calls for step in steps)
+    return join_parts(
+        [receipt_line(first), *([plural(calls, "{count} tool call", "{count} tool calls")] if calls else [])]
+    )
 
 
 def _wait_labels(receipt: Receipt) -> list[str]:

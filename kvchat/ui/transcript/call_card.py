@@ -22,6 +22,7 @@ from kvchat.ui.base.building import plain_text
 from kvchat.ui.widgets.controls import Card
 
 _MAX_LINES = 12  # visible lines of the arguments
+_BOX_MARGINS = 28  # pixels above and below the arguments
 _CHARACTERS = 90  # in a line of the arguments, roughly
 _MAX_DESCRIPTION = 200  # characters
 _EDIT_NAMES = (("old_text", "new_text"), ("oldText", "newText"), ("old_string", "new_string"), ("old_str", "new_str"))
@@ -111,7 +112,7 @@ class CallCard(Card):
         self.arguments.setPlainText(text)
         self.arguments.setVisible(bool(text))
         lines = min(text.count("\n") + 1 + len(text) // _CHARACTERS, _MAX_LINES)
-        self.arguments.setFixedHeight(lines * self.arguments.fontMetrics().lineSpacing() + 18)
+        self.arguments.setFixedHeight(lines * self.arguments.fontMetrics().lineSpacing() + _BOX_MARGINS)
 
     def _edit(self) -> None:
         if self._pending is not None:

@@ -39,6 +39,7 @@ class RequestKind(Enum):
     REGENERATE_WITH = "regenerate-with"  # the same with another model, which the user chooses
     CONTINUE = "continue"  # extend the reply
     EDIT = "edit"  # replace the text, on a new branch
+    EDIT_CALL = "edit-call"  # replace a tool call's arguments, on a new branch
     FORK = "fork"  # continue in a new chat from here
     DELETE = "delete"
     SWITCH = "switch"  # switch to the sibling branch that starts with `text`
@@ -157,11 +158,20 @@ class Timeline(QWidget):
 
 
 class ReceiptView(QWidget):
-    def __init__(self, receipt: Receipt, look: Look, details_layout: QBoxLayout | None = None) -> None:
-        """`details_layout` is where to add the details, if given. It may be wider than this widget."""
+    def __init__(
+        self,
+        receipt: Receipt,
+        look: Look,
+        details_layout: QBoxLayout | None = None,
+        steps: Sequence[receipts.TurnStep] = (),
+    ) -> None:
+        """`details_layout` is where to add the details, if given. It may be wider than this widget.
+
+        `steps` are the rounds of a turn with tool calls.
+        """
         super().__init__()
-        self.receipt, self._look = receipt, look
-        self.text = ("⚠ " if receipt.hollow else "") + receipts.receipt_line(receipt)
+        self.receipt, self._look, self._steps = receipt, look, steps
+        self.text = ("⚠ " if receipt.hollow else "") + receipts.turn_line(receipt, steps)
         self.summary_button = ElidedButton(kind="quiet")
         self.summary_button.setProperty("tone", "warn" if receipt.hollow else "")
         self.summary_button.setCursor(Qt.CursorShape.PointingHandCursor)
@@ -177,7 +187,7 @@ class ReceiptView(QWidget):
 
     def toggle(self) -> None:
         if self.details is None:
-            self.details = _details_frame(self.receipt, self._look)
+            self.details = _details_frame(self.receipt, self._look, self._steps)
             self._details_layout.addWidget(self.details)
             self.details.show()
         else:
@@ -194,7 +204,15 @@ class ReceiptView(QWidget):
 
 
 class ReplyFooter(QWidget):
-    def __init__(self, message: Message, actions: MessageActions, look: Look, retry: Any, on_continue: Any) -> None:
+    def __init__(
+        self,
+        message: Message,
+        actions: MessageActions,
+        look: Look,
+        retry: Any,
+        on_continue: Any,
+        steps: Sequence[receipts.TurnStep] = (),
+    ) -> None:
         """`retry` and `on_continue` are callables or signals. Without `on_continue`, there is no button "Continue"."""
         super().__init__()
         self.receipt: ReceiptView | None = None
@@ -208,7 +226,7 @@ class ReplyFooter(QWidget):
                 ending.addWidget(button(_("Continue"), on_continue, "link", name=_("Continue this reply")))
             self._lines.addLayout(ending)
         if message.receipt is not None and look.shows_numbers:
-            self.receipt = ReceiptView(message.receipt, look, self._column)
+            self.receipt = ReceiptView(message.receipt, look, self._column, steps)
             self._lines.addWidget(self.receipt)
         elif message.receipt is not None and message.receipt.model_name:
             model = ElidedLabel("small")
@@ -227,16 +245,17 @@ class ReplyFooter(QWidget):
         return height_for_width(self._column, width)
 
 
-def _details_frame(receipt: Receipt, look: Look) -> QFrame:
+def _details_frame(receipt: Receipt, look: Look, steps: Sequence[receipts.TurnStep]) -> QFrame:
     frame = styled(QFrame(), "details")
     grid = QGridLayout(frame)
     grid.setHorizontalSpacing(18)  # also the indent of sub-items, whose first column is empty
     grid.setVerticalSpacing(4)
     grid.setContentsMargins(14, 10, 14, 10)
     grid.setColumnStretch(2, 1)
-    if steps := receipts.timeline(receipt):
-        grid.addWidget(Timeline(look, steps), 0, 0, 1, 3)
-    for line, (title, text) in enumerate(receipts.receipt_details(receipt), 1):
+    if spans := receipts.timeline(receipt):
+        grid.addWidget(Timeline(look, spans), 0, 0, 1, 3)
+    details = *receipts.step_details(steps), *receipts.receipt_details(receipt)
+    for line, (title, text) in enumerate(details, 1):
         name, is_indented = label(title.strip(), "small", wraps=True), title.startswith(" ")
         value = label(text, "small", wraps=True, selectable=True)
         value.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)

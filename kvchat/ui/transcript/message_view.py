@@ -197,7 +197,7 @@ class MessageView(QWidget):
     def unfold(self) -> None:
         """Show the whole message if it is folded."""
 
-    def edit(self, text: str | None = None) -> None:
+    def edit(self, text: str | None = None, kind: RequestKind = RequestKind.EDIT) -> None:
         """Let the user edit the message in place, beginning with `text` or, by default, the message's own text."""
         if self.editor is not None:
             return
@@ -207,7 +207,7 @@ class MessageView(QWidget):
             action, hint = _("Send"), _("The later messages stay in their own branch.")
         old = self.message.content.strip("\n") if text is None else text
         self.editor = MessageEditor(old, self.page_style.font, action, hint, finishes_on_enter=is_user, parent=self)
-        self.editor.finished.connect(lambda text: self._request(RequestKind.EDIT, text))
+        self.editor.finished.connect(lambda text: self._request(kind, text))
         self.editor.canceled.connect(self.end_edit)
         self.editor.changed.connect(self.changed)
         self.editor.field.moveCursor(QTextCursor.MoveOperation.End)

@@ -9,6 +9,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QWidget
 
 from kvchat.chat.record.messages import Message, MessageState
+from kvchat.chat.turn.receipts import TurnStep
 from kvchat.text.formatting import format_rough_duration
 from kvchat.text.language import _, join_list
 from kvchat.ui.rendering.markdown import plain_blocks
@@ -33,6 +34,7 @@ class ReplyView(MessageView):
         self.text, self.thinking = message.content, message.thinking
         self._thinking_ms: float | None = None  # duration until the receipt has it
         self._is_thinking_open = self._is_receipt_open = False
+        self._steps: tuple[TurnStep, ...] = ()
         self._stream = MarkdownStream(style.markdown)
         self._streamed_text = ""  # text given to the stream
         self._text_parts: list[Part] = []
@@ -80,8 +82,10 @@ class ReplyView(MessageView):
         parts += self._text_parts[bool(parts) :]
         if not self.is_streaming and not self.unparsed_share:
             message = self.message
-            state_shown = message.state, message.receipt, message.siblings, self.is_last
-            parts.append(Part(ReplyFooter, state=state_shown, gap=_PART_GAP))
+            state_shown = message.state, message.receipt, message.siblings, self.is_last, self._steps
+            is_end = self.is_last or not message.calls  # the turn's footer is below its last reply
+            if is_end or parts:
+                parts.append(Part(ReplyFooter if is_end else MessageActions, state=state_shown, gap=_PART_GAP))
         return parts
 
     def message_actions(self) -> list[Action]:
@@ -121,6 +125,12 @@ class ReplyView(MessageView):
         if not self.is_streaming:
             self.setAccessibleName(shorten_name(_("Reply: {text}", text=self.text)))
         self.render_now()
+
+    def show_steps(self, steps: tuple[TurnStep, ...]) -> None:
+        """Show the rounds of a turn with tool calls in the statistics."""
+        if self._steps != steps:
+            self._steps = steps
+            self.changed.emit()
 
     def set_is_last(self, is_last: bool) -> None:
         if self.is_last != is_last:
@@ -168,7 +178,7 @@ class ReplyView(MessageView):
         actions = super().create_part(Part(MessageActions))
         assert isinstance(actions, MessageActions)
         go_on = (lambda: self._request(RequestKind.CONTINUE)) if self.is_last else None
-        footer = ReplyFooter(self.message, actions, look, retry, go_on)
+        footer = ReplyFooter(self.message, actions, look, retry, go_on, self._steps)
         if footer.receipt is not None:
             if self._is_receipt_open:
                 footer.receipt.toggle()

@@ -1,12 +1,13 @@
 """The result of a tool call in the transcript, shown as code: it comes from a tool and may contain anything."""
 
+import json
 from collections.abc import Sequence
 
 from PySide6.QtCore import QMargins
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QWidget
 
-from kvchat.chat.record.messages import Message, MessageState
+from kvchat.chat.record.messages import Message, MessageState, parse_arguments
 from kvchat.text.formatting import format_duration
 from kvchat.text.language import _, join_list, join_parts
 from kvchat.text.safe_text import safe_code, safe_prose
@@ -62,6 +63,7 @@ class ToolView(MessageView):
         return [
             Action("copy", _("Copy the result"), copy),
             Action("edit", _("Edit the result"), self.edit_requested.emit),
+            Action("swap", _("Call again with other arguments"), self._edit_arguments),
             Action("again", _("Continue from this result"), lambda: self._request(RequestKind.REGENERATE)),
             Action("trash", _("Delete the result and everything after it"), lambda: self._request(RequestKind.DELETE)),
         ]
@@ -75,6 +77,11 @@ class ToolView(MessageView):
         if self.is_folded:
             self.is_folded = False
             self.changed.emit()
+
+    def _edit_arguments(self) -> None:
+        arguments = parse_arguments(self.message.calls[0].arguments) if self.message.calls else None
+        if arguments is not None:
+            self.edit(json.dumps(arguments, ensure_ascii=False, indent=2), RequestKind.EDIT_CALL)
 
     def _toggle(self) -> None:
         self.is_folded = not self.is_folded

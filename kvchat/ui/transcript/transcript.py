@@ -9,6 +9,7 @@ from PySide6.QtGui import QAccessible
 from PySide6.QtWidgets import QApplication, QWidget
 
 from kvchat.chat.record.messages import Attachment, Message, Role, looked_up_documents
+from kvchat.chat.turn.receipts import turn_steps
 from kvchat.chat.turn.tool_calls import PendingCall
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
@@ -85,6 +86,7 @@ class Transcript(MessageColumn):
                 if view.message != message:
                     view.show_message(message)
                 view.set_is_last(message is self.messages[-1])
+                view.show_steps(turn_steps(self.messages, message))
         self._arrange()
 
     def show_live_reply(self, message_id: str, text: str, thinking: str, thinking_ms: float | None = None) -> None:
@@ -251,6 +253,7 @@ class Transcript(MessageColumn):
             view = reply = ReplyView(self._style, message, self._content)
             reply.retry_requested.connect(self.retry_requested)
             reply.is_last = message is self.messages[-1]
+            reply.show_steps(turn_steps(self.messages, message))
             reply.show_message(message)
             if self._live_reply is not None and self._live_reply[0] == message.id and reply.is_streaming:
                 reply.show_live_reply(*self._live_reply[1:])

@@ -13,6 +13,8 @@ from kvchat.tools.tool import Tool, ToolResult
 from kvchat.tools.toolbox import Toolbox
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.transcript.call_card import readable_arguments
+from kvchat.ui.transcript.footer import ReplyFooter
+from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.tool_view import ToolView
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
@@ -98,6 +100,21 @@ async def test_a_call_is_asked_about_edited_executed_and_shown(
     assert "b.txt" in shown
     assert "<b>Allow everything</b>" in shown
     assert "\u202e" not in shown
+    reply = window.transcript.ensure_view(window.transcript.messages[-1].id)
+    assert isinstance(reply, ReplyView)
+    window.transcript.ensure_widget(next(row for row in reply.rows if row.part and row.part.kind is ReplyFooter))
+    assert reply.receipt is not None
+    assert reply.receipt.text.endswith("1 tool call")
+    view._edit_arguments()
+    assert view.editor is not None
+    view.editor.field.setPlainText('{"path": "c.txt"}')
+    view.editor.button.click()
+    await asked(window)
+    card.once_button.click()
+    await until(lambda: len(files.written) == 2)
+    runtime.chat.finish()
+    await until(lambda: not runtime.chat.answering_chats)
+    assert files.written[1] == {"path": "c.txt"}
 
 
 async def test_a_denied_call_tells_the_model_why(runtime: StagedRuntime, files: Files, window: MainWindow) -> None:
