@@ -13,7 +13,6 @@ from kvchat.tools.tool import Tool, ToolResult
 from kvchat.tools.toolbox import Toolbox
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.transcript.call_card import readable_arguments
-from kvchat.ui.transcript.footer import ReplyFooter
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.tool_view import ToolView
 from tests.ui.staged_runtime import StagedRuntime
@@ -102,7 +101,7 @@ async def test_a_call_is_asked_about_edited_executed_and_shown(
     assert "\u202e" not in shown
     reply = window.transcript.ensure_view(window.transcript.messages[-1].id)
     assert isinstance(reply, ReplyView)
-    window.transcript.ensure_widget(next(row for row in reply.rows if row.part and row.part.kind is ReplyFooter))
+    await until(lambda: reply.receipt is not None)
     assert reply.receipt is not None
     assert reply.receipt.text.endswith("1 tool call")
     view._edit_arguments()
