@@ -104,11 +104,7 @@ class Runtime:
             model_sampling=self.model.loaded_model_sampling,
             keep_deleted_s=lambda: self.settings.keep_deleted_s,
             read_ahead_off_reason=self._prefill_blocker,
-<<<<<<< HEAD
-            toolbox=Toolbox(lambda: self.mcp_servers.sources),
-=======
-            toolbox=Toolbox(lambda: (self.built_in_tools,)),
->>>>>>> 592c13af (Let kvchat ask call tools, and add the first built-in one)
+            toolbox=Toolbox(lambda: (self.built_in_tools, *self.mcp_servers.sources)),
         )
         self.chat = ChatService(turn_context)
         self.save_points = StoreService(

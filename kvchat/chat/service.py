@@ -371,6 +371,7 @@ class ChatService:
     def close(self) -> None:
         """Stop replies and read-ahead; `wait_until_idle` then waits for saving to finish."""
         self.read_ahead.select(None)
+        self.turns.tool_calls.is_closing = True
         self.title_generator.close()
         self.stop_all()
         self.recently_deleted.close()

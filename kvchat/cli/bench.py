@@ -57,7 +57,7 @@ class BenchSetup:
     """A kvchat with a temporary data folder. It can be restarted, and its replies use greedy sampling."""
 
     def __init__(self, paths: Paths, settings: Settings, runtime: Runtime, reply_tokens: int) -> None:
-        self._paths, self.settings = paths, settings  # changed settings apply at the next restart
+        self.paths, self.settings = paths, settings  # changed settings apply at the next restart
         self.greedy_sampling = Sampling(reply_tokens, temperature=0.0, seed=1)
         self._error: KvchatError | None = None
         self.saves: list[Saved] = []  # of all turns so far
@@ -94,7 +94,7 @@ class BenchSetup:
 
     async def restart(self) -> None:
         await self.runtime.close()
-        self.runtime = await open_runtime(self._paths, self.settings)
+        self.runtime = await open_runtime(self.paths, self.settings)
         self.runtime.events.subscribe(self._handle_event)
         await self.runtime.engine.ready()
 

@@ -5,6 +5,7 @@ token at the API server, beside the engine itself and hearth-llm where that is i
 short turns. `lookup`: questions whose place in a long text is known, and whether it is found. `person`: waits of a
 person who looks and types before Send; with `--part`, a part of it. `shared-prompt`: chats on one system prompt.
 `size`: a chat of gigabytes, and the store alone with a generated file beside `cp`; by default with a generated model.
+`tools`: tokens reused in rounds of tool calls, and by chats with the same tools.
 """
 
 import argparse
@@ -15,14 +16,14 @@ from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import DEFAULT_TOKENS
 from kvchat.cli.options import parse_size
 from kvchat.cli.terminal import to_json
-from tests.bench import after_restart, gateway, lookup, person, shared_prompt, size
+from tests.bench import after_restart, gateway, lookup, person, shared_prompt, size, tools
 
 
 def main() -> None:
     """Measure and print. Raises KvchatError."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument(
-        "bench", choices=("after-restart", "gateway", "growth", "lookup", "person", "shared-prompt", "size")
+        "bench", choices=("after-restart", "gateway", "growth", "lookup", "person", "shared-prompt", "size", "tools")
     )
     parser.add_argument("--tokens", type=int, help="approximate length of the chat or prompt")
     parser.add_argument("--chats", type=int, default=20, help="of shared-prompt")
@@ -48,6 +49,8 @@ def main() -> None:
             measuring = person.measure(options, (given.part,) if given.part else person.PARTS)
         case "shared-prompt":
             measuring = shared_prompt.measure(options, given.chats)
+        case "tools":
+            measuring = tools.measure(options)
         case _:
             measuring = size.measure(options, given.size)
     print(to_json(asyncio.run(measuring)))

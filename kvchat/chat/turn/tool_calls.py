@@ -96,6 +96,7 @@ class ToolCalls:
         self._turn_context = turn_context
         self._questions: dict[str, asyncio.Future[Answer]] = {}
         self.pending: dict[str, PendingCall] = {}  # by call id
+        self.is_closing = False  # kvchat quits: open calls stay open and can be executed later
 
     async def run(self, reply: Message) -> tuple[Message, bool]:
         """Execute a reply's calls in order and store the results below it.
@@ -111,7 +112,8 @@ class ToolCalls:
                 invalid += is_invalid
                 left.pop(0)
         except asyncio.CancelledError:
-            await shielded(self._store_stopped(last, left))
+            if not self.is_closing:
+                await shielded(self._store_stopped(last, left))
             raise
         return last, invalid == len(reply.calls)
 

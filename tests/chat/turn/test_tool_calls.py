@@ -238,6 +238,23 @@ async def test_a_crash_between_call_and_result_is_continued(stage: Stage, sky: S
     assert [message["content"] for message in sent if message["role"] == "tool"] == [NO_RESULT]  # type: ignore[attr-defined]
 
 
+async def test_a_question_is_asked_again_after_a_restart(stage: Stage, sky: Sky) -> None:
+    chat = await chat_with_tools(stage)
+    plan(stage, [("send", "Paris"), ("weather", "Rome")])
+    stage.service.send(chat, "Send it.")
+    await stage.until(lambda: stage.service.turns.tool_calls.pending)
+    await stage.restart()
+    stage.service.turn_context.toolbox = Toolbox(lambda: [sky])
+    assert not (await stage.messages(chat))[-1].content.startswith(STOPPED_RESULT)
+    reply = stage.service.retry(chat)
+    await answer(stage, chat, Answer(Decision.ONCE))
+    final = await stage.finish(reply)
+    assert final is not None
+    assert final.receipt is not None
+    assert final.receipt.cached_tokens  # saved while the question waited
+    assert [name for name, _ in sky.calls] == ["send", "weather"]
+
+
 async def test_calls_survive_search_fork_and_restart(stage: Stage, sky: Sky) -> None:
     chat = await chat_with_tools(stage)
     plan(stage, [("weather", "Timbuktu")])

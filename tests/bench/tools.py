@@ -1,0 +1,197 @@
+"""Tool calls: tokens reused in five rounds with a restart between each, and in a second chat with the same tools."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+from kvchat.chat.options import PermissionMode
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Message, Role, prompt_messages
+from kvchat.chat.turn.tool_calls import Answer, Decision
+from kvchat.cli.arguments import BenchOptions
+from kvchat.cli.bench import BenchSetup, bench_home
+from kvchat.cli.terminal import print_err
+from kvchat.engine.api import wire
+from kvchat.engine.api.client import LlamaServerClient
+from kvchat.engine.api.wire import ChatChunk, ChatMessage, Sampling
+from kvchat.tools.tool import Tool, ToolResult
+from kvchat.tools.toolbox import Toolbox
+
+ROUNDS = 5
+REPLY_TOKENS = 120
+QUESTION = "How is the weather in the towns on the river? Look it up, town by town."
+# Qwen's format for tools, as ChatML: it works with every model that has ChatML's tokens.
+TEMPLATE = r"""
+{%- if tools %}<|im_start|>system
+{%- if messages[0].role == 'system' %}
+{{ messages[0].content }}
+{% endif %}
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call><|im_end|>
+{% elif messages[0].role == 'system' %}<|im_start|>system
+{{ messages[0].content }}<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}<|im_start|>user
+{{ message.content }}<|im_end|>
+{% elif message.role == 'assistant' %}<|im_start|>assistant
+{{ message.content }}
+{%- for tool_call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ tool_call.function.name }}", "arguments": {{ tool_call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% elif message.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
+<tool_response>
+{{ message.content }}
+</tool_response>
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>
+{% endif %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+class Towns:
+    """A source of many tools, of which one is called."""
+
+    id = "towns"
+
+    def __init__(self, tools: int) -> None:
+        town = {"type": "string", "maxLength": 12}
+        schema = {"type": "object", "properties": {"town": town}, "required": ["town"], "additionalProperties": False}
+        weather = Tool("towns", "weather", "Return the weather in a town.", schema)
+        others = [
+            Tool("towns", f"measure_{number}", f"Return measurement {number} of a town: level, flow, heat.", schema)
+            for number in range(tools)
+        ]
+        self._tools = [weather, *others]
+
+    async def tools(self) -> Sequence[Tool]:
+        return self._tools
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        return ToolResult(f"12 degrees and rain in {arguments['town']}. " * 5)
+
+    async def close(self) -> None: ...
+
+
+@contextlib.contextmanager
+def forcing_calls(name: str) -> Iterator[None]:
+    """Begin each reply with a call of this tool, which the engine's grammar then completes and its parser reads.
+
+    Models of a few MB would not choose a tool by themselves.
+    """
+    chat, body = LlamaServerClient.chat, wire.chat_body
+
+    def one_call(prompt: wire.Body, sampling: Sampling, slot: int = 0) -> wire.Body:
+        return body(prompt, sampling, slot) | {"parallel_tool_calls": False}
+
+    def forced(
+        client: LlamaServerClient, messages: Sequence[ChatMessage], sampling: Sampling
+    ) -> AsyncGenerator[ChatChunk, None]:
+        begun = ChatMessage("assistant", f'<tool_call>\n{{"name": "{name}", "arguments": {{"')
+        return chat(client, [*messages, begun] if messages[0].tools else messages, sampling)
+
+    with mock.patch.object(LlamaServerClient, "chat", forced), mock.patch.object(wire, "chat_body", one_call):
+        yield
+
+
+async def measure(options: BenchOptions, tools: int = 20) -> dict[str, Any]:
+    """Measure five rounds of calls with a restart between each. Raises KvchatError.
+
+    `least_reused`: the smallest share of a prompt of rounds 2 to 5 that was not processed again. `outputs_agree`: each
+    greedy reply equals that of a slot which was erased before.
+    """
+    source, rounds = Towns(tools), list[dict[str, Any]]()
+    async with bench_home(options, reply_tokens=REPLY_TOKENS) as home:
+        template = home.paths.data / "template.jinja"
+        template.write_text(TEMPLATE, "utf-8")
+        home.settings = dataclasses.replace(home.settings, engine_arguments=f"--chat-template-file {template}")
+        with forcing_calls("weather"):
+            await _restart(home, source)
+            new = await home.runtime.chat.new_chat()
+            chosen = dataclasses.replace(new.options, tools=("towns/*",), permission=PermissionMode.ASK)
+            new = dataclasses.replace(new, options=chosen)
+            home.runtime.chat.send(new.id, QUESTION, home.greedy_sampling, new=new)
+            for number in range(1, ROUNDS + 1):
+                print_err(f"Round {number} …")
+                reply = await _wait_for_question(home, new.id)
+                receipt, agrees = reply.receipt, await _agrees_with_cold(home, reply)
+                assert receipt is not None
+                rounds.append(
+                    {
+                        "cached_tokens": receipt.cached_tokens,
+                        "prompt_tokens": receipt.prompt_tokens,
+                        "source": receipt.source,
+                        "agrees": agrees,
+                        "arguments": reply.calls[0].arguments,
+                    }
+                )
+                await _restart(home, source)
+                home.runtime.chat.retry(new.id, home.greedy_sampling)
+                await _allow(home, new.id)
+    reused = [entry["cached_tokens"] / entry["prompt_tokens"] for entry in rounds[1:]]
+    return {"rounds": rounds, "least_reused": min(reused), "outputs_agree": all(entry["agrees"] for entry in rounds)}
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - the condition may be anything
+        await asyncio.sleep(0.01)
+
+
+async def _restart(home: BenchSetup, source: Towns) -> None:
+    await home.restart()
+    home.runtime.chat.turn_context.toolbox = Toolbox(lambda: [source])
+
+
+async def _allow(home: BenchSetup, chat: str) -> None:
+    call_id, calls = await _pending(home, chat), home.runtime.chat.turns.tool_calls
+    calls.answer(call_id, Answer(Decision.ONCE))
+    await _until(lambda: call_id not in calls.pending)
+
+
+async def _pending(home: BenchSetup, chat: str) -> str:
+    calls = home.runtime.chat.turns.tool_calls
+    await _until(lambda: calls.pending_in(chat))
+    return calls.pending_in(chat)[0].call.id
+
+
+async def _wait_for_question(home: BenchSetup, chat: str) -> Message:
+    """Wait until a call waits for permission and its reply is saved; return the reply."""
+    await _pending(home, chat)
+    await home.runtime.chat.slots.wait_until_released([chat])
+    return (await home.runtime.chat.messages(chat))[-1]
+
+
+async def _agrees_with_cold(home: BenchSetup, reply: Message) -> bool:
+    """Compare a reply with one computed in an erased slot."""
+    path = await home.runtime.chat.turn_context.run(Database.path, reply.parent_id or "")
+    engine = (await home.runtime.engine.ready()).engine
+    async with home.runtime.chat.slots.exclusive():
+        await engine.erase_slot()
+        home.runtime.chat.slots.forget()
+        pieces: list[str] = []
+        async for chunk in engine.chat(prompt_messages(path), home.greedy_sampling):
+            pieces += [delta.arguments for delta in chunk.calls if delta.index == 0]
+    assert path[0].role is Role.SYSTEM
+    return bool(json.loads("".join(pieces)) == json.loads(reply.calls[0].arguments))
