@@ -1,5 +1,7 @@
 """Disk use of many chats on one system prompt and of many short turns, and how soon one more chat answers."""
 
+import dataclasses
+from collections.abc import Collection
 from statistics import mean, median
 from typing import Any
 
@@ -18,10 +20,56 @@ from kvchat.cli.bench import (
 from kvchat.cli.terminal import print_err
 from kvchat.engine.api.wire import ChatMessage
 from kvchat.kvstore.savepoint import common_prefix
+from kvchat.tools.tool import Tool, freeze, prompt_tools
 
 OWN_TOKENS = 200  # of each chat: its question and its reply
 ROUNDS = 5  # each with a new chat after a restart and a hot one
 GROWTH_REPLY_TOKENS = 24
+# Qwen's format for tools, as ChatML: it works with every model that has ChatML's tokens.
+TEMPLATE = r"""
+{%- if tools %}<|im_start|>system
+{%- if messages[0].role == 'system' %}
+{{ messages[0].content }}
+{% endif %}
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call><|im_end|>
+{% elif messages[0].role == 'system' %}<|im_start|>system
+{{ messages[0].content }}<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}<|im_start|>user
+{{ message.content }}<|im_end|>
+{% elif message.role == 'assistant' %}<|im_start|>assistant
+{{ message.content }}
+{%- for tool_call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ tool_call.function.name }}", "arguments": {{ tool_call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% elif message.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
+<tool_response>
+{{ message.content }}
+</tool_response>
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>
+{% endif %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 
 
 async def growth(options: BenchOptions, turns: int) -> dict[str, Any]:
@@ -50,19 +98,29 @@ async def growth(options: BenchOptions, turns: int) -> dict[str, Any]:
     }
 
 
-async def measure(options: BenchOptions, chats: int) -> dict[str, Any]:
-    """Measure many chats, then a new one after a restart, hot and cold. Raises KvchatError.
+def use_template(home: BenchSetup, template: str) -> None:
+    """Have the engine use this chat template from its next start on."""
+    file = home.paths.data / "template.jinja"
+    file.write_text(template, "utf-8")
+    home.settings = dataclasses.replace(home.settings, engine_arguments=f"--chat-template-file {file}")
 
-    `unique_rows_bytes`: the system prompt's rows once and each chat's own. Recurrent states and sliding windows are
+
+async def measure(options: BenchOptions, chats: int, tools: Collection[Tool] = ()) -> dict[str, Any]:
+    """Measure many chats with one system prompt or the same tools, then a new one after a restart, hot and cold.
+
+    Raises KvchatError. `unique_rows_bytes`: the system prompt's rows once and each chat's own. Recurrent states and sliding windows are
     not counted: for such models the store keeps more. `restored_…`: sent at once after a restart, restore included;
     `ahead_…`: opened before Send, as in the window. Ratios are to the hot reply of the same round; medians.
     """
     async with bench_home(options) as home:
-        system = await home.make_notes(options.tokens)
+        if tools:
+            use_template(home, TEMPLATE)
+            await home.restart()
+        system = "" if tools else await home.make_notes(options.tokens)
         for number in range(1, chats + 1):
             print_err(f"Chat {number} of {chats} …")
             text = await home.make_notes(OWN_TOKENS - REPLY_TOKENS, 1000 * number)
-            await _new_chat(home, system, f"{number}. {text}", keep=True)
+            await _new_chat(home, system, tools, f"{number}. {text}", keep=True)
             home.check_save_count(number)
         usage, kept = await home.runtime.save_points.usage(), tuple(home.saves)
 
@@ -70,21 +128,20 @@ async def measure(options: BenchOptions, chats: int) -> dict[str, Any]:
         for number in range(ROUNDS):
             print_err(f"New chats, round {number + 1} of {ROUNDS}: after a restart, looked at after a restart, hot …")
             await home.restart()
-            restored.append(await _new_chat(home, system, _question(3 * number)))
+            restored.append(await _new_chat(home, system, tools, _question(3 * number)))
             await home.restart()
-            ahead.append(await _new_chat(home, system, _question(3 * number + 1), select=True))
-            hot.append(await _new_chat(home, system, _question(3 * number + 2)))
+            ahead.append(await _new_chat(home, system, tools, _question(3 * number + 1), select=True))
+            hot.append(await _new_chat(home, system, tools, _question(3 * number + 2)))
 
         print_err("A new chat without save points …")
         await home.runtime.save_points.delete(None)
         await home.restart()
-        cold = await _new_chat(home, system, _question(3 * ROUNDS))
+        cold = await _new_chat(home, system, tools, _question(3 * ROUNDS))
 
         loaded = await home.runtime.engine.ready()
+        root = ChatMessage(Role.SYSTEM.value, system, tools=prompt_tools(freeze(tools)))
         prompts = [
-            await loaded.engine.prompt_tokens(
-                [ChatMessage(Role.SYSTEM.value, system), ChatMessage(Role.USER.value, _question(number))]
-            )
+            await loaded.engine.prompt_tokens([root, ChatMessage(Role.USER.value, _question(number))])
             for number in range(2)
         ]
     shared = common_prefix(*prompts)
@@ -111,10 +168,12 @@ async def measure(options: BenchOptions, chats: int) -> dict[str, Any]:
 
 
 async def _new_chat(
-    home: BenchSetup, system: str, text: str, *, keep: bool = False, select: bool = False
+    home: BenchSetup, system: str, tools: Collection[Tool], text: str, *, keep: bool = False, select: bool = False
 ) -> BenchReply:
     """Return the reply in a new chat; with `select`, the chat is opened and restored before the message is sent."""
     chat = await home.runtime.chat.new_conversation(system)
+    if tools:
+        await home.runtime.chat.options.change_tools(chat.id, tools)
     if select:
         home.runtime.chat.select(chat.id)
         await home.runtime.chat.wait_until_idle()

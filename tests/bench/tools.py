@@ -20,55 +20,12 @@ from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.tools.tool import Tool, ToolResult
 from kvchat.tools.toolbox import Toolbox
+from tests.bench import shared_prompt
 
 ROUNDS = 5
+TOOLS, CHATS = 120, 20  # some 10,000 tokens of definitions; chats that share them
 REPLY_TOKENS = 120
 QUESTION = "How is the weather in the towns on the river? Look it up, town by town."
-# Qwen's format for tools, as ChatML: it works with every model that has ChatML's tokens.
-TEMPLATE = r"""
-{%- if tools %}<|im_start|>system
-{%- if messages[0].role == 'system' %}
-{{ messages[0].content }}
-{% endif %}
-# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{%- for tool in tools %}
-{{ tool | tojson }}
-{%- endfor %}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{"name": <function-name>, "arguments": <args-json-object>}
-</tool_call><|im_end|>
-{% elif messages[0].role == 'system' %}<|im_start|>system
-{{ messages[0].content }}<|im_end|>
-{% endif %}
-{%- for message in messages %}
-{%- if message.role == 'user' %}<|im_start|>user
-{{ message.content }}<|im_end|>
-{% elif message.role == 'assistant' %}<|im_start|>assistant
-{{ message.content }}
-{%- for tool_call in message.tool_calls or [] %}
-<tool_call>
-{"name": "{{ tool_call.function.name }}", "arguments": {{ tool_call.function.arguments | tojson }}}
-</tool_call>
-{%- endfor %}<|im_end|>
-{% elif message.role == 'tool' %}
-{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
-<tool_response>
-{{ message.content }}
-</tool_response>
-{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>
-{% endif %}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 
 
 class Towns:
@@ -104,7 +61,8 @@ def forcing_calls(name: str) -> Iterator[None]:
     chat, body = LlamaServerClient.chat, wire.chat_body
 
     def one_call(prompt: wire.Body, sampling: Sampling, slot: int = 0) -> wire.Body:
-        return body(prompt, sampling, slot) | {"parallel_tool_calls": False}
+        limits = {"parallel_tool_calls": False, "tool_choice": "required", "stop": ["</tool_call>"]}
+        return body(prompt, sampling, slot) | (limits if "tools" in prompt else {})
 
     def forced(
         client: LlamaServerClient, messages: Sequence[ChatMessage], sampling: Sampling
@@ -116,17 +74,15 @@ def forcing_calls(name: str) -> Iterator[None]:
         yield
 
 
-async def measure(options: BenchOptions, tools: int = 20) -> dict[str, Any]:
-    """Measure five rounds of calls with a restart between each. Raises KvchatError.
+async def measure(options: BenchOptions, tools: int = TOOLS, chats: int = CHATS) -> dict[str, Any]:
+    """Measure five rounds of calls with a restart between each, and chats that share their tools. Raises KvchatError.
 
     `least_reused`: the smallest share of a prompt of rounds 2 to 5 that was not processed again. `outputs_agree`: each
     greedy reply equals that of a slot which was erased before.
     """
     source, rounds = Towns(tools), list[dict[str, Any]]()
     async with bench_home(options, reply_tokens=REPLY_TOKENS) as home:
-        template = home.paths.data / "template.jinja"
-        template.write_text(TEMPLATE, "utf-8")
-        home.settings = dataclasses.replace(home.settings, engine_arguments=f"--chat-template-file {template}")
+        shared_prompt.use_template(home, shared_prompt.TEMPLATE)
         with forcing_calls("weather"):
             await _restart(home, source)
             new = await home.runtime.chat.new_chat()
@@ -151,7 +107,9 @@ async def measure(options: BenchOptions, tools: int = 20) -> dict[str, Any]:
                 home.runtime.chat.retry(new.id, home.greedy_sampling)
                 await _allow(home, new.id)
     reused = [entry["cached_tokens"] / entry["prompt_tokens"] for entry in rounds[1:]]
-    return {"rounds": rounds, "least_reused": min(reused), "outputs_agree": all(entry["agrees"] for entry in rounds)}
+    agree = all(entry["agrees"] for entry in rounds)
+    shared = await shared_prompt.measure(options, chats, await source.tools())
+    return {"rounds": rounds, "least_reused": min(reused), "outputs_agree": agree, "shared": shared}
 
 
 async def _until(condition: Callable[[], object]) -> None:
@@ -178,8 +136,9 @@ async def _pending(home: BenchSetup, chat: str) -> str:
 
 async def _wait_for_question(home: BenchSetup, chat: str) -> Message:
     """Wait until a call waits for permission and its reply is saved; return the reply."""
+    saved = len(home.saves)
     await _pending(home, chat)
-    await home.runtime.chat.slots.wait_until_released([chat])
+    await _until(lambda: len(home.saves) > saved)
     return (await home.runtime.chat.messages(chat))[-1]
 
 
