@@ -108,9 +108,9 @@ def use_template(home: BenchSetup, template: str) -> None:
 async def measure(options: BenchOptions, chats: int, tools: Collection[Tool] = ()) -> dict[str, Any]:
     """Measure many chats with one system prompt or the same tools, then a new one after a restart, hot and cold.
 
-    Raises KvchatError. `unique_rows_bytes`: the system prompt's rows once and each chat's own. Recurrent states and sliding windows are
-    not counted: for such models the store keeps more. `restored_…`: sent at once after a restart, restore included;
-    `ahead_…`: opened before Send, as in the window. Ratios are to the hot reply of the same round; medians.
+    Raises KvchatError. `unique_rows_bytes`: the shared rows once and each chat's own. Recurrent states and sliding
+    windows are not counted: for such models the store keeps more. `restored_…`: sent at once after a restart, restore
+    included; `ahead_…`: opened before Send, as in the window. Ratios are to the hot reply of the same round; medians.
     """
     async with bench_home(options) as home:
         if tools:
