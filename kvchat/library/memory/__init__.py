@@ -13,5 +13,6 @@ the store deletes slot files in memory that the model leaves no room for (`Manag
 
 **After the load,** `engine/process/log.py` reads the allocations from the engine's log (`--verbosity 4`). A load that
 runs out of memory is retried with half the context each time and, at 16K tokens, without the GPU. The context that
-could be loaded is stored (`LoadLimits`).
+could be loaded is stored (`LoadLimits`). If the engine crashes twice during a load, as drivers do when their memory is
+full, the GPU is not used (`engine/process/supervisor.py`).
 """
