@@ -769,6 +769,7 @@ class Tour:
             for pid in system.pids(system.process_pattern):
                 os.kill(pid, signal.SIGKILL)
             wait(lambda: not system.pids(system.engine_pattern), "end of the engine", 20)
+            time.sleep(5)  # Wine's desktop ends with its last window
             self.start()
             if self.rows("SELECT count(*) FROM messages") != before:
                 raise StepFailed("messages are missing")
