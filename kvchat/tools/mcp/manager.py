@@ -23,7 +23,10 @@ Entry = Mapping[str, Any]
 
 
 class ServerManager:
-    """The configured servers. Event-loop thread only; files are read and written in threads."""
+    """The configured servers. Event-loop thread only; files are read and written in threads.
+
+    `servers` has snapshots to show; `source(name).log.lines` has a server's log. Methods raise KvchatError.
+    """
 
     def __init__(self, paths: Paths) -> None:
         self.problem: ConfigBroken | None = None  # of mcp.json, whose servers are then unknown

@@ -102,6 +102,7 @@ async def test_cancelled_call_is_cancelled_at_the_server(faulty: Start) -> None:
     await until(lambda: "cancelled" in source.log.lines)
 
 
+@pytest.mark.slow
 async def test_progress_extends_the_time(faulty: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     source = await faulty()
     await source.tools()

@@ -17,6 +17,8 @@ from kvchat.tools.mcp.server import ServerState
 from kvchat.tools.mcp.source import McpSource
 from tests.tools.mcp.test_http import serving
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
