@@ -74,13 +74,25 @@ def forcing_calls(name: str) -> Iterator[None]:
         yield
 
 
-async def measure(options: BenchOptions, tools: int = TOOLS, chats: int = CHATS) -> dict[str, Any]:
-    """Measure five rounds of calls with a restart between each, and chats that share their tools. Raises KvchatError.
+async def measure(options: BenchOptions) -> dict[str, Any]:
+    """Measure rounds of calls with a restart between each, and chats that share their tools. Raises KvchatError.
 
-    `least_reused`: the smallest share of a prompt of rounds 2 to 5 that was not processed again. `outputs_agree`: each
-    greedy reply equals that of a slot which was erased before.
+    `least_reused`: the smallest share of a prompt after the first that was not processed again. The rest is the new
+    result. `outputs_agree`: each greedy reply equals that of a slot which was erased before.
     """
-    source, rounds = Towns(tools), list[dict[str, Any]]()
+    rounds = await measure_rounds(options, TOOLS, ROUNDS)
+    shared = await shared_prompt.measure(options, CHATS, await Towns(TOOLS).tools())
+    return {
+        "rounds": rounds,
+        "least_reused": min(entry["cached_tokens"] / entry["prompt_tokens"] for entry in rounds[1:]),
+        "outputs_agree": all(entry["agrees"] for entry in rounds),
+        "shared": shared,
+    }
+
+
+async def measure_rounds(options: BenchOptions, tools: int, rounds: int) -> list[dict[str, Any]]:
+    """Measure rounds of one turn. After each, kvchat restarts while the call waits for permission."""
+    source, measured = Towns(tools), list[dict[str, Any]]()
     async with bench_home(options, reply_tokens=REPLY_TOKENS) as home:
         shared_prompt.use_template(home, shared_prompt.TEMPLATE)
         with forcing_calls("weather"):
@@ -89,12 +101,12 @@ async def measure(options: BenchOptions, tools: int = TOOLS, chats: int = CHATS)
             chosen = dataclasses.replace(new.options, tools=("towns/*",), permission=PermissionMode.ASK)
             new = dataclasses.replace(new, options=chosen)
             home.runtime.chat.send(new.id, QUESTION, home.greedy_sampling, new=new)
-            for number in range(1, ROUNDS + 1):
+            for number in range(1, rounds + 1):
                 print_err(f"Round {number} …")
                 reply = await _wait_for_question(home, new.id)
                 receipt, agrees = reply.receipt, await _agrees_with_cold(home, reply)
                 assert receipt is not None
-                rounds.append(
+                measured.append(
                     {
                         "cached_tokens": receipt.cached_tokens,
                         "prompt_tokens": receipt.prompt_tokens,
@@ -106,10 +118,7 @@ async def measure(options: BenchOptions, tools: int = TOOLS, chats: int = CHATS)
                 await _restart(home, source)
                 home.runtime.chat.retry(new.id, home.greedy_sampling)
                 await _allow(home, new.id)
-    reused = [entry["cached_tokens"] / entry["prompt_tokens"] for entry in rounds[1:]]
-    agree = all(entry["agrees"] for entry in rounds)
-    shared = await shared_prompt.measure(options, chats, await source.tools())
-    return {"rounds": rounds, "least_reused": min(reused), "outputs_agree": agree, "shared": shared}
+    return measured
 
 
 async def _until(condition: Callable[[], object]) -> None:
