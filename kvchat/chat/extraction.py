@@ -6,6 +6,7 @@ PDF pages are separated by form feeds; other formats become Markdown.
 """
 
 import io
+import os
 import posixpath
 import re
 import subprocess
@@ -61,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
         resource.setrlimit(resource.RLIMIT_CPU, (int(TIMEOUT_S), int(TIMEOUT_S)))  # if kvchat has been killed
     except (ImportError, ValueError, OSError):
         pass
-    data = sys.stdin.buffer.read()
+    with os.fdopen(0, "rb", closefd=False) as file:  # `sys.stdin` may be None in a program without a console
+        data = file.read()
     try:
         text = _extract(data, arguments[0])
     except PermissionError:
@@ -71,8 +73,8 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_TOO_LONG if isinstance(error, OverflowError) else EXIT_DAMAGED
     if len(text) > MAX_CHARACTERS:
         return EXIT_TOO_LONG
-    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
-    sys.stdout.buffer.flush()
+    with os.fdopen(1, "wb", closefd=False) as file:
+        file.write(text.encode("utf-8", "replace"))
     return 0
 
 

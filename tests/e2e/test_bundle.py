@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from office_oxide import create_from_markdown
 
 from kvchat.engine.process.plan import free_port
 from kvchat.library.remote.starter import starter_path
@@ -66,7 +67,9 @@ def check_doctor(program: Path, home: Home) -> None:
 def check_ask(program: Path, home: Home) -> None:
     ask = ("ask", "--starter", "--json", "--max-tokens", "8", "--temperature", "0")
     first = json.loads(run_without_python(program, *ask, "--new", "Name a fruit.", home=home))
-    second = json.loads(run_without_python(program, *ask, "And another one.", home=home))
+    letter = home.folder / "letter.docx"
+    create_from_markdown("# Fruit\n\nPears and plums.\n", "docx", letter)
+    second = json.loads(run_without_python(program, *ask, "--attach", str(letter), "And another one.", home=home))
     assert second["chat_id"] == first["chat_id"]
     assert second["receipt"]["source"] == "disk"
     assert second["receipt"]["cached_tokens"] > 0
