@@ -17,11 +17,12 @@ from kvchat.chat.record.messages import Attachment, Message, Role, looked_up_doc
 from kvchat.chat.turn_context import TurnContext
 from kvchat.text.language import plural
 from kvchat.text.passages import Index, Passage, join_neighbours, quote_passage
+from kvchat.text.search import split_words
 
 MAX_PASSAGES = 5  # per question
 CONTEXT_SHARE = 8  # passages of a question get at most 1/n of the context
 DEFAULT_TOKENS = 1500  # for passages while the context length is unknown
-MIN_WORDS = 4  # of a question that makes sense without the one before it
+MIN_WORDS = 4  # of a question that makes sense without the one before it; characters in Chinese and the like
 _CANDIDATES = 20  # ranked passages, of which some may be quoted already
 _PLACE_TOKENS = 24  # of a passage, for its place
 _KEPT_INDEXES = 4
@@ -67,7 +68,7 @@ class Lookup:
         use = await self._context.usage(conversation_id, question, () if edits else attachments)
         tokens = min(use.limit // CONTEXT_SHARE, use.free) if use else DEFAULT_TOKENS
         query = question
-        if len(question.split()) < MIN_WORDS:
+        if len(split_words(question).split()) < MIN_WORDS:
             asked = [message.content for message in branch if message.role is Role.USER]
             query = "\n".join((question, *asked[-1:]))
         quoted = [a.text for message in branch for a in message.attachments if a.source]

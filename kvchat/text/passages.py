@@ -79,7 +79,7 @@ def split(text: str) -> list[Passage]:
             headings = [kept for kept in headings if kept[0] < heading[0]] + [heading]
         for piece in _pieces(line):
             length = len(piece.encode())
-            if has_body and size + length > MAX_PASSAGE_BYTES:
+            if size and size + length > MAX_PASSAGE_BYTES:
                 close(at)
             at += len(piece)
             size += length
@@ -93,6 +93,8 @@ def split(text: str) -> list[Passage]:
 
 def _heading(line: str, *, isolated: bool) -> tuple[int, str] | None:
     """Return a heading's level and name, or None for other lines."""
+    if len(line) > 4 * _MAX_HEADING:
+        return None
     if (found := _MARKDOWN_HEADING.match(line)) is not None:
         return len(found[1]), found[2][:_MAX_HEADING]
     name = line.strip("\f \t*_=")

@@ -33,7 +33,17 @@ def test_passages_are_cut_at_headings_and_know_their_place() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["word " * 9000, "字" * 9000, "Ein Satz. " * 3000, "x" * 9000, "a\n" * 9000, "", " \n\f"]
+    "text",
+    [
+        "word " * 9000,
+        "字" * 9000,
+        "Ein Satz. " * 3000,
+        "x" * 9000,
+        "a\n" * 9000,
+        "LAKE\n\n" * 900,
+        "# " * 90_000 + "x",
+        "",
+    ],
 )
 def test_every_character_is_in_one_passage_of_bounded_size(text: str) -> None:
     passages = split(text)
