@@ -31,12 +31,24 @@ class Toolbox:
                 tools += answer
         return tools, errors
 
+    async def find(self, tool: Tool) -> Tool:
+        """Return a chat's tool as its source defines it now: a chat may come from a file. Raises KvchatError."""
+        for offered in await self._source(tool).tools():
+            if offered.name == tool.name:
+                return offered
+        detail = _("“{source}” does not offer it any more.", source=tool.source)
+        raise ToolFailed(_("The tool “{name}” is not available", name=tool.name), detail)
+
+    def _source(self, tool: Tool) -> ToolSource:
+        for source in self._sources():
+            if source.id == tool.source:
+                return source
+        title = _("The tool “{name}” is not available", name=tool.name)
+        raise ToolFailed(title, _("“{source}” was removed or turned off.", source=tool.source))
+
     async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
         """Execute a call with the source of a chat's tool. Raises ToolFailed."""
-        source = next((source for source in self._sources() if source.id == tool.source), None)
-        if source is None:
-            title = _("The tool “{name}” is not available", name=tool.name)
-            raise ToolFailed(title, _("“{source}” was removed or turned off.", source=tool.source))
+        source = self._source(tool)
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 result = await source.call(tool.name, arguments)

@@ -27,6 +27,7 @@ from kvchat.transfer.rows import conversation_rows, write_json
 
 T = TypeVar("T")
 SPEAKER_LABELS = {Role.SYSTEM: N_("System prompt"), Role.USER: N_("You"), Role.ASSISTANT: N_("Reply")}
+SPEAKER_LABELS |= {Role.TOOL: N_("Tool result")}
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = """
@@ -135,7 +136,12 @@ def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
         parts += [
             _("*Attached: {name}*", name=one_line(safe_prose(attachment.name))) for attachment in message.attachments
         ]
+        if message.role is Role.TOOL:
+            parts.append(_fenced(message.content))
+            continue
         parts.append(_sanitize_markdown(message.content.strip()))
+        for call in message.calls:
+            parts += [_("*Tool call: {name}*", name=one_line(safe_prose(call.name))), _fenced(call.arguments)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -163,6 +169,10 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
                     parts.append(f'<p><img src="data:image/{kind};base64,{data}" alt="{name}"></p>')
                 else:
                     parts.append(_as_collapsible_html(name, safe_document(attachment.name, attachment.text)))
+            if message.role is Role.TOOL:
+                parts.append(_as_collapsible_html(_as_call(message), safe_code(message.content)))
+                yield f'<article class="tool" dir="auto">{"".join(parts)}</article>\n'
+                continue
             env: dict[str, Any] = {}
             tokens = reader.parse(message.content, env) if message.role is Role.ASSISTANT else None
             if tokens is None or is_too_deep(tokens):
@@ -178,6 +188,16 @@ def file_name(conversation: Conversation, suffix: str) -> str:
     title = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", safe_prose(conversation.title)).strip(" .")[:60].rstrip(" .")
     title = title or _("Chat")
     return f"{title} {conversation.id[:6]}{suffix}"
+
+
+def _fenced(text: str) -> str:
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+    return f"{fence}\n{safe_code(text.strip())}\n{fence}"
+
+
+def _as_call(message: Message) -> str:
+    """Return a tool result's call as HTML."""
+    return "".join(html.escape(safe_code(f"{call.name} {call.arguments}")) for call in message.calls) or _("Tool")
 
 
 def _as_collapsible_html(title: str, text: str) -> str:

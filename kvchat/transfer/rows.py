@@ -6,10 +6,11 @@ import re
 import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import IO, Any
 
 from kvchat.chat.attachments import AttachmentError, picture_attachment
+from kvchat.chat.options import PermissionMode, options_from_json, options_to_json
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import (
     MessageState,
@@ -82,6 +83,8 @@ def store_rows(database: Database, conversation: Row) -> bool:
         {k: v for k, v in conversation.items() if k != "messages"}, _CONVERSATION_TYPES, _("the chat")
     )
     checked["title"] = checked["title"][:MAX_TITLE]
+    options = options_from_json(as_text(checked.get("options")))  # a file grants nothing
+    checked["options"] = options_to_json(replace(options, permission=PermissionMode.READ_ONLY))
     messages = [_checked_message(message, place) for place, message in enumerate(messages, 1)]
     _check_tree(checked.get("leaf_id"), messages)
     try:

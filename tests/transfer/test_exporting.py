@@ -1,12 +1,14 @@
 """Markdown and HTML exports."""
 
 import zipfile
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from kvchat.chat.record.messages import MessageState, Role
+from kvchat.chat.record.messages import MessageState, Role, new_message
 from kvchat.errors import KvchatError
+from kvchat.tools.tool import ToolCall
 from kvchat.transfer.exporting import ExportForm, export_file
 from tests.transfer.library import made_conversation, open_library
 
@@ -78,3 +80,18 @@ def test_hidden_characters_are_shown_or_dropped_except_in_json(tmp_path):
             assert seen in written
         for code in ("co", "blo", "inden"):
             assert f"{code}⟦TAG I⟧⟦SHY⟧⟦U+2063⟧⟦HANGUL FILLER⟧" in written
+
+
+def test_tool_calls_are_exported_as_text(tmp_path):
+    database, call = open_library(tmp_path), ToolCall("1", "read_file", '{"path": "a"}')
+    conversation = made_conversation(database)
+    reply = database.append_message(replace(database.branch(conversation.id)[-1], calls=(call,)))
+    hostile = "```\n</details><script>x</script>"
+    result = new_message(conversation.id, Role.TOOL, hostile, parent_id=reply.id)
+    database.append_message(replace(result, calls=(call,)))
+    for name in ("a.md", "a.html"):
+        export_file(database, [conversation.id], ExportForm.from_suffix(tmp_path / name), tmp_path / name)
+    markdown, page = [(tmp_path / name).read_text("utf-8") for name in ("a.md", "a.html")]
+    assert '*Tool call: read_file*\n\n```\n{"path": "a"}\n```\n\n## Tool result\n\n````\n```\n</details>' in markdown
+    assert not {"script"} & {tag for tag, _ in Tags(page).seen}
+    assert "read_file" in page

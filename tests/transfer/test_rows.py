@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvchat.chat.options import PermissionMode, answer_settings
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import import_paths
@@ -120,3 +121,12 @@ def test_unknown_and_local_values_are_dropped(tmp_path):
     assert [chat.model for chat in there.conversations()] == [None]
     assert there.branch(row["id"])[0].content == "half \ufffd here"
     assert next(message for message in there.branch(row["id"]) if message.receipt).receipt == RECEIPT
+
+
+def test_an_imported_chat_grants_no_tool_calls(tmp_path):
+    row = exported_row(tmp_path) | {"options": '{"permission": "all", "tools": ["files/*"]}'}
+    there = open_library(tmp_path / "there")
+    assert store_rows(there, row)
+    options = answer_settings(there, row["id"]).options
+    assert options.permission is PermissionMode.READ_ONLY
+    assert options.tools == ("files/*",)

@@ -1,7 +1,8 @@
 """Execution of a reply's tool calls: validate, ask for permission, run, store the results.
 
-Only an answer to `ToolCalls.ask`, the chat's permission mode or an earlier grant lets a call run. Nothing that a
-model or a tool says is consulted. No slot is held meanwhile.
+Only an answer to `ToolCalls.ask`, the chat's permission mode or an earlier grant lets a call run, and the last two
+only if the tool is still what the chat froze. Nothing that a model or a result says is consulted. No slot is held
+meanwhile.
 """
 
 import asyncio
@@ -140,8 +141,13 @@ class ToolCalls:
             return await self._store(parent, call, ToolResult(error, is_error=True)), True
         if error := validation_error(tool, arguments):
             return await self._store(parent, call, ToolResult(f"Invalid arguments: {error}", is_error=True)), True
-        chosen = await self._turn_context.answer_settings(reply.conversation_id)
-        if not await self._is_granted(tool, reply.conversation_id, chosen.options.permission):
+        try:
+            current = await self._turn_context.toolbox.find(tool)
+        except KvchatError as failure:
+            return await self._store(parent, call, ToolResult(str(failure), is_error=True)), False
+        mode = (await self._turn_context.answer_settings(reply.conversation_id)).options.permission
+        is_changed, tool = current.digest != tool.digest, current
+        if is_changed or not await self._is_granted(tool, reply.conversation_id, mode):
             answer = await self.ask(reply, call, tool)
             if answer.arguments is not None and answer.arguments != call.arguments:
                 call = replace(call, arguments=answer.arguments)

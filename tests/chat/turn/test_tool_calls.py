@@ -153,6 +153,15 @@ async def test_modes_and_grants_hold_for_the_definition_they_were_given_for(stag
     await answer(stage, changed, Answer(Decision.DENY))
     assert await stage.finish(reply) is not None
     assert len(sky.calls) == 3
+    sky.offered = [replace(WEATHER, read_only=False)]  # unlike what the chats froze, as if they came from a file
+    plan(stage, [], [], [("weather", "Paris")], [], [("weather", "Paris")])
+    reply = stage.service.send(other, "And here?")
+    await answer(stage, other, Answer(Decision.DENY))
+    await stage.finish(reply)
+    sky.offered = []
+    assert await stage.ask(other) is not None
+    assert "does not offer it any more" in (await stage.messages(other))[-2].content
+    assert len(sky.calls) == 3
 
 
 async def test_tools_stay_as_they_were_when_the_chat_began(stage: Stage, sky: Sky) -> None:
