@@ -104,6 +104,7 @@ class Runtime:
             model_sampling=self.model.loaded_model_sampling,
             keep_deleted_s=lambda: self.settings.keep_deleted_s,
             read_ahead_off_reason=self._prefill_blocker,
+            remembered_tools=lambda: self.settings.new_chat_tools,
             toolbox=Toolbox(lambda: (self.built_in_tools, *self.mcp_servers.sources)),
         )
         self.chat = ChatService(turn_context)

@@ -34,6 +34,7 @@ from kvchat.chat.turn.forecasts import Forecasts
 from kvchat.chat.turn.imported_memory import MemoryVerifier
 from kvchat.chat.turn.read_ahead import ReadAhead
 from kvchat.chat.turn.titles import TitleGenerator
+from kvchat.chat.turn.tool_choice import ToolChoice
 from kvchat.chat.turn.turn import Turn, TurnStart
 from kvchat.chat.turn.turns import Turns, select_question
 from kvchat.chat.turn_context import TurnContext
@@ -159,6 +160,7 @@ class ChatService:
         turn_context.is_answering = self.is_answering
         self.context, self.options = ContextService(turn_context), OptionsService(turn_context)
         self.lookup = Lookup(turn_context, self.context)
+        self.tool_choice = ToolChoice(turn_context)
         self.turns = Turns(turn_context, self.context, self.lookup, on_slot_changed=self.read_ahead.start)
         self.recently_deleted = RecentlyDeleted(turn_context, self.finder, self._stop_work)
         self.library = Library(turn_context, self.recently_deleted.purge, on_slot_changed=self.read_ahead.start)

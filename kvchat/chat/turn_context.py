@@ -53,6 +53,8 @@ class TurnContext:
     model_sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # defaults of the model in use
     default_model: Callable[[], str | None] = lambda: None  # path of the model for chats without one
     read_ahead_off_reason: Callable[[], Reason | None] = lambda: None  # why reading ahead is off; None if it is on
+    remembered_tools: Callable[[], tuple[str, ...]] = tuple  # selected for the last new chat
+    new_chat_tools: Callable[[ChatOptions], str] = lambda options: ""  # to freeze for a new chat, as far as known
     keep_deleted_s: Callable[[], float] = lambda: 0.0  # seconds to keep deleted chats
     toolbox: Toolbox = field(default_factory=Toolbox)
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
@@ -109,7 +111,8 @@ class TurnContext:
         if conversation_id is not None:
             return await self.answer_settings(conversation_id), await self.branch(conversation_id)
         preset = next((preset for preset in await self.run(presets) if preset.is_default), Preset(""))
-        system = [new_message(NEW_CHAT_ID, Role.SYSTEM, preset.system)] if preset.system else []
+        root = replace(new_message(NEW_CHAT_ID, Role.SYSTEM, preset.system), tools=self.new_chat_tools(preset.options))
+        system = [root] if preset.system or root.tools else []
         return AnswerSettings(preset.model or self.default_model(), preset.options), system
 
     async def absorb(self, timeout_s: float = ABSORB_TIMEOUT_S) -> None:

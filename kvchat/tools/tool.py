@@ -54,6 +54,15 @@ class ToolResult:
     links: tuple[tuple[str, str], ...] = ()  # name and URL, to show; not fetched
 
 
+@dataclass(frozen=True)
+class SourceTools:
+    """The tools that a source offers, or why it cannot list them."""
+
+    source: str
+    tools: tuple[Tool, ...] = ()
+    error: KvchatError | None = None
+
+
 class ToolFailed(KvchatError):
     """A source cannot list its tools or execute a call. The model reads the message as the call's result."""
 
@@ -85,6 +94,11 @@ class ToolSet:
 
     def by_alias(self, alias: str) -> Tool | None:
         return next((tool for tool in self.tools if tool.alias == alias), None)
+
+
+def is_selected(tool: Tool, selected: Collection[str]) -> bool:
+    """True if `selected` names the tool as "SOURCE/NAME" or all of its source as "SOURCE/*"."""
+    return f"{tool.source}/{tool.name}" in selected or f"{tool.source}/*" in selected
 
 
 def freeze(tools: Collection[Tool]) -> str:

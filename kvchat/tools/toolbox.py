@@ -1,13 +1,13 @@
 """All tool sources together: what they offer, and the execution of calls within bounds."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
-from kvchat.tools.tool import MAX_RESULT_CHARS, Tool, ToolFailed, ToolResult, ToolSource
+from kvchat.tools.tool import MAX_RESULT_CHARS, SourceTools, Tool, ToolFailed, ToolResult, ToolSource
 
 CALL_TIMEOUT_S = 300.0  # a source may have a shorter one
 
@@ -18,18 +18,26 @@ class Toolbox:
     def __init__(self, sources: Callable[[], Sequence[ToolSource]] = tuple) -> None:
         self._sources = sources
 
-    async def tools(self) -> tuple[list[Tool], list[KvchatError]]:
-        """Return the tools of all sources, and the errors of those that cannot list theirs."""
-        tools: list[Tool] = []
-        errors: list[KvchatError] = []
-        for answer in await asyncio.gather(*(source.tools() for source in self._sources()), return_exceptions=True):
-            if isinstance(answer, KvchatError):
-                errors.append(answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                tools += answer
-        return tools, errors
+    async def offers(self, selected: Collection[str] | None = None) -> list[SourceTools]:
+        """Return what the sources offer, starting servers if needed; only those of selected tools, if given."""
+
+        async def offer(source: ToolSource) -> SourceTools:
+            try:
+                return SourceTools(source.id, tuple(await source.tools()))
+            except KvchatError as error:
+                return SourceTools(source.id, error=error)
+
+        sources = [
+            source
+            for source in self._sources()
+            if selected is None or any(name.startswith(f"{source.id}/") for name in selected)
+        ]
+        return await asyncio.gather(*map(offer, sources))
+
+    async def tools(self, selected: Collection[str] | None = None) -> tuple[list[Tool], list[KvchatError]]:
+        """Return the tools of `offers`, and the errors of the sources that cannot list theirs."""
+        offers = await self.offers(selected)
+        return [tool for offer in offers for tool in offer.tools], [offer.error for offer in offers if offer.error]
 
     async def find(self, tool: Tool) -> Tool:
         """Return a chat's tool as its source defines it now: a chat may come from a file. Raises KvchatError."""

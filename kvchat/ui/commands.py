@@ -66,6 +66,7 @@ SHORTCUTS = (
     _chat("find-next", N_("Next match"), ("F3", "Ctrl+G"), in_palette=False),
     _chat("find-previous", N_("Previous match"), ("Shift+F3", "Ctrl+Shift+G"), in_palette=False),
     _chat("chat-settings", N_("Chat settings…"), terms=N_("system prompt temperature sampling preset thinking")),
+    _chat("tools", N_("Tools of this chat…"), ("Ctrl+Shift+T",), terms=N_("mcp functions servers permission allow")),
     _chat("rename", N_("Rename this chat"), ("F2",), terms=N_("title name")),
     _chat("name", N_("Generate a title for this chat"), terms=N_("title rename")),
     _chat("delete", N_("Delete this chat"), terms=N_("remove trash")),

@@ -37,6 +37,12 @@ def tokenize(text: str) -> list[int]:
     return [SPECIAL.get(piece, FIRST_BYTE + zlib.crc32(piece.encode()) % 30_000) for piece in pieces]
 
 
+def render_request(body: dict[str, Any]) -> str:
+    """Return the prompt of a chat request: tools come first, as in most templates."""
+    tools = body.get("tools")
+    return (json.dumps(tools) if tools else "") + render(body["messages"])
+
+
 class PlayedServer(Transport):
     """Imitates a llama-server with one slot. The test puts pieces of the reply into `played`; None ends it."""
 
@@ -55,7 +61,7 @@ class PlayedServer(Transport):
         body = body or {}
         match path.partition("?action="):
             case "/apply-template", _, _:
-                answer: dict[str, Any] = {"prompt": render(body["messages"])}
+                answer: dict[str, Any] = {"prompt": render_request(body)}
             case "/tokenize", _, _:
                 answer = {"tokens": [BOS] * body["add_special"] + tokenize(body["content"])}
             case "/slots/0", _, action:
@@ -65,7 +71,7 @@ class PlayedServer(Transport):
         return json.dumps(answer).encode()
 
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
-        prompt = body["prompt"] if path == "/completion" else [BOS, *tokenize(render(body["messages"]))]
+        prompt = body["prompt"] if path == "/completion" else [BOS, *tokenize(render_request(body))]
         cached = self.slot.cached(prompt)
         self.slot.tokens = list(prompt)
         await self.may_read.wait()
@@ -100,6 +106,7 @@ class FakeEngine(SwitchingEngineHost):
     )
     status = EngineStatus(EngineState.READY)
     finding = RestoreFinding(Strategy.PLAIN, proved=True)
+    has_tools = True
     memory = MemoryFacts(16 * GB, total=32 * GB)
     seen: Vitals | None = None
     fingerprint = FINGERPRINT
@@ -128,7 +135,8 @@ class FakeEngine(SwitchingEngineHost):
             raise EngineFailed(self.status.failure)
         if self.status.state is not EngineState.READY:
             await self.start()
-        return ReadyEngine(self.client, 1, self.folder, self.fingerprint, CONTEXT, 64.0, self.finding, has_vision=True)
+        facts = self.client, 1, self.folder, self.fingerprint, CONTEXT, 64.0, self.finding
+        return ReadyEngine(*facts, has_vision=True, has_tools=self.has_tools)
 
     def is_ready(self, model: str | None = None, *, needs_vision: bool = False) -> bool:
         return self.status.state is EngineState.READY and model not in self.gone and not needs_vision

@@ -21,7 +21,16 @@ from kvchat.chat.turn.turn import TurnStart
 from kvchat.chat.turn_context import TurnContext
 from kvchat.errors import KvchatError
 from kvchat.system.concurrency import shielded
-from kvchat.tools.tool import Tool, ToolCall, ToolResult, ToolSet, checkable_schema, freeze, thaw
+from kvchat.tools.tool import (
+    Tool,
+    ToolCall,
+    ToolResult,
+    ToolSet,
+    checkable_schema,
+    freeze,
+    is_selected,
+    thaw,
+)
 
 STOPPED_RESULT = "The user stopped this call."
 DENIED_RESULT = "The user did not allow this call."
@@ -126,8 +135,8 @@ class ToolCalls:
         is_new = not any(message.role is Role.ASSISTANT for message in branch)
         if not (selected and is_new and branch and branch[0].role is Role.SYSTEM and not branch[0].tools):
             return
-        offered, errors = await turn_context.toolbox.tools()
-        tools = [tool for tool in offered if selected & {f"{tool.source}/{tool.name}", f"{tool.source}/*"}]
+        offered, errors = await turn_context.toolbox.tools(selected)
+        tools = [tool for tool in offered if is_selected(tool, selected)]
         for error in errors:
             turn_context.publish(Notice(error.title, error.explanation, conversation_id))
         column = tool_column(replace(branch[0], tools=freeze(tools)))

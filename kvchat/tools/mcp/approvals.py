@@ -35,11 +35,19 @@ class Approvals:
         digests = self._servers.get(server, {}).get("tools")
         return digests if isinstance(digests, dict) else None
 
+    def approved_description(self, server: str, tool: str) -> str | None:
+        """Return the approved description of a tool, to compare it with a new one; None if it is unknown."""
+        descriptions = self._servers.get(server, {}).get("descriptions")
+        text = descriptions.get(tool) if isinstance(descriptions, dict) else None
+        return text if isinstance(text, str) else None
+
     def approve_launch(self, config: ServerConfig) -> None:
         self._save(config.name, launch=config.digest)
 
     def approve_tools(self, server: str, tools: Iterable[Tool]) -> None:
-        self._save(server, tools={tool.name: tool.digest for tool in tools})
+        tools = tuple(tools)
+        descriptions = {tool.name: tool.description for tool in tools}
+        self._save(server, tools={tool.name: tool.digest for tool in tools}, descriptions=descriptions)
 
     def forget(self, server: str) -> None:
         if self._servers.pop(server, None) is not None:

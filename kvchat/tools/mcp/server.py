@@ -30,6 +30,7 @@ class ServerTool:
     tool: Tool
     enabled: bool  # the user has not switched it off
     approved: bool  # its definition is the one that the user approved
+    approved_description: str | None = None  # of a tool whose definition has changed
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class Server:
     def pending_tools(self) -> tuple[Tool, ...]:
         """The tools whose definition is new or changed; they are offered after `approve_tools`."""
         return tuple(item.tool for item in self.tools if not item.approved)
+
+    @property
+    def offered_tools(self) -> tuple[Tool, ...]:
+        return tuple(item.tool for item in self.tools if item.enabled and item.approved)
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,7 @@ class McpSource:
                 tool,
                 tool.name not in self._config.disabled_tools,
                 approved is None or approved.get(tool.name) == tool.digest,
+                self._context.approvals.approved_description(self.id, tool.name),
             )
             for tool in self._listed
         )
@@ -144,7 +145,7 @@ class McpSource:
         if self._context.approvals.tool_digests(self.id) is None:
             await asyncio.to_thread(self._context.approvals.approve_tools, self.id, self._listed)
         self._context.publish()
-        return [item.tool for item in self.server.tools if item.enabled and item.approved]
+        return self.server.offered_tools
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         connection = await self._connected()

@@ -103,6 +103,7 @@ class MainWindow(QMainWindow):
         from kvchat.ui.controllers.chat import ChatController
         from kvchat.ui.controllers.context import ChatDocumentsController, ContextController
         from kvchat.ui.controllers.model import ModelController
+        from kvchat.ui.controllers.tools import ToolsController
         from kvchat.ui.controllers.transfer import TransferController
         from kvchat.ui.models.model_choice import ModelMenu
 
@@ -114,6 +115,7 @@ class MainWindow(QMainWindow):
         self._unsubscribe = runtime.events.subscribe(self.attachments.handle_event)
         self.context = ContextController(runtime, self, self.chat)
         self.chat_documents = ChatDocumentsController(runtime, self, self.chat, self)
+        self.tools = ToolsController(runtime, self, self.chat, self)
         self.transfer = TransferController(runtime, self, self.chat.conversations, self)
         self.models = ModelController(runtime, self, self.chat, self)
         self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner, lambda: self.models.current)
@@ -239,6 +241,7 @@ class MainWindow(QMainWindow):
         self.engine_card.restart_button.clicked.connect(lambda: self.runner.start(runtime.restart_engine()))
         self.engine_card.log_button.clicked.connect(lambda: self.side_windows.open_engine(show_log=True))
         self.side_windows.chat_started.connect(chat.open)
+        self.tools.settings_requested.connect(self.side_windows.open_tool_settings)
         chat.forked.connect(self.show_chat)  # also from the quick window
         self.side_windows.model_used.connect(self.models.apply_default)
         self.side_windows.starter_requested.connect(self.show_first_start)
@@ -293,6 +296,7 @@ class MainWindow(QMainWindow):
             "find-previous": lambda: self.find_bar.step(-1),
             "search": lambda: self._in_sidebar(self.sidebar.search_panel.focus),
             "chat-settings": self.open_chat_settings,
+            "tools": self.tools.open,
             "settings": self.side_windows.open_settings,
             "models": self.side_windows.open_models,
             "engine": self.side_windows.open_engine,

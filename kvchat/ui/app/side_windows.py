@@ -20,6 +20,7 @@ from kvchat.ui.settings.api_server import ApiServerPage
 from kvchat.ui.settings.presets import ChatSettingsWindow, EditedChat, PresetsPage
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
+from kvchat.ui.settings.tools import ToolsPage
 from kvchat.ui.sidebar.deleted_window import DeletedWindow
 from kvchat.ui.sidebar.library_window import LibraryWindow
 from kvchat.ui.storage.saved_panel import TimeSavedPanel
@@ -70,6 +71,9 @@ class SideWindows(QObject):
         window = self._open(SettingsWindow, window_requested=lambda name: openers[name]())
         window.show_page(page)
         return window
+
+    def open_tool_settings(self) -> SettingsWindow:
+        return self.open_settings(ToolsPage.name)
 
     def open_chat_settings(self, chat: EditedChat) -> ChatSettingsWindow:
         presets = partial(self.open_settings, PresetsPage.name)

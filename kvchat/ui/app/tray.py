@@ -14,7 +14,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QDialog, QMenu, QSystemTrayIcon
 
 from kvchat import APP_ID
-from kvchat.chat.events import EngineChanged, Event, ReplyFinished, TurnFailed
+from kvchat.chat.events import CallsChanged, EngineChanged, Event, ReplyFinished, TurnFailed
 from kvchat.engine.api.connection import EngineState
 from kvchat.library.remote.downloads import ACTIVE_STATES
 from kvchat.runtime import Runtime
@@ -26,6 +26,7 @@ from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.icons import LogoState, tray_icon
 from kvchat.ui.controllers.views import Controller
 from kvchat.ui.dialogs.confirm import ConfirmDialog, confirm, fit_to_text
+from kvchat.ui.transcript.call_card import tool_label
 
 if TYPE_CHECKING:
     from kvchat.ui.app.main_window import MainWindow
@@ -148,12 +149,16 @@ _DESKTOP = Service("org.freedesktop.Notifications", "/org/freedesktop/Notificati
 
 
 class ReplyNotifier(Controller):
-    """Notifies of replies that end while no kvchat window is active: by the desktop or, failing that, the tray icon."""
+    """Notifies of replies that end and tool calls that wait while no kvchat window is active.
+
+    By the desktop or, failing that, the tray icon.
+    """
 
     def __init__(self, runtime: Runtime, window: MainWindow, tray: Tray, bus: SessionBus) -> None:
         super().__init__(runtime, window, window)
         self._window, self._tray, self._bus = window, tray, bus
         self._chats: dict[int, str] = {}  # by the desktop's notification id
+        self._asked: set[str] = set()  # ids of calls that wait for permission, once notified
         self._token = ""  # activation token to raise the window, received just before the click
         self._listens = False
         tray.icon.messageClicked.connect(
@@ -174,6 +179,14 @@ class ReplyNotifier(Controller):
                 text = _("The reply finished after {time}.", time=format_rough_duration(receipt.total_s))
             case TurnFailed(error=error):
                 text = _("The reply failed: {error}.", error=error.title)
+            case CallsChanged(conversation_id=id):
+                calls = self._runtime.chat.turns.tool_calls.pending_in(id)
+                waiting = [call for call in calls if call.is_waiting and call.call.id not in self._asked]
+                if not waiting:
+                    return
+                self._asked.update(call.call.id for call in waiting)
+                tool = waiting[0].tool
+                text = _("Allow the tool “{tool}”?", tool=tool_label(tool.name, tool.source))
             case _:
                 return
         self._runner.start(self._notify(event.conversation_id, text))

@@ -42,7 +42,7 @@ def _frames(t: Theme, icon: int, begin: str, end: str) -> str:
     QFrame[kind="quote"] {{ border: none; border-{begin}: 2px solid {t.line}; border-radius: 0;
                    background: transparent; }}
     QFrame[kind="rule"] {{ background: {t.line}; border: none; }}
-    #palette {{ {boxed}; }}
+    #palette, #toolsPopup {{ {boxed}; }}
     #quick {{ background: {t.page}; border: 1px solid {t.line}; }}
     """
 
@@ -149,6 +149,11 @@ def _inputs(t: Theme) -> str:
 
 def _lists(t: Theme, end: str) -> str:
     return f"""
+    QTreeView {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line}; border-radius: 8px;
+                   padding: 4px; outline: none; }}
+    QTreeView::item {{ padding: 3px 0; }}
+    QTreeView::item:selected {{ background: {t.selected}; color: {t.text}; }}
+    QTreeView::item:disabled {{ color: {t.muted}; }}
     QListView {{ background: transparent; border: none; outline: none; }}
     #settingsPages {{ background: {t.sidebar}; border: none; border-{end}: 1px solid {t.line}; padding: 14px 10px; }}
     #settingsPages::item {{ padding: 0 10px; border: 1px solid transparent; color: {t.text}; }}

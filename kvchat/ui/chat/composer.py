@@ -139,6 +139,9 @@ class Composer(QWidget):
         self.attach_button = tool_button(_("Attach files"), tip=tip, icon=look.icon("paperclip"))
         tip = _("Attach a screenshot (Ctrl+Shift+S)")
         self.screenshot_button = tool_button(_("Attach a screenshot"), tip=tip, icon=look.icon("camera"))
+        self.tools_button = tool_button(_("Tools"), icon=look.icon("tools"))
+        self.tools_button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        self.tools_button.hide()  # until a controller uses it
         self.chips = ChipRows(look)
         self.chips.changed.connect(self._chips_changed)
         self.attach_paste_button = button(_("Attach the pasted text as a file instead"), self._attach_paste, "link")
@@ -161,7 +164,12 @@ class Composer(QWidget):
         ):
             widget.hide()
         middle, bottom = Qt.AlignmentFlag.AlignVCenter, Qt.AlignmentFlag.AlignBottom
-        pictures = row((self.attach_button, 0, bottom), (self.screenshot_button, 0, bottom), spacing=0)
+        pictures = row(
+            (self.attach_button, 0, bottom),
+            (self.screenshot_button, 0, bottom),
+            (self.tools_button, 0, bottom),
+            spacing=0,
+        )
         buttons = (self.send_after_reply_button, 0, bottom), (self.send_button, 0, bottom)
         line = row(pictures, (self.editor, 1, middle), *buttons, spacing=8)
         left = Qt.AlignmentFlag.AlignLeft
@@ -314,6 +322,8 @@ class Composer(QWidget):
         ):
             pressed.setFixedSize(QSize(1, 1) * 2 * self._look.px(16))
             pressed.setIconSize(QSize(1, 1) * self._look.px(side))
+        self.tools_button.setFixedHeight(2 * self._look.px(16))
+        self.tools_button.setIconSize(QSize(1, 1) * self._look.px(18))
         self.editor.viewport().setFont(font)  # used for the placeholder
         self._fit()
 

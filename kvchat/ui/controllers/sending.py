@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from PySide6.QtCore import QObject, Signal
@@ -237,7 +237,9 @@ class SendController(Controller):
         async with self._new_chat_lock:
             if page.conversation_id is None:
                 try:
-                    new = await self._runtime.chat.new_chat()
+                    new, choice = await self._runtime.chat.new_chat(), self._runtime.chat.tool_choice
+                    new = replace(new, options=await choice.for_new_chat(new.options, new.model))
+                    choice.forget_choice()
                 except KvchatError as error:
                     self._return_to_draft(NEW_CHAT_ID, text, attachments, error)
                     self._drafts.release(held)

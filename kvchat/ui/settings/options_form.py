@@ -1,5 +1,6 @@
 """Form for chat options: system prompt, sampling, options of the chat template, output format."""
 
+from dataclasses import replace
 from typing import Any
 
 from PySide6.QtCore import Qt
@@ -59,6 +60,7 @@ class OptionsForm(QWidget):
         self.reset_button = button(_("Reset"), self._reset, "link", name=name, tip=tip)
         self.refusal = label(kind="refusal", wraps=True)
         self._template: dict[str, ChoiceBox] = {}
+        self.tools = ChatOptions()  # only tools and permission, which the form itself does not show
         self._unknown: TemplateOptions = ()  # options unknown to the model's template
         self._template_holder = QWidget()
         self._template_grid = QGridLayout(self._template_holder)
@@ -90,7 +92,7 @@ class OptionsForm(QWidget):
         self._select_template_options(chosen)
 
     def fill(self, preset: Preset) -> None:
-        sampling = preset.options.sampling
+        sampling, self.tools = preset.options.sampling, preset.options
         self.system.setPlainText(preset.system)
         for name, field in self.number_fields.items():
             value = getattr(sampling, name)
@@ -121,7 +123,7 @@ class OptionsForm(QWidget):
             json_schema=text or None if kind == _SCHEMA else None,
             grammar=text or None if kind == _GRAMMAR else None,
         )
-        options = ChatOptions(sampling, self._chosen_template_options())
+        options = replace(self.tools, sampling=sampling, template=self._chosen_template_options())
         validate_options(options)
         return Preset("", self.system.toPlainText().strip(), options=options)
 
@@ -130,7 +132,8 @@ class OptionsForm(QWidget):
         self.refusal.setVisible(bool(reason))
 
     def _reset(self) -> None:
-        self.fill(Preset("", self.system.toPlainText(), options=ChatOptions(template=self._chosen_template_options())))
+        options = replace(self.tools, sampling=Sampling(), template=self._chosen_template_options())
+        self.fill(Preset("", self.system.toPlainText(), options=options))
 
     def _chosen_template_options(self) -> TemplateOptions:
         """Return the chosen options of the chat template, including those that only another model's template has."""

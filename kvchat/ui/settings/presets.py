@@ -11,9 +11,11 @@ from PySide6.QtWidgets import QLayout, QListWidget, QListWidgetItem, QWidget
 from kvchat.chat.options import InvalidOptions, Preset, chat_from_preset
 from kvchat.runtime import Runtime
 from kvchat.text.language import N_, _, end_sentence, join_sentences
+from kvchat.tools.tool import SourceTools
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
+from kvchat.ui.chat.tools_popup import ToolsPopup
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.model_choice import ModelBox
@@ -78,7 +80,14 @@ class PresetDialog(OptionsPanel):
         self._preset = Preset("")
         self.setWindowModality(Qt.WindowModality.WindowModal)  # blocks its parent window
         self.name, self.model_box = line_edit(_("Name"), _("Name")), ChoiceBox(look, _("Model"))
-        self._build(self.notices, self.name, self.model_box)
+        self.tools_button = button(_("Tools…"), self.choose_tools, name=_("Choose the tools of this preset"))
+        self.popup = ToolsPopup(look, self)
+        self.popup.settings_button.hide()
+        self.popup.show_help(_("New chats with this preset start with these tools."))
+        self.popup.tree.selection_edited.connect(lambda tools: self._change_tools(tools=tools))
+        self.popup.permission_chosen.connect(lambda mode: self._change_tools(permission=mode))
+        self._offers: list[SourceTools] = []
+        self._build(self.notices, self.name, self.model_box, row(self.tools_button, STRETCH))
 
     def edit(self, preset: Preset) -> None:
         async def load() -> None:
@@ -99,6 +108,22 @@ class PresetDialog(OptionsPanel):
         self.name.setFocus()
         self.name.selectAll()
         self.run(load())
+
+    def choose_tools(self) -> None:
+        async def show() -> None:
+            self._offers = await self._runtime.chat.tool_choice.offers()
+            self._change_tools()
+
+        self._change_tools()
+        self.popup.open_above(self.tools_button)
+        self.run(show())
+
+    def _change_tools(self, **changes: Any) -> None:
+        form, popup, choice = self.form, self.popup, self._runtime.chat.tool_choice
+        form.tools = replace(form.tools, **changes)
+        popup.show_permission(form.tools.permission)
+        popup.tree.show_offers(self._offers, form.tools.tools, editable=True)
+        self.run(popup.show_costs(choice, self._offers, form.tools.tools, self.model_box.currentData()))
 
     def _save(self) -> None:
         async def store(preset: Preset) -> None:
@@ -241,7 +266,10 @@ class ChatSettingsWindow(OptionsPanel):
         runtime, options = self._runtime, self._runtime.chat.options
         await self._load_presets()
         preset, has_messages = await options.default_preset() or Preset(""), False
-        if chat.id is not None:
+        if chat.id is None:
+            choice = runtime.chat.tool_choice
+            preset = replace(preset, options=await choice.for_new_chat(preset.options, preset.model))
+        else:
             settings = await runtime.chat.turn_context.answer_settings(chat.id)
             preset = Preset("", await options.system_prompt(chat.id), chat.model, settings.options)
             has_messages = await options.has_messages(chat.id)

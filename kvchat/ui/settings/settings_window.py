@@ -25,6 +25,7 @@ from kvchat.ui.settings.model import ModelPage
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.settings.presets import PresetsPage
 from kvchat.ui.settings.storage import StoragePage
+from kvchat.ui.settings.tools import ToolsPage
 from kvchat.ui.widgets.entries import SwitchEntry
 
 P = TypeVar("P", bound=SettingsPage)
@@ -84,7 +85,7 @@ class DesktopSwitch(SwitchEntry):
 
 
 class SettingsWindow(Panel):
-    pages: ClassVar = (GeneralPage, ModelPage, PresetsPage, EnginePage, StoragePage, ApiServerPage)
+    pages: ClassVar = (GeneralPage, ModelPage, PresetsPage, ToolsPage, EnginePage, StoragePage, ApiServerPage)
     window_requested = Signal(str)  # see `SettingsPage`
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:

@@ -1,0 +1,128 @@
+"""The choice of a chat's tools: what a new chat gets, what tools cost in tokens, and whether a frozen list is old."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from kvchat.chat.context import BYTES_PER_TOKEN
+from kvchat.chat.options import ChatOptions, PermissionMode
+from kvchat.chat.record.messages import Message, Role, prompt_messages
+from kvchat.chat.turn_context import TurnContext
+from kvchat.engine.api.errors import EngineError
+from kvchat.engine.api.wire import ChatMessage
+from kvchat.errors import KvchatError
+from kvchat.session.host import ReadyEngine
+from kvchat.text.formatting import TimeRange
+from kvchat.tools.tool import SourceTools, Tool, freeze, is_selected, prompt_tools, thaw
+
+
+@dataclass(frozen=True)
+class TokenCount:
+    tokens: int
+    is_exact: bool  # counted by the engine
+
+
+@dataclass(frozen=True)
+class ChangedTools:
+    """A list of tools that differs from the one frozen for a chat, and what taking it over costs."""
+
+    tools: tuple[Tool, ...]
+    tokens: int | None  # to reprocess; None without an engine
+    wait: TimeRange | None  # None: unknown
+
+
+class ToolChoice:
+    """Event-loop thread only."""
+
+    def __init__(self, turn_context: TurnContext) -> None:
+        self._turn_context = turn_context
+        self._offers: dict[str, SourceTools] = {}  # last lists, by source
+        self._is_unsupported = False  # the model last asked about has no tools
+        self.selected: tuple[str, ...] | None = None  # for the next new chat; None: from the preset or the settings
+        self.permission: PermissionMode | None = None  # for the next new chat; None: from the preset
+        turn_context.new_chat_tools = self._frozen_if_known
+
+    async def offers(self, selected: Collection[str] | None = None) -> list[SourceTools]:
+        """Return what the sources offer, starting servers if needed; only those of selected tools, if given."""
+        offers = await self._turn_context.toolbox.offers(selected)
+        self._offers |= {offer.source: offer for offer in offers}
+        return offers
+
+    def selected_from(self, options: ChatOptions) -> tuple[str, ...]:
+        """Return the selection of a new chat: the user's, else the preset's, else that of the last new chat."""
+        return self.selected if self.selected is not None else options.tools or self._turn_context.remembered_tools()
+
+    async def for_new_chat(self, options: ChatOptions, model: str | None = None) -> ChatOptions:
+        """Return a new chat's options with the selected tools, or with none if the model's template has no tools."""
+        supported = await self.supports_tools(model) is not False
+        tools = self.selected_from(options) if supported else ()
+        return replace(options, tools=tools, permission=self.permission or options.permission)
+
+    def forget_choice(self) -> None:
+        """The new chat has begun."""
+        self.selected = self.permission = None
+
+    async def supports_tools(self, model: str | None = None) -> bool | None:
+        """Return True if the model's chat template has tools, None while no engine runs it."""
+        ready = await self._engine(model)
+        self._is_unsupported = ready is not None and not ready.has_tools
+        return ready.has_tools if ready else None
+
+    async def count(self, tools: Collection[Tool], model: str | None = None) -> TokenCount:
+        """Return what the tools add to a prompt: counted if an engine is ready, else estimated."""
+        definitions = prompt_tools(freeze(tools))
+        if not definitions:
+            return TokenCount(0, is_exact=True)
+        if (ready := await self._engine(model)) is not None and ready.has_tools:
+            question = ChatMessage("user", "?")
+            try:
+                with_tools = await ready.engine.prompt_tokens([ChatMessage("system", "", tools=definitions), question])
+                without = await ready.engine.prompt_tokens([question])
+                return TokenCount(max(0, len(with_tools) - len(without)), is_exact=True)
+            except EngineError:
+                pass
+        return TokenCount(len(definitions.encode()) // BYTES_PER_TOKEN, is_exact=False)
+
+    async def change(self, conversation_id: str, offers: Sequence[SourceTools]) -> ChangedTools | None:
+        """Return the list that differs from the chat's frozen tools, if any.
+
+        Sources that are off or cannot list their tools keep those that were frozen.
+        """
+        turn_context = self._turn_context
+        chosen, branch = await turn_context.settings_and_branch(conversation_id)
+        frozen = thaw(branch[0].tools).tools if branch and branch[0].role is Role.SYSTEM else ()
+        if not frozen:
+            return None
+        selected = chosen.options.tools or {f"{tool.source}/{tool.name}" for tool in frozen}
+        listed = {offer.source: offer.tools for offer in offers if offer.error is None}
+        tools = [tool for tools in listed.values() for tool in tools if is_selected(tool, selected)]
+        tools += [tool for tool in frozen if tool.source not in listed]
+        text = freeze(tools)
+        if text == branch[0].tools:
+            return None
+        tokens, wait = await self._price([replace(branch[0], tools=text), *branch[1:]], chosen.model, chosen.options)
+        return ChangedTools(tuple(tools), tokens, wait)
+
+    async def _price(
+        self, branch: Sequence[Message], model: str | None, options: ChatOptions
+    ) -> tuple[int | None, TimeRange | None]:
+        if (ready := await self._engine(model)) is None:
+            return None, None
+        try:
+            prompt = await ready.with_template(options.template).engine.prompt_tokens(prompt_messages(branch))
+        except EngineError:
+            return None, None
+        speed = await self._turn_context.prefill_speed(ready.fingerprint.model)
+        return len(prompt), speed.forecast(len(prompt))
+
+    def _frozen_if_known(self, options: ChatOptions) -> str:
+        """Return the tools that a new chat will freeze, as far as they are known without starting a server."""
+        selected = () if self._is_unsupported else self.selected_from(options)
+        return freeze([tool for offer in self._offers.values() for tool in offer.tools if is_selected(tool, selected)])
+
+    async def _engine(self, model: str | None) -> ReadyEngine | None:
+        if not self._turn_context.host.is_ready(model):
+            return None
+        try:
+            return await self._turn_context.host.ready(model)
+        except KvchatError:
+            return None

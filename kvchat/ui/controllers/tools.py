@@ -1,0 +1,208 @@
+"""The tools button of the composer: tools of a new chat, the frozen tools of others, and calls that wait elsewhere."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from PySide6.QtCore import QObject, Signal
+
+from kvchat.chat import events
+from kvchat.chat.events import Event
+from kvchat.chat.options import ChatOptions, PermissionMode, Preset
+from kvchat.chat.turn.tool_choice import ChangedTools
+from kvchat.runtime import Runtime
+from kvchat.text.formatting import format_estimate
+from kvchat.text.language import _, format_number, join_list, join_sentences, plural
+from kvchat.tools.tool import SourceTools, Tool, ToolSet, is_selected
+from kvchat.ui.chat.tools_popup import ToolsPopup
+from kvchat.ui.controllers.chat import ChatController
+from kvchat.ui.controllers.views import Controller, Views
+from kvchat.ui.widgets.tool_tree import source_label
+
+_GATHER_MS = 120  # changes this close together cause one request
+
+
+class ToolsController(Controller):
+    settings_requested = Signal()
+
+    def __init__(self, runtime: Runtime, views: Views, chat: ChatController, parent: QObject) -> None:
+        super().__init__(runtime, views, parent)
+        self._chat, self._button, self._choice = chat, views.composer.tools_button, runtime.chat.tool_choice
+        self._options, self._frozen, self._has_begun = ChatOptions(), ToolSet(), False  # of the open chat
+        self._model: str | None = None
+        self._offers: list[SourceTools] = []
+        self._change: ChangedTools | None = None
+        self._announced: set[str] = set()  # ids of calls in other chats
+        self.popup = ToolsPopup(views.look, views.composer)
+        self.popup.tree.selection_edited.connect(self._select)
+        self.popup.permission_chosen.connect(self._set_permission)
+        self.popup.change_button.clicked.connect(lambda: self._runner.start(self._take_over()))
+        self.popup.settings_button.clicked.connect(self.popup.hide)
+        self.popup.settings_button.clicked.connect(self.settings_requested)
+        self._button.clicked.connect(self.open)
+        self._button.show()
+        self._gather = self._timer(_GATHER_MS, self.load, lambda error: None)
+        chat.conversation_changed.connect(self._gather.start)
+        self._unsubscribe_servers = runtime.mcp_servers.subscribe(self._gather.start)
+        self._gather.start()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._unsubscribe_servers()
+        super().close()
+
+    def open(self) -> None:
+        if self._button.isEnabled():
+            self._show_popup()
+            self.popup.open_above(self._button)
+            self._runner.start(self._list_tools())
+
+    async def load(self) -> None:
+        """Read the open chat's tools and options, and compare its tools with what is known of their sources."""
+        id, options = self._chat.current, self._runtime.chat.options
+        if id is None:
+            preset = await options.default_preset() or Preset("")
+            chosen, model, frozen, has_begun = preset.options, preset.model, ToolSet(), False
+        else:
+            settings = await self._runtime.chat.turn_context.answer_settings(id)
+            chosen, model = settings.options, settings.model
+            frozen, has_begun = await options.tools(id), await options.has_messages(id)
+        supported = await self._choice.supports_tools(model)
+        change = await self._choice.change(id, await self._known_offers(frozen)) if id and has_begun else None
+        if id != self._chat.current:
+            return
+        self._options, self._model, self._frozen, self._has_begun = chosen, model, frozen, has_begun
+        self._change = change
+        self._show_button(is_unsupported=supported is False and not frozen.tools)
+        if self.popup.isVisible():
+            self._show_popup()
+
+    @property
+    def _selected(self) -> tuple[str, ...]:
+        return self._options.tools if self._chat.current else self._choice.selected_from(self._options)
+
+    @property
+    def _permission(self) -> PermissionMode:
+        return self._options.permission if self._chat.current else self._choice.permission or self._options.permission
+
+    def _show_button(self, *, is_unsupported: bool) -> None:
+        button, count = self._button, len(self._frozen.tools)
+        if is_unsupported:
+            tip = _("This model cannot use tools: its chat template does not support them.")
+        elif self._change is not None:
+            tip = _("The tools of this chat have changed. Click for details.")
+        elif count:
+            tip = plural(count, "This chat has {count} tool", "This chat has {count} tools")
+        else:
+            tip = _("Choose the tools of this chat")
+        button.setEnabled(not is_unsupported)
+        button.setText(format_number(count) if count else "")
+        colour = "warn" if self._change else "accent" if count or (self._selected and not self._has_begun) else "muted"
+        button.setIcon(self._views.look.icon("tools", "muted" if is_unsupported else colour))
+        button.setToolTip(tip)
+        button.setAccessibleDescription(tip)
+
+    def _show_popup(self) -> None:
+        popup = self.popup
+        if self._has_begun:
+            frozen: dict[str, tuple[Tool, ...]] = {}
+            for tool in self._frozen.tools:
+                frozen[tool.source] = (*frozen.get(tool.source, ()), tool)
+            offers = [SourceTools(source, tools) for source, tools in sorted(frozen.items())]
+            help = _("The tools of a chat are fixed after its first message.")
+            if not offers:
+                help = _("This chat started without tools. To use tools, start a new chat.")
+            selected = tuple(f"{source}/*" for source in frozen)
+            popup.tree.show_offers(offers, selected, editable=False, expanded=True)
+        else:
+            offers, selected = self._offers, self._selected
+            help = _("The descriptions of the tools are part of each prompt. They are fixed after the first message.")
+            popup.tree.show_offers(offers, selected, editable=True)
+        popup.show_help(help)
+        popup.tree.setVisible(bool(offers))
+        popup.show_permission(self._permission)
+        popup.show_change(describe_change(self._change, self._frozen.tools) if self._change else "")
+        self._runner.start(popup.show_costs(self._choice, offers, selected, self._model))
+
+    async def _list_tools(self) -> None:
+        """Ask the sources for their tools; those of a chat that has begun only if it uses them."""
+        used = [f"{tool.source}/{tool.name}" for tool in self._frozen.tools] if self._has_begun else None
+        self._offers = await self._choice.offers(used)
+        await self.load()
+
+    def _select(self, selected: tuple[str, ...]) -> None:
+        self._runner.start(self._store_selection(selected))
+
+    async def _store_selection(self, selected: tuple[str, ...]) -> None:
+        runtime, id = self._runtime, self._chat.current
+        if id is None:
+            self._choice.selected = selected
+        elif not self._has_begun:
+            options = replace(self._options, tools=selected)
+            await runtime.chat.options.change(id, options)
+            tools = [tool for offer in self._offers for tool in offer.tools if is_selected(tool, selected)]
+            await runtime.chat.options.change_tools(id, tools)
+        await runtime.apply_settings(replace(runtime.settings, new_chat_tools=selected))
+        await self.load()
+
+    def _set_permission(self, mode: PermissionMode) -> None:
+        async def store(id: str) -> None:
+            chosen = (await self._runtime.chat.turn_context.answer_settings(id)).options
+            await self._runtime.chat.options.change(id, replace(chosen, permission=mode))
+            await self.load()
+
+        if (id := self._chat.current) is not None:
+            self._runner.start(store(id))
+        else:
+            self._choice.permission = mode
+
+    async def _take_over(self) -> None:
+        id, change = self._chat.current, self._change
+        self.popup.hide()
+        if id is not None and change is not None:
+            await self._runtime.chat.options.change_tools(id, change.tools)
+            detail = _("This is a new branch of the chat. The previous branch keeps the old list.")
+            self._views.notices.notify(_("The chat uses the new list of tools"), detail)
+            await self.load()
+
+    async def _known_offers(self, frozen: ToolSet) -> list[SourceTools]:
+        """Return what is known of running servers' tools. A server that announced another list is asked again."""
+        used = {tool.source for tool in frozen.tools}
+        manager = self._runtime.mcp_servers
+        for server in manager.servers:
+            if server.name in used and server.tools_changed:
+                await manager.start(server.name)
+        known = [SourceTools(server.name, server.offered_tools) for server in manager.servers if server.tools]
+        known += [offer for offer in self._offers if offer.source not in {server.source for server in known}]
+        return known
+
+    def _handle_event(self, event: Event) -> None:
+        match event:
+            case events.EngineChanged() | events.SettingsChanged():
+                self._gather.start()
+            case events.MessagesChanged(conversation_id=id) | events.ReplyFinished(conversation_id=id):
+                if id == self._chat.current:
+                    self._gather.start()
+            case events.CallsChanged(conversation_id=id):
+                self._announce_question(id)
+
+    def _announce_question(self, chat_id: str) -> None:
+        """Show a notice about a call that waits for permission in a chat that is not open."""
+        for pending in self._runtime.chat.turns.tool_calls.pending_in(chat_id):
+            if pending.is_waiting and pending.call.id not in self._announced and chat_id != self._chat.current:
+                self._announced.add(pending.call.id)
+                title = _("“{title}” is waiting for your permission", title=self._chat.conversations.title(chat_id))
+                self._views.notices.notify_with_action(title, _("Show"), lambda: self._chat.open(chat_id))
+
+
+def describe_change(change: ChangedTools, frozen: Sequence[Tool]) -> str:
+    """Return which sources have other tools than a chat's frozen ones, and what taking them over costs."""
+    old, new = ({(tool.source, tool.digest) for tool in tools} for tools in (frozen, change.tools))
+    sources = join_list(f"“{source_label(source)}”" for source in sorted({source for source, _digest in old ^ new}))
+    what = _("The tools of {sources} have changed.", sources=sources)
+    if change.tokens is None:
+        return join_sentences(what, _("Using the new list reprocesses the whole chat."))
+    tokens = format_number(change.tokens)
+    if change.wait is None:
+        return join_sentences(what, _("Using the new list reprocesses {tokens} tokens.", tokens=tokens))
+    time = format_estimate(change.wait)
+    return join_sentences(what, _("Using the new list reprocesses {tokens} tokens, {time}.", tokens=tokens, time=time))
