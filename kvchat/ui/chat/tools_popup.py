@@ -30,6 +30,7 @@ class ToolsPopup(QDialog):
     def __init__(self, look: Look, parent: QWidget) -> None:
         super().__init__(parent, Qt.WindowType.Popup)
         self._look, self._anchor = look, parent
+        self._counts = 0  # begun so far
         self.setObjectName("toolsPopup")
         self.setAccessibleName(_("Tools"))
         self.help, self.tree = label(kind="small", wraps=True), ToolTree()
@@ -62,9 +63,13 @@ class ToolsPopup(QDialog):
     async def show_costs(
         self, choice: ToolChoice, offers: Sequence[SourceTools], selected: Collection[str], model: str | None
     ) -> None:
-        """Show what each source and the selected tools cost."""
+        """Show what each source and the selected tools cost. Only the last call shows its result."""
+        self._counts += 1
+        number = self._counts
         for offer in offers:
             count = await choice.count(offer.tools, model)
+            if number != self._counts:
+                return
             self.tree.show_tokens(offer.source, count.tokens, is_exact=count.is_exact)
         tools = [tool for offer in offers for tool in offer.tools if is_selected(tool, selected)]
         count = await choice.count(tools, model)
@@ -73,7 +78,8 @@ class ToolsPopup(QDialog):
             "{count} token at the beginning of each prompt",
             "{count} tokens at the beginning of each prompt",
         )
-        self.total.setText(text if count.is_exact else _("about {amount}", amount=text))
+        if number == self._counts:
+            self.total.setText(text if count.is_exact else _("about {amount}", amount=text))
 
     def open_above(self, anchor: QWidget) -> None:
         self._anchor = anchor

@@ -6,11 +6,13 @@ import pytest
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication, QSystemTrayIcon
 
-from kvchat.chat.events import ReplyFinished, TurnFailed
+from kvchat.chat.events import CallsChanged, ReplyFinished, TurnFailed
 from kvchat.chat.record.messages import Receipt
+from kvchat.chat.turn.tool_calls import PendingCall
 from kvchat.errors import KvchatError
 from kvchat.session.proof import Source
 from kvchat.system.session_bus import SessionBus
+from kvchat.tools.tool import Tool, ToolCall
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.tray import ReplyNotifier, Tray
 from tests.desktop_bus import Bus, session_bus
@@ -88,6 +90,28 @@ async def test_without_a_bus_the_tray_tells(
     assert said == [("Chat c", "The reply failed: The engine stopped.")]
     tray.icon.messageClicked.emit()
     assert (window.isVisible(), window.chat.current) == (True, "c")
+    attention.close()
+    tray.close()
+
+
+@pytest.mark.usefixtures("away")
+async def test_a_call_that_waits_for_permission_is_told_once(
+    furnished: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    async def tell(_self: object, chat_id: str, text: str) -> None:
+        said.append(f"{chat_id}: {text}")
+
+    monkeypatch.setattr(ReplyNotifier, "_notify", tell)
+    tray = Tray(furnished, window)
+    attention = ReplyNotifier(furnished, window, tray, SessionBus())
+    call, tool = ToolCall("1", "write", "{}"), Tool("files", "write\u202e", "", {})
+    furnished.chat.turns.tool_calls.pending["1"] = PendingCall("c", "m", call, tool, True, 0.0)
+    for _again in range(2):
+        furnished.events.publish(CallsChanged("c"))
+    await until(lambda: said)
+    assert said == ["c: Allow the tool “write · files”?"]
     attention.close()
     tray.close()
 

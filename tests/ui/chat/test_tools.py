@@ -1,0 +1,179 @@
+"""The tools button: the choice for a new chat, the frozen tools of others, their change and permission."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from PySide6.QtCore import Qt
+
+from kvchat.chat.options import PermissionMode, Preset
+from kvchat.engine.api.connection import EngineState
+from kvchat.settings import Settings
+from kvchat.tools.tool import Tool, ToolFailed, ToolResult
+from kvchat.tools.toolbox import Toolbox
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.settings.presets import PresetsPage
+from tests.ui.staged_runtime import StagedRuntime
+from tests.ui.waiting import until
+
+CHECKED, UNCHECKED, PARTLY = Qt.CheckState.Checked, Qt.CheckState.Unchecked, Qt.CheckState.PartiallyChecked
+
+
+class Files:
+    id = "files"
+
+    def __init__(self) -> None:
+        self.read = Tool("files", "read", "Read a file.", {"type": "object"}, read_only=True)
+        self.write = Tool("files", "write", "Write a file. <b>bold</b>", {"type": "object"})
+
+    async def tools(self) -> Sequence[Tool]:
+        return [self.read, self.write]
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        return ToolResult("done")
+
+    async def close(self) -> None: ...
+
+
+class Broken(Files):
+    id = "broken"
+
+    async def tools(self) -> Sequence[Tool]:
+        raise ToolFailed("The MCP server “broken” could not be started")
+
+
+@pytest.fixture
+def files(runtime: StagedRuntime) -> Files:
+    files = Files()
+    runtime.chat.turn_context.toolbox = Toolbox(lambda: [files, Broken()])
+    return files
+
+
+async def opened(window: MainWindow) -> None:
+    """Open the popup and wait for its list."""
+    await window.tools.load()
+    window.tools.open()
+    await until(lambda: window.tools.popup.tree.topLevelItemCount() and "token" in window.tools.popup.total.text())
+
+
+async def replied(runtime: StagedRuntime, window: MainWindow) -> None:
+    window.composer.set_draft("Hello")
+    window.composer.send_button.click()
+    runtime.chat.say("Hi.")
+    runtime.chat.finish()
+    await until(lambda: len(window.transcript.messages) >= 2 and not runtime.chat.answering_chats)
+    await window.tools.load()
+
+
+async def test_tools_are_chosen_frozen_and_remembered(runtime: StagedRuntime, files: Files, window: MainWindow) -> None:
+    await opened(window)
+    tree, popup = window.tools.popup.tree, window.tools.popup
+    source, broken = tree.source_items
+    assert broken.child(0).text(0) == "The MCP server “broken” could not be started"
+    assert "&lt;b&gt;" in source.child(1).toolTip(0), "shown as is"
+    assert source.child(0).text(0) == "read · read-only"
+    source.child(0).setCheckState(0, CHECKED)
+    assert source.checkState(0) is PARTLY
+    await until(lambda: runtime.settings.new_chat_tools == ("files/read",))
+    await until(lambda: popup.total.text()[0] not in "0a")
+    before = popup.total.text()
+    source.setCheckState(0, CHECKED)
+    await until(lambda: runtime.settings.new_chat_tools == ("files/*",))
+    await until(lambda: popup.total.text() not in (before, "0 tokens at the beginning of each prompt"))
+    assert popup.total.text().startswith(source.text(1)), "counted by the engine"
+    popup.hide()
+    await replied(runtime, window)
+    chat = window.chat.current
+    assert chat is not None
+    assert [tool.name for tool in (await runtime.chat.options.tools(chat)).tools] == ["read", "write"]
+    assert window.composer.tools_button.text() == "2"
+    await opened(window)
+    assert not tree.source_items[0].flags() & Qt.ItemFlag.ItemIsUserCheckable, "frozen"
+    popup.hide()
+    window.new_conversation()
+    await opened(window)
+    assert tree.source_items[0].checkState(0) is CHECKED
+    popup.hide()
+
+
+async def test_permission_changes_at_any_time(runtime: StagedRuntime, files: Files, window: MainWindow) -> None:
+    popup, choose = window.tools.popup, window.tools.popup.permission
+    runtime.settings = Settings(**{**vars(runtime.settings), "new_chat_tools": ("files/*",)})
+    popup.permission_chosen.emit(PermissionMode.ASK)
+    await replied(runtime, window)
+    chat = window.chat.current or ""
+    options = (await runtime.chat.turn_context.answer_settings(chat)).options
+    assert options.permission is PermissionMode.ASK
+    await opened(window)
+    assert choose.currentData() is PermissionMode.ASK
+    choose.setCurrentIndex(choose.findData(PermissionMode.ALL))
+    choose.activated.emit(choose.currentIndex())
+    popup.hide()
+
+    async def permission() -> PermissionMode:
+        return (await runtime.chat.turn_context.answer_settings(chat)).options.permission
+
+    while await permission() is not PermissionMode.ALL:
+        pass
+    window.new_conversation()
+    await window.tools.load()
+    assert window.tools._permission is PermissionMode.READ_ONLY, "not remembered for other chats"
+
+
+async def test_a_changed_list_is_announced_with_its_price_and_taken_over_in_a_branch(
+    runtime: StagedRuntime, files: Files, window: MainWindow
+) -> None:
+    runtime.chat.tool_choice.selected = ("files/*",)
+    await replied(runtime, window)
+    await opened(window)
+    popup = window.tools.popup
+    assert popup.change_text.isHidden()
+    popup.hide()
+    files.write = Tool("files", "write", "Write a file, or append to it.", {"type": "object"})
+    await opened(window)
+    await until(lambda: not popup.change_text.isHidden())
+    assert popup.change_text.text().startswith("The tools of “files” have changed. Using the new list reprocesses ")
+    popup.change_button.click()
+    chat = window.chat.current or ""
+
+    async def descriptions() -> list[str]:
+        return [tool.description for tool in (await runtime.chat.options.tools(chat)).tools]
+
+    while "Write a file, or append to it." not in await descriptions():
+        pass
+    await window.tools.load()
+    assert window.tools._change is None
+    assert [message.content for message in await runtime.chat.messages(chat)][-2:] == ["Hello", "Hi."]
+
+
+async def test_a_model_without_tools_says_so(runtime: StagedRuntime, files: Files, window: MainWindow) -> None:
+    runtime.chat.tool_choice.selected = ("files/*",)
+    runtime.engine.has_tools = False
+    runtime.set_engine(EngineState.READY)
+    await until(lambda: not window.composer.tools_button.isEnabled())
+    assert window.composer.tools_button.toolTip().startswith("This model cannot use tools")
+    window.tools.open()
+    assert not window.tools.popup.isVisible()
+    await replied(runtime, window)
+    assert not (await runtime.chat.options.tools(window.chat.current or "")).tools
+
+
+async def test_a_preset_has_tools_and_chat_settings_keep_them(
+    runtime: StagedRuntime, files: Files, window: MainWindow
+) -> None:
+    page = window.side_windows.open_settings().page(PresetsPage)
+    dialog = page.open_dialog(Preset("Files", is_default=True))
+    assert dialog is not None
+    await until(dialog.save_button.isEnabled)
+    dialog.choose_tools()
+    await until(lambda: dialog.popup.tree.topLevelItemCount() == 2)
+    dialog.popup.tree.source_items[0].child(1).setCheckState(0, CHECKED)
+    dialog.popup.hide()
+    dialog.save_button.click()
+    await until(lambda: not dialog.isVisible())
+    (preset,) = await runtime.chat.options.presets()
+    assert preset.options.tools == ("files/write",)
+    page.panel.close()
+    await replied(runtime, window)
+    chat = window.chat.current or ""
+    assert [tool.name for tool in (await runtime.chat.options.tools(chat)).tools] == ["write"]
