@@ -152,6 +152,8 @@ def _lists(t: Theme, end: str) -> str:
     QTreeView {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line}; border-radius: 8px;
                    padding: 4px; outline: none; }}
     QTreeView::item {{ padding: 3px 0; }}
+    QTreeView::indicator:unchecked {{ width: 12px; height: 12px; background: {t.raised};
+                   border: 1px solid {t.muted}; border-radius: 3px; }}
     QTreeView::item:selected {{ background: {t.selected}; color: {t.text}; }}
     QTreeView::item:disabled {{ color: {t.muted}; }}
     QListView {{ background: transparent; border: none; outline: none; }}

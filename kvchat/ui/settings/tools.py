@@ -31,6 +31,7 @@ _SERVERS_HELP = N_(
     "Programs on this computer, or services on the web, that offer tools. A server on this computer can do "
     "everything that you can. Add only servers that you trust."
 )
+_GRANTS_HELP = N_("Calls of these tools run without a question. The permission of a chat can allow more.")
 _STARTED = (ServerState.STARTING, ServerState.RUNNING, ServerState.FAILED)
 
 
@@ -121,7 +122,7 @@ class ToolsPage(SettingsPage):
         self.servers_entry = self.add_wide(_("MCP servers"), _(_SERVERS_HELP), *parts)
         self._import_buttons: dict[str, QWidget] = {}
         self._grants = column(spacing=6)
-        self.grants_entry = self.add_wide(_("Allowed without asking"), "", self._grants)
+        self.grants_entry = self.add_wide(_("Allowed without asking"), _(_GRANTS_HELP), self._grants)
         panel.subscribe_while_open(self.manager.subscribe, self.show_servers)
         self.show_servers()
 
@@ -266,8 +267,7 @@ class ToolsPage(SettingsPage):
 
     def _show_grants(self, grants: Sequence[Grant], titles: Mapping[str, str]) -> None:
         clear(self._grants)
-        help = _("Calls of these tools run without a question. The permission of a chat can allow more.")
-        self.grants_entry.set_help(help if grants else _("No tool is allowed to run without a question."))
+        self.grants_entry.set_help(_(_GRANTS_HELP) if grants else _("No tool is allowed to run without a question."))
         for grant in grants:
             tool = join_parts((safe_prose(grant.name), source_label(grant.source)))
             where = _("in all chats")

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from PySide6.QtCore import QSignalBlocker, Qt, Signal
+from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTreeWidget, QTreeWidgetItem
 
 from kvchat.text.formatting import format_tokens, one_line
@@ -39,7 +39,9 @@ class ToolTree(QTreeWidget):
         self.header().setSectionResizeMode(_TOKENS, QHeaderView.ResizeMode.ResizeToContents)
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.itemChanged.connect(self._item_changed)
+        self._edited = QTimer(self, singleShot=True, interval=0)  # a source's box changes with each of its tools'
+        self._edited.timeout.connect(self._read_boxes)
+        self.itemChanged.connect(lambda _item, column: column == _NAME and self._edited.start())
 
     @property
     def source_items(self) -> list[QTreeWidgetItem]:
@@ -110,14 +112,17 @@ class ToolTree(QTreeWidget):
             if not offer.tools:
                 source.setFlags(flags & ~Qt.ItemFlag.ItemIsUserCheckable)
                 continue
+            if not editable:  # all of them are in use: no boxes
+                for item in (source, *_children(source)):
+                    item.setFlags(flags)
+                    item.setData(_NAME, Qt.ItemDataRole.CheckStateRole, None)
+                continue
             source.setFlags(flags | Qt.ItemFlag.ItemIsAutoTristate)
             for child, tool in zip(_children(source), offer.tools, strict=True):
                 child.setFlags(flags | Qt.ItemFlag.ItemNeverHasChildren)
                 child.setCheckState(_NAME, _CHECKED if is_selected(tool, self._selected) else _UNCHECKED)
 
-    def _item_changed(self, _item: QTreeWidgetItem, column: int) -> None:
-        if column != _NAME:
-            return
+    def _read_boxes(self) -> None:
         listed = {offer.source for offer in self._offers if offer.tools}
         selected = [name for name in self._selected if not any(name.startswith(f"{source}/") for source in listed)]
         for source in self.source_items:
@@ -127,6 +132,6 @@ class ToolTree(QTreeWidget):
             tools = _children(source)
             checked = [tool.data(_NAME, _KEY) for tool in tools if tool.checkState(_NAME) is _CHECKED]
             selected += [f"{id}/*"] if len(checked) == len(tools) else [f"{id}/{name}" for name in checked]
-        if tuple(selected) != self._selected:  # a source's box changes with each of its tools'
+        if tuple(selected) != self._selected:
             self._selected = tuple(selected)
             self.selection_edited.emit(self._selected)

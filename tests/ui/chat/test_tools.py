@@ -168,6 +168,7 @@ async def test_a_preset_has_tools_and_chat_settings_keep_them(
     dialog.choose_tools()
     await until(lambda: dialog.popup.tree.topLevelItemCount() == 2)
     dialog.popup.tree.source_items[0].child(1).setCheckState(0, CHECKED)
+    await until(lambda: dialog.form.tools.tools)
     dialog.popup.hide()
     dialog.save_button.click()
     await until(lambda: not dialog.isVisible())
