@@ -197,7 +197,7 @@ class ToolsController(Controller):
 def describe_change(change: ChangedTools, frozen: Sequence[Tool]) -> str:
     """Return which sources have other tools than a chat's frozen ones, and what taking them over costs."""
     old, new = ({(tool.source, tool.digest) for tool in tools} for tools in (frozen, change.tools))
-    sources = join_list(f"“{source_label(source)}”" for source in sorted({source for source, _digest in old ^ new}))
+    sources = join_list(map(source_label, sorted({source for source, _digest in old ^ new})))
     what = _("The tools of {sources} have changed.", sources=sources)
     if change.tokens is None:
         return join_sentences(what, _("Using the new list reprocesses the whole chat."))

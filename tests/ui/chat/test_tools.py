@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from PySide6.QtCore import Qt
 
+from kvchat.chat.events import CallsChanged
 from kvchat.chat.options import PermissionMode, Preset
+from kvchat.chat.turn.tool_calls import PendingCall
 from kvchat.engine.api.connection import EngineState
 from kvchat.settings import Settings
-from kvchat.tools.tool import Tool, ToolFailed, ToolResult
+from kvchat.tools.tool import Tool, ToolCall, ToolFailed, ToolResult
 from kvchat.tools.toolbox import Toolbox
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.settings.presets import PresetsPage
@@ -132,7 +134,7 @@ async def test_a_changed_list_is_announced_with_its_price_and_taken_over_in_a_br
     files.write = Tool("files", "write", "Write a file, or append to it.", {"type": "object"})
     await opened(window)
     await until(lambda: not popup.change_text.isHidden())
-    assert popup.change_text.text().startswith("The tools of “files” have changed. Using the new list reprocesses ")
+    assert popup.change_text.text().startswith("The tools of files have changed. Using the new list reprocesses ")
     popup.change_button.click()
     chat = window.chat.current or ""
 
@@ -178,3 +180,19 @@ async def test_a_preset_has_tools_and_chat_settings_keep_them(
     await replied(runtime, window)
     chat = window.chat.current or ""
     assert [tool.name for tool in (await runtime.chat.options.tools(chat)).tools] == ["write"]
+
+
+async def test_a_question_in_another_chat_is_announced_once(runtime: StagedRuntime, window: MainWindow) -> None:
+    chat = runtime.chat.add("Trip to Jeju")
+    await until(lambda: chat.id in window.chat.conversations.titles)
+    call = ToolCall("1", "write", "{}")
+    pending = PendingCall(chat.id, "m", call, Files().write, True, 0.0)
+    runtime.chat.turns.tool_calls.pending["1"] = pending
+    for _again in range(2):
+        runtime.events.publish(CallsChanged(chat.id))
+    (notice,) = window.notices.visible_notices
+    assert notice.texts[0] == "“Trip to Jeju” is waiting for your permission"
+    assert notice.on_click is not None
+    notice.on_click()
+    assert window.chat.current == chat.id
+    runtime.chat.turns.tool_calls.pending.clear()
