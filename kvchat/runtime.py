@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvchat import __version__
 from kvchat.api_service import ApiService
+from kvchat.chat.attachments import document_from_bytes
 from kvchat.chat.deletion import purge_abandoned, purge_orphans
 from kvchat.chat.events import ConversationsChanged, EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database
@@ -42,7 +43,7 @@ from kvchat.text.formatting import format_rate, format_size
 from kvchat.text.language import _
 from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.text.safe_text import current_user, redact
-from kvchat.tools.built_in import BuiltInTools
+from kvchat.tools.built_in.source import BuiltInTools
 from kvchat.tools.mcp.manager import ServerManager
 from kvchat.tools.toolbox import Toolbox
 from kvchat.transfer.service import TransferService
@@ -92,7 +93,11 @@ class Runtime:
         self.model = CurrentModel(
             settings=lambda: self.settings, host=self.engine, library=self.models, engine_settings=self._engine_settings
         )
-        self.built_in_tools = BuiltInTools()
+        self.built_in_tools = BuiltInTools(
+            settings=lambda: self.settings,
+            search_chats=lambda query: self.chat.finder.titles_and_excerpts(query),
+            read_text=lambda name, data, format: document_from_bytes(name, data, format).text,
+        )
         turn_context = TurnContext(
             database=database,
             worker=worker,

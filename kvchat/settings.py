@@ -310,6 +310,8 @@ class Settings:
     api_rules: tuple[str, ...] = _setting((), _paths_error)  # prompt rewrites, each an app and a rule: "zed hold-clock"
 
     new_chat_tools: tuple[str, ...] = _setting((), _paths_error)  # selected for the last new chat: "SOURCE/NAME"
+    tool_folders: tuple[str, ...] = _setting((), _paths_error)  # that the built-in tools may list and read
+    web_search_url: str = _setting("", _text_error)  # of a SearXNG server
 
     def __post_init__(self) -> None:
         if self.model_path:  # written as the paths of found models are: C:/models/x.gguf is C:\models\x.gguf

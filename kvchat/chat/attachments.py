@@ -87,8 +87,8 @@ def read_bytes(path: Path) -> bytes:
         raise AttachmentError(path.name, f"{error.strerror or error}.", advice) from error
 
 
-def document_from_bytes(name: str, data: bytes) -> Attachment:
-    if (format := document_format(name, data)) is not None:
+def document_from_bytes(name: str, data: bytes, format: str | None = None) -> Attachment:
+    if (format := format or document_format(name, data)) is not None:
         return _document_attachment(name, data, _extract_text(name, data, format))
     if Path(name).suffix.lower() in _UNREADABLE_SUFFIXES:
         reason = _("kvchat cannot read this format.")

@@ -89,7 +89,10 @@ def _extract(data: bytes, format: str) -> str:
         if format.endswith("x") and "EncryptedPackage".encode("utf-16-le") in data:
             raise PermissionError
         return _office_text(data, format)
-    return _pdf_text(data) if format == "pdf" else html_text(_decode_html(data))
+    if format == "pdf":
+        return _pdf_text(data)
+    html = _decode_html(data)
+    return (html_text(html, _PAGE_SKIPPED) if format == "page" else "") or html_text(html)
 
 
 def _office_text(data: bytes, format: str) -> str:
@@ -132,6 +135,7 @@ def _decode_html(data: bytes) -> str:
 
 
 _SKIPPED = frozenset(("script", "style", "template", "svg", "noscript", "head"))
+_PAGE_SKIPPED = _SKIPPED | {"aside", "button", "dialog", "footer", "nav"}  # in a web page beside what it is about
 _BLOCKS = re.compile(
     "address|article|aside|blockquote|br|d[dlt]|div|fieldset|figcaption|figure|footer|form|h[1-6r]|header|li|main|nav"
     "|[ou]l|p|pre|section|table|tr"
@@ -139,14 +143,15 @@ _BLOCKS = re.compile(
 
 
 class _HtmlReader(HTMLParser):
-    def __init__(self) -> None:
+    def __init__(self, skipped: frozenset[str]) -> None:
         super().__init__()
         self.parts: list[str] = []
-        self._skipped: list[str] = []  # open elements without text
+        self._left_out = skipped
+        self._skipped: list[str] = []  # open elements that are left out
         self._preformatted = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in _SKIPPED:
+        if tag in self._left_out:
             self._skipped.append(tag)
         if _BLOCKS.fullmatch(tag):
             self.parts.append("\n" if tag in ("br", "tr", "li", "dt", "dd") else "\n\n")
@@ -170,9 +175,9 @@ class _HtmlReader(HTMLParser):
             self.parts.append(data if self._preformatted else re.sub(r"\s+", " ", data))
 
 
-def html_text(html: str) -> str:
+def html_text(html: str, skipped: frozenset[str] = _SKIPPED) -> str:
     """Return a page's text with its headings as Markdown."""
-    reader = _HtmlReader()
+    reader = _HtmlReader(skipped)
     reader.feed(html)
     reader.close()
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]*\n[ \t]*(?=\n|\S)", "\n", "".join(reader.parts))).strip()

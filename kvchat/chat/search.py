@@ -80,6 +80,7 @@ def strip_markdown(piece: str, *, starts_in_code: bool = False) -> str:
 
 
 MAX_CHATS = 100  # per search
+_MAX_FOR_MODEL = 20  # chats
 _MAX_MESSAGES = 500  # newest messages checked per search
 _BATCH_MESSAGES = 200  # messages per index transaction: some 20 ms
 _BATCH_CHARACTERS = 400_000  # one document may be longer than all messages
@@ -125,6 +126,10 @@ class ChatSearch:
         if not complete:
             self.start_indexing()
         return ChatSearchResult(await self._run(find, query), complete)
+
+    async def titles_and_excerpts(self, query: str) -> list[tuple[str, str]]:
+        """Return the first results for a model. Raises StorageFailed."""
+        return [(hit.title, hit.excerpt) for hit in (await self.find(query)).chats[:_MAX_FOR_MODEL]]
 
     def start_indexing(self) -> None:
         async def index() -> None:

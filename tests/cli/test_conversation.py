@@ -186,6 +186,25 @@ def test_a_failure_is_reported_and_the_chat_continues(terminal, fake_engine):
     assert chat.wait() == 0
 
 
+def test_a_call_that_runs_code_is_asked_about(terminal, home, fake_engine):
+    pytest.importorskip("pydantic_monty", reason="no wheel for this system")
+    call = {"name": "run_python", "arguments": json.dumps({"code": "print(6 * 7)"})}
+    fake_engine.set(FAKE_CALLS=json.dumps([[call]]), FAKE_REPLY="Done.")
+    chat = terminal("ask", "--new", "--tools", "kvchat/run_python")
+    chat.wait_for("> ")
+    chat.type("What is six times seven?\n")
+    chat.wait_for('The model wants to call kvchat/run_python {"code": "print(6 * 7)"}')
+    chat.wait_for("Allow this call? [y]es, in this [c]hat, [a]lways, [N]o: ")
+    chat.type("y\n")
+    chat.wait_for("calling kvchat/run_python")
+    chat.wait_for("Done.")
+    chat.wait_for("> ")
+    chat.type("\x04")
+    assert chat.wait() == 0, chat.output
+    assert [message["content"] for message in home.messages() if message["role"] == "tool"] == ["42"]
+    assert "Traceback" not in chat.output
+
+
 @pytest.mark.parametrize("answer", ["n\n", "\x04", "\n"])
 def test_without_a_model_the_starter_is_offered(terminal, tmp_path, fake_engine, smollm2, answer):
     fresh = Home(tmp_path / "fresh")
