@@ -311,7 +311,13 @@ class Settings:
 
     new_chat_tools: tuple[str, ...] = _setting((), _paths_error)  # selected for the last new chat: "SOURCE/NAME"
     tool_folders: tuple[str, ...] = _setting((), _paths_error)  # that the built-in tools may list and read
-    web_search_url: str = _setting("", _text_error)  # of a SearXNG server
+    web_search_url: str = _setting(
+        "",
+        _text_error,
+        N_("Web search"),
+        N_("Address of a SearXNG server that allows JSON. Without it, the tool for web search is not offered."),
+        example="https://searx.example.org",
+    )
 
     def __post_init__(self) -> None:
         if self.model_path:  # written as the paths of found models are: C:/models/x.gguf is C:\models\x.gguf
@@ -332,6 +338,7 @@ SETTING_PAGES = {  # settings by page in `ui/settings`, in order
         *("engine_start", "idle_minutes", "update_notice"),
     ),
     "model": ("context_size", "slots", "kv_type"),
+    "tools": ("web_search_url",),
     "engine": ("engine_url", "rpc_workers", "engine_arguments"),
     "storage": ("quota_bytes", "free_floor_bytes", "max_age_days", "keep_deleted_days"),
     "programs": ("api_server", "api_any_model", "api_share", "api_port"),

@@ -95,6 +95,10 @@ class SettingsPage(ScrollPage):
         if settings != self.runtime.settings:
             self.run(self.runtime.apply_settings(settings))
 
+    async def validation_error(self, name: str, text: str) -> str:
+        """Return why a text setting cannot have this text, or ""."""
+        return await self.runtime.engines.validation_error(name, text)
+
     def refresh(self) -> None:
         for entry in self.entries:
             entry.refresh(self.runtime.settings)
@@ -128,7 +132,7 @@ class TextEntry(FieldEntry):
             self._page.run(self._validate(self.field.text().strip()))
 
     async def _validate(self, text: str) -> None:
-        reason = await self._page.runtime.engines.validation_error(self.name, text) if text else ""
+        reason = await self._page.validation_error(self.name, text) if text else ""
         if self.field.text().strip() != text:
             return  # the text changed meanwhile
         self.refuse(reason)

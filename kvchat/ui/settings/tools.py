@@ -1,4 +1,4 @@
-"""The tools page of the settings: MCP servers, and what is allowed without asking."""
+"""The tools page of the settings: built-in tools, MCP servers, and what is allowed without asking."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from PySide6.QtCore import QUrl, Signal
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QFrame, QWidget
+from PySide6.QtWidgets import QFileDialog, QFrame, QWidget
 
 from kvchat.chat.turn.tool_calls import Grant
 from kvchat.runtime import Runtime
@@ -19,7 +19,7 @@ from kvchat.tools.mcp.foreign import ForeignServers, find_foreign_servers
 from kvchat.tools.mcp.server import Server, ServerState
 from kvchat.ui.base.building import button, clear, column, label, row, styled
 from kvchat.ui.base.theme import Look, restyle
-from kvchat.ui.dialogs.confirm import confirm
+from kvchat.ui.dialogs.confirm import confirm, file_dialog
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.mcp_servers import ApproveDialog, EditServerDialog, PasteDialog, ReviewDialog, ServerWindow
 from kvchat.ui.settings.page import SettingsPage
@@ -103,12 +103,17 @@ class ServerRow(QFrame):
 
 
 class ToolsPage(SettingsPage):
-    name = N_("Tools")
+    name, key = N_("Tools"), "tools"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         self.manager = runtime.mcp_servers
         self.rows: dict[str, ServerRow] = {}
+        self._folders, self._shown_folders = column(spacing=6), tuple[str, ...]()
+        add_folder = button(_("Add folder…"), self._choose_folder, name=_("Add a folder for the file tools"))
+        help = _("The built-in tools can list and read the files in these folders, and nothing outside them.")
+        self.add_wide(_("Folders"), help, self._folders, flow(add_folder))
+        self.add_settings()
         self._servers = column(spacing=8)
         self.empty_label = label(_("No MCP servers yet."), "muted")
         self.problem_label = label(kind="refusal", wraps=True, selectable=True)
@@ -130,6 +135,26 @@ class ToolsPage(SettingsPage):
         super().showEvent(event)
         self.refresh()
         self.run(self._load())
+
+    async def validation_error(self, name: str, text: str) -> str:
+        is_address = text.startswith(("http://", "https://"))
+        return "" if is_address else _("Enter an address that begins with http:// or https://.")
+
+    def refresh(self) -> None:
+        super().refresh()
+        if self.runtime.settings.tool_folders == self._shown_folders:
+            return  # keep the focus
+        self._shown_folders = self.runtime.settings.tool_folders
+        clear(self._folders)
+        for folder in self._shown_folders:
+            line = QWidget()
+            text = ElidedLabel()
+            text.set_text(folder)
+            remove = button(
+                _("Remove"), partial(self._remove_folder, folder), "link", name=_("Remove {name}", name=folder)
+            )
+            row((text, 1), remove, on=line, spacing=8, margins=0)
+            self._folders.addWidget(line)
 
     async def _load(self) -> None:
         await self.manager.load()
@@ -258,6 +283,18 @@ class ToolsPage(SettingsPage):
             QDesktopServices.openUrl(QUrl.fromLocalFile(str(self.manager.file)))
 
         self.run(open_file())
+
+    def _choose_folder(self) -> None:
+        dialog = file_dialog(self, _("Add a folder for the file tools"), QFileDialog.FileMode.Directory)
+        dialog.fileSelected.connect(self.add_folder)
+        dialog.open()
+
+    def add_folder(self, folder: str) -> None:
+        folders = self.runtime.settings.tool_folders
+        self.change("tool_folders", (*folders, *({folder} - set(folders))))
+
+    def _remove_folder(self, folder: str, _checked: bool = False) -> None:
+        self.change("tool_folders", tuple(other for other in self.runtime.settings.tool_folders if other != folder))
 
     async def load_grants(self) -> None:
         chat = self.runtime.chat

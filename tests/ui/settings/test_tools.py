@@ -143,6 +143,20 @@ async def test_grants_are_listed_and_revoked(runtime: StagedRuntime, page: Tools
     assert await calls.grants() == []
 
 
+async def test_folders_and_the_address_of_the_search(runtime: StagedRuntime, page: ToolsPage) -> None:
+    page.add_folder("/home/me/notes")
+    await until(lambda: runtime.settings.tool_folders == ("/home/me/notes",))
+    button(page, "Remove /home/me/notes").click()
+    await until(lambda: not runtime.settings.tool_folders)
+    entry = page.settings["web_search_url"]
+    for text, saved in (("ftp://search", ""), ("https://search", "https://search")):
+        entry.field.setText(text)
+        entry.field.setModified(True)
+        entry.field.editingFinished.emit()
+        await until(lambda saved=saved: bool(entry.refusal.text()) != bool(saved))
+    await until(lambda: runtime.settings.web_search_url == "https://search")
+
+
 def test_command_lines() -> None:
     assert split_command("npx -y 'a b' \"c d\"") == ["npx", "-y", "a b", "c d"]
     assert split_command("run # not a comment") == ["run", "#", "not", "a", "comment"]
