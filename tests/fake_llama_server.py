@@ -43,6 +43,7 @@ Pace and content
   FAKE_REPLY=TEXT                   the reply (default: an echo of the last user message)
   FAKE_THINKING=TEXT                sent as reasoning_content before the reply
   FAKE_CALLS=JSON                   one list of calls ({"name", "arguments"}) per reply, from the first
+  FAKE_LACKS_TOOLS=1                report a chat template without tools
   FAKE_ECHO=1                       a continued reply is repeated from its beginning, as by b11434
 Every request is recorded in FAKE_STATE/requests.jsonl: method, path and body.
 
@@ -490,7 +491,7 @@ class FakeServer(socketserver.ThreadingTCPServer):
             "build_info": "b0-fake",
             "chat_template": "chatml",
             "eos_token": "<|im_end|>",
-            "chat_template_caps": {"supports_tools": True},
+            "chat_template_caps": {"supports_tools": not switch("FAKE_LACKS_TOOLS")},
             "modalities": {"vision": bool(self.flags.mmproj and switch("FAKE_SEES"))},
         }
 

@@ -80,6 +80,7 @@ class Turn:
     _sent_at: float = field(default_factory=time.perf_counter)
     _answering: InterruptibleTask = field(default_factory=InterruptibleTask)
     _calls: asyncio.Task[tuple[Message, bool]] | None = None  # executes the last reply's tool calls
+    _has_tools: bool = False
     _rounds: int = 0
     _invalid_rounds: int = 0  # in a row, whose calls were all invalid
     _exchange: Exchange = field(init=False)  # set with the slot
@@ -191,6 +192,7 @@ class Turn:
         messages = prompt_messages(path, continues_reply=unfinished is not None)
         if not messages:
             raise ConversationGone
+        self._has_tools = bool(messages[0].tools)
         if (message := unfinished) is not None:
             await turn_context.run(Database.reopen, message)
         else:
@@ -244,6 +246,10 @@ class Turn:
         if self._reply is not None:
             loaded = event.loaded if isinstance(event, RequestSent) else None
             self._reply.on_request_sent(loaded, self._exchange.engine_wait_s)
+            engine = self._exchange.engine
+            if loaded is not None and self._has_tools and engine is not None and not engine.has_tools:
+                title, detail = _("This model cannot call tools"), _("Its chat template has no place for tools.")
+                self.turn_context.publish(Notice(title, detail, self.conversation_id))
         self._notify(event)
 
     async def _close_reply(self, state: MessageState) -> Message | None:

@@ -193,6 +193,13 @@ async def test_invalid_calls_go_back_to_the_model_once(stage: Stage, sky: Sky) -
     assert await stage.finish(stage.service.retry(chat)) is not None
 
 
+async def test_a_model_without_tools_is_reported(stage: Stage, sky: Sky) -> None:
+    stage.fake.set(FAKE_LACKS_TOOLS=1)
+    chat = await chat_with_tools(stage)
+    assert await stage.ask(chat) is not None
+    assert [notice.title for notice in stage.of(Notice)] == ["This model cannot call tools"]
+
+
 async def test_the_number_of_rounds_is_limited(stage: Stage, sky: Sky) -> None:
     chat = await chat_with_tools(stage)
     plan(stage, *[[("weather", "Paris")]] * (MAX_ROUNDS + 5))
