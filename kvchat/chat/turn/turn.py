@@ -248,7 +248,7 @@ class Turn:
             self._reply.on_request_sent(loaded, self._exchange.engine_wait_s)
             engine = self._exchange.engine
             if loaded is not None and self._has_tools and engine is not None and not engine.has_tools:
-                title, detail = _("This model cannot call tools"), _("Its chat template has no place for tools.")
+                title, detail = _("This model cannot call tools"), _("Its chat template does not support tools.")
                 self.turn_context.publish(Notice(title, detail, self.conversation_id))
         self._notify(event)
 
