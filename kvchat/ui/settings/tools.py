@@ -14,7 +14,7 @@ from kvchat.chat.turn.tool_calls import Grant
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_age
 from kvchat.text.language import N_, _, join_list, join_parts, join_sentences, plural
-from kvchat.text.safe_text import safe_prose
+from kvchat.text.safe_text import safe_code, safe_prose
 from kvchat.tools.mcp.foreign import ForeignServers, find_foreign_servers
 from kvchat.tools.mcp.server import Server, ServerState
 from kvchat.ui.base.building import button, clear, column, label, row, styled
@@ -80,13 +80,13 @@ class ServerRow(QFrame):
         self.state.setText(join_parts((_(state.value), count)))
         bad = state in (ServerState.FAILED, ServerState.INVALID)
         restyle(self.state, "tone", "bad" if bad else "good" if state is ServerState.RUNNING else "")
-        self.launch.set_text(server.config.launch)
+        self.launch.set_text(safe_code(server.config.launch))
         changed = plural(
             pending,
             "The definition of {count} tool has changed. The model cannot use it until you approve it.",
             "The definitions of {count} tools have changed. The model cannot use them until you approve them.",
         )
-        self.reason.setText(join_sentences(server.reason, changed if pending else "", *server.problems))
+        self.reason.setText(safe_prose(join_sentences(server.reason, changed if pending else "", *server.problems)))
         self.reason.setVisible(bool(self.reason.text()))
         restyle(self.reason, "tone", "bad" if bad else "warn")
         self.switch.setChecked(state is not ServerState.OFF)
@@ -193,7 +193,8 @@ class ToolsPage(SettingsPage):
                 loop = asyncio.get_running_loop()
 
                 def open_browser(url: str) -> None:  # called in another thread
-                    loop.call_soon_threadsafe(QDesktopServices.openUrl, QUrl(url))
+                    if url.startswith(("http://", "https://")):
+                        loop.call_soon_threadsafe(QDesktopServices.openUrl, QUrl(url))
 
                 self.run(self.manager.sign_in(name, open_browser))
             case "details":

@@ -84,9 +84,11 @@ async def test_tools_are_chosen_frozen_and_remembered(runtime: StagedRuntime, fi
     await until(lambda: popup.total.text() not in (before, "0 tokens at the beginning of each prompt"))
     assert popup.total.text().startswith(source.text(1)), "counted by the engine"
     popup.hide()
+    _settings, expected = await runtime.chat.turn_context.settings_and_branch(None)
     await replied(runtime, window)
     chat = window.chat.current
     assert chat is not None
+    assert (await runtime.chat.options.tools(chat)).text == expected[0].tools, "what is processed in advance"
     assert [tool.name for tool in (await runtime.chat.options.tools(chat)).tools] == ["read", "write"]
     assert window.composer.tools_button.text() == "2"
     await opened(window)
