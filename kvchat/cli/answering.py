@@ -153,6 +153,7 @@ class ChatSession:
         self._shown_calls: set[tuple[str, bool]] = set()  # ids, and True while waiting for permission
         self._error: KvchatError | None = None
         self._in_turn = False  # True from the start of this command's turn until it is saved
+        self._is_answered = False  # its last reply is complete
 
     async def ask(self, question: str) -> Message | None:
         """Print the answer and return it, or None if there is none. Cancelling stops the reply. Raises KvchatError."""
@@ -160,7 +161,7 @@ class ChatSession:
         chat = self.runtime.chat
         if chat.is_answering(self.chat_id):
             print_err(_(WAITING_MESSAGE))
-        reply = await chat.send(
+        sent = chat.send(
             self.chat_id,
             question,
             self._sampling,
@@ -168,6 +169,8 @@ class ChatSession:
             new=self.new_chat,
             on_start=self._start_turn,
         )
+        sent.add_done_callback(self._end_reply)
+        reply = await sent
         if self.new_chat and await chat.conversation(self.chat_id):
             self.new_chat = None
         if self._error:
@@ -175,7 +178,10 @@ class ChatSession:
         return reply
 
     def _start_turn(self) -> None:
-        self._in_turn = True
+        self._in_turn, self._is_answered = True, False
+
+    def _end_reply(self, _reply: object) -> None:
+        self._is_answered = True
 
     async def _ask_permission(self, pending: PendingCall) -> None:
         """Ask in the terminal whether a call may run; without a terminal it may not."""
@@ -207,7 +213,7 @@ class ChatSession:
             or not (self._in_turn or isinstance(event, events.TurnFailed | events.QuestionNotStored))
         ):
             return
-        if isinstance(event, Saved | SaveSkipped) and not self.runtime.chat.is_answering(self.chat_id):
+        if isinstance(event, Saved | SaveSkipped) and self._is_answered:  # not between the rounds of tool calls
             self._in_turn = False
         match event:
             case events.ReplyDelta(text=text) if not self._as_json:

@@ -1,7 +1,6 @@
 """A tool's definition, as listed by its source and as frozen in a chat, and the interface of sources."""
 
 import functools
-import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -33,6 +32,8 @@ class Tool:
     @property
     def digest(self) -> str:
         """Hash of all that the user approves; a grant for another digest does not count."""
+        import hashlib  # the first frame needs no digests
+
         content = [self.source, self.name, self.description, self.schema, self.read_only]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

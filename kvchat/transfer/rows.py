@@ -6,11 +6,10 @@ import re
 import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import IO, Any
 
 from kvchat.chat.attachments import AttachmentError, picture_attachment
-from kvchat.chat.options import PermissionMode, options_from_json, options_to_json
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import (
     MessageState,
@@ -83,8 +82,7 @@ def store_rows(database: Database, conversation: Row) -> bool:
         {k: v for k, v in conversation.items() if k != "messages"}, _CONVERSATION_TYPES, _("the chat")
     )
     checked["title"] = checked["title"][:MAX_TITLE]
-    options = options_from_json(as_text(checked.get("options")))  # a file grants nothing
-    checked["options"] = options_to_json(replace(options, permission=PermissionMode.READ_ONLY))
+    checked["options"] = _without_permission(as_text(checked.get("options")))
     messages = [_checked_message(message, place) for place, message in enumerate(messages, 1)]
     _check_tree(checked.get("leaf_id"), messages)
     try:
@@ -221,6 +219,15 @@ def _checked_values(values: Row, required: RequiredTypes, description: str) -> R
             raise BadConversation(_(too_long, what=description, longest_text=format_number(MAX_TEXT), name=name))
         clean[name] = _without_surrogates(value) if isinstance(value, str) else value
     return clean
+
+
+def _without_permission(options: str) -> str:
+    """Return a chat's options without permission to call tools, which no file may grant."""
+    try:
+        parts = json.loads(options or "{}")
+        return json.dumps({name: part for name, part in parts.items() if name != "permission"}) if parts else ""
+    except (ValueError, AttributeError, RecursionError):
+        return ""
 
 
 def _without_surrogates(text: str) -> str:

@@ -73,15 +73,15 @@ async def test_tab_goes_through_the_messages_and_on_to_the_composer(
 ) -> None:
     page = await opened(window)
     window.header.menu_button.setFocus()
-    there = tab(qtbot, 2 + len(AS_THEY_STAND) + 2)
-    assert there == ["Chat", *AS_THEY_STAND, "Attach files", "Attach a screenshot", "Message"]
+    there = tab(qtbot, 2 + len(AS_THEY_STAND) + 3)
+    assert there == ["Chat", *AS_THEY_STAND, "Attach files", "Attach a screenshot", "Tools", "Message"]
     assert tab(qtbot)[0] == "New chat", "and round the window"
     window.composer.focus()
-    back = tab(qtbot, len(AS_THEY_STAND) + 4, back=True)
-    assert (back[:2], back[-2:]) == (["Attach a screenshot", "Attach files"], ["Chat", "More"])
+    back = tab(qtbot, len(AS_THEY_STAND) + 5, back=True)
+    assert (back[:3], back[-2:]) == (["Tools", "Attach a screenshot", "Attach files"], ["Chat", "More"])
     text = AS_THEY_STAND.index("the lake") - 1
     from_below = [*AS_THEY_STAND[:text], "the lake", "the map", "Reply", *AS_THEY_STAND[text + 3 :]]
-    assert back[2:-2] == from_below[::-1], "from below, too, a text comes before its links"
+    assert back[3:-2] == from_below[::-1], "from below, too, a text comes before its links"
     page.views[page.messages[3].id].texts[0].setFocus()
     assert tab(qtbot, 2) == ["the lake", "the map"]
     qtbot.keyClick(focused(), Qt.Key.Key_Return)
