@@ -113,7 +113,7 @@ def replace_foreign_ids(conversation: Row) -> Row:
     def own_id(id: Any) -> Any:
         if not isinstance(id, str) or _OWN_ID.fullmatch(id):
             return id  # `store_rows` rejects ids that are not text
-        return uuid.uuid5(_NAMESPACE, _without_surrogates(f"{conversation.get('id')}:{id}")).hex
+        return uuid.uuid5(_NAMESPACE, without_surrogates(f"{conversation.get('id')}:{id}")).hex
 
     def with_own_ids(row: Row) -> Row:
         return row | {name: own_id(row[name]) for name in ("id", "parent_id", "leaf_id") if name in row}
@@ -217,7 +217,7 @@ def _checked_values(values: Row, required: RequiredTypes, description: str) -> R
         if isinstance(value, str) and len(value) > MAX_TEXT and name != "data":
             too_long = N_("{what} has more than {longest_text} characters in “{name}”")
             raise BadConversation(_(too_long, what=description, longest_text=format_number(MAX_TEXT), name=name))
-        clean[name] = _without_surrogates(value) if isinstance(value, str) else value
+        clean[name] = without_surrogates(value) if isinstance(value, str) else value
     return clean
 
 
@@ -230,7 +230,7 @@ def _without_permission(options: str) -> str:
         return ""
 
 
-def _without_surrogates(text: str) -> str:
+def without_surrogates(text: str) -> str:
     """Replace lone surrogates, which JSON can hold but no file can."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

@@ -334,7 +334,7 @@ def _valid_calls(message: Message) -> tuple[ToolCall, ...]:
 def parse_arguments(text: str) -> dict[str, Any] | None:
     """Return a call's arguments, or None if they are not a JSON object."""
     try:
-        arguments = json.loads(text or "{}")
+        arguments = json.loads(text or "{}", parse_constant=int)  # which refuses NaN, as engines do
     except (ValueError, RecursionError):
         return None
     return arguments if isinstance(arguments, dict) else None
