@@ -24,6 +24,7 @@ from kvchat.cli.terminal import (
     stdout_is_tty,
     to_json,
 )
+from kvchat.cli.tools import check_may_start
 from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.errors import EngineFailure
 from kvchat.engine.api.wire import Sampling
@@ -35,6 +36,7 @@ from kvchat.settings import Settings
 from kvchat.text.formatting import format_estimate, format_size, one_line
 from kvchat.text.language import N_, _, format_number, join_sentences
 from kvchat.text.safe_text import safe_prose
+from kvchat.tools.tool import BUILT_IN
 
 RECEIPT_FIELDS = ["ttft_ms", "restore_ms", "prefill_ms", "prompt_tokens", "cached_tokens", "predicted_tokens", "source"]
 WAITING_MESSAGE = N_("Another reply is being generated; waiting…")
@@ -186,11 +188,12 @@ class ChatSession:
     async def _ask_permission(self, pending: PendingCall) -> None:
         """Ask in the terminal whether a call may run; without a terminal it may not."""
         choices = {"y": Decision.ONCE, "c": Decision.CHAT, "a": Decision.ALWAYS}
-        answer, note = None, "" if self._terminal else "Nobody can be asked."
+        terminal = self._terminal if self._terminal and self._terminal.is_interactive else None
+        answer, note = None, "" if terminal else "Nobody can be asked."
         if self._allow_tools:
             answer = "y"
-        elif self._terminal and self._terminal.is_interactive:
-            answer = await self._terminal.read_line(_("Allow this call? [y]es, in this [c]hat, [a]lways, [N]o:") + " ")
+        elif terminal:
+            answer = await terminal.read_line(_("Allow this call? [y]es, in this [c]hat, [a]lways, [N]o:") + " ")
         decision = choices.get((answer or "").strip().lower()[:1], Decision.DENY)
         self.runtime.chat.turns.tool_calls.answer(pending.call.id, Answer(decision, note=note))
 
@@ -271,6 +274,8 @@ async def _select_chat(runtime: Runtime, options: AskOptions) -> str | NewChat:
         if options.chat_id is not None or options.prepared is not None:
             title = _("--tools is for new chats")
             raise KvchatError(title, _("The tools of a chat are chosen when it begins."), _("Omit --chat and --on."))
+        for source in {name.partition("/")[0] for name in options.tools} - {BUILT_IN}:
+            check_may_start(runtime.mcp_servers, source)
         new = await runtime.chat.new_chat(options.system)
         tools = tuple(name if "/" in name else f"{name}/*" for name in options.tools)
         return dataclasses.replace(new, options=dataclasses.replace(new.options, tools=tools))

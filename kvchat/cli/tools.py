@@ -132,17 +132,23 @@ async def approve(options: arguments.ServerOptions, runner: CommandRunner) -> in
     return print_result(options.as_json, _fields(server), [_("Approved:"), server.config.launch])
 
 
+def check_may_start(manager: ServerManager, name: str) -> None:
+    """Raise KvchatError if there is no such server, or if it is not approved, switched off or invalid."""
+    source = manager.source(name)
+    if source.server.state is ServerState.NOT_APPROVED:
+        advice = _("Run `kvchat tools approve {name}` if you trust it.", name=name)
+        raise KvchatError(_("The MCP server is not approved"), source.config.launch, advice)
+    source.check_may_start()
+
+
 async def test(options: arguments.TestServerOptions, runner: CommandRunner) -> int:
     async with _open_servers(runner) as manager:
-        source = manager.source(options.name)
-        if source.server.state is ServerState.NOT_APPROVED:
-            advice = _("Run `kvchat tools approve {name}` if you trust it.", name=options.name)
-            raise KvchatError(_("The MCP server is not approved"), source.config.launch, advice)
+        check_may_start(manager, options.name)
         if options.sign_in:
             await manager.sign_in(options.name, _browser(print_err))
         else:
             await manager.start(options.name)
-        server = source.server
+        server = manager.source(options.name).server
     rows = [
         (
             safe_prose(item.tool.name),

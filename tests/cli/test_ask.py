@@ -1,5 +1,6 @@
 """`kvchat ask` in its own process, with the fake engine."""
 
+import json
 import os
 import shutil
 import sqlite3
@@ -12,6 +13,7 @@ from types import MappingProxyType
 
 import pytest
 
+from kvchat.chat.turn.tool_calls import DENIED_RESULT
 from kvchat.engine.process.plan import free_port
 from kvchat.engine_host.engines import server_key
 from kvchat.kvstore.savepoint import Bounds
@@ -192,3 +194,33 @@ def test_a_chat_with_tools_calls_them(home, fake_engine):
     refused = home.run("ask", "--tools", "kvchat", "--chat", "1", "And now?")
     assert refused.returncode == 1
     assert "--tools is for new chats" in refused.stderr
+
+
+@pytest.mark.fake
+@pytest.mark.slow
+def test_a_chat_calls_the_tools_of_an_approved_server(home, fake_engine, tmp_path):
+    repository = tmp_path / "repository"
+    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    (repository / "garden.txt").write_text("beans")
+    launch = [sys.executable, "-m", "mcp_server_git", "--repository", str(repository)]
+    (home.folder / "config" / "mcp.json").write_text(
+        json.dumps({"mcpServers": {"git": {"command": launch[0], "args": launch[1:]}}})
+    )
+
+    def results(tool: str, *options: str, **arguments: object) -> list[str]:
+        call = {"name": tool, "arguments": json.dumps({"repo_path": str(repository), **arguments})}
+        fake_engine.set(FAKE_CALLS=json.dumps([[call]]), FAKE_REPLY="All is planted.")
+        before = len(home.messages())
+        done = home.run("ask", "--new", "--tools", "git", *options, "What is new?", timeout=600)
+        assert done.returncode == 0, done.stderr
+        return [message["content"] for message in home.messages()[before:] if message["role"] == "tool"]
+
+    refused = home.run("ask", "--tools", "git", "--allow-tools", "What is new?")
+    assert refused.returncode == 1
+    assert "kvchat tools approve git" in refused.stderr
+    assert home.run("tools", "approve", "git", timeout=600).returncode == 0
+    (status,) = results("git_status")  # it only reads
+    assert "garden.txt" in status
+    assert results("git_add", files=["garden.txt"]) == [f"{DENIED_RESULT} Nobody can be asked."]
+    assert not (repository / ".git" / "index").exists()
+    assert results("git_add", "--allow-tools", files=["garden.txt"]) == ["Files staged successfully"]

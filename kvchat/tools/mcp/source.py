@@ -192,7 +192,7 @@ class McpSource:
         async with self._starting:
             if self._connection is not None and not self._connection.has_ended:
                 return self._connection
-            self._check_may_start()
+            self.check_may_start()
             self._is_starting, self._reason, self._needs_sign_in = True, "", False
             self._context.publish()
             try:
@@ -213,7 +213,8 @@ class McpSource:
                 self._context.publish()
             return self._connection
 
-    def _check_may_start(self) -> None:
+    def check_may_start(self) -> None:
+        """Raise ToolFailed if the server is not approved, switched off or invalid."""
         state = self._state
         if state in (ServerState.INVALID, ServerState.OFF, ServerState.NOT_APPROVED):
             reason = {
