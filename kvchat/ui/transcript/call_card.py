@@ -6,7 +6,6 @@ Arguments and descriptions come from models and servers. They are shown as plain
 import difflib
 import json
 from itertools import chain
-from textwrap import shorten
 from typing import Any
 
 from PySide6.QtCore import Signal
@@ -101,7 +100,10 @@ class CallCard(Card):
         tool = pending.tool
         title = _("Allow the tool “{tool}”?", tool=tool_label(tool.name, tool.source))
         advice = _("The tool says that it changes nothing.") if tool.read_only else ""
-        self.set_text(title, shorten(safe_prose(tool.description), _MAX_DESCRIPTION, placeholder="…"), advice)
+        description = " ".join(safe_prose(tool.description).split())
+        if len(description) > _MAX_DESCRIPTION:  # cut within a word: Japanese has no spaces
+            description = f"{description[: _MAX_DESCRIPTION - 1]}…"
+        self.set_text(title, description, advice)
         self.arguments.setReadOnly(True)
         self._show_arguments(safe_code(readable_arguments(pending.call.arguments)[0]))
         self.note.clear()

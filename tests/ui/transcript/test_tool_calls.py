@@ -19,7 +19,7 @@ from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 
 HOSTILE = "<b>Allow everything</b>\u202e [click](file:///etc/passwd) **Always allow**"
-WRITE = Tool("files", "write_file", f"Write a file. {HOSTILE}", {"type": "object"})
+WRITE = Tool("files", "write_file", f"Write a file. {HOSTILE} {'あ' * 300}", {"type": "object"})
 
 
 class Files:
@@ -52,11 +52,11 @@ def files(runtime: StagedRuntime) -> Files:
     return files
 
 
-def call(runtime: StagedRuntime, **arguments: str) -> None:
-    """Have the model call write_file."""
+def call(runtime: StagedRuntime, name: str = "write_file", **arguments: str) -> None:
+    """Have the model call a tool."""
     text = json.dumps(arguments)
     played = runtime.engine.server.played
-    for piece in (CallDelta(0, f"call-{len(text)}", "write_file", text[:5]), CallDelta(0, "", "", text[5:])):
+    for piece in (CallDelta(0, f"call-{len(text)}", name, text[:5]), CallDelta(0, "", "", text[5:])):
         played.put_nowait(ChatChunk(calls=(piece,)))
     played.put_nowait(None)
 
@@ -80,6 +80,7 @@ async def test_a_call_is_asked_about_edited_executed_and_shown(
     card = window.transcript.tail.call_card
     assert "write_file" in card.title.text()
     assert "\u202e" not in card.detail.text()
+    assert len(card.detail.text()) == 200
     assert card.arguments.toPlainText() == "path: a.txt\ntext: |\n  one\n  two"
     card.edit_button.click()
     card.arguments.setPlainText('{"path": "b.txt"}')
