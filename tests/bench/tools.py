@@ -12,6 +12,7 @@ from kvchat.chat.options import PermissionMode
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Message, Role, prompt_messages
 from kvchat.chat.turn.tool_calls import Answer, Decision
+from kvchat.chat.turn.turn import MAX_ROUNDS
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import BenchSetup, bench_home
 from kvchat.cli.terminal import print_err
@@ -53,22 +54,24 @@ class Towns:
 
 
 @contextlib.contextmanager
-def forcing_calls(name: str) -> Iterator[None]:
+def forcing_calls(name: str, arguments: str = "{", rounds: int = MAX_ROUNDS) -> Iterator[None]:
     """Begin each reply with a call of this tool, which the engine's grammar then completes and its parser reads.
 
-    Models of a few MB would not choose a tool by themselves.
+    Models of a few MB would not choose a tool by themselves. `arguments`: the beginning of the arguments' JSON text;
+    `rounds`: the number of results after which replies are no longer forced.
     """
     chat, body = LlamaServerClient.chat, wire.chat_body
 
     def one_call(prompt: wire.Body, sampling: Sampling, slot: int = 0) -> wire.Body:
         limits = {"parallel_tool_calls": False, "tool_choice": "required", "stop": ["</tool_call>"]}
-        return body(prompt, sampling, slot) | (limits if "tools" in prompt else {})
+        return body(prompt, sampling, slot) | (limits if prompt["messages"][-1]["role"] == "assistant" else {})
 
     def forced(
         client: LlamaServerClient, messages: Sequence[ChatMessage], sampling: Sampling
     ) -> AsyncGenerator[ChatChunk, None]:
-        begun = ChatMessage("assistant", f'<tool_call>\n{{"name": "{name}", "arguments": {{"')
-        return chat(client, [*messages, begun] if messages[0].tools else messages, sampling)
+        results = sum(message.role == Role.TOOL.value for message in messages)
+        begun = ChatMessage("assistant", f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}')
+        return chat(client, [*messages, begun] if messages[0].tools and results < rounds else messages, sampling)
 
     with mock.patch.object(LlamaServerClient, "chat", forced), mock.patch.object(wire, "chat_body", one_call):
         yield
