@@ -8,7 +8,7 @@ import json
 from itertools import chain
 from typing import Any
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QFontDatabase
 from PySide6.QtWidgets import QBoxLayout, QLineEdit
 
@@ -23,6 +23,7 @@ from kvchat.ui.widgets.controls import Card
 _MAX_LINES = 12  # visible lines of the arguments
 _BOX_MARGINS = 28  # pixels above and below the arguments
 _CHARACTERS = 90  # in a line of the arguments, roughly
+_MIN_ANSWER_MS = 400  # an earlier click was meant for the question before
 _MAX_DESCRIPTION = 200  # characters
 _EDIT_NAMES = (("old_text", "new_text"), ("oldText", "newText"), ("old_string", "new_string"), ("old_str", "new_str"))
 _NOT_SHOWN_WITH_DIFF = {"edits", *chain(*_EDIT_NAMES)}
@@ -74,6 +75,8 @@ class CallCard(Card):
     def __init__(self) -> None:
         super().__init__()
         self._pending: PendingCall | None = None
+        self._enabling = QTimer(self, singleShot=True, interval=_MIN_ANSWER_MS)
+        self._enabling.timeout.connect(lambda: self._button_row.setEnabled(True))
         self.arguments = plain_text(_("Arguments"), QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
         self.note = QLineEdit(placeholderText=_("Reason for the model (optional)"))
         self.note.setAccessibleName(_("Reason for the model (optional)"))
@@ -103,7 +106,11 @@ class CallCard(Card):
         description = " ".join(safe_prose(tool.description).split())
         if len(description) > _MAX_DESCRIPTION:  # cut within a word: Japanese has no spaces
             description = f"{description[: _MAX_DESCRIPTION - 1]}…"
+        if description:
+            description = _("The tool describes itself: {text}", text=description)
         self.set_text(title, description, advice)
+        self._button_row.setEnabled(False)
+        self._enabling.start()
         self.arguments.setReadOnly(True)
         self._show_arguments(safe_code(readable_arguments(pending.call.arguments)[0]))
         self.note.clear()
