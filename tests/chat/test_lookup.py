@@ -85,7 +85,7 @@ async def test_draft_is_not_processed_ahead_without_its_passages(stage: Stage) -
     await stage.show(chat)
     stage.service.prepare(chat, "And where is the lake of the flamingo? " * 20)
     await stage.idle()
-    assert not [event for event in stage.of(ReadAheadProgress) if event.is_draft]
+    assert not [event for event in stage.of(ReadAheadProgress) if event.draft]
 
 
 async def test_document_stays_when_its_message_is_dropped(stage: Stage) -> None:
