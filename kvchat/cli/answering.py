@@ -195,11 +195,11 @@ class ChatSession:
         elif terminal:
             answer = await terminal.read_line(_("Allow this call? [y]es, in this [c]hat, [a]lways, [N]o:") + " ")
         decision = choices.get((answer or "").strip().lower()[:1], Decision.DENY)
-        self.runtime.chat.turns.tool_calls.answer(pending.call.id, Answer(decision, note=note))
+        self.runtime.chat.turns.tool_calls.answer(pending.key, Answer(decision, note=note))
 
     def _show_calls(self) -> None:
         for pending in self.runtime.chat.turns.tool_calls.pending_in(self.chat_id):
-            if (shown := (pending.call.id, pending.is_waiting)) in self._shown_calls:
+            if (shown := (pending.key, pending.is_waiting)) in self._shown_calls:
                 continue
             self._shown_calls.add(shown)
             call = f"{pending.tool.source}/{pending.tool.name} {one_line(safe_prose(pending.call.arguments))}"

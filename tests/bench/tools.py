@@ -135,15 +135,15 @@ async def _restart(home: BenchSetup, source: Towns) -> None:
 
 
 async def _allow(home: BenchSetup, chat: str) -> None:
-    call_id, calls = await _pending(home, chat), home.runtime.chat.turns.tool_calls
-    calls.answer(call_id, Answer(Decision.ONCE))
-    await _until(lambda: call_id not in calls.pending)
+    key, calls = await _pending(home, chat), home.runtime.chat.turns.tool_calls
+    calls.answer(key, Answer(Decision.ONCE))
+    await _until(lambda: key not in calls.pending)
 
 
 async def _pending(home: BenchSetup, chat: str) -> str:
     calls = home.runtime.chat.turns.tool_calls
     await _until(lambda: calls.pending_in(chat))
-    return calls.pending_in(chat)[0].call.id
+    return calls.pending_in(chat)[0].key
 
 
 async def _wait_for_question(home: BenchSetup, chat: str) -> Message:

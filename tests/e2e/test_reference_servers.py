@@ -76,7 +76,7 @@ async def ask(runtime: Runtime, tool: str, *decisions: Decision) -> list[Message
         await until(lambda: any(call.is_waiting for call in calls.pending_in(new.id)) or reply.done(), seconds=600)
         assert not reply.done(), [message.content for message in await runtime.chat.messages(new.id)]
         (pending,) = calls.pending_in(new.id)
-        calls.answer(pending.call.id, Answer(decision))
+        calls.answer(pending.key, Answer(decision))
         await until(lambda pending=pending: pending not in calls.pending_in(new.id), seconds=600)
     final = await asyncio.wait_for(reply, 600)
     assert final is not None

@@ -87,6 +87,13 @@ class ReplyWriter:
         return not self._text and not self._thinking and not self._calls
 
     @property
+    def has_text(self) -> bool:
+        return bool(self._text or self._thinking)
+
+    def drop_calls(self) -> None:
+        self._calls.clear()
+
+    @property
     def calls(self) -> tuple[ToolCall, ...]:
         """Return the tool calls so far, each with an id of its own."""
         calls: list[ToolCall] = []

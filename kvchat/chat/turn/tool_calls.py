@@ -61,6 +61,11 @@ class PendingCall:
     is_waiting: bool  # for permission
     since: float  # time.monotonic()
 
+    @property
+    def key(self) -> str:
+        """Identify the call among those of all chats: models may repeat their own ids."""
+        return f"{self.message_id}/{self.call.id}"
+
 
 @dataclass(frozen=True)
 class Grant:
@@ -105,7 +110,7 @@ class ToolCalls:
     def __init__(self, turn_context: TurnContext) -> None:
         self._turn_context = turn_context
         self._questions: dict[str, asyncio.Future[Answer]] = {}
-        self.pending: dict[str, PendingCall] = {}  # by call id
+        self.pending: dict[str, PendingCall] = {}  # by key
         self.is_closing = False  # kvchat quits: open calls stay open and can be executed later
 
     async def run(self, reply: Message) -> tuple[Message, bool]:
@@ -167,24 +172,26 @@ class ToolCalls:
             if error := validation_error(tool, arguments):
                 return await self._store(parent, call, ToolResult(f"Invalid arguments: {error}", is_error=True)), False
         began_at = time.monotonic()
-        self._show(PendingCall(reply.conversation_id, reply.id, call, tool, False, began_at))
+        running = PendingCall(reply.conversation_id, reply.id, call, tool, False, began_at)
+        self._show(running)
         try:
             result = await self._turn_context.toolbox.call(tool, arguments or {})
         except KvchatError as failure:
             result = ToolResult(str(failure), is_error=True)
         finally:
-            self._hide(call)
+            self._hide(running)
         return await self._store(parent, call, result, 1000 * (time.monotonic() - began_at)), False
 
     async def ask(self, reply: Message, call: ToolCall, tool: Tool) -> Answer:
         """Wait for the user's answer, and store the grant that it gives."""
-        question = self._questions[call.id] = asyncio.get_running_loop().create_future()
-        self._show(PendingCall(reply.conversation_id, reply.id, call, tool, True, time.monotonic()))
+        pending = PendingCall(reply.conversation_id, reply.id, call, tool, True, time.monotonic())
+        question = self._questions[pending.key] = asyncio.get_running_loop().create_future()
+        self._show(pending)
         try:
             answer: Answer = await question
         finally:
-            self._questions.pop(call.id, None)
-            self._hide(call)
+            self._questions.pop(pending.key, None)
+            self._hide(pending)
         if answer.decision in (Decision.CHAT, Decision.ALWAYS):
             chat = reply.conversation_id if answer.decision is Decision.CHAT else ""
             statement = "INSERT OR REPLACE INTO tool_grants VALUES (?, ?, ?, ?, ?)"
@@ -192,9 +199,9 @@ class ToolCalls:
             await self._turn_context.run(Database.write, statement, values)
         return answer
 
-    def answer(self, call_id: str, answer: Answer) -> None:
-        """Answer the question about a call; a call that no longer waits is left alone."""
-        question = self._questions.get(call_id)
+    def answer(self, key: str, answer: Answer) -> None:
+        """Answer the question about a call (`PendingCall.key`); a call that no longer waits is left alone."""
+        question = self._questions.get(key)
         if question is not None and not question.done():
             question.set_result(answer)
 
@@ -235,9 +242,9 @@ class ToolCalls:
         return stored
 
     def _show(self, pending: PendingCall) -> None:
-        self.pending[pending.call.id] = pending
+        self.pending[pending.key] = pending
         self._turn_context.publish(CallsChanged(pending.conversation_id))
 
-    def _hide(self, call: ToolCall) -> None:
-        if (pending := self.pending.pop(call.id, None)) is not None:
+    def _hide(self, pending: PendingCall) -> None:
+        if self.pending.pop(pending.key, None) is not None:
             self._turn_context.publish(CallsChanged(pending.conversation_id))

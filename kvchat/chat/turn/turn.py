@@ -113,7 +113,7 @@ class Turn:
         assert self._calls is not None
         await asyncio.wait([self._calls])
         calls, self._calls = self._calls, None
-        if calls.cancelled():
+        if calls.cancelled() or self.is_stopped:
             return False
         last, all_invalid = calls.result()
         self.start = TurnStart(last.id)
@@ -121,7 +121,7 @@ class Turn:
         if self._rounds < MAX_ROUNDS and self._invalid_rounds <= 1:
             self._reply, self.settling, self._queued_s = None, Settling(self._notify), 0.0
             self._sent_at = time.perf_counter()
-            return not self.is_stopped
+            return True
         title = _("The model called tools {count} times in a row", count=format_number(self._rounds))
         if self._invalid_rounds > 1:
             title = _("The model called tools with invalid arguments")
@@ -229,6 +229,7 @@ class Turn:
         async with reply.periodic_flush():
             await stream(request)
             while exchange.has_outgrown_context and exchange.result:
+                reply.drop_calls()  # the next request begins them again
                 written = reply.snapshot(MessageState.STREAMING)
                 path = [*(message for message in path if message.id != written.id), written]
                 messages = prompt_messages(path, continues_reply=True)
@@ -256,7 +257,8 @@ class Turn:
         reply, turn_context, exchange = self._reply, self.turn_context, self._exchange
         if reply is None:
             return None
-        if reply.is_empty and state is not MessageState.COMPLETE:
+        is_cut_call = not reply.has_text and state in (MessageState.STOPPED, MessageState.INTERRUPTED)
+        if is_cut_call or (reply.is_empty and state is not MessageState.COMPLETE):
             if reply.original.state is MessageState.STREAMING:
                 await turn_context.run(Database.remove_empty_reply, reply.message)
             else:  # continued reply

@@ -188,8 +188,8 @@ class ToolsController(Controller):
     def _announce_question(self, chat_id: str) -> None:
         """Show a notice about a call that waits for permission in a chat that is not open."""
         for pending in self._runtime.chat.turns.tool_calls.pending_in(chat_id):
-            if pending.is_waiting and pending.call.id not in self._announced and chat_id != self._chat.current:
-                self._announced.add(pending.call.id)
+            if pending.is_waiting and pending.key not in self._announced and chat_id != self._chat.current:
+                self._announced.add(pending.key)
                 title = _("“{title}” is waiting for your permission", title=self._chat.conversations.title(chat_id))
                 self._views.notices.notify_with_action(title, _("Show"), lambda: self._chat.open(chat_id))
 

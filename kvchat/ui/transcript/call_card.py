@@ -70,7 +70,7 @@ def tool_label(name: str, source: str) -> str:
 class CallCard(Card):
     """Asks whether a call may run, with its arguments, which can be edited."""
 
-    answered = Signal(str, object)  # call id, Answer
+    answered = Signal(str, object)  # the call's key, Answer
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,4 +144,4 @@ class CallCard(Card):
     def _answer(self, decision: Decision) -> None:
         if self._pending is not None:
             arguments = None if self.arguments.isReadOnly() else self.arguments.toPlainText()
-            self.answered.emit(self._pending.call.id, Answer(decision, arguments, self.note.text()))
+            self.answered.emit(self._pending.key, Answer(decision, arguments, self.note.text()))

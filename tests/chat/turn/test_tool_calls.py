@@ -82,7 +82,7 @@ async def answer(stage: Stage, chat: str, answer: Answer) -> None:
     calls = stage.service.turns.tool_calls
     await stage.until(lambda: any(call.is_waiting for call in calls.pending_in(chat)))
     (waiting,) = calls.pending_in(chat)
-    calls.answer(waiting.call.id, answer)
+    calls.answer(waiting.key, answer)
     await stage.until(lambda: waiting not in calls.pending_in(chat))
 
 
@@ -198,6 +198,21 @@ async def test_a_model_without_tools_is_reported(stage: Stage, sky: Sky) -> None
     chat = await chat_with_tools(stage)
     assert await stage.ask(chat) is not None
     assert [notice.title for notice in stage.of(Notice)] == ["This model cannot call tools"]
+
+
+async def test_chats_whose_calls_have_the_same_id_are_asked_about_apart(stage: Stage, sky: Sky) -> None:
+    plan(stage, [("send", "Paris")])
+    first, second = [await chat_with_tools(stage) for _ in range(2)]
+    replies = [stage.service.send(chat, "Send it.") for chat in (first, second)]
+    calls = stage.service.turns.tool_calls
+    await stage.until(lambda: len(calls.pending) == 2)
+    assert len({pending.call.id for pending in calls.pending.values()}) == 1
+    await answer(stage, first, Answer(Decision.DENY))
+    assert len(calls.pending_in(second)) == 1
+    await answer(stage, second, Answer(Decision.ONCE))
+    for reply in replies:
+        assert await stage.finish(reply) is not None
+    assert len(sky.calls) == 1
 
 
 async def test_the_number_of_rounds_is_limited(stage: Stage, sky: Sky) -> None:
