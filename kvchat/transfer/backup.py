@@ -31,11 +31,13 @@ from kvchat.system.files import atomic_write, open_regular_file, replace_file
 from kvchat.system.paths import RESTORING, Paths
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _, format_number, join_list, join_sentences, plural
+from kvchat.transfer.rows import without_permission
 from kvchat.transfer.untrusted_files import ZIP_FAULTS, open_zip
 
 _READY = "ready"  # written last: marks the folder complete
 _MAX_MANIFEST = 16_000_000  # bytes
-_API_SETTINGS = ("api_server", "api_host", "api_port", "api_origins")  # API access
+# Who may connect, and what tools may reach.
+_ACCESS_SETTINGS = ("api_server", "api_host", "api_port", "api_origins", "tool_folders", "web_search_url")
 FORMAT = "kvchat-backup"
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -113,8 +115,9 @@ def stage_restore(
     """Unpack a backup, verify its checksums and database, and stage it for the next start.
 
     Only chats and settings are restored. A backup may come from anyone, so this computer keeps its own settings for
-    the API server and, unless `with_engine`, for the engine. Current data stays unchanged. `progress` gets bytes.
-    Raises KvchatError and what `progress` raises; then nothing is staged.
+    the API server, the reach of tools and, unless `with_engine`, the engine; permission to call tools is removed.
+    Current data stays unchanged. `progress` gets bytes. Raises KvchatError and what `progress` raises; then nothing is
+    staged.
     """
     staged = paths.data / RESTORING
     discard_staged(paths)
@@ -134,9 +137,10 @@ def stage_restore(
                     raise zipfile.BadZipFile(_("its chat database is damaged"))
                 if migrations.schema_version(db) > len(MIGRATIONS):
                     raise zipfile.BadZipFile(_("it was created by a newer version of kvchat"))
+                _revoke_permissions(db)
             if SETTINGS in files:
                 own, restored = load_settings(paths.settings_file), load_settings(staged / SETTINGS)
-                names = _API_SETTINGS if with_engine else (*_API_SETTINGS, *ENGINE_SETTINGS)
+                names = _ACCESS_SETTINGS if with_engine else (*_ACCESS_SETTINGS, *ENGINE_SETTINGS)
                 save_settings(staged / SETTINGS, replace(restored, **{name: getattr(own, name) for name in names}))
             progress(facts.unpacked, facts.unpacked)
             _mark_ready(paths)
@@ -144,6 +148,17 @@ def stage_restore(
     finally:
         if not (staged / _READY).exists():
             discard_staged(paths)
+
+
+def _revoke_permissions(db: sqlite3.Connection) -> None:
+    """Remove permission to call tools, which no file may grant."""
+    tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if "tool_grants" in tables:
+        db.execute("DELETE FROM tool_grants")
+    for table in tables & {"conversations", "presets"}:
+        for row, options in db.execute(f"SELECT rowid, options FROM {table} WHERE options <> ''").fetchall():
+            db.execute(f"UPDATE {table} SET options = ? WHERE rowid = ?", (without_permission(str(options)), row))
+    db.commit()
 
 
 def _mark_ready(paths: Paths) -> None:

@@ -82,7 +82,7 @@ def store_rows(database: Database, conversation: Row) -> bool:
         {k: v for k, v in conversation.items() if k != "messages"}, _CONVERSATION_TYPES, _("the chat")
     )
     checked["title"] = checked["title"][:MAX_TITLE]
-    checked["options"] = _without_permission(as_text(checked.get("options")))
+    checked["options"] = without_permission(as_text(checked.get("options")))
     messages = [_checked_message(message, place) for place, message in enumerate(messages, 1)]
     _check_tree(checked.get("leaf_id"), messages)
     try:
@@ -221,7 +221,7 @@ def _checked_values(values: Row, required: RequiredTypes, description: str) -> R
     return clean
 
 
-def _without_permission(options: str) -> str:
+def without_permission(options: str) -> str:
     """Return a chat's options without permission to call tools, which no file may grant."""
     try:
         parts = json.loads(options or "{}")

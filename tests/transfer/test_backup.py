@@ -240,3 +240,21 @@ def test_settings_on_another_file_system_are_restored(backup_file, paths, monkey
     assert load_settings(paths.settings_file).theme == "dark"
     assert (replaced / "config" / "settings.json").read_text("utf-8") == "{}"
     assert contents(paths.data) == backup_file[1]
+
+
+def test_backup_grants_no_tool_calls(paths, tmp_path):
+    add_conversation(paths)
+    with closing(open_library(paths.data)) as database:
+        database.write("INSERT INTO tool_grants VALUES ('digest', 'git', 'git_add', '', 1)", ())
+        database.write("UPDATE conversations SET options = ?", ('{"permission": "all", "tools": ["git/*"]}',))
+    save_settings(paths.settings_file, Settings(tool_folders=("/",), web_search_url="http://elsewhere"))
+    target = tmp_path / "kvchat.zip"
+    make_backup(paths, target)
+    save_settings(paths.settings_file, Settings(tool_folders=("/home/me",)))
+    stage_restore(paths, target)
+    finish_restore(paths)
+    with closing(open_library(paths.data)) as database:
+        assert database.rows("SELECT * FROM tool_grants") == []
+        assert [row[0] for row in database.rows("SELECT options FROM conversations")] == ['{"tools": ["git/*"]}']
+    settings = load_settings(paths.settings_file)
+    assert (settings.tool_folders, settings.web_search_url) == (("/home/me",), "")
