@@ -63,6 +63,10 @@ class Toolbox:
         except TimeoutError:
             detail = _("It did not answer within {seconds} seconds.", seconds=round(CALL_TIMEOUT_S))
             raise ToolFailed(_("The tool “{name}” took too long", name=tool.name), detail) from None
+        except KvchatError:
+            raise
+        except Exception as error:  # a fault of a source is no fault of the chat
+            return ToolResult(f"The tool failed: {type(error).__name__}: {error}"[:MAX_RESULT_CHARS], is_error=True)
         if (excess := len(result.text) - MAX_RESULT_CHARS) > 0:
             text = f"{result.text[:MAX_RESULT_CHARS]}\n[{excess} more characters were cut off]"
             result = replace(result, text=text)

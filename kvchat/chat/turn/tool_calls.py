@@ -6,6 +6,7 @@ meanwhile.
 """
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Sequence
@@ -120,7 +121,11 @@ class ToolCalls:
         """
         branch = await self._turn_context.run(Database.path, reply.id)
         tools = thaw(branch[0].tools) if branch and branch[0].role is Role.SYSTEM else ToolSet()
-        last, invalid, left = reply, 0, list(reply.calls)
+        below = (await self._turn_context.branch(reply.conversation_id))[len(branch) :]
+        results = list(itertools.takewhile(lambda message: message.role is Role.TOOL, below))
+        done = {call.id for result in results for call in result.calls}  # before kvchat ended
+        last, invalid = results[-1] if results else reply, 0
+        left = [call for call in reply.calls if call.id not in done]
         try:
             while left:
                 last, is_invalid = await self._execute(last, reply, left[0], tools)
@@ -128,7 +133,8 @@ class ToolCalls:
                 left.pop(0)
         except asyncio.CancelledError:
             if not self.is_closing:
-                await shielded(self._store_stopped(last, left))
+                with contextlib.suppress(KvchatError):  # the chat was deleted
+                    await shielded(self._store_stopped(last, left))
             raise
         return last, invalid == len(reply.calls)
 

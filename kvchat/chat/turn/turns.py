@@ -61,8 +61,11 @@ def select_question(
 ) -> TurnStart:
     """Make a reply's question (default: the branch's last) the leaf, to answer it; or the reply, if it `continues`."""
     path = database.path(reply.id) if reply else database.branch(conversation_id)
-    if path and path[-1].calls and path[-1].role is Role.ASSISTANT and reply is None:
-        return TurnStart(path[-1].id, calls_of=path[-1])  # kvchat ended before their results
+    last = next((message for message in reversed(path) if message.role is not Role.TOOL), None)
+    if reply is None and last is not None and last.role is Role.ASSISTANT and path[-1].role is not Role.USER:
+        results = path[path.index(last) + 1 :]
+        if {call.id for call in last.calls} - {call.id for result in results for call in result.calls}:
+            return TurnStart(path[-1].id, calls_of=last)  # kvchat ended before their results
     question = next((message for message in reversed(path) if message.role in (Role.USER, Role.TOOL)), None)
     if question is None:
         raise KvchatError(_("There is no message to reply to"), "", _("Write a message first."))
@@ -146,7 +149,7 @@ class Turns:
                     if turn.is_answered:
                         break
                 await turn_context.absorb()
-        except StorageFailed as error:  # from the answer settings; turns report their own
+        except KvchatError as error:  # from the answer settings or tool calls; turns report their own
             turn_context.publish(TurnFailed(chat, error))
         finally:
             turn.is_answered = True

@@ -301,3 +301,39 @@ async def test_calls_survive_search_fork_and_restart(stage: Stage, sky: Sky) -> 
 
     assert kept(await stage.messages(fork)) == kept(await stage.messages(chat)) == kept(messages)
     assert options_to_json((await stage.service.turn_context.answer_settings(chat)).options)
+
+
+async def test_a_fault_of_a_source_is_the_result_of_the_call(stage: Stage, sky: Sky) -> None:
+    chat = await chat_with_tools(stage)
+    plan(stage, [("weather", '{"city": "Paris", "other": 1}')])
+
+    async def fail(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        raise RuntimeError("out of clouds")
+
+    sky.call = fail  # type: ignore[method-assign]
+    assert await stage.ask(chat) is not None, stage.errors()
+    assert "out of clouds" in (await stage.messages(chat))[-2].content
+
+
+async def test_a_chat_deleted_during_a_call_ends_the_turn(stage: Stage, sky: Sky) -> None:
+    chat, sky.hold = await chat_with_tools(stage), asyncio.Event()
+    plan(stage, [("weather", "Paris")])
+    reply = stage.service.send(chat, "Where?")
+    await stage.until(lambda: sky.calls)
+    await stage.service.turn_context.run(Database.delete, chat)
+    sky.hold.set()
+    assert await stage.finish(reply) is None
+    assert stage.errors()
+
+
+async def test_calls_left_open_by_a_restart_are_executed_after_those_with_results(stage: Stage, sky: Sky) -> None:
+    chat = await chat_with_tools(stage)
+    plan(stage, [("weather", "Paris"), ("send", "Rome")])
+    stage.service.send(chat, "Send it.")
+    await stage.until(lambda: any(call.is_waiting for call in stage.service.turns.tool_calls.pending.values()))
+    await stage.restart()
+    stage.service.turn_context.toolbox = Toolbox(lambda: [sky])
+    reply = stage.service.retry(chat)
+    await answer(stage, chat, Answer(Decision.ONCE))
+    assert await stage.finish(reply) is not None
+    assert [name for name, _ in sky.calls] == ["weather", "send"]
