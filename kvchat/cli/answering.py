@@ -202,7 +202,8 @@ class ChatSession:
             if (shown := (pending.key, pending.is_waiting)) in self._shown_calls:
                 continue
             self._shown_calls.add(shown)
-            call = f"{pending.tool.source}/{pending.tool.name} {one_line(safe_prose(pending.call.arguments))}"
+            call = f"{pending.tool.source}/{pending.tool.name} {pending.call.arguments}"
+            call = one_line(safe_prose(call))
             if pending.is_waiting:
                 print_err(_("The model wants to call {call}", call=call))
                 self._asking = asyncio.ensure_future(self._ask_permission(pending))

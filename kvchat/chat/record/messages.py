@@ -332,9 +332,10 @@ def _valid_calls(message: Message) -> tuple[ToolCall, ...]:
 
 
 def parse_arguments(text: str) -> dict[str, Any] | None:
-    """Return a call's arguments, or None if they are not a JSON object."""
+    """Return a call's arguments, or None if they are not a JSON object that every engine can read."""
     try:
-        arguments = json.loads(text or "{}", parse_constant=int)  # which refuses NaN, as engines do
+        arguments = json.loads(text or "{}")
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()  # no NaN, 1e999 or half of a character
     except (ValueError, RecursionError):
         return None
     return arguments if isinstance(arguments, dict) else None

@@ -337,3 +337,13 @@ async def test_calls_left_open_by_a_restart_are_executed_after_those_with_result
     await answer(stage, chat, Answer(Decision.ONCE))
     assert await stage.finish(reply) is not None
     assert [name for name, _ in sky.calls] == ["weather", "send"]
+
+
+@pytest.mark.parametrize("given", ['{"city": "\\ud800"}', '{"city": "Paris", "degrees": 1e999}'])
+async def test_arguments_that_an_engine_would_reject_are_invalid(stage: Stage, sky: Sky, given: str) -> None:
+    chat = await chat_with_tools(stage)
+    plan(stage, [("weather", given)], [("weather", "Paris")])
+    assert await stage.ask(chat) is not None, stage.errors()
+    assert len(sky.calls) == 1
+    sent: Any = stage.requests("/v1/chat/completions")[-1]["messages"]
+    assert next(m["tool_calls"][0]["function"]["arguments"] for m in sent if "tool_calls" in m) == "{}"
