@@ -17,7 +17,7 @@ from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.allocator import ABSORB_TIMEOUT_S
 from kvchat.session.exchange import Exchange
-from kvchat.session.host import EngineHost
+from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.restore_cost import PrefillSpeed
 from kvchat.session.slot import Slot
 from kvchat.session.slot_request import Priority
@@ -94,6 +94,15 @@ class TurnContext:
 
     async def branch(self, conversation_id: str) -> list[Message]:
         return await self.run(Database.branch, conversation_id)
+
+    async def ready_engine(self, model: str | None) -> ReadyEngine | None:
+        """Return the engine if it is ready with this model (None: the one in use), without starting it."""
+        if not self.host.is_ready(model):
+            return None
+        try:
+            return await self.host.ready(model)
+        except KvchatError:
+            return None
 
     async def prefill_speed(self, model: str) -> PrefillSpeed:
         """Return a model's processing speed, measured in this and earlier runs; `model`: its name in fingerprints."""

@@ -54,7 +54,7 @@ class Paths:
 
     @property
     def mcp_approvals(self) -> Path:
-        """What the user approved: outside the configuration, so that no imported file can grant it."""
+        """The user's approvals of MCP servers: outside the configuration, so that no imported file can grant it."""
         return self.state / "mcp-approvals.json"
 
     @property

@@ -19,9 +19,7 @@ from kvchat.chat.record.messages import (
 )
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError
-from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import SavePointSummary, StoreRefused, Tier
-from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import MIN_SHARE, Source
 from kvchat.session.restore_cost import PrefillSpeed
 from kvchat.session.slot import plan_load
@@ -110,7 +108,7 @@ class Forecasts:
             summaries = await asyncio.to_thread(turn_context.slots.store.inventory.summaries, list(models))
         except StoreRefused:
             summaries = {}
-        engines = {model: await self._engine(model) for model in set(models.values())}
+        engines = {model: await self._turn_context.ready_engine(model) for model in set(models.values())}
         forecasts = {}
         for chat, model in models.items():
             engine, branch = engines[model], branches.get(chat, [])
@@ -139,7 +137,7 @@ class Forecasts:
             chosen, branch = await turn_context.settings_and_branch(conversation_id)
             owner = conversation_id or NEW_CHAT_ID
             new = new_message(owner, Role.USER, draft, attachments=attachments)
-            messages, ready = prompt_messages([*branch, new]), await self._engine(chosen.model)
+            messages, ready = prompt_messages([*branch, new]), await self._turn_context.ready_engine(chosen.model)
             if ready is None or needs_vision(messages):
                 return None
             engine = ready.with_template(chosen.options.template)
@@ -155,14 +153,6 @@ class Forecasts:
             speed = await turn_context.prefill_speed(engine.fingerprint.model)
             return Forecast(source, left, speed.forecast(left, size * await self._restore_rate()))
         except EngineError:
-            return None
-
-    async def _engine(self, model: str | None) -> ReadyEngine | None:
-        if not self._turn_context.host.is_ready(model):
-            return None
-        try:
-            return await self._turn_context.host.ready(model)
-        except KvchatError:
             return None
 
     async def _restore_rate(self) -> float:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -138,13 +138,12 @@ class ToolCalls:
             raise
         return last, invalid == len(reply.calls)
 
-    async def freeze_selected(self, conversation_id: str) -> None:
-        """Freeze the tools selected for a chat that has no reply yet. Tools that cannot be listed are reported."""
+    async def freeze_selected(self, conversation_id: str, selected: Collection[str]) -> None:
+        """Freeze the selected tools for a chat that has no reply yet. Tools that cannot be listed are reported."""
         turn_context = self._turn_context
-        selected = set((await turn_context.answer_settings(conversation_id)).options.tools)
         branch = await turn_context.branch(conversation_id)
         is_new = not any(message.role is Role.ASSISTANT for message in branch)
-        if not (selected and is_new and branch and branch[0].role is Role.SYSTEM and not branch[0].tools):
+        if not (is_new and branch and branch[0].role is Role.SYSTEM and not branch[0].tools):
             return
         offered, errors = await turn_context.toolbox.tools(selected)
         tools = [tool for tool in offered if is_selected(tool, selected)]

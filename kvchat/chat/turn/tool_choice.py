@@ -9,8 +9,6 @@ from kvchat.chat.record.messages import Message, Role, prompt_messages
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError
 from kvchat.engine.api.wire import ChatMessage
-from kvchat.errors import KvchatError
-from kvchat.session.host import ReadyEngine
 from kvchat.text.formatting import TimeRange
 from kvchat.tools.tool import SourceTools, Tool, freeze, is_selected, prompt_tools, thaw
 
@@ -63,7 +61,7 @@ class ToolChoice:
 
     async def supports_tools(self, model: str | None = None) -> bool | None:
         """Return True if the model's chat template has tools, None while no engine runs it."""
-        ready = await self._engine(model)
+        ready = await self._turn_context.ready_engine(model)
         self._is_unsupported = ready is not None and not ready.has_tools
         return ready.has_tools if ready else None
 
@@ -72,7 +70,7 @@ class ToolChoice:
         definitions = prompt_tools(freeze(tools))
         if not definitions:
             return TokenCount(0, is_exact=True)
-        if (ready := await self._engine(model)) is not None and ready.has_tools:
+        if (ready := await self._turn_context.ready_engine(model)) is not None and ready.has_tools:
             question = ChatMessage("user", "?")
             try:
                 with_tools = await ready.engine.prompt_tokens([ChatMessage("system", "", tools=definitions), question])
@@ -105,7 +103,7 @@ class ToolChoice:
     async def _price(
         self, branch: Sequence[Message], model: str | None, options: ChatOptions
     ) -> tuple[int | None, TimeRange | None]:
-        if (ready := await self._engine(model)) is None:
+        if (ready := await self._turn_context.ready_engine(model)) is None:
             return None, None
         try:
             prompt = await ready.with_template(options.template).engine.prompt_tokens(prompt_messages(branch))
@@ -118,11 +116,3 @@ class ToolChoice:
         """Return the tools that a new chat will freeze, as far as they are known without starting a server."""
         selected = () if self._is_unsupported else self.selected_from(options)
         return freeze([tool for offer in self._offers.values() for tool in offer.tools if is_selected(tool, selected)])
-
-    async def _engine(self, model: str | None) -> ReadyEngine | None:
-        if not self._turn_context.host.is_ready(model):
-            return None
-        try:
-            return await self._turn_context.host.ready(model)
-        except KvchatError:
-            return None

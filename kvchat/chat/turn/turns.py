@@ -134,13 +134,16 @@ class Turns:
         try:
             turn.start = await self._store_question(turn)
             if turn.start is not None:
-                model = (await turn_context.answer_settings(chat)).model
-                waiting, begins = WaitingForChat(chat), turn.on_start is not None
-                await self.tool_calls.freeze_selected(chat)
+                chosen = await turn_context.answer_settings(chat)
+                waiting, begins, model = WaitingForChat(chat), turn.on_start is not None, chosen.model
+                if chosen.options.tools:
+                    await self.tool_calls.freeze_selected(chat, chosen.options.tools)
                 if turn.start.calls_of is not None:
                     turn.execute_calls(turn.start.calls_of, self.tool_calls.run)
                 while not turn.has_calls or await turn.finish_calls():
-                    async with turn_context.slots.turn(chat, model, lambda _ahead: turn_context.publish(waiting)):
+                    async with turn_context.slots.turn(
+                        chat, chosen.model, lambda _ahead: turn_context.publish(waiting)
+                    ):
                         if begins:
                             await self._begin(turn)
                             begins = False

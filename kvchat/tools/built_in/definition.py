@@ -1,4 +1,4 @@
-"""What a built-in tool consists of, and parts that several of them use."""
+"""Definition of a built-in tool, and parts that several of them use."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass

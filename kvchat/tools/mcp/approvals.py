@@ -1,4 +1,4 @@
-"""What the user approved: the launch of each server, and the definitions of its tools."""
+"""The user's approvals: the launch of each server, and the definitions of its tools."""
 
 import json
 from collections.abc import Iterable, Mapping

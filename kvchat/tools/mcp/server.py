@@ -1,4 +1,4 @@
-"""What the window shows of an MCP server."""
+"""State of an MCP server, as the window shows it."""
 
 import threading
 from collections import deque

@@ -61,7 +61,7 @@ async def _wait_for_others() -> None:
 
 @dataclass
 class SourceContext:
-    """What all servers share."""
+    """Dependencies of every server."""
 
     thread: ServerThread
     approvals: Approvals

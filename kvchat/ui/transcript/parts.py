@@ -31,7 +31,7 @@ _TAG = re.compile("<[^>]*>")
 
 @dataclass(frozen=True)
 class Part:
-    """What one row of a message shows. A row whose part has changed keeps its widget if the kind is the same."""
+    """Content of one row of a message. A row whose part has changed keeps its widget if the kind is the same."""
 
     kind: type[QWidget]  # class of its widget, which has show_blocks and show_state as needed
     blocks: tuple[Block, ...] = ()  # its text
