@@ -173,6 +173,12 @@ def menu_title(action: str) -> str:
     return "\t".join(part for part in (_(shortcut.title), left_to_right(shortcut.key_text)) if part)
 
 
+def with_key(tip: str, action: str) -> str:
+    """Return a tooltip with the action's key, written as on this system."""
+    shortcut = next(entry for entry in SHORTCUTS if entry.action == action)
+    return f"{tip} ({shortcut.key_text})"
+
+
 def install_shortcuts(window: QWidget, handlers: Mapping[str, Callable[[], object]]) -> dict[str, QAction]:
     actions: dict[str, QAction] = {}
     for shortcut in SHORTCUTS:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kvchat.system.concurrency import SHUTDOWN_TIMEOUT_S
+from kvchat.system.files import replace_file
 
 _START_MARKER = "kvchat starts "  # beginning of the line before the output of each process
 _LINE_END = re.compile(r"\r\n|\n|\r")
@@ -127,7 +128,7 @@ class _LogFile:
                 if file.tell() >= self._max_bytes:
                     full, file = file, None
                     full.close()
-                    self._path.replace(self._path.with_name(self._path.name + ".1"))
+                    replace_file(self._path, self._path.with_name(self._path.name + ".1"))
         if file is not None:
             file.close()
 

@@ -15,7 +15,7 @@ from kvchat.ui.base.building import STRETCH, button, column, label, row, tool_bu
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.status_strip import ContextMeter
-from kvchat.ui.commands import menu_title
+from kvchat.ui.commands import menu_title, with_key
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH, ElidedButton, ElidedLabel, ScrollPage, ShrinkingPage
 
@@ -39,8 +39,8 @@ class Header(QWidget):
         self._look, self._exists, self._model_name = look, False, _("No model")
         self.setObjectName("header")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        tip = _("Show the sidebar (Ctrl+B)")
-        self.sidebar_button = tool_button(_("Show the sidebar"), tip=tip, icon=look.icon("sidebar"))
+        tip = with_key(title := _("Show the sidebar"), "sidebar")
+        self.sidebar_button = tool_button(title, tip=tip, icon=look.icon("sidebar"))
         self.title, self.field = ElidedLabel("title"), QLineEdit(maxLength=200)
         self.field.setAccessibleName(_("New title"))
         self.field.editingFinished.connect(self._end_rename)

@@ -15,6 +15,7 @@ from kvchat.text.language import _, join_list, join_sentences
 from kvchat.ui.attachments.chips import ChipRows, short_name
 from kvchat.ui.base.building import button, column, label, row, styled, tool_button
 from kvchat.ui.base.theme import Look, page_font, restyle
+from kvchat.ui.commands import with_key
 from kvchat.ui.widgets.layouts import ElidedLabel
 
 if TYPE_CHECKING:
@@ -135,10 +136,10 @@ class Composer(QWidget):
         tip = _("Send after this reply (Enter)")
         self.send_after_reply_button = button("", self.send, "send", name=_("Send after this reply"), tip=tip)
         self.send_after_reply_button.setIcon(look.icon("arrow-up", "on_accent"))
-        tip = _("Attach text, code, PDF files or images (Ctrl+O); you can also drop or paste them")
+        tip = with_key(_("Attach text, code, PDF files or images. You can also drop or paste them"), "attach")
         self.attach_button = tool_button(_("Attach files"), tip=tip, icon=look.icon("paperclip"))
-        tip = _("Attach a screenshot (Ctrl+Shift+S)")
-        self.screenshot_button = tool_button(_("Attach a screenshot"), tip=tip, icon=look.icon("camera"))
+        tip = with_key(title := _("Attach a screenshot"), "screenshot")
+        self.screenshot_button = tool_button(title, tip=tip, icon=look.icon("camera"))
         self.tools_button = tool_button(_("Tools"), icon=look.icon("tools"))
         self.tools_button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self.tools_button.hide()  # until a controller uses it

@@ -41,6 +41,7 @@ from kvchat.text.language import _, join_sentences
 from kvchat.ui.base.building import button, column, label, leading_alignment, progress_bar, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
+from kvchat.ui.commands import with_key
 from kvchat.ui.sidebar.conversation_list import (
     Arrangement,
     ChatList,
@@ -226,8 +227,8 @@ class Sidebar(QFrame):
         super().__init__(parent)
         self.setObjectName("sidebar")
         self._look = look
-        self.new_button = button(_("New chat"), kind="new", tip="Ctrl+N")
-        self.hide_button = tool_button(_("Hide the sidebar"), tip=_("Hide the sidebar (Ctrl+B)"))
+        self.new_button = button(title := _("New chat"), kind="new", tip=with_key(title, "new"))
+        self.hide_button = tool_button(title := _("Hide the sidebar"), tip=with_key(title, "sidebar"))
         self.model = ConversationModel()
         self.arrangement = Arrangement()
         self.folders: list[str] = []
