@@ -96,6 +96,7 @@ class Runtime:
         self.built_in_tools = BuiltInTools(
             settings=lambda: self.settings,
             search_chats=lambda query: self.chat.finder.titles_and_excerpts(query),
+            look_up=lambda chat, query: self.chat.lookup.find(chat, query),
             read_text=lambda name, data, format: document_from_bytes(name, data, format).text,
         )
         turn_context = TurnContext(

@@ -14,6 +14,7 @@ from kvchat.chat.attachments import ESTIMATED_PICTURE_TOKENS, document_from_text
 from kvchat.chat.options import AnswerSettings
 from kvchat.chat.record.database import ORDER_BY_LAST_USED, Database
 from kvchat.chat.record.messages import (
+    NEW_CHAT_ID,
     Attachment,
     Message,
     Role,
@@ -228,9 +229,17 @@ class ContextService:
         return tuple(attachments)
 
     async def look_up_longest(
-        self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]
+        self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment], *, start_engine: bool = False
     ) -> tuple[Attachment, ...]:
-        """Have the longest texts looked up in (kvchat.chat.lookup) instead of read, until all fits."""
+        """Have the longest texts looked up in (kvchat.chat.lookup) instead of read, until all fits.
+
+        Without a ready engine nothing changes. `start_engine` starts it first and may raise KvchatError.
+        """
+        if start_engine:
+            chosen, _branch = await self._turn_context.settings_and_branch(conversation_id)
+            needed = _estimate_tokens([new_message("", Role.USER, draft, attachments=attachments)]) + MAX_RESERVE
+            async with self._turn_context.slots.acquire(conversation_id or NEW_CHAT_ID):
+                await self._turn_context.host.ready(chosen.model, tokens=needed)
         use = await self.usage(conversation_id, draft, attachments)
         while use is not None and use.free < 0:
             texts = [item for item in attachments if not item.data and not item.whole]

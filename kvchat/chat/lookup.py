@@ -15,6 +15,7 @@ from kvchat.chat.context import ContextService
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, Message, Role, looked_up_documents, new_message
 from kvchat.chat.turn_context import TurnContext
+from kvchat.text.formatting import one_line
 from kvchat.text.language import plural
 from kvchat.text.passages import Index, Passage, join_neighbours, quote_passage
 from kvchat.text.search import split_words
@@ -35,7 +36,12 @@ class FoundPassage:
 
     @property
     def text(self) -> str:
-        return self.document.whole[self.passage.start : self.passage.end]
+        return self.document.full_text[self.passage.start : self.passage.end]
+
+    @property
+    def quote(self) -> str:
+        name = one_line(self.document.name).replace("[", "(").replace("]", ")")
+        return f"[{name}, {self.passage.place}]\n{self.text}"
 
 
 class Lookup:
@@ -46,9 +52,14 @@ class Lookup:
         self._indexes: dict[str, Index] = {}  # by hash, the last used last
         self._lock = asyncio.Lock()
 
-    async def find(self, conversation_id: str, query: str, count: int = MAX_PASSAGES) -> list[FoundPassage]:
-        """Return the passages of a chat's looked-up documents that match best, best first. Raises StorageFailed."""
-        return await self._rank(looked_up_documents(await self._turn_context.branch(conversation_id)), query, count)
+    async def find(self, conversation_id: str, query: str) -> list[str]:
+        """Return the passages of a chat's documents that match best, best first, with their places.
+
+        Also of documents that the model has read: they may have been dropped since. Raises StorageFailed.
+        """
+        attached = [a for message in await self._turn_context.branch(conversation_id) for a in message.attachments]
+        documents = {a.hash: a for a in attached if not (a.data or a.source)}
+        return [found.quote for found in await self._rank([*documents.values()], query, MAX_PASSAGES)]
 
     async def quote(
         self, conversation_id: str | None, question: str, attachments: Sequence[Attachment], edits: Message | None
@@ -87,7 +98,7 @@ class Lookup:
         async with self._lock:
             for document in documents:
                 if (index := self._indexes.pop(document.hash, None)) is None:
-                    index = await asyncio.to_thread(Index, document.whole)
+                    index = await asyncio.to_thread(Index, document.full_text)
                 self._indexes[document.hash] = index
                 passages = await asyncio.to_thread(index.rank, query, count)
                 ranked.append([FoundPassage(document, passage) for passage in passages])

@@ -163,6 +163,8 @@ class ChatSession:
         chat = self.runtime.chat
         if chat.is_answering(self.chat_id):
             print_err(_(WAITING_MESSAGE))
+        if any(not attachment.data for attachment in attachments):
+            attachments = await self._fit(question, attachments)
         sent = chat.send(
             self.chat_id,
             question,
@@ -178,6 +180,17 @@ class ChatSession:
         if self._error:
             raise self._error
         return reply
+
+    async def _fit(self, question: str, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
+        """Have documents that are too long for the context looked up in, and say so. Raises KvchatError."""
+        chat_id = None if self.new_chat else self.chat_id
+        fitted = await self.runtime.chat.context.look_up_longest(chat_id, question, attachments, start_engine=True)
+        for attachment in fitted:
+            if attachment.whole:
+                too_long = _("“{name}” does not fit in the model's context", name=safe_prose(attachment.name))
+                remedy = _("kvchat keeps the text with the chat and quotes the passages that match each question.")
+                print_err(join_sentences(too_long, remedy))
+        return fitted
 
     def _start_turn(self) -> None:
         self._in_turn, self._is_answered = True, False

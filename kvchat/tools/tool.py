@@ -4,6 +4,7 @@ import functools
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ _NOT_CHECKED = frozenset(("pattern", "patternProperties", "$schema", "$id", "$dy
 _ALL_PROPERTIES = frozenset(("additionalProperties", "unevaluatedProperties"))  # those that match no pattern
 _BY_NAME = ("properties", "$defs", "definitions", "dependentSchemas")  # schemas by name
 _VALUES = ("const", "enum", "default", "examples")
+calling_chat: ContextVar[str] = ContextVar("calling_chat", default="")  # id of the chat whose call is executed
 _MAX_NAME = 64  # characters, the limit of OpenAI's API that templates and clients assume
 
 

@@ -1,12 +1,13 @@
 """Documents too long for the context: offered, kept with the chat, quoted with each question and kept in the prompt."""
 
+import json
 from dataclasses import replace
 
 from kvchat.chat.attachments import document_from_text
 from kvchat.chat.context import LOOKED_UP
 from kvchat.chat.events import ReadAheadProgress
 from kvchat.chat.lookup import CONTEXT_SHARE, MAX_PASSAGES
-from kvchat.chat.record.messages import Attachment
+from kvchat.chat.record.messages import Attachment, Role
 from tests.chat.stage import Stage
 
 BIRDS = ("heron", "stork", "crane", "ibis", "egret", "bittern", "flamingo", *(f"bird{n}" for n in range(60)))
@@ -95,7 +96,7 @@ async def test_document_stays_when_its_message_is_dropped(stage: Stage) -> None:
     await stage.answered(chat, "word " * 300)
     await stage.service.context.drop_middle(chat)
     assert not any("ibismere?" in message.content for message in await stage.messages(chat))
-    assert "storkmere" in (await stage.service.lookup.find(chat, "storkmere"))[0].text
+    assert "storkmere" in (await stage.service.lookup.find(chat, "storkmere"))[0]
 
 
 async def test_lookup_finds_passages_of_the_chat_in_every_script(stage: Stage) -> None:
@@ -104,9 +105,25 @@ async def test_lookup_finds_passages_of_the_chat_in_every_script(stage: Stage) -
     (lakes,) = await stage.service.context.look_up_longest(None, "", (document_from_text("湖.txt", text),))
     await stage.finish(stage.service.send(chat, "青鹭住在哪里？", attachments=(lakes, await looked_up(stage))))
     found = await stage.service.lookup.find(chat, "青鹭住在哪里")
-    assert "青鹭住在松树上" in found[0].text
+    assert "青鹭住在松树上" in found[0]
     assert len(found) <= MAX_PASSAGES
     assert await stage.service.lookup.find(await stage.chat(), "青鹭") == []
+
+
+async def test_model_looks_up_in_the_documents_of_its_chat_only(stage: Stage) -> None:
+    other = await stage.answered_chat()
+    await stage.finish(stage.service.send(other, "Where is ibismere?", attachments=(await looked_up(stage),)))
+    new = await stage.service.new_chat()
+    options = replace(new.options, tools=("kvchat/look_up_in_documents",))
+    chat = (await stage.service.create(replace(new, options=options))).id
+    short = document_from_text("rivers [old].md", "# The Rhône\n\nThe Rhône and the ibis meet at Lyon.")
+    await stage.finish(stage.service.send(chat, "What flows here?", attachments=(short,)))
+    calls = [[{"name": "look_up_in_documents", "arguments": json.dumps({"query": query})}] for query in ("ibis", "owl")]
+    stage.fake.set(FAKE_CALLS=json.dumps([[], *calls]))
+    await stage.finish(stage.service.send(chat, "Where is the ibis?"))
+    found, nothing = (message.content for message in await stage.messages(chat) if message.role is Role.TOOL)
+    assert found == f"[rivers (old).md, The Rhône, lines 1-3]\n{short.text}"
+    assert nothing == "No document in this chat has a matching passage."
 
 
 async def test_looked_up_document_survives_a_restart_search_and_a_draft(stage: Stage) -> None:

@@ -76,6 +76,17 @@ def test_a_restart_with_more_context_is_reported(home, fake_engine, tmp_path, en
     assert "increasing the context length..." in done.stderr.splitlines()
 
 
+def test_a_document_too_long_for_the_context_is_looked_up_in(home, fake_engine, tmp_path):
+    birds = "".join(f"# Bird {number}\n\nBird {number} lives at lake {number}mere.\n\n" for number in range(2000))
+    (tmp_path / "birds.md").write_text(birds)
+    done = home.run("ask", "--new", "--attach", str(tmp_path / "birds.md"), "Who lives at lake 1234mere?")
+    assert done.returncode == 0, done.stderr
+    assert "“birds.md” does not fit in the model's context. kvchat keeps the text" in done.stderr
+    (prompt,) = (request["body"] for request in fake_engine.requests() if "chat/completions" in request["path"])
+    assert "lake 1234mere.\n" in prompt["messages"][-1]["content"]
+    assert len(prompt["messages"][-1]["content"]) < 8_000
+
+
 @pytest.mark.fake
 def test_a_server_that_saves_nothing_is_reported(tmp_path, fake_engine):
     home = Home(tmp_path / "home")

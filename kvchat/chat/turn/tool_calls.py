@@ -27,6 +27,7 @@ from kvchat.tools.tool import (
     ToolCall,
     ToolResult,
     ToolSet,
+    calling_chat,
     checkable_schema,
     freeze,
     is_selected,
@@ -179,6 +180,7 @@ class ToolCalls:
         began_at = time.monotonic()
         running = PendingCall(reply.conversation_id, reply.id, call, tool, False, began_at)
         self._show(running)
+        calling_chat.set(reply.conversation_id)
         try:
             result = await self._turn_context.toolbox.call(tool, arguments or {})
         except KvchatError as failure:

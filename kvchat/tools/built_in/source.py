@@ -10,8 +10,9 @@ from kvchat.tools.built_in.definition import BuiltInTool, ReadText, define
 from kvchat.tools.built_in.files import file_tools
 from kvchat.tools.built_in.python import RUN_PYTHON
 from kvchat.tools.built_in.web import fetch_tool, search_tool
-from kvchat.tools.tool import BUILT_IN, Tool, ToolFailed, ToolResult
+from kvchat.tools.tool import BUILT_IN, Tool, ToolFailed, ToolResult, calling_chat
 
+LookUp = Callable[[str, str], Awaitable[Sequence[str]]]  # id of a chat, and a question; passages
 SearchChats = Callable[[str], Awaitable[Sequence[tuple[str, str]]]]  # words; titles and excerpts
 
 
@@ -20,10 +21,13 @@ class BuiltInTools:
 
     id = BUILT_IN
 
-    def __init__(self, settings: Callable[[], Settings], search_chats: SearchChats, read_text: ReadText) -> None:
+    def __init__(
+        self, settings: Callable[[], Settings], search_chats: SearchChats, look_up: LookUp, read_text: ReadText
+    ) -> None:
         tools = (
             DATE_AND_TIME,
             chat_search_tool(search_chats),
+            lookup_tool(look_up),
             *file_tools(lambda: settings().tool_folders, read_text),
             RUN_PYTHON,
             fetch_tool(read_text),
@@ -65,3 +69,16 @@ def chat_search_tool(search: SearchChats) -> BuiltInTool:
     )
     query = {"type": "string", "minLength": 1, "maxLength": 200, "description": "Words to search for"}
     return BuiltInTool(replace(define("search_chats", description, {"query": query}), read_only=True), run)
+
+
+def lookup_tool(look_up: LookUp) -> BuiltInTool:
+    async def run(arguments: Mapping[str, Any]) -> ToolResult:
+        passages = await look_up(calling_chat.get(), arguments["query"])
+        return ToolResult("\n\n".join(passages) or "No document in this chat has a matching passage.")
+
+    description = (
+        "Look up a question in the documents attached to this chat. Return the passages that match best, word for "
+        "word, each below its place in brackets. Name the place when you use a passage."
+    )
+    query = {"type": "string", "minLength": 1, "maxLength": 500, "description": "Question, or words of the document"}
+    return BuiltInTool(replace(define("look_up_in_documents", description, {"query": query}), read_only=True), run)

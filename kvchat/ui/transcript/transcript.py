@@ -13,7 +13,7 @@ from kvchat.chat.turn.receipts import turn_steps
 from kvchat.chat.turn.tool_calls import PendingCall
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
-from kvchat.text.passages import quote_at
+from kvchat.text.passages import quote_at, quoted_ranges
 from kvchat.ui.attachments.chips import AttachmentView, ChipRows
 from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.theme import Look
@@ -244,7 +244,8 @@ class Transcript(MessageColumn):
 
     def _create_view(self, message: Message) -> MessageView:
         view: MessageView
-        self._style.markdown.links_places = bool(looked_up_documents(self.messages))
+        has_results = any(message.role is Role.TOOL for message in self.messages)
+        self._style.markdown.links_places = has_results or bool(looked_up_documents(self.messages))
         if message.role is Role.USER:
             view = UserView(self._style, message, self._content)
         elif message.role is Role.TOOL:
@@ -290,11 +291,14 @@ class Transcript(MessageColumn):
             ask_to_open(self.window(), url)
             return
         line = int(url.removeprefix(PLACE_LINK))
-        for quotes in (attachment for message in reversed(self.messages) for attachment in message.attachments):
-            document = self._find_document(quotes.source)
-            if document is not None and (quote := quote_at(quotes.text, line)):
-                AttachmentView(self._style.look, document, (), self.window(), quote).open()
-                return
+        attachments = [attachment for message in self.messages for attachment in message.attachments]
+        quotes = [attachment.text for attachment in attachments if attachment.source]
+        quotes += [message.content for message in self.messages if message.role is Role.TOOL]
+        for quote in filter(None, (quote_at(text, line) for text in reversed(quotes))):
+            for document in attachments:
+                if not (document.data or document.source) and any(quoted_ranges(quote, document.full_text)):
+                    AttachmentView(self._style.look, document, (), self.window(), quote).open()
+                    return
 
     def _find_document(self, hash: str) -> Attachment | None:
         """Return a looked-up document of the chat."""

@@ -217,6 +217,15 @@ async def test_long_document_is_looked_up_in_and_its_passages_open_in_it(
     (shown,) = window.findChildren(AttachmentView)
     assert shown.text.textCursor().position() == passages[0].start
     shown.close()
+    await until(lambda: not window.findChildren(AttachmentView))
+    first = split(text)[0]  # looked up by the model's tool
+    runtime.chat.write(chat, Role.TOOL, f"[long.txt, {first.place}]\n{text[first.start : first.end]}")
+    runtime.events.publish(MessagesChanged(chat))
+    await until(lambda: len(window.transcript.messages) == 9)
+    reply.link_activated.emit(links[1])
+    (shown,) = window.findChildren(AttachmentView)
+    assert shown.text.textCursor().position() == 0
+    shown.close()
 
 
 async def test_a_late_count_of_what_was_removed_is_dropped(
