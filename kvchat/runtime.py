@@ -20,6 +20,7 @@ from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.connection import DOWN_STATES, EngineState, EngineStatus
 from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.process.log import EngineLog
+from kvchat.engine_host.embedding import EmbeddingEngine
 from kvchat.engine_host.host import SwitchingEngineHost
 from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.engine_host.model import CurrentModel
@@ -99,6 +100,7 @@ class Runtime:
             look_up=lambda chat, query: self.chat.lookup.find(chat, query),
             read_text=lambda name, data, format: document_from_bytes(name, data, format).text,
         )
+        self._embedding_engine = EmbeddingEngine(lambda: self.settings, self.models.embedding_models)
         turn_context = TurnContext(
             database=database,
             worker=worker,
@@ -111,6 +113,7 @@ class Runtime:
             keep_deleted_s=lambda: self.settings.keep_deleted_s,
             read_ahead_off_reason=self._prefill_blocker,
             remembered_tools=lambda: self.settings.new_chat_tools,
+            embedder=self._embedding_engine,
             toolbox=Toolbox(lambda: (self.built_in_tools, *self.mcp_servers.sources)),
         )
         self.chat = ChatService(turn_context)
@@ -314,7 +317,7 @@ class Runtime:
             await self.api_server.wait_until_idle()
 
         await self._wait_until_idle(idle())
-        await self.engine.close()
+        await asyncio.gather(self.engine.close(), self._embedding_engine.close())
         await save_progress.finish_or_cancel(self.chat.wait_until_idle(), SAVE_TIMEOUT_S)
         await self._background.wait_until_idle()
         await self.chat.turn_context.close()

@@ -377,4 +377,5 @@ class ChatService:
         self.title_generator.close()
         self.stop_all()
         self.recently_deleted.close()
+        self.lookup.close()
         self.finder.close()

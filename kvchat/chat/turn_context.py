@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from kvchat.chat.events import Absorbed, ConversationsChanged, Event, EventBus, MessagesChanged, Notice
 from kvchat.chat.options import AnswerSettings, ChatOptions, Preset, answer_settings, presets
@@ -40,6 +40,16 @@ class ReplyInProgress(KvchatError):
         )
 
 
+class Embedder(Protocol):
+    """Computes vectors whose direction tells the meaning of texts. May raise KvchatError."""
+
+    async def identity(self) -> str:
+        """Return an id of the model; empty if there is none. Required before `embed`."""
+        ...
+
+    async def embed(self, texts: Sequence[str], *, is_query: bool = False) -> Sequence[Sequence[float]]: ...
+
+
 @dataclass
 class TurnContext:
     """Shared by the parts of the chat service. Event-loop thread only."""
@@ -56,6 +66,7 @@ class TurnContext:
     remembered_tools: Callable[[], tuple[str, ...]] = tuple  # selected for the last new chat
     new_chat_tools: Callable[[ChatOptions], str] = lambda options: ""  # to freeze for a new chat, as far as known
     keep_deleted_s: Callable[[], float] = lambda: 0.0  # seconds to keep deleted chats
+    embedder: Embedder | None = None
     toolbox: Toolbox = field(default_factory=Toolbox)
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
     is_answering: Callable[[str], bool] = lambda conversation_id: False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.library.gguf.facts import GgufFacts, part_name, read_facts
+from kvchat.library.gguf.facts import EmbeddingModel, GgufFacts, part_name, read_facts
 from kvchat.library.gguf.parser import NotAModel
 from kvchat.library.memory.verdict import Judgement
 from kvchat.library.model_files import ModelFolder, Source, inode_key, model_files, model_folders
@@ -88,6 +88,10 @@ class ModelLibrary:
     async def usable_models(self) -> list[FoundModel]:
         """List all models on disk that can be loaded, including those too large for the memory. May be cancelled."""
         return await in_thread(lambda stop: [model for model in find_models(self._folders(), stop, []) if model.facts])
+
+    async def embedding_models(self) -> list[FoundModel]:
+        found = in_thread(lambda stop: [*find_models(self._folders(), stop, [])])
+        return [model for model in await found if isinstance(model.problem, EmbeddingModel)]
 
     def download(self, repository: HubRepository, file: HubFile) -> Path:
         """Start downloading a model and return the path it will have. Raises HubError for an invalid file name."""

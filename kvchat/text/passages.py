@@ -4,18 +4,22 @@ Words are prepared as for the search in chats (`search.py`). BM25 weighs words b
 that no list of stop words is needed, in any language; the Porter stemmer helps with English.
 """
 
+import hashlib
 import itertools
 import re
 import sqlite3
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvchat.text.search import parse_query, split_words
 
 PASSAGE_BYTES = 900  # a passage ends after the next paragraph: about 300 tokens, in any script
 MAX_PASSAGE_BYTES = 1500
 _MAX_QUERY_WORDS = 64
+_RANK_OFFSET = 60
 _HEADING_WEIGHT = 2.0  # of a word in the headings above a passage, relative to one in it
 _MAX_HEADING = 80  # characters
 _MARKDOWN_HEADING = re.compile(r"(#{1,6})\s+(.+?)[\s#]*$")
@@ -153,6 +157,14 @@ class Index:
         with self._db:
             self._db.executemany("INSERT INTO words (rowid, headings, body) VALUES (?, ?, ?)", rows)
 
+    def with_headings(self, passage: Passage) -> str:
+        return "\n".join(filter(None, (" > ".join(passage.headings), self.text[passage.start : passage.end])))
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of all passages and their headings."""
+        return hashlib.sha256("\0".join(map(self.with_headings, self.passages)).encode()).hexdigest()
+
     def rank(self, question: str, count: int) -> list[Passage]:
         """Return the passages that match the question best, best first."""
         if not (query := build_query(question)):
@@ -172,6 +184,15 @@ def build_query(question: str) -> str:
         words = [f'"{word}"' for word in term.words if len(word) > 1 or len(term.words) == 1]
         terms |= dict.fromkeys((*pairs, *words))
     return " OR ".join(itertools.islice(terms, _MAX_QUERY_WORDS))
+
+
+def merge_rankings(*rankings: Sequence[Passage]) -> list[Passage]:
+    """Merge by reciprocal rank (Cormack et al., SIGIR 2009): scores of different methods cannot be compared."""
+    scores: defaultdict[Passage, float] = defaultdict(float)
+    for ranking in rankings:
+        for rank, passage in enumerate(ranking):
+            scores[passage] += 1 / (_RANK_OFFSET + rank)
+    return sorted(scores, key=scores.__getitem__, reverse=True)
 
 
 def join_neighbours(text: str, passages: Sequence[Passage]) -> list[Passage]:

@@ -186,6 +186,20 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE draft_attachments ADD COLUMN whole TEXT NOT NULL DEFAULT '';
     ALTER TABLE draft_attachments ADD COLUMN source TEXT NOT NULL DEFAULT ''
     """,
+    """
+    -- Vectors of the passages of looked-up documents, see kvchat.chat.lookup
+    CREATE TABLE vectors (
+        document TEXT NOT NULL,  -- its hash
+        kind TEXT NOT NULL,  -- of the model and the passages; others cannot be compared
+        first INTEGER NOT NULL,  -- number of the first passage
+        data BLOB NOT NULL,  -- float16, of length 1
+        PRIMARY KEY (document, kind, first)
+    );
+    CREATE TRIGGER vectors_of_nothing AFTER DELETE ON attachments WHEN old.whole <> '' BEGIN
+        DELETE FROM vectors WHERE document = old.hash
+            AND NOT EXISTS (SELECT 1 FROM attachments WHERE hash = old.hash AND whole <> '');
+    END
+    """,
 )
 
 

@@ -213,4 +213,5 @@ class Turns:
                 turn_context.publish(QuestionNotStored(conversation_id, turn.text, error, turn.attachments))
             return None
         turn_context.publish(ConversationsChanged(), MessagesChanged(conversation_id))
+        self._lookup.start_embedding()
         return start

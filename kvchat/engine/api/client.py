@@ -41,6 +41,7 @@ CACHED_PROMPTS = 4  # the turn's prompt, two probes for its boundary, and one mo
 MAX_CACHED_CHARS = 5_000_000  # longer prompts are not cached; the ids take ten times the bytes
 _HEALTH_TIMEOUT_S = 2.0
 _REPLY_TIMEOUT_S = 3600.0  # for a reply that is not streamed
+_EMBEDDING_TIMEOUT_S = 300.0  # for a few texts, on a busy computer
 _SLOT_TIMEOUT_S = 900.0  # may wait for a busy slot and write many GB to a slow disk
 
 TokenIds = tuple[int, ...]
@@ -232,6 +233,16 @@ class LlamaServerClient:
 
     async def text_tokens(self, text: str) -> TokenIds:
         return await self._prompts.tokenize(text)
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Return the vector of each text, from an engine with an embedding model."""
+        body = {"input": list(texts)}
+        answer = await self._http.request_json("POST", "/v1/embeddings", body, timeout_s=_EMBEDDING_TIMEOUT_S)
+        try:
+            vectors = [item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])]
+            return [[float(value) for value in vector] for vector in vectors]
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineRefused(200, _("The response is invalid")) from error
 
     async def count_tokens(self, text: str) -> int:
         return len(await self._tokenize_text(text, False))

@@ -42,13 +42,14 @@ class LaunchPlan:
 
     model: Path
     context_size: int  # tokens
-    slot_path: Path  # folder for saving and restoring slot files
+    slot_path: Path  # folder for saving and restoring slot files; not used if it `embeds`
     port: int = 0  # 0: a free port, chosen at each start
     host: str = "127.0.0.1"
     kv_type: str = "f16"
     batch_size: int = BATCH_SIZE  # tokens
     fit_target: int | None = None  # bytes that the engine leaves free on each GPU; None without a GPU
     without_gpu: bool = False  # use no GPU, because its memory ran out
+    embeds: bool = False  # compute vectors of texts, with low priority
     projector: Path | None = None
     slots: int = 1  # parallel sequences sharing the context
     rpc_workers: tuple[str, ...] = ()  # host:port of each rpc-server sharing the work
@@ -80,7 +81,7 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         *("--port", str(plan.port)),
         *("--ctx-size", str(plan.context_size)),
         *("--batch-size", str(plan.batch_size)),
-        *("--slot-save-path", _engine_path(plan.slot_path)),
+        *(() if plan.embeds else ("--slot-save-path", _engine_path(plan.slot_path))),
         *("--parallel", str(plan.slots)),
         *("-ctk", plan.kv_type),
         *("-ctv", plan.kv_type),
@@ -88,6 +89,10 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
     for option in optional:
         if known_options is None or known_options.find(option[0]):
             arguments += option
+    if plan.embeds:
+        arguments += ["--embeddings", "--ubatch-size", str(plan.batch_size)]
+        if known_options is None or known_options.find("--prio"):
+            arguments += ["--prio", "-1"]
     if plan.without_gpu:
         arguments += ["--n-gpu-layers", "0"]
     if plan.projector is not None:
@@ -112,7 +117,7 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
         "n_ctx": plan.context_size,
         "n_batch": plan.batch_size,
         # With a separator at the end, because the engine only appends the file's name.
-        "slot_save_path": _engine_path(plan.slot_path) + os.sep,
+        "slot_save_path": "" if plan.embeds else _engine_path(plan.slot_path) + os.sep,
         "n_parallel": plan.slots,
         "kv_unified": True,
         "cache_type_k": plan.kv_type,
@@ -127,6 +132,8 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
         "verbosity": TRACE_VERBOSITY,
         "n_ctx_checkpoints": CONTEXT_CHECKPOINTS,
     }
+    if plan.embeds:
+        fields |= {"embedding": True, "n_ubatch": plan.batch_size, "n_gpu_layers": 0, "cpuparams.priority": -1}
     if plan.projector is not None:
         fields["mmproj.path"] = _engine_path(plan.projector)
     return fields

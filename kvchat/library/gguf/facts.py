@@ -31,7 +31,19 @@ _COMPANION_FILES = {
 }
 _LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
 
+_EMBEDDING_POOLINGS = (1, 2, 3)  # llama_pooling_type of models that return one vector per text
+
 FileStamps = tuple[tuple[int, int, int], ...]  # per file: size, modification time in ns, inode
+
+
+class EmbeddingModel(NotAModel):
+    def __init__(self, architecture: str, trained_context: int) -> None:
+        self.architecture, self.trained_context = architecture, trained_context
+        super().__init__(
+            _("This is an embedding model"),
+            _("It cannot chat. kvchat uses it to look things up in long documents."),
+            _("Choose a chat model."),
+        )
 
 
 @dataclass(frozen=True)
@@ -141,10 +153,9 @@ def _check_kind(header: GgufHeader) -> None:
         nonsense = _("Its number of attention heads is invalid.")
     if nonsense:
         raise NotAModel(_("This is not a GGUF model"), nonsense, _("Download it again."))
-    if "bert" in architecture or architecture in ("t5encoder", "gemma-embedding"):
-        raise NotAModel(
-            _("This is an embedding model"), _("It turns text into vectors and cannot chat."), _("Choose a chat model.")
-        )
+    is_encoder = "bert" in architecture or architecture in ("t5encoder", "gemma-embedding")
+    if is_encoder or fields.number("pooling_type") in _EMBEDDING_POOLINGS:
+        raise EmbeddingModel(architecture, fields.number("context_length"))
 
 
 def _parts(path: Path, header: GgufHeader) -> tuple[Path, ...]:

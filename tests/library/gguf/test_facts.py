@@ -110,6 +110,7 @@ def test_files_that_are_not_chat_models(tmp_path: Path) -> None:
         assert words in refusal(write_gguf(path, general={"general.type": kind})).title
     assert "image" in refusal(write_gguf(path, architecture="clip", fields={})).title
     assert "embedding" in refusal(write_gguf(path, architecture="nomic-bert")).title
+    assert "embedding" in refusal(write_gguf(path, LLAMA | {"pooling_type": 3}, architecture="qwen3")).title
     assert "not a language model" in refusal(write_gguf(path, architecture="flux", fields={})).title
 
 

@@ -1,0 +1,78 @@
+"""Vectors of texts, computed by real engines with a tiny model."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.discovery.engines import EMBEDDED, EngineLocation
+from kvchat.engine_host import embedding
+from kvchat.engine_host.embedding import MAX_CHARS, MAX_MODEL_BYTES, EmbeddingEngine
+from kvchat.errors import KvchatError
+from kvchat.library.model_library import ModelLibrary
+from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
+from tests.embedding_models import tiny_embedding_model
+from tests.engine_fixtures import FakeEngine
+from tests.library.gguf_files import LLAMA, write_gguf
+
+
+def library(folder: Path) -> ModelLibrary:
+    paths = resolve_paths({"KVCHAT_HOME": str(folder / "home")})
+    return ModelLibrary(paths, lambda: [str(folder)])
+
+
+@pytest.fixture(params=["real_llama_server", "embedded_engine"])
+async def engine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EmbeddingEngine]:
+    location: EngineLocation = request.getfixturevalue(request.param)
+    tiny_embedding_model(tmp_path)
+    settings = Settings(engine_path=str(location.path) if location.path else EMBEDDED)
+    engine = EmbeddingEngine(lambda: settings, library(tmp_path).embedding_models)
+    yield engine
+    await engine.close()
+
+
+@pytest.mark.engine
+async def test_texts_of_any_length_get_vectors_and_the_idle_engine_stops(
+    engine: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "IDLE_S", 0.0)
+    assert await engine.identity()
+    heron, same, stork, long = await engine.embed(["heron", "heron", "stork", "heron " * MAX_CHARS])
+    assert heron == pytest.approx(same)
+    assert heron != pytest.approx(stork, rel=0.01)
+    assert len(heron) == len(stork) == len(long) == 32
+    assert await engine.embed(["青鹭住在松树上。" * MAX_CHARS], is_query=True)
+    stopping = engine._stopping
+    assert stopping is not None
+    await asyncio.wait({stopping})
+    assert engine._supervisor is None
+    assert (await engine.embed(["heron"]))[0] == pytest.approx(heron), "it starts again"
+
+
+async def test_smallest_embedding_model_is_used(tmp_path: Path) -> None:
+    engine = EmbeddingEngine(Settings, library(tmp_path).embedding_models)
+    assert await engine.identity() == ""
+    write_gguf(tmp_path / "chat.gguf")
+    large = write_gguf(tmp_path / "large.gguf", architecture="qwen3", fields=LLAMA | {"pooling_type": 3})
+    with large.open("r+b") as file:
+        file.truncate(MAX_MODEL_BYTES + 1)  # a hole
+    assert await engine.identity() == ""
+    write_gguf(tmp_path / "middle.gguf", architecture="bert", weights=2048)
+    small = write_gguf(tmp_path / "small.gguf", architecture="bert")
+    assert await engine.identity()
+    assert engine._model is not None
+    assert engine._model.path == small
+
+
+async def test_engine_that_cannot_load_the_model_is_an_error(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    fake_engine.set(FAKE_EXIT_AT_START="1:llama_model_load: error loading model: missing tensor")
+    write_gguf(tmp_path / "bert.gguf", architecture="bert")
+    settings = Settings(engine_path=str(fake_engine.path))
+    engine = EmbeddingEngine(lambda: settings, library(tmp_path).embedding_models)
+    assert await engine.identity()
+    for _attempt in range(2):
+        with pytest.raises(KvchatError):
+            await engine.embed(["heron"])
+    await engine.close()
