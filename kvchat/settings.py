@@ -315,7 +315,7 @@ class Settings:
         "",
         _text_error,
         N_("Web search"),
-        N_("Address of a SearXNG server that allows JSON. Without it, the tool for web search is not offered."),
+        N_("URL of a SearXNG server that allows JSON. Without one, the web search tool is not available."),
         example="https://searx.example.org",
     )
 

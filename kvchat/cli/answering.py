@@ -286,8 +286,8 @@ async def _select_chat(runtime: Runtime, options: AskOptions) -> str | NewChat:
     chats = await runtime.chat.conversations()
     if options.tools:
         if options.chat_id is not None or options.prepared is not None:
-            title = _("--tools is for new chats")
-            raise KvchatError(title, _("The tools of a chat are chosen when it begins."), _("Omit --chat and --on."))
+            title = _("--tools works only with new chats")
+            raise KvchatError(title, _("The tools of a chat are chosen when it starts."), _("Omit --chat and --on."))
         for source in {name.partition("/")[0] for name in options.tools} - {BUILT_IN}:
             check_may_start(runtime.mcp_servers, source)
         new = await runtime.chat.new_chat(options.system)

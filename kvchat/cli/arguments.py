@@ -75,7 +75,7 @@ class AskOptions(EngineOptions, JsonOptions):
     tools: tuple[str, ...] = option(
         "NAME", N_("tools for a new chat: a server's name, or SERVER/TOOL; repeatable"), (), action="append"
     )
-    allow_tools: bool = flag(N_("run the tool calls of this reply without asking"))
+    allow_tools: bool = flag(N_("run all tool calls in this reply without asking"))
     attach: tuple[Path, ...] = option(
         "FILE", N_("text, PDF or image file to attach; repeatable"), (), type=Path, action="append"
     )
@@ -204,7 +204,7 @@ sync_command("models suggest", "models:suggest_models", N_("suggest models for t
 
 @async_command("models search", "models:search_models", N_("search Hugging Face"))
 class SearchModelsOptions(JsonOptions):
-    words: tuple[str, ...] = positional("WORDS", N_("words to find in repository names"), (), nargs="+")
+    words: tuple[str, ...] = positional("WORDS", N_("words in the repository name"), (), nargs="+")
 
 
 class RepositoryOptions(Options):
@@ -258,7 +258,10 @@ class ChatsOptions(JsonOptions):
 @sync_command("search", "chats:search_chats", N_("search all chats and attachments"))
 class SearchOptions(JsonOptions):
     words: tuple[str, ...] = positional(
-        "WORDS", N_('words or beginnings of words to find together; use "quotes" for an exact phrase'), (), nargs="+"
+        "WORDS",
+        N_('words or beginnings of words, all of which must match; use "quotes" for an exact phrase'),
+        (),
+        nargs="+",
     )
 
 
@@ -343,11 +346,14 @@ owner_command("tools", "tools:list_servers", N_("list, add, test or remove MCP s
 class AddServerOptions(JsonOptions):
     name: str = positional("NAME", N_("name of the new server; a bundle has its own"))
     launch: tuple[str, ...] = positional(
-        "COMMAND", N_("command with arguments, after -- if any begin with -; or a URL, or a .mcpb file"), (), nargs="+"
+        "COMMAND",
+        N_("command with its arguments (after -- if any of them begin with -), URL, or .mcpb file"),
+        (),
+        nargs="+",
     )
     values: tuple[str, ...] = option(
         "NAME=VALUE",
-        N_("environment variable, header of the URL, or option of the bundle; repeatable; NAME alone copies yours"),
+        N_("environment variable, HTTP header or bundle option; repeatable; NAME alone copies your variable"),
         (),
         action="append",
         name="--set",
@@ -362,7 +368,9 @@ class AddServerOptions(JsonOptions):
 
 
 @owner_command(
-    "tools import", "tools:import_servers", N_("add the MCP servers of Claude Desktop, Cursor, LM Studio and VS Code")
+    "tools import",
+    "tools:import_servers",
+    N_("import the MCP servers of Claude Desktop, Cursor, LM Studio and VS Code"),
 )
 class ImportServersOptions(JsonOptions):
     file: Path | None = positional("FILE", N_("import from this JSON file only"), None, type=parse_path, nargs="?")
@@ -372,17 +380,17 @@ class ServerOptions(JsonOptions):
     name: str = positional("NAME", N_("name as listed"))
 
 
-owner_command("tools approve", "tools:approve", N_("allow a server to run as configured, and its changed tools"))(
+owner_command("tools approve", "tools:approve", N_("approve the command or URL of a server, and its changed tools"))(
     ServerOptions
 )
 
 
 @owner_command("tools test", "tools:test", N_("start a server and list its tools"))
 class TestServerOptions(ServerOptions):
-    sign_in: bool = flag(N_("sign in to a server on the web first, in the browser"))
+    sign_in: bool = flag(N_("sign in to a remote server in the browser first"))
 
 
-owner_command("tools remove", "tools:remove", N_("remove a server with its secrets"))(ServerOptions)
+owner_command("tools remove", "tools:remove", N_("remove a server and its secrets"))(ServerOptions)
 
 
 @sync_command("doctor", "doctor:doctor", N_("show diagnostics for this machine"))

@@ -208,7 +208,7 @@ def run_process(main: Callable[[], int]) -> NoReturn:
             if isinstance(recorder.fault, BrokenPipeError):  # the reader stopped early
                 code = EXIT_NO_READER
             else:
-                why = _("The output is closed") if recorder.fault.errno == errno.EBADF else recorder.fault.strerror
+                why = _("The output was closed") if recorder.fault.errno == errno.EBADF else recorder.fault.strerror
                 print(_("kvchat: The output could not be written\n  {why}.", why=why), file=sys.stderr)
                 code = EXIT_FAILED
         sys.stderr.flush()

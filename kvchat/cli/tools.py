@@ -109,7 +109,7 @@ async def import_servers(options: arguments.ImportServersOptions, runner: Comman
         added = await manager.add_all(entries) if entries else []
     lines = [plural(len(added), "{count} MCP server was added.", "{count} MCP servers were added."), *added]
     if added:
-        lines.append(_("Check each with `kvchat tools approve NAME` before its first start."))
+        lines.append(_("Review and approve each one with `kvchat tools approve NAME` before its first start."))
     print_result(options.as_json, {"added": added}, lines)
     return 0 if added else 1
 

@@ -44,7 +44,7 @@ class Toolbox:
         for offered in await self._source(tool).tools():
             if offered.name == tool.name:
                 return offered
-        detail = _("“{source}” does not offer it any more.", source=tool.source)
+        detail = _("“{source}” no longer offers it.", source=tool.source)
         raise ToolFailed(_("The tool “{name}” is not available", name=tool.name), detail)
 
     def _source(self, tool: Tool) -> ToolSource:
@@ -61,7 +61,7 @@ class Toolbox:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 result = await source.call(tool.name, arguments)
         except TimeoutError:
-            detail = _("It did not answer within {seconds} seconds.", seconds=round(CALL_TIMEOUT_S))
+            detail = _("It did not finish within {seconds} seconds.", seconds=round(CALL_TIMEOUT_S))
             raise ToolFailed(_("The tool “{name}” took too long", name=tool.name), detail) from None
         except KvchatError:
             raise

@@ -204,7 +204,7 @@ def test_a_chat_with_tools_calls_them(home, fake_engine):
     assert "calling kvchat/date_and_time {}" in done.stderr.splitlines()
     refused = home.run("ask", "--tools", "kvchat", "--chat", "1", "And now?")
     assert refused.returncode == 1
-    assert "--tools is for new chats" in refused.stderr
+    assert "--tools works only with new chats" in refused.stderr
 
 
 @pytest.mark.fake

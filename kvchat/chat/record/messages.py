@@ -358,7 +358,7 @@ def pictures_of(message: Message) -> tuple[Picture, ...]:
 
 
 def looked_up_documents(branch: Iterable[Message]) -> list[Attachment]:
-    """Return the documents that are looked up in (kvchat.chat.lookup)."""
+    """Return the documents of which only passages are quoted (kvchat.chat.lookup)."""
     return list({a.hash: a for message in branch for a in message.attachments if a.whole}.values())
 
 

@@ -125,7 +125,7 @@ class Turn:
         title = _("The model called tools {count} times in a row", count=format_number(self._rounds))
         if self._invalid_rounds > 1:
             title = _("The model called tools with invalid arguments")
-        advice = _("Choose Try again to let it go on, or write a message.")
+        advice = _("Choose “Try again” to continue, or write a message.")
         self.turn_context.publish(Notice(title, advice, self.conversation_id))
         return False
 

@@ -83,7 +83,7 @@ def _unreadable(path: Path, reason: str) -> KvchatError:
 
 def _parse(path: Path, manifest: Any) -> Bundle:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("server"), dict):
-        raise ValueError(_("its manifest has no server"))
+        raise ValueError(_("its manifest does not define a server"))
     launch = manifest["server"].get("mcp_config")
     if not isinstance(launch, dict):
         raise ValueError(_("its manifest does not say how to start the server"))

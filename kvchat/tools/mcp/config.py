@@ -83,7 +83,7 @@ def parse_server(name: str, entry: Any) -> ServerConfig:
 
 def name_error(name: str) -> str:
     if not name.strip() or len(name) > MAX_NAME_LENGTH or safe_prose(name) != name or "\n" in name:
-        return _("Its name is empty, too long or has invisible characters.")
+        return _("Its name is empty, too long, or contains invisible characters.")
     return _("This name is reserved for built-in tools.") if name.lower() == BUILT_IN else ""
 
 
@@ -93,15 +93,15 @@ def _launch_error(entry: Mapping[str, Any], kind: str) -> str:
         parts = [value] if isinstance(value, str) else list(value.values()) if isinstance(value, dict) else value
         if type(value) is not type(empty) or not all(isinstance(part, str) and "\0" not in part for part in parts):
             if isinstance(empty, str):
-                return _("“{key}” is not a text.", key=key)
+                return _("“{key}” must be a string.", key=key)
             is_list = isinstance(empty, list)
             return (
-                _("“{key}” is not a list of texts.", key=key)
+                _("“{key}” must be a list of strings.", key=key)
                 if is_list
-                else _("“{key}” is not an object of texts.", key=key)
+                else _("“{key}” must be an object whose values are strings.", key=key)
             )
     if any("${input:" in part for part in _texts(entry)):
-        return _("Replace “${input:…}” by the value.")
+        return _("Replace “${input:…}” with the value.")
     if url := entry.get("url"):
         try:
             parts = urlsplit(url)
@@ -109,10 +109,10 @@ def _launch_error(entry: Mapping[str, Any], kind: str) -> str:
         except ValueError:
             valid = False
         if kind and kind not in _HTTP_TYPES:
-            return _("Its type {kind} is unknown.", kind=repr(kind))
+            return _("Its type {kind} is not supported.", kind=repr(kind))
         return "" if valid else _("Its URL is not an http or https address.")
     if kind not in ("", "stdio"):
-        return _("It has no URL.") if kind in _HTTP_TYPES else _("Its type {kind} is unknown.", kind=repr(kind))
+        return _("It has no URL.") if kind in _HTTP_TYPES else _("Its type {kind} is not supported.", kind=repr(kind))
     return "" if entry.get("command", "").strip() else _("It has neither a command nor a URL.")
 
 
@@ -139,7 +139,7 @@ class ConfigFile:
         except (OSError, ValueError) as error:
             raise self._broken(f"{error}.") from error
         if not isinstance(content, dict) or not isinstance(content.get(SERVERS, {}), dict):
-            raise self._broken(_("It has no object “{key}”.", key=SERVERS))
+            raise self._broken(_("It does not contain an object named “{key}”.", key=SERVERS))
         if len(content.get(SERVERS, {})) > MAX_SERVERS:
             raise self._broken(_("It has more than {count} servers.", count=MAX_SERVERS))
         return content
@@ -160,5 +160,5 @@ class ConfigFile:
             raise ConfigBroken(_("The MCP servers could not be saved"), detail) from error
 
     def _broken(self, detail: str) -> ConfigBroken:
-        advice = _("Correct the file in a text editor. kvchat does not change it until then.")
+        advice = _("Correct the file in a text editor. Until then, kvchat does not change it.")
         return ConfigBroken(_("The MCP servers could not be read"), f"{self.path}: {detail}", advice)

@@ -93,8 +93,8 @@ class Connection:
                 break
         title = _("The MCP server “{name}” could not be started", name=self._config.name)
         if self.needs_sign_in:
-            raise ToolFailed(title, self.reason, _("Sign in to it in the settings."))
-        raise ToolFailed(title, self.reason, _("Its log in the settings may say more."))
+            raise ToolFailed(title, self.reason, _("Sign in to it in Settings, Tools."))
+        raise ToolFailed(title, self.reason, _("See its log in Settings, Tools."))
 
     async def close(self) -> None:
         self._closed_by_us = True
@@ -119,7 +119,7 @@ class Connection:
             waiting.cancel()
             if not ready.is_set() and task.cancel():
                 await asyncio.wait([task])
-                self.reason = _("It did not respond within {seconds} s.", seconds=f"{timeout:.0f}")
+                self.reason = _("It did not respond within {seconds} seconds.", seconds=f"{timeout:.0f}")
         return ready.is_set()
 
     async def _serve(self, kind: str, ready: asyncio.Event) -> None:
@@ -268,7 +268,7 @@ class Connection:
             raise self._failed(self._explain(error)) from error
 
     def _failed(self, reason: str) -> ToolFailed:
-        return ToolFailed(_("The MCP server “{name}” could not answer", name=self._config.name), reason)
+        return ToolFailed(_("The request to the MCP server “{name}” failed", name=self._config.name), reason)
 
     def _explain(self, error: BaseException) -> str:
         """Return the reason of an error as sentences, without a trace."""
@@ -286,18 +286,18 @@ class Connection:
             case MCPError() if "not supported" in error.message and self._is_input_request(error.message):
                 return _("It asks for input, which kvchat does not support.")
             case httpx2.HTTPStatusError():
-                return _("It answered with HTTP status {status}.", status=status)
+                return _("It returned HTTP status {status}.", status=status)
             case MCPError() if status >= 400 and error.message in _HTTP_ERRORS:
-                return _("It answered with HTTP status {status}.", status=status)
+                return _("It returned HTTP status {status}.", status=status)
             case MCPError():
                 return clean(error.message, _MAX_MESSAGE_CHARS)
             case httpx2.StreamError():
                 return clean(str(error), _MAX_MESSAGE_CHARS)
             case ValidationError() | RuntimeError():
                 self._log.note(str(error))
-                return _("Its answer does not follow the protocol.")
+                return _("Its response does not follow the protocol.")
             case httpx2.ConnectError() | httpx2.ConnectTimeout():
-                return _("No connection to {url} is possible.", url=self._config.url)
+                return _("kvchat cannot connect to {url}.", url=self._config.url)
             case OSError():
                 return ": ".join(str(part) for part in (error.strerror or error, error.filename) if part) + "."
         self._log.note(f"{type(error).__name__}: {error}")

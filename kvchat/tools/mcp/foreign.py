@@ -55,9 +55,11 @@ def read_pasted(text: str) -> dict[str, dict[str, Any]]:
     try:
         servers = parse_servers(text)
     except ValueError as error:
-        raise KvchatError(_("The text could not be read"), f"{error}.", _("Paste JSON with “mcpServers”.")) from error
+        raise KvchatError(
+            _("The text is not a valid configuration"), f"{error}.", _("Paste JSON that contains “mcpServers”.")
+        ) from error
     if not servers:
-        raise KvchatError(_("The text has no MCP servers"), advice=_("Paste JSON with “mcpServers”."))
+        raise KvchatError(_("The text contains no MCP servers"), advice=_("Paste JSON that contains “mcpServers”."))
     return servers
 
 

@@ -139,7 +139,7 @@ class SignIn:
             parts = urlsplit(request[1] if len(request) > 1 else "")
             answers = {name: values[0] for name, values in parse_qs(parts.query).items()}
             is_answer = parts.path == "/callback" and ("code" in answers or "error" in answers)
-            text = _("kvchat is signed in. You can close this page.") if "code" in answers else _("The sign-in failed.")
+            text = _("You are signed in. You can close this page.") if "code" in answers else _("Sign-in failed.")
             body = _PAGE.format(text=html.escape(text)).encode()
             status = "200 OK" if is_answer else "404 Not Found"
             head = (

@@ -177,7 +177,7 @@ class ServerProcess:
         self._open_requests += 1
         if method != "ping":
             self._declined += 1
-            self._log.note(_("The server asked for {method}, which kvchat declined.", method=method))
+            self._log.note(_("kvchat declined the server’s request {method}.", method=method))
         return self._open_requests > MAX_OPEN_REQUESTS or self._declined > MAX_DECLINED_REQUESTS
 
     async def _write(self, from_client: MemoryObjectReceiveStream[SessionMessage]) -> None:

@@ -60,7 +60,7 @@ class Secrets:
                 known = saved[0] if saved else None
             if known is None:
                 raise KvchatError(
-                    _("The value of {reference} is unknown", reference=found[0]),
+                    _("{reference} has no value", reference=found[0]),
                     advice=_("Enter it in the settings of the MCP server {server}.", server=config.name),
                 )
             return known

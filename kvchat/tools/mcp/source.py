@@ -153,9 +153,7 @@ class McpSource:
             await self.tools()
         tool = next((item for item in self.server.tools if item.tool.name == name), None)
         if tool is not None and not (tool.enabled and tool.approved):
-            reason = (
-                _("Its definition has changed since you approved it.") if tool.enabled else _("It is switched off.")
-            )
+            reason = _("Its definition has changed since you approved it.") if tool.enabled else _("It is turned off.")
             raise ToolFailed(_("The tool “{name}” is not available", name=name), reason)
         return await self._context.thread.run(connection.call(name, arguments))
 
@@ -219,10 +217,12 @@ class McpSource:
         if state in (ServerState.INVALID, ServerState.OFF, ServerState.NOT_APPROVED):
             reason = {
                 ServerState.INVALID: self._config.problem,
-                ServerState.OFF: _("It is switched off."),
+                ServerState.OFF: _("It is turned off."),
                 ServerState.NOT_APPROVED: _("You have not approved its command or address yet."),
             }[state]
-            raise ToolFailed(_("The MCP server “{name}” cannot be used", name=self.id), reason, _("Open the settings."))
+            raise ToolFailed(
+                _("The MCP server “{name}” cannot be used", name=self.id), reason, _("Open Settings, Tools.")
+            )
 
     async def _start(self, open_browser: Callable[[str], object] | None) -> Connection:
         await asyncio.to_thread(importlib.import_module, "kvchat.tools.mcp.connection")  # takes a second

@@ -54,7 +54,7 @@ class AttachmentCard(QFrame):
     def show_tokens(self, tokens: int, *, counted: bool) -> None:
         """Show the token count. An estimate is marked as such, and does not replace a counted value."""
         if self.attachment.whole:
-            self.count.setText(_("looked up in"))
+            self.count.setText(_("passages only"))
         elif counted or not self._counted:
             self._counted = counted
             few = format_tokens(tokens)
@@ -65,7 +65,7 @@ class AttachmentChip(AttachmentCard):
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
         tip = _("Show the text that the model sees")
         if attachment.whole:
-            tip = _("Too long for the context: the passages that match a question are quoted with it")
+            tip = _("Too long for the context: kvchat quotes the passages that match each question")
         elif attachment.source:
             tip = _("Show the passages in the document")
         super().__init__(look, attachment, _("Attachment"), tip)

@@ -77,7 +77,7 @@ class ContextCard(Card):
     def __init__(self) -> None:
         super().__init__()
         self.increase_button = self.add_button(_("Increase context"), "primary")
-        self.look_up_button = self.add_button(_("Look up in it"))
+        self.quote_button = self.add_button(_("Quote passages"))
         self.attach_part_button = self.add_button(_("Attach only a part"))
         self.drop_button = self.add_button(_("Drop older messages"))
         self.summarize_button = self.add_button(_("Summarize the middle"))
@@ -91,7 +91,7 @@ class ContextCard(Card):
         self.drop_button.setToolTip(
             _("You continue in a new branch without the older messages. They stay in the current branch.")
         )
-        self.look_up_button.setToolTip(
+        self.quote_button.setToolTip(
             _("kvchat keeps the text with the chat and quotes the passages that match each question.")
         )
         self.attach_part_button.setToolTip(_("Attaches as much of the longest text as fits, from its beginning."))
@@ -127,7 +127,7 @@ class ContextCard(Card):
             text = about.format(taken=taken, limit=limit, reserve=reserve)
         self.set_text(title, text, advice)
         remedies = [larger is not None and self.increase_button]
-        remedies += [can_attach_part and self.look_up_button, can_attach_part and self.attach_part_button]
+        remedies += [can_attach_part and self.quote_button, can_attach_part and self.attach_part_button]
         remedies += [can_shorten and self.drop_button, can_shorten and self.summarize_button]
         self.show_buttons(*remedies, not any(remedies) and self.new_chat_button, self.dismiss_button)
         self.show()

@@ -35,7 +35,7 @@ class ToolsPopup(QDialog):
         self.setAccessibleName(_("Tools"))
         self.help, self.tree = label(kind="small", wraps=True), ToolTree()
         self.total = label(kind="small", wraps=True)
-        self.change_text, self.change_button = label(wraps=True), button(_("Use the new list"), None, "primary")
+        self.change_text, self.change_button = label(wraps=True), button(_("Update tools"), None, "primary")
         self.permission = ChoiceBox(look, _("Permission"))
         for mode, text in PERMISSION_LABELS.items():
             self.permission.addItem(_(text), mode)

@@ -93,7 +93,7 @@ class ToolsController(Controller):
         elif count:
             tip = plural(count, "This chat has {count} tool", "This chat has {count} tools")
         else:
-            tip = _("Choose the tools of this chat")
+            tip = _("Choose the tools for this chat")
         button.setEnabled(not is_unsupported)
         button.setText(format_number(count) if count else "")
         colour = "warn" if self._change else "accent" if count or (self._selected and not self._has_begun) else "muted"
@@ -115,7 +115,7 @@ class ToolsController(Controller):
             popup.tree.show_offers(offers, selected, editable=False, expanded=True)
         else:
             offers, selected = self._offers, self._selected
-            help = _("The descriptions of the tools are part of each prompt. They are fixed after the first message.")
+            help = _("The tool descriptions are part of every prompt and are fixed after the first message.")
             popup.tree.show_offers(offers, selected, editable=True)
         popup.show_help(help)
         popup.tree.setVisible(bool(offers))
@@ -160,8 +160,8 @@ class ToolsController(Controller):
         self.popup.hide()
         if id is not None and change is not None:
             await self._runtime.chat.options.change_tools(id, change.tools)
-            detail = _("This is a new branch of the chat. The previous branch keeps the old list.")
-            self._views.notices.notify(_("The chat uses the new list of tools"), detail)
+            detail = _("This is a new branch of the chat. The previous branch keeps the old tools.")
+            self._views.notices.notify(_("The tools of this chat were updated"), detail)
             await self.load()
 
     async def _known_offers(self, frozen: ToolSet) -> list[SourceTools]:
@@ -200,9 +200,9 @@ def describe_change(change: ChangedTools, frozen: Sequence[Tool]) -> str:
     sources = join_list(map(source_label, sorted({source for source, _digest in old ^ new})))
     what = _("The tools of {sources} have changed.", sources=sources)
     if change.tokens is None:
-        return join_sentences(what, _("Using the new list reprocesses the whole chat."))
+        return join_sentences(what, _("Updating them reprocesses the whole chat."))
     tokens = format_number(change.tokens)
     if change.wait is None:
-        return join_sentences(what, _("Using the new list reprocesses {tokens} tokens.", tokens=tokens))
+        return join_sentences(what, _("Updating them reprocesses {tokens} tokens.", tokens=tokens))
     time = format_estimate(change.wait)
-    return join_sentences(what, _("Using the new list reprocesses {tokens} tokens, {time}.", tokens=tokens, time=time))
+    return join_sentences(what, _("Updating them reprocesses {tokens} tokens ({time}).", tokens=tokens, time=time))

@@ -64,7 +64,7 @@ class ApiServerPage(SettingsPage):
         self.programs_button = button(
             _("Show…"), lambda: self.window_requested.emit("programs"), name=_("Show connected apps")
         )
-        help = _("Requests from each app, how much of them was remembered, and why the rest was reprocessed.")
+        help = _("Requests from each app, how much of each was remembered, and why the rest was reprocessed.")
         self.programs = self.add(Entry(_("Connected apps"), help, self.programs_button))
 
     def _add_configuration(self) -> None:

@@ -49,7 +49,7 @@ class ApproveDialog(Question):
     def __init__(self, look: Look, parent: QWidget, server: Server) -> None:
         name = safe_prose(server.name)
         title = _("Start the MCP server “{name}”?", name=name)
-        text = _("kvchat will run this command. The program can do everything that you can.")
+        text = _("kvchat will run this command with all your permissions.")
         if server.config.url:
             text = _("kvchat will connect to this address and send it what the model passes to its tools.")
             title = _("Connect to the MCP server “{name}”?", name=name)
@@ -89,7 +89,7 @@ def _describe_change(item: ServerTool) -> str:
         return _("New tool: {description}", description=new)
     old = _indented(item.approved_description)
     if old == new:
-        return _("Same description, other arguments: {description}", description=new)
+        return _("Same description, different arguments: {description}", description=new)
     return "\n".join((_("Old: {description}", description=old), _("New: {description}", description=new)))
 
 
@@ -116,8 +116,8 @@ class EditServerDialog(Panel):
         self.refusal = label(kind="refusal", wraps=True)
         self.refusal.hide()
         help = _(
-            "One NAME=VALUE per line: variables of the command, or headers for the URL. kvchat moves keys and tokens "
-            "to the system’s keyring."
+            "One NAME=VALUE per line: environment variables for the command, or headers for the URL. "
+            "kvchat moves keys and tokens to the system keyring."
         )
         self.save_button = button(_("Save"), self._save, "primary")
         self.save_button.setDefault(True)
@@ -144,13 +144,13 @@ class EditServerDialog(Panel):
         try:
             command = split_command(launch)
         except ValueError:
-            self._refuse(_("The command has an open quotation mark."))
+            self._refuse(_("The command has an unclosed quotation mark."))
             return
         pairs = [line.strip().partition("=") for line in self.values.toPlainText().splitlines() if line.strip()]
         if not name or not command:
             self._refuse(_("Enter a name, and a command or URL."))
         elif bad := next((key or rest for key, equals, rest in pairs if not (key.strip() and equals)), ""):
-            self._refuse(_("“{text}” is not of the form NAME=VALUE.", text=bad))
+            self._refuse(_("“{text}” is not in the form NAME=VALUE.", text=bad))
         else:
             self._refuse("")
             values = {key.strip(): value.strip() for key, _equals, value in pairs}
@@ -220,7 +220,7 @@ class ServerWindow(Panel):
         self.description.setFixedHeight(7 * self.description.fontMetrics().lineSpacing() + _BOX_PADDING)
         self.empty_label = label(_("The tools are listed when the server starts."), "muted", wraps=True)
         tools, self.tabs = QWidget(), QTabWidget()
-        help = label(_("A tool that is off is not offered to any new chat."), "small", wraps=True)
+        help = label(_("Tools that are turned off are not offered to new chats."), "small", wraps=True)
         parts = help, self.empty_label, (self.tree, 1), self.description
         column(*parts, on=tools, spacing=8, margins=(0, 8, 0, 0))
         self.tabs.addTab(tools, _("Tools"))

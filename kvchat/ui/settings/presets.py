@@ -80,7 +80,7 @@ class PresetDialog(OptionsPanel):
         self._preset = Preset("")
         self.setWindowModality(Qt.WindowModality.WindowModal)  # blocks its parent window
         self.name, self.model_box = line_edit(_("Name"), _("Name")), ChoiceBox(look, _("Model"))
-        self.tools_button = button(_("Tools…"), self.choose_tools, name=_("Choose the tools of this preset"))
+        self.tools_button = button(_("Tools…"), self.choose_tools, name=_("Choose the tools for this preset"))
         self.popup = ToolsPopup(look, self)
         self.popup.settings_button.hide()
         self.popup.show_help(_("New chats with this preset start with these tools."))

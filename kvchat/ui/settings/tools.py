@@ -28,10 +28,10 @@ from kvchat.ui.widgets.layouts import ElidedLabel, flow
 from kvchat.ui.widgets.tool_tree import source_label
 
 _SERVERS_HELP = N_(
-    "Programs on this computer, or services on the web, that offer tools. A server on this computer can do "
-    "everything that you can. Add only servers that you trust."
+    "Local programs and web services that provide tools. A local server runs with all your permissions. "
+    "Add only servers that you trust."
 )
-_GRANTS_HELP = N_("Calls of these tools run without a question. The permission of a chat can allow more.")
+_GRANTS_HELP = N_("These tools run without asking. A chat’s permission can allow more.")
 _STARTED = (ServerState.STARTING, ServerState.RUNNING, ServerState.FAILED)
 
 
@@ -111,7 +111,7 @@ class ToolsPage(SettingsPage):
         self.rows: dict[str, ServerRow] = {}
         self._folders, self._shown_folders = column(spacing=6), tuple[str, ...]()
         add_folder = button(_("Add folder…"), self._choose_folder, name=_("Add a folder for the file tools"))
-        help = _("The built-in tools can list and read the files in these folders, and nothing outside them.")
+        help = _("Built-in tools can list and read files in these folders only.")
         self.add_wide(_("Folders"), help, self._folders, flow(add_folder))
         self.add_settings()
         self._servers = column(spacing=8)
@@ -305,7 +305,7 @@ class ToolsPage(SettingsPage):
 
     def _show_grants(self, grants: Sequence[Grant], titles: Mapping[str, str]) -> None:
         clear(self._grants)
-        self.grants_entry.set_help(_(_GRANTS_HELP) if grants else _("No tool is allowed to run without a question."))
+        self.grants_entry.set_help(_(_GRANTS_HELP) if grants else _("No tools are allowed without asking."))
         for grant in grants:
             tool = join_parts((safe_prose(grant.name), source_label(grant.source)))
             where = _("in all chats")

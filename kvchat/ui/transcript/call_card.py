@@ -78,8 +78,8 @@ class CallCard(Card):
         self._enabling = QTimer(self, singleShot=True, interval=_MIN_ANSWER_MS)
         self._enabling.timeout.connect(lambda: self._button_row.setEnabled(True))
         self.arguments = plain_text(_("Arguments"), QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
-        self.note = QLineEdit(placeholderText=_("Reason for the model (optional)"))
-        self.note.setAccessibleName(_("Reason for the model (optional)"))
+        self.note = QLineEdit(placeholderText=_("Tell the model why (optional)"))
+        self.note.setAccessibleName(_("Tell the model why (optional)"))
         self.note.hide()
         layout = self.layout()
         assert isinstance(layout, QBoxLayout)
@@ -102,12 +102,12 @@ class CallCard(Card):
             return
         tool = pending.tool
         title = _("Allow the tool “{tool}”?", tool=tool_label(tool.name, tool.source))
-        advice = _("The tool says that it changes nothing.") if tool.read_only else ""
+        advice = _("According to the tool, it changes nothing.") if tool.read_only else ""
         description = " ".join(safe_prose(tool.description).split())
         if len(description) > _MAX_DESCRIPTION:  # cut within a word: Japanese has no spaces
             description = f"{description[: _MAX_DESCRIPTION - 1]}…"
         if description:
-            description = _("The tool describes itself: {text}", text=description)
+            description = _("The tool’s own description: {text}", text=description)
         self.set_text(title, description, advice)
         self._button_row.setEnabled(False)
         self._enabling.start()

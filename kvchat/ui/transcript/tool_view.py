@@ -63,7 +63,7 @@ class ToolView(MessageView):
         return [
             Action("copy", _("Copy the result"), copy),
             Action("edit", _("Edit the result"), self.edit_requested.emit),
-            Action("swap", _("Call again with other arguments"), self._edit_arguments),
+            Action("swap", _("Call again with different arguments"), self._edit_arguments),
             Action("again", _("Continue from this result"), lambda: self._request(RequestKind.REGENERATE)),
             Action("trash", _("Delete the result and everything after it"), lambda: self._request(RequestKind.DELETE)),
         ]

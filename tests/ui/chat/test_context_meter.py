@@ -187,12 +187,12 @@ async def test_long_document_is_looked_up_in_and_its_passages_open_in_it(
     chat = furnish(runtime, window, 5_000)
     card, text = window.context_card, "A line of words.\n\n" * 10_000 + "Herons stand here.\n\n" + "And so on.\n\n" * 9
     window.composer.set_attachments([document_from_text("long.txt", text)])
-    await until(lambda: card.isVisible() and card.look_up_button.isVisible())
-    card.look_up_button.click()
+    await until(lambda: card.isVisible() and card.quote_button.isVisible())
+    card.quote_button.click()
     await until(card.isHidden)
     (document,) = window.composer.chips.attachments
     assert (document.name, document.whole) == ("long.txt", text)
-    await until(lambda: window.composer.chips.chips[0].count.text() == "looked up in")
+    await until(lambda: window.composer.chips.chips[0].count.text() == "passages only")
     passages = [passage for passage in split(text) if "Herons" in text[passage.start : passage.end]]
     quotes = replace(document_from_text("1 passage", quote_passage(text, passages[0])), source=document.hash)
     runtime.chat.write(chat, Role.USER, "Where are herons?", attachments=(document, quotes))
