@@ -126,7 +126,7 @@ async def test_sign_in_is_kept_and_renewed(manager: ServerManager, paths: Paths,
         with pytest.raises(ToolFailed, match="It requires you to sign in"):
             await source.tools()
     [page] = browser.texts
-    assert "kvchat is signed in" in page
+    assert "You are signed in" in page
 
 
 @pytest.mark.parametrize(

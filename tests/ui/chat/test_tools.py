@@ -136,7 +136,7 @@ async def test_a_changed_list_is_announced_with_its_price_and_taken_over_in_a_br
     files.write = Tool("files", "write", "Write a file, or append to it.", {"type": "object"})
     await opened(window)
     await until(lambda: not popup.change_text.isHidden())
-    assert popup.change_text.text().startswith("The tools of files have changed. Using the new list reprocesses ")
+    assert popup.change_text.text().startswith("The tools of files have changed. Updating them reprocesses ")
     popup.change_button.click()
     chat = window.chat.current or ""
 

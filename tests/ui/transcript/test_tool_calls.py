@@ -81,7 +81,7 @@ async def test_a_call_is_asked_about_edited_executed_and_shown(
     card = window.transcript.tail.call_card
     assert "write_file" in card.title.text()
     assert "\u202e" not in card.detail.text()
-    assert card.detail.text().startswith("The tool describes itself: Write a file.")
+    assert card.detail.text().startswith("The tool’s own description: Write a file.")
     assert len(card.detail.text()) <= 230
     assert card.arguments.toPlainText() == "path: a.txt\ntext: |\n  one\n  two"
     card.edit_button.click()
