@@ -114,11 +114,11 @@ async def test_model_looks_up_in_the_documents_of_its_chat_only(stage: Stage) ->
     other = await stage.answered_chat()
     await stage.finish(stage.service.send(other, "Where is ibismere?", attachments=(await looked_up(stage),)))
     new = await stage.service.new_chat()
-    options = replace(new.options, tools=("kvchat/look_up_in_documents",))
+    options = replace(new.options, tools=("kvchat/search_documents",))
     chat = (await stage.service.create(replace(new, options=options))).id
     short = document_from_text("rivers [old].md", "# The Rhône\n\nThe Rhône and the ibis meet at Lyon.")
     await stage.finish(stage.service.send(chat, "What flows here?", attachments=(short,)))
-    calls = [[{"name": "look_up_in_documents", "arguments": json.dumps({"query": query})}] for query in ("ibis", "owl")]
+    calls = [[{"name": "search_documents", "arguments": json.dumps({"query": query})}] for query in ("ibis", "owl")]
     stage.fake.set(FAKE_CALLS=json.dumps([[], *calls]))
     await stage.finish(stage.service.send(chat, "Where is the ibis?"))
     found, nothing = (message.content for message in await stage.messages(chat) if message.role is Role.TOOL)

@@ -77,8 +77,8 @@ def lookup_tool(look_up: LookUp) -> BuiltInTool:
         return ToolResult("\n\n".join(passages) or "No document in this chat has a matching passage.")
 
     description = (
-        "Look up a question in the documents attached to this chat. Return the passages that match best, word for "
-        "word, each below its place in brackets. Name the place when you use a passage."
+        "Search the documents attached to this chat. Return the best matching passages, word for word, each below its "
+        "place in brackets. Name the place when you use a passage."
     )
     query = {"type": "string", "minLength": 1, "maxLength": 500, "description": "Question, or words of the document"}
-    return BuiltInTool(replace(define("look_up_in_documents", description, {"query": query}), read_only=True), run)
+    return BuiltInTool(replace(define("search_documents", description, {"query": query}), read_only=True), run)

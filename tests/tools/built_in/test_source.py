@@ -25,7 +25,7 @@ async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
 
 async def test_offered_tools_follow_the_settings(runtime: Runtime, tmp_path: Path) -> None:
     source = runtime.built_in_tools
-    always = ["date_and_time", "search_chats", "look_up_in_documents", "run_python", "fetch_page"]
+    always = ["date_and_time", "search_chats", "search_documents", "run_python", "fetch_page"]
     assert [tool.name for tool in await source.tools()] == always
     with pytest.raises(ToolFailed, match="not in a folder"):
         await source.call("read_file", {"path": "/etc/passwd"})
