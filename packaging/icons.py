@@ -1,4 +1,4 @@
-"""kvchat's icon in the forms that desktops need: `python packaging/icons.py FOLDER`, or `... assets` for assets/."""
+"""Write kvchat's icon: `python packaging/icons.py FOLDER` as a Linux theme, `... assets` into assets/."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from pathlib import Path
 
 HICOLOR = (16, 22, 24, 32, 48, 64, 128, 256, 512)
 ICO = (16, 24, 32, 48, 64, 128, 256)
-# Types of ICNS entries that hold PNG, by pixels (wiki: Apple Icon Image format); @2x ones are of their own type.
+# Types of ICNS entries that hold PNG, with their pixels (Wikipedia: Apple Icon Image format). @2x has types of its own.
 ICNS = (("icp4", 16), ("icp5", 32), ("ic07", 128), ("ic08", 256), ("ic09", 512), ("ic10", 1024), ("ic11", 32))
 ICNS += (("ic12", 64), ("ic13", 256), ("ic14", 512))
 
 
 def png(size: int) -> bytes:
-    """The icon as PNG, so many pixels wide."""
     from PySide6.QtCore import QBuffer, QByteArray
     from PySide6.QtGui import QImage, QPainter
     from PySide6.QtSvg import QSvgRenderer
@@ -32,7 +31,7 @@ def png(size: int) -> bytes:
 
 
 def ico() -> bytes:
-    """All of ICO's sizes in one file, each as PNG: a directory of 16 bytes an entry, then the images."""
+    """Return an ICO file: a directory with 16 bytes per image, then the images as PNG."""
     images = [png(size) for size in ICO]
     head = struct.pack("<HHH", 0, 1, len(images))
     start = len(head) + 16 * len(images)
@@ -43,7 +42,7 @@ def ico() -> bytes:
 
 
 def icns() -> bytes:
-    """All of ICNS's sizes in one file: type, length with these eight bytes, PNG."""
+    """Return an ICNS file. Each entry is its type, its length with these eight bytes, and a PNG."""
     body = b"".join(
         kind.encode() + struct.pack(">I", len(data) + 8) + data for kind, size in ICNS for data in [png(size)]
     )
@@ -51,16 +50,17 @@ def icns() -> bytes:
 
 
 def for_platform(folder: Path) -> str | None:
-    """A file that PyInstaller puts into the executable or the app here; Linux has its icons elsewhere."""
-    made = {"win32": ("kvchat.ico", ico), "darwin": ("kvchat.icns", icns)}.get(sys.platform)
-    if made is None:
+    """Write the icon file that PyInstaller embeds on Windows and macOS; return its path, or None on Linux."""
+    format = {"win32": ("kvchat.ico", ico), "darwin": ("kvchat.icns", icns)}.get(sys.platform)
+    if format is None:
         return None
-    (folder / made[0]).write_bytes(made[1]())
-    return str(folder / made[0])
+    name, make = format
+    (folder / name).write_bytes(make())
+    return str(folder / name)
 
 
 def hicolor(folder: Path) -> None:
-    """The icon theme's folders, under `folder`."""
+    """Write the folders of a Linux icon theme."""
     from kvchat.ui.base.icons import app_svg
 
     for size in HICOLOR:

@@ -1,5 +1,5 @@
-; Inno Setup 6: iscc /DVersion=0.1.0 packaging\kvchat.iss makes dist\kvchat-0.1.0-windows-x86_64.exe out of dist\kvchat.
-; For one user, without an administrator. Removing it leaves chats, models and settings alone.
+; Inno Setup 6: iscc /DVersion=0.1.0 packaging\kvchat.iss builds dist\kvchat-0.1.0-windows-x86_64.exe from dist\kvchat.
+; Installs for one user, without administrator rights. Uninstalling keeps chats, models and settings.
 [Setup]
 AppId={{6E0B7C0A-3B63-4E0C-9C5E-2F0B9D5B7A11}
 AppName=kvchat
@@ -27,19 +27,19 @@ ChangesEnvironment=yes
 Source: "..\dist\kvchat\*"; DestDir: "{app}"; Flags: ignoreversion recursesubdirs createallsubdirs
 
 [InstallDelete]
-; What an earlier version had and this one has not would otherwise be imported.
+; Otherwise, leftover files of an earlier version would be imported.
 Type: filesandordirs; Name: "{app}\_internal"
 
 [Icons]
-; The program without a console; kvchat.exe beside it is for the terminal.
+; The program without a console; kvchat.exe is for the terminal.
 Name: "{userprograms}\kvchat"; Filename: "{app}\kvchat-app.exe"; AppUserModelID: "kvchat"
 
 [Tasks]
-Name: path; Description: "Let the terminal know the command ""kvchat"""; Flags: unchecked
+Name: path; Description: "Add the command ""kvchat"" to the PATH"; Flags: unchecked
 
 [Registry]
 Root: HKCU; Subkey: "Environment"; ValueType: expandsz; ValueName: "Path"; ValueData: "{olddata};{app}"; Tasks: path; Check: not OnPath
-; Links and the chats that travel open with it; for models it is offered beside what has them already.
+; kvchat opens its links and exported chats. For models, it is added to the list of apps.
 Root: HKCU; Subkey: "Software\Classes\kvchat"; ValueType: string; ValueData: "URL:kvchat"; Flags: uninsdeletekey
 Root: HKCU; Subkey: "Software\Classes\kvchat"; ValueType: string; ValueName: "URL Protocol"; ValueData: ""
 Root: HKCU; Subkey: "Software\Classes\kvchat\shell\open\command"; ValueType: string; ValueData: """{app}\kvchat-app.exe"" open ""%1"""
@@ -47,7 +47,7 @@ Root: HKCU; Subkey: "Software\Classes\kvchat.chat"; ValueType: string; ValueData
 Root: HKCU; Subkey: "Software\Classes\kvchat.chat\shell\open\command"; ValueType: string; ValueData: """{app}\kvchat-app.exe"" open ""%1"""
 Root: HKCU; Subkey: "Software\Classes\.kvchat"; ValueType: string; ValueData: "kvchat.chat"; Flags: uninsdeletekey
 Root: HKCU; Subkey: "Software\Classes\.gguf\OpenWithProgids"; ValueType: string; ValueName: "kvchat.chat"; ValueData: ""; Flags: uninsdeletevalue
-; Whether it starts at login is for its own settings to say; without it nothing is to be started.
+; kvchat itself sets this value (start at login); uninstalling removes it.
 Root: HKCU; Subkey: "Software\Microsoft\Windows\CurrentVersion\Run"; ValueName: "kvchat"; Flags: uninsdeletevalue dontcreatekey
 
 [Run]

