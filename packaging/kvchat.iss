@@ -39,7 +39,7 @@ Name: path; Description: "Add the command ""kvchat"" to the PATH"; Flags: unchec
 
 [Registry]
 Root: HKCU; Subkey: "Environment"; ValueType: expandsz; ValueName: "Path"; ValueData: "{olddata};{app}"; Tasks: path; Check: not OnPath
-; kvchat opens its links and exported chats. For models, it is added to the list of apps.
+; kvchat opens its links and exported chats. For models and MCP bundles, it is added to the list of apps.
 Root: HKCU; Subkey: "Software\Classes\kvchat"; ValueType: string; ValueData: "URL:kvchat"; Flags: uninsdeletekey
 Root: HKCU; Subkey: "Software\Classes\kvchat"; ValueType: string; ValueName: "URL Protocol"; ValueData: ""
 Root: HKCU; Subkey: "Software\Classes\kvchat\shell\open\command"; ValueType: string; ValueData: """{app}\kvchat-app.exe"" open ""%1"""
@@ -47,6 +47,9 @@ Root: HKCU; Subkey: "Software\Classes\kvchat.chat"; ValueType: string; ValueData
 Root: HKCU; Subkey: "Software\Classes\kvchat.chat\shell\open\command"; ValueType: string; ValueData: """{app}\kvchat-app.exe"" open ""%1"""
 Root: HKCU; Subkey: "Software\Classes\.kvchat"; ValueType: string; ValueData: "kvchat.chat"; Flags: uninsdeletekey
 Root: HKCU; Subkey: "Software\Classes\.gguf\OpenWithProgids"; ValueType: string; ValueName: "kvchat.chat"; ValueData: ""; Flags: uninsdeletevalue
+Root: HKCU; Subkey: "Software\Classes\kvchat.mcpb"; ValueType: string; ValueData: "MCP bundle"; Flags: uninsdeletekey
+Root: HKCU; Subkey: "Software\Classes\kvchat.mcpb\shell\open\command"; ValueType: string; ValueData: """{app}\kvchat-app.exe"" open ""%1"""
+Root: HKCU; Subkey: "Software\Classes\.mcpb\OpenWithProgids"; ValueType: string; ValueName: "kvchat.mcpb"; ValueData: ""; Flags: uninsdeletevalue
 ; kvchat itself sets this value (start at login); uninstalling removes it.
 Root: HKCU; Subkey: "Software\Microsoft\Windows\CurrentVersion\Run"; ValueName: "kvchat"; Flags: uninsdeletevalue dontcreatekey
 

@@ -61,7 +61,7 @@ def test_desktop_files_are_translated():
         called = theirs.get(language, language)
         keys = re.findall(rf"^(\w+)\[{called}\]=.", said[".desktop"], re.MULTILINE)
         assert keys == ["GenericName", "Comment", "Keywords", "Name"], language
-        assert len(re.findall(rf'<comment xml:lang="{called}">.', said["-mime.xml"])) == 2, language
+        assert len(re.findall(rf'<comment xml:lang="{called}">.', said["-mime.xml"])) == 3, language
         told = re.findall(rf'<(\w+) xml:lang="{called}">.', said[".metainfo.xml"])
         assert told == ["summary", "p", "p", "li", "li", "li"], language
 
@@ -127,12 +127,21 @@ def test_setup_without_root(tmp_path):
     [
         (
             "io.github.kvchat.kvchat.desktop",
-            ("x-scheme-handler/kvchat;", "application/x-kvchat;", "application/x-gguf;", "open %U"),
+            (
+                "x-scheme-handler/kvchat;",
+                "application/x-kvchat;",
+                "application/x-gguf;",
+                "application/x-mcpb;",
+                "open %U",
+            ),
         ),
-        ("kvchat-mime.xml", ('"*.kvchat"', '"*.gguf"')),
-        ("kvchat.iss", ('"URL Protocol"', "Classes\\.kvchat", "Classes\\.gguf\\OpenWithProgids", 'open ""%1""')),
+        ("kvchat-mime.xml", ('"*.kvchat"', '"*.gguf"', '"*.mcpb"')),
+        (
+            "kvchat.iss",
+            ('"URL Protocol"', "Classes\\.kvchat", "Classes\\.gguf\\OpenWithProgids", "Classes\\.mcpb", 'open ""%1""'),
+        ),
         ("kvchat.iss", (f'Subkey: "{login._RUN_KEY}"; ValueName: "{login._NAME}"',)),  # the uninstaller removes it
-        ("kvchat.spec", ('"CFBundleURLSchemes": ["kvchat"]', 'memory", "kvchat"', 'model", "gguf"')),
+        ("kvchat.spec", ('"CFBundleURLSchemes": ["kvchat"]', 'memory", "kvchat"', 'model", "gguf"', 'bundle", "mcpb"')),
     ],
 )
 def test_file_associations(file, named):

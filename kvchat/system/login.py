@@ -99,7 +99,8 @@ def add_to_menu(enabled: bool, icon: str) -> None:
                 file.unlink(missing_ok=True)
             return
         _write(picture, icon.encode())
-        _write(entry, _desktop_entry("open", "%U") + b"MimeType=x-scheme-handler/kvchat;application/x-kvchat;\n")
+        types = b"MimeType=x-scheme-handler/kvchat;application/x-kvchat;application/x-mcpb;\n"
+        _write(entry, _desktop_entry("open", "%U") + types)
     except OSError as error:
         detail = f"{error.filename or entry}: {error.strerror}."
         raise KvchatError(

@@ -3,6 +3,8 @@
 Format: https://github.com/anthropics/mcpb, manifest versions 0.1 to 0.4.
 """
 
+import json
+import math
 import os
 import re
 import shutil
@@ -10,6 +12,7 @@ import sys
 import tempfile
 import threading
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +21,7 @@ from typing import Any
 from kvchat.errors import KvchatError
 from kvchat.system.archives import UnsafeArchive, unpack
 from kvchat.system.files import parse_json, replace_file
-from kvchat.text.language import _
+from kvchat.text.language import _, join_list, localize_number
 from kvchat.text.safe_text import safe_prose
 from kvchat.tools.mcp.config import MAX_NAME_LENGTH, name_error, parse_server
 from kvchat.tools.mcp.secrets import reference
@@ -27,10 +30,12 @@ Value = str | int | float | bool | Sequence[str]
 
 MAX_BUNDLE_BYTES = 2_000_000_000  # unpacked
 _MAX_MANIFEST_BYTES = 1_000_000
-_MAX_OPTIONS = 50
+_MAX_OPTIONS = _MAX_TOOLS = 50
 _TYPES = ("string", "number", "boolean", "directory", "file")
 _UNSAFE = re.compile(r"[^\w.-]+")
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
+_UV = {"command": "uv", "args": ["run", "--directory", "${__dirname}"]}  # of a bundle that leaves its start to the app
+_SYSTEMS = {"darwin": "macOS", "win32": "Windows", "linux": "Linux"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class BundleOption:
     secret: bool
     multiple: bool
     default: Value | None
+    minimum: float
+    maximum: float
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,7 @@ class Bundle:
     version: str
     description: str
     author: str
+    tools: tuple[str, ...]  # names, according to the manifest
     options: tuple[BundleOption, ...]
     command: str
     arguments: tuple[str, ...]
@@ -66,6 +74,8 @@ class Bundle:
 def read_bundle(path: Path) -> Bundle:
     """Read the manifest of a bundle, without unpacking it. Blocks. Raises KvchatError."""
     try:
+        if not path.is_file():
+            raise ValueError(_("there is no such file"))
         with zipfile.ZipFile(path) as zipped, zipped.open("manifest.json") as file:
             text = file.read(_MAX_MANIFEST_BYTES + 1)
         if len(text) > _MAX_MANIFEST_BYTES:
@@ -73,7 +83,13 @@ def read_bundle(path: Path) -> Bundle:
         return _parse(path, parse_json(text))
     except KeyError as error:
         raise _unreadable(path, _("it has no manifest.json")) from error
-    except (OSError, ValueError, TypeError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+    except json.JSONDecodeError as error:
+        raise _unreadable(path, _("its manifest is not valid JSON: {error}", error=error)) from error
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, _("its manifest is not valid JSON: {error}", error=error.reason)) from error
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
+        raise _unreadable(path, _("it is not a zip file, or damaged")) from error
+    except (OSError, ValueError, TypeError) as error:
         raise _unreadable(path, str(error)) from error
 
 
@@ -84,9 +100,17 @@ def _unreadable(path: Path, reason: str) -> KvchatError:
 def _parse(path: Path, manifest: Any) -> Bundle:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("server"), dict):
         raise ValueError(_("its manifest does not define a server"))
-    launch = manifest["server"].get("mcp_config")
+    server = manifest["server"]
+    launch = server.get("mcp_config")
+    if launch is None and server.get("type") == "uv":
+        launch = _UV | {"args": [*_UV["args"], str(server.get("entry_point", ""))]}
     if not isinstance(launch, dict):
         raise ValueError(_("its manifest does not say how to start the server"))
+    compatibility = manifest.get("compatibility")
+    systems = compatibility.get("platforms") if isinstance(compatibility, dict) else None
+    if isinstance(systems, list) and systems and sys.platform not in systems:
+        names = join_list(_SYSTEMS[system] for system in _SYSTEMS if system in systems) or "?"
+        raise ValueError(_("it runs only on {systems}", systems=names))
     overrides = launch.get("platform_overrides")
     override = overrides.get(sys.platform, {}) if isinstance(overrides, dict) else {}
     launch = launch | {key: value for key, value in override.items() if value} if isinstance(override, dict) else launch
@@ -95,7 +119,8 @@ def _parse(path: Path, manifest: Any) -> Bundle:
     if problem := name_error(name) or parse_server(name, entry).problem:
         raise ValueError(problem.rstrip("."))
     author = manifest.get("author")
-    options = manifest.get("user_config", {})
+    options, tools = manifest.get("user_config", {}), manifest.get("tools")
+    listed = [tool.get("name") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     if not isinstance(options, dict) or len(options) > _MAX_OPTIONS:
         raise ValueError(_("its options are invalid"))
 
@@ -109,6 +134,7 @@ def _parse(path: Path, manifest: Any) -> Bundle:
         text("version"),
         text("description", 2_000),
         safe_prose(str(author.get("name", "") if isinstance(author, dict) else author or "")[:200]),
+        tuple(safe_prose(tool[:100]) for tool in listed[:_MAX_TOOLS] if isinstance(tool, str)),
         tuple(_parse_option(key, option) for key, option in options.items()),
         launch.get("command", ""),
         tuple(launch.get("args", ())),
@@ -119,11 +145,18 @@ def _parse(path: Path, manifest: Any) -> Bundle:
 def _parse_option(key: str, option: Any) -> BundleOption:
     if not isinstance(option, dict) or option.get("type") not in _TYPES or not re.fullmatch(r"[\w.-]{1,64}", key):
         raise ValueError(_("its option {key} is invalid", key=repr(key)[:80]))
-    default = option.get("default")
+    default, variables = option.get("default"), _system_variables()
     if isinstance(default, list):
-        default = [str(item) for item in default]
-    elif not isinstance(default, str | int | float | bool | None):
+        default = [_replaced(str(item), variables) for item in default]
+    elif isinstance(default, str):
+        default = _replaced(default, variables)
+    elif not isinstance(default, int | float | None):
         default = None
+
+    def limit(key: str, unlimited: float) -> float:
+        value = option.get(key)
+        return float(value) if isinstance(value, int | float) else unlimited
+
     return BundleOption(
         key,
         option["type"],
@@ -133,6 +166,8 @@ def _parse_option(key: str, option: Any) -> BundleOption:
         option.get("sensitive") is True,
         option.get("multiple") is True,
         default,
+        limit("min", -math.inf),
+        limit("max", math.inf),
     )
 
 
@@ -140,14 +175,36 @@ def bundle_folder(bundles: Path, server: str) -> Path:
     return bundles / (_UNSAFE.sub("_", server).strip(".") or "_")
 
 
+def values_error(bundle: Bundle, values: Mapping[str, Value]) -> str:
+    """Return a sentence about the first missing or invalid value, or ""."""
+    for option in bundle.options:
+        value = values.get(option.key, option.default)
+        if value in (None, "", [], ()):
+            if option.required:
+                return _("“{option}” is required.", option=option.title)
+        elif option.type == "number":
+            try:
+                number = float(str(value))
+            except ValueError:
+                number = math.nan
+            if not math.isfinite(number):
+                return _("“{option}” is not a number.", option=option.title)
+            if number < option.minimum:
+                least = localize_number(f"{option.minimum:g}")
+                return _("“{option}” must be at least {number}.", option=option.title, number=least)
+            if number > option.maximum:
+                most = localize_number(f"{option.maximum:g}")
+                return _("“{option}” must be at most {number}.", option=option.title, number=most)
+    return ""
+
+
 def install_bundle(bundle: Bundle, values: Mapping[str, Value], bundles: Path, stop: threading.Event) -> dict[str, Any]:
     """Unpack a bundle, replacing an older version, and return the entry for mcp.json. Blocks. Raises KvchatError.
 
     `values`: by the key of the option. Secret ones become references; the caller stores them.
     """
-    for option in bundle.options:
-        if option.required and values.get(option.key, option.default) in (None, "", [], ()):
-            raise KvchatError(_("“{option}” is required", option=option.title), option.description)
+    if problem := values_error(bundle, values):
+        raise KvchatError(_("The MCP bundle could not be installed"), problem)
     folder = bundle_folder(bundles, bundle.name)
     try:
         bundles.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -164,13 +221,18 @@ def install_bundle(bundle: Bundle, values: Mapping[str, Value], bundles: Path, s
         raise _unreadable(bundle.path, str(error)) from error
     except (OSError, RuntimeError, zipfile.BadZipFile) as error:
         raise KvchatError(_("The MCP bundle could not be installed"), f"{error}.") from error
-    return _entry(bundle, values, folder)
+    return bundle_entry(bundle, values, bundles)
 
 
-def _entry(bundle: Bundle, values: Mapping[str, Value], folder: Path) -> dict[str, Any]:
+def _system_variables() -> dict[str, str]:
     home = Path.home()
-    variables: dict[str, str] = {"__dirname": str(folder), "HOME": str(home), "/": os.sep, "pathSeparator": os.sep}
-    variables |= {name.upper(): str(home / name) for name in ("Desktop", "Documents", "Downloads")}
+    variables = {"HOME": str(home), "/": os.sep, "pathSeparator": os.sep}
+    return variables | {name.upper(): str(home / name) for name in ("Desktop", "Documents", "Downloads")}
+
+
+def bundle_entry(bundle: Bundle, values: Mapping[str, Value], bundles: Path) -> dict[str, Any]:
+    """Return the entry for mcp.json with which a bundle will be installed."""
+    variables = _system_variables() | {"__dirname": str(bundle_folder(bundles, bundle.name))}
     lists: dict[str, list[str]] = {}
     for option in bundle.options:
         key, value = f"user_config.{option.key}", values.get(option.key, option.default)
@@ -181,7 +243,7 @@ def _entry(bundle: Bundle, values: Mapping[str, Value], folder: Path) -> dict[st
         elif isinstance(value, str | int | float):
             variables[key] = str(value)
         else:
-            lists[key] = [_replaced(item, variables) for item in value or ()]
+            lists[key] = [str(item) for item in value or ()]
             variables[key] = os.pathsep.join(lists[key])
     arguments: list[str] = []
     for argument in bundle.arguments:

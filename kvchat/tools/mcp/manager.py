@@ -13,8 +13,8 @@ from kvchat.system.concurrency import in_thread
 from kvchat.system.paths import Paths
 from kvchat.text.language import _
 from kvchat.tools.mcp.approvals import Approvals
-from kvchat.tools.mcp.bundles import Bundle, Value, bundle_folder, install_bundle, remove_bundle
-from kvchat.tools.mcp.config import ConfigBroken, ConfigFile, name_error, parse_server
+from kvchat.tools.mcp.bundles import Bundle, Value, bundle_entry, bundle_folder, install_bundle, remove_bundle
+from kvchat.tools.mcp.config import ConfigBroken, ConfigFile, ServerConfig, name_error, parse_server
 from kvchat.tools.mcp.secrets import Secrets, looks_secret, reference
 from kvchat.tools.mcp.server import Server
 from kvchat.tools.mcp.source import OAUTH, McpSource, ServerThread, SourceContext
@@ -186,12 +186,27 @@ class ServerManager:
         await asyncio.to_thread(self._secrets.save, name, key, value)
         return reference(key)
 
+    def bundle_config(self, bundle: Bundle, values: Mapping[str, Value]) -> ServerConfig:
+        """Return what `install` will configure with these values, to show it before."""
+        return parse_server(bundle.name, bundle_entry(bundle, values, self._paths.mcp_bundles))
+
+    async def replaces_bundle(self, bundle: Bundle) -> bool:
+        """Return True if another version is installed. Raises KvchatError if another server has its name or folder."""
+        folder = bundle_folder(self._paths.mcp_bundles, bundle.name)
+        for name in self._sources:
+            other = bundle_folder(self._paths.mcp_bundles, name)
+            if name != bundle.name and str(other).casefold() == str(folder).casefold():
+                raise self._exists(name)
+        if bundle.name not in self._sources:
+            return False
+        if not await asyncio.to_thread(folder.exists):
+            raise self._exists(bundle.name)
+        return True
+
     async def install(self, bundle: Bundle, values: Mapping[str, Value]) -> str:
         """Install a bundle or its new version, and return the name of its server. Raises KvchatError."""
-        if (source := self._sources.get(bundle.name)) is not None:
-            if not await asyncio.to_thread(bundle_folder(self._paths.mcp_bundles, bundle.name).exists):
-                raise self._exists(bundle.name)
-            await source.close()  # Windows replaces no open files
+        if await self.replaces_bundle(bundle):
+            await self._sources[bundle.name].close()  # Windows replaces no open files
         entry = await in_thread(lambda stop: install_bundle(bundle, values, self._paths.mcp_bundles, stop))
         for option in bundle.options:
             value = values.get(option.key, option.default)

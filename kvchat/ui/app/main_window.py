@@ -112,6 +112,7 @@ class MainWindow(QMainWindow):
         page = self._chat_page
         self.attachments = AttachmentLoader(runtime, self.composer, self.chat.drafts, self.runner, self.notices, page)
         self.chat.conversation_changed.connect(self.attachments.switch_chat)
+        self.attachments.bundle_given.connect(self.install_bundle)
         self._unsubscribe = runtime.events.subscribe(self.attachments.handle_event)
         self.context = ContextController(runtime, self, self.chat)
         self.chat_documents = ChatDocumentsController(runtime, self, self.chat, self)
@@ -175,6 +176,11 @@ class MainWindow(QMainWindow):
 
     def new_conversation(self) -> None:
         self.show_chat(None)
+
+    def install_bundle(self, path: Path) -> None:
+        from kvchat.ui.settings.tools import ToolsPage
+
+        self.side_windows.open_tool_settings().page(ToolsPage).install(path)
 
     def show_first_start(self) -> None:
         self.first_start.show_choices()

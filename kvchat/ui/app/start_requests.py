@@ -1,4 +1,4 @@
-"""Requests to open a kvchat:// link, chat, model or document, and the small window for a quick question.
+"""Requests to open a kvchat:// link, chat, model, MCP bundle or document, and the small window for a quick question.
 
 A link may come from anywhere, even a web page. It can only open a page or fill in a field: it never sends, downloads or
 deletes anything.
@@ -195,6 +195,7 @@ class StartRequestHandler(Controller):
         self._key.pressed.connect(lambda token: self.handle(StartRequest(quick=True, token=token)))
         self.quick_window = QuickWindow(runtime, look, window.runner, window.chat)
         self.quick_window.chat_wanted.connect(lambda id: window.show_chat(id))
+        self.quick_window.attachments.bundle_given.connect(window.install_bundle)
 
     def close(self) -> None:
         if not self._closed:
@@ -233,6 +234,8 @@ class StartRequestHandler(Controller):
         match Path(path).suffix.lower():
             case ".kvchat":
                 window.transfer.import_files([Path(path)])
+            case ".mcpb":
+                window.install_bundle(Path(path))
             case ".gguf":
                 use = window.models.switch if self._runtime.model.is_configured else window.models.use
                 self._runner.start(use(Path(path)))

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from PySide6.QtCore import QEvent, QObject
+from PySide6.QtCore import QEvent, QObject, Signal
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
@@ -45,6 +45,8 @@ class AttachmentLoader(QObject):
     Its owner must pass the runtime's events to `handle_event`.
     """
 
+    bundle_given = Signal(Path)  # an MCP bundle, which is to be installed
+
     def __init__(
         self,
         runtime: Runtime,
@@ -74,7 +76,10 @@ class AttachmentLoader(QObject):
 
     def load_files(self, paths: Sequence[Path]) -> None:
         for path in paths:
-            self._load(path.name, asyncio.to_thread(_read, path))
+            if path.suffix.lower() == ".mcpb":
+                self.bundle_given.emit(path)
+            else:
+                self._load(path.name, asyncio.to_thread(_read, path))
 
     def choose_files(self) -> None:
         def load(reported: Sequence[str]) -> None:

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QUrl, Signal
-from PySide6.QtGui import QDesktopServices
+from PySide6.QtGui import QDesktopServices, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QFileDialog, QFrame, QWidget
 
 from kvchat.chat.turn.tool_calls import Grant
@@ -15,12 +16,15 @@ from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_age
 from kvchat.text.language import N_, _, join_list, join_parts, join_sentences, plural
 from kvchat.text.safe_text import safe_code, safe_prose
+from kvchat.tools.mcp.bundles import read_bundle
 from kvchat.tools.mcp.foreign import ForeignServers, find_foreign_servers
 from kvchat.tools.mcp.server import Server, ServerState
 from kvchat.ui.base.building import button, clear, column, label, row, styled
 from kvchat.ui.base.theme import Look, restyle
+from kvchat.ui.chat.composer import local_files
 from kvchat.ui.dialogs.confirm import confirm, file_dialog
 from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.settings.mcp_bundles import InstallBundleDialog
 from kvchat.ui.settings.mcp_servers import ApproveDialog, EditServerDialog, PasteDialog, ReviewDialog, ServerWindow
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.controls import Switch
@@ -119,8 +123,10 @@ class ToolsPage(SettingsPage):
         self.problem_label = label(kind="refusal", wraps=True, selectable=True)
         self.add_button = button(_("Add…"), lambda: self.edit(""), name=_("Add an MCP server"))
         self.paste_button = button(_("Paste JSON…"), self.paste, name=_("Paste the configuration of MCP servers"))
+        self.install_button = button(_("Install from file…"), self._choose_bundle, name=_("Install an MCP bundle"))
+        self.setAcceptDrops(True)
         self.file_button = button(_("Open mcp.json"), self._open_file, "link")
-        self._imports = flow(self.add_button, self.paste_button)
+        self._imports = flow(self.add_button, self.install_button, self.paste_button)
         buttons = QWidget()
         buttons.setLayout(self._imports)
         parts = self.problem_label, self._servers, self.empty_label, buttons, flow(self.file_button)
@@ -251,6 +257,38 @@ class ToolsPage(SettingsPage):
         dialog.pasted.connect(lambda entries: dialog.run(add(entries)))
         dialog.bring_forward()
         return dialog
+
+    def install(self, path: Path) -> None:
+        """Show what a bundle contains and will run, and install it if the user agrees."""
+
+        def start(name: str) -> None:
+            if (server := self.manager.source(name).server).state is ServerState.NOT_APPROVED:
+                self.approve(server)
+            else:
+                self.run(self.manager.start(name))
+
+        async def show() -> None:
+            bundle = await asyncio.to_thread(read_bundle, path)
+            is_update = await self.manager.replaces_bundle(bundle)
+            panel = self.panel
+            InstallBundleDialog(self.runtime, self.look, panel.runner, panel, bundle, is_update, start).bring_forward()
+
+        self.run(show())
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        if any(path.suffix.lower() == ".mcpb" for path in local_files(event.mimeData())):
+            event.acceptProposedAction()
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        event.acceptProposedAction()
+        for path in local_files(event.mimeData()):
+            self.install(path)
+
+    def _choose_bundle(self) -> None:
+        filters = _("MCP bundles (*.mcpb);;All files (*)")
+        dialog = file_dialog(self, _("Install an MCP bundle"), QFileDialog.FileMode.ExistingFile, filters)
+        dialog.fileSelected.connect(lambda picked: self.install(Path(picked)))
+        dialog.open()
 
     def _offer_import(self, found: ForeignServers) -> None:
         new = [name for name in found.entries if name not in self.rows]

@@ -13,10 +13,11 @@ import pytest
 
 from kvchat.errors import KvchatError
 from kvchat.system.paths import Paths
-from kvchat.tools.mcp.bundles import install_bundle, read_bundle
+from kvchat.tools.mcp.bundles import bundle_entry, install_bundle, read_bundle, values_error
 from kvchat.tools.mcp.manager import ServerManager
 from tests.tools.mcp.conftest import FAULTY_SERVER
 
+_OTHER = "linux" if sys.platform == "win32" else "win32"
 MANIFEST: dict[str, Any] = {
     "manifest_version": "0.3",
     "name": "demo",
@@ -43,8 +44,8 @@ MANIFEST: dict[str, Any] = {
 }
 
 
-def write_bundle(path: Path, manifest: object = MANIFEST, **files: bytes) -> Path:
-    with zipfile.ZipFile(path, "w") as zipped:
+def write_bundle(path: Path, manifest: object = MANIFEST, compression: int = 0, **files: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as zipped:
         zipped.writestr("manifest.json", manifest if isinstance(manifest, bytes) else json.dumps(manifest))
         zipped.writestr("server/main.py", FAULTY_SERVER.read_bytes())
         for name, content in files.items():
@@ -95,6 +96,10 @@ async def test_bundle_is_installed_run_updated_and_removed(
         (MANIFEST | {"name": ""}, "name is empty"),
         (MANIFEST | {"user_config": {"../a": {"type": "string"}}}, "option '../a' is invalid"),
         (MANIFEST | {"user_config": {"a": {"type": "code"}}}, "option 'a' is invalid"),
+        (MANIFEST | {"user_config": {f"a{n}": {"type": "string"} for n in range(51)}}, "options are invalid"),
+        (MANIFEST | {"compatibility": {"platforms": ["plan9", _OTHER]}}, "runs only on"),
+        (b"\xff\xfe{", "not valid JSON"),
+        ([MANIFEST], "does not define a server"),
     ],
 )
 def test_invalid_manifests(tmp_path: Path, manifest: object, problem: str) -> None:
@@ -107,9 +112,44 @@ def test_other_files_are_no_bundles(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no zip")
     with zipfile.ZipFile(tmp_path / "zip", "w") as zipped:
         zipped.writestr("a", "b")
-    for name in ("text", "zip", "missing"):
-        with pytest.raises(KvchatError, match="could not be read"):
+    damaged = bytearray(write_bundle(tmp_path / "damaged", compression=zipfile.ZIP_DEFLATED).read_bytes())
+    damaged[60:70] = bytes(10)
+    (tmp_path / "damaged").write_bytes(damaged)
+    for name, problem in (
+        ("text", "it is not a zip file"),
+        ("zip", "it has no manifest.json"),
+        ("damaged", "it is not a zip file, or damaged"),
+        ("missing", "there is no such file"),
+        (".", "there is no such file"),
+    ):
+        with pytest.raises(KvchatError, match=f"could not be read.*{problem}"):
             read_bundle(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("level", "problem"),
+    [("many", "is not a number"), ("nan", "is not a number"), (0, "at least 1"), ("10.5", "at most 9.5")],
+)
+def test_numbers_are_checked(tmp_path: Path, level: str | int, problem: str) -> None:
+    options = {"level": {"type": "number", "title": "Level", "min": 1, "max": 9.5, "default": 3}}
+    bundle = read_bundle(write_bundle(tmp_path / "a.mcpb", MANIFEST | {"user_config": options}))
+    assert values_error(bundle, {"level": "2.5"}) == values_error(bundle, {}) == ""
+    with pytest.raises(KvchatError, match=problem):
+        install_bundle(bundle, {"level": level}, tmp_path / "mcp", threading.Event())
+
+
+async def test_a_bundle_replaces_no_files_of_another_server(manager: ServerManager, tmp_path: Path) -> None:
+    await manager.install(read_bundle(write_bundle(tmp_path / "a.mcpb", MANIFEST | {"name": "a_b"})), {"key": "x"})
+    for name in ("a/b", "A_B"):
+        bundle = read_bundle(write_bundle(tmp_path / "b.mcpb", MANIFEST | {"name": name}))
+        with pytest.raises(KvchatError, match="“a_b” already exists"):
+            await manager.install(bundle, {"key": "x"})
+
+
+def test_uv_bundles_need_no_command(tmp_path: Path) -> None:
+    manifest = {"name": "uv", "server": {"type": "uv", "entry_point": "src/server.py"}}
+    entry = bundle_entry(read_bundle(write_bundle(tmp_path / "a.mcpb", manifest)), {}, tmp_path)
+    assert entry == {"command": "uv", "args": ["run", "--directory", str(tmp_path / "uv"), "src/server.py"]}
 
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "C:\\evil", "link"])

@@ -21,9 +21,11 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.start_requests import QuickWindow, StartRequestHandler
 from kvchat.ui.base.theme import Look
 from kvchat.ui.models.models_window import ModelsWindow
+from kvchat.ui.settings.mcp_bundles import InstallBundleDialog
 from kvchat.ui.transcript.footer import MessageRequest, RequestKind
 from kvchat.ui.transcript.reply_view import ReplyView
 from tests.library.gguf_files import write_gguf
+from tests.tools.mcp.test_bundles import write_bundle
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child
@@ -130,6 +132,14 @@ async def test_a_chat_that_travels_is_taken_in(
     monkeypatch.setattr(window.transfer, "import_files", taken.append)
     start_requests.open("/home/a/Lakes.kvchat")
     assert taken == [[Path("/home/a/Lakes.kvchat")]]
+
+
+async def test_an_mcp_bundle_is_offered(
+    window: MainWindow, start_requests: StartRequestHandler, tmp_path: Path
+) -> None:
+    start_requests.handle(StartRequest((str(write_bundle(tmp_path / "demo.MCPB")),)))
+    await until(lambda: window.findChild(InstallBundleDialog))
+    child(window, InstallBundleDialog).close()
 
 
 def test_files_and_links_need_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QLabel
 
 from kvchat.chat.turn.tool_calls import Grant
 from kvchat.tools.mcp.foreign import ForeignServers
 from kvchat.tools.mcp.server import ServerState
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.settings import tools
+from kvchat.ui.settings.mcp_bundles import InstallBundleDialog
 from kvchat.ui.settings.mcp_servers import ApproveDialog, ReviewDialog, ServerWindow, split_command
 from kvchat.ui.settings.tools import ToolsPage
+from tests.tools.mcp.test_bundles import MANIFEST, write_bundle
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import button, child, question
@@ -120,6 +123,46 @@ async def test_servers_are_pasted_and_imported_but_not_started(
     await until(lambda: "search" in page.rows)
     assert page.rows["search"].server.state is ServerState.NOT_APPROVED
     await until(lambda: not page._import_buttons)
+
+
+async def test_a_bundle_is_installed_with_its_options(
+    runtime: StagedRuntime, window: MainWindow, page: ToolsPage, tmp_path: Path
+) -> None:
+    manager, path = runtime.mcp_servers, write_bundle(tmp_path / "demo.mcpb", MANIFEST | {"tools": [{"name": "echo"}]})
+    window.attachments.load_files([path])
+    await until(lambda: page.panel.findChild(InstallBundleDialog))
+    dialog = child(page.panel, InstallBundleDialog)
+    folders, level, key, fast = dialog.fields
+    assert dialog.origin.text() == "demo.mcpb · Version 1.0 · by Somebody"
+    assert dialog.about.text() == "Does things. Its tools: echo."
+    dialog.install_button.click()
+    assert dialog.refusal.text() == "“Key” is required."
+    folders.field.setPlainText("")
+    folders.add_path("/a b")
+    level.field.setText("much")
+    key.field.setText("hush")
+    fast.field.click()
+    dialog.install_button.click()
+    assert dialog.refusal.text() == "“Level” is not a number."
+    level.field.setText("4")
+    shown = dialog.launch.toPlainText()
+    assert "'/a b' --level=4" in shown
+    assert "KEY=${keyring:key}" in shown
+    assert not manager.servers
+    assert not runtime.paths.mcp_bundles.exists(), "nothing is unpacked before"
+    dialog.install_button.click()
+    await until(lambda: page.rows and page.rows["demo"].server.state is ServerState.RUNNING)
+    assert manager.source("demo").config.launch == shown
+    assert (await manager.source("demo").call("env", {})).text.count("hush") == 1
+    page.install(path)
+    await until(lambda: any(dialog.isVisible() for dialog in page.panel.findChildren(InstallBundleDialog)))
+    dialog = next(dialog for dialog in page.panel.findChildren(InstallBundleDialog) if dialog.isVisible())
+    assert any("replaces the installed version" in text.text() for text in dialog.findChildren(QLabel))
+    dialog.close()
+    (tmp_path / "bad.mcpb").write_text("no zip")
+    page.install(tmp_path / "bad.mcpb")
+    await until(lambda: page.panel.notices.visible_notices)
+    assert "bad.mcpb: it is not a zip file" in page.panel.notices.visible_notices[0].texts[1]
 
 
 async def test_a_broken_file_is_explained(runtime: StagedRuntime, page: ToolsPage) -> None:
