@@ -143,7 +143,8 @@ class ToolCalls:
         """Freeze the selected tools for a chat that has no reply yet. Tools that cannot be listed are reported."""
         turn_context = self._turn_context
         branch = await turn_context.branch(conversation_id)
-        is_new = not any(message.role is Role.ASSISTANT for message in branch)
+        replies = "SELECT 1 FROM messages WHERE conversation_id = ? AND role = 'assistant' LIMIT 1"
+        is_new = not await turn_context.run(Database.rows, replies, (conversation_id,))
         if not (is_new and branch and branch[0].role is Role.SYSTEM and not branch[0].tools):
             return
         offered, errors = await turn_context.toolbox.tools(selected)

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 from kvchat.chat.context import BYTES_PER_TOKEN
 from kvchat.chat.options import ChatOptions, PermissionMode
-from kvchat.chat.record.messages import Message, Role, prompt_messages
+from kvchat.chat.record.messages import Message, Role, new_message, prompt_messages
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError
 from kvchat.engine.api.wire import ChatMessage
 from kvchat.text.formatting import TimeRange
-from kvchat.tools.tool import SourceTools, Tool, freeze, is_selected, prompt_tools, thaw
+from kvchat.tools.tool import SourceTools, Tool, ToolSet, freeze, is_selected, prompt_tools, thaw
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,24 @@ class TokenCount:
 
 @dataclass(frozen=True)
 class ChangedTools:
-    """A list of tools that differs from the one frozen for a chat, and what taking it over costs."""
+    """A list of tools that differs from the one frozen for a branch, and what taking it over costs."""
 
     tools: tuple[Tool, ...]
+    selected: tuple[str, ...]  # they are what the sources offer of these
     tokens: int | None  # to reprocess; None without an engine
     wait: TimeRange | None  # None: unknown
+
+
+def selected_in(options: ChatOptions, frozen: ToolSet) -> tuple[str, ...]:
+    """Return the selection of a chat that has begun: its own, or the tools frozen for it."""
+    return options.tools or tuple(f"{tool.source}/{tool.name}" for tool in frozen.tools)
+
+
+def with_frozen(offers: Sequence[SourceTools], frozen: ToolSet) -> list[SourceTools]:
+    """Return the offers, with the frozen tools of sources that are off or cannot list theirs."""
+    missing = {tool.source for tool in frozen.tools} - {offer.source for offer in offers if offer.error is None}
+    kept = [SourceTools(id, tuple(tool for tool in frozen.tools if tool.source == id)) for id in sorted(missing)]
+    return [*(offer for offer in offers if offer.source not in missing), *kept]
 
 
 class ToolChoice:
@@ -80,25 +93,26 @@ class ToolChoice:
                 pass
         return TokenCount(len(definitions.encode()) // BYTES_PER_TOKEN, is_exact=False)
 
-    async def change(self, conversation_id: str, offers: Sequence[SourceTools]) -> ChangedTools | None:
-        """Return the list that differs from the chat's frozen tools, if any.
+    async def change(
+        self, conversation_id: str, offers: Sequence[SourceTools], selected: Sequence[str] | None = None
+    ) -> ChangedTools | None:
+        """Return the list that differs from the tools frozen for the visible branch, if any.
 
-        Sources that are off or cannot list their tools keep those that were frozen.
+        `selected`: the selection that the user considers (default: the chat's, see `selected_in`). Of sources that are
+        off or cannot list their tools, those that were frozen can be selected.
         """
-        turn_context = self._turn_context
-        chosen, branch = await turn_context.settings_and_branch(conversation_id)
-        frozen = thaw(branch[0].tools).tools if branch and branch[0].role is Role.SYSTEM else ()
-        if not frozen:
-            return None
-        selected = chosen.options.tools or {f"{tool.source}/{tool.name}" for tool in frozen}
-        listed = {offer.source: offer.tools for offer in offers if offer.error is None}
-        tools = [tool for tools in listed.values() for tool in tools if is_selected(tool, selected)]
-        tools += [tool for tool in frozen if tool.source not in listed]
+        chosen, branch = await self._turn_context.settings_and_branch(conversation_id)
+        has_root = bool(branch) and branch[0].role is Role.SYSTEM
+        root = branch[0] if has_root else new_message(conversation_id, Role.SYSTEM, "")
+        if selected is None:
+            selected = selected_in(chosen.options, thaw(root.tools))
+        offered = [tool for offer in with_frozen(offers, thaw(root.tools)) for tool in offer.tools]
+        tools = [tool for tool in offered if is_selected(tool, selected)]
         text = freeze(tools)
-        if text == branch[0].tools:
+        if text == root.tools:
             return None
-        tokens, wait = await self._price([replace(branch[0], tools=text), *branch[1:]], chosen.model, chosen.options)
-        return ChangedTools(tuple(tools), tokens, wait)
+        tokens, wait = await self._price([replace(root, tools=text), *branch[has_root:]], chosen.model, chosen.options)
+        return ChangedTools(tuple(tools), tuple(selected), tokens, wait)
 
     async def _price(
         self, branch: Sequence[Message], model: str | None, options: ChatOptions

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from PySide6.QtCore import QEvent, QPoint, Qt, Signal
+from PySide6.QtGui import QHideEvent
 from PySide6.QtWidgets import QDialog, QWidget
 
 from kvchat.chat.options import PermissionMode
@@ -26,6 +27,7 @@ PERMISSION_LABELS = {
 
 class ToolsPopup(QDialog):
     permission_chosen = Signal(object)  # PermissionMode
+    closed = Signal()
 
     def __init__(self, look: Look, parent: QWidget) -> None:
         super().__init__(parent, Qt.WindowType.Popup)
@@ -88,6 +90,10 @@ class ToolsPopup(QDialog):
         self._place()
         self.show()
         self.tree.setFocus()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self.closed.emit()
 
     def event(self, event: QEvent) -> bool:
         done = super().event(event)

@@ -1,4 +1,4 @@
-"""The tools button of the composer: tools of a new chat, the frozen tools of others, and calls that wait elsewhere."""
+"""The tools button of the composer: tools of a chat, their change in a new branch, and calls that wait elsewhere."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,11 +8,11 @@ from PySide6.QtCore import QObject, Signal
 from kvchat.chat import events
 from kvchat.chat.events import Event
 from kvchat.chat.options import ChatOptions, PermissionMode, Preset
-from kvchat.chat.turn.tool_choice import ChangedTools
+from kvchat.chat.turn.tool_choice import ChangedTools, selected_in, with_frozen
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_estimate
 from kvchat.text.language import _, format_number, join_list, join_sentences, plural
-from kvchat.tools.tool import SourceTools, Tool, ToolSet, is_selected
+from kvchat.tools.tool import BUILT_IN, SourceTools, Tool, ToolSet, is_selected
 from kvchat.ui.chat.tools_popup import ToolsPopup
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.views import Controller, Views
@@ -30,17 +30,20 @@ class ToolsController(Controller):
         self._options, self._frozen, self._has_begun = ChatOptions(), ToolSet(), False  # of the open chat
         self._model: str | None = None
         self._offers: list[SourceTools] = []
+        self._edited: tuple[str, ...] | None = None  # the selection considered in the popup, if the chat has begun
         self._change: ChangedTools | None = None
         self._announced: set[str] = set()  # ids of calls in other chats
         self.popup = ToolsPopup(views.look, views.composer)
         self.popup.tree.selection_edited.connect(self._select)
         self.popup.permission_chosen.connect(self._set_permission)
         self.popup.change_button.clicked.connect(lambda: self._runner.start(self._take_over()))
+        self.popup.closed.connect(self._forget_edit)
         self.popup.settings_button.clicked.connect(self.popup.hide)
         self.popup.settings_button.clicked.connect(self.settings_requested)
         self._button.clicked.connect(self.open)
         self._button.show()
         self._gather = self._timer(_GATHER_MS, self.load, lambda error: None)
+        chat.conversation_changed.connect(self.popup.hide)
         chat.conversation_changed.connect(self._gather.start)
         self._unsubscribe_servers = runtime.mcp_servers.subscribe(self._gather.start)
         self._gather.start()
@@ -67,8 +70,10 @@ class ToolsController(Controller):
             chosen, model = settings.options, settings.model
             frozen, has_begun = await options.tools(id), await options.has_messages(id)
         supported = await self._choice.supports_tools(model)
-        change = await self._choice.change(id, await self._known_offers(frozen)) if id and has_begun else None
-        if id != self._chat.current:
+        change, edited = None, self._edited
+        if id and has_begun:
+            change = await self._choice.change(id, await self._known_offers(frozen), edited)
+        if id != self._chat.current or edited != self._edited:
             return
         self._options, self._model, self._frozen, self._has_begun = chosen, model, frozen, has_begun
         self._change = change
@@ -78,6 +83,8 @@ class ToolsController(Controller):
 
     @property
     def _selected(self) -> tuple[str, ...]:
+        if self._has_begun:
+            return self._edited if self._edited is not None else selected_in(self._options, self._frozen)
         return self._options.tools if self._chat.current else self._choice.selected_from(self._options)
 
     @property
@@ -85,10 +92,10 @@ class ToolsController(Controller):
         return self._options.permission if self._chat.current else self._choice.permission or self._options.permission
 
     def _show_button(self, *, is_unsupported: bool) -> None:
-        button, count = self._button, len(self._frozen.tools)
+        button, count, is_changed = self._button, len(self._frozen.tools), self._change and self._edited is None
         if is_unsupported:
             tip = _("This model cannot use tools: its chat template does not support them.")
-        elif self._change is not None:
+        elif is_changed:
             tip = _("The tools of this chat have changed. Click for details.")
         elif count:
             tip = plural(count, "This chat has {count} tool", "This chat has {count} tools")
@@ -96,37 +103,26 @@ class ToolsController(Controller):
             tip = _("Choose the tools for this chat")
         button.setEnabled(not is_unsupported)
         button.setText(format_number(count) if count else "")
-        colour = "warn" if self._change else "accent" if count or (self._selected and not self._has_begun) else "muted"
+        colour = "warn" if is_changed else "accent" if count or (self._selected and not self._has_begun) else "muted"
         button.setIcon(self._views.look.icon("tools", "muted" if is_unsupported else colour))
         button.setToolTip(tip)
         button.setAccessibleDescription(tip)
 
     def _show_popup(self) -> None:
-        popup = self.popup
+        popup, offers, selected = self.popup, with_frozen(self._offers, self._frozen), self._selected
+        help = _("The tool descriptions are part of every prompt and are fixed after the first message.")
         if self._has_begun:
-            frozen: dict[str, tuple[Tool, ...]] = {}
-            for tool in self._frozen.tools:
-                frozen[tool.source] = (*frozen.get(tool.source, ()), tool)
-            offers = [SourceTools(source, tools) for source, tools in sorted(frozen.items())]
-            help = _("The tools of a chat are fixed after its first message.")
-            if not offers:
-                help = _("This chat started without tools. To use tools, start a new chat.")
-            selected = tuple(f"{source}/*" for source in frozen)
-            popup.tree.show_offers(offers, selected, editable=False, expanded=True)
-        else:
-            offers, selected = self._offers, self._selected
-            help = _("The tool descriptions are part of every prompt and are fixed after the first message.")
-            popup.tree.show_offers(offers, selected, editable=True)
+            help = _("With other tools, the chat continues in a new branch.")
         popup.show_help(help)
+        popup.tree.show_offers(offers, selected)
         popup.tree.setVisible(bool(offers))
         popup.show_permission(self._permission)
-        popup.show_change(describe_change(self._change, self._frozen.tools) if self._change else "")
+        frozen = self._frozen.tools if self._edited is None else None
+        popup.show_change(describe_change(self._change, frozen) if self._change else "")
         self._runner.start(popup.show_costs(self._choice, offers, selected, self._model))
 
     async def _list_tools(self) -> None:
-        """Ask the sources for their tools; those of a chat that has begun only if it uses them."""
-        used = [f"{tool.source}/{tool.name}" for tool in self._frozen.tools] if self._has_begun else None
-        self._offers = await self._choice.offers(used)
+        self._offers = await self._choice.offers()
         await self.load()
 
     def _select(self, selected: tuple[str, ...]) -> None:
@@ -134,15 +130,24 @@ class ToolsController(Controller):
 
     async def _store_selection(self, selected: tuple[str, ...]) -> None:
         runtime, id = self._runtime, self._chat.current
+        if self._has_begun:
+            self._edited = selected
+            await self.load()
+            return
         if id is None:
             self._choice.selected = selected
-        elif not self._has_begun:
+        else:
             options = replace(self._options, tools=selected)
             await runtime.chat.options.change(id, options)
             tools = [tool for offer in self._offers for tool in offer.tools if is_selected(tool, selected)]
             await runtime.chat.options.change_tools(id, tools)
         await runtime.apply_settings(replace(runtime.settings, new_chat_tools=selected))
         await self.load()
+
+    def _forget_edit(self) -> None:
+        if self._edited is not None:
+            self._edited = self._change = None
+            self._gather.start()
 
     def _set_permission(self, mode: PermissionMode) -> None:
         async def store(id: str) -> None:
@@ -159,7 +164,9 @@ class ToolsController(Controller):
         id, change = self._chat.current, self._change
         self.popup.hide()
         if id is not None and change is not None:
+            chosen = (await self._runtime.chat.turn_context.answer_settings(id)).options
             await self._runtime.chat.options.change_tools(id, change.tools)
+            await self._runtime.chat.options.change(id, replace(chosen, tools=change.selected))
             detail = _("This is a new branch of the chat. The previous branch keeps the old tools.")
             self._views.notices.notify(_("The tools of this chat were updated"), detail)
             await self.load()
@@ -172,7 +179,8 @@ class ToolsController(Controller):
             if server.name in used and server.tools_changed:
                 await manager.start(server.name)
         known = [SourceTools(server.name, server.offered_tools) for server in manager.servers if server.tools]
-        known += [offer for offer in self._offers if offer.source not in {server.source for server in known}]
+        others = self._offers or await self._choice.offers([f"{BUILT_IN}/*"])
+        known += [offer for offer in others if offer.source not in {server.source for server in known}]
         return known
 
     def _handle_event(self, event: Event) -> None:
@@ -194,15 +202,17 @@ class ToolsController(Controller):
                 self._views.notices.notify_with_action(title, _("Show"), lambda: self._chat.open(chat_id))
 
 
-def describe_change(change: ChangedTools, frozen: Sequence[Tool]) -> str:
-    """Return which sources have other tools than a chat's frozen ones, and what taking them over costs."""
-    old, new = ({(tool.source, tool.digest) for tool in tools} for tools in (frozen, change.tools))
-    sources = join_list(map(source_label, sorted({source for source, _digest in old ^ new})))
-    what = _("The tools of {sources} have changed.", sources=sources)
+def describe_change(change: ChangedTools, frozen: Sequence[Tool] | None = None) -> str:
+    """Return what taking over a list costs and, if it differs from the `frozen` tools, which sources have changed."""
+    what = ""
+    if frozen is not None:
+        old, new = ({(tool.source, tool.digest) for tool in tools} for tools in (frozen, change.tools))
+        sources = join_list(map(source_label, sorted({source for source, _digest in old ^ new})))
+        what = _("The tools of {sources} have changed.", sources=sources)
     if change.tokens is None:
-        return join_sentences(what, _("Updating them reprocesses the whole chat."))
+        return join_sentences(what, _("Updating the tools reprocesses the whole chat."))
     tokens = format_number(change.tokens)
     if change.wait is None:
-        return join_sentences(what, _("Updating them reprocesses {tokens} tokens.", tokens=tokens))
+        return join_sentences(what, _("Updating the tools reprocesses {tokens} tokens.", tokens=tokens))
     time = format_estimate(change.wait)
-    return join_sentences(what, _("Updating them reprocesses {tokens} tokens ({time}).", tokens=tokens, time=time))
+    return join_sentences(what, _("Updating the tools reprocesses {tokens} tokens ({time}).", tokens=tokens, time=time))

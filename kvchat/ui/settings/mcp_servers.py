@@ -244,7 +244,7 @@ class ServerWindow(Panel):
         self.empty_label.setVisible(not offer.tools)
         self.tree.setVisible(bool(offer.tools))
         self.description.setVisible(bool(offer.tools))
-        self.tree.show_offers([offer], enabled, editable=True, expanded=True)
+        self.tree.show_offers([offer], enabled)
         self._describe()
         lines = "\n".join(self.manager.source(self.name).log.lines) or _("The log is empty.")
         if self.log.toPlainText() != lines:

@@ -122,7 +122,7 @@ class PresetDialog(OptionsPanel):
         form, popup, choice = self.form, self.popup, self._runtime.chat.tool_choice
         form.tools = replace(form.tools, **changes)
         popup.show_permission(form.tools.permission)
-        popup.tree.show_offers(self._offers, form.tools.tools, editable=True)
+        popup.tree.show_offers(self._offers, form.tools.tools)
         self.run(popup.show_costs(choice, self._offers, form.tools.tools, self.model_box.currentData()))
 
     def _save(self) -> None:

@@ -47,14 +47,12 @@ class ToolTree(QTreeWidget):
     def source_items(self) -> list[QTreeWidgetItem]:
         return [item for n in range(self.topLevelItemCount()) if (item := self.topLevelItem(n)) is not None]
 
-    def show_offers(
-        self, offers: Sequence[SourceTools], selected: Collection[str], *, editable: bool, expanded: bool = False
-    ) -> None:
+    def show_offers(self, offers: Sequence[SourceTools], selected: Collection[str]) -> None:
         """Show what sources offer, with the selected tools checked. An unchanged list keeps its place and focus."""
         self._selected = tuple(selected)
         if list(offers) == self._offers and self.topLevelItemCount():
             with QSignalBlocker(self):
-                self._check(editable=editable)
+                self._check()
             return
         self._offers = list(offers)
         with QSignalBlocker(self):
@@ -70,8 +68,8 @@ class ToolTree(QTreeWidget):
                     item = QTreeWidgetItem(source, [problem, ""])
                     item.setFlags(Qt.ItemFlag.ItemIsSelectable)
                     item.setToolTip(_NAME, plain_tip(offer.error.explanation if offer.error else ""))
-                source.setExpanded(expanded or bool(problem) or len(offers) == 1)
-            self._check(editable=editable)
+                source.setExpanded(bool(problem) or len(offers) == 1)
+            self._check()
 
     def show_tokens(self, source: str, tokens: int, *, is_exact: bool) -> None:
         """Show the cost of a source's tools, and each tool's share of it."""
@@ -104,19 +102,13 @@ class ToolTree(QTreeWidget):
         item.setToolTip(_NAME, plain_tip(description))
         item.setData(_NAME, Qt.ItemDataRole.AccessibleDescriptionRole, one_line(description))
 
-    def _check(self, *, editable: bool) -> None:
+    def _check(self) -> None:
         for source, offer in zip(self.source_items, self._offers, strict=True):
             flags = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
-            if editable:
-                flags |= Qt.ItemFlag.ItemIsUserCheckable
             if not offer.tools:
-                source.setFlags(flags & ~Qt.ItemFlag.ItemIsUserCheckable)
+                source.setFlags(flags)
                 continue
-            if not editable:  # all of them are in use: no boxes
-                for item in (source, *_children(source)):
-                    item.setFlags(flags)
-                    item.setData(_NAME, Qt.ItemDataRole.CheckStateRole, None)
-                continue
+            flags |= Qt.ItemFlag.ItemIsUserCheckable
             source.setFlags(flags | Qt.ItemFlag.ItemIsAutoTristate)
             for child, tool in zip(_children(source), offer.tools, strict=True):
                 child.setFlags(flags | Qt.ItemFlag.ItemNeverHasChildren)

@@ -135,6 +135,17 @@ async def test_a_call_that_changes_something_asks_first(stage: Stage, sky: Sky) 
     assert (grant.name, grant.conversation_id) == ("send", chat)
     await calls.revoke([grant])
     assert await calls.grants() == []
+    plan(stage, *[[]] * 5, [("send", "Kyiv")], [], [("send", "Riga")])
+    reply = stage.service.send(chat, "Again.")
+    await answer(stage, chat, Answer(Decision.DENY))
+    assert await stage.finish(reply) is not None
+    options = (await stage.service.turn_context.answer_settings(chat)).options
+    await stage.service.options.change(chat, replace(options, permission=PermissionMode.ALL))
+    await stage.answered(chat, "And again.")
+    assert sky.calls[3:] == [("send", {"city": "Riga"})]
+    assert len({json.dumps(body["tools"]) for body in stage.requests("/v1/chat/completions")}) == 1, (
+        "whatever is allowed"
+    )
 
 
 async def test_modes_and_grants_hold_for_the_definition_they_were_given_for(stage: Stage, sky: Sky) -> None:

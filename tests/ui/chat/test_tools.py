@@ -1,6 +1,7 @@
 """The tools button: the choice for a new chat, the frozen tools of others, their change and permission."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,9 +92,6 @@ async def test_tools_are_chosen_frozen_and_remembered(runtime: StagedRuntime, fi
     assert (await runtime.chat.options.tools(chat)).text == expected[0].tools, "what is processed in advance"
     assert [tool.name for tool in (await runtime.chat.options.tools(chat)).tools] == ["read", "write"]
     assert window.composer.tools_button.text() == "2"
-    await opened(window)
-    assert not tree.source_items[0].flags() & Qt.ItemFlag.ItemIsUserCheckable, "frozen"
-    popup.hide()
     window.new_conversation()
     await opened(window)
     assert tree.source_items[0].checkState(0) is CHECKED
@@ -136,7 +134,7 @@ async def test_a_changed_list_is_announced_with_its_price_and_taken_over_in_a_br
     files.write = Tool("files", "write", "Write a file, or append to it.", {"type": "object"})
     await opened(window)
     await until(lambda: not popup.change_text.isHidden())
-    assert popup.change_text.text().startswith("The tools of files have changed. Updating them reprocesses ")
+    assert popup.change_text.text().startswith("The tools of files have changed. Updating the tools reprocesses ")
     popup.change_button.click()
     chat = window.chat.current or ""
 
@@ -148,6 +146,60 @@ async def test_a_changed_list_is_announced_with_its_price_and_taken_over_in_a_br
     await window.tools.load()
     assert window.tools._change is None
     assert [message.content for message in await runtime.chat.messages(chat)][-2:] == ["Hello", "Hi."]
+
+
+async def test_tools_are_chosen_and_switched_off_later_in_new_branches(
+    runtime: StagedRuntime, files: Files, window: MainWindow
+) -> None:
+    popup, tree = window.tools.popup, window.tools.popup.tree
+    await replied(runtime, window)
+    chat = window.chat.current or ""
+
+    async def names() -> list[str]:
+        return [tool.name for tool in (await runtime.chat.options.tools(chat)).tools]
+
+    async def choose(tool: int, state: Qt.CheckState, expected: list[str]) -> None:
+        await opened(window)
+        tree.source_items[0].child(tool).setCheckState(0, state)
+        await until(lambda: not popup.change_text.isHidden())
+        assert popup.change_text.text().startswith("Updating the tools reprocesses ")
+        popup.change_button.click()
+        while await names() != expected:
+            pass
+        await window.tools.load()
+        assert window.tools._change is None
+        assert [message.content for message in await runtime.chat.messages(chat)][-2:] == ["Hello", "Hi."]
+
+    assert await names() == []
+    await opened(window)
+    assert tree.source_items[0].checkState(0) is UNCHECKED
+    tree.source_items[0].setCheckState(0, CHECKED)
+    await until(lambda: not popup.change_text.isHidden())
+    popup.hide()
+    await until(lambda: window.tools._change is None)
+    assert await names() == [], "only considered"
+    await choose(1, CHECKED, ["write"])
+    assert runtime.settings.new_chat_tools == (), "new chats keep their choice"
+    first = (await runtime.chat.messages(chat))[-1]
+    await choose(0, CHECKED, ["read", "write"])
+    await choose(1, UNCHECKED, ["read"])
+    await choose(0, UNCHECKED, [])
+    await runtime.chat.switch(chat, first.id)
+    assert await names() == ["write"], "the old branch keeps its tools"
+
+
+async def test_a_preset_applied_later_announces_its_tools(
+    runtime: StagedRuntime, files: Files, window: MainWindow
+) -> None:
+    await replied(runtime, window)
+    chat = window.chat.current or ""
+    options = (await runtime.chat.turn_context.answer_settings(chat)).options
+    await runtime.chat.options.change(chat, replace(options, tools=("files/*",)))
+    await opened(window)
+    popup = window.tools.popup
+    await until(lambda: not popup.change_text.isHidden())
+    assert popup.change_text.text().startswith("The tools of files have changed. Updating the tools reprocesses ")
+    popup.hide()
 
 
 async def test_a_model_without_tools_says_so(runtime: StagedRuntime, files: Files, window: MainWindow) -> None:
