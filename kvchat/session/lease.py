@@ -318,12 +318,13 @@ class Lease:
     # Saving
 
     async def is_saved(self, boundary: Tokens) -> bool:
-        return await self._saved_tokens((*boundary, _NEXT_TOKEN)) >= len(boundary)
+        """True if a save point reaches the turn boundary, up to a few tokens (see `Settling.run`)."""
+        return await self._saved_tokens((*boundary, _NEXT_TOKEN)) > len(boundary) - MIN_GAIN
 
     async def restore_ms(self, boundary: Tokens) -> float | None:
         """Estimate the ms to restore the state at a turn boundary; None if it has no save point."""
         best = await find_save_point(self._store, self.engine, self.owner, (*boundary, _NEXT_TOKEN))
-        if isinstance(best, RestoreMiss) or best.tokens_used < len(boundary):
+        if isinstance(best, RestoreMiss) or best.tokens_used <= len(boundary) - MIN_GAIN:
             return None
         return best.bytes * (self.slots.restore_cost.restore_ms_per_byte or 0.0)
 

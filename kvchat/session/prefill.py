@@ -184,7 +184,8 @@ class Settling:
     ) -> None:
         """Settle at the turn boundary from `get_boundary`, and save under `label`. Called by the slot's owner.
 
-        `open_history`: the history with its last reply left open, if that reply can be continued. Raises EngineGone.
+        `open_history`: the history with its last reply left open, if that reply can be continued. A state that cannot
+        be cut is saved there, too, or only there if the turn boundary is a few tokens further. Raises EngineGone.
         """
         engine = lease.engine
         contents = lease.slot.known_contents(engine)
@@ -192,11 +193,14 @@ class Settling:
         try:
             if keeps:
                 self._notify(Saving())
-                if open_history and not engine.can_cut:  # it may be continued before the turn boundary
-                    end = await self._run_unless_superseded(engine.engine.prompt_tokens(open_history))
-                    if end and await self._settle(lease, end):
-                        await self._save(lease, end, label, notify=False)
+            end: Tokens | None = None
+            if keeps and open_history and not engine.can_cut:
+                end = await self._run_unless_superseded(engine.engine.prompt_tokens(open_history))
             at = await self._run_unless_superseded(get_boundary()) or ()
+            if end and at[: len(end)] == end and len(at) - len(end) < MIN_GAIN:
+                at = end
+            elif end and await self._settle(lease, end):
+                await self._save(lease, end, label, notify=False)
             settled = bool(at) and await self._settle(lease, at)
             if settled and keeps:
                 await self._save(lease, at, label)
