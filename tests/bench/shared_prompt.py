@@ -23,6 +23,7 @@ from kvchat.kvstore.savepoint import common_prefix
 from kvchat.tools.tool import Tool, freeze, prompt_tools
 
 OWN_TOKENS = 200  # of each chat: its question and its reply
+CELL_BYTES = 16  # of a token in a slot file, beside its row: its id, position and sequence
 ROUNDS = 5  # each with a new chat after a restart and a hot one
 GROWTH_REPLY_TOKENS = 24
 # Qwen's format for tools, as ChatML: it works with every model that has ChatML's tokens.
@@ -108,9 +109,10 @@ def use_template(home: BenchSetup, template: str) -> None:
 async def measure(options: BenchOptions, chats: int, tools: Collection[Tool] = ()) -> dict[str, Any]:
     """Measure many chats with one system prompt or the same tools, then a new one after a restart, hot and cold.
 
-    Raises KvchatError. `unique_rows_bytes`: the shared rows once and each chat's own. Recurrent states and sliding
-    windows are not counted: for such models the store keeps more. `restored_…`: sent at once after a restart, restore
-    included; `ahead_…`: opened before Send, as in the window. Ratios are to the hot reply of the same round; medians.
+    Raises KvchatError. `unique_rows_bytes`: the shared rows once and each chat's own. `state_bytes`: the recurrent
+    state and sliding windows of one save point, which no rows replace; `disk_ratio_with_states` allows one such state
+    for what the chats share and one for each chat. `restored_…`: sent at once after a restart, restore included;
+    `ahead_…`: opened before Send, as in the window. Ratios are to the hot reply of the same round; medians.
     """
     async with bench_home(options) as home:
         if tools:
@@ -146,7 +148,9 @@ async def measure(options: BenchOptions, chats: int, tools: Collection[Tool] = (
         ]
     shared = common_prefix(*prompts)
     own = [saved.tokens - shared for saved in kept]
-    unique = round((shared + sum(own)) * loaded.kv_bytes_per_token)
+    row = loaded.kv_bytes_per_token
+    unique = round((shared + sum(own)) * row)
+    state = min(saved.bytes - round(saved.tokens * (row + CELL_BYTES)) for saved in kept)
     return {
         "chats": chats,
         "system_tokens": shared,
@@ -154,6 +158,9 @@ async def measure(options: BenchOptions, chats: int, tools: Collection[Tool] = (
         "disk_bytes": usage.physical_bytes,
         "unique_rows_bytes": unique,
         "disk_ratio": usage.physical_bytes / max(1, unique),
+        "state_bytes": state,
+        "disk_ratio_with_states": usage.physical_bytes / max(1, unique + (chats + 1) * state),
+        "index_and_folder_bytes": usage.other_bytes,  # part of disk_bytes
         "whole_files_bytes": sum(saved.bytes for saved in kept),
         "hot_ttft_ms": median_ttft(hot),
         "restored_ttft_ms": median_ttft(restored),
