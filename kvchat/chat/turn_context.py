@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from kvchat.chat.attachments import picture_attachment
 from kvchat.chat.events import Absorbed, ConversationsChanged, Event, EventBus, MessagesChanged, Notice
 from kvchat.chat.options import AnswerSettings, ChatOptions, Preset, answer_settings, presets
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import NEW_CHAT_ID, Message, Role, new_message
+from kvchat.chat.record.messages import NEW_CHAT_ID, Attachment, Message, Role, new_message
 from kvchat.engine.api.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import StoreRefused
@@ -68,6 +69,7 @@ class TurnContext:
     keep_deleted_s: Callable[[], float] = lambda: 0.0  # seconds to keep deleted chats
     embedder: Embedder | None = None
     toolbox: Toolbox = field(default_factory=Toolbox)
+    prepare_picture: Callable[[str, bytes], Attachment] = picture_attachment  # the window decodes it
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
     is_answering: Callable[[str], bool] = lambda conversation_id: False
 

@@ -1,11 +1,15 @@
 """Images in a chat with both real engines: warm after a restart like text."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvchat.chat.attachments import picture_attachment
-from kvchat.chat.record.messages import Message, prompt_messages
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Message, Role, new_message, prompt_messages
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
+from kvchat.tools.tool import ToolCall
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 from tests.models import seeing, tiny_model
 from tests.pictures import png
@@ -39,6 +43,24 @@ async def test_a_chat_with_images_is_warm_after_a_restart(tmp_path, smollm2, kin
     assert receipt(reply).source is Source.DISK, receipt(reply)
     assert receipt(reply).cached_tokens >= 0.95 * receipt(reply).prompt_tokens, receipt(reply)
     assert reply.content == cold_reply
+
+
+async def test_an_image_in_a_tools_result_is_warm_after_a_restart(tmp_path, smollm2):
+    app = App(tmp_path / "home", seeing(smollm2), "embedded")
+    chat = await app.new_chat(SYSTEM)
+    reply = await app.run_turn(lambda runtime: runtime.chat.send(chat, "Look at the screen.", GREEDY))
+    call = ToolCall("call-1", "screenshot", "{}")
+
+    async def look(runtime: Runtime) -> Message | None:
+        write, result = runtime.chat.turn_context.run, new_message(chat, Role.TOOL, "", attachments=(RED,))
+        calling = await write(Database.append_message, replace(reply, calls=(call,)))
+        seen = await write(Database.append_message, replace(result, parent_id=calling.id, calls=(call,)))
+        return await runtime.chat.regenerate(seen)
+
+    seen = await app.run_turn(look)
+    assert receipt(seen).cached_tokens >= 0.95 * receipt(reply).prompt_tokens, receipt(seen)
+    after = await app.run_turn(lambda runtime: runtime.chat.send(chat, "And now?", GREEDY))
+    assert receipt(after).cached_tokens >= receipt(seen).prompt_tokens - 1, receipt(after)
 
 
 async def test_a_text_chat_stays_warm_with_or_without_a_projector(tmp_path, smollm2):

@@ -124,6 +124,8 @@ class Message:
     calls: tuple[ToolCall, ...] = ()  # of a reply; of a tool's result, the call as it was executed
     tool_ms: float | None = None  # of a tool's result: time to execute the call, without waiting for permission
     tools: str = ""  # of a system prompt: the chat's tools, see kvchat.tools.tool.freeze
+    links: tuple[tuple[str, str], ...] = ()  # of a tool's result: name and URL, to show
+    is_unseen: bool = False  # of a tool's result: its images are for the user, as the model could not read them
 
 
 def new_message(
@@ -199,6 +201,7 @@ def tool_column(message: Message) -> str | None:
     """Return what a message's row says about tools, as JSON text."""
     calls = [[call.id, call.name, call.arguments] for call in message.calls]
     fields = {"calls": calls, "ms": message.tool_ms, "tools": message.tools}
+    fields |= {"links": message.links, "unseen": message.is_unseen}
     fields = {name: value for name, value in fields.items() if value}
     return json.dumps(fields, ensure_ascii=False) if fields else None
 
@@ -214,6 +217,8 @@ def _tool_fields(column: Any) -> dict[str, Any]:
             "calls": calls,
             "tool_ms": float(ms) if isinstance(ms, int | float) and math.isfinite(ms) else None,
             "tools": as_text(fields.get("tools")),
+            "links": tuple((as_text(name), as_text(url)) for name, url in fields.get("links", ())),
+            "is_unseen": bool(fields.get("unseen")),
         }
     except (ValueError, TypeError, AttributeError, RecursionError):
         return {}
@@ -296,7 +301,7 @@ def prompt_messages(branch: Sequence[Message], *, continues_reply: bool = False)
 
     Each call gets exactly one result, as templates expect: a missing one is made up, an orphan is left out.
     """
-    from kvchat.engine.api.wire import ChatMessage  # the first frame needs no prompts
+    from kvchat.engine.api.wire import ChatMessage, without_pictures  # the first frame needs no prompts
 
     joined: list[ChatMessage] = []
     open_calls: dict[str, ToolCall] = {}
@@ -304,7 +309,8 @@ def prompt_messages(branch: Sequence[Message], *, continues_reply: bool = False)
         if message.role is Role.TOOL:
             answered = message.calls[0].id if message.calls else ""
             if call := open_calls.pop(answered, None):
-                joined.append(ChatMessage("tool", message.content, calls=(call,)))
+                result = ChatMessage("tool", message.content, pictures=pictures_of(message), calls=(call,))
+                joined.append(without_pictures(result) if message.is_unseen else result)
             continue
         continued = continues_reply and number == len(branch)  # the reply may contain only thinking
         says_nothing = not message.content.strip() and not message.attachments and not message.calls
@@ -352,6 +358,7 @@ def prompt_content(message: Message) -> str:
 
 
 def pictures_of(message: Message) -> tuple[Picture, ...]:
+    """Return the pictures that the model sees, or would see if it could (`Message.is_unseen`)."""
     from kvchat.engine.api.wire import Picture
 
     return tuple(Picture(attachment.data) for attachment in message.attachments if attachment.data)

@@ -17,11 +17,20 @@ from typing import Any
 from kvchat.chat.events import CallsChanged, MessagesChanged, Notice
 from kvchat.chat.options import PermissionMode
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Message, MessageState, Role, new_message, parse_arguments, tool_column
+from kvchat.chat.record.messages import (
+    Attachment,
+    Message,
+    MessageState,
+    Role,
+    new_message,
+    parse_arguments,
+    tool_column,
+)
 from kvchat.chat.turn.turn import TurnStart
 from kvchat.chat.turn_context import TurnContext
 from kvchat.errors import KvchatError
 from kvchat.system.concurrency import shielded
+from kvchat.text.language import _
 from kvchat.tools.tool import (
     Tool,
     ToolCall,
@@ -234,18 +243,41 @@ class ToolCalls:
         return bool(await self._turn_context.run(Database.rows, query, (tool.digest, conversation_id)))
 
     async def _store(self, parent: Message, call: ToolCall, result: ToolResult, ms: float | None = None) -> Message:
-        state = MessageState.FAILED if result.is_error else MessageState.COMPLETE
-        return await self._append(parent, call, result.text, state, ms)
+        prepare, text = self._turn_context.prepare_picture, result.text
+        pictures: list[Attachment] = []
+        for number, data in enumerate(result.pictures, 1):
+            try:
+                pictures.append(await asyncio.to_thread(prepare, f"{call.name} {number}.png", data))
+            except KvchatError:
+                text = "\n\n".join(filter(None, (text, _("[an image is damaged]"))))
+        return await self._append(
+            parent,
+            call,
+            text,
+            MessageState.FAILED if result.is_error else MessageState.COMPLETE,
+            tool_ms=ms,
+            attachments=tuple(pictures),
+            links=result.links,
+            is_unseen=bool(pictures) and not await self._sees_pictures(parent.conversation_id),
+        )
+
+    async def _sees_pictures(self, conversation_id: str) -> bool:
+        chosen = await self._turn_context.answer_settings(conversation_id)
+        try:
+            await self._turn_context.host.check_vision(chosen.model)
+        except KvchatError:
+            return False
+        return True
 
     async def _store_stopped(self, parent: Message, calls: Sequence[ToolCall]) -> None:
         for call in calls:
-            parent = await self._append(parent, call, STOPPED_RESULT, MessageState.STOPPED, None)
+            parent = await self._append(parent, call, STOPPED_RESULT, MessageState.STOPPED)
 
     async def _append(
-        self, parent: Message, call: ToolCall, text: str, state: MessageState, ms: float | None
+        self, parent: Message, call: ToolCall, text: str, state: MessageState, **fields: Any
     ) -> Message:
         new = new_message(parent.conversation_id, Role.TOOL, text, parent_id=parent.id, state=state)
-        stored = await self._turn_context.run(Database.append_message, replace(new, calls=(call,), tool_ms=ms))
+        stored = await self._turn_context.run(Database.append_message, replace(new, calls=(call,), **fields))
         self._turn_context.publish(MessagesChanged(parent.conversation_id))
         return stored
 

@@ -209,6 +209,7 @@ class LlamaServerClient:
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> TokenIds:
         """Return the token ids of the messages' prompt, with placeholder ids for pictures."""
+        messages = await self._with_visible_pictures(messages)
         pictures = [picture for message in messages for picture in message.pictures]
         body = wire.prompt_body(with_placeholder_pictures(messages), self._template)
         return (await self.request_tokens(body, pictures))[1]
@@ -257,10 +258,13 @@ class LlamaServerClient:
                 return tokens * len(text) // end, False
         return tokens, True
 
-    def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
+    async def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
         """Stream a reply, computed in this client's slot. Closing the generator cancels the request."""
-        prompt = wire.prompt_body(messages, self._template)
-        return self._stream_request("/v1/chat/completions", wire.chat_body(prompt, sampling, self.slot))
+        prompt = wire.prompt_body(await self._with_visible_pictures(messages), self._template)
+        stream = self._stream_request("/v1/chat/completions", wire.chat_body(prompt, sampling, self.slot))
+        async with contextlib.aclosing(stream) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def prefill(
         self, tokens: Sequence[int], progress: Callable[[PromptProgress], None] = lambda progress: None
@@ -315,6 +319,15 @@ class LlamaServerClient:
 
     async def _render(self, body: Mapping[str, Any]) -> str:
         return str((await self._http.request_json("POST", "/apply-template", dict(body))).get("prompt"))
+
+    async def _with_visible_pictures(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """Put a sentence in place of the pictures of tool results if the chat template leaves them out."""
+        if not any(message.role == "tool" and message.pictures for message in messages):
+            return messages
+        rendered = await self._render(wire.prompt_body(with_placeholder_pictures(messages), self._template))
+        if self._picture_prompts().count_markers(rendered) == sum(len(message.pictures) for message in messages):
+            return messages
+        return [wire.without_pictures(message) if message.role == "tool" else message for message in messages]
 
     def _picture_prompts(self) -> PicturePrompts:
         if self._pictures is None:

@@ -74,6 +74,9 @@ class PicturePrompts:
             is_first = False
         return {"prompt_string": text, "multimodal_data": data}
 
+    def count_markers(self, prompt: str) -> int:
+        return prompt.count(self._marker)
+
     def _split_at_markers(self, prompt: str, pictures: int) -> list[str]:
         texts = prompt.split(self._marker)
         if len(texts) != pictures + 1:

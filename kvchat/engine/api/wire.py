@@ -103,6 +103,17 @@ class ChatMessage:
     tools: str = ""  # the first message may carry the chat's tools: JSON text of the request's `tools`
 
 
+UNSEEN_PICTURES = "[{count} images were shown to the user. You cannot see them.]"  # for the model
+
+
+def without_pictures(message: ChatMessage) -> ChatMessage:
+    """Return a tool's result with a sentence in place of its pictures."""
+    if not message.pictures:
+        return message
+    note = UNSEEN_PICTURES.format(count=len(message.pictures))
+    return replace(message, content="\n\n".join(filter(None, (message.content, note))), pictures=())
+
+
 def nesting_depth(text: str) -> int:
     level = deepest = 0
     for bracket in _BRACKET.findall(text):

@@ -90,7 +90,8 @@ def convert_result(result: types.CallToolResult) -> ToolResult:
                 parts.append(f"{blob.uri} {note}".rstrip())
             case types.ResourceLink():
                 name = clean(block.title or block.name)
-                links.append((name, clean(str(block.uri))))
+                if str(block.uri).startswith(("https://", "http://")):
+                    links.append((name, clean(str(block.uri))))
                 parts.append(f"{name}: {block.uri}")
             case _:
                 parts.append(_("[{kind} is not shown]", kind=clean(getattr(block, "mime_type", "") or block.type)))

@@ -61,6 +61,7 @@ class AttachmentLoader(QObject):
         self._runner, self._notices = runner, notices
         self._reading: list[tuple[str | None, str]] = []  # chat id and name of the file being read
         self._errors: list[tuple[str | None, KvchatError]] = []  # shown while that chat is open
+        runtime.chat.turn_context.prepare_picture = prepare_picture
         composer.attach_button.clicked.connect(self.choose_files)
         composer.screenshot_button.clicked.connect(self.take_screenshot)
         composer.editor.files_given.connect(self.load_files)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,14 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import NO_RESULT, Message, MessageState, Role
 from kvchat.chat.turn.tool_calls import DENIED_RESULT, STOPPED_RESULT, Answer, Decision
 from kvchat.chat.turn.turn import MAX_ROUNDS
+from kvchat.engine.api.wire import UNSEEN_PICTURES
 from kvchat.tools.tool import Tool, ToolFailed, ToolResult
 from kvchat.tools.toolbox import Toolbox
+from kvchat.transfer.exporting import ExportForm, export_file
+from kvchat.transfer.importing import import_paths
 from tests.chat.stage import Stage
+from tests.pictures import png
+from tests.transfer.library import open_library
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = Tool("sky", "weather", "Weather of a city", CITY, read_only=True)
@@ -42,6 +48,8 @@ class Sky:
             await self.hold.wait()
         if arguments["city"] == "Atlantis":
             raise ToolFailed("There is no such city")
+        if arguments["city"] == "Oz":
+            return ToolResult("Seen.", pictures=(png(), b"\x89PNG\r\n damaged"), links=(("Map", "https://example.org/"),))
         return ToolResult(f"12 degrees in {arguments['city']}")
 
     async def close(self) -> None: ...
@@ -117,6 +125,36 @@ async def test_rounds_of_calls_extend_the_prompt_and_need_no_slot(stage: Stage, 
     assert [event.calls[0].name for event in stage.of(CallsWritten)][:1] == ["weather"]
     body = stage.requests("/v1/chat/completions")[-1]
     assert [tool["function"]["name"] for tool in body["tools"]] == ["send", "weather"]  # type: ignore[attr-defined]
+
+
+async def test_pictures_are_kept_with_the_result_and_travel_with_the_chat(
+    stage: Stage, sky: Sky, tmp_path: Path
+) -> None:
+    chat = await chat_with_tools(stage)
+    plan(stage, [("weather", "Oz")])
+    assert await stage.finish(stage.service.send(chat, "Show me Oz.")) is not None, stage.errors()
+    (result,) = [message for message in await stage.messages(chat) if message.role is Role.TOOL]
+    (picture,) = result.attachments
+    assert (picture.name, picture.data, result.links) == ("weather 1.png", png(), (("Map", "https://example.org/"),))
+    assert result.content == "Seen.\n\n[an image is damaged]"
+    told = stage.requests("/v1/chat/completions")[-1]["messages"][-1]
+    assert told["content"] == f"{result.content}\n\n{UNSEEN_PICTURES.format(count=1)}"  # the model has no vision file
+    await stage.finish(stage.service.edit_result(result, "A storm."))
+    edited = next(message for message in await stage.messages(chat) if message.role is Role.TOOL)
+    assert (edited.attachments, edited.links, edited.is_unseen) == (result.attachments, result.links, True)
+
+    for form in ExportForm:
+        export_file(stage.database, [chat], form, tmp_path / f"out.{form.value}")
+    assert 'src="data:image/png;base64,' in (tmp_path / "out.html").read_text("utf-8")
+    assert "*Attached: weather 1.png*" in (tmp_path / "out.md").read_text("utf-8")
+    there = open_library(tmp_path / "there")
+    assert import_paths(there, [tmp_path / "out.json"]).problems == ()
+    (arrived,) = [message for message in there.branch(chat) if message.role is Role.TOOL]
+    assert (arrived.attachments, arrived.links, arrived.is_unseen) == (result.attachments, result.links, True)
+
+    await stage.service.delete_message(edited)
+    await stage.service.delete_message(result)
+    assert stage.database.rows("SELECT * FROM attachments") == []
 
 
 async def test_a_call_that_changes_something_asks_first(stage: Stage, sky: Sky) -> None:

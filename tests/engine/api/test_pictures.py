@@ -1,7 +1,7 @@
 """Pictures with both real engines: placeholders, processing into the slot, save and restore."""
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,9 @@ import pytest
 
 from kvchat.engine.api.client import EngineRefused, LlamaServerClient
 from kvchat.engine.api.pictures import PicturePrompts, picture_ids
-from kvchat.engine.api.wire import ChatMessage, Picture, Sampling, Timings
+from kvchat.engine.api.wire import ChatMessage, Picture, Sampling, Timings, without_pictures
 from kvchat.engine.process.plan import LaunchPlan
+from kvchat.tools.tool import ToolCall
 from tests.engine_fixtures import supervised
 from tests.models import seeing
 from tests.pictures import png
@@ -66,6 +67,31 @@ async def test_picture_prompt_is_counted_settled_saved_and_restored(engine: Llam
     with pytest.raises(EngineRefused, match="no longer available"):
         await engine.prefill((1, 2, *picture_ids("projector", Picture(png(1, 2, 3)), 16), 3))
     assert (await reply_to(engine, question(RED)))[1].predicted_n == 6
+
+
+@pytest.mark.engine
+async def test_pictures_in_a_tools_result(engine: LlamaServerClient) -> None:
+    call = ToolCall("call-1", "screenshot", "{}")
+    asked = [
+        ChatMessage("user", "Look at it."),
+        ChatMessage("assistant", "Yes.", calls=(call,)),
+        ChatMessage("tool", "Here it is.", pictures=(RED,), calls=(call,)),
+    ]
+    tokens = await engine.prompt_tokens(asked)
+    assert picture_ids("projector", RED, 16)[0] in tokens
+    _, timings = await reply_to(engine, *asked)
+    assert timings.prompt_tokens == len(tokens)
+    assert (await engine.prefill(tokens[:-1])).cache_n > 40
+
+    silent, render = engine.for_slot(0), engine._render  # a template may leave them out
+
+    async def render_text(body: Mapping[str, Any]) -> str:
+        return (await render(body)).replace(engine._picture_prompts()._marker, "")
+
+    silent._render = render_text  # type: ignore[method-assign]
+    described = [*asked[:2], without_pictures(asked[2])]
+    assert await silent.prompt_tokens(asked) == await engine.prompt_tokens(described)
+    assert (await reply_to(silent, *asked))[1].prompt_tokens == len(await engine.prompt_tokens(described))
 
 
 def test_picture_ids_are_unique() -> None:
