@@ -200,7 +200,7 @@ def message_from_row(row: sqlite3.Row) -> Message:
 def tool_column(message: Message) -> str | None:
     """Return what a message's row says about tools, as JSON text."""
     calls = [[call.id, call.name, call.arguments] for call in message.calls]
-    fields = {"calls": calls, "ms": message.tool_ms, "tools": message.tools}
+    fields: dict[str, Any] = {"calls": calls, "ms": message.tool_ms, "tools": message.tools}
     fields |= {"links": message.links, "unseen": message.is_unseen}
     fields = {name: value for name, value in fields.items() if value}
     return json.dumps(fields, ensure_ascii=False) if fields else None

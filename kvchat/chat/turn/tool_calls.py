@@ -273,9 +273,7 @@ class ToolCalls:
         for call in calls:
             parent = await self._append(parent, call, STOPPED_RESULT, MessageState.STOPPED)
 
-    async def _append(
-        self, parent: Message, call: ToolCall, text: str, state: MessageState, **fields: Any
-    ) -> Message:
+    async def _append(self, parent: Message, call: ToolCall, text: str, state: MessageState, **fields: Any) -> Message:
         new = new_message(parent.conversation_id, Role.TOOL, text, parent_id=parent.id, state=state)
         stored = await self._turn_context.run(Database.append_message, replace(new, calls=(call,), **fields))
         self._turn_context.publish(MessagesChanged(parent.conversation_id))

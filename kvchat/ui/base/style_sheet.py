@@ -99,7 +99,7 @@ def _buttons(t: Theme, small: float, icon: int) -> str:
     {push("flat", "menu", "tab", "new", state=":focus")} {{ border: 1px solid {t.accent}; }}
     {push("quiet", "link", "chip", "usage", "picture")} {{ background: transparent; border: none; padding: 3px 0; }}
     {push("quiet", "link", "usage")} {{ color: {t.muted}; font-size: {small}pt; }}
-    {push("quiet", "chip", "usage")} {{ text-align: left; }}
+    {push("quiet", "link", "chip", "usage")} {{ text-align: left; }}
     {push("quiet")} {{ padding: 3px 5px 3px 0; }}
     {push("quiet", state=":hover")}, {push("quiet", state=":focus")} {{ color: {t.text}; text-decoration: underline; }}
     {push("quiet", state='[tone="warn"]')} {{ color: {t.warn}; }}

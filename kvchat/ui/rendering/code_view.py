@@ -183,7 +183,7 @@ class CodeText(QTextEdit):
             last_line = ""
         anchor, head = self.textCursor().anchor(), self.textCursor().position()
         cursor.insertText(lines[len(last_line) :])
-        if anchor != head:  # inserting at its end would have extended the selection
+        if anchor != head or not self._inserted_length:  # inserting at its end extended it, or moved the view
             select_range(self, anchor, head)
         self._highlighter.set_text(self._shown + lines)
         self._inserted_length, self._whole_length = len(inserted), inserted.rfind("\n") + 1
@@ -227,14 +227,14 @@ def _highlight_next() -> None:
 
 
 class CodeView(QFrame):
-    def __init__(self, style: PageStyle, language: str, parent: QWidget | None = None) -> None:
+    def __init__(self, style: PageStyle, language: str, title: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         styled(self, "code")
         self._theme = style.theme
         self.text = ""
         self.body = CodeText(style, language)
         self.body.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # in every language
-        self._label = label(safe_prose(language)[:40] or _("code"), "small")
+        self._label = label(safe_prose(title)[:40] or _("code"), "small")
         left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignAbsolute
         self._label.setAlignment(left | Qt.AlignmentFlag.AlignVCenter)
         self.copy_button = button(_("Copy"), self._copy, "quiet", name=_("Copy this code"))

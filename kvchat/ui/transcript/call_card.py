@@ -5,6 +5,7 @@ Arguments and descriptions come from models and servers. They are shown as plain
 
 import difflib
 import json
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -14,11 +15,14 @@ from PySide6.QtWidgets import QBoxLayout, QLineEdit
 
 from kvchat.chat.record.messages import parse_arguments
 from kvchat.chat.turn.tool_calls import Answer, Decision, PendingCall
-from kvchat.text.language import _, join_parts
+from kvchat.text.formatting import one_line
+from kvchat.text.language import _, join_parts, join_sentences
 from kvchat.text.safe_text import safe_code, safe_prose
 from kvchat.tools.tool import BUILT_IN
+from kvchat.ui.attachments.chips import short_name
 from kvchat.ui.base.building import plain_text
 from kvchat.ui.widgets.controls import Card
+from kvchat.ui.widgets.layouts import plain_tip
 
 _MAX_LINES = 12  # visible lines of the arguments
 _BOX_MARGINS = 28  # pixels above and below the arguments
@@ -63,8 +67,10 @@ def _value_lines(given: dict[str, Any]) -> list[str]:
     return lines
 
 
-def tool_label(name: str, source: str) -> str:
-    return join_parts([safe_prose(name), *([safe_prose(source)] if source != BUILT_IN else [])])
+def tool_label(name: str, source: str, show: Callable[[str], str] = short_name) -> str:
+    """Return the tool's name and its server's, whose text cannot reorder the text around them."""
+    names = [name] if source == BUILT_IN else [name, source]
+    return join_parts(f"\u2068{show(one_line(safe_prose(part)))}\u2069" for part in names)
 
 
 class CallCard(Card):
@@ -109,6 +115,9 @@ class CallCard(Card):
         if description:
             description = _("The tool’s own description: {text}", text=description)
         self.set_text(title, description, advice)
+        whole = tool_label(tool.name, tool.source, str)
+        self.title.setToolTip(plain_tip(whole))
+        self.setAccessibleName(join_sentences(_("Allow the tool “{tool}”?", tool=whole), description, advice))
         self._button_row.setEnabled(False)
         self._enabling.start()
         self.arguments.setReadOnly(True)

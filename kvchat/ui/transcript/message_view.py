@@ -15,11 +15,11 @@ from kvchat.text.language import _, plural
 from kvchat.ui.attachments.chips import ChipRows
 from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.rendering.code_view import CodeView
-from kvchat.ui.rendering.markdown import plain_blocks
+from kvchat.ui.rendering.markdown import Code, plain_blocks
 from kvchat.ui.rendering.text_page import PageStyle, TextPage
 from kvchat.ui.transcript.footer import Action, MessageActions, MessageRequest, RequestKind
 from kvchat.ui.transcript.parts import MAX_HEIGHT, Part, Row
-from kvchat.ui.widgets.layouts import COLUMN_WIDTH
+from kvchat.ui.widgets.layouts import COLUMN_WIDTH, ElidedButton
 
 _MIN_LINES, _MAX_LINES = 2, 18  # visible lines of the editor
 _MAX_NAME = 80  # characters
@@ -97,15 +97,17 @@ class MessageEditor(QFrame):
 class ToggleRow(QWidget):
     """A row with a button that folds or unfolds something."""
 
-    def __init__(self, kind: str, on_click: Callable[[], object]) -> None:
+    def __init__(self, kind: str, on_click: Callable[[], object], tone: str = "") -> None:
         super().__init__()
-        self.toggle_button = button("", on_click, kind)
+        self.toggle_button = styled(ElidedButton(kind), kind, tone)
+        self.toggle_button.mode = Qt.TextElideMode.ElideMiddle
+        self.toggle_button.clicked.connect(on_click)
         self.toggle_button.setCursor(Qt.CursorShape.PointingHandCursor)
         row(self.toggle_button, STRETCH, on=self, margins=0)
 
-    def show_state(self, state: tuple[str, str]) -> None:
-        text, name = state
-        self.toggle_button.setText(text)
+    def show_state(self, state: tuple[str, str, str]) -> None:
+        text, tail, name = state
+        self.toggle_button.set_text(text, tail)
         self.toggle_button.setAccessibleName(name)
 
     def heightForWidth(self, width: int) -> int:
@@ -155,8 +157,7 @@ class MessageView(QWidget):
 
     @property
     def chips(self) -> ChipRows | None:
-        first = self.rows[0].widget if self.rows else None
-        return first if isinstance(first, ChipRows) else None
+        return next((row.widget for row in self.rows if isinstance(row.widget, ChipRows)), None)
 
     def message_parts(self) -> Sequence[Part]:
         raise NotImplementedError
@@ -166,13 +167,19 @@ class MessageView(QWidget):
 
     def create_part(self, part: Part) -> QWidget:
         if part.kind is CodeView:
-            code = CodeView(self.page_style, part.state, self)
+            block = part.blocks[0]
+            assert isinstance(block, Code)
+            code = CodeView(self.page_style, block.language, part.state, self)
             code.body.grown.connect(self.changed)
             return code
         if issubclass(part.kind, TextPage):
             page = part.kind(self.page_style, self._name, self)
             page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))
             return page
+        if part.kind is ChipRows:
+            chips = ChipRows(self.page_style.look)
+            chips.show_attachments(part.state, removable=False)
+            return chips
         if part.kind is MessageActions:
             look, switch = self.page_style.look, partial(self._request, RequestKind.SWITCH)
             actions = MessageActions(look, self.message, self.message_actions(), switch)
@@ -266,7 +273,7 @@ class UserView(MessageView):
             text, arrow = (_("Show all"), "▾") if is_folded else (_("Show less"), "▴")
             if is_folded and lines > _FOLD_FROM:
                 text = plural(lines, "Show all, {count} line", "Show all, {count} lines")
-            parts.append(Part(ToggleRow, state=(f"{text} {arrow}", text), is_framed=True))
+            parts.append(Part(ToggleRow, state=(text, arrow, text), is_framed=True))
         parts[0] = replace(parts[0], gap=_BUBBLE_TOP)
         return [*parts, Part(MessageActions, gap=_BUBBLE_BOTTOM)]
 
@@ -288,10 +295,6 @@ class UserView(MessageView):
     def create_part(self, part: Part) -> QWidget:
         if part.kind is ToggleRow:
             return ToggleRow("link", self._toggle_fold)
-        if part.kind is ChipRows:
-            chips = ChipRows(self.page_style.look)
-            chips.show_attachments(part.state, removable=False)
-            return chips
         return super().create_part(part)
 
     def unfold(self) -> None:

@@ -72,7 +72,7 @@ class ReplyView(MessageView):
                 title = _("Reasoning") if ms is None else _("Thought for {ms}", ms=format_rough_duration(ms / 1000))
             arrow = "▾" if is_open else "◂" if self.isRightToLeft() else "▸"
             name = join_list((title, _("expanded") if is_open else _("collapsed")))
-            parts.append(Part(ToggleRow, state=(f"{title} {arrow}", name)))
+            parts.append(Part(ToggleRow, state=(title, arrow, name)))
             blocks = plain_blocks(self.thinking.strip("\n")) if is_open else ()
             parts += [
                 Part(TextPage, (block,), gap=0 if i else _QUOTE_GAP, is_framed=True) for i, block in enumerate(blocks)

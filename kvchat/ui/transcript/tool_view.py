@@ -1,62 +1,127 @@
 """The result of a tool call in the transcript, shown as code: it comes from a tool and may contain anything."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
-from PySide6.QtCore import QMargins
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtCore import QMargins, Qt
+from PySide6.QtGui import QFontMetricsF, QGuiApplication
 from PySide6.QtWidgets import QWidget
 
 from kvchat.chat.record.messages import Message, MessageState, parse_arguments
-from kvchat.text.formatting import format_duration
-from kvchat.text.language import _, join_list, join_parts
+from kvchat.text.formatting import format_duration, one_line
+from kvchat.text.language import _, join_list, join_parts, plural
+from kvchat.text.markdown import is_web_link
 from kvchat.text.safe_text import safe_code, safe_prose
+from kvchat.ui.attachments.chips import ChipRows, short_name
+from kvchat.ui.base.building import column, leading_alignment
 from kvchat.ui.rendering.code_view import CodeView
-from kvchat.ui.rendering.markdown import Code
-from kvchat.ui.rendering.text_page import PageStyle
+from kvchat.ui.rendering.markdown import Code, plain_blocks
+from kvchat.ui.rendering.text_page import PageStyle, TextPage
 from kvchat.ui.transcript.call_card import readable_arguments
 from kvchat.ui.transcript.footer import Action, MessageActions, RequestKind
 from kvchat.ui.transcript.message_view import MessageView, ToggleRow, shorten_name
 from kvchat.ui.transcript.parts import Part
+from kvchat.ui.widgets.layouts import ElidedButton
 
 _GAP = 6  # pixels between the parts
+_FOLD_FROM, _FOLDED_LINES = 24, 16  # lines of a long result, and those that are shown of it at first
+_TILE_MARGIN = 6  # pixels around a picture
+_MAX_LINKS = 10  # shown; the result's text has all of them
+
+
+def readable_result(text: str) -> tuple[str, str]:
+    """Return a result's text, indented if it is JSON, and the language to highlight it in."""
+    try:
+        value = json.loads(text) if text[:1] in ("{", "[") else None
+        indented = [json.dumps(value, ensure_ascii=is_escaped, indent=2) for is_escaped in (False, True)]
+    except (ValueError, RecursionError):
+        return text, ""
+    same = (other for other in indented if "".join(other.split()) == "".join(text.split()))  # no digit was lost
+    return next(same, text), "json" if value is not None else ""
+
+
+class LinkRows(QWidget):
+    """Links that a tool returned, with their addresses. A click asks before it opens one."""
+
+    def __init__(self, links: Sequence[tuple[str, str]], on_click: Callable[[str], object]) -> None:
+        super().__init__()
+        self.buttons: list[ElidedButton] = []
+        for name, url in links:
+            link = ElidedButton("link")
+            link.set_text(join_parts([short_name(safe_prose(name)), safe_code(url)]), "", url)
+            link.setAccessibleName(_("Link: {text}", text=join_list((safe_prose(name), safe_code(url)))))
+            link.setCursor(Qt.CursorShape.PointingHandCursor)
+            link.clicked.connect(partial(on_click, url))
+            self.buttons.append(link)
+        start = leading_alignment()
+        self._column = column(*((link, 0, start) for link in self.buttons), on=self, spacing=0, margins=0)
+
+    def heightForWidth(self, width: int) -> int:
+        return self._column.sizeHint().height()
+
+
+class MoreRow(ToggleRow):
+    """Shows or hides the rest of a long result."""
 
 
 class ToolView(MessageView):
-    """The result of a tool call, folded to one line."""
+    """The result of a tool call, folded to one line and its pictures."""
 
     def __init__(self, style: PageStyle, message: Message, parent: QWidget | None = None) -> None:
         name = message.calls[0].name if message.calls else ""
-        self._title = safe_prose(name) or _("Tool")
+        self._title = one_line(safe_prose(name)) or _("Tool")
         accessible_name = shorten_name(_("Tool result: {text}", text=f"{self._title}: {message.content[:200]}"))
         super().__init__(style, message, accessible_name, "quote", QMargins(), parent)
         self.is_folded = True
+        self._shows_all = False
 
     def message_parts(self) -> Sequence[Part]:
         message = self.message
         mark = {MessageState.FAILED: "✗", MessageState.STOPPED: "◻"}.get(message.state, "✓")
-        facts = [f"{mark} {self._title}"]
-        if message.state is MessageState.FAILED:
-            facts.append(_("failed"))
-        if message.state is MessageState.STOPPED:
-            facts.append(_("stopped"))
-        if message.state is MessageState.EDITED:
-            facts.append(_("edited by you"))
+        facts = {
+            MessageState.FAILED: [_("failed")],
+            MessageState.STOPPED: [_("stopped")],
+            MessageState.EDITED: [_("edited by you")],
+        }.get(message.state, [])
         if message.tool_ms is not None:
             facts.append(format_duration(message.tool_ms))
         arrow = "▾" if not self.is_folded else "◂" if self.isRightToLeft() else "▸"
-        name = join_list((*facts, _("collapsed") if self.is_folded else _("expanded")))
-        parts = [Part(ToggleRow, state=(f"{join_parts(facts)} {arrow}", name))]
+        name = join_list((mark, self._title, *facts, _("collapsed") if self.is_folded else _("expanded")))
+        tail = f"· {join_parts(facts)} {arrow}" if facts else arrow
+        parts = [Part(ToggleRow, state=(f"{mark} \u2068{self._title}\u2069", tail, name))]
+        if not self.is_folded and message.calls and message.calls[0].arguments not in ("", "{}"):
+            text, language = readable_arguments(message.calls[0].arguments)
+            parts.append(self._code(safe_code(text), language, _("Arguments")))
+        if not self.is_folded:
+            parts += self._content()
+        if message.attachments:
+            parts.append(Part(ChipRows, state=message.attachments, gap=_GAP, indent=-_TILE_MARGIN))
+        if message.is_unseen:
+            note = _("Shown to you only: the model does not support images.")
+            parts.append(Part(TextPage, tuple(plain_blocks(note)), gap=_GAP))
         if self.is_folded:
             return parts
-        if message.calls and message.calls[0].arguments not in ("", "{}"):
-            text, language = readable_arguments(message.calls[0].arguments)
-            parts.append(self._code(safe_code(text), language))
-        parts.append(self._code(safe_code(message.content.strip("\n")), ""))
+        links = [link for link in message.links if is_web_link(link[1])][:_MAX_LINKS]
+        if links:
+            parts.append(Part(LinkRows, state=tuple(links), gap=_GAP))
         return [*parts, Part(MessageActions, gap=_GAP)]
 
-    def _code(self, text: str, language: str) -> Part:
-        return Part(CodeView, (Code(language, text, text),), language, gap=_GAP)
+    def _content(self) -> list[Part]:
+        text, language = readable_result(self.message.content.strip("\n"))
+        lines = text.count("\n") + 1
+        if lines <= _FOLD_FROM:
+            return [self._code(safe_code(text), language, _("Result"))] if text else []
+        content = self._code(safe_code(text), language, _("Result"))
+        if self._shows_all:
+            return [content, Part(MoreRow, state=(_("Show less"), "▴", _("Show less")))]
+        height = round(QFontMetricsF(self.page_style.code_font).lineSpacing() * 1.28 * _FOLDED_LINES)
+        label = plural(lines, "Show all, {count} line", "Show all, {count} lines")
+        return [replace(content, max_height=height), Part(MoreRow, state=(label, "▾", label))]
+
+    def _code(self, text: str, language: str, title: str) -> Part:
+        return Part(CodeView, (Code(language, text, text),), title, gap=_GAP)
 
     def message_actions(self) -> list[Action]:
         copy = lambda: QGuiApplication.clipboard().setText(self.message.content)  # noqa: E731
@@ -70,12 +135,18 @@ class ToolView(MessageView):
 
     def create_part(self, part: Part) -> QWidget:
         if part.kind is ToggleRow:
-            return ToggleRow("quiet", self._toggle)
+            return ToggleRow("quiet", self._toggle, "warn" if self.message.state is MessageState.FAILED else "")
+        if part.kind is MoreRow:
+            return MoreRow("link", self._toggle_rest)
+        if part.kind is TextPage:
+            return TextPage(self.page_style.with_muted_text(), self._name, self)
+        if part.kind is LinkRows:
+            return LinkRows(part.state, self.link_activated.emit)
         return super().create_part(part)
 
     def unfold(self) -> None:
-        if self.is_folded:
-            self.is_folded = False
+        if self.is_folded or not self._shows_all:
+            self.is_folded, self._shows_all = False, True
             self.changed.emit()
 
     def _edit_arguments(self) -> None:
@@ -85,4 +156,8 @@ class ToolView(MessageView):
 
     def _toggle(self) -> None:
         self.is_folded = not self.is_folded
+        self.toggled.emit()
+
+    def _toggle_rest(self) -> None:
+        self._shows_all = not self._shows_all
         self.toggled.emit()

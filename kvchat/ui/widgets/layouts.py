@@ -57,6 +57,8 @@ class ElidedLabel(QLabel):
 
 
 class ElidedButton(QPushButton):
+    mode = Qt.TextElideMode.ElideRight
+
     def __init__(self, kind: str, padding: int = 14) -> None:
         """`padding` is the sum of the left and right padding in the style sheet, in pixels."""
         super().__init__()
@@ -84,8 +86,8 @@ class ElidedButton(QPushButton):
     def _elide(self) -> None:
         metrics = self.fontMetrics()
         room = max(self.width() - self._padding - metrics.horizontalAdvance(f" {self._tail}"), 24)
-        elided = metrics.elidedText(self._full_text, Qt.TextElideMode.ElideRight, room)
-        self.setText(f"{elided} {self._tail}")
+        elided = metrics.elidedText(self._full_text, self.mode, room)
+        self.setText(f"{elided} {self._tail}".replace("&", "&&"))
         self.setToolTip(plain_tip(self._tip or (self._full_text if elided != self._full_text else "")))
 
 

@@ -49,7 +49,9 @@ class Sky:
         if arguments["city"] == "Atlantis":
             raise ToolFailed("There is no such city")
         if arguments["city"] == "Oz":
-            return ToolResult("Seen.", pictures=(png(), b"\x89PNG\r\n damaged"), links=(("Map", "https://example.org/"),))
+            return ToolResult(
+                "Seen.", pictures=(png(), b"\x89PNG\r\n damaged"), links=(("Map", "https://example.org/"),)
+            )
         return ToolResult(f"12 degrees in {arguments['city']}")
 
     async def close(self) -> None: ...

@@ -19,7 +19,7 @@ SOURCE = '\n\ndef f():  # why\n    """Two\n    lines."""\n    return \'x\' + 1\n
 
 @pytest.fixture
 def view(look: Look, qtbot: QtBot) -> CodeView:
-    view = CodeView(PageStyle(look, Formulas()), "python")
+    view = CodeView(PageStyle(look, Formulas()), "python", "python")
     qtbot.addWidget(view)
     view.resize(400, 300)
     view.show()

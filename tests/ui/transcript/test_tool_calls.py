@@ -1,5 +1,6 @@
 """Tool calls in the window: written, asked about, running, executed, edited."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,14 +8,18 @@ from typing import Any
 
 import pytest
 
-from kvchat.chat.record.messages import Role
+from kvchat.chat.attachments import picture_attachment
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Role, new_message
 from kvchat.engine.api.wire import CallDelta, ChatChunk
-from kvchat.tools.tool import Tool, ToolResult
+from kvchat.tools.tool import Tool, ToolCall, ToolResult
 from kvchat.tools.toolbox import Toolbox
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.transcript import transcript
 from kvchat.ui.transcript.call_card import readable_arguments
 from kvchat.ui.transcript.reply_view import ReplyView
-from kvchat.ui.transcript.tool_view import ToolView
+from kvchat.ui.transcript.tool_view import LinkRows, ToolView, readable_result
+from tests.pictures import png
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 
@@ -117,6 +122,76 @@ async def test_a_call_is_asked_about_edited_executed_and_shown(
     runtime.chat.finish()
     await until(lambda: not runtime.chat.answering_chats)
     assert files.written[1] == {"path": "c.txt"}
+
+
+async def test_a_result_is_bounded_and_shows_pictures_and_safe_links(
+    runtime: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, lines = runtime.chat.add("Results").id, "\n".join(f"line {number}" for number in range(400))
+    made = ToolCall("1", f"search_{'é' * 60}\u202e", "{}")
+    links = (("Map", "https://example.org/<b>"), ("Secret", "file:///etc/passwd"), ("Run", "javascript:1"))
+    result = new_message(chat, Role.TOOL, lines, attachments=(picture_attachment("chart 1.png", png()),))
+    result = replace(result, calls=(made,), links=links, is_unseen=True)
+    await runtime.chat.turn_context.run(Database.append_message, result)
+    window.chat.open(chat)
+    await until(lambda: window.transcript.has_message(runtime.chat.said(chat)[-1].id))
+    view = window.transcript.ensure_view(runtime.chat.said(chat)[-1].id)
+    assert isinstance(view, ToolView)
+    await until(lambda: view.chips is not None)
+    assert view.chips is not None
+    assert view.chips.chips[0].name.accessibleName() == "Image chart 1.png"
+    toggle = view.rows[0].widget.toggle_button
+    window.resize(480, 700)
+    await until(lambda: "…" in toggle.text())
+    assert f"search_{'é' * 60}" in toggle.toolTip()
+    assert f"search_{'é' * 60}, collapsed" in toggle.accessibleName()
+    toggle.click()
+    await until(lambda: len(view.rows) > 4 and all(row.widget for row in view.rows))
+    code, more = view.rows[1], view.rows[2].widget.toggle_button
+    assert code.height < 600
+    assert code.widget.body.verticalScrollBar().value() == 0
+    assert more.text().startswith("Show all, 400 lines")
+    more.click()
+    await until(lambda: code.height > 4000)
+    opened: list[str] = []
+    monkeypatch.setattr(transcript, "ask_to_open", lambda parent, url: opened.append(url))
+    (links_row,) = [row.widget for row in view.rows if isinstance(row.widget, LinkRows)]
+    (link,) = links_row.buttons
+    assert link.text().startswith("Map · https://example.org/<b>")
+    link.click()
+    assert opened == ["https://example.org/<b>"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"a": [1.5, "\\u00e9"]}', ('{\n  "a": [\n    1.5,\n    "\\u00e9"\n  ]\n}', "json")),
+        ('{"a": 1.50}', ('{"a": 1.50}', "json")),
+        ('{"a": 1, "a": 2}', ('{"a": 1, "a": 2}', "json")),
+        ("[" * 100_000, ("[" * 100_000, "")),
+        ("[plain]", ("[plain]", "")),
+    ],
+)
+def test_a_readable_result_says_the_same(text: str, shown: tuple[str, str]) -> None:
+    assert readable_result(text) == shown
+
+
+async def test_long_names_are_shortened_and_cannot_reorder_the_question(
+    runtime: StagedRuntime, files: Files, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "delete_" + "everything_" * 5
+    monkeypatch.setattr(Files, "tools", lambda self: asyncio.sleep(0, [replace(WRITE, name=f"{long}\u202eא")]))
+    await send(window, "Delete it.")
+    call(runtime, f"{long}_")
+    await asked(window)
+    card = window.transcript.tail.call_card
+    assert card.title.text() == "Allow the tool “\u2068delete_everythin…ing_everything_א\u2069 · \u2068files\u2069”?"
+    assert f"{long}א" in card.accessibleName()
+    assert f"{long}א" in card.title.toolTip()
+    card.deny_button.click()
+    card.deny_button.click()
+    runtime.chat.finish()
+    await until(lambda: not runtime.chat.answering_chats)
 
 
 async def test_a_denied_call_tells_the_model_why(runtime: StagedRuntime, files: Files, window: MainWindow) -> None:
