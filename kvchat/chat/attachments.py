@@ -138,7 +138,7 @@ def _extract_text(name: str, data: bytes, format: str) -> str:
     try:
         text = extract_text(data, format, creation_flags=no_window_flags())
     except OSError as error:
-        reason = _("kvchat could not start the program that reads it: {error}.", error=error.strerror or str(error))
+        reason = _("The text extraction could not start: {error}.", error=error.strerror or str(error))
         raise AttachmentError(name, reason, _("Try again, or attach its text.")) from error
     except ExtractionFailed as error:
         reason, advice = _failure_texts(error, format)

@@ -18,12 +18,12 @@ from kvchat.chat.record.messages import (
     Attachment,
     Message,
     Role,
-    looked_up_documents,
     needs_vision,
     new_message,
     pictures_of,
     prompt_content,
     prompt_messages,
+    quotable_documents,
 )
 from kvchat.chat.record.tree import copy_to_branch
 from kvchat.chat.turn_context import TurnContext
@@ -38,7 +38,7 @@ from kvchat.text.language import N_, _, format_number, join_sentences
 SUMMARY_REQUEST = "Please summarize our conversation so far in enough detail to continue from the summary alone."
 TRUNCATED_NAME = N_("Beginning of {name}")  # a truncated document
 MIN_PART_TOKENS = 64  # a shorter part is useless
-LOOKED_UP = (  # the model reads it in place of a looked-up document
+PASSAGES_NOTE = (  # the model reads it in place of the document
     "This document is too long to quote in full. Passages that may answer a question are quoted before it, each below"
     " its place in brackets. Name the place when you use a passage."
 )
@@ -228,10 +228,10 @@ class ContextService:
             use = await self.usage(conversation_id, draft, attachments)
         return tuple(attachments)
 
-    async def look_up_longest(
+    async def quote_longest(
         self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment], *, start_engine: bool = False
     ) -> tuple[Attachment, ...]:
-        """Have the longest texts looked up in (kvchat.chat.lookup) instead of read, until all fits.
+        """Mark the longest texts to be quoted in passages (kvchat.chat.lookup), until everything fits.
 
         Without a ready engine nothing changes. `start_engine` starts it first and may raise KvchatError.
         """
@@ -246,8 +246,8 @@ class ContextService:
             if not texts:
                 break
             longest = max(texts, key=lambda item: len(item.text))
-            looked_up = replace(longest, text=LOOKED_UP, whole=longest.text)
-            attachments = [looked_up if item is longest else item for item in attachments]
+            quotable = replace(longest, text=PASSAGES_NOTE, whole=longest.text)
+            attachments = [quotable if item is longest else item for item in attachments]
             use = await self.usage(conversation_id, draft, attachments)
         return tuple(attachments)
 
@@ -349,7 +349,7 @@ class ContextService:
     async def _replace_middle(self, split: BranchSplit, summary: Sequence[Message]) -> int:
         parent_id = split.opening[-1].id if split.opening else None
         first, *later = split.recent
-        if documents := looked_up_documents(split.middle):  # they remain to be looked up in
+        if documents := quotable_documents(split.middle):  # questions can still quote them
             first = replace(first, attachments=(*documents, *first.attachments))
         copies = [*summary, first, *later]
         await self._turn_context.run(copy_to_branch, parent_id, copies, split.recent[-1].id)

@@ -31,7 +31,7 @@ EXIT_TOO_LONG = 67
 
 
 class ExtractionFailed(Exception):
-    """The child's exit code (None: it took too long), and what it printed."""
+    """Raised with the child's exit code (None: it took too long) and its output."""
 
     def __init__(self, code: int | None, detail: str = "") -> None:
         super().__init__(detail)

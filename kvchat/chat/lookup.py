@@ -1,11 +1,11 @@
-"""Documents that are too long for the context: questions are stored with the passages that match them best.
+"""Quotes from documents that are too long for the context: each question is stored with the best matching passages.
 
 Such a document stays with its message, in `Attachment.whole`; the model reads a note in its place. Passages are
-attachments of the question, word for word, so that the prompt stays the same for later turns and is not reprocessed.
+attachments of the question, word for word, so that the prompt stays the same in later turns and is not reprocessed.
 Passages that the branch already quotes are not quoted again.
 
-Passages are ranked by their words and, where an embedding model is installed, by their meaning, too. Their vectors are
-computed while kvchat is idle, and used when all are there. 3,500 vectors of MiniLM are 2.7 MB, compared in 3 ms.
+Passages are ranked by their words and, if an embedding model is installed, also by their meaning. Their vectors are
+computed while kvchat is idle, and used when all are ready. 3,500 vectors of MiniLM are 2.7 MB, compared in 3 ms.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from kvchat.chat.attachments import document_from_text
 from kvchat.chat.context import ContextService
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Attachment, Message, Role, looked_up_documents, new_message
+from kvchat.chat.record.messages import Attachment, Message, Role, new_message, quotable_documents
 from kvchat.chat.turn_context import Embedder, TurnContext
 from kvchat.errors import KvchatError
 from kvchat.session.slot_request import Priority
@@ -29,14 +29,14 @@ from kvchat.text.search import split_words
 MAX_PASSAGES = 5  # per question
 CONTEXT_SHARE = 8  # passages of a question get at most 1/n of the context
 DEFAULT_TOKENS = 1500  # for passages while the context length is unknown
-MIN_WORDS = 4  # of a question that makes sense without the one before it; characters in Chinese and the like
-_CANDIDATES = 20  # ranked passages, of which some may be quoted already
-_PLACE_TOKENS = 24  # of a passage, for its place
+MIN_WORDS = 4  # a shorter question is searched with the one before it; characters in Chinese and similar scripts
+_CANDIDATES = 20  # ranked passages, some of which may be quoted already
+_PLACE_TOKENS = 24  # reserved for the place of a passage
 _KEPT_INDEXES = 4
 RANKED = 50  # by words and by meaning, before both are merged
 MAX_EMBEDDED = 20_000  # passages of a document
 EMBEDDED_AT_ONCE = 4  # a question waits for them
-QUERY_TIMEOUT_S = 5.0  # later the question is answered without vectors
+QUERY_TIMEOUT_S = 5.0  # after that, the question is answered without vectors
 _MAX_QUIET_WAIT_S = 60.0
 
 
@@ -56,7 +56,7 @@ class FoundPassage:
 
 
 class Lookup:
-    """Finds passages. Event-loop thread only; indexes are made in memory when first needed."""
+    """Finds passages. Event-loop thread only. Indexes are built in memory when first needed."""
 
     def __init__(self, turn_context: TurnContext, context: ContextService) -> None:
         self._turn_context, self._context = turn_context, context
@@ -68,7 +68,7 @@ class Lookup:
     async def find(self, conversation_id: str, query: str) -> list[str]:
         """Return the passages of a chat's documents that match best, best first, with their places.
 
-        Also of documents that the model has read: they may have been dropped since. Raises StorageFailed.
+        Includes documents that the model has read, because they may have been dropped since. Raises StorageFailed.
         """
         attached = [a for message in await self._turn_context.branch(conversation_id) for a in message.attachments]
         documents = {a.hash: a for a in attached if not (a.data or a.source)}
@@ -86,7 +86,7 @@ class Lookup:
             branch = await self._turn_context.run(Database.path, edits.parent_id) if edits.parent_id else []
         else:
             branch = await self._turn_context.branch(conversation_id) if conversation_id else []
-        documents = looked_up_documents([*branch, new_message("", Role.USER, question, attachments=attachments)])
+        documents = quotable_documents([*branch, new_message("", Role.USER, question, attachments=attachments)])
         self._to_embed |= {document.hash: document for document in documents}
         if not documents or not question.strip():
             return ()
@@ -130,7 +130,7 @@ class Lookup:
         return index
 
     async def _query_vector(self, documents: Sequence[Attachment], query: str) -> tuple[str, Sequence[float]]:
-        """Return the embedding model's id and the query's vector, which is empty if there is none in time."""
+        """Return the embedding model's id and the query's vector, or an empty vector if it is not ready in time."""
         query_vectors = "SELECT 1 FROM vectors WHERE document = ? LIMIT 1"
         embedder, run = self._turn_context.embedder, self._turn_context.run
         if embedder and any([await run(Database.rows, query_vectors, (document.hash,)) for document in documents]):
@@ -151,12 +151,12 @@ class Lookup:
         return [index.passages[number] for number in order[:RANKED]]
 
     def start_embedding(self) -> None:
-        """Compute the vectors of the documents of stored questions while kvchat is idle."""
+        """Compute vectors for documents that questions were asked about, while kvchat is idle."""
         if self._to_embed and self._turn_context.embedder and (self._embedding is None or self._embedding.done()):
             self._embedding = asyncio.create_task(self._embed_all(self._turn_context.embedder))
 
     async def _embed_all(self, embedder: Embedder) -> None:
-        with contextlib.suppress(KvchatError):  # the words alone must do
+        with contextlib.suppress(KvchatError):  # words alone are enough
             while self._to_embed and (model := await embedder.identity()):
                 await self._embed(embedder, model, self._to_embed.pop(next(iter(self._to_embed))))
         self._to_embed.clear()
@@ -190,7 +190,7 @@ def _kind(model: str, index: Index) -> str:
 
 
 def pack_vectors(vectors: Sequence[Sequence[float]]) -> bytes:
-    """Return vectors scaled to length 1, as float16. Blocking."""
+    """Return vectors, scaled to length 1, as float16 bytes. Blocking."""
     import numpy as np  # the window's first frame needs no vectors
 
     rows = np.asarray(vectors, np.float32)
@@ -199,7 +199,7 @@ def pack_vectors(vectors: Sequence[Sequence[float]]) -> bytes:
 
 
 def nearest(rows: Sequence[bytes], vector: Sequence[float]) -> list[int]:
-    """Return the numbers of packed vectors, the most similar first. Blocking."""
+    """Return the indexes of packed vectors, most similar first. Blocking."""
     import numpy as np
 
     packed = np.frombuffer(b"".join(rows), np.float16)

@@ -303,7 +303,7 @@ class ChatService:
         return await self._change_tree(id, Database.append, id, reply.parent_id, Role.ASSISTANT, text, edited)
 
     def edit_call(self, reply: Message, call_id: str, arguments: str) -> asyncio.Future[Message | None]:
-        """Execute a reply's calls with other arguments for one of them, in a new branch, and let the model go on."""
+        """Execute a reply's calls with new arguments for one of them in a new branch, and continue the turn."""
         calls = tuple(replace(call, arguments=arguments) if call.id == call_id else call for call in reply.calls)
         edited = replace(reply, calls=calls, state=MessageState.EDITED, receipt=None)
 
@@ -314,7 +314,7 @@ class ChatService:
         return self.turns.start(Turn(self.turn_context, reply.conversation_id, store))
 
     def edit_result(self, result: Message, text: str) -> asyncio.Future[Message | None]:
-        """Let the model go on from the user's text instead of a tool's result, in a new branch."""
+        """Replace a tool's result with the user's text in a new branch, and continue the turn."""
         store = partial(tool_calls.store_edited_result, result=result, text=text)
         return self.turns.start(Turn(self.turn_context, result.conversation_id, store))
 

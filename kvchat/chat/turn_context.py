@@ -42,10 +42,10 @@ class ReplyInProgress(KvchatError):
 
 
 class Embedder(Protocol):
-    """Computes vectors whose direction tells the meaning of texts. May raise KvchatError."""
+    """Computes embeddings: vectors that are similar for texts of similar meaning. May raise KvchatError."""
 
     async def identity(self) -> str:
-        """Return an id of the model; empty if there is none. Required before `embed`."""
+        """Return the id of the embedding model; empty if there is none. Call before `embed`."""
         ...
 
     async def embed(self, texts: Sequence[str], *, is_query: bool = False) -> Sequence[Sequence[float]]: ...

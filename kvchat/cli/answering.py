@@ -182,9 +182,9 @@ class ChatSession:
         return reply
 
     async def _fit(self, question: str, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
-        """Have documents that are too long for the context looked up in, and say so. Raises KvchatError."""
+        """Mark documents that are too long to be quoted in passages, and tell the user. Raises KvchatError."""
         chat_id = None if self.new_chat else self.chat_id
-        fitted = await self.runtime.chat.context.look_up_longest(chat_id, question, attachments, start_engine=True)
+        fitted = await self.runtime.chat.context.quote_longest(chat_id, question, attachments, start_engine=True)
         for attachment in fitted:
             if attachment.whole:
                 too_long = _("“{name}” does not fit in the model's context", name=safe_prose(attachment.name))

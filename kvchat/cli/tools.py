@@ -26,7 +26,7 @@ _DESCRIPTION_WIDTH = 100
 
 @asynccontextmanager
 async def _open_servers(runner: CommandRunner) -> AsyncIterator[ServerManager]:
-    """Yield the servers of the open runtime, else those of mcp.json, which are stopped afterwards."""
+    """Yield the server manager of the open runtime or, without one, a manager that is closed afterwards."""
     manager = runner.open_runtime.mcp_servers if runner.open_runtime else ServerManager(runner.paths)
     await manager.load()
     if manager.problem:
@@ -83,7 +83,7 @@ async def add(options: arguments.AddServerOptions, runner: CommandRunner) -> int
             entry |= {"headers" if is_url else "env": values} if (values := _pairs(options.values)) else {}
             await manager.add(name, entry)
         await manager.hide_secrets(name)
-        await manager.approve(manager.source(name).server)  # the user has typed it
+        await manager.approve(manager.source(name).server)  # the user typed it
         server = manager.source(name).server
     lines = [_("“{name}” was added.", name=safe_prose(name)), server.config.launch]
     return print_result(options.as_json, _fields(server), lines)
@@ -133,7 +133,7 @@ async def approve(options: arguments.ServerOptions, runner: CommandRunner) -> in
 
 
 def check_may_start(manager: ServerManager, name: str) -> None:
-    """Raise KvchatError if there is no such server, or if it is not approved, switched off or invalid."""
+    """Raise KvchatError if there is no such server, or if it is not approved, turned off or invalid."""
     source = manager.source(name)
     if source.server.state is ServerState.NOT_APPROVED:
         advice = _("Run `kvchat tools approve {name}` if you trust it.", name=name)

@@ -42,7 +42,7 @@ class EmbeddingEngine:
         self._stopping: asyncio.Task[None] | None = None
 
     async def identity(self) -> str:
-        """Return an id of the model, whose vectors cannot be compared to those of others; empty if there is none."""
+        """Return the id of the model; empty if there is none. Only vectors of the same model can be compared."""
         if self._model is None:
             usable = [model for model in await self._find_models() if 0 < model.size <= MAX_MODEL_BYTES]
             self._model = min(usable, key=lambda model: model.size, default=None)

@@ -1,7 +1,7 @@
-"""Passages of a long document: split by its structure, and ranked for a question with SQLite's FTS5. Blocking.
+"""Passages of a long document: split by its structure and ranked for a question with SQLite's FTS5. Blocking.
 
-Words are prepared as for the search in chats (`search.py`). BM25 weighs words by how rare they are in the document, so
-that no list of stop words is needed, in any language; the Porter stemmer helps with English.
+Words are prepared as for chat search (`search.py`). BM25 weighs words by how rare they are in the document, so
+no list of stop words is needed in any language; the Porter stemmer helps with English.
 """
 
 import hashlib
@@ -47,14 +47,14 @@ class Passage:
 
     @property
     def place(self) -> str:
-        """Return where the passage is, as the model reads it: headings, page, lines."""
+        """Return the place of the passage, as the model reads it: headings, page, lines."""
         lines = f"lines {self.first_line}-{self.last_line}"
         page = [f"page {self.page}"] if self.page else []
         return ", ".join((*([" > ".join(self.headings)] if self.headings else []), *page, lines))
 
 
 def split(text: str) -> list[Passage]:
-    """Split a document at headings, paragraphs and, where these are long, at lines or sentences."""
+    """Split a document at headings and paragraphs; split long paragraphs at lines or sentences."""
     line_starts = [0, *(found.end() for found in re.finditer("\n", text))]
     page_starts = [found.end() for found in re.finditer("\f", text)]
     passages: list[Passage] = []
@@ -130,7 +130,7 @@ def quote_passage(text: str, passage: Passage) -> str:
 
 
 def quoted_ranges(quotes: str, text: str) -> Iterator[tuple[int, int]]:
-    """Yield the ranges in `text` of the passages that `quotes` joins with blank lines (`quote_passage`)."""
+    """Yield the ranges in `text` of the passages in `quotes`, which blank lines separate (`quote_passage`)."""
     line_starts = [0, *(found.end() for found in re.finditer("\n", text))]
     for found in _QUOTED.finditer(quotes):
         line = min(int(found[1]), len(line_starts)) - 1
@@ -139,7 +139,7 @@ def quoted_ranges(quotes: str, text: str) -> Iterator[tuple[int, int]]:
 
 
 def quote_at(quotes: str, line: int) -> str:
-    """Return the one of the quoted passages that has this line; "" if none has."""
+    """Return the quoted passage that contains this line; "" if there is none."""
     return next((found[0] for found in _QUOTED.finditer(quotes) if int(found[1]) <= line <= int(found[2])), "")
 
 
@@ -196,7 +196,7 @@ def merge_rankings(*rankings: Sequence[Passage]) -> list[Passage]:
 
 
 def join_neighbours(text: str, passages: Sequence[Passage]) -> list[Passage]:
-    """Return passages in the order of the document, adjacent ones as one."""
+    """Return passages in document order, with adjacent passages joined."""
     joined: list[Passage] = []
     for passage in sorted(passages, key=lambda passage: passage.start):
         if joined and not text[joined[-1].end : passage.start].strip() and joined[-1].headings == passage.headings:

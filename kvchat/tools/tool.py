@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from kvchat.errors import KvchatError
 
 BUILT_IN = "kvchat"  # source id of the built-in tools
-MAX_RESULT_CHARS = 40_000  # of a result's text; the rest is cut, as the model would have to process it all
+MAX_RESULT_CHARS = 40_000  # of a result's text, which the model must process; the rest is cut off
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
-_MAX_REFERENCES = 30  # in a schema that is checked
+_MAX_REFERENCES = 30  # in a checkable schema
 _NOT_CHECKED = frozenset(("pattern", "patternProperties", "$schema", "$id", "$dynamicRef", "$recursiveRef"))
 _ALL_PROPERTIES = frozenset(("additionalProperties", "unevaluatedProperties"))  # those that match no pattern
 _BY_NAME = ("properties", "$defs", "definitions", "dependentSchemas")  # schemas by name
@@ -25,15 +25,15 @@ _MAX_NAME = 64  # characters, the limit of OpenAI's API that templates and clien
 @dataclass(frozen=True)
 class Tool:
     source: str  # id of its source
-    name: str  # at its source
+    name: str  # as its source calls it
     description: str
     schema: Mapping[str, Any]  # JSON schema of the arguments, an object
-    read_only: bool = False  # according to its source, it changes nothing
+    read_only: bool = False  # according to its source
     alias: str = ""  # its name in the prompt, unique in a chat; set by `freeze`
 
     @property
     def digest(self) -> str:
-        """Hash of all that the user approves; a grant for another digest does not count."""
+        """Hash of everything that the user approves. A grant is valid for one digest."""
         import hashlib  # the first frame needs no digests
 
         content = [self.source, self.name, self.description, self.schema, self.read_only]
@@ -84,7 +84,7 @@ class ToolSource(Protocol):
         ...
 
     async def close(self) -> None:
-        """End what the source has started."""
+        """Stop everything that the source has started."""
         ...
 
 
@@ -105,7 +105,7 @@ def is_selected(tool: Tool, selected: Collection[str]) -> bool:
 
 
 def freeze(tools: Collection[Tool]) -> str:
-    """Return the tools as JSON text to store with a chat: sorted, so that equal sets are equal prompts."""
+    """Return the tools as JSON text to store with a chat, sorted, so that equal sets give equal prompts."""
     named: dict[str, Tool] = {}
     for tool in sorted(tools, key=lambda tool: (tool.name, tool.source)):
         alias = _NOT_IN_NAMES.sub("_", tool.name)[:_MAX_NAME] or "tool"
@@ -119,7 +119,7 @@ def freeze(tools: Collection[Tool]) -> str:
 
 
 def thaw(text: str) -> ToolSet:
-    """Return the tools of `freeze`'s text; an unreadable text has none."""
+    """Return the tools in a text from `freeze`; none if the text is unreadable."""
     try:
         tools = [Tool(**stored) for stored in json.loads(text)] if text else []
     except (ValueError, TypeError, RecursionError):
@@ -129,10 +129,10 @@ def thaw(text: str) -> ToolSet:
 
 
 def checkable_schema(schema: Mapping[str, Any]) -> Any:
-    """Return a tool's schema as far as arguments can be checked with it in bounded time, whoever wrote it.
+    """Return the part of an untrusted schema that can be checked in bounded time.
 
-    Without regular expressions, which can take forever, without references to other documents, which would be
-    downloaded, and empty if it has so many references that each may double the work of another.
+    Drops regular expressions, which can take forever, and references to other documents, which would be downloaded.
+    Empty if the schema has many references, because nested ones can multiply the work.
     """
     if json.dumps(schema).count('"$ref"') > _MAX_REFERENCES:
         return {}
@@ -158,7 +158,7 @@ def checkable_schema(schema: Mapping[str, Any]) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def prompt_tools(frozen: str) -> str:
-    """Return frozen tools as JSON text of the `tools` of a chat request; empty without tools."""
+    """Return frozen tools as JSON text for the `tools` field of a chat request; empty without tools."""
     tools = [
         {
             "type": "function",

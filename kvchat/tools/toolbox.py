@@ -1,4 +1,4 @@
-"""All tool sources together: what they offer, and the execution of calls within bounds."""
+"""All tool sources: their tools, and execution of calls with limits on time and size."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,7 +19,7 @@ class Toolbox:
         self._sources = sources
 
     async def offers(self, selected: Collection[str] | None = None) -> list[SourceTools]:
-        """Return what the sources offer, starting servers if needed; only those of selected tools, if given."""
+        """Return the tools of all sources, or of sources with `selected` ones, starting servers if needed."""
 
         async def offer(source: ToolSource) -> SourceTools:
             try:
@@ -35,12 +35,12 @@ class Toolbox:
         return await asyncio.gather(*map(offer, sources))
 
     async def tools(self, selected: Collection[str] | None = None) -> tuple[list[Tool], list[KvchatError]]:
-        """Return the tools of `offers`, and the errors of the sources that cannot list theirs."""
+        """Return the tools of `offers`, and the errors of sources that cannot list their tools."""
         offers = await self.offers(selected)
         return [tool for offer in offers for tool in offer.tools], [offer.error for offer in offers if offer.error]
 
     async def find(self, tool: Tool) -> Tool:
-        """Return a chat's tool as its source defines it now: a chat may come from a file. Raises KvchatError."""
+        """Return the current definition of a frozen tool, which may come from an imported chat. Raises KvchatError."""
         for offered in await self._source(tool).tools():
             if offered.name == tool.name:
                 return offered
@@ -55,7 +55,7 @@ class Toolbox:
         raise ToolFailed(title, _("“{source}” was removed or turned off.", source=tool.source))
 
     async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
-        """Execute a call with the source of a chat's tool. Raises ToolFailed."""
+        """Execute a call with the tool's source. Raises ToolFailed."""
         source = self._source(tool)
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -65,7 +65,7 @@ class Toolbox:
             raise ToolFailed(_("The tool “{name}” took too long", name=tool.name), detail) from None
         except KvchatError:
             raise
-        except Exception as error:  # a fault of a source is no fault of the chat
+        except Exception as error:  # a bug in a source must not end the turn
             return ToolResult(f"The tool failed: {type(error).__name__}: {error}"[:MAX_RESULT_CHARS], is_error=True)
         if (excess := len(result.text) - MAX_RESULT_CHARS) > 0:
             text = f"{result.text[:MAX_RESULT_CHARS]}\n[{excess} more characters were cut off]"

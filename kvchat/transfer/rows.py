@@ -107,7 +107,7 @@ def store_rows(database: Database, conversation: Row) -> bool:
 def replace_foreign_ids(conversation: Row) -> Row:
     """Replace all ids that are not in kvchat's format.
 
-    Such an id could contain control characters, or name the memory of a program (`program/…`).
+    Such an id could contain control characters, or refer to the memory of a program (`program/…`).
     """
 
     def own_id(id: Any) -> Any:
@@ -161,7 +161,7 @@ def _message_row(row: sqlite3.Row) -> Row:
     message |= {"role": role_from_row(row).value, "state": parse_state(row["state"]).value}
     if message["receipt"]:  # drop a damaged receipt
         message["receipt"] = json.loads(message["receipt"]) if parse_receipt(message["receipt"]) else None
-    if message["state"] == MessageState.STREAMING.value:  # it cannot finish in an exported file
+    if message["state"] == MessageState.STREAMING.value:  # it cannot be finished after an import
         message["state"] = MessageState.INTERRUPTED.value
     return message
 

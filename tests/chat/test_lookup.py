@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from kvchat.chat.attachments import document_from_text
-from kvchat.chat.context import LOOKED_UP
+from kvchat.chat.context import PASSAGES_NOTE
 from kvchat.chat.events import ReadAheadProgress
 from kvchat.chat.lookup import CONTEXT_SHARE, MAX_PASSAGES
 from kvchat.chat.record.messages import Attachment, Role
@@ -17,7 +17,7 @@ BOOK = document_from_text(
 
 
 async def looked_up(stage: Stage) -> Attachment:
-    (book,) = await stage.service.context.look_up_longest(None, "Hello", (BOOK,))
+    (book,) = await stage.service.context.quote_longest(None, "Hello", (BOOK,))
     return book
 
 
@@ -28,8 +28,8 @@ def quotes_of(attachments: tuple[Attachment, ...]) -> list[Attachment]:
 async def test_only_documents_that_do_not_fit_are_looked_up_in(stage: Stage) -> None:
     await stage.answered_chat()
     short = document_from_text("short.txt", "The river is called Rhône.")
-    fitted = await stage.service.context.look_up_longest(None, "Hello", (short, BOOK))
-    assert fitted == (short, replace(BOOK, text=LOOKED_UP, whole=BOOK.text))
+    fitted = await stage.service.context.quote_longest(None, "Hello", (short, BOOK))
+    assert fitted == (short, replace(BOOK, text=PASSAGES_NOTE, whole=BOOK.text))
     use = await stage.service.context.usage(None, "Hello", fitted)
     assert use is not None
     assert use.free >= 0
@@ -102,7 +102,7 @@ async def test_document_stays_when_its_message_is_dropped(stage: Stage) -> None:
 async def test_lookup_finds_passages_of_the_chat_in_every_script(stage: Stage) -> None:
     chat = await stage.answered_chat()
     text = "第一章\n\n" + "湖很大。" * 900 + "\n\n青鹭住在松树上。\n\n" + "河很长。" * 900
-    (lakes,) = await stage.service.context.look_up_longest(None, "", (document_from_text("湖.txt", text),))
+    (lakes,) = await stage.service.context.quote_longest(None, "", (document_from_text("湖.txt", text),))
     await stage.finish(stage.service.send(chat, "青鹭住在哪里？", attachments=(lakes, await looked_up(stage))))
     found = await stage.service.lookup.find(chat, "青鹭住在哪里")
     assert "青鹭住在松树上" in found[0]

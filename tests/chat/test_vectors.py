@@ -48,7 +48,7 @@ def embedder(stage: Stage) -> Embedder:
 
 async def asked_chat(stage: Stage, question: str = "Where is the crane?") -> str:
     chat = await stage.answered_chat()
-    (book,) = await stage.service.context.look_up_longest(None, "Hello", (BOOK,))
+    (book,) = await stage.service.context.quote_longest(None, "Hello", (BOOK,))
     await stage.finish(stage.service.send(chat, question, attachments=(book,)))
     return chat
 

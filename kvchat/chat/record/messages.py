@@ -198,7 +198,7 @@ def message_from_row(row: sqlite3.Row) -> Message:
 
 
 def tool_column(message: Message) -> str | None:
-    """Return what a message's row says about tools, as JSON text."""
+    """Return the column `tools` of a message's row: its calls, their duration and the frozen tools, as JSON text."""
     calls = [[call.id, call.name, call.arguments] for call in message.calls]
     fields: dict[str, Any] = {"calls": calls, "ms": message.tool_ms, "tools": message.tools}
     fields |= {"links": message.links, "unseen": message.is_unseen}
@@ -299,7 +299,7 @@ def insert_rows(db: sqlite3.Connection, table: str, rows: Iterable[Mapping[str, 
 def prompt_messages(branch: Sequence[Message], *, continues_reply: bool = False) -> list[ChatMessage]:
     """Build the chat template's input; `continues_reply`: the last message is a reply to continue.
 
-    Each call gets exactly one result, as templates expect: a missing one is made up, an orphan is left out.
+    Each call gets exactly one result, as templates expect: a missing one gets a placeholder, an orphan is omitted.
     """
     from kvchat.engine.api.wire import ChatMessage, without_pictures  # the first frame needs no prompts
 
@@ -364,7 +364,7 @@ def pictures_of(message: Message) -> tuple[Picture, ...]:
     return tuple(Picture(attachment.data) for attachment in message.attachments if attachment.data)
 
 
-def looked_up_documents(branch: Iterable[Message]) -> list[Attachment]:
+def quotable_documents(branch: Iterable[Message]) -> list[Attachment]:
     """Return the documents of which only passages are quoted (kvchat.chat.lookup)."""
     return list({a.hash: a for message in branch for a in message.attachments if a.whole}.values())
 

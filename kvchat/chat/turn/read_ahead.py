@@ -17,10 +17,10 @@ from kvchat.chat.record.messages import (
     Message,
     Role,
     ends_with_reply,
-    looked_up_documents,
     needs_vision,
     new_message,
     prompt_messages,
+    quotable_documents,
 )
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError
@@ -174,7 +174,7 @@ class ReadAhead:
                 return False  # the next answer makes room for it
             new = prompt_messages([*branch, target.message])
             # Passages will be quoted before the draft, so what it would be processed as cannot be used.
-            is_lookup = bool(looked_up_documents([*branch, target.message]))
+            is_lookup = bool(quotable_documents([*branch, target.message]))
             draft = () if needs_vision(new) or is_lookup else await _stable_prefix(target, lease, boundary, new)
             loaded = await lease.load_boundary(draft or boundary)
             if not read or needs_vision(new) or not may_continue():

@@ -1,8 +1,8 @@
 """Execution of a reply's tool calls: validate, ask for permission, run, store the results.
 
-Only an answer to `ToolCalls.ask`, the chat's permission mode or an earlier grant lets a call run, and the last two
-only if the tool is still what the chat froze. Nothing that a model or a result says is consulted. No slot is held
-meanwhile.
+A call runs only if the user allows it (`ToolCalls.ask`), or if the tool's definition is still the one that the chat
+froze and the permission mode or an earlier grant allows it. Texts of models and results never grant permission. No slot
+is held meanwhile.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class PendingCall:
-    """A call that waits for permission or runs."""
+    """A call that is waiting for permission or running."""
 
     conversation_id: str
     message_id: str  # the reply with the call
@@ -74,7 +74,7 @@ class PendingCall:
 
     @property
     def key(self) -> str:
-        """Identify the call among those of all chats: models may repeat their own ids."""
+        """Id that is unique in all chats: models may repeat their ids."""
         return f"{self.message_id}/{self.call.id}"
 
 
@@ -88,7 +88,7 @@ class Grant:
 
 
 def validation_error(tool: Tool, arguments: dict[str, Any] | None) -> str:
-    """Return why the arguments do not fit the tool's schema, for the model; empty if they do."""
+    """Return why the arguments do not match the tool's schema, as a text for the model; empty if they match."""
     if arguments is None:
         return "The arguments are not a JSON object."
     import jsonschema  # slow to import, and only calls need it
@@ -98,13 +98,13 @@ def validation_error(tool: Tool, arguments: dict[str, Any] | None) -> str:
     except jsonschema.ValidationError as error:
         place = "".join(f"[{part!r}]" for part in error.absolute_path)
         return f"{place}: {error.message}"[:1000] if place else error.message[:1000]
-    except Exception:  # the server's schema is wrong; it checks the arguments itself
+    except Exception:  # the schema is invalid; the server checks the arguments itself
         return ""
     return ""
 
 
 def store_edited_result(database: Database, result: Message, text: str) -> TurnStart:
-    """Store another text for a tool's result in a new branch, with copies of the results that follow it."""
+    """Store an edited tool result in a new branch, with copies of the results that follow it."""
     with database.transaction():
         branch = database.branch(result.conversation_id)
         place = next((at for at, message in enumerate(branch) if message.id == result.id), len(branch))
@@ -116,24 +116,24 @@ def store_edited_result(database: Database, result: Message, text: str) -> TurnS
 
 
 class ToolCalls:
-    """Executes calls, and holds the questions to the user. Event-loop thread only."""
+    """Executes calls, and asks the user for permission. Event-loop thread only."""
 
     def __init__(self, turn_context: TurnContext) -> None:
         self._turn_context = turn_context
         self._questions: dict[str, asyncio.Future[Answer]] = {}
         self.pending: dict[str, PendingCall] = {}  # by key
-        self.is_closing = False  # kvchat quits: open calls stay open and can be executed later
+        self.is_closing = False  # kvchat is quitting: open calls can be executed later
 
     async def run(self, reply: Message) -> tuple[Message, bool]:
         """Execute a reply's calls in order and store the results below it.
 
-        Returns the last result, and True if every call was invalid. If cancelled, stores that the rest was stopped.
+        Return the last result, and True if every call was invalid. If cancelled, mark the remaining calls as stopped.
         """
         branch = await self._turn_context.run(Database.path, reply.id)
         tools = thaw(branch[0].tools) if branch and branch[0].role is Role.SYSTEM else ToolSet()
         below = (await self._turn_context.branch(reply.conversation_id))[len(branch) :]
         results = list(itertools.takewhile(lambda message: message.role is Role.TOOL, below))
-        done = {call.id for result in results for call in result.calls}  # before kvchat ended
+        done = {call.id for result in results for call in result.calls}  # before kvchat quit
         last, invalid = results[-1] if results else reply, 0
         left = [call for call in reply.calls if call.id not in done]
         try:
@@ -149,7 +149,7 @@ class ToolCalls:
         return last, invalid == len(reply.calls)
 
     async def freeze_selected(self, conversation_id: str, selected: Collection[str]) -> None:
-        """Freeze the selected tools for a chat that has no reply yet. Tools that cannot be listed are reported."""
+        """Freeze the selected tools for a chat that has no reply yet. Report sources that cannot list their tools."""
         turn_context = self._turn_context
         branch = await turn_context.branch(conversation_id)
         replies = "SELECT 1 FROM messages WHERE conversation_id = ? AND role = 'assistant' LIMIT 1"
@@ -200,7 +200,7 @@ class ToolCalls:
         return await self._store(parent, call, result, 1000 * (time.monotonic() - began_at)), False
 
     async def ask(self, reply: Message, call: ToolCall, tool: Tool) -> Answer:
-        """Wait for the user's answer, and store the grant that it gives."""
+        """Wait for the user's answer, and store the grant, if any."""
         pending = PendingCall(reply.conversation_id, reply.id, call, tool, True, time.monotonic())
         question = self._questions[pending.key] = asyncio.get_running_loop().create_future()
         self._show(pending)
@@ -217,7 +217,7 @@ class ToolCalls:
         return answer
 
     def answer(self, key: str, answer: Answer) -> None:
-        """Answer the question about a call (`PendingCall.key`); a call that no longer waits is left alone."""
+        """Answer the question about a call (`PendingCall.key`); ignored if the call is no longer waiting."""
         question = self._questions.get(key)
         if question is not None and not question.done():
             question.set_result(answer)

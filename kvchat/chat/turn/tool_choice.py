@@ -1,4 +1,4 @@
-"""The choice of a chat's tools: what a new chat gets, what tools cost in tokens, and whether a frozen list is old."""
+"""Tools of a chat: selection for new chats, cost in tokens, and detection of changed definitions."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +21,10 @@ class TokenCount:
 
 @dataclass(frozen=True)
 class ChangedTools:
-    """A list of tools that differs from the one frozen for a branch, and what taking it over costs."""
+    """New tools for a branch whose frozen ones differ, and the cost of updating them."""
 
     tools: tuple[Tool, ...]
-    selected: tuple[str, ...]  # they are what the sources offer of these
+    selected: tuple[str, ...]  # the selection that `tools` come from
     tokens: int | None  # to reprocess; None without an engine
     wait: TimeRange | None  # None: unknown
 
@@ -47,39 +47,39 @@ class ToolChoice:
     def __init__(self, turn_context: TurnContext) -> None:
         self._turn_context = turn_context
         self._offers: dict[str, SourceTools] = {}  # last lists, by source
-        self._is_unsupported = False  # the model last asked about has no tools
+        self._is_unsupported = False  # the last queried model does not support tools
         self.selected: tuple[str, ...] | None = None  # for the next new chat; None: from the preset or the settings
         self.permission: PermissionMode | None = None  # for the next new chat; None: from the preset
         turn_context.new_chat_tools = self._frozen_if_known
 
     async def offers(self, selected: Collection[str] | None = None) -> list[SourceTools]:
-        """Return what the sources offer, starting servers if needed; only those of selected tools, if given."""
+        """Return the tools of all sources, or of sources with `selected` ones, starting servers if needed."""
         offers = await self._turn_context.toolbox.offers(selected)
         self._offers |= {offer.source: offer for offer in offers}
         return offers
 
     def selected_from(self, options: ChatOptions) -> tuple[str, ...]:
-        """Return the selection of a new chat: the user's, else the preset's, else that of the last new chat."""
+        """Return the tools for a new chat: the user's selection, the preset's, or that of the last new chat."""
         return self.selected if self.selected is not None else options.tools or self._turn_context.remembered_tools()
 
     async def for_new_chat(self, options: ChatOptions, model: str | None = None) -> ChatOptions:
-        """Return a new chat's options with the selected tools, or with none if the model's template has no tools."""
+        """Return a new chat's options with the selected tools, or none if its model does not support tools."""
         supported = await self.supports_tools(model) is not False
         tools = self.selected_from(options) if supported else ()
         return replace(options, tools=tools, permission=self.permission or options.permission)
 
     def forget_choice(self) -> None:
-        """The new chat has begun."""
+        """Reset the selection after the new chat has started."""
         self.selected = self.permission = None
 
     async def supports_tools(self, model: str | None = None) -> bool | None:
-        """Return True if the model's chat template has tools, None while no engine runs it."""
+        """Return True if the model's chat template supports tools, or None while no engine runs the model."""
         ready = await self._turn_context.ready_engine(model)
         self._is_unsupported = ready is not None and not ready.has_tools
         return ready.has_tools if ready else None
 
     async def count(self, tools: Collection[Tool], model: str | None = None) -> TokenCount:
-        """Return what the tools add to a prompt: counted if an engine is ready, else estimated."""
+        """Return the tokens that the tools add to a prompt: counted if an engine is ready, else estimated."""
         definitions = prompt_tools(freeze(tools))
         if not definitions:
             return TokenCount(0, is_exact=True)
@@ -96,10 +96,10 @@ class ToolChoice:
     async def change(
         self, conversation_id: str, offers: Sequence[SourceTools], selected: Sequence[str] | None = None
     ) -> ChangedTools | None:
-        """Return the list that differs from the tools frozen for the visible branch, if any.
+        """Return the new tools if they differ from those frozen for the visible branch, else None.
 
-        `selected`: the selection that the user considers (default: the chat's, see `selected_in`). Of sources that are
-        off or cannot list their tools, those that were frozen can be selected.
+        `selected`: a new selection (default: the chat's, see `selected_in`). If a source is off or cannot list its
+        tools, its frozen tools can be selected.
         """
         chosen, branch = await self._turn_context.settings_and_branch(conversation_id)
         has_root = bool(branch) and branch[0].role is Role.SYSTEM
@@ -127,6 +127,6 @@ class ToolChoice:
         return len(prompt), speed.forecast(len(prompt))
 
     def _frozen_if_known(self, options: ChatOptions) -> str:
-        """Return the tools that a new chat will freeze, as far as they are known without starting a server."""
+        """Return the tools that a new chat will freeze, if they are known without starting a server."""
         selected = () if self._is_unsupported else self.selected_from(options)
         return freeze([tool for offer in self._offers.values() for tool in offer.tools if is_selected(tool, selected)])

@@ -105,11 +105,11 @@ class Turn:
         return self._calls is not None
 
     def execute_calls(self, reply: Message, execute: CallExecutor) -> None:
-        """Begin to execute a reply's tool calls."""
+        """Start executing a reply's tool calls."""
         self._calls = asyncio.create_task(execute(reply))
 
     async def finish_calls(self) -> bool:
-        """Wait for the tool calls; return True if the model should go on with their results. Raises StorageFailed."""
+        """Wait for the tool calls; return True if the model should continue. Raises StorageFailed."""
         assert self._calls is not None
         await asyncio.wait([self._calls])
         calls, self._calls = self._calls, None

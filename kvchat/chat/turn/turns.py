@@ -167,7 +167,7 @@ class Turns:
             self._turns.remove(turn)
 
     async def _begin(self, turn: Turn) -> None:
-        """Move the question of a turn that waited to the end of the branch, and tell the sender that it begins."""
+        """Move the question of a waiting turn to the end of the branch, and notify the sender of the start."""
         turn_context, chat = self._turn_context, turn.conversation_id
         assert turn.start is not None
         assert turn.on_start is not None

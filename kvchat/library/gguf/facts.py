@@ -41,7 +41,7 @@ class EmbeddingModel(NotAModel):
         self.architecture, self.trained_context = architecture, trained_context
         super().__init__(
             _("This is an embedding model"),
-            _("It cannot chat. kvchat uses it to look things up in long documents."),
+            _("It cannot chat. kvchat uses it to find passages in long documents."),
             _("Choose a chat model."),
         )
 

@@ -1,5 +1,6 @@
 """The built-in tools. All are off until a chat selects them.
 
-They run inside kvchat and handle what a model wrote, and what strangers wrote to mislead it. Files are read only in
-folders that the user named, pages only at public addresses, Python runs in a sandbox, and each result is bounded.
+They run inside kvchat with arguments from a model that untrusted content may have misled. Therefore, files are read
+only in folders that the user chose, pages only from public addresses, and Python runs in a sandbox. Results have a
+limited size.
 """

@@ -1,4 +1,4 @@
-"""Definition of a built-in tool, and parts that several of them use."""
+"""Definition of built-in tools, and functions that several of them share."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from kvchat.errors import KvchatError
 from kvchat.tools.tool import BUILT_IN, Tool, ToolFailed, ToolResult
 
 ReadText = Callable[[str, bytes, str | None], str]  # name, data, format if known; blocking; raises KvchatError
-MAX_PART_CHARS = 30_000  # of a text in one result, some 8,000 tokens
+MAX_PART_CHARS = 30_000  # of a text in one result: about 8,000 tokens
 START = {"type": "integer", "minimum": 0, "description": "Character to start at, to read on in a long text"}
 
 
@@ -20,7 +20,7 @@ class BuiltInTool:
 
 
 def define(name: str, description: str, required: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> Tool:
-    """Return a tool that may change something or send data; arguments are JSON schemas by name."""
+    """Return a tool that is not read-only. `required` and `optional`: JSON schemas of the arguments by name."""
     properties = {**required, **(optional or {})}
     schema = {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False}
     return Tool(BUILT_IN, name, description, schema)
@@ -35,7 +35,7 @@ def extracted_text(read_text: ReadText, name: str, data: bytes, format: str | No
 
 
 def part_of(text: str, start: int) -> str:
-    """Return a bounded part of a text, with a note if there is more."""
+    """Return at most MAX_PART_CHARS of a text, with a note if there is more."""
     end = start + MAX_PART_CHARS
     if start == 0 and len(text) <= end:
         return text

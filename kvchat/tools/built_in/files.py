@@ -1,4 +1,4 @@
-"""Listing and reading of files in folders that the user named."""
+"""Tools that list and read files in folders that the user chose."""
 
 import asyncio
 import itertools
@@ -14,7 +14,7 @@ from kvchat.tools.built_in.definition import START, BuiltInTool, ReadText, defin
 from kvchat.tools.tool import ToolFailed, ToolResult
 
 MAX_FILE_BYTES = 10_000_000
-MAX_ENTRIES = 500  # listed of a folder
+MAX_ENTRIES = 500  # per folder
 
 T = TypeVar("T")
 
@@ -60,10 +60,10 @@ async def _with_path(path: str, function: Callable[[], T]) -> T:
 
 
 def find_path(folders: Sequence[str], path: str) -> Path:
-    """Return the real path of a file or folder in one of the folders. Raises ToolFailed, OSError, as Path.resolve.
+    """Return the real path of a file or folder in one of the folders. Raises ToolFailed, OSError and RuntimeError.
 
-    Nothing outside the folders is accessed: looking at a path such as `\\\\server\\share` would already sign in there.
-    Hidden files are left out, because they are where programs keep passwords and keys.
+    Nothing outside the folders is accessed: checking a path such as `\\\\server\\share` would sign in to the server.
+    Hidden files are excluded, because programs keep passwords and keys in them.
     """
     missing: OSError | None = None
     for folder in folders:

@@ -1,7 +1,7 @@
 """GET requests to public addresses only: a model must not reach this computer or its network.
 
-Each connection, of redirects too, is made to an address that was resolved and checked here, so that a name cannot
-point elsewhere a moment later. Proxies are not used, because they resolve names themselves.
+Every connection, also of a redirect, goes to an address that was resolved and checked here, so that a name cannot
+resolve to another address afterwards. Proxies are not used, because they resolve names themselves.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from kvchat.text.formatting import format_size, one_line
 from kvchat.tools.tool import ToolFailed
 
 TIMEOUT_S = 30.0  # for the whole request
-MAX_BYTES = 5_000_000  # of a page, compressed and not
+MAX_BYTES = 5_000_000  # of a page, compressed and decompressed
 MAX_REDIRECTS = 5
 _CONNECT_TIMEOUT_S = 10.0
 _MAX_ADDRESSES = 3  # of a name, tried one after the other
-_PUBLIC_IPV6 = ipaddress.IPv6Network("2000::/3")  # RFC 4291: all that is assigned
+_PUBLIC_IPV6 = ipaddress.IPv6Network("2000::/3")  # RFC 4291: all assigned addresses
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052
 _HEADERS: dict[bytes | str, bytes | str] = {
     "User-Agent": f"kvchat/{__version__}",
@@ -66,7 +66,7 @@ def is_public(text: str) -> bool:
 
 
 def _own_addresses() -> set[Any]:
-    """Return this computer's addresses, which are public with IPv6."""
+    """Return this computer's addresses, because its IPv6 addresses are public."""
     found = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
     texts = (each.address.partition("%")[0] for each in found if each.family in (socket.AF_INET, socket.AF_INET6))
     return set(map(ipaddress.ip_address, texts))
@@ -106,7 +106,7 @@ def _tls_context() -> ssl.SSLContext:
 
 
 async def fetch(url: str, network: httpcore2.AsyncNetworkBackend | None = None) -> Page:
-    """Raises ToolFailed."""
+    """Fetch a page, following redirects. Raises ToolFailed."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             tls = await asyncio.to_thread(_tls_context)
@@ -147,7 +147,7 @@ async def _follow(pool: httpcore2.AsyncConnectionPool, url: httpx2.URL) -> Page:
 
 
 def _decompress(data: bytes, encoding: str) -> bytes:
-    """Decompress at most MAX_BYTES, unlike an HTTP library, which decodes whatever a few bytes stand for."""
+    """Decompress at most MAX_BYTES. An HTTP library would decompress any amount."""
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise ValueError(f"it is compressed with {encoding}")
     content = zlib.decompressobj(wbits=47).decompress(data, MAX_BYTES + 1)  # 47: gzip or zlib

@@ -1,4 +1,4 @@
-"""Python in pydantic-monty: an interpreter of its own without files, network and environment, in a worker process."""
+"""Python in pydantic-monty: a separate interpreter without files, network or environment, in a worker process."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ TIME_LIMIT_S = 10.0
 MAX_MEMORY_BYTES = 256_000_000
 MAX_OUTPUT_BYTES = 100_000
 _MAX_CODE = 50_000  # characters
-_MAX_ERROR = 2000  # characters of a traceback's end
+_MAX_ERROR = 2000  # characters, from the end of a traceback
 
 
 async def _run_python(arguments: Mapping[str, Any]) -> ToolResult:
@@ -34,7 +34,7 @@ async def _run_python(arguments: Mapping[str, Any]) -> ToolResult:
 def _run(code: str, workers: list[int]) -> ToolResult:
     """Run a program and add the id of its process to `workers`. Blocking.
 
-    With AsyncMonty, Python sometimes aborts when it exits afterwards (pydantic-monty 1.4.0).
+    AsyncMonty is not used: with it, Python sometimes aborts at exit (pydantic-monty 1.4.0).
     """
     try:
         from pydantic_monty import CollectString, Monty, MontyCrashedError, MontyError
@@ -70,7 +70,7 @@ def _run(code: str, workers: list[int]) -> ToolResult:
 
 
 class _ShortRepr(reprlib.Repr):
-    """`repr` bounded in width, depth and, as both together allow billions of parts, in their number."""
+    """`repr` with limits on width, depth and the total number of parts, which would otherwise reach billions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class _ShortRepr(reprlib.Repr):
 
 
 def _shown(value: object) -> str:
-    """Return a bounded `repr` of the last expression's value; empty for None."""
+    """Return the short `repr` of the last expression's value; empty for None."""
     if value is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Fetching of web pages at public addresses, and web search by a SearXNG server that the user chose."""
+"""Tools that fetch public web pages and search the web with a SearXNG server that the user chose."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ def fetch_tool(read_text: ReadText) -> BuiltInTool:
         if (format := _FORMATS.get(media_type)) is None and not is_text:
             raise ToolFailed(f"{page.url} is not text", f"Its type is {media_type}.")
         if format == "page" and page.charset:
-            data = b'<meta charset="%s">' % page.charset.encode() + data  # the header's counts more than the page's
+            data = b'<meta charset="%s">' % page.charset.encode() + data  # the header overrides the page
         text = await asyncio.to_thread(extracted_text, read_text, page.url, data, format)
         return ToolResult(f"{page.url}\n\n{part_of(text, arguments.get('start', 0))}")
 
@@ -58,7 +58,7 @@ def search_tool(address: Callable[[], str]) -> BuiltInTool:
 
 
 async def _ask_searxng(base: str, query: str) -> Any:
-    """Ask a server (https://docs.searxng.org/dev/search_api.html). Its address may be private: the user chose it."""
+    """Query SearXNG (https://docs.searxng.org/dev/search_api.html). Its address may be private: the user chose it."""
     import httpx2
 
     try:

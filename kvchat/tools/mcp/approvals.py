@@ -1,4 +1,4 @@
-"""The user's approvals: the launch of each server, and the definitions of its tools."""
+"""The user's approvals of commands, URLs and tool definitions."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from kvchat.tools.tool import Tool
 
 
 class Approvals:
-    """Approved digests by server, in a file. An unreadable file approves nothing. `load` and the changes block."""
+    """Approved digests by server, in a file. An unreadable file approves nothing. `load` and all changes block."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -36,7 +36,7 @@ class Approvals:
         return digests if isinstance(digests, dict) else None
 
     def approved_description(self, server: str, tool: str) -> str | None:
-        """Return the approved description of a tool, to compare it with a new one; None if it is unknown."""
+        """Return a tool's approved description, or None if there is none."""
         descriptions = self._servers.get(server, {}).get("descriptions")
         text = descriptions.get(tool) if isinstance(descriptions, dict) else None
         return text if isinstance(text, str) else None

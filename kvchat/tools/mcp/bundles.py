@@ -56,7 +56,7 @@ class BundleOption:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle's manifest. Its texts are untrusted, and safe to show."""
+    """A bundle's manifest. Its texts are untrusted but safe to show."""
 
     path: Path
     name: str  # of the server
@@ -201,7 +201,7 @@ def values_error(bundle: Bundle, values: Mapping[str, Value]) -> str:
 def install_bundle(bundle: Bundle, values: Mapping[str, Value], bundles: Path, stop: threading.Event) -> dict[str, Any]:
     """Unpack a bundle, replacing an older version, and return the entry for mcp.json. Blocks. Raises KvchatError.
 
-    `values`: by the key of the option. Secret ones become references; the caller stores them.
+    `values`: by option key. Secret values become references; the caller must store them.
     """
     if problem := values_error(bundle, values):
         raise KvchatError(_("The MCP bundle could not be installed"), problem)

@@ -1,4 +1,4 @@
-"""mcp.json: the MCP servers, in the format that Claude Desktop, Cursor and others use."""
+"""mcp.json: the MCP servers, in the format of Claude Desktop, Cursor and others."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ _LAUNCH_KEYS = ("type", "command", "args", "env", "cwd", "url", "headers")
 
 
 class ConfigBroken(KvchatError):
-    """mcp.json cannot be read or written. It stays as it is."""
+    """mcp.json cannot be read or written. It is not changed."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class ServerConfig:
     disabled: bool = False
     disabled_tools: frozenset[str] = frozenset()
     problem: str = ""  # why the server cannot be used, as a sentence
-    digest: str = ""  # hash of all that decides what is run or contacted
+    digest: str = ""  # hash of everything that determines what is run or contacted
 
     @property
     def launch(self) -> str:
-        """The exact command line or URL, to show before the user approves it."""
+        """The exact command line or URL, with variables and headers, for the user to approve."""
         lines = [self.url or shlex.join((self.command, *self.arguments))]
         lines += [f"{name}={value}" for name, value in self.environment.items()]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
@@ -52,7 +52,7 @@ class ServerConfig:
 
 
 def parse_server(name: str, entry: Any) -> ServerConfig:
-    """Return the server of an entry of mcp.json; of an invalid one, with its `problem`."""
+    """Parse an entry of mcp.json. If it is invalid, the result has a `problem`."""
     if name_problem := name_error(name):
         return ServerConfig(name, problem=name_problem)
     if not isinstance(entry, dict):
@@ -148,7 +148,7 @@ class ConfigFile:
         return {name: parse_server(name, entry) for name, entry in self.read().get(SERVERS, {}).items()}
 
     def change(self, change: Callable[[dict[str, Any]], object]) -> None:
-        """Let `change` edit the entries by name, and save the file with all else as it is. Raises KvchatError."""
+        """Let `change` edit the entries by name, and save the file; the rest stays unchanged. Raises KvchatError."""
         content = self.read()
         change(content.setdefault(SERVERS, {}))
         try:

@@ -1,4 +1,4 @@
-"""One running MCP server, used through the SDK. Lives on the event loop of `ServerThread`."""
+"""Connection to a running MCP server through the SDK, on the event loop of `ServerThread`."""
 
 import asyncio
 import contextlib
@@ -38,23 +38,23 @@ from kvchat.tools.tool import ToolFailed, ToolResult
 START_TIMEOUT_S = 30.0
 SIGN_IN_TIMEOUT_S = 300.0  # for the user, in the browser
 CALL_TIMEOUT_S = 120.0  # after the call and after each progress notification
-CALL_LIMIT_S = 3600.0  # despite progress
+CALL_LIMIT_S = 3600.0  # even with progress
 CLOSE_TIMEOUT_S = 8.0
 _MAX_PAGES = 100
 _MAX_MESSAGE_CHARS = 500
-_NO_SUCH_TRANSPORT = (400, 404, 405)  # a server with the older SSE transport answers a POST so
-# Messages of the SDK: of a closed connection, of the 404 of a server that has restarted, and of other statuses.
+_NO_SUCH_TRANSPORT = (400, 404, 405)  # responses to a POST from servers with the older SSE transport
+# Messages of the SDK for a closed connection, for the 404 of a restarted server, and for other statuses.
 _CLOSED, _SESSION_LOST = "Connection closed", "Session terminated"
 _HTTP_ERRORS = ("Server returned an error response", "Not Found")
 _CALL_RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
 )
-for _name in ("mcp", "client"):  # they log the traces of invalid messages
+for _name in ("mcp", "client"):  # they log tracebacks for invalid messages
     logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 
 
 class Connection:
-    """A server from `open` to `close` or its own end. Every method may raise ToolFailed."""
+    """Connection from `open` until `close` or the end of the server. Every method may raise ToolFailed."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Connection:
         on_tools_changed: Callable[[], object],
         on_end: Callable[[], object],
     ) -> None:
-        """`config`: with its secrets. Both callbacks are called on this loop."""
+        """`config`: with its secrets filled in. Both callbacks are called on this loop."""
         self._config, self._log, self._sign_in = config, log, sign_in
         self._on_tools_changed, self._on_end = on_tools_changed, on_end
         self._client: Client | None = None
@@ -73,7 +73,7 @@ class Connection:
         self._process: ServerProcess | None = None
         self._closing, self._closed_by_us = asyncio.Event(), False
         self._task: asyncio.Task[None] | None = None
-        self.reason = ""  # why it has ended, as sentences
+        self.reason = ""  # why the connection ended, in sentences
         self.needs_sign_in = False
         self.has_ended = False
 
@@ -106,7 +106,7 @@ class Connection:
                 await asyncio.wait([task])
 
     async def _try_open(self, kind: str) -> bool:
-        """Return True when the server is ready. Else it has ended, for `reason`."""
+        """Return True when the server is ready, or False if it has ended; then `reason` says why."""
         self._closing.clear()
         ready = asyncio.Event()
         self._task = task = asyncio.create_task(self._serve(kind, ready))
@@ -123,7 +123,7 @@ class Connection:
         return ready.is_set()
 
     async def _serve(self, kind: str, ready: asyncio.Event) -> None:
-        """Own the SDK's context managers, which must be left by the task that entered them."""
+        """Run the SDK's context managers, which must be exited by the task that entered them."""
         self.has_ended, self.reason, listener = False, "", None
         try:
             info = types.Implementation(name="kvchat", version=__version__)
@@ -168,7 +168,7 @@ class Connection:
             yield streams
 
     async def _listen(self, client: Client) -> None:
-        """Keep the subscription open with which a server of 2026 sends its notifications."""
+        """Keep the subscription open through which servers with a 2026 protocol send notifications."""
         with contextlib.suppress(Exception):
             async with client.listen(tools_list_changed=True) as events:
                 async for _event in events:
@@ -179,7 +179,7 @@ class Connection:
             self._on_tools_changed()
 
     async def tools(self) -> Listing:
-        """Ask for the tools, or use the SDK's cache as long as the server's `ttlMs` says."""
+        """List the tools, or return the SDK's cached list while the server's `ttlMs` allows it."""
         if self.capabilities.tools is None:
             return Listing()
         tools, is_complete = await self._pages(
@@ -197,8 +197,7 @@ class Connection:
                 if not limit.expired():
                     limit.reschedule(min(loop.time() + CALL_TIMEOUT_S, latest))
 
-            # Not `client.call_tool`: it would check the result with a schema of the server, whose regular expressions
-            # can take forever.
+            # Not `client.call_tool`: it validates the result, and regular expressions in the schema can take forever.
             result = await client.session.send_request(
                 types.CallToolRequest(params=parameters), _CALL_RESULT, progress_callback=extend
             )
@@ -231,7 +230,7 @@ class Connection:
     async def _pages(
         self, ask: Callable[[Client, str | None], Awaitable[Any]], items: str, limit: int
     ) -> tuple[list[Any], bool]:
-        """Return at most `limit` items of a list, and whether these are all."""
+        """Return at most `limit` items of a list, and True if these are all."""
         found: list[Any] = []
         cursor: str | None = None
         async with self._session(START_TIMEOUT_S) as client:
@@ -245,7 +244,7 @@ class Connection:
 
     @asynccontextmanager
     async def _session(self, timeout_s: float | None) -> AsyncIterator[Client]:
-        """Yield the client, and turn every failure inside into a ToolFailed."""
+        """Yield the client, and convert every error in the `with` block to ToolFailed."""
         if self._client is None:
             raise self._failed(self.reason or _("It is not running."))
         try:
@@ -271,7 +270,7 @@ class Connection:
         return ToolFailed(_("The request to the MCP server “{name}” failed", name=self._config.name), reason)
 
     def _explain(self, error: BaseException) -> str:
-        """Return the reason of an error as sentences, without a trace."""
+        """Return the reason for an error in sentences, without a traceback."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         status = self._http.last_status if self._http else 0

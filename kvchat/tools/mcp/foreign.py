@@ -1,4 +1,4 @@
-"""MCP servers that are configured in other apps, or pasted as JSON."""
+"""Import of MCP servers from other apps or from pasted JSON."""
 
 import os
 import re
@@ -19,7 +19,7 @@ _TRAILING_COMMA = re.compile(r'("(?:\\.|[^"\\\n])*")|,(?=\s*[}\]])')
 
 @dataclass(frozen=True)
 class ForeignServers:
-    """The servers of another app, as entries for mcp.json by name."""
+    """The servers of another app. `entries` are for mcp.json, by name."""
 
     app: str
     path: Path
@@ -28,7 +28,7 @@ class ForeignServers:
 
 
 def parse_servers(text: str) -> dict[str, dict[str, Any]]:
-    """Return the entries of a configuration in one of the usual forms, with or without comments. Raises ValueError."""
+    """Parse a configuration in any common format, with or without comments, into entries. Raises ValueError."""
     text = _COMMENT.sub(lambda found: found[1] or "", text)
     content = parse_json(_TRAILING_COMMA.sub(lambda found: found[1] or "", text))
     if not isinstance(content, dict):
@@ -51,7 +51,7 @@ def _is_entry(entry: object) -> bool:
 
 
 def read_pasted(text: str) -> dict[str, dict[str, Any]]:
-    """Return the entries of a JSON text. Raises KvchatError."""
+    """Parse a pasted configuration into entries. Raises KvchatError."""
     try:
         servers = parse_servers(text)
     except ValueError as error:
@@ -66,7 +66,7 @@ def read_pasted(text: str) -> dict[str, dict[str, Any]]:
 def find_foreign_servers(
     home: Path | None = None, environment: Mapping[str, str] = os.environ, platform: str = sys.platform
 ) -> list[ForeignServers]:
-    """Read the configurations of other apps that exist on this computer. Blocks."""
+    """Read the MCP configurations of other apps on this computer. Blocks."""
     home = home or Path.home()
     if platform == "win32":
         settings = Path(environment.get("APPDATA") or home / "AppData" / "Roaming")

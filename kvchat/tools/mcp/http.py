@@ -1,4 +1,4 @@
-"""HTTP for MCP servers: bounded responses, and sign-in with OAuth through the browser."""
+"""HTTP client for MCP servers with limited response sizes, and OAuth sign-in in the browser."""
 
 import asyncio
 import html
@@ -18,26 +18,26 @@ from kvchat.text.formatting import format_size
 from kvchat.text.language import _
 from kvchat.tools.mcp.process import MAX_MESSAGE_BYTES
 
-_TIMEOUT = httpx2.Timeout(30.0, read=3600.0)  # a call has a time limit of its own
+_TIMEOUT = httpx2.Timeout(30.0, read=3600.0)  # calls have their own time limit
 _MAX_REQUEST_BYTES = 16_000
 _PAGE = "<!doctype html><meta charset=utf-8><title>kvchat</title><p style='font:1.2em sans-serif'>{text}</p>"
 
 
 class BoundedClient(httpx2.AsyncClient):
-    """Client that remembers the last status, and fails a response of more than MAX_MESSAGE_BYTES."""
+    """Client that stores the last status and raises StreamError for a response of more than MAX_MESSAGE_BYTES."""
 
     last_status = 0
 
     def __init__(self, headers: dict[str, str] | None = None, auth: httpx2.Auth | None = None, **_more: Any) -> None:
-        # Uncompressed, because a small compressed response may be huge.
+        # Uncompressed, because a small response could decompress to a huge one.
         headers = (headers or {}) | {"Accept-Encoding": "identity"}
-        super().__init__(headers=headers, auth=auth, timeout=_TIMEOUT, event_hooks={"response": [self._bound]})
+        super().__init__(headers=headers, auth=auth, timeout=_TIMEOUT, event_hooks={"response": [self._limit_size]})
 
-    async def _bound(self, response: httpx2.Response) -> None:
+    async def _limit_size(self, response: httpx2.Response) -> None:
         self.last_status = response.status_code
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             raise httpx2.StreamError("the response is compressed although kvchat asked for an uncompressed one")
-        if "text/event-stream" not in response.headers.get("content-type", ""):  # there, each event is bounded
+        if "text/event-stream" not in response.headers.get("content-type", ""):  # the SDK limits each event
             assert isinstance(response.stream, httpx2.AsyncByteStream)
             response.stream = _BoundedStream(response.stream)
 
@@ -64,10 +64,10 @@ class SignInNeeded(Exception):
 
 
 class SignIn:
-    """OAuth for one server. Also the SDK's `TokenStorage`: one JSON object, read once."""
+    """OAuth for one server. Implements the SDK's `TokenStorage` with one JSON object."""
 
     def __init__(self, store: SecretStore, open_browser: Callable[[str], object] | None) -> None:
-        """`open_browser`: opens the URL of the sign-in page; None if the user is not asked to sign in."""
+        """`open_browser`: opens the URL of the sign-in page; None to raise SignInNeeded instead."""
         self.open_browser = open_browser
         self._store = store
         self._saved: dict[str, Any] = {}
@@ -82,7 +82,9 @@ class SignIn:
         except ValueError:
             self._saved = {}
         if not isinstance(self._saved.get("port"), int):
-            self._saved = {"port": _free_port()}  # of the address that the server's account service knows
+            self._saved = {
+                "port": _free_port()
+            }  # part of the redirect URL that is registered with the authorization server
 
     def auth(self, url: str) -> httpx2.Auth:
         metadata = OAuthClientMetadata.model_validate(
@@ -97,7 +99,7 @@ class SignIn:
         context = self._provider.context
         context.token_expiry_time = self._saved.get("expires_at")
         if metadata := self._saved.get("metadata"):
-            context.oauth_metadata = OAuthMetadata.model_validate(metadata)  # has the address to renew the tokens
+            context.oauth_metadata = OAuthMetadata.model_validate(metadata)  # has the URL that refreshes tokens
         return OAuthToken.model_validate(self._saved["tokens"])
 
     async def set_tokens(self, tokens: OAuthToken) -> None:

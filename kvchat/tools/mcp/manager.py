@@ -55,7 +55,7 @@ class ServerManager:
         )
 
     def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call `listener` after each change of `servers` or `problem`. Return a function that ends this."""
+        """Call `listener` after each change of `servers` or `problem`. Return a function that unsubscribes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -69,12 +69,12 @@ class ServerManager:
         return self._sources[name]
 
     async def load(self) -> None:
-        """Read mcp.json, now and after a change by hand. Servers whose entry is the same keep running."""
+        """Read mcp.json, at startup or after a manual change. Servers with an unchanged entry keep running."""
         async with self._changing:
             await self._load()
 
     async def add(self, name: str, entry: Entry, *, replace: bool = False) -> None:
-        """Add a server, or with `replace` change its entry; keys that `entry` lacks are removed. Raises KvchatError."""
+        """Add a server or, with `replace`, replace its entry. Raises KvchatError."""
 
         def change(entries: dict[str, Any]) -> None:
             if not replace and name in entries:
@@ -86,7 +86,7 @@ class ServerManager:
         await self._change(change)
 
     async def add_all(self, entries: Mapping[str, Entry]) -> list[str]:
-        """Add servers of another app or a pasted text, except those whose name exists. Return the added names."""
+        """Add imported servers, except those whose name exists. Return the added names."""
         added: list[str] = []
 
         def change(existing: dict[str, Any]) -> None:
@@ -97,14 +97,14 @@ class ServerManager:
         return added
 
     async def entry(self, name: str) -> dict[str, Any]:
-        """Return a server's entry of mcp.json, to edit it. Raises KvchatError."""
+        """Return a server's entry in mcp.json, for editing. Raises KvchatError."""
         self.source(name)
         entries = (await asyncio.to_thread(self._file.read)).get("mcpServers", {})
         entry = entries.get(name)
         return dict(entry) if isinstance(entry, dict) else {}
 
     async def remove(self, name: str) -> None:
-        """Stop and remove a server with its secrets, its approval and the files of its bundle. Raises KvchatError."""
+        """Stop and remove a server, its secrets, its approval and its bundle. Raises KvchatError."""
         source = self.source(name)
         await source.close()
         await self._change(lambda entries: entries.pop(name, None))
@@ -130,17 +130,17 @@ class ServerManager:
         await self._change_entry(name, change)
 
     async def approve(self, server: Server) -> None:
-        """Let a server start with the command line or URL of this `config.launch`, as shown. Raises KvchatError."""
+        """Approve `config.launch` of this snapshot, as shown to the user. Raises KvchatError."""
         await asyncio.to_thread(self._approvals.approve_launch, server.config)
         self._publish()
 
     async def approve_tools(self, server: Server) -> None:
-        """Offer the tools with the definitions of this `server.tools`, as shown. Raises KvchatError."""
+        """Approve the tool definitions of this snapshot, as shown to the user. Raises KvchatError."""
         await asyncio.to_thread(self._approvals.approve_tools, server.name, [item.tool for item in server.tools])
         self._publish()
 
     async def start(self, name: str) -> None:
-        """Start a server and list its tools. Raises ToolFailed, which `Server.reason` keeps."""
+        """Start a server and list its tools. Raises ToolFailed; `Server.reason` keeps the reason."""
         await self.source(name).tools()
 
     async def stop(self, name: str) -> None:
@@ -166,7 +166,7 @@ class ServerManager:
 
         def change(entry: dict[str, Any]) -> None:
             nonlocal is_same
-            is_same = parse_server(name, entry).digest == before.digest  # it was not edited meanwhile
+            is_same = parse_server(name, entry).digest == before.digest  # not edited meanwhile
             for values in filter(lambda values: isinstance(values, dict), (entry.get("env"), entry.get("headers"))):
                 assert values is not None
                 for key, value in values.items():
@@ -182,7 +182,7 @@ class ServerManager:
         return moved
 
     async def save_secret(self, name: str, key: str, value: str) -> str:
-        """Save a secret of a server, and return the text that stands for it in the entry. Raises KvchatError."""
+        """Save a secret of a server, and return its reference for the entry. Raises KvchatError."""
         await asyncio.to_thread(self._secrets.save, name, key, value)
         return reference(key)
 
@@ -204,9 +204,9 @@ class ServerManager:
         return True
 
     async def install(self, bundle: Bundle, values: Mapping[str, Value]) -> str:
-        """Install a bundle or its new version, and return the name of its server. Raises KvchatError."""
+        """Install or update a bundle, and return the name of its server. Raises KvchatError."""
         if await self.replaces_bundle(bundle):
-            await self._sources[bundle.name].close()  # Windows replaces no open files
+            await self._sources[bundle.name].close()  # Windows cannot replace open files
         entry = await in_thread(lambda stop: install_bundle(bundle, values, self._paths.mcp_bundles, stop))
         for option in bundle.options:
             value = values.get(option.key, option.default)
@@ -216,7 +216,6 @@ class ServerManager:
         return bundle.name
 
     async def close(self) -> None:
-        """Stop all servers."""
         await asyncio.gather(*(source.close() for source in self._sources.values()))
         await self._context.thread.close()
 

@@ -1,4 +1,4 @@
-"""An MCP server as a child process that speaks over its standard input and output, and dies with kvchat."""
+"""MCP server as a child process that communicates over standard input and output and ends with kvchat."""
 
 import asyncio
 import contextlib
@@ -26,23 +26,23 @@ from kvchat.tools.mcp.server import ServerLog
 from kvchat.tools.tool import ToolFailed
 
 MAX_MESSAGE_BYTES = 32_000_000  # three images of 8 MB in base64
-MAX_OPEN_REQUESTS = 100  # requests of a server that reads no answers
-MAX_DECLINED_REQUESTS = 200  # for input or a reply of the model, which it should not send
+MAX_OPEN_REQUESTS = 100  # of a server that does not read the responses
+MAX_DECLINED_REQUESTS = 200  # requests for user input or a reply of the model
 STOP_TIMEOUTS_S = (2.0, 2.0)  # after closing standard input, and after SIGTERM
 _DRAIN_S = 1.0
 _POLL_S = 0.02
 _STDERR_BYTES = 65_536
-_INHERITED = (  # the rest may have secrets of other programs
+_INHERITED = (  # other variables may contain secrets of other programs
     ("APPDATA COMSPEC HOMEDRIVE HOMEPATH LOCALAPPDATA NUMBER_OF_PROCESSORS OS PATH PATHEXT PROCESSOR_ARCHITECTURE")
     + " PROGRAMDATA PROGRAMFILES SYSTEMDRIVE SYSTEMROOT TEMP TMP USERNAME USERPROFILE WINDIR"
     if sys.platform == "win32"
     else "HOME LOGNAME PATH SHELL TERM USER LANG LANGUAGE TZ TMPDIR XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME"
 ).split()
-# Folders where npx, uvx and others are, and which an app started from the desktop has not in its PATH.
+# Folders of npx, uvx and others, which are missing from the PATH of apps started from the desktop.
 _MORE_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin", "~/.local/bin", "~/.cargo/bin", "~/.bun/bin")
 _INSTALL = {"npx": "Node.js", "node": "Node.js", "uvx": "uv", "uv": "uv", "python": "Python", "docker": "Docker"}
 
-# What a transport of the SDK yields, whose own name for it is private.
+# Type that the SDK's transports yield; its name there is private.
 Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 
 
@@ -73,7 +73,7 @@ def find_program(config: ServerConfig, environment: dict[str, str]) -> str:
 
 
 class ServerProcess:
-    """The process of a server. `transport` is for one `Client` of the SDK."""
+    """The process of a server. `transport` serves one SDK `Client`."""
 
     def __init__(self, config: ServerConfig, log: ServerLog, on_end: Callable[[], object]) -> None:
         self._config, self._log, self._on_end = config, log, on_end
@@ -98,7 +98,7 @@ class ServerProcess:
             yield from_server, into_server
         finally:
             stopping = asyncio.ensure_future(self._stop())
-            while not stopping.done():  # also if cancelled meanwhile: every wait in it is bounded
+            while not stopping.done():  # even if cancelled meanwhile: every wait in it has a timeout
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([stopping])
             for task in tasks:
@@ -109,7 +109,7 @@ class ServerProcess:
             self._log.end()
 
     def explain_end(self) -> str:
-        """Return why the connection has ended, as sentences."""
+        """Return why the connection ended, in sentences."""
         if self.problem or not self._has_started:
             return self.problem
         code = self._process.returncode
@@ -155,7 +155,7 @@ class ServerProcess:
             while line := await self._process.stdout.readline():
                 try:
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                except ValueError:  # some servers print to it by mistake
+                except ValueError:  # some servers print other text by mistake
                     self._log.note(line[:_STDERR_BYTES].decode("utf-8", "replace").rstrip())
                     continue
                 if isinstance(message, JSONRPCRequest) and self._is_flooded_by(message.method):
@@ -169,11 +169,11 @@ class ServerProcess:
             pass
         finally:
             into_client.close()
-        await self._exits_within(_DRAIN_S)  # for the exit code and the last words
+        await self._exits_within(_DRAIN_S)  # for the exit code and the last log lines
         self._on_end()
 
     def _is_flooded_by(self, method: str) -> bool:
-        """Count a request of the server; True if it has sent too many."""
+        """Count a request from the server; return True if it has sent too many."""
         self._open_requests += 1
         if method != "ping":
             self._declined += 1
@@ -189,7 +189,7 @@ class ServerProcess:
                 text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
                 self._process.stdin.write(text.encode() + b"\n")
                 await self._process.stdin.drain()
-        except (OSError, anyio.ClosedResourceError):  # it has closed its input
+        except (OSError, anyio.ClosedResourceError):  # the server closed its input
             from_client.close()
             self._on_end()
 
@@ -222,7 +222,7 @@ class ServerProcess:
                 os.killpg(self._process.pid, signal.SIGTERM)
 
     def _kill(self) -> None:
-        """End the process and its children, also those that it left behind."""
+        """Kill the process and its children, even if the process has already ended."""
         if sys.platform != "win32":
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Answers of servers, which are untrusted, as bounded results."""
+"""Conversion of untrusted server responses to results of limited size."""
 
 import base64
 import binascii
@@ -24,13 +24,13 @@ _PICTURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM")
 
 
 def clean(text: str | None, limit: int = 1_000) -> str:
-    """Return a text of a server without misleading characters and at most this long."""
+    """Return a server's text without hidden characters, cut to `limit` characters."""
     return safe_prose((text or "")[:limit]).strip()
 
 
 @dataclass
 class Listing:
-    """The tools of a server that can be offered, and sentences about the others."""
+    """The usable tools of a server, and sentences about the others."""
 
     tools: list[Tool] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -102,7 +102,7 @@ def convert_result(result: types.CallToolResult) -> ToolResult:
 
 
 def cut(text: str, limit: int = MAX_RESULT_CHARS) -> str:
-    """Return the text, or its beginning with a note."""
+    """Return the text; if it is too long, its beginning with a note."""
     text = text.encode("utf-8", "replace").decode()  # JSON may have lone surrogates
     if len(text) <= limit:
         return text
@@ -111,7 +111,7 @@ def cut(text: str, limit: int = MAX_RESULT_CHARS) -> str:
 
 
 def _add_picture(pictures: list[bytes], data: str, media_type: str) -> str:
-    """Add an image file, or return a note for the model that says why not."""
+    """Add an image file and return "", or return a note for the model about the problem."""
     size = len(data) * 3 // 4
     if not media_type.startswith("image/"):
         return _("[{kind} is not shown]", kind=f"{clean(media_type)}, {format_size(size)}")
@@ -158,7 +158,7 @@ def convert_resources(listed: Iterable[types.Resource]) -> list[Resource]:
 
 
 def convert_prompt(name: str, result: types.GetPromptResult) -> Attachment:
-    """Return a prompt's messages as one text; pictures and other contents become notes."""
+    """Return a prompt's messages as one text, with notes in place of pictures and other content."""
     contents = types.CallToolResult(content=[message.content for message in result.messages])
     return Attachment(f"{clean(name, MAX_NAME_CHARS)}.txt", convert_result(contents).text.encode(), "text/plain")
 

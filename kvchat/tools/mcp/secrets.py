@@ -1,4 +1,4 @@
-"""Values of mcp.json that are kept in the keyring: `${keyring:NAME}` stands for them, `${env:NAME}` for a variable."""
+"""References in mcp.json: `${keyring:NAME}` to a secret in the keyring, `${env:NAME}` to an environment variable."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ _SECRET_NAME = re.compile(
 
 
 def looks_secret(name: str) -> bool:
-    """True if a variable or header of this name is probably a secret."""
+    """Return True if a variable or header of this name probably contains a secret."""
     return _SECRET_NAME.search(name) is not None
 
 
@@ -49,7 +49,7 @@ class Secrets:
             self.store(config.name, name).forget()
 
     def expand(self, config: ServerConfig) -> ServerConfig:
-        """Replace the references by their values. Raises KvchatError if one is unknown."""
+        """Replace references with their values. Raises KvchatError if one has no value."""
 
         def value(found: re.Match[str]) -> str:
             kind, name = found.groups()

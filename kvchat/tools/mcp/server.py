@@ -1,4 +1,4 @@
-"""State of an MCP server, as the window shows it."""
+"""Snapshots of an MCP server, for the window and the commands."""
 
 import threading
 from collections import deque
@@ -14,7 +14,7 @@ _MAX_LINES, _MAX_LINE_LENGTH = 500, 2_000
 
 
 class ServerState(Enum):
-    """State of a server. The value is its name on screen."""
+    """State of a server. The value is its text on screen."""
 
     OFF = N_("off")
     INVALID = N_("invalid entry")
@@ -28,21 +28,21 @@ class ServerState(Enum):
 @dataclass(frozen=True)
 class ServerTool:
     tool: Tool
-    enabled: bool  # the user has not switched it off
+    enabled: bool  # the user has not turned it off
     approved: bool  # its definition is the one that the user approved
     approved_description: str | None = None  # of a tool whose definition has changed
 
 
 @dataclass(frozen=True)
 class Server:
-    """A configured server and what is known of it now."""
+    """A configured server and its current state."""
 
     config: ServerConfig
     state: ServerState
-    reason: str = ""  # of INVALID and FAILED, as sentences
+    reason: str = ""  # for INVALID and FAILED, in sentences
     tools: tuple[ServerTool, ...] = ()  # as last listed
     problems: tuple[str, ...] = ()  # sentences about tools that cannot be offered
-    tools_changed: bool = False  # the server announced another list, which the next use reads
+    tools_changed: bool = False  # the server announced a new list, which is read at the next use
     has_prompts: bool = False
     has_resources: bool = False
     needs_sign_in: bool = False
@@ -53,7 +53,7 @@ class Server:
 
     @property
     def pending_tools(self) -> tuple[Tool, ...]:
-        """The tools whose definition is new or changed; they are offered after `approve_tools`."""
+        """Tools with a new or changed definition, which `approve_tools` would allow."""
         return tuple(item.tool for item in self.tools if not item.approved)
 
     @property
@@ -95,7 +95,7 @@ class Attachment:
 
 
 class ServerLog:
-    """The last lines of a server's standard error, and kvchat's notes. Written and read by any thread."""
+    """The last lines of a server's standard error, and kvchat's notes. Thread-safe."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=_MAX_LINES)

@@ -1,4 +1,4 @@
-"""A configured server as a source of tools: started when first needed, restarted on demand."""
+"""MCP server as a source of tools, started and restarted on demand."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _FINISH_TIMEOUT_S, _JOIN_TIMEOUT_S = 8.0, 2.0
 
 
 class ServerThread:
-    """An event loop for all connections in a thread of its own, so that no server slows down the window."""
+    """Event loop for all connections in a separate thread, so that no server slows down the window."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     async def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine in the thread. Cancelling the caller cancels it there, without waiting for its end."""
+        """Run a coroutine in the thread. Cancelling this call cancels the coroutine without waiting for its end."""
         if self._loop is None:
             self._loop = loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=loop.run_forever, name="mcp", daemon=True)
@@ -54,14 +54,14 @@ class ServerThread:
 
 
 async def _wait_for_others() -> None:
-    """Wait until cancelled starts have stopped their processes."""
+    """Wait for cancelled starts to stop their processes."""
     if others := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(others, timeout=_FINISH_TIMEOUT_S)
 
 
 @dataclass
 class SourceContext:
-    """Dependencies of every server."""
+    """Dependencies that all servers share."""
 
     thread: ServerThread
     approvals: Approvals
@@ -90,7 +90,7 @@ class McpSource:
 
     @config.setter
     def config(self, config: ServerConfig) -> None:
-        """Take over an entry that starts the server in the same way."""
+        """Change settings that do not affect how the server starts."""
         self._config = config
 
     @property
@@ -137,7 +137,7 @@ class McpSource:
         return ServerState.FAILED if self._reason else ServerState.NOT_STARTED
 
     async def tools(self) -> Sequence[Tool]:
-        """Return the tools that are switched on and approved. The first list of a server counts as approved."""
+        """Return the tools that are turned on and approved. The first list of a server counts as approved."""
         connection = await self._connected()
         self._tools_changed, self._listed_from = False, connection
         listing = await self._context.thread.run(connection.tools())
@@ -174,7 +174,7 @@ class McpSource:
         return await self._context.thread.run(connection.resource(uri))
 
     async def sign_in(self, open_browser: Callable[[str], object]) -> None:
-        """Connect, and let the user sign in if the server requires it. `open_browser` gets the page's URL."""
+        """Connect, and let the user sign in if the server requires it. `open_browser` opens the sign-in page."""
         await self.close()
         await self._connected(open_browser)
 
@@ -212,7 +212,7 @@ class McpSource:
             return self._connection
 
     def check_may_start(self) -> None:
-        """Raise ToolFailed if the server is not approved, switched off or invalid."""
+        """Raise ToolFailed if the server is not approved, turned off or invalid."""
         state = self._state
         if state in (ServerState.INVALID, ServerState.OFF, ServerState.NOT_APPROVED):
             reason = {

@@ -1,4 +1,4 @@
-"""The popup of the tools button: the tools of a chat with their cost, and its permission mode."""
+"""The popup of the tools button: a chat's tools, their cost, and its permission mode."""
 
 from collections.abc import Collection, Sequence
 
@@ -32,7 +32,7 @@ class ToolsPopup(QDialog):
     def __init__(self, look: Look, parent: QWidget) -> None:
         super().__init__(parent, Qt.WindowType.Popup)
         self._look, self._anchor = look, parent
-        self._counts = 0  # begun so far
+        self._counts = 0  # started so far
         self.setObjectName("toolsPopup")
         self.setAccessibleName(_("Tools"))
         self.help, self.tree = label(kind="small", wraps=True), ToolTree()
@@ -50,7 +50,7 @@ class ToolsPopup(QDialog):
         self.show_change("")
 
     def show_change(self, text: str) -> None:
-        """Show that the sources' list has changed, and what taking it over costs."""
+        """Show that tools have changed, and the cost of updating them."""
         self.change_text.setText(text)
         self.change_text.setVisible(bool(text))
         self.change_button.setVisible(bool(text))
@@ -65,7 +65,7 @@ class ToolsPopup(QDialog):
     async def show_costs(
         self, choice: ToolChoice, offers: Sequence[SourceTools], selected: Collection[str], model: str | None
     ) -> None:
-        """Show what each source and the selected tools cost. Only the last call shows its result."""
+        """Show the cost of each source and of the selected tools. A later call replaces an unfinished one."""
         self._counts += 1
         number = self._counts
         for offer in offers:

@@ -55,7 +55,7 @@ class ContextController(Controller):
         card.summarize_button.clicked.connect(self._summarise)
         context = runtime.chat.context
         card.attach_part_button.clicked.connect(lambda: self._runner.start(self._fit(context.truncate_longest)))
-        card.quote_button.clicked.connect(lambda: self._runner.start(self._fit(context.look_up_longest)))
+        card.quote_button.clicked.connect(lambda: self._runner.start(self._fit(context.quote_longest)))
         card.stop_button.clicked.connect(lambda: (task := self._summaries.get(chat.current or "")) and task.cancel())
         self._count_soon()
 

@@ -1,4 +1,4 @@
-"""The tools button of the composer: tools of a chat, their change in a new branch, and calls that wait elsewhere."""
+"""The tools button of the composer: tools of a chat, updates in a new branch, and notices about calls in other chats."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -60,7 +60,7 @@ class ToolsController(Controller):
             self._runner.start(self._list_tools())
 
     async def load(self) -> None:
-        """Read the open chat's tools and options, and compare its tools with what is known of their sources."""
+        """Load the tools and options of the open chat, and find out if its tools have changed."""
         id, options = self._chat.current, self._runtime.chat.options
         if id is None:
             preset = await options.default_preset() or Preset("")
@@ -172,7 +172,7 @@ class ToolsController(Controller):
             await self.load()
 
     async def _known_offers(self, frozen: ToolSet) -> list[SourceTools]:
-        """Return what is known of running servers' tools. A server that announced another list is asked again."""
+        """Return the known tools of running servers. A server that announced changes is queried again."""
         used = {tool.source for tool in frozen.tools}
         manager = self._runtime.mcp_servers
         for server in manager.servers:
@@ -203,7 +203,7 @@ class ToolsController(Controller):
 
 
 def describe_change(change: ChangedTools, frozen: Sequence[Tool] | None = None) -> str:
-    """Return what taking over a list costs and, if it differs from the `frozen` tools, which sources have changed."""
+    """Return a text about the cost of updating the tools and, with `frozen`, about the sources that have changed."""
     what = ""
     if frozen is not None:
         old, new = ({(tool.source, tool.digest) for tool in tools} for tools in (frozen, change.tools))

@@ -1,6 +1,6 @@
-"""Dialogs about MCP servers: approve a launch, review changed tools, add, edit, paste, and a window of tools and log.
+"""Dialogs for MCP servers: approve, review changed tools, add, edit and paste; and a window with tools and log.
 
-Texts of servers are untrusted: they are shown as plain text, and none of them can answer a question.
+Texts from servers are untrusted and shown as plain text.
 """
 
 import shlex
@@ -79,7 +79,7 @@ class ReviewDialog(Question):
 
 
 def _indented(description: str) -> str:
-    """Indent the further lines, so that a description cannot pretend to be another part of the list."""
+    """Indent all lines but the first, so that a description cannot imitate other entries of the list."""
     return safe_prose(description).replace("\n", "\n    ")
 
 
@@ -127,7 +127,7 @@ class EditServerDialog(Panel):
         column(self.notices, *fields, *values, self.refusal, below, on=self, spacing=6, margins=(24, 18, 24, 16))
 
     def fill(self, name: str, entry: dict[str, Any]) -> None:
-        """Show an entry of mcp.json; a new one if it is empty."""
+        """Show an entry of mcp.json; `entry` is empty for a new server."""
         self._entry = entry
         self.name.setText(name)
         self.name.setReadOnly(bool(name))
@@ -204,7 +204,7 @@ class PasteDialog(Panel):
 
 
 class ServerWindow(Panel):
-    """The tools of a server, each with a switch, its description and token cost; and the server's log."""
+    """The tools of a server with a switch, description and token cost each, and the server's log."""
 
     def __init__(
         self, runtime: Runtime, look: Look, runner: TaskRunner, name: str, parent: QWidget | None = None

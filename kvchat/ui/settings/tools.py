@@ -1,4 +1,4 @@
-"""The tools page of the settings: built-in tools, MCP servers, and what is allowed without asking."""
+"""The tools page of the settings: built-in tools, MCP servers and permissions."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -229,7 +229,7 @@ class ToolsPage(SettingsPage):
         return dialog
 
     def edit(self, name: str) -> EditServerDialog:
-        """Open the form for a server, or for a new one if the name is empty. It is approved afterwards."""
+        """Open the form for a server, or for a new one if `name` is empty, and then ask for approval."""
 
         async def show() -> None:
             dialog.fill(name, await self.manager.entry(name) if name else {})

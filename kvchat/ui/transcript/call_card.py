@@ -1,4 +1,4 @@
-"""The card that asks whether a tool call may run.
+"""The card that asks for permission to run a tool call.
 
 Arguments and descriptions come from models and servers. They are shown as plain text, never as Markdown or HTML.
 """
@@ -27,7 +27,7 @@ from kvchat.ui.widgets.layouts import plain_tip
 _MAX_LINES = 12  # visible lines of the arguments
 _BOX_MARGINS = 28  # pixels above and below the arguments
 _CHARACTERS = 90  # in a line of the arguments, roughly
-_MIN_ANSWER_MS = 400  # an earlier click was meant for the question before
+_MIN_ANSWER_MS = 400  # an earlier click was meant for the previous question
 _MAX_DESCRIPTION = 200  # characters
 _EDIT_NAMES = (("old_text", "new_text"), ("oldText", "newText"), ("old_string", "new_string"), ("old_str", "new_str"))
 _NOT_SHOWN_WITH_DIFF = {"edits", *chain(*_EDIT_NAMES)}
@@ -36,7 +36,7 @@ _NOT_SHOWN_WITH_DIFF = {"edits", *chain(*_EDIT_NAMES)}
 def readable_arguments(arguments: str) -> tuple[str, str]:
     """Return a call's arguments as text, and the language to highlight it in.
 
-    An edit of a file becomes a diff, and a single command or program stands alone.
+    An edit of a file becomes a diff. A single command or program is shown without its name.
     """
     given = parse_arguments(arguments)
     if given is None:
@@ -74,7 +74,7 @@ def tool_label(name: str, source: str, show: Callable[[str], str] = short_name) 
 
 
 class CallCard(Card):
-    """Asks whether a call may run, with its arguments, which can be edited."""
+    """Asks for permission to run a call, and shows its arguments, which can be edited."""
 
     answered = Signal(str, object)  # the call's key, Answer
 

@@ -35,7 +35,7 @@ class Part:
 
     kind: type[QWidget]  # class of its widget, which has show_blocks and show_state as needed
     blocks: tuple[Block, ...] = ()  # its text
-    state: Any = None  # whatever else it shows
+    state: Any = None  # other content of the widget
     gap: int = 0  # pixels above it
     indent: int = 0  # pixels beside it
     is_framed: bool = False  # in the bubble of a question, or beside the line that marks thinking
@@ -80,7 +80,7 @@ def text_parts(blocks: Sequence[Block], before: Sequence[Part] = ()) -> list[Par
         parts.append(part)
         at += len(part.blocks)
     if parts:
-        at -= len(parts.pop().blocks)  # more may fit into it
+        at -= len(parts.pop().blocks)  # more may fit
     while at < len(blocks):
         first, end = blocks[at], at + 1
         room = _MAX_PAGE_LENGTH - len(first.source)

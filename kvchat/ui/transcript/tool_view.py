@@ -1,4 +1,4 @@
-"""The result of a tool call in the transcript, shown as code: it comes from a tool and may contain anything."""
+"""The result of a tool call in the transcript, shown as code, because it may contain anything."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -67,7 +67,7 @@ class MoreRow(ToggleRow):
 
 
 class ToolView(MessageView):
-    """The result of a tool call, folded to one line and its pictures."""
+    """The result of a tool call: one line until it is expanded, and its pictures."""
 
     def __init__(self, style: PageStyle, message: Message, parent: QWidget | None = None) -> None:
         name = message.calls[0].name if message.calls else ""

@@ -8,7 +8,7 @@ from PySide6.QtCore import QCoreApplication, QEvent, QPoint, QRect, Qt, QTimer, 
 from PySide6.QtGui import QAccessible
 from PySide6.QtWidgets import QApplication, QWidget
 
-from kvchat.chat.record.messages import Attachment, Message, Role, looked_up_documents
+from kvchat.chat.record.messages import Attachment, Message, Role, quotable_documents
 from kvchat.chat.turn.receipts import turn_steps
 from kvchat.chat.turn.tool_calls import PendingCall
 from kvchat.errors import KvchatError
@@ -245,7 +245,7 @@ class Transcript(MessageColumn):
     def _create_view(self, message: Message) -> MessageView:
         view: MessageView
         has_results = any(message.role is Role.TOOL for message in self.messages)
-        self._style.markdown.links_places = has_results or bool(looked_up_documents(self.messages))
+        self._style.markdown.links_places = has_results or bool(quotable_documents(self.messages))
         if message.role is Role.USER:
             view = UserView(self._style, message, self._content)
         elif message.role is Role.TOOL:

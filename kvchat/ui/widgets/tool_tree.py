@@ -12,7 +12,7 @@ from kvchat.tools.tool import BUILT_IN, SourceTools, Tool, freeze, is_selected, 
 from kvchat.ui.widgets.layouts import plain_tip
 
 _NAME, _TOKENS = range(2)  # columns
-_KEY = Qt.ItemDataRole.UserRole  # of a source its id, of a tool its name
+_KEY = Qt.ItemDataRole.UserRole  # id of a source, name of a tool
 _CHECKED, _UNCHECKED = Qt.CheckState.Checked, Qt.CheckState.Unchecked
 
 
@@ -39,7 +39,7 @@ class ToolTree(QTreeWidget):
         self.header().setSectionResizeMode(_TOKENS, QHeaderView.ResizeMode.ResizeToContents)
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self._edited = QTimer(self, singleShot=True, interval=0)  # a source's box changes with each of its tools'
+        self._edited = QTimer(self, singleShot=True, interval=0)  # checking a source changes the box of each tool
         self._edited.timeout.connect(self._read_boxes)
         self.itemChanged.connect(lambda _item, column: column == _NAME and self._edited.start())
 
