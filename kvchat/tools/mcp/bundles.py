@@ -34,7 +34,7 @@ _MAX_OPTIONS = _MAX_TOOLS = 50
 _TYPES = ("string", "number", "boolean", "directory", "file")
 _UNSAFE = re.compile(r"[^\w.-]+")
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
-_UV = {"command": "uv", "args": ["run", "--directory", "${__dirname}"]}  # of a bundle that leaves its start to the app
+_UV = {"command": "uv", "args": ["run", "--directory", "${__dirname}"]}  # for a bundle that does not define its command
 _SYSTEMS = {"darwin": "macOS", "win32": "Windows", "linux": "Linux"}
 
 
@@ -88,7 +88,7 @@ def read_bundle(path: Path) -> Bundle:
     except UnicodeDecodeError as error:
         raise _unreadable(path, _("its manifest is not valid JSON: {error}", error=error.reason)) from error
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
-        raise _unreadable(path, _("it is not a zip file, or damaged")) from error
+        raise _unreadable(path, _("it is damaged or not a zip file")) from error
     except (OSError, ValueError, TypeError) as error:
         raise _unreadable(path, str(error)) from error
 
@@ -231,7 +231,7 @@ def _system_variables() -> dict[str, str]:
 
 
 def bundle_entry(bundle: Bundle, values: Mapping[str, Value], bundles: Path) -> dict[str, Any]:
-    """Return the entry for mcp.json with which a bundle will be installed."""
+    """Return the entry for mcp.json that `install_bundle` would create."""
     variables = _system_variables() | {"__dirname": str(bundle_folder(bundles, bundle.name))}
     lists: dict[str, list[str]] = {}
     for option in bundle.options:

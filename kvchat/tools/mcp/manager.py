@@ -187,7 +187,7 @@ class ServerManager:
         return reference(key)
 
     def bundle_config(self, bundle: Bundle, values: Mapping[str, Value]) -> ServerConfig:
-        """Return what `install` will configure with these values, to show it before."""
+        """Return the configuration that `install` would create with these values."""
         return parse_server(bundle.name, bundle_entry(bundle, values, self._paths.mcp_bundles))
 
     async def replaces_bundle(self, bundle: Bundle) -> bool:

@@ -45,7 +45,7 @@ class AttachmentLoader(QObject):
     Its owner must pass the runtime's events to `handle_event`.
     """
 
-    bundle_given = Signal(Path)  # an MCP bundle, which is to be installed
+    bundle_given = Signal(Path)  # an MCP bundle to install
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""The dialog that installs an MCP bundle: shows its origin and exact command, and asks for its options.
+"""The dialog that installs an MCP bundle: it shows the origin and exact command, and asks for the options.
 
-Texts of bundles are untrusted: they are shown as plain text. Nothing is unpacked or started before *Install and start*.
+Texts of bundles are untrusted and shown as plain text. Nothing is unpacked or started before *Install and start*.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ class OptionField(QWidget):
 
 
 class InstallBundleDialog(Panel):
-    """`on_installed` is called with the name of the server, which is approved if its command is the one shown."""
+    """Installs a bundle, approves the command that was shown, and calls `on_installed` with the server's name."""
 
     def __init__(
         self,
@@ -116,11 +116,11 @@ class InstallBundleDialog(Panel):
         self.origin = label(origin, "small", wraps=True)
         unverified = _("kvchat cannot verify who made this bundle. Install it only if you trust its source.")
         update = _("It replaces the installed version.") if is_update else ""
-        tools = _("Its tools: {names}.", names=join_list(bundle.tools)) if bundle.tools else ""
+        tools = _("Tools: {names}.", names=join_list(bundle.tools)) if bundle.tools else ""
         self.about = label(join_sentences(bundle.description, tools), wraps=True)
         self.about.setVisible(bool(self.about.text()))
         self.fields = [OptionField(look, option) for option in bundle.options]
-        command = _("")
+        command = _("kvchat will run this command with all your permissions.")
         self.launch = plain_text(_("Command"), code_font(look.fonts.mono, look.fonts.small))
         self.launch.setFixedHeight(_BOX_LINES * self.launch.fontMetrics().lineSpacing() + _BOX_PADDING)
         page = ScrollPage("")

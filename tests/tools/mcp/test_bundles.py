@@ -116,9 +116,9 @@ def test_other_files_are_no_bundles(tmp_path: Path) -> None:
     damaged[60:70] = bytes(10)
     (tmp_path / "damaged").write_bytes(damaged)
     for name, problem in (
-        ("text", "it is not a zip file"),
+        ("text", "it is damaged or not a zip file"),
         ("zip", "it has no manifest.json"),
-        ("damaged", "it is not a zip file, or damaged"),
+        ("damaged", "it is damaged or not a zip file"),
         ("missing", "there is no such file"),
         (".", "there is no such file"),
     ):

@@ -134,7 +134,7 @@ async def test_a_bundle_is_installed_with_its_options(
     dialog = child(page.panel, InstallBundleDialog)
     folders, level, key, fast = dialog.fields
     assert dialog.origin.text() == "demo.mcpb · Version 1.0 · by Somebody"
-    assert dialog.about.text() == "Does things. Its tools: echo."
+    assert dialog.about.text() == "Does things. Tools: echo."
     dialog.install_button.click()
     assert dialog.refusal.text() == "“Key” is required."
     folders.field.setPlainText("")
@@ -162,7 +162,7 @@ async def test_a_bundle_is_installed_with_its_options(
     (tmp_path / "bad.mcpb").write_text("no zip")
     page.install(tmp_path / "bad.mcpb")
     await until(lambda: page.panel.notices.visible_notices)
-    assert "bad.mcpb: it is not a zip file" in page.panel.notices.visible_notices[0].texts[1]
+    assert "bad.mcpb: it is damaged or not a zip file" in page.panel.notices.visible_notices[0].texts[1]
 
 
 async def test_a_broken_file_is_explained(runtime: StagedRuntime, page: ToolsPage) -> None:
