@@ -30,12 +30,12 @@ class ChangedTools:
 
 
 def selected_in(options: ChatOptions, frozen: ToolSet) -> tuple[str, ...]:
-    """Return the selection of a chat that has begun: its own, or the tools frozen for it."""
+    """Return the selection of a chat that has started: its own, or its frozen tools."""
     return options.tools or tuple(f"{tool.source}/{tool.name}" for tool in frozen.tools)
 
 
 def with_frozen(offers: Sequence[SourceTools], frozen: ToolSet) -> list[SourceTools]:
-    """Return the offers, with the frozen tools of sources that are off or cannot list theirs."""
+    """Return the offers, with frozen tools in place of those that sources cannot list."""
     missing = {tool.source for tool in frozen.tools} - {offer.source for offer in offers if offer.error is None}
     kept = [SourceTools(id, tuple(tool for tool in frozen.tools if tool.source == id)) for id in sorted(missing)]
     return [*(offer for offer in offers if offer.source not in missing), *kept]

@@ -1,4 +1,4 @@
-"""The tools button of the composer: tools of a chat, updates in a new branch, and notices about calls in other chats."""
+"""The tools button of the composer: a chat's tools, their update in a new branch, and notices about other chats."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -112,7 +112,7 @@ class ToolsController(Controller):
         popup, offers, selected = self.popup, with_frozen(self._offers, self._frozen), self._selected
         help = _("The tool descriptions are part of every prompt and are fixed after the first message.")
         if self._has_begun:
-            help = _("With other tools, the chat continues in a new branch.")
+            help = _("Changing the tools continues the chat in a new branch.")
         popup.show_help(help)
         popup.tree.show_offers(offers, selected)
         popup.tree.setVisible(bool(offers))

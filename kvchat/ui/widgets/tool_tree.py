@@ -48,7 +48,7 @@ class ToolTree(QTreeWidget):
         return [item for n in range(self.topLevelItemCount()) if (item := self.topLevelItem(n)) is not None]
 
     def show_offers(self, offers: Sequence[SourceTools], selected: Collection[str]) -> None:
-        """Show what sources offer, with the selected tools checked. An unchanged list keeps its place and focus."""
+        """Show the tools of sources, with the selected ones checked. An unchanged list keeps its position and focus."""
         self._selected = tuple(selected)
         if list(offers) == self._offers and self.topLevelItemCount():
             with QSignalBlocker(self):
