@@ -31,7 +31,7 @@ from kvchat.engine.api.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.library.remote.starter import READY, fetch_starter
 from kvchat.runtime import Runtime
-from kvchat.session.events import MakingRoom, RestoreFailed, Saved, SaveSkipped
+from kvchat.session.events import IncreasingContext, RestoreFailed, Saved, SaveSkipped
 from kvchat.settings import Settings
 from kvchat.text.formatting import format_estimate, format_size, one_line
 from kvchat.text.language import N_, _, format_number, join_sentences
@@ -243,7 +243,7 @@ class ChatSession:
                 self._show_calls()
             case events.WaitingForChat():
                 print_err(_(WAITING_MESSAGE))
-            case MakingRoom(is_finished=False):
+            case IncreasingContext(is_finished=False):
                 print_err(_("increasing the context length..."))
             case RestoreFailed(reason=reason):
                 print_err(_("chat memory was not used: {reason}", reason=reason.text))

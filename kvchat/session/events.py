@@ -20,7 +20,7 @@ class WaitingForEngine(BaseSessionEvent):
 
 
 @dataclass(frozen=True)
-class MakingRoom(BaseSessionEvent):
+class IncreasingContext(BaseSessionEvent):
     """The engine restarts with a larger context, which the request needs."""
 
     tokens: int  # tokens needed
@@ -75,7 +75,15 @@ class SaveSkipped(BaseSessionEvent):
 
 
 SessionEvent = (
-    WaitingForEngine | MakingRoom | Restoring | Restored | RestoreFailed | RequestSent | Saving | Saved | SaveSkipped
+    WaitingForEngine
+    | IncreasingContext
+    | Restoring
+    | Restored
+    | RestoreFailed
+    | RequestSent
+    | Saving
+    | Saved
+    | SaveSkipped
 )
 EventHandler = Callable[[SessionEvent], None]
 

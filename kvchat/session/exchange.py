@@ -15,7 +15,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import (
     EventHandler,
-    MakingRoom,
+    IncreasingContext,
     RequestSent,
     RestoreFailed,
     SaveSkipped,
@@ -223,11 +223,11 @@ class Exchange:
 
     async def lease_with_room(self, request: PromptRequest, tokens: int) -> Lease:
         """Like `lease_slot`, but first restart an engine whose context is too small, which empties its slots."""
-        self._notify(MakingRoom(tokens))
+        self._notify(IncreasingContext(tokens))
         try:
             return await self.lease_slot(request, tokens)
         finally:
-            self._notify(MakingRoom(tokens, is_finished=True))
+            self._notify(IncreasingContext(tokens, is_finished=True))
 
     @property
     def has_outgrown_context(self) -> bool:

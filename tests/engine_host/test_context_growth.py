@@ -11,7 +11,7 @@ from kvchat.chat.record.messages import Attachment, MessageState
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine_host.choice import choose_engine
 from kvchat.library.memory.context_size import CHEAP_KV_BYTES
-from kvchat.session.events import MakingRoom, Restored
+from kvchat.session.events import IncreasingContext, Restored
 from kvchat.session.proof import Source
 from kvchat.settings import Settings
 from tests.chat.stage import Stage
@@ -80,10 +80,10 @@ async def test_growing_chat_is_restored_into_a_larger_context(stage: Stage) -> N
     await stage.answered(chat, TURN)
     assert contexts(stage) == [8192]
     assert stage.runtime.engine.context_size == LONGEST
-    assert not stage.of(MakingRoom)
+    assert not stage.of(IncreasingContext)
     receipt = await stage.answered(chat, TURN)
     assert contexts(stage) == [8192, 16_384]
-    assert [event.is_finished for event in stage.of(MakingRoom)] == [False, True]
+    assert [event.is_finished for event in stage.of(IncreasingContext)] == [False, True]
     assert receipt.source is Source.WARM
     assert receipt.cached_tokens > 0.4 * receipt.prompt_tokens
     assert not stage.errors()
@@ -115,7 +115,7 @@ async def test_next_start_has_room_for_recent_chats(stage: Stage, large: Path) -
         receipt = await again.answered(chat, "And then?")
         assert receipt.source is Source.DISK
         assert len(contexts(stage)) == begun + 1
-        assert not again.of(MakingRoom)
+        assert not again.of(IncreasingContext)
 
 
 async def test_attachment_grows_the_context_before_sending(stage: Stage) -> None:
@@ -126,7 +126,7 @@ async def test_attachment_grows_the_context_before_sending(stage: Stage) -> None
     await stage.until(lambda: len(contexts(stage)) == 2)
     await stage.until(lambda: stage.runtime.engine.status.state is EngineState.READY)
     await stage.runtime.chat.wait_until_idle()
-    assert [event.is_finished for event in stage.of(MakingRoom)] == [False, True]
+    assert [event.is_finished for event in stage.of(IncreasingContext)] == [False, True]
 
 
 async def test_too_little_memory_to_grow(stage: Stage) -> None:

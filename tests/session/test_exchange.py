@@ -16,7 +16,7 @@ from kvchat.engine.api.errors import EngineError, EngineFailure, EngineGone, Eng
 from kvchat.engine.api.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.kvstore.store import BlockStore
-from kvchat.session.events import MakingRoom, RequestSent, SessionEvent, WaitingForEngine
+from kvchat.session.events import IncreasingContext, RequestSent, SessionEvent, WaitingForEngine
 from kvchat.session.exchange import Exchange, PromptRequest, PromptTooLong
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.proof import Source
@@ -164,5 +164,5 @@ async def test_the_context_grows_for_a_long_prompt_up_to_its_maximum() -> None:
     with pytest.raises(PromptTooLong):
         await session.ask()  # the engine stayed as it is
     assert session.host.sizes == [0, 44 + 512]
-    events = [event for event in session.events if isinstance(event, MakingRoom)]
-    assert events == [MakingRoom(556), MakingRoom(556, is_finished=True)]
+    events = [event for event in session.events if isinstance(event, IncreasingContext)]
+    assert events == [IncreasingContext(556), IncreasingContext(556, is_finished=True)]

@@ -124,8 +124,8 @@ class Message:
     calls: tuple[ToolCall, ...] = ()  # of a reply; of a tool's result, the call as it was executed
     tool_ms: float | None = None  # of a tool's result: time to execute the call, without waiting for permission
     tools: str = ""  # of a system prompt: the chat's tools, see kvchat.tools.tool.freeze
-    links: tuple[tuple[str, str], ...] = ()  # of a tool's result: name and URL, to show
-    is_unseen: bool = False  # of a tool's result: its images are for the user, as the model could not read them
+    links: tuple[tuple[str, str], ...] = ()  # of a tool result: name and URL, to show
+    is_unseen: bool = False  # tool result with images that the model could not read
 
 
 def new_message(
@@ -358,7 +358,7 @@ def prompt_content(message: Message) -> str:
 
 
 def pictures_of(message: Message) -> tuple[Picture, ...]:
-    """Return the pictures that the model sees, or would see if it could (`Message.is_unseen`)."""
+    """Return the pictures for a model that supports images, including unseen ones (`Message.is_unseen`)."""
     from kvchat.engine.api.wire import Picture
 
     return tuple(Picture(attachment.data) for attachment in message.attachments if attachment.data)

@@ -321,7 +321,7 @@ class LlamaServerClient:
         return str((await self._http.request_json("POST", "/apply-template", dict(body))).get("prompt"))
 
     async def _with_visible_pictures(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-        """Put a sentence in place of the pictures of tool results if the chat template leaves them out."""
+        """Replace pictures in tool results with a sentence if the chat template omits them."""
         if not any(message.role == "tool" and message.pictures for message in messages):
             return messages
         rendered = await self._render(wire.prompt_body(with_placeholder_pictures(messages), self._template))

@@ -16,7 +16,7 @@ _RANKS = {"speed": 0, "save": 1, "restore": 2, "ahead": 2}  # default 3: mainly 
 # Waiting states: the remark, if any, and the text shown in place of the reply.
 _WAITING: dict[type[chat.TurnEvent], tuple[str, str]] = {
     session.WaitingForEngine: (N_("waiting for the engine"), N_("Waiting for the engine…")),
-    session.MakingRoom: (
+    session.IncreasingContext: (
         N_("restarting the engine with a longer context"),
         N_("Restarting the engine with a longer context…"),
     ),
@@ -103,9 +103,9 @@ class TurnStatus:
             self._end_reply()
             self.live_id = self.live_text = self.live_thinking = ""
         match event:
-            case session.MakingRoom(is_finished=True):
+            case session.IncreasingContext(is_finished=True):
                 pass
-            case session.WaitingForEngine() | session.MakingRoom() | chat.WaitingForChat():
+            case session.WaitingForEngine() | session.IncreasingContext() | chat.WaitingForChat():
                 remark, pending = _WAITING[type(event)]
                 self.pending = _(pending)
                 if remark:

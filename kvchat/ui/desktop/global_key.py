@@ -136,8 +136,8 @@ async def bind_by_portal(bus: SessionBus, pressed: Callable[[str], object]) -> C
     created = await request(bus, _SHORTCUTS, "CreateSession", "a{sv}", (), {"session_handle_token": ("s", "kvchat")})
     session = created.get("session_handle", ("s", ""))[1]
 
-    def handle(of: str, _id: str, _at: int, options: Results) -> None:
-        if of == session:
+    def handle(session_handle: str, _shortcut_id: str, _timestamp: int, options: Results) -> None:
+        if session_handle == session:
             pressed(str(options.get("activation_token", ("s", ""))[1]))
 
     stop = await bus.listen(portal(_SHORTCUTS), "Activated", handle)

@@ -26,24 +26,24 @@ from kvchat.ui.transcript.parts import Part
 from kvchat.ui.widgets.layouts import ElidedButton
 
 _GAP = 6  # pixels between the parts
-_FOLD_FROM, _FOLDED_LINES = 24, 16  # lines of a long result, and those that are shown of it at first
+_FOLD_FROM, _FOLDED_LINES = 24, 16  # lines of a long result, and how many are shown at first
 _TILE_MARGIN = 6  # pixels around a picture
-_MAX_LINKS = 10  # shown; the result's text has all of them
+_MAX_LINKS = 10  # shown; the text of the result contains all links
 
 
 def readable_result(text: str) -> tuple[str, str]:
-    """Return a result's text, indented if it is JSON, and the language to highlight it in."""
+    """Return a result's text, indented if it is JSON, and the language for syntax highlighting."""
     try:
         value = json.loads(text) if text[:1] in ("{", "[") else None
         indented = [json.dumps(value, ensure_ascii=is_escaped, indent=2) for is_escaped in (False, True)]
     except (ValueError, RecursionError):
         return text, ""
-    same = (other for other in indented if "".join(other.split()) == "".join(text.split()))  # no digit was lost
+    same = (other for other in indented if "".join(other.split()) == "".join(text.split()))  # only whitespace differs
     return next(same, text), "json" if value is not None else ""
 
 
 class LinkRows(QWidget):
-    """Links that a tool returned, with their addresses. A click asks before it opens one."""
+    """Links that a tool returned, with their URLs. A click asks before opening one."""
 
     def __init__(self, links: Sequence[tuple[str, str]], on_click: Callable[[str], object]) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class ToolView(MessageView):
         if message.attachments:
             parts.append(Part(ChipRows, state=message.attachments, gap=_GAP, indent=-_TILE_MARGIN))
         if message.is_unseen:
-            note = _("Shown to you only: the model does not support images.")
+            note = _("Shown only to you: the model does not support images.")
             parts.append(Part(TextPage, tuple(plain_blocks(note)), gap=_GAP))
         if self.is_folded:
             return parts

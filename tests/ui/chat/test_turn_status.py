@@ -14,7 +14,7 @@ from kvchat.chat.events import (
 )
 from kvchat.errors import KvchatError
 from kvchat.session.events import (
-    MakingRoom,
+    IncreasingContext,
     Restored,
     RestoreFailed,
     Restoring,
@@ -121,10 +121,10 @@ def test_a_restore_that_ran_ahead_is_still_told_after_send() -> None:
 
 
 def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:
-    status = told(MakingRoom(20_000))
+    status = told(IncreasingContext(20_000))
     assert words(status) == ["restarting the engine with a longer context"]
     assert status.pending == "Restarting the engine with a longer context…"
-    status.handle_event(MakingRoom(20_000, is_finished=True))
+    status.handle_event(IncreasingContext(20_000, is_finished=True))
     assert words(status) == []
 
 
