@@ -2,7 +2,8 @@
 
 **Documents** are stored as text with their message and precede its text in the prompt, so that other questions
 about them share the prefix. Those that cannot fit are refused before anything is stored. **Pictures** are stored as
-files and sent as `data:` URLs; only the window decodes them (`ui/attachments/pictures.py`). The projector
+files and sent as `data:` URLs, also those that tools return; only the window decodes them
+(`ui/attachments/pictures.py`). The projector
 (`--mmproj`) is loaded when a conversation with pictures is answered. It does not change the states of text, so it
 is not in the fingerprint. In a prompt, a picture is as many ids below −1 as it has tokens
 (`engine/api/pictures.py`).

@@ -17,7 +17,7 @@ from kvchat.tools.tool import MAX_RESULT_CHARS, Tool, ToolResult
 
 MAX_TOOLS = 512
 MAX_LISTED = 2_000  # prompts or resources
-MAX_PICTURES, MAX_PICTURE_BYTES = 8, 8_000_000
+MAX_PICTURES, MAX_PICTURE_BYTES = 8, 8_000_000  # of all images of a result
 MAX_LINKS = 100
 MAX_DESCRIPTION_CHARS, MAX_SCHEMA_CHARS, MAX_NAME_CHARS = 8_000, 64_000, 128
 _PICTURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM")
@@ -117,7 +117,7 @@ def _add_picture(pictures: list[bytes], data: str, media_type: str) -> str:
         return _("[{kind} is not shown]", kind=f"{clean(media_type)}, {format_size(size)}")
     if len(pictures) >= MAX_PICTURES:
         return _("[only the first {count} images are shown]", count=MAX_PICTURES)
-    if size > MAX_PICTURE_BYTES:
+    if sum(map(len, pictures)) + size > MAX_PICTURE_BYTES:
         return _("[an image of {size} is too large]", size=format_size(size))
     try:
         picture = base64.b64decode(data, validate=True)

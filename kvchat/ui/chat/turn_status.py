@@ -11,6 +11,7 @@ from kvchat.text.formatting import READ, REPROCESSED, format_duration, format_pe
 from kvchat.text.language import N_, _, format_number, plural, punctuation
 from kvchat.text.reasons import Reason
 from kvchat.text.safe_text import safe_prose
+from kvchat.ui.attachments.chips import short_name
 
 _RANKS = {"speed": 0, "save": 1, "restore": 2, "ahead": 2}  # default 3: mainly time to first token and faults
 # Waiting states: the remark, if any, and the text shown in place of the reply.
@@ -153,7 +154,7 @@ class TurnStatus:
                 self.live_thinking_ms = thinking_ms
             case chat.CallsWritten(calls=calls):
                 self.calling = True
-                self.pending = _("Preparing to call {tool}…", tool=safe_prose(calls[-1].name))
+                self.pending = _("Preparing to call {tool}…", tool=short_name(safe_prose(calls[-1].name)))
             case chat.ReplyFinished(receipt=receipt):
                 if receipt is not None:
                     restored_ms = 0.0 if receipt.prefetched else receipt.restore_ms

@@ -13,7 +13,6 @@ from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.session.exchange import PromptTooLong
 from kvchat.text.language import _
-from kvchat.text.safe_text import safe_prose
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.cards import ContextCard, EngineCard
@@ -24,6 +23,7 @@ from kvchat.ui.chat.turn_status import TurnStatus
 from kvchat.ui.dialogs.panel import Notices
 from kvchat.ui.models.first_start import FirstStart
 from kvchat.ui.sidebar.sidebar import Sidebar
+from kvchat.ui.transcript.call_card import tool_label
 from kvchat.ui.transcript.find import FindBar
 from kvchat.ui.transcript.transcript import Transcript
 
@@ -67,7 +67,7 @@ class ChatPresenter:
         question = next((call for call in calls if call.is_waiting), None)
         pending = (waiting or turn.pending) if turn.awaits_output or turn.calling else ""
         if running_call := next((call for call in calls if not call.is_waiting), None):
-            pending = _("Calling {tool}…", tool=safe_prose(running_call.tool.name))
+            pending = _("Calling {tool}…", tool=tool_label(running_call.tool.name, running_call.tool.source))
         self.transcript.show_pending("" if question else pending, is_waiting=bool(waiting))
         self.transcript.show_question(question)
         too_long = self.has_cards and isinstance(turn.failure, PromptTooLong)

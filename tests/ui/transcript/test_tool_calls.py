@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from kvchat.chat.attachments import picture_attachment
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Role, new_message
+from kvchat.engine.api.pictures import image_size
 from kvchat.engine.api.wire import CallDelta, ChatChunk
 from kvchat.tools.tool import Tool, ToolCall, ToolResult
 from kvchat.tools.toolbox import Toolbox
@@ -38,6 +40,9 @@ class Files:
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         self.written.append(arguments)
+        if arguments["path"] == "chart.bmp":
+            bomb = png().replace(struct.pack(">II", 40, 30), struct.pack(">II", 30_000, 30_000))
+            return ToolResult("Drawn.", pictures=(png(width=3000), bomb, b"RIFF" * 9, png()[:60]))
         return ToolResult(f"Wrote {arguments['path']}. {HOSTILE}")
 
     async def close(self) -> None: ...
@@ -192,6 +197,20 @@ async def test_long_names_are_shortened_and_cannot_reorder_the_question(
     card.deny_button.click()
     runtime.chat.finish()
     await until(lambda: not runtime.chat.answering_chats)
+
+
+async def test_pictures_are_decoded_within_limits_before_they_are_stored(
+    runtime: StagedRuntime, files: Files, window: MainWindow
+) -> None:
+    await send(window, "Draw it.")
+    call(runtime, path="chart.bmp")
+    await asked(window)
+    window.transcript.tail.call_card.once_button.click()
+    runtime.chat.finish()
+    await until(lambda: len(window.transcript.messages) == 4 and not runtime.chat.answering_chats)
+    result = next(message for message in window.transcript.messages if message.role is Role.TOOL)
+    assert [image_size(picture.data) for picture in result.attachments] == [(1536, 15)]
+    assert result.content == "Drawn." + "\n\n[an image is damaged]" * 3
 
 
 async def test_a_denied_call_tells_the_model_why(runtime: StagedRuntime, files: Files, window: MainWindow) -> None:
