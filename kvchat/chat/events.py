@@ -96,7 +96,7 @@ class CallsWritten(_ChatEvent):
 
 @dataclass(frozen=True)
 class CallsChanged(_ChatEvent):
-    """A tool call began or ended to wait for permission or to run (kvchat.chat.turn.tool_calls)."""
+    """A tool call has started or stopped waiting for permission or running (kvchat.chat.turn.tool_calls)."""
 
 
 @dataclass(frozen=True)

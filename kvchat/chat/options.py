@@ -23,7 +23,7 @@ from kvchat.text.language import N_, _, format_number, localize_number
 
 
 class PermissionMode(Enum):
-    """Tool calls that run without a question. Grants for single tools add to these."""
+    """Tool calls that run without asking. Grants for single tools allow more."""
 
     ASK = "ask"  # none
     READ_ONLY = "read_only"  # those of tools that change nothing

@@ -250,7 +250,7 @@ def step_details(steps: Sequence[TurnStep]) -> tuple[tuple[str, str], ...]:
 
 
 def turn_line(receipt: Receipt, steps: Sequence[TurnStep]) -> str:
-    """Return the summary of a turn: of its first step, which the user waited for, and the number of tool calls."""
+    """Return the summary of a turn: its first step, which the user waited for, and the number of tool calls."""
     first = next((step.receipt for step in steps if step.receipt), receipt)
     calls = sum(step.calls for step in steps)
     return join_parts(

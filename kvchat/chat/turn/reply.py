@@ -95,7 +95,7 @@ class ReplyWriter:
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """Return the tool calls so far, each with an id of its own."""
+        """Return the tool calls so far, each with a unique id."""
         calls: list[ToolCall] = []
         for pieces in self._calls.values():
             id, name, arguments = pieces[0].id, pieces[0].name, "".join(piece.arguments for piece in pieces)

@@ -71,7 +71,7 @@ RawTokens = npt.NDArray[np.int32]  # an array, because building a list of 128K t
 
 
 class SlotFileError(Exception):
-    """A file that is no complete slot file or has an unknown layout; the message gives the reason."""
+    """The file is not a complete slot file or has an unknown layout; the message gives the reason."""
 
 
 def read_tokens(path: Path) -> RawTokens:

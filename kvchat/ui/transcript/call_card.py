@@ -68,7 +68,7 @@ def _value_lines(given: dict[str, Any]) -> list[str]:
 
 
 def tool_label(name: str, source: str, show: Callable[[str], str] = short_name) -> str:
-    """Return the tool's name and its server's, whose text cannot reorder the text around them."""
+    """Return the names of the tool and its server, isolated so that they cannot reorder the text around them."""
     names = [name] if source == BUILT_IN else [name, source]
     return join_parts(f"\u2068{show(one_line(safe_prose(part)))}\u2069" for part in names)
 
