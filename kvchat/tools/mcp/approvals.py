@@ -1,4 +1,4 @@
-"""The user's approvals of commands, URLs and tool definitions."""
+"""The user's approvals of commands, URLs and tool definitions, and which servers had attachments."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -40,6 +40,13 @@ class Approvals:
         descriptions = self._servers.get(server, {}).get("descriptions")
         text = descriptions.get(tool) if isinstance(descriptions, dict) else None
         return text if isinstance(text, str) else None
+
+    def has_attachments(self, server: str) -> bool:
+        """True if the server listed prompts or resources when it last ran."""
+        return self._servers.get(server, {}).get("attachments") is True
+
+    def note_attachments(self, server: str, exist: bool) -> None:
+        self._save(server, attachments=exist)
 
     def approve_launch(self, config: ServerConfig) -> None:
         self._save(config.name, launch=config.digest)

@@ -30,6 +30,7 @@ from kvchat.tools.mcp.results import (
     convert_resource,
     convert_resources,
     convert_result,
+    convert_templates,
     convert_tools,
 )
 from kvchat.tools.mcp.server import Attachment, Prompt, Resource, ServerLog
@@ -63,11 +64,13 @@ class Connection:
         *,
         sign_in: SignIn | None,
         on_tools_changed: Callable[[], object],
+        on_attachments_listed: Callable[[bool], object],
         on_end: Callable[[], object],
     ) -> None:
-        """`config`: with its secrets filled in. Both callbacks are called on this loop."""
+        """`config`: with its secrets filled in. The callbacks are called on this loop."""
         self._config, self._log, self._sign_in = config, log, sign_in
         self._on_tools_changed, self._on_end = on_tools_changed, on_end
+        self._on_attachments_listed = on_attachments_listed
         self._client: Client | None = None
         self._http: BoundedClient | None = None
         self._process: ServerProcess | None = None
@@ -124,22 +127,24 @@ class Connection:
 
     async def _serve(self, kind: str, ready: asyncio.Event) -> None:
         """Run the SDK's context managers, which must be exited by the task that entered them."""
-        self.has_ended, self.reason, listener = False, "", None
+        self.has_ended, self.reason = False, ""
+        tasks: list[asyncio.Task[None]] = []
         try:
             info = types.Implementation(name="kvchat", version=__version__)
             client = Client(self._transport(kind), client_info=info, message_handler=self._handle_message)
             async with client:
                 self._client = client
                 ready.set()
+                tasks.append(asyncio.create_task(self._look_for_attachments()))
                 tools = client.server_capabilities.tools
                 if client.protocol_version in MODERN_PROTOCOL_VERSIONS and tools and tools.list_changed:
-                    listener = asyncio.create_task(self._listen(client))
+                    tasks.append(asyncio.create_task(self._listen(client)))
                 await self._closing.wait()
         except (Exception, BaseExceptionGroup) as error:
             self.reason = self.reason or self._explain(error)
         finally:
-            if listener is not None:
-                listener.cancel()
+            for task in tasks:
+                task.cancel()
             if self._process is not None and not self._closed_by_us:
                 self.reason = self.reason or self._process.explain_end()
             self._client, self.has_ended = None, True
@@ -173,6 +178,15 @@ class Connection:
             async with client.listen(tools_list_changed=True) as events:
                 async for _event in events:
                     pass
+
+    async def _look_for_attachments(self) -> None:
+        """Report whether the server lists a prompt or resource. Many servers declare both and have none."""
+        for listing in (self.prompts, self.resources):
+            with contextlib.suppress(ToolFailed):
+                if await listing():
+                    self._on_attachments_listed(True)
+                    return
+        self._on_attachments_listed(False)
 
     async def _handle_message(self, message: object) -> None:
         if isinstance(message, types.ToolListChangedNotification):
@@ -211,17 +225,23 @@ class Connection:
         prompts, _ = await self._pages(lambda client, cursor: client.list_prompts(cursor=cursor), "prompts", MAX_LISTED)
         return convert_prompts(prompts)
 
-    async def prompt(self, name: str, arguments: Mapping[str, str]) -> Attachment:
+    async def prompt(self, name: str, arguments: Mapping[str, str]) -> list[Attachment]:
         async with self._session(CALL_TIMEOUT_S) as client:
             return convert_prompt(name, await client.get_prompt(name, dict(arguments)))
 
     async def resources(self) -> list[Resource]:
+        """Return the resources, and the templates of resources if it has any."""
         if self.capabilities.resources is None:
             return []
         resources, _ = await self._pages(
             lambda client, cursor: client.list_resources(cursor=cursor), "resources", MAX_LISTED
         )
-        return convert_resources(resources)
+        templates: list[types.ResourceTemplate] = []
+        with contextlib.suppress(ToolFailed):  # it may know no templates
+            templates, _ = await self._pages(
+                lambda client, cursor: client.list_resource_templates(cursor=cursor), "resource_templates", MAX_LISTED
+            )
+        return convert_resources(resources) + convert_templates(templates)
 
     async def resource(self, uri: str) -> list[Attachment]:
         async with self._session(CALL_TIMEOUT_S) as client:

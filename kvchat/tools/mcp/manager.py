@@ -54,6 +54,11 @@ class ServerManager:
             if not source.config.disabled and not source.config.problem and self._approvals.has_launch(source.config)
         )
 
+    @property
+    def attachment_sources(self) -> tuple[McpSource, ...]:
+        """The usable servers that had prompts or resources when they last ran."""
+        return tuple(source for source in self.sources if self._approvals.has_attachments(source.id))
+
     def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
         """Call `listener` after each change of `servers` or `problem`. Return a function that unsubscribes it."""
         self._listeners.append(listener)

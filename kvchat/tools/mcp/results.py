@@ -12,13 +12,14 @@ from jsonschema import Draft202012Validator, SchemaError
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, format_number
 from kvchat.text.safe_text import safe_prose
-from kvchat.tools.mcp.server import Attachment, Prompt, PromptArgument, Resource
+from kvchat.tools.mcp.server import PARAMETER, Attachment, Prompt, PromptArgument, Resource
 from kvchat.tools.tool import MAX_RESULT_CHARS, Tool, ToolResult
 
 MAX_TOOLS = 512
 MAX_LISTED = 2_000  # prompts or resources
 MAX_PICTURES, MAX_PICTURE_BYTES = 8, 8_000_000  # of all images of a result
 MAX_LINKS = 100
+_MAX_ARGUMENTS = 20  # of a prompt or template
 MAX_DESCRIPTION_CHARS, MAX_SCHEMA_CHARS, MAX_NAME_CHARS = 8_000, 64_000, 128
 _PICTURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM")
 
@@ -141,6 +142,7 @@ def convert_prompts(listed: Iterable[types.Prompt]) -> list[Prompt]:
             ),
         )
         for prompt in listed
+        if len(prompt.arguments or ()) <= _MAX_ARGUMENTS
     ]
 
 
@@ -157,10 +159,25 @@ def convert_resources(listed: Iterable[types.Resource]) -> list[Resource]:
     ]
 
 
-def convert_prompt(name: str, result: types.GetPromptResult) -> Attachment:
-    """Return a prompt's messages as one text, with notes in place of pictures and other content."""
-    contents = types.CallToolResult(content=[message.content for message in result.messages])
-    return Attachment(f"{clean(name, MAX_NAME_CHARS)}.txt", convert_result(contents).text.encode(), "text/plain")
+def convert_templates(listed: Iterable[types.ResourceTemplate]) -> list[Resource]:
+    """Return the templates whose expressions are all of the forms {name} and {+name} of RFC 6570."""
+    converted = []
+    for template in listed:
+        uri, names = template.uri_template, [name for _plus, name in PARAMETER.findall(template.uri_template)]
+        if names and len(names) <= _MAX_ARGUMENTS and "{" not in PARAMETER.sub("", uri):
+            title, description = clean(template.title or template.name, MAX_NAME_CHARS), clean(template.description)
+            arguments = tuple(PromptArgument(name, "", required=True) for name in dict.fromkeys(names))
+            media_type = clean(template.mime_type, MAX_NAME_CHARS)
+            converted.append(Resource(uri, title, description, media_type, None, arguments))
+    return converted
+
+
+def convert_prompt(name: str, result: types.GetPromptResult) -> list[Attachment]:
+    """Return a prompt's messages as one text, and its pictures; other contents become notes."""
+    name = clean(name, MAX_NAME_CHARS)
+    contents = convert_result(types.CallToolResult(content=[message.content for message in result.messages]))
+    text = Attachment(f"{name}.txt", contents.text.encode(), "text/plain")
+    return [text, *(Attachment(name, picture, "image/*") for picture in contents.pictures)]
 
 
 def convert_resource(result: types.ReadResourceResult) -> list[Attachment]:

@@ -1,15 +1,20 @@
 """Snapshots of an MCP server, for the window and the commands."""
 
+import re
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from urllib.parse import quote
 
 from kvchat.text.language import N_
 from kvchat.text.safe_text import safe_prose
 from kvchat.tools.mcp.config import ServerConfig
 from kvchat.tools.tool import Tool
 
+PARAMETER = re.compile(r"\{(\+?)(\w{1,64})\}")  # of a template: {name}, and {+name} that keeps reserved characters
+_RESERVED = "/:?#[]@!$&'()*+,;="  # RFC 3986
 _MAX_LINES, _MAX_LINE_LENGTH = 500, 2_000
 
 
@@ -43,8 +48,6 @@ class Server:
     tools: tuple[ServerTool, ...] = ()  # as last listed
     problems: tuple[str, ...] = ()  # sentences about tools that cannot be offered
     tools_changed: bool = False  # the server announced a new list, which is read at the next use
-    has_prompts: bool = False
-    has_resources: bool = False
     needs_sign_in: bool = False
 
     @property
@@ -83,6 +86,10 @@ class Resource:
     description: str
     media_type: str
     size: int | None
+    arguments: tuple[PromptArgument, ...] = ()  # of a template, whose `uri` names them in braces
+
+    def uri_with(self, values: Mapping[str, str]) -> str:
+        return PARAMETER.sub(lambda found: quote(values.get(found[2], ""), _RESERVED if found[1] else ""), self.uri)
 
 
 @dataclass(frozen=True)

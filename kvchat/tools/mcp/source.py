@@ -79,6 +79,7 @@ class McpSource:
         self._connection: Connection | None = None
         self._starting, self._start_task = asyncio.Lock(), InterruptibleTask()
         self._is_starting = self._tools_changed = self._needs_sign_in = False
+        self._noting: asyncio.Future[None] | None = None
         self._reason = ""
         self._listed: tuple[Tool, ...] = ()
         self._listed_from: Connection | None = None
@@ -105,7 +106,6 @@ class McpSource:
             )
             for tool in self._listed
         )
-        capabilities = self._connection.capabilities if self._is_running and self._connection else None
         return Server(
             self._config,
             self._state,
@@ -113,8 +113,6 @@ class McpSource:
             tools,
             self._problems,
             self._tools_changed,
-            has_prompts=capabilities is not None and capabilities.prompts is not None,
-            has_resources=capabilities is not None and capabilities.resources is not None,
             needs_sign_in=self._needs_sign_in,
         )
 
@@ -161,7 +159,7 @@ class McpSource:
         connection = await self._connected()
         return await self._context.thread.run(connection.prompts())
 
-    async def prompt(self, name: str, arguments: Mapping[str, str]) -> Attachment:
+    async def prompt(self, name: str, arguments: Mapping[str, str]) -> list[Attachment]:
         connection = await self._connected()
         return await self._context.thread.run(connection.prompt(name, arguments))
 
@@ -184,6 +182,8 @@ class McpSource:
             connection, self._connection, self._reason = self._connection, None, ""
             if connection is not None:
                 await self._context.thread.run(connection.close())
+        if self._noting is not None:
+            await asyncio.wait([self._noting])
         self._context.publish()
 
     async def _connected(self, open_browser: Callable[[str], object] | None = None) -> Connection:
@@ -245,6 +245,7 @@ class McpSource:
             self.log,
             sign_in=sign_in,
             on_tools_changed=lambda: call_soon(self._note_tools_changed),
+            on_attachments_listed=lambda exist: call_soon(self._note_attachments, exist),
             on_end=lambda: call_soon(self._note_end, connection),
         )
         try:
@@ -257,6 +258,15 @@ class McpSource:
         if not self._tools_changed:
             self._tools_changed = True
             self._context.publish()
+
+    def _note_attachments(self, exist: bool) -> None:
+        async def save() -> None:
+            with contextlib.suppress(KvchatError):  # asked again at the next start
+                await asyncio.to_thread(self._context.approvals.note_attachments, self.id, exist)
+
+        if exist != self._context.approvals.has_attachments(self.id):
+            self._noting = asyncio.ensure_future(save())
+            self._noting.add_done_callback(lambda _task: self._context.publish())
 
     def _note_end(self, connection: Connection) -> None:
         if connection is self._connection:

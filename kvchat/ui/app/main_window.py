@@ -110,7 +110,9 @@ class MainWindow(QMainWindow):
         runtime = self.runtime
         self.chat = ChatController(runtime, self, self)
         page = self._chat_page
-        self.attachments = AttachmentLoader(runtime, self.composer, self.chat.drafts, self.runner, self.notices, page)
+        self.attachments = AttachmentLoader(
+            runtime, self.look, self.composer, self.chat.drafts, self.runner, self.notices, page
+        )
         self.chat.conversation_changed.connect(self.attachments.switch_chat)
         self.attachments.bundle_given.connect(self.install_bundle)
         self._unsubscribe = runtime.events.subscribe(self.attachments.handle_event)

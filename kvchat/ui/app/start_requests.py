@@ -66,7 +66,7 @@ class QuickWindow(Panel):
         composer.sent.connect(lambda text, attachments: self.run(self._send(text, attachments)))
         composer.stop_requested.connect(lambda: self._run_for_chat(runtime.chat.stop))
         self._show_queued = chat.send_controller.connect_queue(composer, self.current_chat, self._prepend)
-        self.attachments = AttachmentLoader(runtime, composer, self, runner, self.notices, self)
+        self.attachments = AttachmentLoader(runtime, look, composer, self, runner, self.notices, self)
         self.subscribe_while_open(runtime.events.subscribe, self.attachments.handle_event)
         handlers = {"attach": self.attachments.choose_files, "screenshot": self.attachments.take_screenshot}
         install_shortcuts(self, handlers)

@@ -4,14 +4,15 @@ An attachment belongs to the chat that was open when the user added it, even if 
 """
 
 import asyncio
+import mimetypes
 import re
 from collections.abc import Coroutine, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Protocol
 
-from PySide6.QtCore import QEvent, QObject, Signal
+from PySide6.QtCore import QEvent, QObject, QPoint, Signal
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
-from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
+from PySide6.QtWidgets import QFileDialog, QLineEdit, QMenu, QWidget
 
 from kvchat.chat.attachments import document_from_bytes, document_from_text, is_picture, read_bytes
 from kvchat.chat.events import EngineChanged, Event
@@ -19,8 +20,10 @@ from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.text.language import N_, _
+from kvchat.ui.attachments.from_servers import Content, ServerAttachmentsDialog
 from kvchat.ui.attachments.pictures import prepare_image, prepare_picture, take_screenshot
 from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer, local_files
 from kvchat.ui.controllers.sending import PASTED_TEXT_NAME
 from kvchat.ui.dialogs.confirm import file_dialog
@@ -50,6 +53,7 @@ class AttachmentLoader(QObject):
     def __init__(
         self,
         runtime: Runtime,
+        look: Look,
         composer: Composer,
         drafts: AttachmentDrafts,
         runner: TaskRunner,
@@ -57,12 +61,15 @@ class AttachmentLoader(QObject):
         page: QWidget,
     ) -> None:
         super().__init__(page)
-        self._runtime, self._composer, self._drafts = runtime, composer, drafts
+        self._runtime, self._look, self._composer, self._drafts = runtime, look, composer, drafts
+        self.menu = QMenu(composer)
+        self.menu.addAction(look.icon("paperclip"), _("Files…"), self.choose_files)
+        self.menu.addAction(look.icon("tools"), _("From an MCP server…"), self.choose_from_servers)
         self._runner, self._notices = runner, notices
         self._reading: list[tuple[str | None, str]] = []  # chat id and name of the file being read
         self._errors: list[tuple[str | None, KvchatError]] = []  # shown while that chat is open
         runtime.chat.turn_context.prepare_picture = prepare_picture
-        composer.attach_button.clicked.connect(self.choose_files)
+        composer.attach_button.clicked.connect(self._choose)
         composer.screenshot_button.clicked.connect(self.take_screenshot)
         composer.editor.files_given.connect(self.load_files)
         composer.editor.picture_given.connect(
@@ -81,6 +88,28 @@ class AttachmentLoader(QObject):
                 self.bundle_given.emit(path)
             else:
                 self._load(path.name, asyncio.to_thread(_read, path))
+
+    def load_contents(self, contents: Sequence[Content]) -> None:
+        """Attach contents of MCP servers like files."""
+        for content in contents:
+            self._load(content.name, asyncio.to_thread(_prepare_content, content))
+
+    def _choose(self) -> None:
+        """Open the file dialog, or a menu if MCP servers offer something to attach."""
+        if not self._runtime.mcp_servers.attachment_sources:
+            self.choose_files()
+            return
+        button = self._composer.attach_button
+        self.menu.popup(button.mapToGlobal(QPoint(0, -self.menu.sizeHint().height())))
+
+    def choose_from_servers(self) -> ServerAttachmentsDialog:
+        composer = self._composer
+        dialog = ServerAttachmentsDialog(self._runtime, self._look, self._runner, composer.window())
+        dialog.text_chosen.connect(composer.insert_text)
+        dialog.contents_chosen.connect(self.load_contents)
+        dialog.finished.connect(lambda: composer.focus())
+        dialog.bring_forward()
+        return dialog
 
     def choose_files(self) -> None:
         def load(reported: Sequence[str]) -> None:
@@ -187,5 +216,15 @@ def _chosen_files(shown: Path, names: Sequence[str], paths: list[Path]) -> list[
 
 def _read(path: Path) -> Attachment:
     """Read a document or a picture to attach. Raises AttachmentError."""
-    data = read_bytes(path)
-    return prepare_picture(path.name, data) if is_picture(data) else document_from_bytes(path.name, data)
+    return _prepare(path.name, read_bytes(path))
+
+
+def _prepare_content(content: Content) -> Attachment:
+    """Prepare a server's content under a name with the suffix of its format. Raises AttachmentError."""
+    suffix = PurePath(content.uri_name).suffix or mimetypes.guess_extension(content.media_type) or ""
+    is_named = content.name.lower().endswith(suffix.lower())
+    return _prepare(content.name if is_named else content.name + suffix, content.data)
+
+
+def _prepare(name: str, data: bytes) -> Attachment:
+    return prepare_picture(name, data) if is_picture(data) else document_from_bytes(name, data)

@@ -8,6 +8,9 @@ import sys
 import time
 
 MODE = sys.argv[1] if len(sys.argv) > 1 else ""
+SMALL_PNG = base64.b64decode(  # one pixel
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 PNG = b"\x89PNG\r\n\x1a\n picture"
 TOOLS = """echo crash hang flood noise lie garbage deep pictures contents long structured change elicit sample progress
 env requests child error""".split()  # noqa: SIM905
@@ -128,6 +131,34 @@ def call(number: object, name: str, arguments: dict[str, object], token: object)
     return None
 
 
+def answer_attachments(method: str, parameters: dict[str, object]) -> dict[str, object] | None:
+    """Answer requests for prompts and resources; None: never."""
+    uri, name, arguments = parameters.get("uri"), parameters.get("name"), parameters.get("arguments")
+    match method:
+        case "prompts/list":
+            asked = [{"name": "person", "description": "Who?", "required": True}, {"name": "style"}]
+            greet = {"name": "greet", "description": "Greets\u202e <b>somebody</b>", "arguments": asked}
+            return {"prompts": [greet, {"name": "picture"}, {"name": "never"}]}
+        case "prompts/get" if name != "never":
+            content = picture(SMALL_PNG) if name == "picture" else {"type": "text", "text": f"Hi\u202e {arguments}"}
+            return {"messages": [{"role": "user", "content": content}]}
+        case "resources/list":
+            names = ("guide.md", "logo.png", "program", "never", "crash")
+            return {"resources": [{"uri": f"docs://{name}", "name": name, "description": "It"} for name in names]}
+        case "resources/templates/list":
+            templates = "docs://note/{id}", "docs://{?not,supported}"
+            return {"resourceTemplates": [{"uriTemplate": uri, "name": "Note"} for uri in templates]}
+        case "resources/read" if uri == "docs://crash":
+            os._exit(3)
+        case "resources/read" if uri == "docs://logo.png":
+            return {"contents": [{"uri": uri, "blob": base64.b64encode(SMALL_PNG).decode()}]}
+        case "resources/read" if uri == "docs://program":
+            return {"contents": [{"uri": uri, "blob": base64.b64encode(bytes(range(256))).decode()}]}
+        case "resources/read" if uri != "docs://never":
+            return {"contents": [{"uri": uri, "text": f"# About {uri}"}]}
+    return None
+
+
 def answer_modern(number: object, method: str, parameters: dict[str, object]) -> None:
     """Answer as a server of protocol version 2026-07-28 whose list is fresh for a while."""
     global listings
@@ -169,6 +200,10 @@ def main() -> None:
         elif method == "tools/call":
             token = parameters.get("_meta", {}).get("progressToken")
             result = call(number, parameters["name"], parameters.get("arguments", {}), token)
+            if result is not None:
+                write(id=number, result=result)
+        elif MODE == "attachments":
+            result = answer_attachments(method, parameters)
             if result is not None:
                 write(id=number, result=result)
         else:

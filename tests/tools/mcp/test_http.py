@@ -82,7 +82,8 @@ async def test_tools_prompts_and_resources(manager: ServerManager) -> None:
         assert (await source.call("add", {"a": "two"})).is_error
         [prompt] = await source.prompts()
         assert [(argument.name, argument.required) for argument in prompt.arguments] == [("code", True)]
-        assert (await source.prompt("review", {"code": "x = 1"})).content == b"Review x = 1"
+        [text] = await source.prompt("review", {"code": "x = 1"})
+        assert text.content == b"Review x = 1"
         assert [(item.uri, item.media_type) for item in await source.resources()] == [
             ("docs://guide", "text/markdown"),
             ("docs://logo", "image/png"),
@@ -92,7 +93,7 @@ async def test_tools_prompts_and_resources(manager: ServerManager) -> None:
         assert (await source.resource("docs://logo"))[0].content == b"\x89PNG"
         with pytest.raises(ToolFailed, match="failed"):
             await source.resource("docs://nothing")
-        assert (source.server.has_prompts, source.server.has_resources) == (True, True)
+        await until(lambda: manager.attachment_sources == (source,))
         await source.close()
 
 

@@ -105,7 +105,7 @@ async def test_everything(manager: ServerManager) -> None:
     assert (await source.call("trigger-long-running-operation", {"duration": 1, "steps": 4})).text
     assert "GIVEN" not in json.loads((await source.call("get-env", {})).text)
     prompts = {prompt.name: prompt for prompt in await source.prompts()}
-    attachment = await source.prompt(next(name for name, prompt in prompts.items() if not prompt.arguments), {})
+    [attachment] = await source.prompt(next(name for name, prompt in prompts.items() if not prompt.arguments), {})
     assert attachment.content
     resources = await source.resources()
     assert (await source.resource(resources[0].uri))[0].content
