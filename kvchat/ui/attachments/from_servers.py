@@ -1,6 +1,6 @@
 """The dialog that attaches a resource of an MCP server, or puts a prompt's text into the draft.
 
-Everything that a server says is untrusted: it is shown as plain text, and nothing is sent.
+Texts from servers are untrusted and shown as plain text. Nothing is sent.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from kvchat.ui.widgets.lists import Row, RowList, Tone
 
 @dataclass(frozen=True)
 class Content:
-    """Content of a server to attach under `name`. The last part of its URI tells its format, or else the media type."""
+    """Content of a server to attach under `name`. The end of its URI or its media type gives the format."""
 
     name: str
     uri_name: str
@@ -107,7 +107,7 @@ class ServerAttachmentsDialog(Panel):
         self._refuse(join_sentences(*self._problems))
 
     def _show_current(self) -> None:
-        """Show the description and the arguments of the current row. Typed arguments stay while it is the same."""
+        """Show the description and arguments of the current row. Typed arguments are kept until the row changes."""
         current = self._current
         self.use_button.setEnabled(current is not None and self._reading is None)
         item = current[1] if current is not None else None
