@@ -24,7 +24,7 @@ from kvchat.cli.terminal import (
     stdout_is_tty,
     to_json,
 )
-from kvchat.cli.tools import check_may_start
+from kvchat.cli.tools import check_may_start, check_tools_exist
 from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.errors import EngineFailure
 from kvchat.engine.api.wire import Sampling
@@ -207,6 +207,8 @@ class ChatSession:
             answer = "y"
         elif terminal:
             answer = await terminal.read_line(_("Allow this call? [y]es, in this [c]hat, [a]lways, [N]o:") + " ")
+        else:
+            print_err(_("The call was not allowed: there is no terminal to ask in. Allow calls with --allow-tools."))
         decision = choices.get((answer or "").strip().lower()[:1], Decision.DENY)
         self.runtime.chat.turns.tool_calls.answer(pending.key, Answer(decision, note=note))
 
@@ -218,7 +220,8 @@ class ChatSession:
             call = f"{pending.tool.source}/{pending.tool.name} {pending.call.arguments}"
             call = one_line(safe_prose(call))
             if pending.is_waiting:
-                print_err(_("The model wants to call {call}", call=call))
+                if not self._allow_tools:
+                    print_err(_("The model wants to call {call}", call=call))
                 self._asking = asyncio.ensure_future(self._ask_permission(pending))
             else:
                 print_err(_("calling {call}", call=call))
@@ -292,6 +295,7 @@ async def _select_chat(runtime: Runtime, options: AskOptions) -> str | NewChat:
             check_may_start(runtime.mcp_servers, source)
         new = await runtime.chat.new_chat(options.system)
         tools = tuple(name if "/" in name else f"{name}/*" for name in options.tools)
+        check_tools_exist(await runtime.chat.tool_choice.offers(tools), tools)
         return dataclasses.replace(new, options=dataclasses.replace(new.options, tools=tools))
     if options.chat_id is not None:
         return find_chat(chats, options.chat_id).id

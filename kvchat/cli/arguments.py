@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.cli.options import (
+    ACTION_HEADINGS,
     COMMANDS,
     STANDARD_STREAM,
     Command,
@@ -73,7 +74,10 @@ class AskOptions(EngineOptions, JsonOptions):
         "NAME", N_("start a new chat with the prepared documents of this name"), group="begins", name="--on"
     )
     tools: tuple[str, ...] = option(
-        "NAME", N_("tools for a new chat: a server's name, or SERVER/TOOL; repeatable"), (), action="append"
+        "NAME",
+        N_("tools for a new chat: a server, SERVER/TOOL, or kvchat for the built-in tools; repeatable"),
+        (),
+        action="append",
     )
     allow_tools: bool = flag(N_("run all tool calls in this reply without asking"))
     attach: tuple[Path, ...] = option(
@@ -405,6 +409,8 @@ class ShellOptions(Options):
 
 
 def parse(arguments: Sequence[str]) -> tuple[Command, Any]:
+    if list(arguments[1:2]) == ["list"] and arguments[0] in ACTION_HEADINGS:  # the default, which has no name
+        arguments = [arguments[0], *arguments[2:]]
     parsed = vars(build_parser().parse_args(arguments))
     command = COMMANDS[parsed["command"]]
     known = [field.name for field in fields(command.options) if parsed.get(field.name) is not None]

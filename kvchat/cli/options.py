@@ -30,7 +30,7 @@ _EXIT_CODES = N_(
     "command line; 130 and 143 ended by Ctrl+C or SIGTERM; 141 output closed by its reader."
 )
 _LIST_HEADING = N_("actions (default: list)")
-_ACTION_HEADINGS = {
+ACTION_HEADINGS = {
     "store": N_("actions (default: show the store)"),
     "engines": _LIST_HEADING,
     "chats": _LIST_HEADING,
@@ -217,7 +217,7 @@ def build_parser() -> argparse.ArgumentParser:
         parent, _space, name = command.name.rpartition(" ")
         subparser = subparsers[parent].add_parser(name, help=_(command.help), argument_default=argparse.SUPPRESS)
         _add_options(subparser, command)
-        if heading := _ACTION_HEADINGS.get(command.name):
+        if heading := ACTION_HEADINGS.get(command.name):
             subparsers[command.name] = subparser.add_subparsers(metavar="ACTION", title=_(heading))
     return parser
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import webbrowser
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from kvchat.tools.mcp.config import MAX_CONFIG_BYTES
 from kvchat.tools.mcp.foreign import find_foreign_servers, read_pasted
 from kvchat.tools.mcp.manager import ServerManager
 from kvchat.tools.mcp.server import Server, ServerState
+from kvchat.tools.tool import SourceTools, ToolFailed
 
 _DESCRIPTION_WIDTH = 100
+_LISTED_NAMES = 30  # tools in an error
 
 
 @asynccontextmanager
@@ -85,7 +87,8 @@ async def add(options: arguments.AddServerOptions, runner: CommandRunner) -> int
         await manager.hide_secrets(name)
         await manager.approve(manager.source(name).server)  # the user typed it
         server = manager.source(name).server
-    lines = [_("“{name}” was added.", name=safe_prose(name)), server.config.launch]
+    next_step = _("Test it with `{command}`.", command=f"kvchat tools test {safe_prose(name)}")
+    lines = [_("“{name}” was added.", name=safe_prose(name)), server.config.launch, next_step]
     return print_result(options.as_json, _fields(server), lines)
 
 
@@ -141,14 +144,32 @@ def check_may_start(manager: ServerManager, name: str) -> None:
     source.check_may_start()
 
 
+def check_tools_exist(offers: Sequence[SourceTools], selected: Collection[str]) -> None:
+    """Raise KvchatError if a source lacks a selected tool. Sources that cannot list theirs are left to the turn."""
+    for offer in offers:
+        names = [tool.name for tool in offer.tools]
+        for name in (text.partition("/")[2] for text in selected if text.startswith(f"{offer.source}/")):
+            if not offer.error and name not in ("*", *names):
+                title = _("There is no tool “{name}” in “{source}”", name=name, source=offer.source)
+                listed = ", ".join(names[:_LISTED_NAMES]) + (", …" if len(names) > _LISTED_NAMES else "")
+                raise KvchatError(title, _("Tools: {names}.", names=listed) if names else "")
+
+
 async def test(options: arguments.TestServerOptions, runner: CommandRunner) -> int:
     async with _open_servers(runner) as manager:
         check_may_start(manager, options.name)
-        if options.sign_in:
-            await manager.sign_in(options.name, _browser(print_err))
-        else:
-            await manager.start(options.name)
-        server = manager.source(options.name).server
+        source = manager.source(options.name)
+        try:
+            if options.sign_in:
+                await manager.sign_in(options.name, _browser(print_err))
+            else:
+                await manager.start(options.name)
+        except ToolFailed as error:
+            print_err("\n".join(source.log.lines))
+            command = f"kvchat tools test {options.name} --sign-in"
+            advice = _("Run `{command}`.", command=command) if source.server.needs_sign_in else ""
+            raise KvchatError(error.title, error.detail, advice) from error
+        server = source.server
     rows = [
         (
             safe_prose(item.tool.name),

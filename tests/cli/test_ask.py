@@ -202,6 +202,9 @@ def test_a_chat_with_tools_calls_them(home, fake_engine):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Later than you think.") == 2  # before the call and after it
     assert "calling kvchat/date_and_time {}" in done.stderr.splitlines()
+    unknown = home.run("ask", "--new", "--tools", "kvchat/nothing", "What time is it?")
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert "There is no tool “nothing” in “kvchat”\n  Tools: " in unknown.stderr
     refused = home.run("ask", "--tools", "kvchat", "--chat", "1", "And now?")
     assert refused.returncode == 1
     assert "--tools works only with new chats" in refused.stderr

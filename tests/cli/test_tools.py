@@ -27,7 +27,7 @@ def test_server_is_added_tested_and_removed(home: Home) -> None:
         "enabled": True,
         "approved": True,
     } in tested["tools"]
-    assert "demo  not started" in home.run("tools").stdout
+    assert "demo  not started" in home.run("tools", "list").stdout
     assert home.run("tools", "remove", "demo").returncode == 0
     assert json.loads(home.run("tools", "--json").stdout)["servers"] == []
 
@@ -44,7 +44,9 @@ def test_imported_server_needs_approval(home: Home, tmp_path: Path) -> None:
     assert str(FAULTY_SERVER) in home.run("tools", "approve", "demo").stdout
     failed = home.run("tools", "test", "demo")
     assert failed.returncode == 1
-    assert "missing API key" in failed.stderr
+    assert failed.stderr.startswith(f"$ {sys.executable}")
+    assert failed.stderr.count("missing API key") == 2, "in the log and in the error"
+    assert "Settings" not in failed.stderr
     assert "Traceback" not in failed.stderr
     assert home.run("tools", "import", str(file)).returncode == 1, "it exists"
     file.write_text("{")

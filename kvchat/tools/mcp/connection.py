@@ -16,6 +16,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
 from kvchat import __version__
+from kvchat.text.formatting import one_line
 from kvchat.text.language import _
 from kvchat.tools.mcp.config import ServerConfig
 from kvchat.tools.mcp.http import BoundedClient, SignIn, SignInNeeded
@@ -309,7 +310,7 @@ class Connection:
             case MCPError() if status >= 400 and error.message in _HTTP_ERRORS:
                 return _("It returned HTTP status {status}.", status=status)
             case MCPError():
-                return clean(error.message, _MAX_MESSAGE_CHARS)
+                return _("It reported an error: {text}", text=one_line(clean(error.message, _MAX_MESSAGE_CHARS)))
             case httpx2.StreamError():
                 return clean(str(error), _MAX_MESSAGE_CHARS)
             case ValidationError() | RuntimeError():

@@ -20,7 +20,7 @@ from mcp_types import JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_mes
 
 from kvchat.system import parent_guard
 from kvchat.text.formatting import format_size
-from kvchat.text.language import _
+from kvchat.text.language import _, join_sentences
 from kvchat.tools.mcp.config import ServerConfig
 from kvchat.tools.mcp.server import ServerLog
 from kvchat.tools.tool import ToolFailed
@@ -31,6 +31,7 @@ MAX_DECLINED_REQUESTS = 200  # requests for user input or a reply of the model
 STOP_TIMEOUTS_S = (2.0, 2.0)  # after closing standard input, and after SIGTERM
 _DRAIN_S = 1.0
 _POLL_S = 0.02
+_MAX_MESSAGE_CHARS = 300  # of a server's last message in an error
 _STDERR_BYTES = 65_536
 _INHERITED = (  # other variables may contain secrets of other programs
     ("APPDATA COMSPEC HOMEDRIVE HOMEPATH LOCALAPPDATA NUMBER_OF_PROCESSORS OS PATH PATHEXT PROCESSOR_ARCHITECTURE")
@@ -113,14 +114,15 @@ class ServerProcess:
         if self.problem or not self._has_started:
             return self.problem
         code = self._process.returncode
-        said = self._log.lines[-1:]
         end = _("It stopped.") if not code else _("It stopped with exit code {code}.", code=code)
-        return " ".join([end, *said])
+        message = self._log.last_message[:_MAX_MESSAGE_CHARS]
+        return join_sentences(end, _("Its last message: {text}", text=message) if message else "")
 
     async def _spawn(self) -> None:
         environment = server_environment(self._config)
         command = [find_program(self._config, environment), *self._config.arguments]
         self._log.note(f"$ {self._config.launch.splitlines()[0]}")
+        self._log.last_message = ""
         guarded = None
         if sys.platform != "win32":
             guarded, self._lifeline = os.pipe()
@@ -156,7 +158,7 @@ class ServerProcess:
                 try:
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                 except ValueError:  # some servers print other text by mistake
-                    self._log.note(line[:_STDERR_BYTES].decode("utf-8", "replace").rstrip())
+                    self._log.add_message(line)
                     continue
                 if isinstance(message, JSONRPCRequest) and self._is_flooded_by(message.method):
                     self.problem = _("It sent too many requests.")

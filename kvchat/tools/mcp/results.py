@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ MAX_PICTURES, MAX_PICTURE_BYTES = 8, 8_000_000  # of all images of a result
 MAX_LINKS = 100
 _MAX_ARGUMENTS = 20  # of a prompt or template
 MAX_DESCRIPTION_CHARS, MAX_SCHEMA_CHARS, MAX_NAME_CHARS = 8_000, 64_000, 128
+_NAME = re.compile(rf"[\w./:-]{{1,{MAX_NAME_CHARS}}}")  # no quotes and spaces: it stands in a question to the user
 _PICTURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM")
 
 
@@ -63,7 +65,7 @@ def convert_tools(server: str, listed: Sequence[types.Tool], is_complete: bool) 
 
 def _is_usable(tool: types.Tool) -> bool:
     name, schema = tool.name, tool.input_schema
-    if not name.strip() or len(name) > MAX_NAME_CHARS or safe_prose(name) != name or "\n" in name:
+    if not _NAME.fullmatch(name):
         return False
     try:
         if len(json.dumps(schema)) > MAX_SCHEMA_CHARS or schema.get("type", "object") != "object":

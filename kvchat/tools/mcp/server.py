@@ -107,6 +107,7 @@ class ServerLog:
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=_MAX_LINES)
         self._rest = b""
+        self.last_message = ""  # of the server
         self._lock = threading.Lock()
 
     @property
@@ -118,11 +119,15 @@ class ServerLog:
         with self._lock:
             self._lines.append(safe_prose(line[:_MAX_LINE_LENGTH]))
 
+    def add_message(self, line: bytes) -> None:
+        if text := line[:_MAX_LINE_LENGTH].decode("utf-8", "replace").rstrip():
+            self.note(text)
+            self.last_message = safe_prose(text)
+
     def feed(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            if text := line[:_MAX_LINE_LENGTH].decode("utf-8", "replace").rstrip():
-                self.note(text)
+            self.add_message(line)
         self._rest = self._rest[:_MAX_LINE_LENGTH]
 
     def end(self) -> None:

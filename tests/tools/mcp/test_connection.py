@@ -45,7 +45,7 @@ async def test_calls_run_in_parallel(faulty: Start) -> None:
 @pytest.mark.parametrize(
     ("tool", "sentence"),
     [
-        ("crash", "It stopped with exit code 3. boom: no more disk"),
+        ("crash", "It stopped with exit code 3. Its last message: boom: no more disk"),
         ("flood", "It sent a message of more than 32 MB."),
         ("requests", "It sent too many requests."),
     ],
@@ -116,7 +116,7 @@ async def test_progress_extends_the_time(faulty: Start, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("mode", "sentence"),
     [
-        ("exit", "It stopped with exit code 2. missing API key"),
+        ("exit", "It stopped with exit code 2. Its last message: missing API key"),
         ("mute", "It did not respond within 1 seconds."),
     ],
 )
@@ -176,7 +176,7 @@ async def test_unusable_tools_are_named(faulty: Start) -> None:
     assert not tools["writes"].read_only
     assert tools["good"].description == "Reads␛[31m it"
     [problem] = source.server.problems
-    assert problem.startswith("5 tools have an invalid name or schema and are not offered: twice, bad␀name, x")
+    assert problem.startswith("6 tools have an invalid name or schema and are not offered: twice, bad␀name, clock")
 
 
 async def test_list_of_wrong_types(faulty: Start) -> None:

@@ -1,10 +1,8 @@
-"""The reference servers of the package registries. Those of npm only where they are installed."""
+"""The reference servers of the package registries."""
 
 import asyncio
 import json
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from kvchat.tools.mcp import connection
 from kvchat.tools.mcp.manager import ServerManager
 from kvchat.tools.mcp.server import ServerState
 from kvchat.tools.mcp.source import McpSource
+from tests.reference_servers import server_entry
 from tests.tools.mcp.test_http import serving
 
 pytestmark = pytest.mark.slow
@@ -26,8 +25,8 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "START_TIMEOUT_S", 300.0)
 
 
-async def start(manager: ServerManager, command: str, *arguments: str, **entry: Any) -> McpSource:
-    await manager.add("real", {"command": command, "args": list(arguments), **entry})
+async def start(manager: ServerManager, name: str, *arguments: str, **entry: Any) -> McpSource:
+    await manager.add("real", server_entry(name, *arguments) | entry)
     await manager.approve(manager.source("real").server)
     source = manager.source("real")
     assert await source.tools()
@@ -36,15 +35,8 @@ async def start(manager: ServerManager, command: str, *arguments: str, **entry: 
     return source
 
 
-def from_npm(name: str) -> str:
-    command = f"mcp-server-{name}"
-    if (path := shutil.which(command)) is None:
-        pytest.skip(f"{command} is not installed: npm install -g @modelcontextprotocol/server-{name}")
-    return path
-
-
 async def test_time(manager: ServerManager) -> None:
-    source = await start(manager, sys.executable, "-m", "mcp_server_time", "--local-timezone", "Europe/Berlin")
+    source = await start(manager, "time", "--local-timezone", "Europe/Berlin")
     times = {"source_timezone": "UTC", "target_timezone": "Asia/Tokyo", "time": "12:00"}
     assert "21:00" in (await source.call("convert_time", times)).text
     assert (await source.call("get_current_time", {"timezone": "Nowhere"})).is_error
@@ -54,7 +46,7 @@ async def test_git(manager: ServerManager, tmp_path: Path) -> None:
     run = ["git", "-C", str(tmp_path), "-c", "user.name=A", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "Plant the garden"]):
         await asyncio.to_thread(subprocess.run, [*run, *command], check=True)
-    source = await start(manager, sys.executable, "-m", "mcp_server_git", "--repository", str(tmp_path))
+    source = await start(manager, "git", "--repository", str(tmp_path))
     assert "Plant the garden" in (await source.call("git_log", {"repo_path": str(tmp_path)})).text
     by_name = {item.tool.name: item.tool for item in source.server.tools}
     assert by_name["git_log"].read_only
@@ -69,9 +61,7 @@ async def test_fetch(manager: ServerManager) -> None:
             await answer(scope, receive, send)
 
     async with serving(site) as url:
-        source = await start(
-            manager, sys.executable, "-m", "mcp_server_fetch", "--ignore-robots-txt", "--allow-private-ips"
-        )
+        source = await start(manager, "fetch", "--ignore-robots-txt", "--allow-private-ips")
         result = await source.call("fetch", {"url": f"{url}/", "raw": True})
         assert "The heron waits." in result.text
         assert [prompt.name for prompt in await source.prompts()] == ["fetch"]
@@ -82,7 +72,7 @@ async def test_filesystem(manager: ServerManager, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "a.txt").write_text("in the folder")
     (tmp_path / "b.txt").write_text("outside")
-    source = await start(manager, from_npm("filesystem"), str(folder))
+    source = await start(manager, "filesystem", str(folder))
     assert (await source.call("read_text_file", {"path": str(folder / "a.txt")})).text == "in the folder"
     assert (await source.call("read_text_file", {"path": str(tmp_path / "b.txt")})).is_error
     await source.call("write_file", {"path": str(folder / "c.txt"), "content": "new"})
@@ -90,7 +80,7 @@ async def test_filesystem(manager: ServerManager, tmp_path: Path) -> None:
 
 
 async def test_memory(manager: ServerManager, tmp_path: Path) -> None:
-    source = await start(manager, from_npm("memory"), env={"MEMORY_FILE_PATH": str(tmp_path / "memory.jsonl")})
+    source = await start(manager, "memory", env={"MEMORY_FILE_PATH": str(tmp_path / "memory.jsonl")})
     entity = {"name": "heron", "entityType": "bird", "observations": ["waits"]}
     await source.call("create_entities", {"entities": [entity]})
     await manager.restart("real")
@@ -98,7 +88,7 @@ async def test_memory(manager: ServerManager, tmp_path: Path) -> None:
 
 
 async def test_everything(manager: ServerManager) -> None:
-    source = await start(manager, from_npm("everything"))
+    source = await start(manager, "everything")
     assert "5" in (await source.call("get-sum", {"a": 2, "b": 3})).text
     assert (await source.call("get-tiny-image", {})).pictures[0].startswith(b"\x89PNG")
     assert len((await source.call("get-resource-links", {"count": 3})).links) == 3

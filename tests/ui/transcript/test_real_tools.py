@@ -7,24 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QPoint, QRect
+from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtWidgets import QWidget
 
-from kvchat.chat.record.messages import MessageState, Role
+from kvchat.chat.options import PermissionMode
+from kvchat.chat.turn.tool_calls import DENIED_RESULT
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.settings import Settings
 from kvchat.tools.mcp import connection
 from kvchat.tools.toolbox import Toolbox
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
+from kvchat.ui.transcript.tool_view import ToolView
 from tests.bench.shared_prompt import TEMPLATE
 from tests.bench.tools import forcing_calls
-from tests.e2e.test_reference_servers import make_repository
+from tests.reference_servers import NAMES, ReferenceCall, reference_call, serving_page
 from tests.tools.mcp.conftest import FAULTY_SERVER
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.transcript.test_tool_calls import asked, call, send
 from tests.ui.waiting import until
-from tests.ui.windows import begun
+from tests.ui.windows import Open, begun
 
 pytestmark = pytest.mark.slow
 
@@ -34,11 +36,32 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "START_TIMEOUT_S", 300.0)
 
 
+async def choose_tool(window: MainWindow, source: str, tool: str) -> None:
+    """Begin a new chat with this tool only, whose calls ask every time."""
+    window.new_conversation()
+    await window.tools.load()
+    window.tools.open()
+    tree, permission = window.tools.popup.tree, window.tools.popup.permission
+    await until(lambda: source in [item.data(0, Qt.ItemDataRole.UserRole) for item in tree.source_items], seconds=600)
+    for item in tree.source_items:
+        for child in (item.child(number) for number in range(item.childCount())):
+            key = (item.data(0, Qt.ItemDataRole.UserRole), child.data(0, Qt.ItemDataRole.UserRole))
+            child.setCheckState(0, Qt.CheckState.Checked if key == (source, tool) else Qt.CheckState.Unchecked)
+    permission.setCurrentIndex(permission.findData(PermissionMode.ASK))
+    permission.activated.emit(permission.currentIndex())
+    await until(lambda: window.tools._selected in ((f"{source}/{tool}",), (f"{source}/*",)))
+    window.tools.popup.hide()
+
+
 @pytest.mark.engine
-async def test_a_call_of_a_real_engine_is_allowed_once(
-    tmp_path: Path, look: Look, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
+async def test_reference_servers(
+    tmp_path: Path,
+    look: Look,
+    tiny_model: Callable[[str], Path],
+    real_llama_server: EngineLocation,
+    subtests: pytest.Subtests,
 ) -> None:
-    template, repository = tmp_path / "template.jinja", str(make_repository(tmp_path / "repository"))
+    template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE, "utf-8")
     settings = Settings(
         model_path=str(tiny_model("llama")),
@@ -46,26 +69,46 @@ async def test_a_call_of_a_real_engine_is_allowed_once(
         engine_arguments=f"--chat-template-file {template}",
         context_size=8192,
         max_tokens=48,
-        new_chat_tools=("git/git_add",),
     )
     async with begun(tmp_path / "home", settings, look) as opened:
-        servers, window = opened.runtime.mcp_servers, opened.window
-        arguments = ["-m", "mcp_server_git", "--repository", repository]
-        await servers.add("git", {"command": sys.executable, "args": arguments})
-        await servers.approve(servers.source("git").server)
-        with forcing_calls("git_add", json.dumps({"files": ["garden.txt"], "repo_path": repository}), rounds=1):
-            opened.send("What is new?")
-            card = window.transcript.tail.call_card
-            await until(lambda: card.isVisible() and card.once_button.isEnabled(), seconds=600)
-            assert repository in card.arguments.toPlainText()
-            assert not (Path(repository) / ".git" / "index").exists()
-            card.once_button.click()
-            await until(lambda: len(window.transcript.messages) == 4 and window.transcript.messages[3].receipt, "", 600)
-        result = window.transcript.messages[2]
-        assert (result.role, result.state) == (Role.TOOL, MessageState.COMPLETE), result.content
-        assert b"garden.txt" in (Path(repository) / ".git" / "index").read_bytes()
-        assert card.isHidden()
+        with serving_page() as url:
+            for name in NAMES:
+                with subtests.test(name):
+                    made = reference_call(name, tmp_path / name, url)
+                    servers = opened.runtime.mcp_servers
+                    await servers.add(name, made.entry)
+                    await servers.approve(servers.source(name).server)
+                    await choose_tool(opened.window, name, made.tool)
+                    await check_calls(opened, name, made)
         assert await opened.runtime.chat.turns.tool_calls.grants() == []
+
+
+async def check_calls(opened: Open, name: str, made: ReferenceCall) -> None:
+    """Ask, allow the call, and see its result and the reply. A second call, made after reading it, is denied."""
+    window, card = opened.window, opened.window.transcript.tail.call_card
+
+    def is_asking() -> bool:
+        return card.isVisible() and card.once_button.isEnabled()
+
+    with forcing_calls(made.tool, json.dumps(made.arguments), rounds=2):
+        opened.send("Please help.")
+        await until(is_asking, seconds=600)
+        assert card.title.text() == f"Allow the tool “{made.tool} · {name}”?"
+        assert all(value in card.arguments.toPlainText() for value in made.arguments.values() if isinstance(value, str))
+        card.once_button.click()
+        await until(card.isHidden)
+        await until(is_asking, seconds=600)
+        card.deny_button.click()
+        card.deny_button.click()
+        await until(lambda: len(window.transcript.messages) == 6 and window.transcript.messages[5].receipt, "", 600)
+    _question, call, result, _second, denied, reply = window.transcript.messages
+    view = window.transcript.ensure_view(result.id)
+    assert isinstance(view, ToolView)
+    view.unfold()
+    assert view.message_parts()[0].state[0].startswith(f"✓ {made.tool}")
+    assert made.result in view.message_parts()[2].text
+    assert denied.content == DENIED_RESULT
+    assert reply.receipt.cached_tokens >= call.receipt.prompt_tokens, "only calls and results are new"
 
 
 async def test_a_description_that_imitates_the_card_grants_nothing(
