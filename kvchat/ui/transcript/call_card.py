@@ -10,7 +10,6 @@ from itertools import chain
 from typing import Any
 
 from PySide6.QtCore import QTimer, Signal
-from PySide6.QtGui import QFontDatabase
 from PySide6.QtWidgets import QBoxLayout, QLineEdit
 
 from kvchat.chat.record.messages import parse_arguments
@@ -83,7 +82,7 @@ class CallCard(Card):
         self._pending: PendingCall | None = None
         self._enabling = QTimer(self, singleShot=True, interval=_MIN_ANSWER_MS)
         self._enabling.timeout.connect(lambda: self._button_row.setEnabled(True))
-        self.arguments = plain_text(_("Arguments"), QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
+        self.arguments = plain_text(_("Arguments"), self.font())  # `Transcript` sets the font for code
         self.note = QLineEdit(placeholderText=_("Tell the model why (optional)"))
         self.note.setAccessibleName(_("Tell the model why (optional)"))
         self.note.hide()

@@ -121,6 +121,7 @@ class Transcript(MessageColumn):
 
     def show_question(self, pending: PendingCall | None) -> None:
         """Ask whether a tool call may run; None: no question."""
+        self.tail.call_card.arguments.setFont(self._style.code_font)
         self.tail.call_card.show_call(pending)
         self._fit_tail()
 
