@@ -23,7 +23,7 @@ from kvchat.ui.base.building import plain_text
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import plain_tip
 
-_MAX_LINES = 12  # visible lines of the arguments
+_MAX_LINES = 9  # visible lines of the arguments
 _BOX_MARGINS = 28  # pixels above and below the arguments
 _CHARACTERS = 90  # in a line of the arguments, roughly
 _MIN_ANSWER_MS = 400  # an earlier click was meant for the previous question

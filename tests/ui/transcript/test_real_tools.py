@@ -93,7 +93,7 @@ async def check_calls(opened: Open, name: str, made: ReferenceCall) -> None:
     with forcing_calls(made.tool, json.dumps(made.arguments), rounds=2):
         opened.send("Please help.")
         await until(is_asking, seconds=600)
-        assert card.title.text() == f"Allow the tool “{made.tool} · {name}”?"
+        assert f"“\u2068{made.tool}\u2069 · \u2068{name}\u2069”" in card.title.text()
         assert all(value in card.arguments.toPlainText() for value in made.arguments.values() if isinstance(value, str))
         card.once_button.click()
         await until(card.isHidden)
@@ -105,7 +105,7 @@ async def check_calls(opened: Open, name: str, made: ReferenceCall) -> None:
     view = window.transcript.ensure_view(result.id)
     assert isinstance(view, ToolView)
     view.unfold()
-    assert view.message_parts()[0].state[0].startswith(f"✓ {made.tool}")
+    assert view.message_parts()[0].state[0].startswith(f"✓ \u2068{made.tool}\u2069")
     assert made.result in view.message_parts()[2].text
     assert denied.content == DENIED_RESULT
     assert reply.receipt.cached_tokens >= call.receipt.prompt_tokens, "only calls and results are new"
