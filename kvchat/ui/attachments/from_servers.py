@@ -6,7 +6,7 @@ Texts from servers are untrusted and shown as plain text. Nothing is sent.
 import asyncio
 from dataclasses import dataclass
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QLineEdit, QWidget
 
 from kvchat.errors import KvchatError
@@ -21,6 +21,8 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.layouts import ShrinkingPage
 from kvchat.ui.widgets.lists import Row, RowList, Tone
+
+_LAYOUT_MS = 50  # until the list has its new height
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ class ServerAttachmentsDialog(Panel):
             heading.setBuddy(field)
             self._form.addWidget(heading)
             self._form.addWidget(field)
+        QTimer.singleShot(_LAYOUT_MS, self, lambda: self.list.scrollTo(self.list.currentIndex()))
 
     def _use(self) -> None:
         if (current := self._current) is None or self._reading is not None:

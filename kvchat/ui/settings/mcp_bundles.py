@@ -19,9 +19,9 @@ from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.dialogs.confirm import file_dialog
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.controls import Switch
-from kvchat.ui.widgets.layouts import ScrollPage
+from kvchat.ui.widgets.layouts import ScrollPage, allow_line_breaks
 
-_BOX_LINES, _LIST_LINES, _BOX_PADDING = 5, 3, 28  # the padding in pixels
+_BOX_LINES, _LIST_LINES, _BOX_PADDING = 4, 3, 28  # the padding in pixels
 
 
 class OptionField(QWidget):
@@ -104,7 +104,7 @@ class InstallBundleDialog(Panel):
         on_installed: Callable[[str], object],
     ) -> None:
         super().__init__(
-            runtime, look, runner, _("Install an MCP bundle"), parent, size=(580, 560), min_size=(420, 320)
+            runtime, look, runner, _("Install an MCP bundle"), parent, size=(580, 640), min_size=(420, 320)
         )
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowModality(Qt.WindowModality.WindowModal)
@@ -113,11 +113,11 @@ class InstallBundleDialog(Panel):
         author = _("by {author}", author=bundle.author) if bundle.author else ""
         version = _("Version {version}", version=bundle.version) if bundle.version else ""
         origin = join_parts((bundle.path.name, version, author))
-        self.origin = label(origin, "small", wraps=True)
+        self.origin = label(allow_line_breaks(origin), "small", wraps=True)
         unverified = _("kvchat cannot verify who made this bundle. Install it only if you trust its source.")
         update = _("It replaces the installed version.") if is_update else ""
         tools = _("Tools: {names}.", names=join_list(bundle.tools)) if bundle.tools else ""
-        self.about = label(join_sentences(bundle.description, tools), wraps=True)
+        self.about = label(allow_line_breaks(join_sentences(bundle.description, tools)), wraps=True)
         self.about.setVisible(bool(self.about.text()))
         self.fields = [OptionField(look, option) for option in bundle.options]
         command = _("kvchat will run this command with all your permissions.")
@@ -130,8 +130,6 @@ class InstallBundleDialog(Panel):
             self.about,
             label(join_sentences(unverified, update), "muted", wraps=True),
             *self.fields,
-            label(command, "strong", wraps=True),
-            self.launch,
             STRETCH,
         )
         column(*parts, on=page.content, spacing=12, margins=(24, 18, 24, 12))
@@ -139,7 +137,8 @@ class InstallBundleDialog(Panel):
         self.refusal.hide()
         self.install_button = button(_("Install and start"), self._install, "primary")
         below = row(STRETCH, button(_("Cancel"), self.close), self.install_button, spacing=8)
-        around = column(self.notices, self.refusal, below, spacing=8, margins=(24, 8, 24, 16))
+        parts = label(command, "strong", wraps=True), self.launch, self.notices, self.refusal, below
+        around = column(*parts, spacing=8, margins=(24, 8, 24, 16))
         column((page, 1), around, on=self, spacing=0, margins=0)
         for field in self.fields:
             field.changed.connect(self._show_launch)

@@ -15,7 +15,7 @@ from kvchat.runtime import Runtime
 from kvchat.text.language import _, end_sentence
 from kvchat.text.safe_text import safe_code, safe_prose
 from kvchat.tools.mcp.foreign import read_pasted
-from kvchat.tools.mcp.server import Server, ServerTool
+from kvchat.tools.mcp.server import Server, ServerState, ServerTool
 from kvchat.tools.tool import SourceTools
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, plain_text, row, styled
 from kvchat.ui.base.tasks import TaskRunner
@@ -232,6 +232,8 @@ class ServerWindow(Panel):
         self.tree.currentItemChanged.connect(lambda item: self._describe())
         self.tabs.currentChanged.connect(lambda _index: self._show())
         self.subscribe_while_open(self.manager.subscribe, self._show)
+        if self.manager.source(name).server.state is ServerState.FAILED:
+            self.tabs.setCurrentWidget(self.log)
         self._show()
 
     def _show(self) -> None:

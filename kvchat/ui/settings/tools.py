@@ -59,12 +59,14 @@ class ServerRow(QFrame):
         self.approve_button = action("approve", _("Approve…"), _("Approve {name}", name=name), "primary")
         self.review_button = action("review", _("Review tools…"), _("Review the tools of {name}", name=name), "primary")
         self.sign_in_button = action("sign_in", _("Sign in…"), _("Sign in to {name}", name=name), "primary")
-        self.details_button = action("details", _("Tools…"), _("Tools and log of {name}", name=name))
+        self.details_button = action("details", _("Tools and log…"), _("Tools and log of {name}", name=name))
         self.start_button = action("restart", _("Start"), _("Start {name}", name=name))
         self.edit_button = action("edit", _("Edit…"), _("Edit {name}", name=name))
         self.remove_button = action("remove", _("Remove…"), _("Remove {name}", name=name), "danger")
         self.switch.clicked.connect(lambda: self.requested.emit("switch", server.name))
-        above = row(label(name, "strong"), (self.state, 1), self.switch, spacing=10)
+        title = ElidedLabel("strong")
+        title.set_text(name)
+        above = row(title, (self.state, 1), self.switch, spacing=10)
         buttons = flow(
             self.approve_button,
             self.review_button,
@@ -81,10 +83,17 @@ class ServerRow(QFrame):
         self.server = server
         state, pending = server.state, len(server.pending_tools)
         count = plural(len(server.tools), "{count} tool", "{count} tools") if server.tools else ""
-        self.state.setText(join_parts((_(state.value), count)))
-        bad = state in (ServerState.FAILED, ServerState.INVALID)
-        restyle(self.state, "tone", "bad" if bad else "good" if state is ServerState.RUNNING else "")
+        needs_sign_in = server.needs_sign_in and state is ServerState.FAILED
+        state_text = _("sign-in required") if needs_sign_in else _(state.value)
+        self.state.setText(join_parts((state_text, count)))
+        bad = state in (ServerState.FAILED, ServerState.INVALID) and not needs_sign_in
+        restyle(
+            self.state,
+            "tone",
+            "bad" if bad else "warn" if needs_sign_in else "good" if state is ServerState.RUNNING else "",
+        )
         self.launch.set_text(safe_code(server.config.launch))
+        self.launch.setVisible(state is not ServerState.INVALID)
         changed = plural(
             pending,
             "The definition of {count} tool has changed. The model cannot use it until you approve it.",
@@ -94,7 +103,7 @@ class ServerRow(QFrame):
         self.reason.setVisible(bool(self.reason.text()))
         restyle(self.reason, "tone", "bad" if bad else "warn")
         self.switch.setChecked(state is not ServerState.OFF)
-        self.switch.setAccessibleDescription(join_list((_(state.value), count, self.reason.text())))
+        self.switch.setAccessibleDescription(join_list((state_text, count, self.reason.text())))
         usable = state not in (ServerState.OFF, ServerState.INVALID, ServerState.NOT_APPROVED)
         self.switch.setEnabled(state is not ServerState.INVALID)
         self.approve_button.setVisible(state is ServerState.NOT_APPROVED)

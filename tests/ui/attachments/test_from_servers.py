@@ -3,6 +3,7 @@
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PySide6.QtWidgets import QFileDialog
@@ -11,23 +12,27 @@ from kvchat.tools.mcp import connection
 from kvchat.tools.mcp.server import Prompt
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.attachments.from_servers import ServerAttachmentsDialog
+from tests.reference_servers import server_entry
 from tests.tools.mcp.conftest import FAULTY_SERVER
-from tests.tools.mcp.test_real_servers import from_npm
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child
 
 
-async def add(runtime: StagedRuntime, name: str, command: str, *arguments: str) -> None:
+async def add(runtime: StagedRuntime, name: str, entry: dict[str, Any]) -> None:
     manager = runtime.mcp_servers
-    await manager.add(name, {"command": command, "args": list(arguments)})
+    await manager.add(name, entry)
     await manager.approve(manager.source(name).server)
     await manager.start(name)
 
 
+def faulty(mode: str) -> dict[str, Any]:
+    return {"command": sys.executable, "args": [str(FAULTY_SERVER), mode]}
+
+
 @pytest.fixture
 async def dialog(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[ServerAttachmentsDialog]:
-    await add(runtime, "docs", sys.executable, str(FAULTY_SERVER), "attachments")
+    await add(runtime, "docs", faulty("attachments"))
     await until(lambda: runtime.mcp_servers.attachment_sources)
     dialog = window.attachments.choose_from_servers()
     await until(lambda: len(dialog.list.rows) == 9)
@@ -41,11 +46,11 @@ def choose(dialog: ServerAttachmentsDialog, title: str) -> None:
 
 async def test_the_menu_appears_only_if_a_server_offers_something(runtime: StagedRuntime, window: MainWindow) -> None:
     attach, menu = window.composer.attach_button, window.attachments.menu
-    await add(runtime, "none", sys.executable, str(FAULTY_SERVER))
+    await add(runtime, "none", faulty(""))
     attach.click()
     assert not menu.isVisible()
     child(window, QFileDialog).close()
-    await add(runtime, "docs", sys.executable, str(FAULTY_SERVER), "attachments")
+    await add(runtime, "docs", faulty("attachments"))
     await until(lambda: runtime.mcp_servers.attachment_sources)
     await runtime.mcp_servers.stop("docs")
     attach.click()
@@ -131,8 +136,8 @@ async def test_reference_servers(
     runtime: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(connection, "START_TIMEOUT_S", 300.0)  # they take seconds to start
-    await add(runtime, "everything", from_npm("everything"))
-    await add(runtime, "time", sys.executable, "-m", "mcp_server_time")
+    await add(runtime, "everything", server_entry("everything"))
+    await add(runtime, "time", server_entry("time"))
     manager = runtime.mcp_servers
     await until(lambda: manager.attachment_sources)
     assert [source.id for source in manager.attachment_sources] == ["everything"]
