@@ -44,6 +44,7 @@ Pace and content
   FAKE_THINKING=TEXT                sent as reasoning_content before the reply
   FAKE_CALLS=JSON                   one list of calls ({"name", "arguments"}) per reply, from the first
   FAKE_LACKS_TOOLS=1                report a chat template without tools
+  FAKE_OMITS_TOOLS=1                render no tools if the tool choice is "none"
   FAKE_ECHO=1                       a continued reply is repeated from its beginning, as by b11434
 Every request is recorded in FAKE_STATE/requests.jsonl: method, path and body.
 
@@ -326,7 +327,8 @@ class Handler(socketserver.StreamRequestHandler):
         slots = self.server.slots
         try:
             if self.path == "/apply-template":
-                self.answer(200, {"prompt": render(body["messages"], body.get("tools"))})
+                omits = body.get("tool_choice") == "none" and switch("FAKE_OMITS_TOOLS")
+                self.answer(200, {"prompt": render(body["messages"], None if omits else body.get("tools"))})
             elif self.path == "/tokenize":
                 self.answer(200, {"tokens": tokenize(body["content"], body.get("add_special", False))})
             elif self.path == "/v1/chat/completions":

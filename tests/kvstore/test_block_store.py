@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.errors import KvchatError
 from kvchat.kvstore.blocks.layout import with_masked_rows
-from kvchat.kvstore.exchange import read_blocks, stored_manifest
+from kvchat.kvstore.exchange import import_memory, read_blocks, stored_manifest
 from kvchat.kvstore.index.index import check_store
 from kvchat.kvstore.savepoint import (
     GB,
@@ -77,6 +77,10 @@ def test_chats_share_a_system_prompt_that_ends_inside_a_block(tmp_path: Path, sh
     assert usage.unique_rows_bytes == (shared + 4 * 600) * bench.model.row_bytes
     assert usage.conversations[0].exclusive_bytes >= 600 * bench.model.row_bytes
     assert usage.conversations[0].shared_bytes >= shared * bench.model.row_bytes
+    manifest = stored_manifest(bench.folder, "chat 3")
+    assert manifest is not None
+    assert import_memory(bench.inventory, "imported", manifest, read_blocks(bench.folder, manifest)) == 0
+    assert bench.inventory.usage().unique_rows_bytes == usage.unique_rows_bytes
     bench.reopen()  # nothing is warm: a new chat gets the shared prompt alone
     assert bench.restore(token_range(shared) + (7,) * 50) == bench.model.slot_file(token_range(shared))
 

@@ -70,6 +70,19 @@ async def all_chunks(engine: LlamaServerClient, sampling: Sampling | None = None
     return [chunk async for chunk in engine.chat(HELLO, sampling or Sampling())]
 
 
+@pytest.mark.parametrize("omits", [None, 1])
+async def test_tools_are_rendered_without_their_grammar_if_the_prompt_is_the_same(
+    client: LlamaServerClient, fake_engine: FakeEngine, omits: int | None
+) -> None:
+    fake_engine.set(FAKE_OMITS_TOOLS=omits)
+    await client.facts()
+    tools = '[{"type": "function", "function": {"name": "weather"}}]'
+    rendered, _tokens = await client.request_tokens(wire.prompt_body([ChatMessage("system", "", tools=tools), *HELLO]))
+    assert "weather" in rendered
+    *_, body = [request["body"] for request in fake_engine.requests() if request["path"] == "/apply-template"]
+    assert body.get("tool_choice") == (None if omits else "none")
+
+
 async def test_reply_with_progress_timings_and_end(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
     facts = await client.facts()
     assert (facts.context_size, facts.model_path) == (fake_engine.plan.context_size, str(fake_engine.plan.model))
