@@ -272,8 +272,9 @@ class ContextService:
         async with self._turn_context.slots.acquire(conversation_id) as slot:
             reduction = await self._start_reduction(conversation_id, slot)
             split = split_branch(reduction.branch, reduction.sizes, reduction.engine.limit // 4)
+            request_message = new_message(conversation_id, Role.USER, SUMMARY_REQUEST)
             while True:  # shorten the middle until it fits with the summary
-                messages = [*prompt_messages([*split.opening, *split.middle]), ChatMessage("user", SUMMARY_REQUEST)]
+                messages = prompt_messages([*split.opening, *split.middle, request_message])
                 if await reduction.fits(messages):
                     break
                 last = max(i for i, message in enumerate(split.middle) if message.role is Role.USER)
@@ -290,10 +291,8 @@ class ContextService:
                 raise KvchatError(
                     _("The model did not write a summary"), "", _("Try again, or drop older messages instead.")
                 )
-            request_message = new_message(conversation_id, Role.USER, SUMMARY_REQUEST)
-            return await self._replace_middle(
-                split, [request_message, new_message(conversation_id, Role.ASSISTANT, summary)]
-            )
+            reply = new_message(conversation_id, Role.ASSISTANT, summary)
+            return await self._replace_middle(split, [request_message, reply])
 
     async def tokens_needed(self, model: str | None) -> int:
         """Estimate the tokens of the longest recent chat with `model`, including its next reply."""

@@ -302,16 +302,10 @@ class ChatService:
         id, edited = reply.conversation_id, MessageState.EDITED
         return await self._change_tree(id, Database.append, id, reply.parent_id, Role.ASSISTANT, text, edited)
 
-    def edit_call(self, reply: Message, call_id: str, arguments: str) -> asyncio.Future[Message | None]:
-        """Execute a reply's calls with new arguments for one of them in a new branch, and continue the turn."""
-        calls = tuple(replace(call, arguments=arguments) if call.id == call_id else call for call in reply.calls)
-        edited = replace(reply, calls=calls, state=MessageState.EDITED, receipt=None)
-
-        def store(database: Database) -> TurnStart:
-            stored = database.append_message(edited)
-            return TurnStart(stored.id, calls_of=stored)
-
-        return self.turns.start(Turn(self.turn_context, reply.conversation_id, store))
+    def edit_call(self, result: Message, arguments: str) -> asyncio.Future[Message | None]:
+        """Execute the call of a result again with other arguments, in a new branch, and let the model go on."""
+        store = partial(tool_calls.store_edited_call, result=result, arguments=arguments)
+        return self.turns.start(Turn(self.turn_context, result.conversation_id, store))
 
     def edit_result(self, result: Message, text: str) -> asyncio.Future[Message | None]:
         """Replace a tool's result with the user's text in a new branch, and continue the turn."""

@@ -124,7 +124,8 @@ def thaw(text: str) -> ToolSet:
         tools = [Tool(**stored) for stored in json.loads(text)] if text else []
     except (ValueError, TypeError, RecursionError):
         return ToolSet()
-    valid = all(isinstance(tool.alias, str) and isinstance(tool.schema, dict) for tool in tools)
+    texts = [text for tool in tools for text in (tool.source, tool.name, tool.description, tool.alias)]
+    valid = all(isinstance(text, str) for text in texts) and all(isinstance(tool.schema, dict) for tool in tools)
     return ToolSet(tuple(tools), text) if valid else ToolSet()
 
 

@@ -23,7 +23,7 @@ class Toolbox:
 
         async def offer(source: ToolSource) -> SourceTools:
             try:
-                return SourceTools(source.id, tuple(await source.tools()))
+                return SourceTools(source.id, await _listed(source))
             except KvchatError as error:
                 return SourceTools(source.id, error=error)
 
@@ -41,7 +41,7 @@ class Toolbox:
 
     async def find(self, tool: Tool) -> Tool:
         """Return the current definition of a frozen tool, which may come from an imported chat. Raises KvchatError."""
-        for offered in await self._source(tool).tools():
+        for offered in await _listed(self._source(tool)):
             if offered.name == tool.name:
                 return offered
         detail = _("“{source}” no longer offers it, or has changed it since you approved it.", source=tool.source)
@@ -71,3 +71,13 @@ class Toolbox:
             text = f"{result.text[:MAX_RESULT_CHARS]}\n[{excess} more characters were cut off]"
             result = replace(result, text=text)
         return result
+
+
+async def _listed(source: ToolSource) -> tuple[Tool, ...]:
+    try:
+        return tuple(await source.tools())
+    except KvchatError:
+        raise
+    except Exception as error:
+        detail = f"{type(error).__name__}: {error}"
+        raise ToolFailed(_("“{source}” could not list its tools", source=source.id), detail) from error

@@ -41,7 +41,7 @@ class _Message:
     @property
     def is_shown(self) -> bool:
         says_something = self.text.strip() or self.thinking.strip()
-        return bool(self.role and (self.calls or (says_something and self.role is not Role.TOOL)))
+        return bool(self.role and (self.calls or says_something))
 
 
 def _call_part(id: Any, name: Any, arguments: Any) -> _Message:
@@ -241,7 +241,8 @@ def _pair_calls(messages: Iterable[_Message]) -> dict[str, _Message]:
     A call's later results, as of ChatGPT's search, are added to the first one.
     """
     by_key = {message.key: message for message in messages}
-    find_reply = _ancestor_finder(by_key, [key for key, message in by_key.items() if message.is_shown])
+    shown = [key for key, message in by_key.items() if message.is_shown and message.role is not Role.TOOL]
+    find_reply = _ancestor_finder(by_key, shown)
     waiting: defaultdict[tuple[str | None, str], deque[tuple[str, str, str]]] = defaultdict(deque)
     numbers = itertools.count(1)
     for key, message in by_key.items():
@@ -256,7 +257,7 @@ def _pair_calls(messages: Iterable[_Message]) -> dict[str, _Message]:
             call = found.popleft() if len(found) > 1 else found[0]
             first = results.setdefault(call[0], key)
             texts[first].append(message.text)
-            by_key[first] = replace(by_key[first], calls=(call,))
+            by_key[key] = replace(message, text="", calls=(call,) if key == first else ())
     return by_key | {key: replace(by_key[key], text="\n\n".join(filter(None, found))) for key, found in texts.items()}
 
 

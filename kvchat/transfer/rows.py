@@ -11,13 +11,13 @@ from typing import IO, Any
 
 from kvchat.chat.attachments import AttachmentError, picture_attachment
 from kvchat.chat.record.database import Database
+from kvchat.chat.record.database_file import insert_rows
 from kvchat.chat.record.messages import (
     MessageState,
     Receipt,
     Role,
     as_text,
     attachment_from_row,
-    insert_rows,
     parse_receipt,
     parse_state,
     role_from_row,

@@ -7,6 +7,8 @@ import pytest
 from kvchat.chat.record.database import Database
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import RestoreFinding, Strategy
+from kvchat.tools.toolbox import Toolbox
+from tests.chat.sky import Sky
 from tests.chat.stage import Stage
 from tests.engine_fixtures import FakeEngine
 
@@ -48,3 +50,10 @@ def can_cut(request: pytest.FixtureRequest) -> bool:
     if not request.param:
         request.getfixturevalue("cannot_cut")
     return bool(request.param)
+
+
+@pytest.fixture
+def sky(stage: Stage) -> Sky:
+    sky = Sky()
+    stage.service.turn_context.toolbox = Toolbox(lambda: [sky])
+    return sky

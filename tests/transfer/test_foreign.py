@@ -192,9 +192,9 @@ ONE_CALL = [("assistant", "", (("weather", "{}"),)), ("tool", "21", (("weather",
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ([RESULT, {"type": "text", "text": "Warm."}], [("assistant", "Warm.", ())]),
+        ([RESULT, {"type": "text", "text": "Warm."}], [("tool", "21", ()), ("assistant", "Warm.", ())]),
         ([CALL, RESULT], ONE_CALL),
-        ([CALL | {"id": 1}, RESULT | {"tool_use_id": 2}], ONE_CALL[:1]),
+        ([CALL | {"id": 1}, RESULT | {"tool_use_id": 2}], [*ONE_CALL[:1], ("tool", "21", ())]),
         ([CALL | {"id": "x"}] * 2 + [RESULT | {"tool_use_id": "x"}] * 2, "two"),
         ([CALL | {"id": []}, RESULT | {"tool_use_id": {}, "content": [7, {}, None, {"text": "21"}]}], None),
         ([{"type": "tool_use", "id": "\ud800", "name": 7, "input": [float("nan")]}, RESULT, {"type": []}, 7], None),

@@ -96,6 +96,7 @@ def branch_texts(database, conversation) -> list[tuple[Role, str, str]]:
 
 
 QUESTION, ANSWER = (Role.USER, "What is a tree?", ""), (Role.ASSISTANT, "A plant.", "")
+LOOKED_UP = (Role.TOOL, "looked it up", "")
 FILED = (Role.USER, "notes.txt:\n\nOak, elm.\n\nWhich trees?", "")
 OAK = [(Role.SYSTEM, "Be brief.", ""), (Role.USER, "Which tree?", ""), (Role.ASSISTANT, "An oak.", "Hm.")]
 
@@ -103,7 +104,7 @@ OAK = [(Role.SYSTEM, "Be brief.", ""), (Role.USER, "Which tree?", ""), (Role.ASS
 @pytest.mark.parametrize(
     ("entry", "title", "branch", "messages"),
     [
-        (chatgpt(), "Trees", [QUESTION, (Role.ASSISTANT, "", "Hm."), ANSWER], 5),
+        (chatgpt(), "Trees", [QUESTION, (Role.ASSISTANT, "", "Hm."), LOOKED_UP, ANSWER], 6),
         (claude(), "Bäume", [FILED, (Role.ASSISTANT, "Oak and elm.", "Hm.")], 2),
         (open_webui(), "Numbers", [(Role.USER, "1 < 2?", ""), (Role.ASSISTANT, "Yes.", "Is 1 < 2?\nYes.")], 3),
         (lm_studio(), "Oaks", [*OAK, (Role.USER, "Why?", "")], 5),

@@ -3,9 +3,10 @@
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kvchat.chat.record.migrations import migrate
 from kvchat.errors import KvchatError
@@ -178,3 +179,11 @@ def mark_damaged(path: Path, detail: str) -> ChatsDamaged:
     with contextlib.suppress(OSError):
         damage_marker(path).touch(0o600)
     return ChatsDamaged(path, detail)
+
+
+def insert_rows(db: sqlite3.Connection, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    known = [column["name"] for column in db.execute(f"PRAGMA table_info({table})")]
+    for row in rows:
+        columns = [name for name in known if name in row]
+        places = ", ".join("?" * len(columns))
+        db.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})", [row[name] for name in columns])

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import sqlite3
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -288,46 +289,76 @@ def as_datetime(value: Any) -> datetime:
     return datetime.fromtimestamp(value if fits else 0, UTC)
 
 
-def insert_rows(db: sqlite3.Connection, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    known = [column["name"] for column in db.execute(f"PRAGMA table_info({table})")]
-    for row in rows:
-        columns = [name for name in known if name in row]
-        places = ", ".join("?" * len(columns))
-        db.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})", [row[name] for name in columns])
-
-
 def prompt_messages(branch: Sequence[Message], *, continues_reply: bool = False) -> list[ChatMessage]:
     """Build the chat template's input; `continues_reply`: the last message is a reply to continue.
 
-    Each call gets exactly one result, as templates expect: a missing one gets a placeholder, an orphan is omitted.
+    Each call gets exactly one result, as templates expect: a missing one is made up, and a result without a call, which
+    only a file can have, becomes a user's message.
     """
     from kvchat.engine.api.wire import ChatMessage, without_pictures  # the first frame needs no prompts
 
     joined: list[ChatMessage] = []
-    open_calls: dict[str, ToolCall] = {}
+    calls: tuple[ToolCall, ...] = ()
+    results: list[Message] = []
+
+    def add(message: Message, role: Role, calls: tuple[ToolCall, ...] = ()) -> None:
+        content, pictures = prompt_content(message), pictures_of(message)
+        if joined and (last := joined[-1]).role == role.value and not last.calls:
+            text = "\n\n".join(part for part in (last.content, content) if part)
+            joined[-1] = replace(last, content=text, pictures=last.pictures + pictures, calls=calls)
+        else:
+            tools = prompt_tools(message.tools)
+            joined.append(ChatMessage(role.value, content, message.thinking, pictures, calls, tools))
+
+    def add_results() -> None:
+        paired, others = pair_results(calls, results)
+        for call, result in zip(calls, paired, strict=True):
+            if result is None:
+                joined.append(ChatMessage("tool", NO_RESULT, calls=(call,)))
+                continue
+            answer = ChatMessage("tool", result.content, pictures=pictures_of(result), calls=(call,))
+            joined.append(without_pictures(answer) if result.is_unseen else answer)
+        for result in others:
+            add(result, Role.USER)
+
     for number, message in enumerate(branch, start=1):
         if message.role is Role.TOOL:
-            answered = message.calls[0].id if message.calls else ""
-            if call := open_calls.pop(answered, None):
-                result = ChatMessage("tool", message.content, pictures=pictures_of(message), calls=(call,))
-                joined.append(without_pictures(result) if message.is_unseen else result)
+            results.append(message)
             continue
         continued = continues_reply and number == len(branch)  # the reply may contain only thinking
         says_nothing = not message.content.strip() and not message.attachments and not message.calls
         if says_nothing and message.role is not Role.USER and not continued and not message.tools:
             continue
-        joined += [ChatMessage("tool", NO_RESULT, calls=(call,)) for call in open_calls.values()]
-        open_calls = {call.id: call for call in message.calls}
-        role, content, pictures = message.role.value, prompt_content(message), pictures_of(message)
-        if joined and (last := joined[-1]).role == role and not last.calls:
-            text = "\n\n".join(part for part in (last.content, content) if part)
-            joined[-1] = replace(last, content=text, pictures=last.pictures + pictures, calls=_valid_calls(message))
-        else:
-            calls, tools = _valid_calls(message), prompt_tools(message.tools)
-            joined.append(ChatMessage(role, content, message.thinking, pictures, calls, tools))
-    if branch and branch[-1].role is Role.TOOL:
-        joined += [ChatMessage("tool", NO_RESULT, calls=(call,)) for call in open_calls.values()]
+        add_results()
+        calls, results = _valid_calls(message) if message.role is Role.ASSISTANT else (), []
+        add(message, message.role, calls)
+    if results:
+        add_results()
     return joined
+
+
+def pair_results(calls: Sequence[ToolCall], results: Iterable[Message]) -> tuple[list[Message | None], list[Message]]:
+    """Return each call's result, or None, and results without a call. Calls with equal ids are answered in order."""
+    places = defaultdict[str, deque[int]](deque)
+    for place, call in enumerate(calls):
+        places[call.id].append(place)
+    paired: list[Message | None] = [None] * len(calls)
+    others: list[Message] = []
+    for result in results:
+        if waiting := places.get(result.calls[0].id if result.calls else ""):
+            paired[waiting.popleft()] = result
+        else:
+            others.append(result)
+    return paired, others
+
+
+def open_calls(branch: Sequence[Message]) -> tuple[Message | None, list[ToolCall]]:
+    """Return the reply that ends a branch, apart from results of its calls, and its calls without a result."""
+    reply = next((message for message in reversed(branch) if message.role is not Role.TOOL), None)
+    if reply is None or reply.role is not Role.ASSISTANT:
+        return None, []
+    paired, _others = pair_results(reply.calls, branch[branch.index(reply) + 1 :])
+    return reply, [call for call, result in zip(reply.calls, paired, strict=True) if result is None]
 
 
 def _valid_calls(message: Message) -> tuple[ToolCall, ...]:

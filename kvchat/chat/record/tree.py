@@ -6,12 +6,20 @@ import sqlite3
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvchat.chat.record.database import ConversationGone, Database, insert_message
-from kvchat.chat.record.messages import Message, Role, as_text, attachment_from_row, insert_rows
+from kvchat.chat.record.database_file import insert_rows
+from kvchat.chat.record.messages import (
+    Message,
+    Role,
+    as_text,
+    attachment_from_row,
+    message_from_row,
+    searchable_text,
+)
 from kvchat.chat.record.titles import NEW_TITLE, shared_words, title_from
 from kvchat.errors import KvchatError
 from kvchat.text.language import _, join_list
@@ -205,20 +213,20 @@ def _removed(row: sqlite3.Row) -> RemovedMessages | None:
 def _retitle_without(db: sqlite3.Connection, removed: RemovedMessages) -> None:
     """Replace the chat's title if it came from a removed question or has a word that only removed messages contain."""
     questions = [as_text(row["content"]) for row in removed.rows if row["role"] == Role.USER.value]
-    texts = [as_text(row["content"]) for row in removed.rows]
-    texts += [f"{as_text(row['name'])}\n{as_text(row['text'])}" for row in removed.attachments]
-    shared, chat = shared_words(as_text(removed.title), texts), removed.conversation_id
-    query = (
-        "SELECT content FROM messages WHERE conversation_id = ?1 UNION ALL SELECT attachments.name || char(10) || text"
-        " FROM attachments JOIN messages ON messages.id = message_id WHERE conversation_id = ?1"
-    )
+    chat, title = removed.conversation_id, as_text(removed.title)
+    shared = shared_words(title, _texts(removed.rows, removed.attachments))
+    messages = db.execute("SELECT * FROM messages WHERE conversation_id = ?", (chat,))
+    query = "SELECT * FROM attachments WHERE message_id IN (SELECT id FROM messages WHERE conversation_id = ?)"
+    left = _texts(messages, db.execute(query, (chat,)))
     first = db.execute(_FIRST_QUESTION, (chat,)).fetchone()
-    if (
-        first is None
-        or removed.title in map(title_from, questions)
-        or shared_words(" ".join(shared), (as_text(row[0]) for row in db.execute(query, (chat,)))) != shared
-    ):
+    if first is None or title in map(title_from, questions) or shared_words(" ".join(shared), left) != shared:
         _set_title(db, chat, title_from(as_text(first["content"])) if first else _(NEW_TITLE))
+
+
+def _texts(messages: Iterable[Any], attachments: Iterable[Any]) -> Iterator[str]:
+    """Yield the texts in rows of the tables `messages` and `attachments`."""
+    yield from (searchable_text(message_from_row(row)) for row in messages)
+    yield from (f"{as_text(row['name'])}\n{as_text(row['text'])}" for row in attachments)
 
 
 def _set_leaf(db: sqlite3.Connection, conversation_id: str, message_id: str | None) -> None:

@@ -10,11 +10,20 @@ from dataclasses import dataclass, replace
 
 from kvchat.chat.events import ConversationsChanged
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Message, MessageState, Role, ends_with_reply, needs_vision, prompt_messages
+from kvchat.chat.record.messages import (
+    Message,
+    MessageState,
+    Role,
+    ends_with_reply,
+    needs_vision,
+    new_message,
+    prompt_messages,
+    searchable_text,
+)
 from kvchat.chat.record.titles import TITLE_REQUEST, is_title_complete, parse_title
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError
-from kvchat.engine.api.wire import ChatChunk, ChatMessage, Sampling
+from kvchat.engine.api.wire import ChatChunk, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.exchange import Exchange, PromptRequest
@@ -102,8 +111,8 @@ class TitleGenerator:
             await turn_context.slots.run_background(
                 Priority.TITLE, conversation_id, lambda slot, _: self._request_title(attempt, slot), wait=False
             )
-        texts = (text for m in branch for text in (m.content, *(a.text for a in m.attachments)))
-        attempt.title = parse_title(attempt.answer or "", " ".join(text[:_READ_CHARACTERS] for text in texts))
+        texts = (searchable_text(message)[:_READ_CHARACTERS] for message in branch)
+        attempt.title = parse_title(attempt.answer or "", " ".join(texts))
         is_due = attempt.answer is not None or give_up
         if is_due and await turn_context.run(store_title, conversation_id, attempt.title, end.id if end else None):
             turn_context.publish(ConversationsChanged())
@@ -143,7 +152,7 @@ class TitleGenerator:
             chosen.model, needs_vision=needs_vision(history)
         ):
             return None
-        messages = [*history, ChatMessage(Role.USER.value, TITLE_REQUEST)]
+        messages = prompt_messages([*attempt.branch, new_message(conversation_id, Role.USER, TITLE_REQUEST)])
         request = PromptRequest(messages, model=chosen.model, template=chosen.options.template)
         lease = await exchange.lease_slot(request)
         boundary = await lease.turn_boundary(history)

@@ -9,20 +9,23 @@ import asyncio
 import contextlib
 import itertools
 import time
+import uuid
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from kvchat.chat.events import CallsChanged, MessagesChanged, Notice
 from kvchat.chat.options import PermissionMode
-from kvchat.chat.record.database import Database
+from kvchat.chat.record.database import ConversationGone, Database
 from kvchat.chat.record.messages import (
     Attachment,
     Message,
     MessageState,
     Role,
     new_message,
+    open_calls,
+    pair_results,
     parse_arguments,
     tool_column,
 )
@@ -71,11 +74,7 @@ class PendingCall:
     tool: Tool
     is_waiting: bool  # for permission
     since: float  # time.monotonic()
-
-    @property
-    def key(self) -> str:
-        """Id that is unique in all chats: models may repeat their ids."""
-        return f"{self.message_id}/{self.call.id}"
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)  # identifies the question: calls may have equal ids
 
 
 @dataclass(frozen=True)
@@ -115,6 +114,27 @@ def store_edited_result(database: Database, result: Message, text: str) -> TurnS
     return TurnStart(last.id)
 
 
+def store_edited_call(database: Database, result: Message, arguments: str) -> TurnStart:
+    """Store a reply in a new branch, with other arguments for the call of this result and the results of the others."""
+    with database.transaction():
+        path, branch = database.path(result.id), database.branch(result.conversation_id)
+        reply = next((message for message in reversed(path) if message.role is Role.ASSISTANT), None)
+        if reply is None:
+            raise ConversationGone
+        below = itertools.dropwhile(lambda message: message.id != reply.id, branch)
+        results = list(itertools.takewhile(lambda message: message.role is Role.TOOL, list(below)[1:]))
+        paired, _others = pair_results(reply.calls, results)
+        calls = tuple(
+            replace(call, arguments=arguments) if answer and answer.id == result.id else call
+            for call, answer in zip(reply.calls, paired, strict=True)
+        )
+        stored = last = database.append_message(replace(reply, calls=calls, state=MessageState.EDITED))
+        for other in results:
+            if other.id != result.id:
+                last = database.append_message(replace(other, parent_id=last.id))
+    return TurnStart(last.id, calls_of=stored)
+
+
 class ToolCalls:
     """Executes calls, and asks the user for permission. Event-loop thread only."""
 
@@ -124,29 +144,35 @@ class ToolCalls:
         self.pending: dict[str, PendingCall] = {}  # by key
         self.is_closing = False  # kvchat is quitting: open calls can be executed later
 
-    async def run(self, reply: Message) -> tuple[Message, bool]:
+    async def run(self, reply: Message, *, is_stored: bool = False) -> tuple[Message, bool]:
         """Execute a reply's calls in order and store the results below it.
 
-        Return the last result, and True if every call was invalid. If cancelled, mark the remaining calls as stopped.
+        `is_stored`: the model has not written the calls just now. They may come from a file, or may have run before
+        kvchat ended, so the user is asked about each. Returns the last result, and True if every call was invalid. If
+        cancelled, stores that the rest was stopped.
         """
-        branch = await self._turn_context.run(Database.path, reply.id)
-        tools = thaw(branch[0].tools) if branch and branch[0].role is Role.SYSTEM else ToolSet()
-        below = (await self._turn_context.branch(reply.conversation_id))[len(branch) :]
-        results = list(itertools.takewhile(lambda message: message.role is Role.TOOL, below))
-        done = {call.id for result in results for call in result.calls}  # before kvchat quit
-        last, invalid = results[-1] if results else reply, 0
-        left = [call for call in reply.calls if call.id not in done]
+        branch, calls = await self._unanswered(reply)
+        last, invalid = branch[-1], 0
+        tools = thaw(branch[0].tools) if branch[0].role is Role.SYSTEM else ToolSet()
         try:
-            while left:
-                last, is_invalid = await self._execute(last, reply, left[0], tools)
+            for call in calls:
+                last, is_invalid = await self._execute(last, reply, call, tools, is_stored)
                 invalid += is_invalid
-                left.pop(0)
         except asyncio.CancelledError:
             if not self.is_closing:
                 with contextlib.suppress(KvchatError):  # the chat was deleted
-                    await shielded(self._store_stopped(last, left))
+                    await shielded(self._store_stopped(reply))
             raise
         return last, invalid == len(reply.calls)
+
+    async def _unanswered(self, reply: Message) -> tuple[list[Message], list[ToolCall]]:
+        """Return the branch to the last result of a reply, and the calls without a result. Raises ConversationGone."""
+        branch = await self._turn_context.branch(reply.conversation_id)
+        end = next((place for place, message in enumerate(branch, start=1) if message.id == reply.id), 0)
+        if not end:
+            raise ConversationGone
+        branch = branch[:end] + list(itertools.takewhile(lambda message: message.role is Role.TOOL, branch[end:]))
+        return branch, open_calls(branch)[1]
 
     async def freeze_selected(self, conversation_id: str, selected: Collection[str]) -> None:
         """Freeze the selected tools for a chat that has no reply yet. Report sources that cannot list their tools."""
@@ -163,7 +189,9 @@ class ToolCalls:
         column = tool_column(replace(branch[0], tools=freeze(tools)))
         await turn_context.run(Database.write, "UPDATE messages SET tool = ? WHERE id = ?", (column, branch[0].id))
 
-    async def _execute(self, parent: Message, reply: Message, call: ToolCall, tools: ToolSet) -> tuple[Message, bool]:
+    async def _execute(
+        self, parent: Message, reply: Message, call: ToolCall, tools: ToolSet, is_stored: bool
+    ) -> tuple[Message, bool]:
         tool, arguments = tools.by_alias(call.name), parse_arguments(call.arguments)
         if tool is None:
             names = ", ".join(tool.alias for tool in tools.tools)
@@ -177,7 +205,7 @@ class ToolCalls:
             return await self._store(parent, call, ToolResult(str(failure), is_error=True)), False
         mode = (await self._turn_context.answer_settings(reply.conversation_id)).options.permission
         is_changed, tool = current.digest != tool.digest, current
-        if is_changed or not await self._is_granted(tool, reply.conversation_id, mode):
+        if is_stored or is_changed or not await self._is_granted(tool, reply.conversation_id, mode):
             answer = await self.ask(reply, call, tool)
             if answer.arguments is not None and answer.arguments != call.arguments:
                 call = replace(call, arguments=answer.arguments)
@@ -269,7 +297,10 @@ class ToolCalls:
             return False
         return True
 
-    async def _store_stopped(self, parent: Message, calls: Sequence[ToolCall]) -> None:
+    async def _store_stopped(self, reply: Message) -> None:
+        """Store that the calls without a result were stopped. The last result may have been stored meanwhile."""
+        branch, calls = await self._unanswered(reply)
+        parent = branch[-1]
         for call in calls:
             parent = await self._append(parent, call, STOPPED_RESULT, MessageState.STOPPED)
 

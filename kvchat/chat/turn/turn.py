@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from kvchat.chat.events import (
     MessagesChanged,
@@ -41,6 +41,7 @@ from kvchat.session.prefill import Settling, SystemPrompt
 from kvchat.system.concurrency import InterruptibleTask
 from kvchat.text.language import _, format_number
 
+R = TypeVar("R")
 MAX_ROUNDS = 20  # of tool calls in one turn
 CallExecutor = Callable[[Message], Coroutine[Any, Any, tuple[Message, bool]]]  # ToolCalls.run
 
@@ -104,6 +105,10 @@ class Turn:
         """True while tool calls run, or until `finish_calls` has their results."""
         return self._calls is not None
 
+    async def run_until_stopped(self, coroutine: Coroutine[Any, Any, R]) -> R | None:
+        """Run a coroutine; return None if the user stopped the turn before its end."""
+        return await self._answering.run(coroutine)
+
     def execute_calls(self, reply: Message, execute: CallExecutor) -> None:
         """Start executing a reply's tool calls."""
         self._calls = asyncio.create_task(execute(reply))
@@ -113,9 +118,11 @@ class Turn:
         assert self._calls is not None
         await asyncio.wait([self._calls])
         calls, self._calls = self._calls, None
-        if calls.cancelled() or self.is_stopped:
+        if calls.cancelled():
             return False
         last, all_invalid = calls.result()
+        if self.is_stopped:
+            return False
         self.start = TurnStart(last.id)
         self._rounds, self._invalid_rounds = self._rounds + 1, self._invalid_rounds + 1 if all_invalid else 0
         if self._rounds < MAX_ROUNDS and self._invalid_rounds <= 1:

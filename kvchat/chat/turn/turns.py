@@ -6,6 +6,7 @@ One turn per slot, and at most one per conversation. Shared by the window, `ask`
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from kvchat.chat.context import ContextService
@@ -26,6 +27,7 @@ from kvchat.chat.record.messages import (
     Attachment,
     Message,
     Role,
+    open_calls,
 )
 from kvchat.chat.record.titles import title_from
 from kvchat.chat.turn.tool_calls import ToolCalls
@@ -61,11 +63,9 @@ def select_question(
 ) -> TurnStart:
     """Make a reply's question (default: the branch's last) the leaf, to answer it; or the reply, if it `continues`."""
     path = database.path(reply.id) if reply else database.branch(conversation_id)
-    last = next((message for message in reversed(path) if message.role is not Role.TOOL), None)
-    if reply is None and last is not None and last.role is Role.ASSISTANT and path[-1].role is not Role.USER:
-        results = path[path.index(last) + 1 :]
-        if {call.id for call in last.calls} - {call.id for result in results for call in result.calls}:
-            return TurnStart(path[-1].id, calls_of=last)  # kvchat ended before their results
+    last, calls = open_calls(path)
+    if reply is None and calls:
+        return TurnStart(path[-1].id, calls_of=last)  # kvchat ended before their results
     question = next((message for message in reversed(path) if message.role in (Role.USER, Role.TOOL)), None)
     if question is None:
         raise KvchatError(_("There is no message to reply to"), "", _("Write a message first."))
@@ -115,15 +115,17 @@ class Turns:
                 turn.settling.supersede()
 
     def start(self, turn: Turn) -> asyncio.Future[Message | None]:
-        turn.is_queued = any(
-            other.conversation_id != turn.conversation_id or not other.is_answered for other in self._turns
-        )
         self._turns.append(turn)
+        turn.is_queued = self._is_queued(turn)
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
         if turn.on_start is not None:  # `stop` would also end another command's reply in this chat
             reply.add_done_callback(lambda reply: turn.stop() if reply.cancelled() else None)
         self._turn_context.background.start(self._run(turn, reply))
         return reply
+
+    def _is_queued(self, turn: Turn) -> bool:
+        others = [other for other in self._turns if other is not turn]
+        return any(other.conversation_id != turn.conversation_id or not other.is_answered for other in others)
 
     async def _run(self, turn: Turn, reply: asyncio.Future[Message | None]) -> None:
         def done(message: Message | None) -> None:
@@ -136,11 +138,12 @@ class Turns:
             if turn.start is not None:
                 chosen = await turn_context.answer_settings(chat)
                 waiting, begins, model = WaitingForChat(chat), turn.on_start is not None, chosen.model
-                if chosen.options.tools:
-                    await self.tool_calls.freeze_selected(chat, chosen.options.tools)
-                if turn.start.calls_of is not None:
-                    turn.execute_calls(turn.start.calls_of, self.tool_calls.run)
+                if chosen.options.tools and not turn.is_stopped:  # a slow server may take long to list its tools
+                    await turn.run_until_stopped(self.tool_calls.freeze_selected(chat, chosen.options.tools))
+                if turn.start.calls_of is not None and not turn.is_stopped:
+                    turn.execute_calls(turn.start.calls_of, partial(self.tool_calls.run, is_stored=True))
                 while not turn.has_calls or await turn.finish_calls():
+                    turn.is_queued = turn.is_queued or self._is_queued(turn)
                     async with turn_context.slots.turn(
                         chat, chosen.model, lambda _ahead: turn_context.publish(waiting)
                     ):

@@ -181,10 +181,10 @@ class ReplyNotifier(Controller):
                 text = _("The reply failed: {error}.", error=error.title)
             case CallsChanged(conversation_id=id):
                 calls = self._runtime.chat.turns.tool_calls.pending_in(id)
-                waiting = [call for call in calls if call.is_waiting and call.call.id not in self._asked]
+                waiting = [call for call in calls if call.is_waiting and call.key not in self._asked]
                 if not waiting:
                     return
-                self._asked.update(call.call.id for call in waiting)
+                self._asked.update(call.key for call in waiting)
                 tool = waiting[0].tool
                 text = _("Allow the tool “{tool}”?", tool=tool_label(tool.name, tool.source))
             case _:

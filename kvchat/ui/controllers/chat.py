@@ -290,11 +290,7 @@ class ChatController(Controller):
                     self._runner.start(chat.edit_reply(message, request.text))
             case RequestKind.EDIT_CALL:
                 self._views.transcript.end_edit(message.id)
-                messages = self._views.transcript.messages
-                earlier = messages[: messages.index(message)] if message in messages else ()
-                reply = next((other for other in reversed(earlier) if other.role is Role.ASSISTANT), None)
-                if reply is not None:
-                    self._run_at_end(id, chat.edit_call(reply, message.calls[0].id, request.text))
+                self._run_at_end(id, chat.edit_call(message, request.text))
             case RequestKind.DELETE:
                 self._runner.start(self._delete_message(message))
             case RequestKind.SWITCH:

@@ -16,84 +16,14 @@ from kvchat.chat.record.messages import NO_RESULT, Message, MessageState, Role
 from kvchat.chat.turn.tool_calls import DENIED_RESULT, STOPPED_RESULT, Answer, Decision
 from kvchat.chat.turn.turn import MAX_ROUNDS
 from kvchat.engine.api.wire import UNSEEN_PICTURES
-from kvchat.tools.tool import Tool, ToolFailed, ToolResult
+from kvchat.tools.tool import ToolResult
 from kvchat.tools.toolbox import Toolbox
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import import_paths
+from tests.chat.sky import WEATHER, Sky, answer, chat_with_tools, contents, plan
 from tests.chat.stage import Stage
 from tests.pictures import png
 from tests.transfer.library import open_library
-
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-WEATHER = Tool("sky", "weather", "Weather of a city", CITY, read_only=True)
-SEND = Tool("sky", "send", "Send a report", CITY)
-
-
-class Sky:
-    """A source with a tool that only reads and one that does not."""
-
-    id = "sky"
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, Mapping[str, Any]]] = []
-        self.hold: asyncio.Event | None = None
-        self.offered = [SEND, WEATHER]
-
-    async def tools(self) -> Sequence[Tool]:
-        return self.offered
-
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        self.calls.append((name, arguments))
-        if self.hold is not None:
-            await self.hold.wait()
-        if arguments["city"] == "Atlantis":
-            raise ToolFailed("There is no such city")
-        if arguments["city"] == "Oz":
-            return ToolResult(
-                "Seen.", pictures=(png(), b"\x89PNG\r\n damaged"), links=(("Map", "https://example.org/"),)
-            )
-        return ToolResult(f"12 degrees in {arguments['city']}")
-
-    async def close(self) -> None: ...
-
-
-@pytest.fixture
-def sky(stage: Stage) -> Sky:
-    sky = Sky()
-    stage.service.turn_context.toolbox = Toolbox(lambda: [sky])
-    return sky
-
-
-async def chat_with_tools(stage: Stage, mode: PermissionMode = PermissionMode.READ_ONLY) -> str:
-    new = await stage.service.new_chat()
-    options = replace(new.options, tools=("sky/*",), permission=mode)
-    return (await stage.service.create(replace(new, options=options))).id
-
-
-def plan(stage: Stage, *rounds: Sequence[tuple[str, str]]) -> None:
-    """Have the model make these calls, one list per reply: (tool, city or JSON text)."""
-    planned = [
-        [
-            {"name": name, "arguments": given if given[:1] in "{[" else json.dumps({"city": given})}
-            for name, given in one
-        ]
-        for one in rounds
-    ]
-    stage.fake.set(FAKE_CALLS=json.dumps(planned))
-
-
-async def contents(stage: Stage, chat: str) -> list[tuple[str, str]]:
-    messages = await stage.messages(chat)
-    return [(message.role.value, message.content) for message in messages if message.role is not Role.SYSTEM]
-
-
-async def answer(stage: Stage, chat: str, answer: Answer) -> None:
-    """Answer the next question, and wait until the call has ended or runs."""
-    calls = stage.service.turns.tool_calls
-    await stage.until(lambda: any(call.is_waiting for call in calls.pending_in(chat)))
-    (waiting,) = calls.pending_in(chat)
-    calls.answer(waiting.key, answer)
-    await stage.until(lambda: waiting not in calls.pending_in(chat))
 
 
 async def test_rounds_of_calls_extend_the_prompt_and_need_no_slot(stage: Stage, sky: Sky) -> None:
@@ -291,15 +221,20 @@ async def test_calls_and_results_are_edited_in_a_new_branch(stage: Stage, sky: S
     chat = await chat_with_tools(stage)
     plan(stage, [("weather", "Paris"), ("weather", "Rome")])
     await stage.ask(chat)
-    reply, first = (await stage.messages(chat))[2:4]
+    first = (await stage.messages(chat))[3]
     await stage.finish(stage.service.edit_result(first, "30 degrees"))
     assert [text for role, text in await contents(stage, chat) if role == "tool"] == [
         "30 degrees",
         "12 degrees in Rome",
     ]
-    await stage.finish(stage.service.edit_call(reply, reply.calls[0].id, '{"city": "Oslo"}'))
+    edited = stage.service.edit_call((await stage.messages(chat))[3], '{"city": "Oslo"}')
+    await answer(stage, chat, Answer(Decision.ONCE))
+    await stage.finish(edited)
     texts = [text for role, text in await contents(stage, chat) if role == "tool"]
-    assert texts == ["12 degrees in Oslo", "12 degrees in Rome"]
+    assert texts == ["12 degrees in Rome", "12 degrees in Oslo"]
+    assert [arguments["city"] for _, arguments in sky.calls] == ["Paris", "Rome", "Oslo"]  # none ran twice
+    sent: Any = stage.requests("/v1/chat/completions")[-1]["messages"]
+    assert [m["content"] for m in sent if m["role"] == "tool"] == ["12 degrees in Oslo", "12 degrees in Rome"]
     assert len((await stage.messages(chat))[2].siblings) == 2
 
 
@@ -307,11 +242,13 @@ async def test_a_crash_between_call_and_result_is_continued(stage: Stage, sky: S
     chat = await chat_with_tools(stage)
     plan(stage, [("weather", "Paris")])
     await stage.ask(chat)
-    *_, reply, result, answer = await stage.messages(chat)
-    for message in (answer, result):
+    *_, reply, result, last = await stage.messages(chat)
+    for message in (last, result):
         await stage.service.turn_context.run(Database.remove_empty_reply, message)
     assert (await stage.messages(chat))[-1].id == reply.id
-    await stage.finish(stage.service.retry(chat))
+    again = stage.service.retry(chat)
+    await answer(stage, chat, Answer(Decision.ONCE))  # it may have run before, or come from a file
+    await stage.finish(again)
     assert (await stage.messages(chat))[-2].content == "12 degrees in Paris"
     await stage.service.turn_context.run(Database.remove_empty_reply, (await stage.messages(chat))[-1])
     await stage.service.turn_context.run(Database.remove_empty_reply, (await stage.messages(chat))[-1])
@@ -329,6 +266,7 @@ async def test_a_question_is_asked_again_after_a_restart(stage: Stage, sky: Sky)
     stage.service.turn_context.toolbox = Toolbox(lambda: [sky])
     assert not (await stage.messages(chat))[-1].content.startswith(STOPPED_RESULT)
     reply = stage.service.retry(chat)
+    await answer(stage, chat, Answer(Decision.ONCE))
     await answer(stage, chat, Answer(Decision.ONCE))
     final = await stage.finish(reply)
     assert final is not None
