@@ -215,7 +215,7 @@ class ToolCalls:
                 return await self._store(parent, call, ToolResult(text, is_error=True)), False
             if error := validation_error(tool, arguments):
                 return await self._store(parent, call, ToolResult(f"Invalid arguments: {error}", is_error=True)), False
-        began_at = time.monotonic()
+        began_at = time.perf_counter()  # on Windows, finer than monotonic()
         running = PendingCall(reply.conversation_id, reply.id, call, tool, False, began_at)
         self._show(running)
         calling_chat.set(reply.conversation_id)
@@ -225,7 +225,7 @@ class ToolCalls:
             result = ToolResult(str(failure), is_error=True)
         finally:
             self._hide(running)
-        return await self._store(parent, call, result, 1000 * (time.monotonic() - began_at)), False
+        return await self._store(parent, call, result, 1000 * (time.perf_counter() - began_at)), False
 
     async def ask(self, reply: Message, call: ToolCall, tool: Tool) -> Answer:
         """Wait for the user's answer, and store the grant, if any."""

@@ -54,7 +54,7 @@ async def test_files_are_listed_and_read_by_either_kind_of_path(shared: Path) ->
     assert "deep.md" in await files.list(path="inner")
     for path in ("note.txt", "./inner/../note.txt", shared / "note.txt"):
         assert await files.read(path) == "hello"
-    with pytest.raises(ToolFailed, match="No such file"):
+    with pytest.raises(ToolFailed, match="cannot be read"):
         await files.read("absent.txt")
 
 

@@ -14,6 +14,7 @@ SMALL_PNG = base64.b64decode(  # one pixel
 PNG = b"\x89PNG\r\n\x1a\n picture"
 TOOLS = """echo crash hang flood noise lie garbage deep pictures contents long structured change elicit sample progress
 env requests child error""".split()  # noqa: SIM905
+sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
 changed = False
 listings = 0
 

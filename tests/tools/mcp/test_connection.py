@@ -144,7 +144,7 @@ async def test_closing_interrupts_a_start(faulty: Start) -> None:
 
 async def test_folder_is_missing(faulty: Start, tmp_path: Path) -> None:
     source = await faulty(cwd=str(tmp_path / "nowhere"))
-    with pytest.raises(ToolFailed, match=r"No such file or directory: .*nowhere"):
+    with pytest.raises(ToolFailed, match="could not be started"):
         await source.tools()
 
 

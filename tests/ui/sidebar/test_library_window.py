@@ -8,6 +8,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import LibraryChanged
 from kvchat.chat.prepared.documents import PreparedSet
+from kvchat.system.files import retry_while_open
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.sidebar.library_window import AddDocumentsDialog, LibraryWindow, unused_name
@@ -108,7 +109,7 @@ async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
     long.write_text("word " * 72_000)
     qtbot.mouseClick(panel.reprocess_button, LEFT)
     await until(lambda: panel.notices.visible_notices)
-    long.unlink()
+    retry_while_open(long.unlink)
     await until(panel.reprocess_button.isEnabled)
     qtbot.mouseClick(panel.reprocess_button, LEFT)
     await until(lambda: panel.list.rows[1].chip == "ready")
