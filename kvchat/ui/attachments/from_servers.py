@@ -131,7 +131,7 @@ class ServerAttachmentsDialog(Panel):
             heading.setBuddy(field)
             self._form.addWidget(heading)
             self._form.addWidget(field)
-        QTimer.singleShot(_LAYOUT_MS, self, lambda: self.list.scrollTo(self.list.currentIndex()))
+        self._scroll_to_current()
 
     def _use(self) -> None:
         if (current := self._current) is None or self._reading is not None:
@@ -176,6 +176,10 @@ class ServerAttachmentsDialog(Panel):
     def _refuse(self, reason: str) -> None:
         self.refusal.setText(reason)
         self.refusal.setVisible(bool(reason))
+        self._scroll_to_current()
+
+    def _scroll_to_current(self) -> None:
+        QTimer.singleShot(_LAYOUT_MS, self, lambda: self.list.scrollTo(self.list.currentIndex()))
 
 
 def _content(server: str, item: Prompt | Resource | None, attachment: Attachment) -> Content:

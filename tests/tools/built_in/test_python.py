@@ -1,6 +1,7 @@
 """Python programs of a model: results, and attempts to hang, flood, exhaust or leave the sandbox."""
 
 import asyncio
+import contextlib
 import re
 
 import psutil
@@ -19,7 +20,12 @@ async def run(code: str) -> ToolResult:
 
 
 def workers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if child.name().startswith("monty")]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(OSError):  # under Wine, while the process starts
+            if child.name().startswith("monty"):
+                found.append(child)
+    return found
 
 
 async def test_output_and_value_are_returned() -> None:
