@@ -45,7 +45,7 @@ class OptionField(QWidget):
         choose = []
         if option.type in ("directory", "file"):
             choose = [button(_("Choose…"), self._choose, name=_("Choose {name}", name=option.title))]
-        line = row((self.field, 1), *((one, 0, Qt.AlignmentFlag.AlignTop) for one in choose), spacing=8)
+        line = row((self.field, 1), *((chooser, 0, Qt.AlignmentFlag.AlignTop) for chooser in choose), spacing=8)
         column(heading, help, line, on=self, spacing=3, margins=0)
 
     def _make_field(self, look: Look, option: BundleOption) -> Switch | QPlainTextEdit | QLineEdit:
