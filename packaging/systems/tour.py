@@ -433,6 +433,7 @@ sleep 3; dbus-update-activation-environment --all"""
         "Return": 0xFF0D,
         "Escape": 0xFF1B,
         "Tab": 0xFF09,
+        "BackSpace": 0xFF08,
         "F4": 0xFFC1,
         "comma": ord(","),
     }
