@@ -86,6 +86,10 @@ class Connection:
         client = self._client  # another thread may ask while this one closes it
         return client.server_capabilities if client else types.ServerCapabilities()
 
+    @property
+    def is_ending(self) -> bool:
+        return self._closing.is_set() and not self.has_ended
+
     async def open(self) -> None:
         kinds = [self._config.kind or "http"]
         if self._config.url and not self._config.kind:

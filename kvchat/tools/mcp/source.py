@@ -188,6 +188,8 @@ class McpSource:
 
     async def _connected(self, open_browser: Callable[[str], object] | None = None) -> Connection:
         async with self._starting:
+            if self._connection is not None and self._connection.is_ending:
+                await self._context.thread.run(self._connection.close())  # or this call would get the last one's error
             if self._connection is not None and not self._connection.has_ended:
                 return self._connection
             self.check_may_start()

@@ -111,7 +111,7 @@ async def test_a_call_that_waits_for_permission_is_told_once(
     for _again in range(2):
         furnished.events.publish(CallsChanged("c"))
     await until(lambda: said)
-    assert said == ["c: Allow the tool “write · files”?"]
+    assert said == ["c: Allow the tool “\u2068write\u2069 · \u2068files\u2069”?"]
     attention.close()
     tray.close()
 
