@@ -29,5 +29,6 @@ def test_a_chat_with_its_memory_is_warm_in_another_home(tmp_path, architecture, 
     assert "A test on this computer succeeded" in imported.stdout
     first, second = (home.ask("--chat", chat, "And the shortest?") for home in (here, there))
     assert second["receipt"]["source"] == "disk"
-    assert second["receipt"]["cached_tokens"] >= 0.98 * second["receipt"]["prompt_tokens"]
+    # An unfinished reply may be saved a few tokens before the turn boundary (see `Settling.run`).
+    assert second["receipt"]["cached_tokens"] >= 0.975 * second["receipt"]["prompt_tokens"]
     assert second["reply"] == first["reply"]
