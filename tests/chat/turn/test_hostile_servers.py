@@ -70,7 +70,7 @@ async def test_list_that_changes(stage: Stage) -> None:
 
 
 async def test_server_that_asks_for_input(stage: Stage) -> None:
-    await add_server(stage, "faulty", "modern")
+    await add_server(stage, "faulty", "asking")
     assert await results(stage, ("faulty/*",), ("ask", "")) == [
         f"{FAILED} It asks for input, which kvchat does not support."
     ]

@@ -173,7 +173,8 @@ def answer_modern(number: object, method: str, parameters: dict[str, object]) ->
         write(id=number, result=complete | {"supportedVersions": ["2026-07-28"], "capabilities": capabilities})
     elif method == "tools/list":
         listings += 1
-        write(id=number, result=complete | {"tools": [tool("ask", description=f"List {listings}")]})
+        description = f"List {listings}" if MODE == "modern" else "Asks"
+        write(id=number, result=complete | {"tools": [tool("ask", description=description)]})
     elif method == "tools/call":
         form = {"mode": "form", "message": "Password?", "requestedSchema": {"type": "object", "properties": {}}}
         asked = {"form": {"method": "elicitation/create", "params": form}}
@@ -191,7 +192,7 @@ def main() -> None:
             print("cancelled", file=sys.stderr, flush=True)
         if number is None or MODE == "mute":
             continue
-        if MODE == "modern":
+        if MODE in ("modern", "asking"):
             answer_modern(number, method, parameters)
         elif method == "initialize":
             capabilities: dict[str, object] = {"tools": {"listChanged": True}, "prompts": {}, "resources": {}}
