@@ -236,10 +236,15 @@ class ContextService:
         Without a ready engine nothing changes. `start_engine` starts it first and may raise KvchatError.
         """
         if start_engine:
-            chosen, _branch = await self._turn_context.settings_and_branch(conversation_id)
+            turn_context, owner = self._turn_context, conversation_id or NEW_CHAT_ID
+            chosen, _branch = await turn_context.settings_and_branch(conversation_id)
             needed = _estimate_tokens([new_message("", Role.USER, draft, attachments=attachments)]) + MAX_RESERVE
-            async with self._turn_context.slots.acquire(conversation_id or NEW_CHAT_ID):
-                await self._turn_context.host.ready(chosen.model, tokens=needed)
+            async with turn_context.slots.acquire(owner) as slot:  # until all is counted, so that the model stays
+                ready = await turn_context.ready_engine(chosen.model)
+                if ready is None or ready.must_grow_for(needed):
+                    exchange = turn_context.exchange(slot, owner)
+                    await exchange.lease_slot(PromptRequest((), model=chosen.model), needed)
+                return await self.quote_longest(conversation_id, draft, attachments)
         use = await self.usage(conversation_id, draft, attachments)
         while use is not None and use.free < 0:
             texts = [item for item in attachments if not item.data and not item.whole]

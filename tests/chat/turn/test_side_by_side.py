@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.chat.attachments import document_from_text
 from kvchat.chat.events import WaitingForChat
 from kvchat.session.events import Restoring
 from kvchat.session.proof import Source
@@ -57,6 +58,26 @@ async def test_two_chats_are_answered_concurrently(two: Stage) -> None:
     await two.until(lambda: two.of(WaitingForChat))
     two.fake.set(FAKE_HOLD_DURING=None)
     assert all(await asyncio.gather(*replies, third))
+
+
+@needs_links
+async def test_fitting_a_document_waits_for_running_replies(two: Stage, tmp_path: Path) -> None:
+    chats = [await two.answered_chat(), await two.chat()]
+    other = tmp_path / "other.gguf"
+    other.symlink_to(str(two.settings.model_path))
+    await two.service.use_model(chats[1], str(other))
+    two.fake.set(FAKE_HOLD_DURING="stream")
+    reply = two.service.send(chats[0], OTHER)
+    await two.until(lambda: two.service.answering_chats)
+    document = document_from_text("a.txt", "word " * 50)
+    fit = two.service.context.quote_longest(chats[1], "Why?", (document,), start_engine=True)
+    fitting = asyncio.create_task(fit)
+    await two.until(lambda: two.slots._engine_changes)
+    assert len(two.fake.launches()) == 1, "the engine does not change during a reply"
+    two.fake.set(FAKE_HOLD_DURING=None)
+    assert await reply
+    assert await fitting == (document,)
+    assert len(two.fake.launches()) == 2
 
 
 @needs_links
