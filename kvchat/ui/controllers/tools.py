@@ -1,5 +1,6 @@
 """The tools button of the composer: a chat's tools, their update in a new branch, and notices about other chats."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from kvchat.chat import events
 from kvchat.chat.events import Event
 from kvchat.chat.options import ChatOptions, PermissionMode, Preset
 from kvchat.chat.turn.tool_choice import ChangedTools, selected_in, with_frozen
+from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_estimate
 from kvchat.text.language import _, format_number, join_list, join_sentences, plural
@@ -29,6 +31,7 @@ class ToolsController(Controller):
         self._chat, self._button, self._choice = chat, views.composer.tools_button, runtime.chat.tool_choice
         self._options, self._frozen, self._has_begun = ChatOptions(), ToolSet(), False  # of the open chat
         self._model: str | None = None
+        self._loaded: str | None = None  # id of the chat that these belong to
         self._offers: list[SourceTools] = []
         self._edited: tuple[str, ...] | None = None  # the selection considered in the popup, if the chat has begun
         self._change: ChangedTools | None = None
@@ -76,6 +79,7 @@ class ToolsController(Controller):
         if id != self._chat.current or edited != self._edited:
             return
         self._options, self._model, self._frozen, self._has_begun = chosen, model, frozen, has_begun
+        self._loaded = id
         self._change = change
         self._show_button(is_unsupported=supported is False and not frozen.tools)
         if self.popup.isVisible():
@@ -126,7 +130,8 @@ class ToolsController(Controller):
         await self.load()
 
     def _select(self, selected: tuple[str, ...]) -> None:
-        self._runner.start(self._store_selection(selected))
+        if self._loaded == self._chat.current:  # else the popup still shows another chat
+            self._runner.start(self._store_selection(selected))
 
     async def _store_selection(self, selected: tuple[str, ...]) -> None:
         runtime, id = self._runtime, self._chat.current
@@ -163,7 +168,7 @@ class ToolsController(Controller):
     async def _take_over(self) -> None:
         id, change = self._chat.current, self._change
         self.popup.hide()
-        if id is not None and change is not None:
+        if id is not None and id == self._loaded and change is not None:
             chosen = (await self._runtime.chat.turn_context.answer_settings(id)).options
             await self._runtime.chat.options.change_tools(id, change.tools)
             await self._runtime.chat.options.change(id, replace(chosen, tools=change.selected))
@@ -177,7 +182,8 @@ class ToolsController(Controller):
         manager = self._runtime.mcp_servers
         for server in manager.servers:
             if server.name in used and server.tools_changed:
-                await manager.start(server.name)
+                with contextlib.suppress(KvchatError):  # its last list is shown
+                    await manager.start(server.name)
         known = [SourceTools(server.name, server.offered_tools) for server in manager.servers if server.tools]
         others = self._offers or await self._choice.offers([f"{BUILT_IN}/*"])
         known += [offer for offer in others if offer.source not in {server.source for server in known}]

@@ -1,5 +1,6 @@
 """The tools button: the choice for a new chat, the frozen tools of others, their change and permission."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -186,6 +187,41 @@ async def test_tools_are_chosen_and_switched_off_later_in_new_branches(
     await choose(0, UNCHECKED, [])
     await runtime.chat.switch(chat, first.id)
     assert await names() == ["write"], "the old branch keeps its tools"
+
+
+async def test_a_selection_never_uses_the_state_of_another_chat(
+    runtime: StagedRuntime, files: Files, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await replied(runtime, window)
+    first = window.chat.current or ""
+    options = (await runtime.chat.turn_context.answer_settings(first)).options
+    await runtime.chat.options.change(first, replace(options, permission=PermissionMode.ALL))
+    await window.tools.load()
+    await opened(window)
+    tree = window.tools.popup.tree
+    tree.source_items[0].setCheckState(0, CHECKED)
+    await until(lambda: window.tools._change is not None)
+    change = window.tools._change
+    second = (await runtime.chat.create(await runtime.chat.new_chat())).id
+
+    loaded = asyncio.Event()
+
+    async def wait(_model: str | None = None) -> bool:
+        await loaded.wait()
+        return True
+
+    monkeypatch.setattr(runtime.chat.tool_choice, "supports_tools", wait)
+    window.chat.open(second)
+    await until(lambda: window.chat.current == second)
+    window.tools._change = change
+    window.tools._select(("files/*",))
+    window.tools.popup.change_button.click()
+    loaded.set()
+    await window.tools.load()
+    await until(lambda: not window.runner._tasks)
+    after = (await runtime.chat.turn_context.answer_settings(second)).options
+    assert after == options, "neither permission nor tools of the first chat"
+    assert not (await runtime.chat.options.tools(second)).tools
 
 
 async def test_a_preset_applied_later_announces_its_tools(
