@@ -153,9 +153,12 @@ def _parse_option(key: str, option: Any) -> BundleOption:
     elif not isinstance(default, int | float | None):
         default = None
 
-    def limit(key: str, unlimited: float) -> float:
-        value = option.get(key)
-        return float(value) if isinstance(value, int | float) else unlimited
+    def limit(name: str, unlimited: float) -> float:
+        value = option.get(name)
+        try:
+            return float(value) if isinstance(value, int | float) else unlimited
+        except OverflowError as error:
+            raise ValueError(_("its option {key} is invalid", key=repr(key)[:80])) from error
 
     return BundleOption(
         key,

@@ -97,6 +97,7 @@ async def test_bundle_is_installed_run_updated_and_removed(
         (MANIFEST | {"user_config": {"../a": {"type": "string"}}}, "option '../a' is invalid"),
         (MANIFEST | {"user_config": {"a": {"type": "code"}}}, "option 'a' is invalid"),
         (MANIFEST | {"user_config": {f"a{n}": {"type": "string"} for n in range(51)}}, "options are invalid"),
+        (MANIFEST | {"user_config": {"a": {"type": "number", "min": 10**400}}}, "option 'a' is invalid"),
         (MANIFEST | {"compatibility": {"platforms": ["plan9", _OTHER]}}, "runs only on"),
         (b"\xff\xfe{", "not valid JSON"),
         ([MANIFEST], "does not define a server"),
