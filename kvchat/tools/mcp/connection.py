@@ -185,13 +185,17 @@ class Connection:
                     pass
 
     async def _look_for_attachments(self) -> None:
-        """Report whether the server lists a prompt or resource. Many servers declare both and have none."""
+        """Report whether the server lists a prompt or resource, unless that fails. Many declare both and have none."""
+        is_known = True
         for listing in (self.prompts, self.resources):
-            with contextlib.suppress(ToolFailed):
+            try:
                 if await listing():
                     self._on_attachments_listed(True)
                     return
-        self._on_attachments_listed(False)
+            except ToolFailed:
+                is_known = False
+        if is_known and self._client is not None:
+            self._on_attachments_listed(False)
 
     async def _handle_message(self, message: object) -> None:
         if isinstance(message, types.ToolListChangedNotification):

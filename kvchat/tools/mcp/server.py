@@ -47,7 +47,7 @@ class Server:
     reason: str = ""  # for INVALID and FAILED, in sentences
     tools: tuple[ServerTool, ...] = ()  # as last listed
     problems: tuple[str, ...] = ()  # sentences about tools that cannot be offered
-    tools_changed: bool = False  # the server announced a new list, which is read at the next use
+    tools_changed: bool = False  # the running server announced a new list, which is read at the next use
     needs_sign_in: bool = False
 
     @property

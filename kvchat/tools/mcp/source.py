@@ -112,7 +112,7 @@ class McpSource:
             self._config.problem or self._reason,
             tools,
             self._problems,
-            self._tools_changed,
+            self._tools_changed and self._is_running,
             needs_sign_in=self._needs_sign_in,
         )
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -229,6 +230,42 @@ async def test_list_changes(faulty: Start, manager: ServerManager) -> None:
         await source.call("echo", {})
     await manager.approve_tools(manager.source("faulty").server)
     assert "echo" in [tool.name for tool in await source.tools()]
+
+
+async def test_failed_listing_does_not_hide_attachments(
+    faulty: Start, manager: ServerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await faulty("attachments")
+    await source.tools()
+    await until(lambda: manager.attachment_sources)
+    opened = source._connection
+    assert opened is not None
+
+    async def fail() -> list[Any]:
+        raise ToolFailed("The server is busy")
+
+    monkeypatch.setattr(opened, "prompts", fail)
+    monkeypatch.setattr(opened, "resources", fail)
+    await manager._context.thread.run(opened._look_for_attachments())
+    await source.close()  # after what it noted
+    assert manager.attachment_sources == (source,)
+
+
+async def test_announced_list_is_forgotten_with_its_server(faulty: Start) -> None:
+    """Otherwise the window, which queries servers with a new list, would start a crashing server again and again."""
+    source = await faulty()
+    await source.tools()
+    await source.call("change", {})
+    await until(lambda: source.server.tools_changed)
+    with pytest.raises(ToolFailed):
+        await source.call("crash", {})
+    await until(lambda: source.server.state is ServerState.FAILED)
+    assert not source.server.tools_changed
+    await source.tools()
+    await source.call("change", {})
+    await until(lambda: source.server.tools_changed)
+    await source.close()
+    assert not source.server.tools_changed
 
 
 async def test_server_of_the_newest_version(faulty: Start) -> None:
