@@ -8,9 +8,11 @@ from kvchat.engine.api.errors import EngineRefused
 from kvchat.engine.discovery.engines import usable_engine
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor
+from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import EmbeddingModel, file_identity
 from kvchat.library.model_library import FoundModel
 from kvchat.settings import Settings
+from kvchat.text.language import _
 
 MAX_MODEL_BYTES = 1_000_000_000  # larger ones take the memory of the chat model
 IDLE_S = 120.0  # then the engine stops
@@ -43,15 +45,12 @@ class EmbeddingEngine:
 
     async def identity(self) -> str:
         """Return the id of the model; empty if there is none. Only vectors of the same model can be compared."""
-        if self._model is None:
+        is_running = self._supervisor is not None
+        if not is_running and (self._model is None or await _file_identity(self._model) != self._identity):
             usable = [model for model in await self._find_models() if 0 < model.size <= MAX_MODEL_BYTES]
-            self._model = min(usable, key=lambda model: model.size, default=None)
-            if self._model is not None:
-                try:
-                    self._identity = await asyncio.to_thread(file_identity, self._model.path)
-                except OSError:
-                    self._model = None
-        return self._identity if self._model else ""
+            model = min(usable, key=lambda model: model.size, default=None)
+            self._identity, self._model = await _file_identity(model) if model else "", model
+        return self._identity
 
     async def embed(self, texts: Sequence[str], *, is_query: bool = False) -> list[list[float]]:
         """Return a vector for each text, starting the engine if needed. Raises KvchatError."""
@@ -64,8 +63,8 @@ class EmbeddingEngine:
                 self._stopping = asyncio.create_task(self._stop_when_idle())
 
     async def _embed(self, texts: Sequence[str], *, is_query: bool) -> list[list[float]]:
-        model = self._model
-        assert model is not None, "identity() returned one"
+        if (model := self._model) is None:  # deleted after `identity` returned it
+            raise KvchatError(_("The model file is missing"))
         assert isinstance(model.problem, EmbeddingModel)
         if self._supervisor is None:
             probe = await asyncio.to_thread(usable_engine, self._settings().engine_path)
@@ -99,11 +98,19 @@ class EmbeddingEngine:
             await self._stop()
 
     async def _stop(self) -> None:
-        if (supervisor := self._supervisor) is not None:
+        if self._supervisor is not None:
+            await self._supervisor.close()  # `close` waits for it again if it interrupts `_stop_when_idle`
             self._supervisor = None
-            await supervisor.close()
 
     async def close(self) -> None:
         if self._stopping is not None:
             self._stopping.cancel()
         await self._stop()
+
+
+async def _file_identity(model: FoundModel) -> str:
+    """Return an empty string if the file cannot be read."""
+    try:
+        return await asyncio.to_thread(file_identity, model.path)
+    except OSError:
+        return ""

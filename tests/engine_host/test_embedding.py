@@ -59,16 +59,55 @@ async def test_smallest_embedding_model_is_used(tmp_path: Path) -> None:
     with large.open("r+b") as file:
         file.truncate(MAX_MODEL_BYTES + 1)  # a hole
     assert await engine.identity() == ""
-    write_gguf(tmp_path / "middle.gguf", architecture="bert", weights=2048)
-    small = write_gguf(tmp_path / "small.gguf", architecture="bert")
+    pools = LLAMA | {"pooling_type": 1}
+    write_gguf(tmp_path / "middle.gguf", pools, architecture="bert", weights=2048)
+    small = write_gguf(tmp_path / "small.gguf", pools, architecture="bert")
+    write_gguf(tmp_path / "no vectors.gguf", architecture="bert", weights=512)
+    write_gguf(tmp_path / "reranker.gguf", LLAMA | {"pooling_type": 4}, architecture="bert", weights=512)
     assert await engine.identity()
     assert engine._model is not None
     assert engine._model.path == small
 
 
+async def test_model_is_chosen_again_when_its_file_has_changed(tmp_path: Path) -> None:
+    engine, pools = EmbeddingEngine(Settings, library(tmp_path).embedding_models), LLAMA | {"pooling_type": 1}
+    small = write_gguf(tmp_path / "small.gguf", pools, architecture="bert")
+    first = await engine.identity()
+    write_gguf(small, pools, architecture="bert", weights=512)
+    second = await engine.identity()
+    assert second not in ("", first), "vectors of both files cannot be compared"
+    small.unlink()
+    assert await engine.identity() == ""
+    with pytest.raises(KvchatError):  # as after an id that was asked for before
+        await engine.embed(["heron"])
+    write_gguf(tmp_path / "other.gguf", pools, architecture="bert")
+    assert await engine.identity()
+
+
+async def test_closing_waits_for_a_stop_that_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopping:
+        begun, may_end, is_closed = asyncio.Event(), asyncio.Event(), False
+
+        async def close(self) -> None:
+            self.begun.set()
+            await self.may_end.wait()
+            self.is_closed = True
+
+    monkeypatch.setattr(embedding, "IDLE_S", 0.0)
+    engine, supervisor = EmbeddingEngine(Settings, library(tmp_path).embedding_models), Stopping()
+    monkeypatch.setattr(engine, "_supervisor", supervisor)
+    engine._stopping = asyncio.create_task(engine._stop_when_idle())
+    await supervisor.begun.wait()
+    closing = asyncio.create_task(engine.close())
+    await asyncio.wait({engine._stopping})
+    supervisor.may_end.set()
+    await closing
+    assert supervisor.is_closed
+
+
 async def test_engine_that_cannot_load_the_model_is_an_error(fake_engine: FakeEngine, tmp_path: Path) -> None:
     fake_engine.set(FAKE_EXIT_AT_START="1:llama_model_load: error loading model: missing tensor")
-    write_gguf(tmp_path / "bert.gguf", architecture="bert")
+    write_gguf(tmp_path / "bert.gguf", LLAMA | {"pooling_type": 1}, architecture="bert")
     settings = Settings(engine_path=str(fake_engine.path))
     engine = EmbeddingEngine(lambda: settings, library(tmp_path).embedding_models)
     assert await engine.identity()

@@ -153,9 +153,10 @@ def _check_kind(header: GgufHeader) -> None:
         nonsense = _("Its number of attention heads is invalid.")
     if nonsense:
         raise NotAModel(_("This is not a GGUF model"), nonsense, _("Download it again."))
-    is_encoder = "bert" in architecture or architecture in ("t5encoder", "gemma-embedding")
-    if is_encoder or fields.number("pooling_type") in _EMBEDDING_POOLINGS:
+    if fields.number("pooling_type") in _EMBEDDING_POOLINGS:
         raise EmbeddingModel(architecture, fields.number("context_length"))
+    if "bert" in architecture or architecture in ("t5encoder", "gemma-embedding"):  # e.g. a reranker
+        raise NotAModel(_("This is an embedding model"), "", _("Choose a chat model."))
 
 
 def _parts(path: Path, header: GgufHeader) -> tuple[Path, ...]:
