@@ -122,7 +122,8 @@ class Lookup:
         return [found for found in alternating if found is not None][:count]
 
     async def _index(self, document: Attachment) -> Index:
-        if (index := self._indexes.pop(document.hash, None)) is None:
+        index = self._indexes.pop(document.hash, None)
+        if index is None or index.text != document.full_text:  # the hash is the file's, not the text's
             index = await asyncio.to_thread(Index, document.full_text)
         self._indexes[document.hash] = index
         for hash in list(self._indexes)[:-_KEPT_INDEXES]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -26,11 +27,13 @@ class Embedder:
         self.model, self.embedded, self.hold = "model", list[str](), asyncio.Event()
         self.hold.set()
         self.fails_after = 1000
+        self.is_asked = False
 
     async def identity(self) -> str:
         return self.model
 
     async def embed(self, texts: Sequence[str], *, is_query: bool = False) -> Sequence[Sequence[float]]:
+        self.is_asked = is_query
         await self.hold.wait()
         if not is_query:
             self.embedded += texts
@@ -102,3 +105,35 @@ async def test_question_does_not_wait_for_a_slow_model(
     monkeypatch.setattr(lookup, "QUERY_TIMEOUT_S", 0.01)
     embedder.hold.clear()
     assert "lake ibis" in (await stage.service.lookup.find(chat, "ibis"))[0]
+
+
+async def test_no_vectors_are_computed_after_closing(
+    stage: Stage, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = await asked_chat(stage)
+    assert await embedded(stage)
+    embedder.hold.clear()
+    monkeypatch.setattr(lookup, "QUERY_TIMEOUT_S", 300.0)
+    other = document_from_text("more.md", BOOK.text + "\n\n# The gull\n\nThe gull lives at the sea.")
+    (other,) = await stage.service.context.quote_longest(chat, "Hello", (other,))
+    asking = stage.service.send(chat, "Where is the gull?", attachments=(other,))
+    await stage.until(lambda: embedder.is_asked)
+    count = len(embedder.embedded)
+    stage.service.close()
+    embedder.hold.set()
+    await stage.finish(asking)
+    await embedded(stage)
+    assert len(embedder.embedded) == count, "the engine would start again"
+
+
+async def test_documents_with_the_same_hash_are_told_apart(stage: Stage) -> None:
+    """A file may be extracted differently by a later version, and an imported chat may have any hash."""
+    chat = await asked_chat(stage)
+    assert "lake crane" in (await stage.service.lookup.find(chat, "crane"))[0]
+    other = await stage.answered_chat()
+    text = "A preface that moves everything. " * 3 + "\n\n" + BOOK.text
+    (book,) = await stage.service.context.quote_longest(other, "", (replace(BOOK, text=text),))
+    await stage.finish(stage.service.send(other, "Where is the crane?", attachments=(book,)))
+    assert (await stage.service.lookup.find(other, "crane"))[0].endswith(
+        "# The crane\n\nThe crane lives at lake crane."
+    )

@@ -216,5 +216,6 @@ class Turns:
                 turn_context.publish(QuestionNotStored(conversation_id, turn.text, error, turn.attachments))
             return None
         turn_context.publish(ConversationsChanged(), MessagesChanged(conversation_id))
-        self._lookup.start_embedding()
+        if not turn.is_stopped:  # as when kvchat quits
+            self._lookup.start_embedding()
         return start
