@@ -19,6 +19,7 @@ from kvchat.kvstore.savepoint import program_owner
 from kvchat.library.model_library import ModelLibrary
 from kvchat.session.slots import Slots
 from kvchat.settings import Settings, SettingsNotSaved, any_changed
+from kvchat.sharing_service import SharingService
 from kvchat.system.concurrency import BackgroundTasks
 from kvchat.system.owner import owner_of
 from kvchat.system.paths import Paths
@@ -27,7 +28,14 @@ if TYPE_CHECKING:
     from kvchat.gateway.gateway import Gateway
     from kvchat.gateway.records import DailyTotals, RequestRecord
 
-_SETTINGS = ("api_server", "api_host", "api_port", "api_origins")  # changing one reopens the server
+_SETTINGS = (
+    "api_server",
+    "api_host",
+    "api_port",
+    "api_origins",
+    "share_devices",
+    "share_port",
+)  # changing one reopens the server
 SAVE_DELAY_S = 5.0  # batches requests into one write
 
 
@@ -77,6 +85,10 @@ class ApiService:
         )
         self._gateway.log.subscribe(self._count)
         return self._gateway
+
+    @cached_property
+    def sharing(self) -> SharingService:
+        return SharingService(self.paths, self.settings, self.notify)
 
     @property
     def idle_s(self) -> float:
@@ -143,12 +155,15 @@ class ApiService:
                 return
             settings = self.settings()
             self.url = None
-            if not settings.api_server:
-                if self._gateway is not None:
-                    await self._gateway.close()
-                return
+            await self._close()
             try:
-                self.url = await self._open(settings.api_host, settings.api_port, await self.keys())
+                if settings.api_server:
+                    self.url = await self._open(settings.api_host, settings.api_port, await self.keys())
+            except KvchatError as error:
+                self.notify(error.title, error.explanation)
+            try:
+                if settings.share_devices:
+                    await self._share()
             except KvchatError as error:
                 self.notify(error.title, error.explanation)
 
@@ -159,7 +174,10 @@ class ApiService:
     async def open(self, host: str, port: int, keys: Mapping[str, str] | None = None) -> str:
         """Open the server and return its address. By default, `keys` are the user's API keys. Raises KvchatError."""
         async with self._change_lock:
+            await self._close()
             self.url = await self._open(host, port, keys if keys is not None else await self.keys())
+            if self.settings().share_devices:
+                await self._share()
             return self.url
 
     async def wait_until_idle(self) -> None:
@@ -173,9 +191,8 @@ class ApiService:
     async def close(self) -> None:
         self._is_closed_for_good = True
         async with self._change_lock:
-            self.url = None
-            if self._gateway is not None:
-                await self._gateway.close()
+            await self._close()
+        await self.sharing.wait_until_saved()
         if self._saving is not None:
             self._saving.cancel()
             await self._save()
@@ -202,6 +219,16 @@ class ApiService:
         owner = await asyncio.to_thread(owner_of, self.paths.data)
         known_keys = Keys(keys, owner.api_key if owner and owner.pid == os.getpid() else "")
         return await self.gateway.open(AccessPolicy(host, known_keys, parse_origins(self.settings().api_origins)), port)
+
+    async def _share(self) -> None:
+        await asyncio.to_thread(importlib.import_module, "kvchat.gateway.gateway")
+        await self.sharing.open(self.gateway)
+
+    async def _close(self) -> None:
+        self.url = None
+        await self.sharing.close()
+        if self._gateway is not None:
+            await self._gateway.close()
 
     async def _change_keys(self, change: Callable[[KeyStore, str], object], program: str) -> None:
         try:

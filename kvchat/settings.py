@@ -309,6 +309,16 @@ class Settings:
     api_origins: str = _setting("", _text_error)  # allowed web origins, comma-separated
     api_rules: tuple[str, ...] = _setting((), _paths_error)  # prompt rewrites, each an app and a rule: "zed hold-clock"
 
+    share_devices: bool = _toggle(
+        False,
+        N_("Share with your other devices"),
+        N_(
+            "Your other computers, phones and tablets can use the models of this computer in your home "
+            "network. Each must be paired once. The traffic is encrypted."
+        ),
+    )
+    share_port: int = _number(8738, 1, 65_535, N_("Port"), N_("Change it if another program uses this port."))
+
     new_chat_tools: tuple[str, ...] = _setting((), _paths_error)  # selected for the last new chat: "SOURCE/NAME"
     tool_folders: tuple[str, ...] = _setting((), _paths_error)  # that the built-in tools may list and read
     web_search_url: str = _setting(
@@ -341,6 +351,7 @@ SETTING_PAGES = {  # settings by page in `ui/settings`, in order
     "tools": ("web_search_url",),
     "engine": ("engine_url", "rpc_workers", "engine_arguments"),
     "storage": ("quota_bytes", "free_floor_bytes", "max_age_days", "keep_deleted_days"),
+    "devices": ("share_devices", "share_port"),
     "programs": ("api_server", "api_any_model", "api_share", "api_port"),
 }
 

@@ -113,6 +113,8 @@ async def serve(options: ServeOptions, runner: CommandRunner) -> int:
         api_host=options.host or settings.api_host,
         api_port=options.port or settings.api_port,
         slots=settings.slots if options.slots is None else options.slots,
+        share_devices=options.share or settings.share_devices,
+        share_port=options.share_port or settings.share_port,
     )
     runtime = await runner.runtime(settings)
     runtime.events.subscribe(_print_event)
@@ -121,6 +123,8 @@ async def serve(options: ServeOptions, runner: CommandRunner) -> int:
     url = await runtime.api_server.open(settings.api_host, settings.api_port, keys)
     await runtime.start_serving()
     print_out(f"ready {url}")
+    for address in runtime.api_server.sharing.addresses:
+        print_out(f"shared {address}")
 
     def report_engine_failure(event: events.Event) -> None:
         match event:

@@ -116,6 +116,8 @@ class ServeOptions(EngineOptions):
     port: int | None = option("N", "default: 8737", type=setting_parser("api_port", int))
     slots: int | None = option("N", N_("process up to N requests in parallel"), type=setting_parser("slots", int))
     key_file: Path | None = option("FILE", N_("file readable only by you, with one KEY or APP:KEY per line"), type=Path)
+    share: bool = flag(N_("share with your other devices; pair them with `kvchat pair`"))
+    share_port: int | None = option("N", "default: 8738", type=setting_parser("share_port", int))
 
 
 @owner_command("prepare", "prepared:prepare", N_("process documents in advance for new chats"))
@@ -395,6 +397,29 @@ class TestServerOptions(ServerOptions):
 
 
 owner_command("tools remove", "tools:remove", N_("remove a server and its secrets"))(ServerOptions)
+
+
+@owner_command(
+    "pair",
+    "devices:pair_computers",
+    N_("show a code to pair a device with this computer, or use the models of another computer"),
+)
+class PairOptions(JsonOptions):
+    address: str | None = positional(
+        "ADDRESS", N_("address of the other computer, which shows a code"), None, nargs="?"
+    )
+    code: str | None = positional("CODE", N_("the code that it shows"), None, nargs="?")
+    find: bool = flag(N_("list the computers in the home network that share their models"))
+
+
+owner_command("devices", "devices:list_devices", N_("list or remove the devices that are paired with this computer"))(
+    JsonOptions
+)
+
+
+@owner_command("devices remove", "devices:remove_device", N_("remove a device, which loses access at once"))
+class DeviceOptions(JsonOptions):
+    name: str = positional("DEVICE", N_("name or ID as listed"))
 
 
 @sync_command("doctor", "doctor:doctor", N_("show diagnostics for this machine"))

@@ -38,6 +38,7 @@ ACTION_HEADINGS = {
     "models": N_("actions (default: list the models on this machine)"),
     "prepared": _LIST_HEADING,
     "tools": _LIST_HEADING,
+    "devices": _LIST_HEADING,
 }
 # Messages of argparse, listed here for translation.
 _ARGPARSE_MESSAGES = (

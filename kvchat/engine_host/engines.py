@@ -22,6 +22,7 @@ from kvchat.engine.process.external import (
 from kvchat.engine.process.log import read_allocations
 from kvchat.engine.process.plan import FULL_WINDOW_OPTION, LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor
+from kvchat.engine_host.box import PairedBox, PairedBoxStore
 from kvchat.engine_host.choice import (
     EngineChoice,
     VisionUnsupported,
@@ -191,9 +192,11 @@ def server_key(paths: Paths) -> SecretStore:
 
 
 class ExternalEngine:
-    def __init__(self, slot_path: Path, generations: Iterator[int], key: SecretStore) -> None:
+    def __init__(self, slot_path: Path, generations: Iterator[int], key: SecretStore, boxes: PairedBoxStore) -> None:
         self.connection = ExternalServer(generations)
         self.server_facts: ServerFacts | None = None
+        self._boxes = boxes
+        self._box: PairedBox | None = None  # the paired computer that the connection is to
         self._slot_path, self._key = slot_path, key  # the path stands in for an unknown slot folder, and stays empty
         self._process: RunningServer | None = None
 
@@ -214,6 +217,10 @@ class ExternalEngine:
         The server's user has decided on its context and projector, so `needs_vision` and `tokens` have no effect.
         """
         url = parse_address(settings.engine_url or "")
+        self._box = await asyncio.to_thread(self._boxes.load)
+        if self._box is not None and self._box.url == url:
+            return partial(self.connection.connect, ServerAddress(url, self._box.key, self._box.certificate))
+        self._box = None
         stored = await asyncio.to_thread(self._key.load)  # may ask the user to unlock a keyring
         return partial(self.connection.connect, ServerAddress(url, stored[0] if stored else ""))
 
@@ -228,6 +235,8 @@ class ExternalEngine:
         number, is_free = choose_slot(slots)
         if facts.has_vision:  # the fingerprint covers the server's arguments, with the projector
             engine = engine.with_projector("", facts.media_marker)
+        if self._box is not None:
+            number = 0
         ready = ReadyEngine(
             engine.for_slot(number),
             generation,
@@ -238,10 +247,11 @@ class ExternalEngine:
             RestoreFinding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.OUT_OF_REACH)),
             has_vision=facts.has_vision,
             has_tools=facts.has_tools,
-            slots=(number,),
+            slots=(number,) if self._box is None else tuple(range(max(1, facts.total_slots))),
             model_name=display_name(Path(facts.model_path)) if facts.model_path else "",
+            keeps_memory=self._box is not None,
         )
-        if self._process is None:
+        if self._process is None or self._box is not None:
             return ready, None
         savable = await asyncio.to_thread(with_state_support, ready, self._process, facts, is_free=is_free)
         return (savable, FindingKey(savable.fingerprint, facts.build)) if savable else (ready, None)

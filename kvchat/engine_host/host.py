@@ -13,6 +13,7 @@ from kvchat.engine.api.vitals import Vitals, collect_vitals
 from kvchat.engine.discovery.arguments import parse_arguments
 from kvchat.engine.process.log import EngineLog
 from kvchat.engine.process.supervisor import EngineSupervisor
+from kvchat.engine_host.box import PairedBoxStore
 from kvchat.engine_host.choice import (
     Capacity,
     EngineChoice,
@@ -79,7 +80,7 @@ class SwitchingEngineHost:
         generations, folder = itertools.count(1), store.staging.slot_folder()
         supervisor, limits = EngineSupervisor(log=log, generations=generations), LoadLimits(paths.load_limits)
         self.managed = ManagedEngine(folder, supervisor, limits, store, notify, expected_tokens)
-        self.external = ExternalEngine(folder, generations, server_key(paths))
+        self.external = ExternalEngine(folder, generations, server_key(paths), PairedBoxStore(paths))
         self.current: ManagedEngine | ExternalEngine = self.external if settings().engine_url else self.managed
         self._start_settings: Settings | None = None  # settings with which the engine was started
         self._started_with_vision = False

@@ -11,7 +11,7 @@ import ipaddress
 import json
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,13 @@ from starlette.types import Receive
 from kvchat.engine.api.pictures import MAX_PIXELS, image_size
 from kvchat.engine.api.wire import MAX_GRAMMAR_CHARS, MAX_NESTING, nesting_depth
 from kvchat.gateway.dialects.conversion import Json
-from kvchat.gateway.dialects.request import RequestRefused
+from kvchat.gateway.dialects.request import THREAD_BYTES, Dialect, ParsedRequest, RequestRefused, parse_request
 from kvchat.gateway.keys import ANY_PROGRAM, UNNAMED, Keys, program_from_user_agent
+from kvchat.system.concurrency import run_in_thread_if_large
 
 MAX_BODY = 64_000_000  # bytes of a request, including pictures
 BODY_TIMEOUT_S = 60.0  # time for the body after the head
+_CHAT = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:/?#@\s]*)(?::\d{0,5})?")
 
 
@@ -34,6 +36,7 @@ class AccessPolicy:
     host: str  # the listening address
     keys: Keys
     origins: frozenset[str] = frozenset()  # web pages that may use the gateway; * for all
+    is_shared: bool = False  # for paired devices, which may use any name of this computer, such as gpubox.lan
 
     def check_host_and_origin(self, headers: Headers) -> None:
         """Raise RequestRefused unless the Host header names this computer and the Origin is allowed."""
@@ -49,7 +52,7 @@ class AccessPolicy:
                 own,
                 f"{own.partition('.')[0]}.local",
                 self.host.lower(),
-            )
+            ) or (self.is_shared and name.lower().partition(".")[0] == own.partition(".")[0])
         if not is_ours:
             raise RequestRefused(403, "The Host header does not name this computer.", "permission_error")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
@@ -77,19 +80,30 @@ class AccessPolicy:
         return self.keys.is_owner(_key_in(headers))
 
 
+def chat_named_in(headers: Mapping[str, str]) -> str:
+    """Return the client's name of the chat that a request belongs to, or "". Raises RequestRefused."""
+    chat = headers.get("x-kvchat-chat", "")
+    if chat and not _CHAT.fullmatch(chat):
+        raise RequestRefused(400, "X-Kvchat-Chat must be 1 to 64 letters, digits, hyphens or underscores.")
+    return chat
+
+
 def _key_in(headers: Headers) -> str:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
-async def read_body(headers: Headers, receive: Receive, count: Callable[[int], None]) -> bytes:
-    """Read the whole request body, calling `count` with the size of each part.
+async def read_body(
+    headers: Headers, receive: Receive, count: Callable[[int], None], limit: int | None = None
+) -> bytes:
+    """Read the whole request body of at most `limit` bytes (default: MAX_BODY); call `count` with each part's size.
 
     Raises RequestRefused if the body is too large or too slow, ConnectionError if the client disconnected.
     """
-    too_large = RequestRefused(413, f"The request body is larger than {MAX_BODY:,} bytes.", "request_too_large")
+    limit = MAX_BODY if limit is None else limit
+    too_large = RequestRefused(413, f"The request body is larger than {limit:,} bytes.", "request_too_large")
     declared = headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > MAX_BODY:
+    if declared.isdigit() and int(declared) > limit:
         raise too_large
     parts = bytearray()
     try:
@@ -99,7 +113,7 @@ async def read_body(headers: Headers, receive: Receive, count: Callable[[int], N
                 if message["type"] == "http.disconnect":
                     raise ConnectionError
                 part = message.get("body", b"")
-                if len(parts) + len(part) > MAX_BODY:
+                if len(parts) + len(part) > limit:
                     raise too_large
                 count(len(part))
                 parts += part
@@ -124,6 +138,18 @@ _PICTURE_FIELDS = re.compile("source|input_.+|.+_url")  # members of a message p
 _FILE_FIELDS = ("url", "image_url", "data", "file_data")  # hold a picture file
 GRAMMAR_FIELDS = ("grammar", "json_schema", "schema", "parameters", "input_schema")
 _TOO_DEEP = f"The request body is nested more than {MAX_NESTING} levels deep."
+
+
+async def parse_checked(dialect: Dialect, raw: bytes) -> ParsedRequest:
+    """Parse a body and check that the engine can safely process it. Raises RequestRefused."""
+
+    def parse() -> ParsedRequest:
+        request = parse_request(dialect, raw)
+        check_bounds(request.body, len(raw))
+        request.check()
+        return request
+
+    return await run_in_thread_if_large(len(raw) > THREAD_BYTES, parse)
 
 
 def check_bounds(body: Json, size: int = 0) -> None:

@@ -28,6 +28,7 @@ from kvchat.text.reasons import Reason, ReasonCode
 MIN_HEAD = 64  # tokens; fewer are not worth saving
 MIN_STEPPED = 256  # tokens; fewer are processed by the request itself
 IDLE_STEP_MS = 2000.0  # target time of a step while the window is not in use: small steps are slower
+_STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache"}
 PROVED_FIELDS = ("cached", "prompt")  # receipt fields known only at the end of the answer
 
 
@@ -47,7 +48,7 @@ class Forwarder:
         A request that may have crashed the engine is not sent again. Raises EngineError and MustRestart.
         """
         async with self.exchange.explaining_losses():
-            return await self.exchange.attempt(self._answer, lambda: self.pending.response.has_begun, resend=False)
+            return await self.exchange.attempt(self._answer, lambda: self.pending.response.has_answer, resend=False)
 
     async def _answer(self) -> ResponseParser | None:
         self.lease = await self.exchange.lease_slot(self.request)
@@ -96,11 +97,12 @@ class Forwarder:
         if record.found_tokens is not None:  # a retry: tokens it processed itself were not found
             return
         record.prompt_tokens, record.found_tokens = len(ids), loaded.expected_cached
+        record.ahead_tokens, record.ahead_ms = loaded.prefilled_ahead.tokens, loaded.prefilled_ahead.ms
         unrestored = Source.COLD if _is_small_match(loaded.expected_cached, len(ids)) else Source.HOT
         record.source = loaded.restore.tier.value if loaded.restore else unrestored.value
         if loaded.restore:
             point = loaded.restore.save_point
-            record.restore_ms = loaded.restore.ms
+            record.restore_ms, record.restored_bytes = loaded.restore.ms, loaded.restore.bytes
             speed = self.lease.slots.restore_cost.speed
             if speed.ms_per_token is None and point.prefill_ms:
                 speed.samples.append(PrefillSample(point.n_tokens, point.prefill_ms))
@@ -146,6 +148,8 @@ class Forwarder:
         def progress(done: int) -> None:
             record.processed_tokens = read + done - found
             self.set_stage(record, Stage.READING)
+            if self.pending.request.wants_progress:
+                self._send_progress(len(ids), found, done, 1000 * (time.perf_counter() - began_at))
 
         is_done, turn = True, partial(slots.program_step, slot)
         for stop in (*heads, ids[:end]):
@@ -172,6 +176,15 @@ class Forwarder:
             await self.lease.save_processed()
             raise MustRestart
         return True
+
+    def _send_progress(self, total: int, cached: int, done: int, ms: float) -> None:
+        """Begin the response before the engine does, with the progress of the steps in the engine's format."""
+        response = self.pending.response
+        if not response.has_begun:
+            response.begin(200, self._receipt_headers() | _STREAM_HEADERS)
+        counts = {"total": total, "cache": cached, "processed": done, "time_ms": round(ms)}
+        event = {"object": "chat.completion.chunk", "choices": [], "prompt_progress": counts}
+        response.write(f"data: {json.dumps(event)}\n\n".encode())
 
     async def _forward(self, *, in_steps: bool) -> ResponseParser | None:
         pending, lease, engine, request = self.pending, self.lease, self.lease.engine.engine, self.pending.request
@@ -206,7 +219,8 @@ class Forwarder:
     async def _receive(self, answer: EngineResponse, parser: ResponseParser) -> bytes:
         """Pass a streamed answer on as it arrives; return the body of a non-streamed answer."""
         response, lease, prompt = self.pending.response, self.lease, len(self.pending.prompt.ids)
-        if parser.stream:
+        response.has_answer = True
+        if parser.stream and not response.has_begun:
             response.begin(200, self._headers(answer) | {"cache-control": "no-cache"})
         async for data in answer.aiter_raw():
             if lines := parser.feed(data):
@@ -228,7 +242,11 @@ class Forwarder:
     async def _forward_error(self, answer: EngineResponse) -> None:
         body, dialect = await answer.aread(), self.pending.request.dialect
         error = wire.parse_error(body, answer.status_code)
-        if error.crowded_out or (error.is_engine_fault and self.lease.slot.unproved_point):
+        if (
+            self.pending.response.has_begun
+            or error.crowded_out
+            or (error.is_engine_fault and self.lease.slot.unproved_point)
+        ):
             raise error
         if dialect is Dialect.MESSAGES:
             body = json.dumps(refusal(dialect, answer.status_code, error.message, error.kind)).encode()
@@ -271,9 +289,12 @@ class Forwarder:
         record.saved_ms = max(0.0, cost.prefill_ms(record.cached_tokens) - record.restore_ms)
 
     def _headers(self, answer: EngineResponse) -> dict[str, str]:
-        headers, record = {"content-type": answer.headers.get("content-type", "application/json")}, self.pending.record
+        return {"content-type": answer.headers.get("content-type", "application/json")} | self._receipt_headers()
+
+    def _receipt_headers(self) -> dict[str, str]:
+        record = self.pending.record
         receipt = record.receipt() if record.found_tokens is not None else {"model": record.answering_model}
-        return headers | headers_of({name: value for name, value in receipt.items() if name not in PROVED_FIELDS})
+        return headers_of({name: value for name, value in receipt.items() if name not in PROVED_FIELDS})
 
 
 def _is_small_match(found: int, prompt: int) -> bool:

@@ -2,8 +2,9 @@
 
 import contextlib
 import re
+import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -19,16 +20,14 @@ from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.errors import EngineGone
 from kvchat.engine.process.external import is_loopback
 from kvchat.errors import KvchatError
-from kvchat.gateway.checks import AccessPolicy, check_bounds, read_body
+from kvchat.gateway.checks import AccessPolicy, chat_named_in, parse_checked, read_body
+from kvchat.gateway.device_api import DeviceApi, PairingApi
 from kvchat.gateway.dialects.request import (
     EMBEDDING_PATHS,
     GENERATING_PATHS,
     SLOTLESS_PATHS,
-    THREAD_BYTES,
     Dialect,
-    ParsedRequest,
     RequestRefused,
-    parse_request,
     refusal,
 )
 from kvchat.gateway.records import FINISHED, RequestLog, RequestRecord, Stage
@@ -38,13 +37,12 @@ from kvchat.gateway.server import Listener, listen
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.host import EngineHost
 from kvchat.session.slots import Slots
-from kvchat.system.concurrency import run_in_thread_if_large
 from kvchat.text.language import _
 
 MAX_ACTIVE = 64  # requests waiting or in progress
 MAX_TOTAL_BODY_BYTES = 400_000_000  # total of request bodies, including incomplete ones
 RETRY_AFTER_S = 5
-PUBLIC_PATHS = ("/health", "/v1/health")  # need no key
+PUBLIC_PATHS = ("/health", "/v1/health", "/kvchat/pair")  # need no key
 _RECEIPT_HEADERS = ("source", "found", "restore-ms", "miss", "cached", "prompt", "model")
 
 
@@ -71,6 +69,7 @@ class Gateway:
         self.runner = RequestRunner(slots, host, catalogue.find, self.log, absorb, PromptRewriter(enabled_rules))
         self._checks: AccessPolicy | None = None  # None while closed
         self._listener: Listener | None = None
+        self._shared: Listener | None = None  # for paired devices
         self._body_bytes = 0  # request bodies in memory
 
     @property
@@ -89,8 +88,7 @@ class Gateway:
                 _("Set an API key (--key-file, or Settings, API server), or listen on 127.0.0.1 only."),
             )
         await self.close()
-        errors: dict[Any, Any] = dict.fromkeys((404, 405, RequestRefused), _refused)
-        app: ASGIApp = Starlette(routes=self._routes(), exception_handlers=errors)
+        app = self._app(())
         if checks.origins:
             app = CORSMiddleware(
                 app,
@@ -104,14 +102,27 @@ class Gateway:
         assert self.url is not None
         return self.url
 
+    async def share(self, pairing: PairingApi, host: str, port: int, context: ssl.SSLContext) -> int:
+        """Listen for paired devices as well, by TLS, until the next `open` or `close`. Return the port.
+
+        Raises KvchatError.
+        """
+        app = _guarded(self._app(pairing.routes), AccessPolicy(host, pairing.devices, is_shared=True))
+        self._shared = await listen(app, host, port, context)
+        return self._shared.port
+
+    def _app(self, more_routes: Sequence[BaseRoute]) -> ASGIApp:
+        errors: dict[Any, Any] = dict.fromkeys((404, 405, RequestRefused), _refused)
+        return Starlette(routes=[*self._routes(), *more_routes], exception_handlers=errors)
+
     async def close(self) -> None:
         """Stop accepting requests, abort answers in progress, and wait for saves to finish."""
         self._checks = None
         with self.runner.stopped():
             await self.runner.background.wait_until_idle()
-            if self._listener is not None:
-                await self._listener.close()  # if cancelled, the next call waits again
-                self._listener = None
+            for listener in filter(None, (self._listener, self._shared)):
+                await listener.close()  # if cancelled, the next call waits again
+            self._listener = self._shared = None
 
     def forget(self, program: str) -> None:
         self.log.forget(program)
@@ -131,6 +142,7 @@ class Gateway:
         )
         return [
             *(Route(path, page) for path, page in pages.items()),
+            *DeviceApi(self._slots, self._host, self.runner, self._body).routes,
             *(Route(path, _Endpoint(handler), methods=["POST"]) for path, handler in endpoints.items()),
         ]
 
@@ -185,13 +197,14 @@ class Gateway:
         if (active := runner.active_count) >= MAX_ACTIVE:
             message = f"Too many requests: {active} are already active."
             raise RequestRefused(429, message, "rate_limit_error", RETRY_AFTER_S)
+        chat = chat_named_in(Request(scope).headers)
         async with self._body(scope, receive) as raw:
             runner.crashes.check(program)
-            request = await _parse(scope["path"], raw)
+            request = await parse_checked(_dialect_of(scope["path"]), raw)
             if runner.stops:
                 raise RequestRefused(503, "The engine is stopping.", "unavailable_error", RETRY_AFTER_S)
             record = self.log.add(program, scope["path"])
-            record.has_own_key = scope["has_own_key"]
+            record.has_own_key, record.chat = scope["has_own_key"], chat
             pending = runner.begin(scope["path"], request, record)
             try:
                 await pending.response.deliver(receive, send)
@@ -202,7 +215,7 @@ class Gateway:
         crashes, program = self.runner.crashes, scope["program"]
         try:
             async with self._body(scope, receive) as raw:
-                await _parse(scope["path"], raw)
+                await parse_checked(_dialect_of(scope["path"]), raw)
                 async with crashes.admitting(program):
                     engine = await self._engine()
                     crashes.watch(engine.lifetime)
@@ -271,18 +284,6 @@ def _guarded(app: ASGIApp, checks: AccessPolicy) -> ASGIApp:
 
 def _dialect_of(path: str) -> Dialect:
     return GENERATING_PATHS.get(path) or (Dialect.MESSAGES if "messages" in path else Dialect.PLAIN)
-
-
-async def _parse(path: str, raw: bytes) -> ParsedRequest:
-    """Parse a body and check that the engine can safely process it. Raises RequestRefused."""
-
-    def parse() -> ParsedRequest:
-        request = parse_request(_dialect_of(path), raw)
-        check_bounds(request.body, len(raw))
-        request.check()
-        return request
-
-    return await run_in_thread_if_large(len(raw) > THREAD_BYTES, parse)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -89,6 +89,7 @@ class ResponseStream:
         self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._buffered = 0  # bytes
         self.has_begun = False  # headers were sent and are final
+        self.has_answer = False  # more than progress was sent
         self.has_ended = False
         self.on_first_byte: Callable[[], None] = lambda: None
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from kvchat.gateway.diagnosis.prompts import Divergence
 from kvchat.gateway.diagnosis.rules import PromptChange
-from kvchat.kvstore.savepoint import program_owner
+from kvchat.kvstore.savepoint import is_device, program_owner
 from kvchat.system.files import atomic_write, read_json
 from kvchat.text.reasons import Reason, ReasonCode
 
@@ -73,6 +73,9 @@ class RequestRecord:
     generated_tokens: int | None = None
     queue_ms: float = 0.0
     restore_ms: float = 0.0
+    restored_bytes: int = 0
+    ahead_tokens: int = 0  # processed before the request came
+    ahead_ms: float = 0.0
     processing_ms: float = 0.0  # steps plus the engine's processing
     first_ms: float | None = None  # until the first answer byte was sent
     generation_ms: float = 0.0  # generation time of a non-streamed answer
@@ -87,6 +90,7 @@ class RequestRecord:
     changes: tuple[PromptChange, ...] = ()  # by enabled rules; shown only in the window
     has_own_key: bool = False  # the program used its own API key
     shares_memory: bool = False  # all programs share their memory
+    chat: str = ""  # the client's name of the chat
     _began: float = field(default_factory=time.perf_counter, repr=False)
 
     def elapsed_ms(self) -> float:
@@ -94,7 +98,7 @@ class RequestRecord:
 
     @property
     def owner(self) -> str:
-        return program_owner(ALL_PROGRAMS if self.shares_memory else self.program)
+        return program_owner(ALL_PROGRAMS if self.shares_memory else self.program, self.chat)
 
     @property
     def is_known_prompt(self) -> bool:
@@ -123,7 +127,9 @@ class RequestRecord:
         reason = self.miss_reason
         values: dict[str, object] = {"source": self.source or None, "found": self.found_tokens}
         values |= {"miss": reason.english, "miss-code": reason.code.value} if reason else {}
-        values |= {"restore-ms": None if self.found_tokens is None else round(self.restore_ms)}
+        if self.found_tokens is not None:
+            values |= {"restore-ms": round(self.restore_ms), "restore-bytes": self.restored_bytes or None}
+            values |= {"ahead": self.ahead_tokens or None, "ahead-ms": round(self.ahead_ms) or None}
         values |= {"cached": self.cached_tokens, "prompt": self.prompt_tokens, "model": self.answering_model or None}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -170,7 +176,8 @@ class RequestLog:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def add(self, program: str, dialect: str) -> RequestRecord:
-        record = RequestRecord(next(self._numbers), program, dialect, time.time(), shares_memory=self._shares())
+        shares = self._shares() and not is_device(program)
+        record = RequestRecord(next(self._numbers), program, dialect, time.time(), shares_memory=shares)
         self.active.append(record)
         self.set_stage(record, Stage.QUEUED)
         return record

@@ -136,6 +136,13 @@ class RequestRunner:
         finally:
             self.stops -= 1
 
+    def stop_program(self, program: str) -> None:
+        """Abort all answers to a program."""
+        for pending in tuple(self._pending):
+            if pending.record.program == program:
+                pending.stop()
+                self.log.set_stage(pending.record, Stage.FAILED)
+
     async def _run(self, pending: PendingRequest) -> None:
         pending.task = asyncio.current_task()
         try:

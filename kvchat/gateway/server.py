@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -129,8 +130,8 @@ class Listener:
                     await asyncio.sleep(0.02)
 
 
-async def listen(app: ASGIApp, host: str, port: int) -> Listener:
-    """Listen on `host`; port 0 picks a free port. Raises KvchatError."""
+async def listen(app: ASGIApp, host: str, port: int, context: ssl.SSLContext | None = None) -> Listener:
+    """Listen on `host`, by TLS if there is a `context`; port 0 picks a free port. Raises KvchatError."""
     config = Config(
         app,
         log_config=None,
@@ -148,7 +149,12 @@ async def listen(app: ASGIApp, host: str, port: int) -> Listener:
     sock = _bind(host, port)
     try:
         server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(config, state, {}, waiting=waiting), sock=sock, backlog=BACKLOG, start_serving=False
+            lambda: _Connection(config, state, {}, waiting=waiting),
+            sock=sock,
+            backlog=BACKLOG,
+            start_serving=False,
+            ssl=context,
+            ssl_handshake_timeout=HEAD_TIMEOUT_S if context else None,
         )
         try:
             await server.start_serving()

@@ -26,6 +26,7 @@ from kvchat.text.reasons import Reason, ReasonCode
 
 Tokens = tuple[int, ...]
 PROGRAM_PREFIX = "program/"  # owner prefix of other programs' save points, in place of a conversation id
+DEVICE_PREFIX = "@"  # name prefix of programs that are paired devices; no other program's name has it
 _PREPARED_PREFIX = "prepared:"  # owner prefix of prepared documents
 CHATS_AUDIENCE = "chats"  # the user's own chats, in the app and on the command line
 SHARED_AUDIENCE = "shared"  # prepared documents, which every owner may reuse
@@ -33,18 +34,28 @@ NO_AUDIENCE = "nobody"  # for a slot that several requests may have used or a re
 IMPORTED_PREFIX = "imported/"  # audience prefix of imported chat memory
 
 
-def program_owner(program: str) -> str:
-    return PROGRAM_PREFIX + program
+def program_owner(program: str, chat: str = "") -> str:
+    """Return the owner of a program's save points or, if the program names its chats, of one chat's."""
+    return f"{PROGRAM_PREFIX}{program}/{chat}" if chat else PROGRAM_PREFIX + program
 
 
 def program_of(owner: str) -> str:
-    """Return the name of the program that `owner` stands for, or "" if `owner` is the id of a conversation."""
-    return owner[len(PROGRAM_PREFIX) :] if owner.startswith(PROGRAM_PREFIX) else ""
+    """Return the name of the program that `owner` belongs to, or "" if `owner` is the id of a conversation."""
+    return owner.removeprefix(PROGRAM_PREFIX).partition("/")[0] if owner.startswith(PROGRAM_PREFIX) else ""
+
+
+def is_device(program: str) -> bool:
+    return program.startswith(DEVICE_PREFIX)
+
+
+def program_chat_of(owner: str) -> str:
+    """Return the name that the program `owner` belongs to has given the chat, or ""."""
+    return owner.removeprefix(PROGRAM_PREFIX).partition("/")[2] if owner.startswith(PROGRAM_PREFIX) else ""
 
 
 def audience_of(owner: str) -> str:
-    if owner.startswith(PROGRAM_PREFIX):
-        return owner
+    if program := program_of(owner):
+        return program_owner(program)
     return SHARED_AUDIENCE if owner.startswith(_PREPARED_PREFIX) else CHATS_AUDIENCE
 
 

@@ -10,9 +10,17 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from kvchat.engine.api.errors import EngineError, EngineGone, EngineRefused
-from kvchat.engine.api.wire import ENGINE_DEFAULTS, ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
+from kvchat.engine.api.wire import (
+    ENGINE_DEFAULTS,
+    ChatChunk,
+    ChatMessage,
+    PromptProgress,
+    Sampling,
+    ServerMemory,
+    Timings,
+)
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import Tokens
+from kvchat.kvstore.savepoint import SavePoint, Tier, Tokens
 from kvchat.session.events import (
     EventHandler,
     IncreasingContext,
@@ -25,13 +33,14 @@ from kvchat.session.events import (
 from kvchat.session.host import EngineHost, ReadyEngine, TemplateOptions
 from kvchat.session.lease import Lease
 from kvchat.session.prefill import SystemPrompt, save_system_prompt
-from kvchat.session.proof import NOTHING_LOADED, LoadResult
+from kvchat.session.proof import NOTHING_LOADED, LoadedState, LoadResult, PrefilledAhead, RestoreRecord, judge_load
 from kvchat.session.slot import Slot
 from kvchat.session.slots import Slots
 from kvchat.text.language import _, format_number
 from kvchat.text.reasons import Reason, ReasonCode
 
 CHARS_PER_TOKEN = 4  # rough estimate
+_REASON_CODES = frozenset(ReasonCode)
 _UNSAVED_TAIL = 64  # tokens at the end of a full context: settling needs room
 
 R = TypeVar("R")
@@ -86,6 +95,7 @@ class Exchange:
         self._prefilled: Timings | None = None
         self._has_output = False
         self._is_restore_cleared = False  # the same request crashed the engine before without a restored state
+        self._first_reply: Reason | None = None  # the miss reason of a chat's first reply
         self._skip_reason: Reason | None = None  # why nothing is restored: the last restore killed the engine
 
     @property
@@ -157,6 +167,11 @@ class Exchange:
         length = sum(len(message.content) for message in request.messages)
         if lease.engine.surely_exceeds_limit(length):  # counting 60 MB took 4 GB and minutes
             raise PromptTooLong(length // CHARS_PER_TOKEN, lease.engine.limit)
+        is_first = not any(message.role == "assistant" for message in request.messages)
+        self._first_reply = Reason(ReasonCode.FIRST_REPLY) if is_first and not self._skip_reason else None
+        if lease.engine.keeps_memory:
+            self.prompt = ()
+            return lease
         self.prompt = await lease.engine.engine.prompt_tokens(request.messages)
         needed = len(self.prompt) + lease.engine.reserve(request.sampling().max_tokens)
         if lease.engine.must_grow_for(needed):
@@ -164,8 +179,8 @@ class Exchange:
         if len(self.prompt) >= lease.engine.context_size:
             raise PromptTooLong(len(self.prompt), lease.engine.limit)
         await self.load(self.prompt, needed - len(self.prompt))
-        if not (self._skip_reason or any(message.role == "assistant" for message in request.messages)):
-            self.loaded = replace(self.loaded, miss_reason=Reason(ReasonCode.FIRST_REPLY))
+        if self._first_reply:
+            self.loaded = replace(self.loaded, miss_reason=self._first_reply)
         return lease
 
     async def ask(self, request: PromptRequest, on_chunk: ChunkHandler) -> None:
@@ -179,6 +194,9 @@ class Exchange:
             stream = lease.engine.engine.chat(request.messages, request.sampling())
             async with lease.guarding_restore(), contextlib.aclosing(stream) as chunks:
                 async for chunk in chunks:
+                    if chunk.memory:
+                        self._note_server_memory(chunk.memory)
+                        continue
                     timings, done = chunk.timings or timings, chunk.progress.processed if chunk.progress else done
                     if chunk.timings:
                         used = chunk.timings.prompt_tokens + chunk.timings.predicted_n
@@ -197,11 +215,27 @@ class Exchange:
                 await self.prove(self.timings)
 
     async def prove(self, timings: Timings) -> LoadResult:
-        verdict = await self._leased.prove(self.loaded, timings.cache_n, timings.prompt_tokens)
+        if self._leased.engine.keeps_memory:
+            verdict = judge_load(self.loaded, timings.cache_n, timings.prompt_tokens)
+        else:
+            verdict = await self._leased.prove(self.loaded, timings.cache_n, timings.prompt_tokens)
         self.result = LoadResult(self.loaded, timings, verdict)
-        if self.loaded.restore:
+        if self.loaded.restore and not self._leased.engine.keeps_memory:
             await self._host.note_restore(was_used=not verdict.hollow)
         return self.result
+
+    def _note_server_memory(self, memory: ServerMemory) -> None:
+        """Record what a server that keeps the memory itself has loaded for the request."""
+        lease, restore = self._leased, None
+        if memory.source in (Tier.WARM.value, Tier.DISK.value):
+            point = SavePoint("", lease.owner, lease.engine.fingerprint, (), memory.restored_bytes)
+            restore = RestoreRecord(
+                point, memory.found, Tier(memory.source), memory.restored_bytes, memory.restore_ms, time.perf_counter()
+            )
+        miss = Reason(ReasonCode(memory.miss)) if memory.miss in _REASON_CODES else None
+        ahead = PrefilledAhead(memory.ahead, memory.ahead_ms)
+        self.loaded = LoadedState(memory.found, restore, self._first_reply or miss, ahead)
+        self._notify(RequestSent(self.loaded))
 
     async def lease_slot(self, request: PromptRequest, tokens: int = 0) -> Lease:
         """Wait for a ready engine, with a context for `tokens` if possible, and lease the slot. Raises KvchatError."""

@@ -176,7 +176,7 @@ class Turn:
             messages = prompt_messages(await turn_context.run(Database.path, self.start.question_id))
             if messages and not needs_vision(messages) and turn_context.host.is_ready(chosen.model):
                 engine = (await turn_context.host.ready(chosen.model)).with_template(chosen.options.template)
-                return await engine.engine.prompt_tokens(messages)
+                return () if engine.keeps_memory else await engine.engine.prompt_tokens(messages)
         return ()
 
     async def _answer(self) -> Message | None:
@@ -295,6 +295,8 @@ class Turn:
 
     async def _settle(self, reply: Message) -> None:
         turn_context, lease, settling = self.turn_context, self._exchange.lease, self.settling
+        if lease is not None and lease.engine.keeps_memory:
+            return
         try:
             path = await turn_context.run(Database.path, reply.id)
             if lease is not None and ends_with_reply(path):

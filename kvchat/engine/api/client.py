@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import re
+import ssl
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +36,7 @@ from kvchat.system.concurrency import run_in_thread_if_large
 from kvchat.text.language import _
 from kvchat.text.search import common_prefix_length
 
+MAX_CHAT_NAME = 64  # characters
 GROWTH_PROBE = "more"  # appended to a message that may grow, to find where it ends in the prompt
 THREAD_PARSE_BYTES = 32_768  # longer responses of /tokenize are parsed in a thread
 COUNT_CHUNK_CHARS = 100_000
@@ -141,8 +144,12 @@ class LlamaServerClient:
         on_fault: Callable[[EngineError], None] = lambda _: None,
         on_silence: Callable[[], None] = lambda: None,
         exclusive: bool = True,
+        tls: ssl.SSLContext | None = None,
+        names_chats: bool = False,
     ) -> None:
-        """Create a client. Each request opens a connection of its own.
+        """Create a client. Each request opens a connection of its own, with `tls` if given and the URL is https.
+
+        With `names_chats`, the server is a kvchat itself and is told which chat a request belongs to.
 
         A stream fails after `silence_timeout_s` without output. `on_fault` receives each error before the caller does,
         and `on_silence` is called repeatedly while a started reply is silent. With `exclusive`, no other program uses
@@ -151,10 +158,12 @@ class LlamaServerClient:
         self.base_url, self.key, self.exclusive = base_url, key, exclusive
         self._rows = defaultdict[int, UnchangedRows](lambda: UnchangedRows(exclusive))
         self.slot = 0  # used for every request
+        self._names_chats = names_chats
+        self._headers: Mapping[str, str] = {}  # of requests that generate
         self._template: Mapping[str, bool | str] = {}
         self._pictures: PicturePrompts | None = None
         self._prompts = PromptTokenizer(self._tokenize_text)
-        self._http = Transport(base_url, key, silence_timeout_s, on_fault, on_silence)
+        self._http = Transport(base_url, key, silence_timeout_s, on_fault, on_silence, tls)
 
     @property
     def lifetime(self) -> EngineLifetime:
@@ -191,6 +200,12 @@ class LlamaServerClient:
 
     def for_slot(self, slot: int) -> LlamaServerClient:
         return self._copy(slot=slot)
+
+    def for_chat(self, owner: str) -> LlamaServerClient:
+        """Return a client whose requests belong to this chat, if the server is told."""
+        if not self._names_chats:
+            return self
+        return self._copy(_headers={"X-Kvchat-Chat": re.sub("[^0-9A-Za-z_-]", "-", owner)[:MAX_CHAT_NAME]})
 
     def with_template(self, options: Mapping[str, bool | str]) -> LlamaServerClient:
         return self._copy(_template=options)
@@ -321,7 +336,7 @@ class LlamaServerClient:
 
     async def _stream_request(self, path: str, body: wire.Body) -> AsyncGenerator[ChatChunk, None]:
         before = self.rows.invalidate()
-        async with contextlib.aclosing(self._http.stream(path, body)) as chunks:
+        async with contextlib.aclosing(self._http.stream(path, body, self._headers)) as chunks:
             async for chunk in chunks:
                 if chunk.timings:
                     self.rows.confirm(before, chunk.timings.cache_n)

@@ -30,7 +30,21 @@ QUICK_TIMEOUT_S = 60.0  # for requests without computing, which may wait for a r
 _DRAIN_TIMEOUT_S = 0.5  # for the last data of a stream when its connection is closed
 _READ_BYTES = 65_536
 _WRITE_BYTES = 1_000_000
+NO_HEADERS: Mapping[str, str] = {}
+_RECEIPT_PREFIX, _RECEIPT_LINE = "x-kvchat-", b": kvchat "  # of a server that is a kvchat itself
 _GONE_ADVICE = N_("kvchat restarts it automatically. Send the message again.")
+
+
+class CertificateChanged(EngineGone):
+    """The server's certificate is not the pinned one. The API key was not sent."""
+
+    def __init__(self, lifetime: EngineLifetime) -> None:
+        super().__init__(
+            _("The other computer’s certificate has changed"),
+            _("It may be another computer that pretends to be yours, so kvchat sends it nothing."),
+            _("If you reinstalled kvchat there, pair the computers again in Settings, Engine."),
+            lifetime,
+        )
 
 
 class EngineResponse:
@@ -135,7 +149,10 @@ class Transport:
         silence_timeout_s: float,
         on_fault: Callable[[EngineError], None],
         on_silence: Callable[[], None],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`tls` replaces the context with the system's certificates."""
+        self._tls = tls
         self.lifetime = EngineLifetime()
         self._url = urlsplit(base_url)
         self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
@@ -178,27 +195,42 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def forward(
-        self, path: str, body: bytes, *, method: str = "POST", silence_s: float
+        self,
+        path: str,
+        body: bytes,
+        *,
+        method: str = "POST",
+        silence_s: float,
+        more_headers: Mapping[str, str] = NO_HEADERS,
     ) -> AsyncIterator[EngineResponse]:
         """Send a request and yield the response, whatever its status."""
         headers = self._authorization | {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        headers |= more_headers
         async with self._open(method, path, body, headers, silence_s) as response:
             await response.read_head()
             yield response
 
-    async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
+    async def stream(
+        self, path: str, body: dict[str, Any], more_headers: Mapping[str, str] = NO_HEADERS
+    ) -> AsyncGenerator[ChatChunk, None]:
         """Yield the events of a streamed response. Raises EngineGone if the stream ends without its last event."""
         done = asyncio.get_running_loop().create_future()
         self._streams.add(done)
         has_begun = has_ended = False
         rest = b""
         try:
-            async with self.forward(path, _json(body), silence_s=self._silence_timeout_s) as response:
+            silence_s = self._silence_timeout_s
+            async with self.forward(path, _json(body), silence_s=silence_s, more_headers=more_headers) as response:
                 if response.status_code != 200:
                     raise self._engine_fault(await response.aread(), response.status_code)
+                if _RECEIPT_PREFIX + "source" in response.headers:
+                    yield ChatChunk(memory=wire.parse_memory(_receipt_in(response.headers)))
                 while data := await response.read():
                     *lines, rest = (rest + data).split(b"\n")
                     for line in lines:
+                        if line.startswith(_RECEIPT_LINE):
+                            receipt = wire.parse_object(line.removeprefix(_RECEIPT_LINE))
+                            yield ChatChunk(memory=wire.parse_memory(receipt))
                         if not line.startswith(b"data:"):
                             continue
                         event = line.removeprefix(b"data:").strip().decode("utf-8", "replace")
@@ -233,11 +265,14 @@ class Transport:
         try:
             async with asyncio.timeout(min(CONNECT_TIMEOUT_S, silence_s)):
                 reader, writer = await asyncio.open_connection(
-                    url.hostname, url.port or (443 if is_secure else 80), ssl=_tls_context() if is_secure else None
+                    url.hostname,
+                    url.port or (443 if is_secure else 80),
+                    ssl=(self._tls or _tls_context()) if is_secure else None,
                 )
+        except ssl.SSLCertVerificationError as error:
+            raise CertificateChanged(self.lifetime) if self._tls else self._unreachable(error) from error
         except OSError as error:  # TimeoutError is one
-            reason = str(error) or _("It does not accept connections.")
-            raise EngineGone(_("The engine cannot be reached"), reason, _(_GONE_ADVICE), self.lifetime) from error
+            raise self._unreachable(error) from error
         response = EngineResponse(reader, writer, silence_s, self.lifetime)
         self._open_responses.add(response)
         framing = {"Host": url.netloc, "Content-Length": str(len(body)), "Connection": "close"}
@@ -247,6 +282,10 @@ class Transport:
         finally:
             self._open_responses.discard(response)
             response.abort()
+
+    def _unreachable(self, error: OSError) -> EngineGone:
+        reason = str(error) or _("It does not accept connections.")
+        return EngineGone(_("The engine cannot be reached"), reason, _(_GONE_ADVICE), self.lifetime)
 
     def _engine_fault(self, body: str | bytes, status: int) -> EngineRefused | EngineBroken:
         refusal = wire.parse_error(body, status)
@@ -258,6 +297,12 @@ class Transport:
 def _tls_context() -> ssl.SSLContext:
     """Return the TLS context for connections to a user's server. Loading the certificates takes long."""
     return httpx2.create_ssl_context(trust_env=False)
+
+
+def _receipt_in(headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return the receipt in a response's headers, with its numbers as such."""
+    values = {name.removeprefix(_RECEIPT_PREFIX): value for name, value in headers.items()}
+    return {name: int(value) if value.isdecimal() else value for name, value in values.items()}
 
 
 def _json(body: dict[str, Any]) -> bytes:

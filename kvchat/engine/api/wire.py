@@ -66,6 +66,19 @@ class CallDelta:
 
 
 @dataclass(frozen=True)
+class ServerMemory:
+    """What a server that is a kvchat itself reports about the memory it used for a prompt."""
+
+    source: str  # value of session.proof.Source; "": unknown
+    found: int  # prompt tokens found
+    miss: str  # code of the reason why the rest was processed, or ""
+    restore_ms: float
+    restored_bytes: int
+    ahead: int  # tokens processed before they were requested
+    ahead_ms: float
+
+
+@dataclass(frozen=True)
 class ChatChunk:
     """One event of a streamed reply. Fields that the event does not have are empty."""
 
@@ -75,6 +88,7 @@ class ChatChunk:
     timings: Timings | None = None
     finish_reason: str | None = None
     calls: tuple[CallDelta, ...] = ()
+    memory: ServerMemory | None = None
 
     @property
     def has_output(self) -> bool:
@@ -262,6 +276,20 @@ def _parse_calls(deltas: Any) -> tuple[CallDelta, ...]:
             name, arguments = _str(function, "name"), _str(function, "arguments")
             calls.append(CallDelta(_int(delta, "index"), _str(delta, "id"), name, arguments))
     return tuple(calls)
+
+
+def parse_memory(receipt: Body) -> ServerMemory:
+    """Parse the values of a kvchat server's receipt, from its response's headers or its last line."""
+    numbers = {name: _int(receipt, name) for name in ("found", "restore-bytes", "ahead")}
+    return ServerMemory(
+        _str(receipt, "source"),
+        numbers["found"],
+        _str(receipt, "miss-code"),
+        _float(receipt, "restore-ms"),
+        numbers["restore-bytes"],
+        numbers["ahead"],
+        _float(receipt, "ahead-ms"),
+    )
 
 
 def ends_stream(data: str) -> bool:

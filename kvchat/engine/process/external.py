@@ -22,9 +22,11 @@ from kvchat.engine.api.errors import (
     FailureKind,
     ForeignServer,
 )
+from kvchat.engine.api.transport import CertificateChanged
 from kvchat.engine.discovery.engines import MINIMUM_BUILD, build_number
 from kvchat.settings import MAX_CONTEXT
 from kvchat.system import parent_guard
+from kvchat.system.certificate import pinned_context
 from kvchat.text.language import N_, _
 
 _ADVICE = N_("Check the server's address and API key in the settings, and check that the server is running.")
@@ -39,6 +41,7 @@ class BadAddress(EngineUnusable):
 class ServerAddress:
     url: str
     key: str = field(default="", repr=False)  # empty if the server needs none
+    certificate: str = ""  # PEM of a paired computer, which runs kvchat
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,15 @@ class ExternalServer(EngineConnection):
 
     async def _monitor(self, address: ServerAddress) -> None:
         check = self._check_now.set
+        is_paired = bool(address.certificate)
         client = LlamaServerClient(
-            address.url, address.key, on_fault=lambda _: check(), on_silence=check, exclusive=False
+            address.url,
+            address.key,
+            on_fault=lambda _: check(),
+            on_silence=check,
+            exclusive=False,
+            tls=pinned_context(address.certificate) if is_paired else None,
+            names_chats=is_paired,
         )
         lost: EngineFailure | None = None
         try:
@@ -125,6 +135,8 @@ class ExternalServer(EngineConnection):
                 deadline = now() + policy.return_timeout_s
             except ForeignServer:
                 return _not_llama_server(client.base_url)
+            except CertificateChanged as error:
+                return EngineFailure(FailureKind.NOT_FOUND, error.title, error.detail, error.advice)
             except EngineGone:
                 unreachable = _unreachable(client.base_url)
                 if now() >= deadline:

@@ -71,6 +71,11 @@ class ParsedRequest:
         return self.body.get("stream") is True
 
     @property
+    def wants_progress(self) -> bool:
+        """True if the client wants llama-server's progress events while the prompt is processed."""
+        return self.stream and self.dialect is Dialect.CHAT and self.body.get("return_progress") is True
+
+    @property
     def model(self) -> str:
         name = self.body.get("model")
         return name if isinstance(name, str) else ""
@@ -156,6 +161,22 @@ class ParsedRequest:
         if not (system or self.chat.get("tools")):
             return None
         return self.chat | {"messages": [*system, {"role": "user", "content": text}]}
+
+    @property
+    def has_draft(self) -> bool:
+        """True if the last message is from the user."""
+        messages = _list(self.body.get("messages"))
+        return bool(messages) and _role(messages[-1]) == "user"
+
+    def with_longer_draft(self, text: str) -> Json:
+        """Return this request with `text` appended to its last user message, or as a new one. Raises Unconvertible."""
+        messages = _list(self.chat.get("messages"))
+        draft = messages[-1] if messages and _role(messages[-1]) == "user" else None
+        if draft is None:
+            return self.chat | {"messages": [*messages, {"role": "user", "content": text}]}
+        if not isinstance(content := draft.get("content"), str):
+            raise Unconvertible("the draft has pictures")
+        return self.chat | {"messages": [*messages[:-1], draft | {"content": f"{content}{text}"}]}
 
     def next_request(self, reply: Json, text: str) -> Json | str | None:
         """Return the likely next request: this request, the reply, then `text` from the user or a tool.

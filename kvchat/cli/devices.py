@@ -1,0 +1,111 @@
+"""`kvchat pair` and `kvchat devices`: sharing this computer's models, and using those of another computer."""
+
+import asyncio
+from typing import Any
+
+from kvchat.cli import arguments
+from kvchat.cli.owned import CommandRunner
+from kvchat.cli.terminal import format_columns, print_err, print_out, print_result
+from kvchat.engine_host.box import PairedBoxStore, pair
+from kvchat.errors import KvchatError
+from kvchat.settings import SettingsNotSaved
+from kvchat.sharing_service import NotShared, SharingService, find_shared
+from kvchat.text.formatting import format_day
+from kvchat.text.language import _
+from kvchat.text.safe_text import safe_prose
+
+
+async def pair_computers(options: arguments.PairOptions, runner: CommandRunner) -> int:
+    """Show a code for a new device or, given an address, use the models of that computer. Raises KvchatError."""
+    if options.find:
+        found = await find_shared()
+        lines = format_columns([*map(tuple, found.items())]) if found else [_("No computer that shares was found.")]
+        return print_result(options.as_json, found, lines)
+    if options.address is None:
+        return await _show_code(options, runner)
+    if not options.code:
+        advice = _("Run `kvchat pair` on the other computer, or see Settings, Devices there.")
+        raise KvchatError(_("The code is missing"), _("The other computer shows it."), advice)
+    box = await pair(options.address, options.code)
+    try:
+        await asyncio.to_thread(PairedBoxStore(runner.paths).save, box)
+    except OSError as error:
+        raise SettingsNotSaved(runner.paths.config, error) from error
+    await runner.change_settings(engine_url=box.url)
+    if runner.open_runtime is not None:
+        await runner.open_runtime.restart_engine()
+    name = safe_prose(box.name)
+    facts = {"name": box.name, "url": box.url, "device": box.device}
+    return print_result(options.as_json, facts, [_("Paired with {name}. Chats now use its models.", name=name)])
+
+
+async def _show_code(options: arguments.PairOptions, runner: CommandRunner) -> int:
+    sharing = await _sharing(runner)
+    known = {device.id for device in sharing.devices}
+    code, changed = sharing.show_code(), asyncio.Event()
+    sharing.listeners.append(changed.set)
+    try:
+        if options.as_json:
+            print_result(True, {"code": code, "addresses": sharing.addresses}, [])
+        else:
+            print_out(_("Code: {code}", code=code))
+            for address in sharing.addresses:
+                print_out(address)
+            print_err(_("Enter it on the other device within ten minutes. Waiting…"))
+        while not (new := [device for device in sharing.devices if device.id not in known]):
+            await changed.wait()
+            changed.clear()
+    finally:
+        sharing.listeners.remove(changed.set)
+        sharing.hide_code()
+    if not options.as_json:
+        print_out(_("Paired with {name}.", name=safe_prose(new[0].name)))
+    return 0
+
+
+async def list_devices(options: arguments.JsonOptions, runner: CommandRunner) -> int:
+    sharing = await _sharing(runner, must_be_open=False)
+    facts: list[dict[str, Any]] = [
+        {
+            "id": device.id,
+            "name": device.name,
+            "browser": device.is_browser,
+            "paired_at": device.paired_at,
+            "last_used_at": device.last_used_at or None,
+        }
+        for device in sharing.devices
+    ]
+    rows = [
+        (
+            device.id,
+            safe_prose(device.name),
+            format_day(device.last_used_at) if device.last_used_at else _("never used"),
+        )
+        for device in sharing.devices
+    ]
+    return print_result(options.as_json, facts, format_columns(rows) if rows else [_("No device is paired.")])
+
+
+async def remove_device(options: arguments.DeviceOptions, runner: CommandRunner) -> int:
+    sharing = await _sharing(runner, must_be_open=False)
+    device = next((device for device in sharing.devices if options.name in (device.id, device.name)), None)
+    if device is None:
+        advice = _("List the devices with `kvchat devices`.")
+        raise KvchatError(_("There is no such device"), safe_prose(options.name), advice)
+    sharing.remove(device.id)
+    await sharing.wait_until_saved()
+    line = _("“{name}” was removed and has no access anymore.", name=safe_prose(device.name))
+    return print_result(options.as_json, {"id": device.id}, [line])
+
+
+async def _sharing(runner: CommandRunner, *, must_be_open: bool = True) -> SharingService:
+    if runner.open_runtime is not None:
+        sharing = runner.open_runtime.api_server.sharing
+    else:
+        sharing = SharingService(
+            runner.paths, lambda: runner.settings, lambda title, detail: print_err(f"{title}: {detail}")
+        )
+    if must_be_open and sharing.port is None:
+        raise NotShared
+    await sharing.load()
+    return sharing

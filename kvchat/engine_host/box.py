@@ -1,0 +1,123 @@
+"""Pairing with a kvchat on another computer, whose model this one then uses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import httpx2
+
+from kvchat.engine.process.external import parse_address
+from kvchat.errors import KvchatError
+from kvchat.system.certificate import fingerprint, pinned_context, unverified_context
+from kvchat.system.pairing import CodeEnterer, PairingLocked, WrongCode
+from kvchat.system.paths import Paths
+from kvchat.system.secret_store import SecretStore
+from kvchat.text.language import _
+
+DEFAULT_PORT = 8738
+_TIMEOUT_S = 10.0
+
+
+class PairingFailed(KvchatError):
+    def __init__(self, detail: str) -> None:
+        super().__init__(
+            _("The computers could not be paired"),
+            detail,
+            _("Check the address, and that “Share with your other devices” is on in kvchat on that computer."),
+        )
+
+
+@dataclass(frozen=True)
+class PairedBox:
+    """Another computer that lets this one use its model."""
+
+    url: str
+    name: str
+    certificate: str = field(repr=False)  # PEM
+    key: str = field(repr=False)
+    device: str = ""  # id of this computer there
+
+
+class PairedBoxStore:
+    """Storage of the paired computer in the keyring. Blocking: do not call it in the event loop."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._store = SecretStore("paired computer", paths.config / "paired-computer")
+
+    def load(self) -> PairedBox | None:
+        stored = self._store.load()
+        try:
+            return PairedBox(**json.loads(stored[0])) if stored else None
+        except (ValueError, TypeError):
+            return None
+
+    def save(self, box: PairedBox) -> None:
+        """Store the computer, replacing the one before. Raises OSError."""
+        self._store.save(json.dumps(asdict(box)))
+
+    def forget(self) -> None:
+        self._store.forget()
+
+
+def box_address(text: str) -> str:
+    """Complete an address that was typed in, such as `gpubox` or `192.168.1.5:8738`. Raises BadAddress."""
+    text = text.strip()
+    url = parse_address(text if "://" in text else f"https://{text}")
+    return url if httpx2.URL(url).port else f"{url}:{DEFAULT_PORT}"
+
+
+async def pair(address: str, code: str) -> PairedBox:
+    """Pair with the kvchat at this address by the code that it shows. Raises KvchatError."""
+    url, name = box_address(address), socket.gethostname()
+    certificate = await _certificate_of(url)
+    side = CodeEnterer(code, name, fingerprint(certificate))
+    async with httpx2.AsyncClient(verify=pinned_context(certificate), timeout=_TIMEOUT_S, trust_env=False) as client:
+        answer = await _post(client, url, {"message": side.message.hex()})
+        proof = side.prove(_hex(answer.get("message")))
+        paired = await _post(client, url, {"session": answer.get("session"), "name": name, "proof": proof})
+    side.check(str(paired.get("proof")))
+    texts = {field: str(paired.get(field, "")) for field in ("name", "key", "device")}
+    return PairedBox(url=url, certificate=certificate, **texts)
+
+
+async def _certificate_of(url: str) -> str:
+    """Return the certificate (PEM) that the computer shows, which the code must still prove. Raises PairingFailed."""
+    parts = httpx2.URL(url)
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            _reader, writer = await asyncio.open_connection(parts.host, parts.port, ssl=unverified_context())
+    except OSError as error:  # TimeoutError is one
+        raise PairingFailed(str(error) or _("It does not answer.")) from error
+    connection: ssl.SSLObject = writer.get_extra_info("ssl_object")
+    der = connection.getpeercert(binary_form=True)
+    writer.transport.abort()
+    if der is None:
+        raise PairingFailed(_("It shows no certificate."))
+    return ssl.DER_cert_to_PEM_cert(der)
+
+
+async def _post(client: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    try:
+        response = await client.post(f"{url}/kvchat/pair", json=body)
+        answer = response.json()
+    except (httpx2.HTTPError, ValueError) as error:
+        raise PairingFailed(str(error) or _("It does not answer.")) from error
+    if response.status_code == 429:
+        raise PairingLocked
+    if response.status_code == 403:
+        raise WrongCode
+    if response.status_code != 200 or not isinstance(answer, dict):
+        raise PairingFailed(_("Another program is running at {url}.", url=url))
+    return answer
+
+
+def _hex(text: Any) -> bytes:
+    try:
+        return bytes.fromhex(str(text))
+    except ValueError:
+        return b""

@@ -1,0 +1,205 @@
+"""The API for paired devices: pairing, the memory of a client's chats, and preparing its next request.
+
+Everything but pairing is open to any client with a key, and shows each client only what it owns.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope
+
+from kvchat.errors import KvchatError
+from kvchat.gateway.checks import chat_named_in, parse_checked, read_body
+from kvchat.gateway.devices import Device, Devices
+from kvchat.gateway.dialects.request import Dialect, RequestRefused
+from kvchat.gateway.pending_request import shared_tokens
+from kvchat.gateway.runner import RequestRunner
+from kvchat.kvstore.savepoint import Tokens, program_chat_of, program_of, program_owner
+from kvchat.session.exchange import Exchange, PromptRequest
+from kvchat.session.host import EngineHost
+from kvchat.session.prefill import prefill_and_save
+from kvchat.session.restore_cost import MIN_GAIN
+from kvchat.session.slot import Slot
+from kvchat.session.slot_request import Priority
+from kvchat.session.slots import Slots
+from kvchat.system.pairing import CodeHolder, PairingLocked, WrongCode
+
+_MAX_BODY = 10_000  # bytes, except of prompts
+KEEP = ("always", "never", "automatic")
+
+
+@dataclass
+class PairingApi:
+    """Pairing of devices with a code. `paired` is called with each new device."""
+
+    devices: Devices
+    codes: CodeHolder
+    name: str  # of this computer
+    paired: Callable[[Device], None]
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]:
+        return (Route("/kvchat/pair", self._pair, methods=["POST"]),)
+
+    async def _pair(self, request: Request) -> Response:
+        """Answer a device's message (SPAKE2) or, in its second request, check its proof and give it a key."""
+        body = await _json_body(request)
+        try:
+            if "message" in body:
+                session, answer = self.codes.answer(bytes.fromhex(str(body["message"])))
+                return JSONResponse({"session": session, "message": answer.hex()})
+            name, proof = str(body.get("name", "")), str(body.get("proof", ""))
+            own_proof = self.codes.accept(str(body.get("session", "")), name, proof)
+            device, key = self.devices.add(name)
+        except PairingLocked as error:
+            raise RequestRefused(429, str(error), "rate_limit_error", 60) from error
+        except (WrongCode, ValueError) as error:
+            raise RequestRefused(403, "The code is wrong or has expired.", "permission_error") from error
+        self.paired(device)
+        return JSONResponse({"proof": own_proof, "device": device.id, "key": key, "name": self.name})
+
+
+@dataclass
+class DeviceApi:
+    slots: Slots
+    host: EngineHost
+    runner: RequestRunner
+    read_body: Callable[[Scope, Receive], AbstractAsyncContextManager[bytes]]
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]:
+        return (
+            Route("/kvchat/chats", self._list_chats),
+            Route("/kvchat/chats/{chat}", self._keep_chat, methods=["PUT"]),
+            Route("/kvchat/chats/{chat}", self._forget_chat, methods=["DELETE"]),
+            Route("/kvchat/prepare", self._prepare, methods=["POST"]),
+        )
+
+    async def _list_chats(self, request: Request) -> Response:
+        """List the memory of the client's chats."""
+        program, inventory = request.scope["program"], self.slots.store.inventory
+        usage = await _store(inventory.usage)
+        chats = [entry for entry in usage.conversations if program_of(entry.conversation_id) == program]
+        return JSONResponse(
+            {
+                "bytes": sum(entry.exclusive_bytes for entry in chats),
+                "limit_bytes": usage.programs_quota_bytes,
+                "chats": [
+                    {
+                        "chat": program_chat_of(entry.conversation_id),
+                        "bytes": entry.bytes,
+                        "own_bytes": entry.exclusive_bytes,
+                        "save_points": entry.save_points,
+                        "tokens": entry.tokens,
+                        "last_used_at": entry.last_used_at.timestamp(),
+                        "keep": "always" if entry.pinned else "never" if entry.never_save else "automatic",
+                    }
+                    for entry in chats
+                ],
+            }
+        )
+
+    async def _keep_chat(self, request: Request) -> Response:
+        keep, inventory = (await _json_body(request)).get("keep"), self.slots.store.inventory
+        owner = _owner(request, request.path_params["chat"])
+        if keep not in KEEP:
+            raise RequestRefused(400, f"“keep” must be one of: {', '.join(KEEP)}.")
+        await _store(inventory.set_pinned, owner, keep == "always")
+        await _store(inventory.set_never_save, owner, keep == "never")
+        return JSONResponse({})
+
+    async def _forget_chat(self, request: Request) -> Response:
+        owner = _owner(request, request.path_params["chat"])
+        await self.slots.wait_until_released([owner])
+        try:
+            return JSONResponse({"freed_bytes": await self.slots.discard(owner)})
+        except KvchatError as error:
+            raise RequestRefused(503, str(error), "unavailable_error") from error
+
+    async def _prepare(self, request: Request) -> Response:
+        """Load a chat's next request in idle time and, with `?read=1`, process and save what cannot be loaded.
+
+        The body is a chat completion; a last user message is a draft, which may grow. The response lists the prompt
+        tokens ready so far and in total, one JSON object per line. The client ends the work by disconnecting.
+        """
+        async with self.read_body(request.scope, request.receive) as raw:
+            parsed = await parse_checked(Dialect.CHAT, raw)
+        owner = _owner(request, request.headers.get("x-kvchat-chat", ""))
+        model = await self.runner.find_model(parsed.model)
+        path = model.path if model else None
+        reads = request.query_params.get("read") == "1"
+        lines = asyncio.Queue[dict[str, int] | None]()
+        has_client = True
+
+        async def work(slot: Slot, may_continue: Callable[[], bool]) -> None:
+            if not self.host.is_ready(path):
+                return  # only sending a message loads another model
+            lease = await Exchange(self.slots, slot, self.host, owner).lease_slot(PromptRequest((), model=path))
+            tokens = await shared_tokens(lease.engine, parsed.with_longer_draft)
+            if not 0 < len(tokens) < lease.engine.context_size:
+                return
+            loaded = await lease.load_boundary(tokens)
+            lines.put_nowait({"ready": loaded.expected_cached, "total": len(tokens)})
+            if not reads or len(tokens) - loaded.expected_cached < MIN_GAIN:
+                return
+
+            async def save(stop: Tokens) -> None:
+                if not parsed.has_draft and lease.saving_enabled and not await lease.is_saved(stop):
+                    await lease.settle(stop)
+                    await lease.save(stop, notify=False)
+
+            await prefill_and_save(
+                lease,
+                [tokens],
+                loaded,
+                lambda: has_client and may_continue(),
+                save,
+                lambda done: lines.put_nowait({"ready": done, "total": len(tokens)}),
+            )
+
+        async def run() -> None:
+            with contextlib.suppress(KvchatError):  # the next request meets it again and reports it
+                await self.slots.run_background(Priority.PREPARE, owner, work, concurrent=not reads)
+            lines.put_nowait(None)
+            await self.runner.absorb()
+
+        async def stream() -> AsyncIterator[bytes]:
+            nonlocal has_client
+            self.runner.background.start(run())
+            try:
+                while (line := await lines.get()) is not None:
+                    yield json.dumps(line).encode() + b"\n"
+            finally:
+                has_client = False
+
+        return StreamingResponse(stream(), media_type="application/x-ndjson")
+
+
+def _owner(request: Request, chat: str) -> str:
+    return program_owner(request.scope["program"], chat_named_in({"x-kvchat-chat": chat}))
+
+
+async def _store(call: Callable[..., Any], *arguments: object) -> Any:
+    """Call a function of the store in a thread; a refusal becomes an HTTP error."""
+    try:
+        return await asyncio.to_thread(call, *arguments)
+    except KvchatError as error:
+        raise RequestRefused(503, str(error), "unavailable_error") from error
+
+
+async def _json_body(request: Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await read_body(request.headers, request.receive, lambda size: None, _MAX_BODY))
+    except (ValueError, RecursionError) as error:
+        raise RequestRefused(400, "The request body is not valid JSON.") from error
+    if not isinstance(body, dict):
+        raise RequestRefused(400, "The request body is not a JSON object.")
+    return body
