@@ -118,7 +118,11 @@ class Runtime:
         )
         self.chat = ChatService(turn_context)
         self.save_points = StoreService(
-            paths=paths, store=store, settings=lambda: self.settings, speed=turn_context.prefill_speed
+            paths=paths,
+            store=store,
+            settings=lambda: self.settings,
+            speed=turn_context.prefill_speed,
+            memory_server=self.engine.memory_server,
         )
         self.engines = EngineSetup(
             paths=paths, settings=lambda: self.settings, use_engine=self.use_engine, notify=self._notify

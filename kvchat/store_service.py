@@ -2,15 +2,20 @@
 
 import asyncio
 import os
+import re
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from kvchat.engine.api.client import LlamaServerClient
+from kvchat.engine.api.errors import EngineError
+from kvchat.engine.api.wire import ChatMemory
 from kvchat.errors import KvchatError
 from kvchat.kvstore.index.index import check_store
-from kvchat.kvstore.savepoint import Bounds, PrunePlan, StoreUsage, default_quota
+from kvchat.kvstore.savepoint import Bounds, ConversationUsage, PrunePlan, StoreUsage, default_quota
 from kvchat.kvstore.store import BlockStore, store_without_memory, unavailable_error
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes
@@ -122,6 +127,28 @@ def plan_with_reprocessing_times(plan: PrunePlan, usage: StoreUsage) -> PrunePla
     return replace(plan, conversations=tuple(conversations))
 
 
+def with_server_memory(usage: StoreUsage, memory: Sequence[ChatMemory]) -> StoreUsage:
+    """Add the memory that another kvchat keeps to the chats' usage; the totals remain those of this computer."""
+    if not memory:
+        return usage
+    chats = {entry.conversation_id: entry for entry in usage.conversations}
+    for entry in memory:
+        id = re.sub("^prepared-", "prepared:", entry.chat)
+        here = chats.get(id)
+        chats[id] = ConversationUsage(
+            id,
+            entry.bytes + (here.bytes if here else 0),
+            entry.save_points + (here.save_points if here else 0),
+            datetime.fromtimestamp(entry.last_used_at, UTC),
+            exclusive_bytes=entry.own_bytes + (here.exclusive_bytes if here else 0),
+            tokens=max(entry.tokens, here.tokens if here else 0),
+            model=here.model if here else "",
+            pinned=entry.keep == "always",
+            never_save=entry.keep == "never",
+        )
+    return replace(usage, conversations=tuple(chats.values()), server_bytes=sum(entry.own_bytes for entry in memory))
+
+
 class StoreService:
     def __init__(
         self,
@@ -129,9 +156,13 @@ class StoreService:
         store: BlockStore,
         settings: Callable[[], Settings],
         speed: Callable[[str], Awaitable[PrefillSpeed]],
+        memory_server: Callable[[], Awaitable[LlamaServerClient | None]],
     ) -> None:
-        """`speed` returns the prefill speed for a model's fingerprint name."""
-        self.store = store
+        """`speed` returns the prefill speed for a model's fingerprint name.
+
+        `memory_server`: see `EngineHost`.
+        """
+        self.store, self._memory_server = store, memory_server
         self._paths, self._settings, self._speed = paths, settings, speed
 
     @property
@@ -140,10 +171,23 @@ class StoreService:
 
     async def usage(self) -> StoreUsage:
         usage = await asyncio.to_thread(self.store.inventory.usage)
+        usage = with_server_memory(usage, await self._chat_memory())
         usage = with_reprocessing_times(usage, {model: await self._speed(model) for model in saved_models(usage)})
         return replace(usage, chat_bytes=await asyncio.to_thread(long_chat_bytes, self._settings()))
 
+    async def _chat_memory(self) -> tuple[ChatMemory, ...]:
+        """Return the memory of the chats that another kvchat keeps; empty while it is away."""
+        try:
+            server = await self._memory_server()
+            return await server.chat_memory() if server else ()
+        except EngineError:
+            return ()
+
     async def delete(self, conversation_id: str | None) -> int:
+        if (server := await self._memory_server()) is not None:
+            chats = [entry.chat for entry in await server.chat_memory()]
+            for chat in chats if conversation_id is None else [conversation_id]:
+                await server.forget_chat(chat)
         if conversation_id is None:
             return await asyncio.to_thread(self.store.inventory.delete_all)
         return await asyncio.to_thread(self.store.inventory.delete_conversation, conversation_id)
@@ -158,9 +202,13 @@ class StoreService:
         return await asyncio.to_thread(self.store.inventory.prune, plan)
 
     async def set_pinned(self, conversation_id: str, pinned: bool) -> None:
+        if (server := await self._memory_server()) is not None:
+            await server.keep_chat(conversation_id, "always" if pinned else "automatic")
         await asyncio.to_thread(self.store.inventory.set_pinned, conversation_id, pinned)
 
     async def set_never_save(self, conversation_id: str, never: bool) -> None:
+        if (server := await self._memory_server()) is not None:
+            await server.keep_chat(conversation_id, "never" if never else "automatic")
         await asyncio.to_thread(self.store.inventory.set_never_save, conversation_id, never)
 
     async def apply_limits(self, settings: Settings) -> None:

@@ -144,6 +144,10 @@ class RecentlyDeleted:
                 for chat, ids in deleted.items()
             ]
             await asyncio.gather(*discarding)  # may wait for another process: keep slots free meanwhile
+            # Another kvchat does not know our messages. If it is away, this is repeated later.
+            if (server := await turn_context.host.memory_server()) is not None:
+                for chat in deleted:
+                    await server.forget_chat(chat)
             self._pending_ids = self._pending_ids.union(*deleted.values())
             if self._overwriting:
                 return  # the running call repeats

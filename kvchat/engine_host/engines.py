@@ -196,7 +196,7 @@ class ExternalEngine:
         self.connection = ExternalServer(generations)
         self.server_facts: ServerFacts | None = None
         self._boxes = boxes
-        self._box: PairedBox | None = None  # the paired computer that the connection is to
+        self.box: PairedBox | None = None  # the paired computer that the connection is to
         self._slot_path, self._key = slot_path, key  # the path stands in for an unknown slot folder, and stays empty
         self._process: RunningServer | None = None
 
@@ -217,12 +217,23 @@ class ExternalEngine:
         The server's user has decided on its context and projector, so `needs_vision` and `tokens` have no effect.
         """
         url = parse_address(settings.engine_url or "")
-        self._box = await asyncio.to_thread(self._boxes.load)
-        if self._box is not None and self._box.url == url:
-            return partial(self.connection.connect, ServerAddress(url, self._box.key, self._box.certificate))
-        self._box = None
+        self.box = await self._paired_box(settings)
+        if self.box is not None:
+            return partial(self.connection.connect, ServerAddress(url, self.box.key, self.box.certificate))
         stored = await asyncio.to_thread(self._key.load)  # may ask the user to unlock a keyring
         return partial(self.connection.connect, ServerAddress(url, stored[0] if stored else ""))
+
+    async def is_paired(self, settings: Settings) -> bool:
+        """True if the server in the settings is a paired computer, which keeps the memory of the chats."""
+        return await self._paired_box(settings) is not None
+
+    async def _paired_box(self, settings: Settings) -> PairedBox | None:
+        if not settings.engine_url:
+            return None
+        if self.box is not None and self.box.url == settings.engine_url:
+            return self.box
+        box = await asyncio.to_thread(self._boxes.load)
+        return box if box is not None and box.url == settings.engine_url else None
 
     async def inspect(self) -> tuple[ReadyEngine, FindingKey | None]:
         """Query the server. The finding key is None if the server's KV caches cannot be saved. Raises EngineError."""
@@ -235,7 +246,7 @@ class ExternalEngine:
         number, is_free = choose_slot(slots)
         if facts.has_vision:  # the fingerprint covers the server's arguments, with the projector
             engine = engine.with_projector("", facts.media_marker)
-        if self._box is not None:
+        if self.box is not None:
             number = 0
         ready = ReadyEngine(
             engine.for_slot(number),
@@ -247,11 +258,11 @@ class ExternalEngine:
             RestoreFinding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.OUT_OF_REACH)),
             has_vision=facts.has_vision,
             has_tools=facts.has_tools,
-            slots=(number,) if self._box is None else tuple(range(max(1, facts.total_slots))),
+            slots=(number,) if self.box is None else tuple(range(max(1, facts.total_slots))),
             model_name=display_name(Path(facts.model_path)) if facts.model_path else "",
-            keeps_memory=self._box is not None,
+            keeps_memory=self.box is not None,
         )
-        if self._process is None or self._box is not None:
+        if self._process is None or self.box is not None:
             return ready, None
         savable = await asyncio.to_thread(with_state_support, ready, self._process, facts, is_free=is_free)
         return (savable, FindingKey(savable.fingerprint, facts.build)) if savable else (ready, None)

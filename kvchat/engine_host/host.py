@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.connection import DOWN_STATES, EngineState, EngineStatus
 from kvchat.engine.api.errors import EngineFailed, EngineFailure, EngineGone, EngineUnusable, FailureKind
 from kvchat.engine.api.vitals import Vitals, collect_vitals
@@ -122,6 +123,14 @@ class SwitchingEngineHost:
     def is_ready(self, model: str | None = None, *, needs_vision: bool = False) -> bool:
         engine = self._ready_engine
         return engine is not None and (engine.has_vision or not needs_vision) and not self.runs_other_model(model)
+
+    async def memory_server(self) -> LlamaServerClient | None:
+        if not await self.external.is_paired(self._settings()):
+            return None
+        engine = self._ready_engine
+        if engine is None or not engine.keeps_memory:
+            raise EngineGone(_("The other computer is not available"), "", _("kvchat will try again."))
+        return engine.engine
 
     def can_recover(self) -> bool:
         return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)

@@ -88,6 +88,10 @@ def chat_named_in(headers: Mapping[str, str]) -> str:
     return chat
 
 
+def wants_saving(headers: Mapping[str, str]) -> bool:
+    return headers.get("x-kvchat-save", "") != "never"
+
+
 def _key_in(headers: Headers) -> str:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")

@@ -19,15 +19,16 @@ from starlette.types import Receive, Scope
 from kvchat.errors import KvchatError
 from kvchat.gateway.checks import chat_named_in, parse_checked, read_body
 from kvchat.gateway.devices import Device, Devices
-from kvchat.gateway.dialects.request import Dialect, RequestRefused
+from kvchat.gateway.dialects.request import Dialect, ParsedRequest, RequestRefused
 from kvchat.gateway.pending_request import shared_tokens
 from kvchat.gateway.runner import RequestRunner
 from kvchat.kvstore.savepoint import Tokens, program_chat_of, program_of, program_owner
 from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.host import EngineHost
-from kvchat.session.prefill import prefill_and_save
+from kvchat.session.prefill import prefill_and_save, prefixes_to_save
+from kvchat.session.proof import MIN_SHARE, Source
 from kvchat.session.restore_cost import MIN_GAIN
-from kvchat.session.slot import Slot
+from kvchat.session.slot import Slot, plan_load
 from kvchat.session.slot_request import Priority
 from kvchat.session.slots import Slots
 from kvchat.system.pairing import CodeHolder, PairingLocked, WrongCode
@@ -80,6 +81,7 @@ class DeviceApi:
             Route("/kvchat/chats", self._list_chats),
             Route("/kvchat/chats/{chat}", self._keep_chat, methods=["PUT"]),
             Route("/kvchat/chats/{chat}", self._forget_chat, methods=["DELETE"]),
+            Route("/kvchat/forecast", self._forecast, methods=["POST"]),
             Route("/kvchat/prepare", self._prepare, methods=["POST"]),
         )
 
@@ -88,6 +90,15 @@ class DeviceApi:
         program, inventory = request.scope["program"], self.slots.store.inventory
         usage = await _store(inventory.usage)
         chats = [entry for entry in usage.conversations if program_of(entry.conversation_id) == program]
+        points = await _store(inventory.summaries, [entry.conversation_id for entry in chats])
+
+        def source(owner: str) -> str:
+            slot = self.slots.slot_of(owner)
+            if slot is not None and slot.contents is not None:
+                return Source.HOT.value
+            best = max(points.get(owner, ()), key=lambda point: point.tokens, default=None)
+            return (Source.COLD if best is None else Source(best.tier.value)).value
+
         return JSONResponse(
             {
                 "bytes": sum(entry.exclusive_bytes for entry in chats),
@@ -99,6 +110,7 @@ class DeviceApi:
                         "own_bytes": entry.exclusive_bytes,
                         "save_points": entry.save_points,
                         "tokens": entry.tokens,
+                        "source": source(entry.conversation_id),
                         "last_used_at": entry.last_used_at.timestamp(),
                         "keep": "always" if entry.pinned else "never" if entry.never_save else "automatic",
                     }
@@ -124,27 +136,49 @@ class DeviceApi:
         except KvchatError as error:
             raise RequestRefused(503, str(error), "unavailable_error") from error
 
+    async def _forecast(self, request: Request) -> Response:
+        """Say what could be loaded for a chat's next request, as `_prepare` would do. Loads nothing."""
+        owner, parsed, path = await self._next_request(request)
+        if not self.host.is_ready(path):
+            raise RequestRefused(503, "The model is not loaded.", "unavailable_error")
+        engine, cost = await self.host.ready(path), self.slots.restore_cost
+        prompt = await shared_tokens(engine, parsed.with_longer_draft)
+        contents, _ = self.slots.best_contents(owner, prompt, engine)
+        plan = await plan_load(self.slots.store, engine, owner, contents, prompt, cost.is_worthwhile)
+        found, restore = plan.reused_tokens, plan.restore
+        source = Source(restore.tier.value) if restore else Source.HOT
+        if found < MIN_SHARE * len(prompt):
+            source = Source.COLD
+        size = restore.bytes if restore else 0
+        return JSONResponse({"source": source.value, "ready": found, "total": len(prompt), "bytes": size})
+
+    async def _next_request(self, request: Request) -> tuple[str, ParsedRequest, str | None]:
+        """Return the owner, the body and the path of the model of a chat's next request."""
+        async with self.read_body(request.scope, request.receive) as raw:
+            parsed = await parse_checked(Dialect.CHAT, raw)
+        model = await self.runner.find_model(parsed.model)
+        return _owner(request, request.headers.get("x-kvchat-chat", "")), parsed, model.path if model else None
+
     async def _prepare(self, request: Request) -> Response:
         """Load a chat's next request in idle time and, with `?read=1`, process and save what cannot be loaded.
 
         The body is a chat completion; a last user message is a draft, which may grow. The response lists the prompt
         tokens ready so far and in total, one JSON object per line. The client ends the work by disconnecting.
         """
-        async with self.read_body(request.scope, request.receive) as raw:
-            parsed = await parse_checked(Dialect.CHAT, raw)
-        owner = _owner(request, request.headers.get("x-kvchat-chat", ""))
-        model = await self.runner.find_model(parsed.model)
-        path = model.path if model else None
+        owner, parsed, path = await self._next_request(request)
+        if not self.host.is_ready(path):  # only sending a message loads another model
+            raise RequestRefused(503, "The model is not loaded.", "unavailable_error")
         reads = request.query_params.get("read") == "1"
         lines = asyncio.Queue[dict[str, int] | None]()
         has_client = True
 
         async def work(slot: Slot, may_continue: Callable[[], bool]) -> None:
             if not self.host.is_ready(path):
-                return  # only sending a message loads another model
+                return
             lease = await Exchange(self.slots, slot, self.host, owner).lease_slot(PromptRequest((), model=path))
             tokens = await shared_tokens(lease.engine, parsed.with_longer_draft)
             if not 0 < len(tokens) < lease.engine.context_size:
+                lines.put_nowait({"ready": 0, "total": len(tokens)})
                 return
             loaded = await lease.load_boundary(tokens)
             lines.put_nowait({"ready": loaded.expected_cached, "total": len(tokens)})
@@ -158,7 +192,7 @@ class DeviceApi:
 
             await prefill_and_save(
                 lease,
-                [tokens],
+                [tokens] if parsed.has_draft else prefixes_to_save(lease, tokens),
                 loaded,
                 lambda: has_client and may_continue(),
                 save,

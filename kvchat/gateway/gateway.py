@@ -20,7 +20,7 @@ from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.errors import EngineGone
 from kvchat.engine.process.external import is_loopback
 from kvchat.errors import KvchatError
-from kvchat.gateway.checks import AccessPolicy, chat_named_in, parse_checked, read_body
+from kvchat.gateway.checks import AccessPolicy, chat_named_in, parse_checked, read_body, wants_saving
 from kvchat.gateway.device_api import DeviceApi, PairingApi
 from kvchat.gateway.dialects.request import (
     EMBEDDING_PATHS,
@@ -205,6 +205,7 @@ class Gateway:
                 raise RequestRefused(503, "The engine is stopping.", "unavailable_error", RETRY_AFTER_S)
             record = self.log.add(program, scope["path"])
             record.has_own_key, record.chat = scope["has_own_key"], chat
+            record.should_save = wants_saving(Request(scope).headers)
             pending = runner.begin(scope["path"], request, record)
             try:
                 await pending.response.deliver(receive, send)

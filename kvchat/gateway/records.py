@@ -91,6 +91,7 @@ class RequestRecord:
     has_own_key: bool = False  # the program used its own API key
     shares_memory: bool = False  # all programs share their memory
     chat: str = ""  # the client's name of the chat
+    should_save: bool = True
     _began: float = field(default_factory=time.perf_counter, repr=False)
 
     def elapsed_ms(self) -> float:

@@ -214,7 +214,7 @@ class RequestRunner:
                 record.saved_by_rule = tokens_saved(record.changes, text, tokens, record.cached_tokens)
             self.log.set_stage(record, Stage.LEFT if pending.is_abandoned else Stage.DONE)
             lease = exchange.lease
-            if lease is not None and not (pending.is_abandoned and self.stops):
+            if lease is not None and record.should_save and not (pending.is_abandoned and self.stops):
                 await self._settle(pending, slot, lease, parser)
         if lease is not None and lease.saving_enabled:
             await self.absorb()

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ from kvchat.kvstore.index import eviction, points, usage
 from kvchat.kvstore.index.index import Index, IndexFailed, disk_errors
 from kvchat.kvstore.index.schema import parse_fingerprint
 from kvchat.kvstore.savepoint import (
+    APPS_PATTERN,
     PROGRAM_PREFIX,
     Bounds,
     NotSaved,
@@ -24,6 +26,7 @@ from kvchat.kvstore.savepoint import (
     Tier,
     UncheckedPoints,
     VerifyReport,
+    device_of,
     imported_audience,
     program_of,
 )
@@ -299,30 +302,39 @@ class Inventory:
         `protected_id`: save point that must not be deleted.
         """
         bounds = self.bounds
-        self._expire(PROGRAMS_AGE_DAYS, protected_id, programs=True)
+        self._expire(PROGRAMS_AGE_DAYS, protected_id, APPS_PATTERN)
         if bounds.max_age_days is not None:
-            self._expire(bounds.max_age_days, protected_id, programs=False)
+            self._expire(bounds.max_age_days, protected_id, "*")
+        sizes = Counter[str]()  # by device, or "" for all other programs
         with self.index.read() as db:
-            sizes = (
-                "SELECT file_size FROM save_points s JOIN conversations c ON c.id = conversation_id WHERE name GLOB ?"
+            query = (
+                "SELECT name, sum(file_size) FROM save_points s JOIN conversations c ON c.id = conversation_id"
+                " WHERE name GLOB ? GROUP BY name"
             )
-            # Upper bound, counting shared rows several times; `plan_programs` computes the exact size.
-            too_much = sum(points.fetch_integers(db, sizes, f"{PROGRAM_PREFIX}*")) > bounds.programs_quota
-            candidates, needs = usage.load_candidates(db, protected_id) if too_much else ([], None)
-        if needs is not None:
-            plan = eviction.plan_programs(candidates, needs, bounds.programs_quota, self.clock().timestamp())
+            for name, size in db.execute(query, (f"{PROGRAM_PREFIX}*",)):
+                sizes[device_of(name)] += size
+        # Upper bounds, counting shared rows several times; `plan_group` computes the exact size.
+        for group in [group for group, size in sizes.items() if size > bounds.programs_quota]:
+            with self.index.read() as db:
+                candidates, needs = usage.load_candidates(db, protected_id)
+
+            def is_member(owner: str, group: str = group) -> bool:
+                return bool(program_of(owner)) and device_of(owner) == group
+
+            now = self.clock().timestamp()
+            plan = eviction.plan_group(candidates, needs, bounds.programs_quota, now, is_member)
             self.prune(plan, ReasonCode.PRUNED)
         if self.occupied_bytes() > bounds.quota:
             self.staging.trim(include_disk=True)
         if self.occupied_bytes() > bounds.quota:
             self.prune(self.plan_prune(bounds.quota, protected_id), ReasonCode.PRUNED)
 
-    def _expire(self, days: float, protected_id: int | None, *, programs: bool) -> None:
+    def _expire(self, days: float, protected_id: int | None, owners: str) -> None:
+        """Delete the save points that were not used for `days`; `owners`: GLOB pattern."""
         limit = (self.clock() - timedelta(days=days)).timestamp()
         condition = "link_id IS NOT NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ? AND name GLOB ?"
         with self.index.read() as db:
-            name = f"{PROGRAM_PREFIX}*" if programs else "*"
-            old = points.fetch_integers(db, f"{points.POINTS} WHERE {condition}", limit, protected_id, name)
+            old = points.fetch_integers(db, f"{points.POINTS} WHERE {condition}", limit, protected_id, owners)
         self._discard(old, Reason(ReasonCode.EXPIRED))
 
     def _discard(self, point_ids: Sequence[int], reason: Reason, *, notify: bool = False) -> int:

@@ -26,6 +26,7 @@ from kvchat.text.reasons import Reason, ReasonCode
 
 Tokens = tuple[int, ...]
 PROGRAM_PREFIX = "program/"  # owner prefix of other programs' save points, in place of a conversation id
+APPS_PATTERN = f"{PROGRAM_PREFIX}[^@]*"  # GLOB pattern of the owners that are not devices
 DEVICE_PREFIX = "@"  # name prefix of programs that are paired devices; no other program's name has it
 _PREPARED_PREFIX = "prepared:"  # owner prefix of prepared documents
 CHATS_AUDIENCE = "chats"  # the user's own chats, in the app and on the command line
@@ -46,6 +47,12 @@ def program_of(owner: str) -> str:
 
 def is_device(program: str) -> bool:
     return program.startswith(DEVICE_PREFIX)
+
+
+def device_of(owner: str) -> str:
+    """Return the program name of the device that `owner` belongs to, or "" for all others."""
+    program = program_of(owner)
+    return program if is_device(program) else ""
 
 
 def program_chat_of(owner: str) -> str:
@@ -203,8 +210,9 @@ class StoreUsage:
     warm_bytes: int = 0  # slot files kept in memory
     chat_bytes: int = 0  # size of a long chat with the current model; 0: unknown
     staged: str = ""  # where slot files are staged and why, as a sentence
-    programs_quota_bytes: int = 0  # share of the quota for other programs
+    programs_quota_bytes: int = 0  # share of the quota for other programs, and for each paired device
     problem: str = ""  # why saving is off and what to do; all other fields are then unset
+    server_bytes: int = 0  # kept by another kvchat; not in the other totals
     other_bytes: int = 0  # part of `physical_bytes` outside chats: index, folders, staged files
 
 
@@ -274,7 +282,7 @@ class Bounds:
 
     @property
     def programs_quota(self) -> int:
-        """Maximum disk usage of other programs in bytes, excluding blocks that chats also use."""
+        """Maximum disk usage in bytes of other programs, and of each device, excluding blocks that others also use."""
         return self.quota // 2
 
 

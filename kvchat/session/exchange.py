@@ -82,6 +82,7 @@ class Exchange:
         self, slots: Slots, slot: Slot, host: EngineHost, owner: str, notify: EventHandler = ignore_event
     ) -> None:
         self._slots, self._slot, self._host, self._owner, self._notify = slots, slot, host, owner, notify
+        self.saves = True  # False: another kvchat is asked not to save the requests
         self.crowded_out = False  # others used the context that the last answer needed
         self._reserve = 0  # tokens reserved after it was crowded out before
         self.engine_wait_s = 0.0  # spent waiting for an engine to start
@@ -252,6 +253,8 @@ class Exchange:
                 engine = await self._host.ready(model, needs_vision=needs_vision, tokens=tokens)
                 slots.match_engine(engine, slot)
         self.engine_wait_s += time.perf_counter() - asked_at
+        if not self.saves:
+            engine = replace(engine, engine=engine.engine.without_saving())
         self.lease = Lease(slots, slot, engine.with_template(request.template), self._owner, self._notify)
         return self.lease
 

@@ -81,6 +81,13 @@ class EngineHost(Protocol):
         """
         ...
 
+    async def memory_server(self) -> LlamaServerClient | None:
+        """Return the client of another kvchat that keeps the chats' memory, or None if none is used.
+
+        Raises EngineGone if it is away.
+        """
+        ...
+
     def is_ready(self, model: str | None = None, *, needs_vision: bool = False) -> bool: ...
 
     async def check_vision(self, model: str | None = None) -> None:

@@ -61,6 +61,9 @@ class Host:
         self.sizes.append(tokens)
         return self.engines.pop(0) if len(self.engines) > 1 else self.engines[0]
 
+    async def memory_server(self) -> None:
+        return None
+
     def can_recover(self) -> bool:
         return True
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -28,11 +29,13 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import prompt_content, prompt_messages
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError
+from kvchat.engine.api.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, Fingerprint, Tokens
 from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.host import MAX_RESERVE, RESERVE_SHARE, ReadyEngine
+from kvchat.session.lease import Lease
 from kvchat.session.prefill import prefill_and_save, prefixes_to_save
 from kvchat.session.proof import NOTHING_AHEAD
 from kvchat.session.restore_cost import MIN_MEASURED_TOKENS
@@ -177,6 +180,8 @@ class Library:
         self._turn_context.publish(LibraryChanged())
         if self._turn_context.store.problem is None:
             await asyncio.to_thread(self._turn_context.store.inventory.set_pinned, prepared.owner, False)
+        if (server := await self._turn_context.host.memory_server()) is not None:
+            await server.keep_chat(prepared.owner, "automatic")
         await self._purge({prepared.owner: {prepared.owner}})
 
     async def new_chat(self, prepared: PreparedSet) -> NewChat:
@@ -262,6 +267,8 @@ class Library:
         messages = prompt_messages([system_message([document.attachment for document in documents])])
         async with exchange.explaining_losses():
             lease = await exchange.lease_slot(PromptRequest(messages))
+            if lease.engine.keeps_memory:
+                return await self._process_on_server(prepared, documents, lease, messages)
             boundary = await lease.turn_boundary(messages)
             tokens = len(boundary)
             needed = tokens + lease.engine.reserve(None)
@@ -273,10 +280,7 @@ class Library:
                 problem = turn_context.store.problem
                 detail = problem.detail if problem else lease.engine.finding.description
                 raise PreparationError(_("Documents cannot be prepared"), detail, "")
-            digest = blake3(repr(lease.engine.fingerprint).encode())
-            for document in documents:
-                digest.update(f"{document.source.name}\0{document.source.hash}\0".encode())
-            label = digest.hexdigest()[:32]
+            label = _label(lease.engine, documents)
             loaded = await lease.load_boundary(boundary)
 
             async def save(stop: Tokens) -> None:
@@ -286,9 +290,7 @@ class Library:
                     raise PreparationError(title, skipped[-1].as_sentence, "")
 
             def progress(done: int) -> None:
-                if prepared.id in self.processing:
-                    self.processing[prepared.id] = replace(self.processing[prepared.id], done_tokens=done, total=tokens)
-                    turn_context.publish(LibraryChanged(progress_only=True))
+                self._show_progress(prepared, done, tokens)
 
             stops = [stop for stop in prefixes_to_save(lease, boundary) if len(stop) >= loaded.expected_cached]
             if not await prefill_and_save(lease, stops, loaded, may_continue, save, progress, STEP_MS):
@@ -297,17 +299,48 @@ class Library:
         ahead = contents.prefilled_ahead if contents else NOTHING_AHEAD
         measured = ahead.tokens >= MIN_MEASURED_TOKENS
         ms = tokens * ahead.ms / ahead.tokens if measured else lease.slots.restore_cost.prefill_ms(tokens)
+        return self._processed(prepared, documents, engine, tokens, ms)
+
+    async def _process_on_server(
+        self, prepared: PreparedSet, documents: Sequence[Document], lease: Lease, messages: Sequence[ChatMessage]
+    ) -> PreparedSet | None:
+        """Have another kvchat process the documents and keep their state; None if it was interrupted."""
+        server, began_at = lease.engine.engine, time.perf_counter()
+        await server.keep_chat(prepared.owner, "always")
+        ready, total = await server.prepare(messages, partial(self._show_progress, prepared), read=True)
+        if total + lease.engine.reserve(None) > lease.engine.context_size:
+            _raise_too_long(total, lease.engine, documents)
+        if ready < total:
+            return None
+        return self._processed(prepared, documents, lease.engine, total, 1000 * (time.perf_counter() - began_at))
+
+    def _show_progress(self, prepared: PreparedSet, done: int, total: int) -> None:
+        if prepared.id in self.processing:
+            self.processing[prepared.id] = replace(self.processing[prepared.id], done_tokens=done, total=total)
+            self._turn_context.publish(LibraryChanged(progress_only=True))
+
+    def _processed(
+        self, prepared: PreparedSet, documents: Sequence[Document], engine: ReadyEngine, tokens: int, ms: float
+    ) -> PreparedSet:
         return replace(
             prepared,
             sources=tuple(document.source for document in documents),
-            label=label,
+            label=_label(engine, documents),
             fingerprint=engine.fingerprint,
-            model=turn_context.default_model() or "",
+            model=self._turn_context.default_model() or "",
             context_size=engine.context_size,
             tokens=tokens,
             read_ms=ms or prepared.read_ms,
             created_at=datetime.now(UTC),
         )
+
+
+def _label(engine: ReadyEngine, documents: Sequence[Document]) -> str:
+    """Return the label of the state of these documents with this engine."""
+    digest = blake3(repr(engine.fingerprint).encode())
+    for document in documents:
+        digest.update(f"{document.source.name}\0{document.source.hash}\0".encode())
+    return digest.hexdigest()[:32]
 
 
 def _raise_too_long(tokens: int, engine: ReadyEngine, documents: Sequence[Document]) -> NoReturn:

@@ -1,6 +1,7 @@
 """Estimated waiting time for the next reply of a chat, or for the reply to a draft. Read-only."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,11 @@ from kvchat.chat.record.messages import (
     prompt_messages,
 )
 from kvchat.chat.turn_context import TurnContext
+from kvchat.engine.api.client import chat_name
 from kvchat.engine.api.errors import EngineError
+from kvchat.engine.api.wire import ChatMemory
 from kvchat.kvstore.savepoint import SavePointSummary, StoreRefused, Tier
+from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import MIN_SHARE, Source
 from kvchat.session.restore_cost import PrefillSpeed
 from kvchat.session.slot import plan_load
@@ -27,6 +31,7 @@ from kvchat.text.formatting import STILL_LOADED, TimeRange, format_estimate
 from kvchat.text.language import N_, _, plural
 
 MIN_SHOWN_S = 1.0  # shorter waits are hidden
+_SOURCE_VALUES = frozenset(source.value for source in Source)
 _RESTORED_SOURCES = (Source.WARM, Source.DISK)
 
 
@@ -109,6 +114,7 @@ class Forecasts:
         except StoreRefused:
             summaries = {}
         engines = {model: await self._turn_context.ready_engine(model) for model in set(models.values())}
+        memory = await _memory_on_server(engines.values())
         forecasts = {}
         for chat, model in models.items():
             engine, branch = engines[model], branches.get(chat, [])
@@ -123,6 +129,8 @@ class Forecasts:
             contents = slot.known_contents(engine) if slot and engine else None
             held_tokens = len(contents.tokens) if contents else None
             forecast = _forecast_chat(branch, points, held_tokens, speed, await self._restore_rate())
+            if engine and engine.keeps_memory:
+                forecast = _forecast_remote_chat(forecast, branch, memory.get(chat_name(chat)), speed)
             if len(branch) == 1 and branch[0].tokens_through is None:  # no receipt yet: other chats' memory may serve
                 forecast = await self.forecast_message(chat, "") or forecast
             forecasts[chat] = forecast
@@ -141,6 +149,11 @@ class Forecasts:
             if ready is None or needs_vision(messages):
                 return None
             engine = ready.with_template(chosen.options.template)
+            speed = await turn_context.prefill_speed(engine.fingerprint.model)
+            if engine.keeps_memory:
+                found = await engine.engine.for_chat(owner).forecast(messages)
+                left, source = found.total - found.ready, _source(found.source)
+                return Forecast(source, left, speed.forecast(left, found.bytes * await self._restore_rate()))
             prompt, end = await engine.engine.stable_prefix_tokens(messages)
             contents, _ = turn_context.slots.best_contents(owner, prompt, engine)
             best = await plan_load(
@@ -150,7 +163,6 @@ class Forecasts:
             if best.restore is not None:
                 source, size = Source(best.restore.tier.value), best.restore.bytes
             left = len(prompt) + end - best.reused_tokens
-            speed = await turn_context.prefill_speed(engine.fingerprint.model)
             return Forecast(source, left, speed.forecast(left, size * await self._restore_rate()))
         except EngineError:
             return None
@@ -161,6 +173,28 @@ class Forecasts:
         if now is None and self._stored_restore_rate is None:
             self._stored_restore_rate = await self._turn_context.run(Database.restore_ms_per_byte) or 0.0
         return now if now is not None else self._stored_restore_rate or 0.0
+
+
+async def _memory_on_server(engines: Collection[ReadyEngine | None]) -> dict[str, ChatMemory]:
+    """Return the memory that another kvchat keeps, by the chats' names there."""
+    server = next((engine for engine in engines if engine and engine.keeps_memory), None)
+    with contextlib.suppress(EngineError):
+        return {entry.chat: entry for entry in await server.engine.chat_memory()} if server else {}
+    return {}
+
+
+def _forecast_remote_chat(
+    local: Forecast, branch: Sequence[_MessageTokens], memory: ChatMemory | None, speed: PrefillSpeed
+) -> Forecast:
+    """Correct a forecast without save points by what another kvchat keeps of the chat."""
+    if memory is None or not branch:
+        return local
+    left = max(0, local.tokens_to_process - memory.tokens)
+    return Forecast(_source(memory.source), left, speed.forecast(left + MIN_MESSAGE_TOKENS))
+
+
+def _source(value: str) -> Source:
+    return Source(value) if value in _SOURCE_VALUES else Source.COLD
 
 
 def _forecast_chat(

@@ -169,6 +169,8 @@ class ReadAhead:
         request = PromptRequest(messages, model=chosen.model, template=chosen.options.template)
         try:
             lease = await turn_context.exchange(slot, owner).lease_slot(request)
+            if lease.engine.keeps_memory:
+                return await self._prepare_on_server(lease, messages, branch, target, read=read)
             boundary = await lease.turn_boundary(messages)
             if len(boundary) >= lease.engine.context_size:
                 return False  # the next answer makes room for it
@@ -184,6 +186,28 @@ class ReadAhead:
         except EngineError:
             slot.forget()
             return False
+
+    async def _prepare_on_server(
+        self, lease: Lease, messages: list[ChatMessage], branch: list[Message], target: _Target, *, read: bool
+    ) -> bool:
+        """Have another kvchat prepare the branch and, if it can be read ahead, the draft."""
+        start = 0
+
+        def publish(done: int, total: int) -> None:
+            nonlocal start
+            start = start or done
+            if read and done < total:
+                self._turn_context.publish(ReadAheadProgress(owner, done - start, total - start, is_draft))
+
+        owner, new, is_draft = target.conversation_id, prompt_messages([*branch, target.message]), False
+        ready, total = await lease.engine.engine.prepare(messages, publish, read=read)
+        if ready < total or not read or not target.draft.strip() or needs_vision(new):
+            return True
+        if not quotable_documents([*branch, target.message]):
+            start, is_draft = 0, True
+            ready, total = await lease.engine.engine.prepare(new, publish, read=True)
+        self._turn_context.publish(ReadAheadProgress(owner, ready - start, ready - start, is_draft))
+        return True
 
     async def _process_branch(self, job: _PrefillJob, label: str, draft: Tokens, loaded: LoadedState) -> bool:
         """Process the branch and save it under `label`, the id of its last message; then process the draft."""

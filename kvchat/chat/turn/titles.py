@@ -120,6 +120,7 @@ class TitleGenerator:
 
     async def _request_title(self, attempt: _TitleAttempt, slot: Slot) -> None:
         exchange = self._turn_context.exchange(slot, attempt.conversation_id)
+        exchange.saves = False
         try:
             async with exchange.explaining_losses():
                 if (prepared := await self._title_request(attempt, exchange)) is None:
@@ -136,6 +137,8 @@ class TitleGenerator:
 
                 await exchange.ask(request, on_chunk)
                 attempt.answer = "".join(chunks)
+                if lease.engine.keeps_memory:
+                    return
                 await lease.load_boundary(boundary)
                 await lease.settle(boundary)
         except KvchatError as error:
@@ -155,12 +158,14 @@ class TitleGenerator:
         messages = prompt_messages([*attempt.branch, new_message(conversation_id, Role.USER, TITLE_REQUEST)])
         request = PromptRequest(messages, model=chosen.model, template=chosen.options.template)
         lease = await exchange.lease_slot(request)
+        quiet = replace(request, template=(*request.template, *_NO_THINKING))
+        if lease.engine.keeps_memory:
+            return replace(quiet, sampling=lambda: Sampling(_TITLE_TOKENS, temperature=0.0)), ()
         boundary = await lease.turn_boundary(history)
         if lease.slot.holder(lease.engine.generation) != conversation_id:
             return None
         if not (lease.engine.can_cut or await lease.is_saved(boundary)):
             return None
-        quiet = replace(request, template=(*request.template, *_NO_THINKING))
         plain = await lease.engine.engine.prompt_tokens(messages)
         prompt = await (await exchange.lease_slot(quiet)).engine.engine.prompt_tokens(messages)
         if prompt[: len(boundary)] != boundary:  # the option changes the prompt's start, which would be reprocessed

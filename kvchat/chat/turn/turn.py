@@ -145,6 +145,7 @@ class Turn:
         turn_context, slots = self.turn_context, self.turn_context.slots
         async with slots.acquire(self.conversation_id, await self._prompt()) as slot:
             self._exchange = Exchange(slots, slot, turn_context.host, self.conversation_id, self._on_event)
+            self._exchange.saves = self.should_save
             self._queued_s = time.perf_counter() - self._sent_at if self.is_queued else 0.0
             reply: Message | None = None
             try:

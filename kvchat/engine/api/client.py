@@ -24,7 +24,9 @@ from kvchat.engine.api.pictures import (
 from kvchat.engine.api.transport import CONNECT_TIMEOUT_S, QUICK_TIMEOUT_S, EngineResponse, Transport
 from kvchat.engine.api.wire import (
     ChatChunk,
+    ChatMemory,
     ChatMessage,
+    MemoryForecast,
     Picture,
     PromptProgress,
     Sampling,
@@ -47,8 +49,15 @@ _REPLY_TIMEOUT_S = 3600.0  # for a reply that is not streamed
 _EMBEDDING_TIMEOUT_S = 300.0  # for a few texts, on a busy computer
 _SLOT_TIMEOUT_S = 900.0  # may wait for a busy slot and write many GB to a slow disk
 
+_PREPARE_TIMEOUT_S = 600.0  # without progress: other work comes first
+
 TokenIds = tuple[int, ...]
 Tokenize = Callable[[str, bool], Awaitable[TokenIds]]  # returns the ids of a text, with the prompt's first ids if True
+
+
+def chat_name(owner: str) -> str:
+    """Return the name under which another kvchat knows a chat."""
+    return re.sub("[^0-9A-Za-z_-]", "-", owner)[:MAX_CHAT_NAME]
 
 
 class UnchangedRows:
@@ -205,7 +214,11 @@ class LlamaServerClient:
         """Return a client whose requests belong to this chat, if the server is told."""
         if not self._names_chats:
             return self
-        return self._copy(_headers={"X-Kvchat-Chat": re.sub("[^0-9A-Za-z_-]", "-", owner)[:MAX_CHAT_NAME]})
+        return self._copy(_headers={**self._headers, "X-Kvchat-Chat": chat_name(owner)})
+
+    def without_saving(self) -> LlamaServerClient:
+        """Return a client whose requests another kvchat does not save."""
+        return self._copy(_headers={"X-Kvchat-Save": "never"}) if self._names_chats else self
 
     def with_template(self, options: Mapping[str, bool | str]) -> LlamaServerClient:
         return self._copy(_template=options)
@@ -292,6 +305,48 @@ class LlamaServerClient:
         async with contextlib.aclosing(stream) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    async def prepare(
+        self, messages: Sequence[ChatMessage], progress: Callable[[int, int], None], *, read: bool
+    ) -> tuple[int, int]:
+        """Have another kvchat load this prompt in its idle time and, if `read`, process and save the rest.
+
+        A last user message is a draft. `progress` gets the tokens ready so far and in total, which are returned in the
+        end: fewer if the work was interrupted, 0 if it could not begin. Cancelling ends the work.
+        """
+        body = json.dumps(wire.prompt_body(messages, self._template)).encode()
+        path, done = f"/kvchat/prepare?read={int(read)}", (0, 0)
+        request = self._http.forward(path, body, silence_s=_PREPARE_TIMEOUT_S, more_headers=self._headers)
+        async with request as response:
+            if response.status_code != 200:
+                raise wire.parse_error(await response.aread(), response.status_code)
+            rest = b""
+            while data := await response.read():
+                *lines, rest = (rest + data).split(b"\n")
+                for counts in map(wire.parse_object, lines):
+                    done = wire.parse_count(counts, "ready"), wire.parse_count(counts, "total")
+                    progress(*done)
+        return done
+
+    async def forecast(self, messages: Sequence[ChatMessage]) -> MemoryForecast:
+        """Ask another kvchat what it could load for this prompt, whose last user message is a draft."""
+        body = wire.prompt_body(messages, self._template)
+        return wire.parse_forecast(
+            await self._http.request_json("POST", "/kvchat/forecast", body, more_headers=self._headers)
+        )
+
+    async def chat_memory(self) -> tuple[ChatMemory, ...]:
+        """Return the memory that another kvchat keeps of this computer's chats."""
+        return wire.parse_chat_memory(await self._http.request_json("GET", "/kvchat/chats"))
+
+    async def keep_chat(self, owner: str, keep: str) -> None:
+        """Have another kvchat keep a chat's memory "always", "never" or "automatic"-ally."""
+        await self._http.request_json("PUT", f"/kvchat/chats/{chat_name(owner)}", {"keep": keep})
+
+    async def forget_chat(self, owner: str) -> int:
+        """Have another kvchat delete a chat's memory; return the bytes freed."""
+        path = f"/kvchat/chats/{chat_name(owner)}"
+        return wire.parse_count(await self._http.request_json("DELETE", path), "freed_bytes")
 
     async def prefill(
         self, tokens: Sequence[int], progress: Callable[[PromptProgress], None] = lambda progress: None

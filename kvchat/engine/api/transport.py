@@ -177,15 +177,27 @@ class Transport:
             return response.status_code
 
     async def request_json(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = QUICK_TIMEOUT_S
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_s: float = QUICK_TIMEOUT_S,
+        more_headers: Mapping[str, str] = NO_HEADERS,
     ) -> dict[str, Any]:
-        return wire.parse_object(await self.request(method, path, body, timeout_s=timeout_s))
+        return wire.parse_object(await self.request(method, path, body, timeout_s=timeout_s, more_headers=more_headers))
 
     async def request(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = QUICK_TIMEOUT_S
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_s: float = QUICK_TIMEOUT_S,
+        more_headers: Mapping[str, str] = NO_HEADERS,
     ) -> bytes:
-        content = b"" if body is None else _json(body)
-        async with self.forward(path, content, method=method, silence_s=timeout_s) as response:
+        content, more = b"" if body is None else _json(body), more_headers
+        async with self.forward(path, content, method=method, silence_s=timeout_s, more_headers=more) as response:
             data = await response.aread()
         if response.status_code != 200:
             fault = self._engine_fault(data, response.status_code)

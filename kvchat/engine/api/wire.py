@@ -79,6 +79,30 @@ class ServerMemory:
 
 
 @dataclass(frozen=True)
+class MemoryForecast:
+    """What another kvchat could load for a prompt."""
+
+    source: str  # value of session.proof.Source
+    ready: int  # tokens that need not be processed
+    total: int
+    bytes: int  # to restore
+
+
+@dataclass(frozen=True)
+class ChatMemory:
+    """The memory that another kvchat keeps of a chat."""
+
+    chat: str
+    bytes: int
+    own_bytes: int  # freed by deleting it
+    save_points: int
+    tokens: int  # of its longest save point
+    source: str  # where it would be loaded from: value of session.proof.Source
+    last_used_at: float  # time.time()
+    keep: str  # "always", "never" or "automatic"
+
+
+@dataclass(frozen=True)
 class ChatChunk:
     """One event of a streamed reply. Fields that the event does not have are empty."""
 
@@ -289,6 +313,32 @@ def parse_memory(receipt: Body) -> ServerMemory:
         numbers["restore-bytes"],
         numbers["ahead"],
         _float(receipt, "ahead-ms"),
+    )
+
+
+def parse_count(body: Body, name: str) -> int:
+    return max(0, _int(body, name))
+
+
+def parse_forecast(body: Body) -> MemoryForecast:
+    counts = (parse_count(body, name) for name in ("ready", "total", "bytes"))
+    return MemoryForecast(_str(body, "source"), *counts)
+
+
+def parse_chat_memory(body: Body) -> tuple[ChatMemory, ...]:
+    chats = [entry for entry in body.get("chats") or () if isinstance(entry, dict)]
+    return tuple(
+        ChatMemory(
+            chat=_str(entry, "chat"),
+            bytes=parse_count(entry, "bytes"),
+            own_bytes=parse_count(entry, "own_bytes"),
+            save_points=parse_count(entry, "save_points"),
+            tokens=parse_count(entry, "tokens"),
+            source=_str(entry, "source"),
+            last_used_at=_float(entry, "last_used_at"),
+            keep=_str(entry, "keep"),
+        )
+        for entry in chats
     )
 
 

@@ -7,7 +7,7 @@ Programs' save points are deleted before those of chats.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -72,11 +72,17 @@ def plan_prune(candidates: Sequence[Candidate], needs: BlockNeeds, used: int, ta
     return PrunePlan(tuple(str(candidates[place].id) for place in order), total, tuple(pruned), used - total)
 
 
-def plan_programs(candidates: Sequence[Candidate], needs: BlockNeeds, target: int, now: float) -> PrunePlan:
-    """Plan removals so that the blocks used only by programs take at most `target` bytes."""
-    used = int(sum(_freed_bytes([place for place, point in enumerate(candidates) if point.is_program], needs)))
-    chats_protected = [point if point.is_program else point._replace(is_protected=True) for point in candidates]
-    return plan_prune(chats_protected, needs, used, target, now)
+def plan_group(
+    candidates: Sequence[Candidate], needs: BlockNeeds, target: int, now: float, is_member: Callable[[str], bool]
+) -> PrunePlan:
+    """Plan removals so that the blocks used only by a group's conversations take at most `target` bytes."""
+    members = [is_member(point.conversation_id) for point in candidates]
+    used = int(sum(_freed_bytes([place for place, member in enumerate(members) if member], needs)))
+    others_protected = [
+        point if member else point._replace(is_protected=True)
+        for point, member in zip(candidates, members, strict=True)
+    ]
+    return plan_prune(others_protected, needs, used, target, now)
 
 
 def _drop_needless_removals(order: list[int], needs: BlockNeeds, target: int) -> list[int]:

@@ -14,7 +14,7 @@ import numpy as np
 from kvchat.kvstore.index import points, token_tree
 from kvchat.kvstore.index.eviction import BlockNeeds, Candidate, IntArray
 from kvchat.kvstore.index.schema import CorruptIndex, to_datetime
-from kvchat.kvstore.savepoint import IMPORTED_PREFIX, PROGRAM_PREFIX, ConversationUsage, SavePointLoss, UncheckedPoints
+from kvchat.kvstore.savepoint import APPS_PATTERN, IMPORTED_PREFIX, ConversationUsage, SavePointLoss, UncheckedPoints
 from kvchat.text.reasons import Reason, ReasonCode, parse_reason
 
 
@@ -109,7 +109,7 @@ def load_candidates(db: sqlite3.Connection, protected_id: int | None) -> tuple[l
         "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?, message_id,"
         " link_id, CASE WHEN name GLOB ? THEN node_id END"
         " FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE link_id IS NOT NULL ORDER BY s.id",
-        (protected_id, f"{PROGRAM_PREFIX}*"),
+        (protected_id, APPS_PATTERN),
     ).fetchall()
     needs = _load_block_needs(db, [row[8] for row in rows])
     counts = token_tree.count_continuations(db, [row[9] for row in rows if row[9] is not None])
