@@ -347,7 +347,8 @@ class Runtime:
         if self.settings.read_ahead != "auto":
             return None if self.settings.read_ahead == "always" else Reason(ReasonCode.READ_AHEAD_OFF)
         if self.settings.engine_url:
-            return Reason(ReasonCode.FOREIGN_ENGINE)
+            engine = self.engine.inspected_engine
+            return None if engine and engine.keeps_memory else Reason(ReasonCode.FOREIGN_ENGINE)
         return Reason(ReasonCode.ON_BATTERY) if on_battery() else None
 
     async def _load_blob_names(self) -> None:

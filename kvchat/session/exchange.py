@@ -253,7 +253,7 @@ class Exchange:
                 engine = await self._host.ready(model, needs_vision=needs_vision, tokens=tokens)
                 slots.match_engine(engine, slot)
         self.engine_wait_s += time.perf_counter() - asked_at
-        if not self.saves:
+        if engine.keeps_memory and not self.saves:
             engine = replace(engine, engine=engine.engine.without_saving())
         self.lease = Lease(slots, slot, engine.with_template(request.template), self._owner, self._notify)
         return self.lease

@@ -51,7 +51,7 @@ class Lease:
     def __init__(self, slots: Slots, slot: Slot, engine: ReadyEngine, owner: str, notify: EventHandler) -> None:
         self.slots, self.slot, self.owner = slots, slot, owner
         bound = engine.for_slot(slot.number)
-        self.engine = replace(bound, engine=bound.engine.for_chat(owner))
+        self.engine = replace(bound, engine=bound.engine.for_chat(owner)) if engine.keeps_memory else bound
         self._store, self._notify = slots.store, notify
         if slot.generation != engine.generation:  # a new process starts empty
             slot.mark_empty()

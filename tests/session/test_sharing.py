@@ -25,7 +25,7 @@ PROMPT = tuple(range(1, 101))
 class Engine:
     """Records the slots whose erasing has started, and finished."""
 
-    generation, context_size = 1, CONTEXT
+    generation, context_size, keeps_memory = 1, CONTEXT, False
 
     def __init__(self) -> None:
         self.erased, self.finished, self.slot = list[int](), list[int](), 0

@@ -154,11 +154,8 @@ class LlamaServerClient:
         on_silence: Callable[[], None] = lambda: None,
         exclusive: bool = True,
         tls: ssl.SSLContext | None = None,
-        names_chats: bool = False,
     ) -> None:
         """Create a client. Each request opens a connection of its own, with `tls` if given and the URL is https.
-
-        With `names_chats`, the server is a kvchat itself and is told which chat a request belongs to.
 
         A stream fails after `silence_timeout_s` without output. `on_fault` receives each error before the caller does,
         and `on_silence` is called repeatedly while a started reply is silent. With `exclusive`, no other program uses
@@ -167,7 +164,6 @@ class LlamaServerClient:
         self.base_url, self.key, self.exclusive = base_url, key, exclusive
         self._rows = defaultdict[int, UnchangedRows](lambda: UnchangedRows(exclusive))
         self.slot = 0  # used for every request
-        self._names_chats = names_chats
         self._headers: Mapping[str, str] = {}  # of requests that generate
         self._template: Mapping[str, bool | str] = {}
         self._pictures: PicturePrompts | None = None
@@ -211,14 +207,12 @@ class LlamaServerClient:
         return self._copy(slot=slot)
 
     def for_chat(self, owner: str) -> LlamaServerClient:
-        """Return a client whose requests belong to this chat, if the server is told."""
-        if not self._names_chats:
-            return self
+        """Return a client that tells another kvchat which chat its requests belong to."""
         return self._copy(_headers={**self._headers, "X-Kvchat-Chat": chat_name(owner)})
 
     def without_saving(self) -> LlamaServerClient:
         """Return a client whose requests another kvchat does not save."""
-        return self._copy(_headers={"X-Kvchat-Save": "never"}) if self._names_chats else self
+        return self._copy(_headers={"X-Kvchat-Save": "never"})
 
     def with_template(self, options: Mapping[str, bool | str]) -> LlamaServerClient:
         return self._copy(_template=options)

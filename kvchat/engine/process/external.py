@@ -97,15 +97,13 @@ class ExternalServer(EngineConnection):
 
     async def _monitor(self, address: ServerAddress) -> None:
         check = self._check_now.set
-        is_paired = bool(address.certificate)
         client = LlamaServerClient(
             address.url,
             address.key,
             on_fault=lambda _: check(),
             on_silence=check,
             exclusive=False,
-            tls=pinned_context(address.certificate) if is_paired else None,
-            names_chats=is_paired,
+            tls=pinned_context(address.certificate) if address.certificate else None,
         )
         lost: EngineFailure | None = None
         try:
