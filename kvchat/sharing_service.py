@@ -95,7 +95,7 @@ class SharingService:
             ) from error
         assert self._devices is not None
         self._codes = self._codes or CodeHolder(fingerprint)
-        pairing = PairingApi(self._devices, self._codes, socket.gethostname(), self._paired)
+        pairing = PairingApi(self._devices, self._codes, socket.gethostname(), _mac_address(), self._paired)
         self.port = await gateway.share(pairing, "0.0.0.0", self.settings().share_port, context)
         self._gateway = gateway
         await self._announce()
@@ -188,6 +188,15 @@ async def find_shared(seconds: float = 3.0) -> dict[str, str]:
                     found[name.removesuffix(f".{SERVICE_TYPE}")] = f"https://{addresses[0]}:{info.port}"
             await browser.async_cancel()
     return found
+
+
+def _mac_address() -> str:
+    """Return the hardware address of the interface in the home network, for wake-on-LAN, or ""."""
+    for entries in psutil.net_if_addrs().values():
+        if any(entry.address in _home_addresses() for entry in entries):
+            found = [entry.address for entry in entries if entry.family == psutil.AF_LINK]
+            return next((address.replace("-", ":").lower() for address in found), "")
+    return ""
 
 
 def _home_addresses() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import ssl
 from dataclasses import asdict, dataclass, field
@@ -41,6 +42,13 @@ class PairedBox:
     certificate: str = field(repr=False)  # PEM
     key: str = field(repr=False)
     device: str = ""  # id of this computer there
+    mac: str = ""  # address for wake-on-LAN, if known
+
+    def wake(self) -> None:
+        """Send a wake-on-LAN packet to the home network. Raises OSError."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+            sender.sendto(b"\xff" * 6 + bytes.fromhex(self.mac.replace(":", "")) * 16, ("255.255.255.255", 9))
 
 
 class PairedBoxStore:
@@ -81,7 +89,9 @@ async def pair(address: str, code: str) -> PairedBox:
         proof = side.prove(_hex(answer.get("message")))
         paired = await _post(client, url, {"session": answer.get("session"), "name": name, "proof": proof})
     side.check(str(paired.get("proof")))
-    texts = {field: str(paired.get(field, "")) for field in ("name", "key", "device")}
+    texts = {field: str(paired.get(field, "")) for field in ("name", "key", "device", "mac")}
+    if not re.fullmatch("([0-9a-f]{2}:){5}[0-9a-f]{2}", texts["mac"]):
+        texts["mac"] = ""
     return PairedBox(url=url, certificate=certificate, **texts)
 
 

@@ -219,7 +219,9 @@ class ExternalEngine:
         url = parse_address(settings.engine_url or "")
         self.box = await self._paired_box(settings)
         if self.box is not None:
-            return partial(self.connection.connect, ServerAddress(url, self.box.key, self.box.certificate))
+            return partial(
+                self.connection.connect, ServerAddress(url, self.box.key, self.box.certificate, self.box.name)
+            )
         stored = await asyncio.to_thread(self._key.load)  # may ask the user to unlock a keyring
         return partial(self.connection.connect, ServerAddress(url, stored[0] if stored else ""))
 
@@ -246,8 +248,10 @@ class ExternalEngine:
         number, is_free = choose_slot(slots)
         if facts.has_vision:  # the fingerprint covers the server's arguments, with the projector
             engine = engine.with_projector("", facts.media_marker)
+        models: tuple[str, ...] = ()
         if self.box is not None:
-            number = 0
+            number, models = 0, await engine.models()
+            engine = engine.with_model(models[0] if models else "")
         ready = ReadyEngine(
             engine.for_slot(number),
             generation,
@@ -259,7 +263,8 @@ class ExternalEngine:
             has_vision=facts.has_vision,
             has_tools=facts.has_tools,
             slots=(number,) if self.box is None else tuple(range(max(1, facts.total_slots))),
-            model_name=display_name(Path(facts.model_path)) if facts.model_path else "",
+            model_name=models[0] if models else display_name(Path(facts.model_path)) if facts.model_path else "",
+            other_models=models[1:],
             keeps_memory=self.box is not None,
         )
         if self._process is None or self.box is not None:

@@ -181,6 +181,9 @@ class SwitchingEngineHost:
                 await self.stop()
         if needs_vision and not self.is_ready(needs_vision=True):
             await self.check_vision()
+        if self.runs_other_model(model) and (server := self._ready_engine) and model in server.other_models:
+            await server.engine.load_model(model)
+            self._ready = None
         while True:
             if self.status.state in (*DOWN_STATES, EngineState.STOPPING):
                 await self._start(needs_vision=needs_vision, tokens=tokens)
@@ -213,6 +216,8 @@ class SwitchingEngineHost:
             await self._findings.forget(self._finding_key)
 
     def runs_other_model(self, model: str | None) -> bool:
+        if self.is_external:
+            return self._ready is not None and model in self._ready.other_models
         return model is not None and self._running_model not in (None, model)
 
     @property
@@ -334,6 +339,12 @@ class SwitchingEngineHost:
     def memory_uses(self) -> tuple[MemoryUse, ...]:
         """The model's use of each device's memory, estimated until the engine is ready; empty for a user's server."""
         return () if self.is_external else self.managed.memory_uses
+
+    @property
+    def server_models(self) -> tuple[str, ...]:
+        """Names of the models of the paired computer in use, the loaded one first."""
+        engine = self._ready_engine
+        return (engine.model_name, *engine.other_models) if engine and engine.keeps_memory else ()
 
     @property
     def location(self) -> str:

@@ -44,6 +44,7 @@ class PairingApi:
     devices: Devices
     codes: CodeHolder
     name: str  # of this computer
+    mac: str  # its address for wake-on-LAN, or ""
     paired: Callable[[Device], None]
 
     @property
@@ -65,7 +66,7 @@ class PairingApi:
         except (WrongCode, ValueError) as error:
             raise RequestRefused(403, "The code is wrong or has expired.", "permission_error") from error
         self.paired(device)
-        return JSONResponse({"proof": own_proof, "device": device.id, "key": key, "name": self.name})
+        return JSONResponse({"proof": own_proof, "device": device.id, "key": key, "name": self.name, "mac": self.mac})
 
 
 @dataclass
@@ -81,6 +82,7 @@ class DeviceApi:
             Route("/kvchat/chats", self._list_chats),
             Route("/kvchat/chats/{chat}", self._keep_chat, methods=["PUT"]),
             Route("/kvchat/chats/{chat}", self._forget_chat, methods=["DELETE"]),
+            Route("/kvchat/model", self._load_model, methods=["POST"]),
             Route("/kvchat/forecast", self._forecast, methods=["POST"]),
             Route("/kvchat/prepare", self._prepare, methods=["POST"]),
         )
@@ -135,6 +137,18 @@ class DeviceApi:
             return JSONResponse({"freed_bytes": await self.slots.discard(owner)})
         except KvchatError as error:
             raise RequestRefused(503, str(error), "unavailable_error") from error
+
+    async def _load_model(self, request: Request) -> Response:
+        """Load a model, once nobody is being answered."""
+        model = await self.runner.find_model(str((await _json_body(request)).get("model", "")))
+        path = model.path if model else None
+        try:
+            if not self.host.is_ready(path):
+                async with self.slots.exclusive():
+                    await self.host.ready(path)
+        except KvchatError as error:
+            raise RequestRefused(503, str(error), "unavailable_error") from error
+        return JSONResponse({"model": model.name if model else ""})
 
     async def _forecast(self, request: Request) -> Response:
         """Say what could be loaded for a chat's next request, as `_prepare` would do. Loads nothing."""

@@ -30,6 +30,7 @@ class ReadyEngine:
     max_context: int = 0  # tokens it may grow to after a restart; 0: cannot grow
     slots: tuple[int, ...] = (0,)  # numbers of the slots kvchat uses; `engine` uses the first
     model_name: str = ""  # for display; empty: unknown
+    other_models: tuple[str, ...] = ()  # names of the models that another kvchat can switch to
     keeps_memory: bool = False  # another kvchat, which restores and saves by itself
 
     @property

@@ -7,10 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvchat.chat.events import TurnFailed
+from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.wire import Sampling
 from kvchat.engine.process.plan import free_port
 from kvchat.engine_host.box import PairedBoxStore, pair
@@ -111,12 +114,13 @@ def test_wrong_code_and_changed_certificate(tmp_path):
 
 
 @contextlib.asynccontextmanager
-async def paired_runtimes(folder: Path) -> AsyncIterator[tuple[Runtime, Runtime]]:
+async def paired_runtimes(folder: Path, **changes: object) -> AsyncIterator[tuple[Runtime, Runtime]]:
     """Yield the runtimes of a box that shares its model and of a laptop that is paired with it."""
     engine = engine_arguments("llama-server")[1]
     settings = Settings(
         model_path=str(tiny_model("llama")), engine_path=engine, share_devices=True, share_port=free_port("127.0.0.1")
     )
+    settings = replace(settings, **changes)  # type: ignore[arg-type]
     async with opened(folder / "box", settings) as box:
         await box.start_serving()
         await box.api_server.follow_settings()
@@ -208,3 +212,42 @@ async def test_documents_are_prepared_on_the_box(tmp_path):
         await library.remove(prepared)
         await laptop.chat.recently_deleted.purge_chat(chat)
         await until_forgotten(box)
+
+
+async def test_models_of_the_box_are_listed_and_chosen(tmp_path):
+    other = tiny_model("gemma3")
+    async with paired_runtimes(tmp_path, model_folders=(str(other.parent),)) as (box, laptop):
+        first = await laptop.engine.ready()
+        assert laptop.engine.server_models[0] == box.model.name_of(str(tiny_model("llama")))
+        name = box.model.name_of(str(other))
+        assert name in laptop.engine.server_models[1:]
+        chat = (await laptop.chat.new_conversation()).id
+        await laptop.chat.use_model(chat, name)
+        reply = await laptop.chat.send(chat, notes(20), Sampling(5, **GREEDY))
+        assert reply is not None
+        assert reply.receipt is not None
+        assert reply.receipt.model_name == name
+        assert laptop.engine.server_models[0] == name
+        assert (await laptop.engine.ready()).fingerprint.model != first.fingerprint.model
+
+
+async def test_a_box_that_is_away_is_reported_soon_and_used_again(tmp_path):
+    async with paired_runtimes(tmp_path) as (box, laptop):
+        chat = (await laptop.chat.new_conversation()).id
+        assert await laptop.chat.send(chat, notes(20), Sampling(5, **GREEDY))
+        failures: list[TurnFailed] = []
+        laptop.events.subscribe(lambda event: failures.append(event) if isinstance(event, TurnFailed) else None)
+        await box.api_server.wait_until_idle()
+        await box.apply_settings(replace(box.settings, share_devices=False))
+        assert await laptop.chat.send(chat, "Are you there?") is None
+        (failure,) = failures
+        assert "not available" in failure.error.title
+        assert [message.content for message in await laptop.chat.messages(chat)][-1] == "Are you there?"
+        await box.apply_settings(replace(box.settings, share_devices=True))
+        async with asyncio.timeout(60):
+            while laptop.engine.status.state is not EngineState.READY:  # noqa: ASYNC110 - nobody asks for the engine
+                await asyncio.sleep(0.1)
+        reply = await laptop.chat.retry(chat, Sampling(5, **GREEDY))
+        assert reply is not None
+        assert reply.receipt is not None
+        assert reply.receipt.cached_tokens > 0.8 * reply.receipt.prompt_tokens

@@ -154,8 +154,9 @@ class LlamaServerClient:
         on_silence: Callable[[], None] = lambda: None,
         exclusive: bool = True,
         tls: ssl.SSLContext | None = None,
+        response_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
-        """Create a client. Each request opens a connection of its own, with `tls` if given and the URL is https.
+        """Create a client. Each request opens a connection of its own within `response_s`, with `tls` for https.
 
         A stream fails after `silence_timeout_s` without output. `on_fault` receives each error before the caller does,
         and `on_silence` is called repeatedly while a started reply is silent. With `exclusive`, no other program uses
@@ -166,9 +167,10 @@ class LlamaServerClient:
         self.slot = 0  # used for every request
         self._headers: Mapping[str, str] = {}  # of requests that generate
         self._template: Mapping[str, bool | str] = {}
+        self._model = ""  # name sent with requests; "": the server's choice
         self._pictures: PicturePrompts | None = None
         self._prompts = PromptTokenizer(self._tokenize_text)
-        self._http = Transport(base_url, key, silence_timeout_s, on_fault, on_silence, tls)
+        self._http = Transport(base_url, key, silence_timeout_s, on_fault, on_silence, tls, response_s)
 
     @property
     def lifetime(self) -> EngineLifetime:
@@ -213,6 +215,9 @@ class LlamaServerClient:
     def without_saving(self) -> LlamaServerClient:
         """Return a client whose requests another kvchat does not save."""
         return self._copy(_headers={"X-Kvchat-Save": "never"})
+
+    def with_model(self, name: str) -> LlamaServerClient:
+        return self._copy(_model=name)
 
     def with_template(self, options: Mapping[str, bool | str]) -> LlamaServerClient:
         return self._copy(_template=options)
@@ -294,7 +299,7 @@ class LlamaServerClient:
 
     async def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
         """Stream a reply, computed in this client's slot. Closing the generator cancels the request."""
-        prompt = wire.prompt_body(await self._with_visible_pictures(messages), self._template)
+        prompt = self._prompt_body(await self._with_visible_pictures(messages))
         stream = self._stream_request("/v1/chat/completions", wire.chat_body(prompt, sampling, self.slot))
         async with contextlib.aclosing(stream) as chunks:
             async for chunk in chunks:
@@ -308,7 +313,7 @@ class LlamaServerClient:
         A last user message is a draft. `progress` gets the tokens ready so far and in total, which are returned in the
         end: fewer if the work was interrupted, 0 if it could not begin. Cancelling ends the work.
         """
-        body = json.dumps(wire.prompt_body(messages, self._template)).encode()
+        body = json.dumps(self._prompt_body(messages)).encode()
         path, done = f"/kvchat/prepare?read={int(read)}", (0, 0)
         request = self._http.forward(path, body, silence_s=_PREPARE_TIMEOUT_S, more_headers=self._headers)
         async with request as response:
@@ -324,10 +329,18 @@ class LlamaServerClient:
 
     async def forecast(self, messages: Sequence[ChatMessage]) -> MemoryForecast:
         """Ask another kvchat what it could load for this prompt, whose last user message is a draft."""
-        body = wire.prompt_body(messages, self._template)
+        body = self._prompt_body(messages)
         return wire.parse_forecast(
             await self._http.request_json("POST", "/kvchat/forecast", body, more_headers=self._headers)
         )
+
+    async def models(self) -> tuple[str, ...]:
+        """Return the names of another kvchat's models, the one in use first."""
+        return wire.parse_models(await self._http.request_json("GET", "/v1/models"))
+
+    async def load_model(self, name: str) -> None:
+        """Have another kvchat load a model, once nobody is being answered there."""
+        await self._http.request_json("POST", "/kvchat/model", {"model": name}, timeout_s=_REPLY_TIMEOUT_S)
 
     async def chat_memory(self) -> tuple[ChatMemory, ...]:
         """Return the memory that another kvchat keeps of this computer's chats."""
@@ -392,6 +405,9 @@ class LlamaServerClient:
                 elif chunk.progress:
                     self.rows.confirm(before, chunk.progress.cache)
                 yield chunk
+
+    def _prompt_body(self, messages: Sequence[ChatMessage]) -> wire.Body:
+        return wire.prompt_body(messages, self._template) | ({"model": self._model} if self._model else {})
 
     async def _render(self, body: Mapping[str, Any]) -> str:
         options = self._prompts.render_options if body.get("tools") else {}

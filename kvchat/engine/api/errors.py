@@ -31,6 +31,7 @@ class FailureKind(Enum):
     TIMED_OUT = "timed out"
     HANGS = "hangs"  # stopped responding after ready
     GPU_LOST = "gpu lost"
+    AWAY = "away"  # a paired computer is off, asleep or out of reach
     WORKER_LOST = "worker lost"  # an RPC server
     EXITED = "exited"
 
@@ -109,6 +110,10 @@ class EngineGone(EngineError):
         if self.lifetime.failure is None:  # stopped by the user
             return EngineError(_("The engine was stopped"), "", _("The engine restarts with your next message."))
         return EngineFailed(self.lifetime.failure)
+
+
+class EngineUnreachable(EngineGone):
+    """No connection could be opened."""
 
 
 class EngineSilent(EngineGone):

@@ -17,7 +17,15 @@ import h11
 import httpx2
 
 from kvchat.engine.api import errors, wire
-from kvchat.engine.api.errors import EngineBroken, EngineError, EngineGone, EngineLifetime, EngineRefused, EngineSilent
+from kvchat.engine.api.errors import (
+    EngineBroken,
+    EngineError,
+    EngineGone,
+    EngineLifetime,
+    EngineRefused,
+    EngineSilent,
+    EngineUnreachable,
+)
 from kvchat.engine.api.wire import ChatChunk
 from kvchat.system.files import read_limited
 from kvchat.text.language import N_, _
@@ -59,6 +67,7 @@ class EngineResponse:
         self._http = h11.Connection(h11.CLIENT)
         self._closing: asyncio.Event | None = None
         self._on_silence: Callable[[], None] = lambda: None
+        self._interval_s = SILENCE_CHECK_S
 
     def abort(self) -> None:
         self._writer.transport.abort()
@@ -99,12 +108,12 @@ class EngineResponse:
         except ValueError as error:
             raise EngineRefused(self.status_code, _("The response is invalid")) from error
 
-    def read_in_batches(self, closing: asyncio.Event, on_silence: Callable[[], None]) -> None:
+    def read_in_batches(self, closing: asyncio.Event, on_silence: Callable[[], None], interval_s: float) -> None:
         """From now on, pause before each read to get larger chunks, until `closing` is set.
 
-        `on_silence` is called after every SILENCE_CHECK_S without data.
+        `on_silence` is called after every `interval_s` without data.
         """
-        self._closing, self._on_silence = closing, on_silence
+        self._closing, self._on_silence, self._interval_s = closing, on_silence, interval_s
 
     async def _next(self) -> object:
         try:
@@ -127,14 +136,14 @@ class EngineResponse:
                 await self._closing.wait()
         self._writer.transport.resume_reading()  # type: ignore[attr-defined]
         waited = 0.0
-        while waited + SILENCE_CHECK_S < self._silence_s:
+        while waited + self._interval_s < self._silence_s:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SILENCE_CHECK_S):
+                async with asyncio.timeout(self._interval_s):
                     data = await self._reader.read(_READ_BYTES)
                 self._writer.transport.pause_reading()  # type: ignore[attr-defined]
                 return data
             self._on_silence()
-            waited += SILENCE_CHECK_S
+            waited += self._interval_s
         async with asyncio.timeout(self._silence_s - waited):
             return await self._reader.read(_READ_BYTES)
 
@@ -150,9 +159,10 @@ class Transport:
         on_fault: Callable[[EngineError], None],
         on_silence: Callable[[], None],
         tls: ssl.SSLContext | None = None,
+        response_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
-        """`tls` replaces the context with the system's certificates."""
-        self._tls = tls
+        """`tls` replaces the context with the system's certificates. `response_s`: time for a connection to open."""
+        self._tls, self._response_s = tls, response_s
         self.lifetime = EngineLifetime()
         self._url = urlsplit(base_url)
         self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
@@ -254,7 +264,8 @@ class Transport:
                             continue
                         if not has_begun and chunk.has_output:  # send the first word immediately
                             has_begun = True
-                            response.read_in_batches(self._closing, self._on_silence)
+                            interval_s = min(SILENCE_CHECK_S, 2 * self._response_s)
+                            response.read_in_batches(self._closing, self._on_silence, interval_s)
                         yield chunk
             if not has_ended:
                 raise _connection_lost(self.lifetime, _("The response ended early."))
@@ -275,7 +286,7 @@ class Transport:
             raise EngineGone(title, detail, _(_GONE_ADVICE), self.lifetime)
         url, is_secure = self._url, self._url.scheme == "https"
         try:
-            async with asyncio.timeout(min(CONNECT_TIMEOUT_S, silence_s)):
+            async with asyncio.timeout(min(self._response_s, silence_s)):
                 reader, writer = await asyncio.open_connection(
                     url.hostname,
                     url.port or (443 if is_secure else 80),
@@ -297,7 +308,7 @@ class Transport:
 
     def _unreachable(self, error: OSError) -> EngineGone:
         reason = str(error) or _("It does not accept connections.")
-        return EngineGone(_("The engine cannot be reached"), reason, _(_GONE_ADVICE), self.lifetime)
+        return EngineUnreachable(_("The engine cannot be reached"), reason, _(_GONE_ADVICE), self.lifetime)
 
     def _engine_fault(self, body: str | bytes, status: int) -> EngineRefused | EngineBroken:
         refusal = wire.parse_error(body, status)

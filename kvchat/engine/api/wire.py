@@ -320,6 +320,12 @@ def parse_count(body: Body, name: str) -> int:
     return max(0, _int(body, name))
 
 
+def parse_models(body: Body) -> tuple[str, ...]:
+    """Parse the response of /v1/models into the models' names."""
+    entries = body.get("data")
+    return tuple(_str(entry, "id") for entry in entries if isinstance(entry, dict)) if isinstance(entries, list) else ()
+
+
 def parse_forecast(body: Body) -> MemoryForecast:
     counts = (parse_count(body, name) for name in ("ready", "total", "bytes"))
     return MemoryForecast(_str(body, "source"), *counts)

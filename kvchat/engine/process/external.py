@@ -15,14 +15,16 @@ import psutil
 from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.api.errors import (
+    EngineError,
     EngineFailure,
     EngineGone,
     EngineRefused,
+    EngineUnreachable,
     EngineUnusable,
     FailureKind,
     ForeignServer,
 )
-from kvchat.engine.api.transport import CertificateChanged
+from kvchat.engine.api.transport import CONNECT_TIMEOUT_S, CertificateChanged
 from kvchat.engine.discovery.engines import MINIMUM_BUILD, build_number
 from kvchat.settings import MAX_CONTEXT
 from kvchat.system import parent_guard
@@ -42,6 +44,7 @@ class ServerAddress:
     url: str
     key: str = field(default="", repr=False)  # empty if the server needs none
     certificate: str = ""  # PEM of a paired computer, which runs kvchat
+    name: str = ""  # of a paired computer
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,11 @@ class PollPolicy:
     check_interval_s: float = 10.0  # between checks of a server that responds
     response_timeout_s: float = 20.0
     max_misses: int = 3
+    keeps_trying: bool = False  # also after it has failed
+
+
+# A paired computer may sleep: what it answers is expected in time, and it is used again once it is back.
+PAIRED = PollPolicy(unreachable_after_s=1.8, return_timeout_s=1.8, max_misses=1, keeps_trying=True)
 
 
 def parse_address(text: str) -> str:
@@ -76,9 +84,11 @@ def parse_address(text: str) -> str:
 class ExternalServer(EngineConnection):
     def __init__(self, generations: Iterator[int], policy: PollPolicy | None = None) -> None:
         super().__init__(generations)
+        self._given_policy = policy
         self._policy = policy or PollPolicy()
         self._task: asyncio.Task[None] | None = None
         self._check_now = asyncio.Event()  # set when a request fails
+        self._is_unreachable = False  # the last failed request could not even connect
 
     async def connect(self, address: ServerAddress) -> None:
         await self._end_monitor()
@@ -97,31 +107,51 @@ class ExternalServer(EngineConnection):
 
     async def _monitor(self, address: ServerAddress) -> None:
         check = self._check_now.set
+        if self._given_policy is None:
+            self._policy = PAIRED if address.certificate else PollPolicy()
         client = LlamaServerClient(
             address.url,
             address.key,
-            on_fault=lambda _: check(),
+            on_fault=self._note_fault,
             on_silence=check,
             exclusive=False,
             tls=pinned_context(address.certificate) if address.certificate else None,
+            response_s=self._policy.unreachable_after_s if address.certificate else CONNECT_TIMEOUT_S,
         )
         lost: EngineFailure | None = None
         try:
             while True:
-                refusal = await self._wait_until_ready(client, lost)
+                refusal = await self._wait_until_ready(client, address, lost)
                 if refusal is not None:
                     self.publish(EngineStatus(EngineState.FAILED, refusal))
-                    return
+                    if refusal.kind is not FailureKind.AWAY:
+                        return
+                    await self._wait_until_back(client)
+                    lost = None
+                    continue
                 self.generation = next(self._generations)
                 client.begin_lifetime()
                 self._set_ready(client, EngineStatus(EngineState.READY))
                 await self._wait_until_lost(client)
-                self._client, lost = None, _unreachable(address.url)
+                self._client, lost = None, _unreachable(address)
         finally:
             self._client = None
             await client.aclose()
 
-    async def _wait_until_ready(self, client: LlamaServerClient, failure: EngineFailure | None) -> EngineFailure | None:
+    def _note_fault(self, error: EngineError) -> None:
+        self._is_unreachable = isinstance(error, EngineUnreachable)
+        self._check_now.set()
+
+    async def _wait_until_back(self, client: LlamaServerClient) -> None:
+        while True:
+            await asyncio.sleep(self._policy.check_interval_s / 2)
+            with contextlib.suppress(EngineGone, ForeignServer):
+                if await client.is_loaded(self._policy.unreachable_after_s):
+                    return
+
+    async def _wait_until_ready(
+        self, client: LlamaServerClient, address: ServerAddress, failure: EngineFailure | None
+    ) -> EngineFailure | None:
         self.publish(EngineStatus(EngineState.STARTING, failure))
         policy, now = self._policy, time.monotonic
         deadline = now() + (policy.return_timeout_s if failure else policy.unreachable_after_s)
@@ -136,20 +166,22 @@ class ExternalServer(EngineConnection):
             except CertificateChanged as error:
                 return EngineFailure(FailureKind.NOT_FOUND, error.title, error.detail, error.advice)
             except EngineGone:
-                unreachable = _unreachable(client.base_url)
+                unreachable = _unreachable(address)
                 if now() >= deadline:
                     return unreachable
                 self.publish(EngineStatus(EngineState.STARTING, unreachable))
             await asyncio.sleep(min(policy.poll_s, max(0.0, deadline - now())))
 
     async def _wait_until_lost(self, client: LlamaServerClient) -> None:
-        misses = 0
+        misses, self._is_unreachable = 0, False
         while misses < self._policy.max_misses:
             pause = self._policy.check_interval_s if misses == 0 else self._policy.poll_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._check_now.wait()
             self._check_now.clear()
+            if self._is_unreachable and self._policy.keeps_trying:
+                return
             try:
                 if not await client.is_loaded(self._policy.response_timeout_s):
                     return  # it has restarted, so the slots are empty
@@ -180,7 +212,15 @@ async def _find_incompatibility(client: LlamaServerClient) -> EngineFailure | No
     )
 
 
-def _unreachable(url: str) -> EngineFailure:
+def _unreachable(address: ServerAddress) -> EngineFailure:
+    url = address.url
+    if address.certificate:
+        return EngineFailure(
+            FailureKind.AWAY,
+            _("{name} is not available", name=address.name),
+            _("There is no response from {url}.", url=url),
+            _("It may be off, asleep or in another network. kvchat keeps trying."),
+        )
     return _failure(_("The server is not responding"), _("There is no response from {url}.", url=url))
 
 
