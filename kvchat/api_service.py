@@ -15,7 +15,7 @@ from kvchat.engine_host.host import SwitchingEngineHost
 from kvchat.engine_host.model import CurrentModel
 from kvchat.errors import KvchatError
 from kvchat.gateway.keys import ANY_PROGRAM, Keys, KeyStore
-from kvchat.kvstore.savepoint import program_owner
+from kvchat.kvstore.savepoint import is_device
 from kvchat.library.model_library import ModelLibrary
 from kvchat.session.slots import Slots
 from kvchat.settings import Settings, SettingsNotSaved, any_changed
@@ -135,7 +135,7 @@ class ApiService:
     async def forget(self, program: str) -> None:
         """Delete a program's usage totals and save points. Raises StoreRefused.
 
-        This also deletes the save points that all programs share.
+        Unless it is a device, this also deletes the save points that all programs share.
         """
         from kvchat.gateway.records import ALL_PROGRAMS
 
@@ -143,8 +143,16 @@ class ApiService:
         if self._gateway is not None:
             self._gateway.forget(program)
         await self._save()
-        for owner in (program, ALL_PROGRAMS):
-            await asyncio.to_thread(self.slots.store.inventory.delete_conversation, program_owner(owner))
+        if is_device(program):
+            await self.slots.discard_program(program)
+            return
+        for name in (program, ALL_PROGRAMS):
+            await asyncio.to_thread(self.slots.store.inventory.delete_program, name)
+
+    async def remove_device(self, id: str) -> None:
+        """Refuse a device from now on, abort its replies and delete its memory. Raises StoreRefused."""
+        if (device := self.sharing.remove(id)) is not None:
+            await self.forget(device.program)
 
     async def follow_settings(self) -> None:
         """Open or close the API server as the settings say, now and after each change of the settings."""
@@ -156,6 +164,10 @@ class ApiService:
             settings = self.settings()
             self.url = None
             await self._close()
+            try:
+                await self.sharing.load()  # for the names of the devices, also while nothing is shared
+            except KvchatError as error:
+                self.notify(error.title, error.explanation)
             try:
                 if settings.api_server:
                     self.url = await self._open(settings.api_host, settings.api_port, await self.keys())

@@ -14,18 +14,21 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from kvchat.errors import KvchatError
+from kvchat.gateway.devices import Device, Devices
+from kvchat.kvstore.savepoint import is_device
 from kvchat.settings import Settings
 from kvchat.system.concurrency import BackgroundTasks
 from kvchat.system.paths import Paths
 from kvchat.text.language import _
+from kvchat.text.safe_text import safe_name
 
 if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncZeroconf
 
-    from kvchat.gateway.devices import Device, Devices
     from kvchat.gateway.gateway import Gateway
     from kvchat.system.pairing import CodeHolder
 
+_MAX_FOUND = 20  # any device in the network can announce names
 SERVICE_TYPE = "_kvchat._tcp.local."  # DNS-SD
 
 
@@ -62,11 +65,14 @@ class SharingService:
         """The addresses at which devices in the home network reach this computer."""
         return tuple(f"https://{address}:{self.port}" for address in _home_addresses()) if self.port else ()
 
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` when the devices or addresses change; return a function that unsubscribes it."""
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)
+
     async def load(self) -> None:
         """Read the devices, even while nothing is shared. Raises KvchatError."""
         if self._devices is None:
-            from kvchat.gateway.devices import Devices
-
             file = self.paths.config / "devices.json"
             devices = Devices(file, self._save_soon)
             try:
@@ -75,6 +81,7 @@ class SharingService:
                 advice = _("Delete the file to pair all devices again.")
                 raise KvchatError(_("The paired devices could not be read"), f"{file}: {error}.", advice) from error
             self._devices = devices
+            self._changed()
 
     async def open(self, gateway: Gateway) -> None:
         """Let paired devices use the gateway, until it is closed. Raises KvchatError."""
@@ -112,6 +119,15 @@ class SharingService:
             self._codes.hide_code()
         self._changed()
 
+    @property
+    def code(self) -> str:
+        """The pairing code on display, or an empty text if nobody can pair now."""
+        return self._codes.code if self._codes and self._codes.seconds_left else ""
+
+    @property
+    def code_seconds_left(self) -> float:
+        return self._codes.seconds_left if self._codes else 0.0
+
     def show_code(self) -> str:
         """Return a new pairing code, which is valid for ten minutes. Raises NotShared and PairingLocked."""
         if self.port is None or self._codes is None:
@@ -122,13 +138,20 @@ class SharingService:
         if self._codes is not None:
             self._codes.hide_code()
 
-    def remove(self, id: str) -> None:
-        """Refuse a device from now on and abort its replies. Its chat memory stays until it is deleted."""
+    def remove(self, id: str) -> Device | None:
+        """Refuse a device from now on, abort its replies and return it. Its chat memory stays until it is deleted."""
         assert self._devices is not None
         device = next((device for device in self._devices.all if device.id == id), None)
         self._devices.remove(id)
         if device is not None and self._gateway is not None:
             self._gateway.runner.stop_program(device.program)
+        return device
+
+    def label_of(self, program: str) -> str:
+        """Return a program's name on screen: that of the device if it is one."""
+        if not is_device(program):
+            return program
+        return next((device.name for device in self.devices if device.program == program), _("removed device"))
 
     async def wait_until_saved(self) -> None:
         await self._background.wait_until_idle()
@@ -168,6 +191,7 @@ class SharingService:
 
 async def find_shared(seconds: float = 3.0) -> dict[str, str]:
     """Return the addresses of computers in the home network that share their models, by name."""
+    await asyncio.to_thread(importlib.import_module, "zeroconf.asyncio")  # slow the first time
     from zeroconf import IPVersion, ServiceStateChange
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
@@ -182,10 +206,10 @@ async def find_shared(seconds: float = 3.0) -> dict[str, str]:
         async with AsyncZeroconf(ip_version=IPVersion.V4Only) as network:
             browser = AsyncServiceBrowser(network.zeroconf, SERVICE_TYPE, handlers=[note])
             await asyncio.sleep(seconds)
-            for name in names:
+            for name in names[:_MAX_FOUND]:
                 info = AsyncServiceInfo(SERVICE_TYPE, name)
                 if await info.async_request(network.zeroconf, 1000) and (addresses := info.parsed_addresses()):
-                    found[name.removesuffix(f".{SERVICE_TYPE}")] = f"https://{addresses[0]}:{info.port}"
+                    found[safe_name(name.removesuffix(f".{SERVICE_TYPE}"))] = f"https://{addresses[0]}:{info.port}"
             await browser.async_cancel()
     return found
 

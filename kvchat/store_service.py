@@ -15,7 +15,14 @@ from kvchat.engine.api.errors import EngineError
 from kvchat.engine.api.wire import ChatMemory
 from kvchat.errors import KvchatError
 from kvchat.kvstore.index.index import check_store
-from kvchat.kvstore.savepoint import Bounds, ConversationUsage, PrunePlan, StoreUsage, default_quota
+from kvchat.kvstore.savepoint import (
+    Bounds,
+    ConversationUsage,
+    PrunePlan,
+    StoreUsage,
+    default_quota,
+    device_of,
+)
 from kvchat.kvstore.store import BlockStore, store_without_memory, unavailable_error
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes
@@ -184,6 +191,9 @@ class StoreService:
             return ()
 
     async def delete(self, conversation_id: str | None) -> int:
+        """Delete the memory of a conversation, of a device with all its chats or, given None, of all."""
+        if conversation_id is not None and (device := device_of(conversation_id)):
+            return await asyncio.to_thread(self.store.inventory.delete_program, device)
         if (server := await self._memory_server()) is not None:
             chats = [entry.chat for entry in await server.chat_memory()]
             for chat in chats if conversation_id is None else [conversation_id]:

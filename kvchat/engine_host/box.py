@@ -19,6 +19,7 @@ from kvchat.system.pairing import CodeEnterer, PairingLocked, WrongCode
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import SecretStore
 from kvchat.text.language import _
+from kvchat.text.safe_text import safe_name
 
 DEFAULT_PORT = 8738
 _TIMEOUT_S = 10.0
@@ -89,10 +90,10 @@ async def pair(address: str, code: str) -> PairedBox:
         proof = side.prove(_hex(answer.get("message")))
         paired = await _post(client, url, {"session": answer.get("session"), "name": name, "proof": proof})
     side.check(str(paired.get("proof")))
-    texts = {field: str(paired.get(field, "")) for field in ("name", "key", "device", "mac")}
+    texts = {field: str(paired.get(field, "")) for field in ("key", "device", "mac")}
     if not re.fullmatch("([0-9a-f]{2}:){5}[0-9a-f]{2}", texts["mac"]):
         texts["mac"] = ""
-    return PairedBox(url=url, certificate=certificate, **texts)
+    return PairedBox(url=url, name=safe_name(str(paired.get("name", ""))), certificate=certificate, **texts)
 
 
 async def _certificate_of(url: str) -> str:

@@ -17,8 +17,9 @@ from pathlib import Path
 from kvchat.gateway.keys import Keys
 from kvchat.kvstore.savepoint import DEVICE_PREFIX, is_device
 from kvchat.system.files import atomic_write, read_json
+from kvchat.text.safe_text import safe_name
 
-MAX_DEVICES, MAX_NAME = 100, 60  # characters
+MAX_DEVICES = 100
 _MAX_FILE = 200_000  # bytes
 _USE_INTERVAL_S = 3600.0  # last use is noted this precisely
 
@@ -73,8 +74,7 @@ class Devices(Keys):
         if len(self._devices) >= MAX_DEVICES:
             raise ValueError("there are too many devices")
         key = f"kv-{secrets.token_urlsafe(32)}"
-        shown = "".join(character for character in name if character.isprintable()).strip()[:MAX_NAME]
-        device = Device(secrets.token_hex(8), shown or "?", _hash(key), time.time(), is_browser=is_browser)
+        device = Device(secrets.token_hex(8), safe_name(name), _hash(key), time.time(), is_browser=is_browser)
         self._devices[device.key_hash] = device
         self._on_change()
         return device, key

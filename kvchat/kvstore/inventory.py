@@ -29,6 +29,7 @@ from kvchat.kvstore.savepoint import (
     device_of,
     imported_audience,
     program_of,
+    program_owner,
 )
 from kvchat.kvstore.staging import Staging
 from kvchat.text.formatting import format_size
@@ -171,10 +172,11 @@ class Inventory:
         self.run_deferred_work()
         occupied = self.occupied_bytes()
         with self.index.read() as db:
-            conversations = tuple(usage.conversation_usages(db))
+            conversations, devices = usage.conversation_usages(db)
             totals = usage.load_totals(db, self.current_date())
         return StoreUsage(
-            conversations=conversations,
+            conversations=tuple(conversations),
+            devices=tuple(devices),
             quota_bytes=self.bounds.quota,
             programs_quota_bytes=self.bounds.programs_quota,
             free_bytes=self.free_bytes(),
@@ -249,6 +251,18 @@ class Inventory:
             ids = points.transfer_to_extensions(db, points.find_ids(db, conversation_id))
             points.delete(db, ids)
             points.delete_conversation_records(db, conversation_id)
+        return self._free(ids)
+
+    def delete_program(self, program: str) -> int:
+        """Delete a program's save points, also those of the chats that it has named, except those handed over."""
+        named, owner = "name = ?1 OR substr(name, 1, length(?1) + 1) = ?1 || '/'", program_owner(program)
+        with self.index.write() as db:
+            db.execute(f"UPDATE conversations SET pinned = 0, never_save = 0 WHERE {named}", (owner,))
+            owners = [name for (name,) in db.execute(f"SELECT name FROM conversations WHERE {named}", (owner,))]
+            ids = points.transfer_to_extensions(db, [id for name in owners for id in points.find_ids(db, name)])
+            points.delete(db, ids)
+            for name in owners:
+                points.delete_conversation_records(db, name)
         return self._free(ids)
 
     def delete_all(self) -> int:

@@ -214,6 +214,7 @@ class StoreUsage:
     problem: str = ""  # why saving is off and what to do; all other fields are then unset
     server_bytes: int = 0  # kept by another kvchat; not in the other totals
     other_bytes: int = 0  # part of `physical_bytes` outside chats: index, folders, staged files
+    devices: tuple[ConversationUsage, ...] = ()  # of each paired device with all its chats, which share blocks
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from kvchat.engine.api.errors import EngineError
-from kvchat.kvstore.savepoint import AbsorbReport
+from kvchat.kvstore.savepoint import AbsorbReport, program_of
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.allocator import Allocator
 from kvchat.session.host import ReadyEngine
@@ -271,6 +271,18 @@ class Slots(Allocator):
         if slot := self.slot_of(owner):
             slot.forget()
         return self.write(self.store.inventory.delete_conversation, owner)
+
+    async def discard_program(self, program: str) -> int:
+        """End the work for a program, which can send nothing anymore, and delete everything the store keeps for it."""
+        for request in self._standby:
+            request.should_continue &= program_of(request.owner) != program
+        await self.wait_until_released(
+            [request.owner for request in self._active if program_of(request.owner) == program]
+        )
+        for slot in self.all_slots:
+            if slot.contents and program_of(slot.contents.owner) == program:
+                slot.forget()
+        return await self.write(self.store.inventory.delete_program, program)
 
     def discard_messages(self, owner: str, labels: Collection[str]) -> asyncio.Future[int]:
         return self.write(self.store.inventory.delete_messages, owner, labels)

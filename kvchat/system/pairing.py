@@ -57,6 +57,11 @@ class CodeHolder:
     _locked_until: float = float("-inf")
     _sessions: dict[str, bytes] = field(default_factory=dict)  # shared keys by session
 
+    @property
+    def seconds_left(self) -> float:
+        """How long the code is still valid."""
+        return max(0.0, self._expires_at - self.clock()) if self.code else 0.0
+
     def show_code(self) -> str:
         """Return a new code, which replaces the old one. Raises PairingLocked."""
         self._check_lock()

@@ -52,6 +52,11 @@ def safe_prose(text: str) -> str:
     return _SUSPECT.sub(lambda found: _keep_if_legitimate(found) or _picture(found[0]) or "", text)
 
 
+def safe_name(text: str, max_length: int = 100) -> str:
+    """Return a name that another computer has sent, on one line and without hidden characters."""
+    return "".join(filter(str.isprintable, " ".join(safe_prose(text).split())))[:max_length].strip() or "?"
+
+
 def safe_code(text: str) -> str:
     """Make code safe to show: name every hidden character."""
     text = _STRAY_MARKS.sub(lambda found: "".join(f"⟦{_MARKS[char]}⟧" for char in found[0]), text)

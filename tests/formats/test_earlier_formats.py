@@ -50,7 +50,7 @@ def test_every_index_format_is_migrated(number: int, tmp_path: Path) -> None:
     index = Index(path)
     with index.read() as db:
         totals = usage.load_totals(db, "")
-        letter, thesis = usage.conversation_usages(db)
+        (letter, thesis), _devices = usage.conversation_usages(db)
     index.close()
     assert (totals.row_bytes, totals.disk_bytes) == (5070, 8192 + 3 * 4096)
     assert (thesis.conversation_id, thesis.exclusive_bytes, thesis.shared_bytes) == ("thesis", 4096, 8192)

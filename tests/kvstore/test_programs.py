@@ -129,3 +129,22 @@ def test_the_longest_readable_prefix_is_found(bench: Bench) -> None:
         bench.save(owner, token_range(length))
     assert [reused_tokens(bench, owner) for owner in ("thesis", AGENT, EDITOR)] == [300, 200, 200]
     assert bench.plan(token_range(310), conversation=AGENT, can_cut=False).tokens_used == 200
+
+
+def test_the_chats_of_a_device_are_counted_once_and_deleted_together(bench: Bench) -> None:
+    phone, laptop, start = "program/@1", "program/@12", token_range(300)
+    for owner, question in ((f"{phone}/a", 1000), (f"{phone}/b", 2000), (laptop, 3000), (f"{laptop}/a", 4000)):
+        bench.save(owner, start + token_range(300, question))
+    bench.save("chat", start)
+    bench.inventory.set_never_save(f"{phone}/c", True)
+    used = {usage.conversation_id: usage for usage in bench.inventory.usage().conversations}
+    whole = {usage.conversation_id: usage for usage in bench.inventory.usage().devices}
+    assert whole.keys() == {phone, laptop}
+    assert whole[phone].save_points == 2
+    shared = used[f"{phone}/a"].bytes - used[f"{phone}/a"].exclusive_bytes
+    assert shared > 0, "both chats have the same beginning"
+    assert whole[phone].bytes == used[f"{phone}/a"].bytes + used[f"{phone}/b"].bytes - shared
+    freed = bench.inventory.delete_program("@1")
+    assert freed == whole[phone].exclusive_bytes
+    assert bench.save_points() == {laptop: 1, f"{laptop}/a": 1, "chat": 1}
+    assert f"{phone}/c" not in {usage.conversation_id for usage in bench.inventory.usage().conversations}

@@ -296,7 +296,8 @@ class StagedStore(StoreService):
 
     def __init__(self, runtime: StagedRuntime) -> None:
         real = runtime.save_points
-        super().__init__(paths=runtime.paths, store=real.store, settings=real._settings, speed=real._speed)
+        parts = {"settings": real._settings, "speed": real._speed, "memory_server": real._memory_server}
+        super().__init__(paths=runtime.paths, store=real.store, **parts)  # type: ignore[arg-type]
         self._runtime = runtime
 
     async def usage(self) -> StoreUsage:

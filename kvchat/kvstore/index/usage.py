@@ -3,9 +3,9 @@
 import json
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import NamedTuple
 
@@ -14,7 +14,15 @@ import numpy as np
 from kvchat.kvstore.index import points, token_tree
 from kvchat.kvstore.index.eviction import BlockNeeds, Candidate, IntArray
 from kvchat.kvstore.index.schema import CorruptIndex, to_datetime
-from kvchat.kvstore.savepoint import APPS_PATTERN, IMPORTED_PREFIX, ConversationUsage, SavePointLoss, UncheckedPoints
+from kvchat.kvstore.savepoint import (
+    APPS_PATTERN,
+    IMPORTED_PREFIX,
+    ConversationUsage,
+    SavePointLoss,
+    UncheckedPoints,
+    device_of,
+    program_owner,
+)
 from kvchat.text.reasons import Reason, ReasonCode, parse_reason
 
 
@@ -46,7 +54,8 @@ def imported_conversations(db: sqlite3.Connection) -> set[str]:
     return {audience.removeprefix(IMPORTED_PREFIX) for (audience,) in db.execute(query, (f"{IMPORTED_PREFIX}*",))}
 
 
-def conversation_usages(db: sqlite3.Connection) -> list[ConversationUsage]:
+def conversation_usages(db: sqlite3.Connection) -> tuple[list[ConversationUsage], list[ConversationUsage]]:
+    """Return the usage of each conversation, and of each device: that of all its chats, which share blocks."""
     rows = db.execute(
         "SELECT name, count(s.id), coalesce(max(last_used_at), 0),"
         " pinned, never_save, c.id,"
@@ -55,13 +64,17 @@ def conversation_usages(db: sqlite3.Connection) -> list[ConversationUsage]:
         " WHERE l.conversation_id = c.id ORDER BY l.n_tokens DESC LIMIT 1)"
         " FROM conversations c LEFT JOIN save_points s ON c.id = s.conversation_id"
         " GROUP BY c.id HAVING count(s.id) > 0 OR pinned OR never_save"
-    )
-    foreign, sizes = imported_conversations(db), _block_bytes_by_conversation(db)
-    usages = [
-        ConversationUsage(
+    ).fetchall()
+    devices_by_id = {row[5]: name for row in rows if (name := device_of(row[0]))}
+    foreign, (sizes, device_sizes) = imported_conversations(db), _block_bytes_by_owner(db, devices_by_id)
+    usages: list[ConversationUsage] = []
+    devices: dict[str, ConversationUsage] = {}
+    for name, count, used_at, pinned, never_save, number, staged, tokens, model in rows:
+        held, own = sizes.get(number, (0, 0))
+        usage = ConversationUsage(
             conversation_id=name,
             bytes=held + staged,
-            save_points=points,
+            save_points=count,
             last_used_at=to_datetime(used_at),
             exclusive_bytes=own + staged,
             shared_bytes=held - own,
@@ -71,14 +84,31 @@ def conversation_usages(db: sqlite3.Connection) -> list[ConversationUsage]:
             never_save=bool(never_save),
             imported=name in foreign,
         )
-        for name, points, used_at, pinned, never_save, number, staged, tokens, model in rows
-        for held, own in [sizes.get(number, (0, 0))]
-    ]
-    return sorted(usages, key=lambda usage: (-usage.bytes, usage.conversation_id))
+        usages.append(usage)
+        if device := devices_by_id.get(number):
+            held, own = device_sizes.get(device, (0, 0))
+            start = ConversationUsage(program_owner(device), held, 0, usage.last_used_at, own, held - own)
+            whole = devices.get(device, start)
+            devices[device] = replace(
+                whole,
+                bytes=whole.bytes + staged,
+                save_points=whole.save_points + count,
+                last_used_at=max(whole.last_used_at, usage.last_used_at),
+                exclusive_bytes=whole.exclusive_bytes + staged,
+            )
+    usages, totals = (
+        sorted(group, key=lambda usage: (-usage.bytes, usage.conversation_id)) for group in (usages, devices.values())
+    )
+    return usages, totals
 
 
-def _block_bytes_by_conversation(db: sqlite3.Connection) -> dict[int, tuple[int, int]]:
-    """Map each conversation's id to the disk usage of all its blocks, and of those that only it uses."""
+def _block_bytes_by_owner(
+    db: sqlite3.Connection, devices_by_id: Mapping[int, str]
+) -> tuple[dict[int, tuple[int, int]], dict[str, tuple[int, int]]]:
+    """Map each conversation's id, and each device, to the disk usage of all its blocks, and of those only it uses.
+
+    `devices_by_id`: devices by id of their conversations.
+    """
     points = db.execute(
         "SELECT conversation_id, link_id FROM save_points WHERE link_id IS NOT NULL ORDER BY 1"
     ).fetchall()
@@ -96,12 +126,24 @@ def _block_bytes_by_conversation(db: sqlite3.Connection) -> dict[int, tuple[int,
         counts.append(len(uses) - before)
     users = np.repeat(np.array([conversation for conversation, _ in points], np.int64), counts)
     limit = int(users.max(initial=0)) + 1
-    pairs = np.unique(needs.blocks[np.array(uses, np.int64)] * limit + users)
-    blocks, holders = np.divmod(pairs, limit)
-    sizes = needs.sizes[blocks]
-    held = np.bincount(holders, sizes, limit)
-    own = np.bincount(holders, sizes * (np.bincount(blocks)[blocks] == 1), limit)
-    return {number: (int(held[number]), int(own[number])) for number in np.unique(users).tolist()}
+
+    def held_and_own(users: IntArray) -> dict[int, tuple[int, int]]:
+        pairs = np.unique(needs.blocks[np.array(uses, np.int64)] * limit + users)
+        blocks, holders = np.divmod(pairs, limit)
+        sizes = needs.sizes[blocks]
+        held = np.bincount(holders, sizes, limit)
+        own = np.bincount(holders, sizes * (np.bincount(blocks)[blocks] == 1), limit)
+        return {number: (int(held[number]), int(own[number])) for number in np.unique(users).tolist()}
+
+    sizes = held_and_own(users)
+    if not devices_by_id:
+        return sizes, {}
+    first = {program: number for number, program in devices_by_id.items() if number in sizes}  # stands for its device
+    stands_for = np.arange(limit)
+    for number in sizes.keys() & devices_by_id.keys():
+        stands_for[number] = first[devices_by_id[number]]
+    device_sizes = held_and_own(stands_for[users])
+    return sizes, {program: device_sizes[number] for program, number in first.items()}
 
 
 def load_candidates(db: sqlite3.Connection, protected_id: int | None) -> tuple[list[Candidate], BlockNeeds]:

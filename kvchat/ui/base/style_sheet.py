@@ -54,6 +54,7 @@ def _texts(t: Theme, base: float, small: float) -> str:
     QLabel[kind="small"] {{ color: {t.muted}; font-size: {small}pt; }}
     QLabel[kind="title"] {{ font-size: {base + 1}pt; font-weight: 600; }}
     QLabel[kind="hero"] {{ font-size: {base + 9}pt; font-weight: 600; }}
+    QLabel[kind="digits"] {{ font-size: {2.5 * base}pt; font-weight: 600; }}
     QLabel[kind="strong"] {{ font-weight: 600; }}
     QLabel[kind="refusal"] {{ color: {t.bad}; font-size: {small}pt; }}
     QLabel[kind="key"] {{ color: {t.text}; background: {t.hover}; border: 1px solid {t.line}; border-radius: 6px;

@@ -49,14 +49,14 @@ def describe_stage(record: RequestRecord) -> str:
     return _(_STAGES.get(record.stage, _END_STAGES.get(record.stage, "")))
 
 
-def program_row(name: str, total: ProgramTotal) -> Row:
+def program_row(program: str, title: str, total: ProgramTotal) -> Row:
     parts = [plural(total.requests, "{count} request", "{count} requests")]
     if total.last_at:
         parts.append(_("last {when}", when=format_age(datetime.fromtimestamp(total.last_at, UTC), datetime.now(UTC))))
     if total.saved_ms >= _MIN_SAVED_MS:
         parts.append(_("{time} saved", time=format_estimate(total.saved_ms / 1000)))
     chip = _("{share} remembered", share=format_percent(total.cached_share)) if total.prompt else ""
-    return Row(name, name, join_parts(parts), chip, Tone.GOOD if total.cached_share >= _GOOD_SHARE else Tone.PLAIN)
+    return Row(program, title, join_parts(parts), chip, Tone.GOOD if total.cached_share >= _GOOD_SHARE else Tone.PLAIN)
 
 
 def describe_totals(totals: Sequence[ProgramTotal]) -> str:

@@ -1,6 +1,6 @@
 """The programs window: requests of other programs, reuse of their prompts, and causes of reprocessing."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from PySide6.QtCore import Qt, QTimer, Signal
@@ -36,9 +36,10 @@ _NAME_WIDTH, _BAR_WIDTH = 140, 90  # pixels at 100 % text
 class LiveRows(QWidget):
     """Rows for the requests in progress. They are reused, because their contents change many times a second."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: Look, label_of: Callable[[str], str]) -> None:
+        """`label_of` returns a program's name on screen."""
         super().__init__()
-        self._look = look
+        self._look, self._label_of = look, label_of
         self.rows: list[LiveRow] = []
         self.overflow_label = label(kind="small")
         self._lines = column(spacing=4)
@@ -54,11 +55,12 @@ class LiveRows(QWidget):
             done = None
             if record.stage is Stage.READING and record.prompt_tokens:
                 done = min(1.0, ((record.found_tokens or 0) + record.processed_tokens) / record.prompt_tokens)
-            rows.append((record.program, describe_stage(record), done))
+            rows.append((self._label_of(record.program), describe_stage(record), done))
         for slot in loaded_slots:
             if slot.number not in busy and slot.tokens:
                 state = _("loaded, {tokens} tokens", tokens=format_tokens(slot.tokens))
-                rows.append((program_of(slot.owner) or titles.get(slot.owner, _("a chat")), state, None))
+                program = self._label_of(program_of(slot.owner))
+                rows.append((program or titles.get(slot.owner, _("a chat")), state, None))
         while len(self.rows) < min(len(rows), _MAX_ROWS):
             self.rows.append(LiveRow(self._look))
             self._lines.addWidget(self.rows[-1])
@@ -190,7 +192,7 @@ class ProgramsWindow(Panel):
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Connected apps"), parent, size=(760, 800), min_size=(440, 420))
-        self._api_server = runtime.api_server
+        self._api_server, self._label_of = runtime.api_server, runtime.api_server.sharing.label_of
         self._totals: Mapping[str, ProgramTotal] = {}
         self._titles: Mapping[str, str] = {}  # chat titles by id
         self._update_timer = QTimer(self, singleShot=True, interval=_UPDATE_MS)
@@ -198,7 +200,7 @@ class ProgramsWindow(Panel):
         self.subscribe_while_open(self._api_server.subscribe, self._update_timer.start)
         self.total = label(kind="muted", wraps=True)
         self.settings_button = button(_("Settings…"), self.settings_requested, "link", name=_("API server settings"))
-        self.live_rows = LiveRows(look)
+        self.live_rows = LiveRows(look, self._label_of)
         self.list = RowList(look, _("Connected apps"))
         self.details = ProgramDetails(look)
         self.requests = LastRequests(look)
@@ -225,12 +227,12 @@ class ProgramsWindow(Panel):
         server = self._api_server
         self._totals = server.totals.by_program()
         some = bool(self._totals or server.active_requests or server.recent_requests)
-        is_open = self._runtime.settings.api_server
+        is_open = self._runtime.settings.api_server or self._runtime.settings.share_devices
         self.server_off_page.setVisible(some and not is_open)
         self.live_rows.show_current(server.active_requests, server.loaded_slots, self._titles)
         names = sorted(self._totals, key=lambda name: -self._totals[name].last_at)
         before = self.list.current
-        self.list.show_rows([program_row(name, self._totals[name]) for name in names])
+        self.list.show_rows([program_row(name, self._label_of(name), self._totals[name]) for name in names])
         if before is None and names:
             self.list.select(names[0])
         self.total.setText(describe_totals(list(self._totals.values())) if self._totals else "")
@@ -282,7 +284,7 @@ class ProgramsWindow(Panel):
             self.refresh()
 
         text = _("This deletes its statistics and the saved memory of its prompts.")
-        title = _("Forget “{name}”?", name=chosen.value)
+        title = _("Forget “{name}”?", name=chosen.title)
         confirm(self, title, text, _("Forget"), lambda: self.run(forget()))
 
     def _fit(self) -> None:

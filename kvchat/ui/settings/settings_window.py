@@ -20,6 +20,7 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.api_server import ApiServerPage
+from kvchat.ui.settings.devices import DevicesPage
 from kvchat.ui.settings.engines import EnginePage
 from kvchat.ui.settings.model import ModelPage
 from kvchat.ui.settings.page import SettingsPage
@@ -85,7 +86,16 @@ class DesktopSwitch(SwitchEntry):
 
 
 class SettingsWindow(Panel):
-    pages: ClassVar = (GeneralPage, ModelPage, PresetsPage, ToolsPage, EnginePage, StoragePage, ApiServerPage)
+    pages: ClassVar = (
+        GeneralPage,
+        ModelPage,
+        PresetsPage,
+        ToolsPage,
+        EnginePage,
+        StoragePage,
+        ApiServerPage,
+        DevicesPage,
+    )
     window_requested = Signal(str)  # see `SettingsPage`
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:

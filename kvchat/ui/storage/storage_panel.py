@@ -3,13 +3,14 @@
 import asyncio
 import html
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from typing import Any
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtWidgets import QFrame, QLabel, QSlider, QWidget
 
 from kvchat.chat.service import ChatService
-from kvchat.kvstore.savepoint import PrunePlan, StoreUsage, program_of
+from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan, StoreUsage, device_of, program_of, program_owner
 from kvchat.runtime import Runtime
 from kvchat.system.concurrency import shielded
 from kvchat.text.formatting import STORAGE, format_size
@@ -101,6 +102,27 @@ class PruneCard(QFrame):
         if not self.is_slider_moved:
             self.preview_label.setText(_(_SLIDER_HINT))
             self.prune_button.setText(_("Shrink"))
+
+
+def row_id(owner: str) -> str:
+    """Return the owner whose row includes this owner's memory: the chats of a device have one row."""
+    device = device_of(owner)
+    return program_owner(device) if device else owner
+
+
+def losses_by_row(plan: PrunePlan) -> dict[str, PrunedConversation]:
+    losses: dict[str, PrunedConversation] = {}
+    for loss in plan.conversations:
+        id = row_id(loss.conversation_id)
+        before = losses.get(id, PrunedConversation(id, 0, 0, 0))
+        losses[id] = replace(
+            loss,
+            conversation_id=id,
+            save_points=before.save_points + loss.save_points,
+            bytes_freed=before.bytes_freed + loss.bytes_freed,
+            save_points_left=before.save_points_left + loss.save_points_left,
+        )
+    return losses
 
 
 _MIN_LIST_HEIGHT = 120  # pixels at 100 % text
@@ -198,12 +220,15 @@ class StoragePanel(Panel):
         if self._usage is None:
             return
         plan = self.prune_card.plan
-        losses = {loss.conversation_id: loss for loss in plan.conversations} if plan else {}
+        losses = losses_by_row(plan) if plan else {}
         if not losses:
             self.losses_filter_button.setChecked(False)
         self.losses_filter_button.setVisible(bool(losses))
         self._legend.setVisible(not losses)
-        entries = sorted(self._usage.conversations, key=lambda entry: entry.bytes, reverse=True)
+        others = (
+            entry for entry in self._usage.conversations if row_id(entry.conversation_id) == entry.conversation_id
+        )
+        entries = sorted((*others, *self._usage.devices), key=lambda entry: entry.bytes, reverse=True)
         largest = entries[0].bytes if entries else 0
         if self.losses_filter_button.isChecked():
             entries = [entry for entry in entries if entry.conversation_id in losses]
@@ -211,6 +236,8 @@ class StoragePanel(Panel):
         for entry in entries:
             id, program = entry.conversation_id, program_of(entry.conversation_id)
             title = _("{name} (app)", name=program) if program else self._titles.get(id, _("Deleted chat"))
+            if device := device_of(id):
+                title = _("{name} (device)", name=self._runtime.api_server.sharing.label_of(device))
             rows.append(UsageRow(title, entry, losses.get(id), largest, self._seconds_saved.get(id, 0.0)))
         self.list.usage.set_rows(rows)
 

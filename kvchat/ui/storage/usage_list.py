@@ -8,7 +8,7 @@ from PySide6.QtCore import QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QContextMenuEvent, QFontMetrics, QKeyEvent, QPainter, QPainterPath, QResizeEvent
 from PySide6.QtWidgets import QMenu, QStyle, QStyleOptionViewItem, QToolButton
 
-from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation
+from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, device_of
 from kvchat.text.formatting import format_size, one_line
 from kvchat.text.language import _, join_list
 from kvchat.ui.base.building import tool_button
@@ -183,9 +183,11 @@ class UsageList(ItemList):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.setAccessibleName(_("Actions for {title}", title=row.title))
-        pin, never = (lambda on: self.pin_requested.emit(id, on)), (lambda on: self.never_save_requested.emit(id, on))
-        add_keep_actions(menu, row.usage.pinned, pin, row.usage.never_save, never)
-        menu.addSeparator()
+        if not device_of(id):  # each of its chats has flags of its own
+            on_pin, on_never = self.pin_requested.emit, self.never_save_requested.emit
+            pin, never = (lambda on: on_pin(id, on)), (lambda on: on_never(id, on))
+            add_keep_actions(menu, row.usage.pinned, pin, row.usage.never_save, never)
+            menu.addSeparator()
         delete = menu.addAction(_("Delete chat memory"))
         delete.setEnabled(row.usage.save_points > 0)
         delete.triggered.connect(lambda: self.delete_requested.emit(id))

@@ -63,7 +63,8 @@ def describe_limits(usage: StoreUsage, max_age_days: int | None) -> str:
         )
     if any(program_of(entry.conversation_id) for entry in usage.conversations):
         programs = _(
-            "The memory of apps is deleted before the memory of chats and limited to {programs_quota_bytes}.",
+            "The memory of apps and devices is deleted before the memory of chats and limited to "
+            "{programs_quota_bytes}.",
             programs_quota_bytes=format_size(usage.programs_quota_bytes),
         )
     if max_age_days is not None:
