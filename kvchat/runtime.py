@@ -282,6 +282,15 @@ class Runtime:
         if self.model.is_configured and self.chat.idle_s and self.api_server.idle_s:
             await self.restart_engine()
 
+    async def use_server(self, url: str | None) -> None:
+        """Use the paired computer or llama-server at this address, or kvchat's own engine if None.
+
+        During a reply, this takes effect at the next engine start.
+        """
+        await self.apply_settings(dataclasses.replace(self.settings, engine_url=url))
+        if self.chat.idle_s and self.api_server.idle_s:
+            await self.restart_engine()
+
     async def locate_model(self, missing: str, path: Path) -> None:
         """Replace the path of a missing model by `path` in all chats. Raises KvchatError."""
         if missing == self.settings.model_path:

@@ -217,6 +217,7 @@ class ExternalEngine:
         The server's user has decided on its context and projector, so `needs_vision` and `tokens` have no effect.
         """
         url = parse_address(settings.engine_url or "")
+        self.box = None  # its key may have changed
         self.box = await self._paired_box(settings)
         if self.box is not None:
             return partial(

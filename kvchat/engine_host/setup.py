@@ -27,6 +27,7 @@ from kvchat.engine.discovery.engines import (
 )
 from kvchat.engine.discovery.graphics import Backend, Graphics, detect_graphics
 from kvchat.engine.process.external import parse_address
+from kvchat.engine_host.box import PairedBox, PairedBoxStore, pair
 from kvchat.engine_host.choice import user_arguments
 from kvchat.engine_host.engines import server_key
 from kvchat.engine_host.trial import EngineTrial, TrialStep, try_engine
@@ -34,7 +35,7 @@ from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import DownloadOrder, disk_failure, fetch_on_own_loop, run_on_own_loop
 from kvchat.library.remote.github import LLAMA_CPP_REPOSITORY, GitHub, backend_of, builds_for
 from kvchat.library.remote.starter import installed_starter, starter_path
-from kvchat.settings import Settings
+from kvchat.settings import Settings, SettingsNotSaved
 from kvchat.system.archives import UnsafeArchive, unpack
 from kvchat.system.concurrency import InterruptibleTask, in_thread
 from kvchat.system.files import file_size, replace_file
@@ -105,7 +106,7 @@ class EngineSetup:
     ) -> None:
         """`use_engine` selects the engine at a path, or the default if None. `notify` shows a title and a detail."""
         self._paths, self._settings, self._use_engine, self._notify = paths, settings, use_engine, notify
-        self.key_store = server_key(paths)
+        self.key_store, self._boxes = server_key(paths), PairedBoxStore(paths)
         self._engines, self._downloads = paths.engines, paths.engines / ".downloads"
         self._github = GitHub()
         self.download: EngineDownload | None = None
@@ -202,6 +203,24 @@ class EngineSetup:
             advice = _("Check that the disk is not full.")
             raise KvchatError(_("The API key could not be saved"), f"{error.strerror}.", advice) from error
         return None
+
+    async def paired_box(self) -> PairedBox | None:
+        return await asyncio.to_thread(self._boxes.load)
+
+    async def pair(self, address: str, code: str) -> PairedBox:
+        """Pair with another computer, which replaces the one before. Raises KvchatError."""
+        box = await pair(address, code)
+        try:
+            await asyncio.to_thread(self._boxes.save, box)
+        except OSError as error:
+            raise SettingsNotSaved(self._paths.config, error) from error
+        return box
+
+    async def forget_box(self) -> None:
+        try:
+            await asyncio.to_thread(self._boxes.forget)
+        except OSError as error:
+            raise SettingsNotSaved(self._paths.config, error) from error
 
     async def validation_error(self, name: str, text: str) -> str:
         """Return why the setting `name` cannot have this text, or "". May query the engine for its options."""

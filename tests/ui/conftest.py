@@ -61,6 +61,18 @@ def look(qapp: QApplication) -> Iterator[Look]:
         left.deleteLater()
 
 
+@pytest.fixture(autouse=True)
+def in_network(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return the computers that the window finds in the network; a test may add some."""
+    found: dict[str, str] = {}
+
+    async def find_shared() -> dict[str, str]:
+        return dict(found)
+
+    monkeypatch.setattr("kvchat.ui.settings.other_computer.find_shared", find_shared)
+    return found
+
+
 @pytest.fixture
 def runtime(tmp_path: Path) -> StagedRuntime:
     return StagedRuntime(tmp_path)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import zlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.errors import EngineFailed
-from kvchat.engine.api.transport import Transport
+from kvchat.engine.api.transport import NO_HEADERS, Transport
 from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.api.wire import ChatChunk, PromptProgress, Timings
 from kvchat.engine_host.choice import Capacity, ModelMissing, NoModel
@@ -55,9 +55,7 @@ class PlayedServer(Transport):
         self.may_read = asyncio.Event()  # cleared by a test: prompts wait
         self.may_read.set()
 
-    async def request(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 60.0
-    ) -> bytes:
+    async def request(self, method: str, path: str, body: dict[str, Any] | None = None, **options: object) -> bytes:
         body = body or {}
         match path.partition("?action="):
             case "/apply-template", _, _:
@@ -70,7 +68,9 @@ class PlayedServer(Transport):
                 raise AssertionError(path)
         return json.dumps(answer).encode()
 
-    async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
+    async def stream(
+        self, path: str, body: dict[str, Any], more_headers: Mapping[str, str] = NO_HEADERS
+    ) -> AsyncGenerator[ChatChunk, None]:
         prompt = body["prompt"] if path == "/completion" else [BOS, *tokenize(render_request(body))]
         cached = self.slot.cached(prompt)
         self.slot.tokens = list(prompt)

@@ -19,6 +19,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm, file_dialog
 from kvchat.ui.dialogs.engine_offer import ENGINE_DOWNLOAD_HELP, EngineOffer, gpu_name
 from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.settings.other_computer import OtherComputerEntry
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import flow
@@ -57,6 +58,7 @@ class EnginePage(SettingsPage):
         help = _("Choose an engine above. You can remove unused ones.")
         self.downloaded = self.add_wide(_("Downloaded engines"), help, self._downloads)
         panel.subscribe_while_open(runtime.engines.subscribe, self._handle_download_change)
+        self.computer = self.add(OtherComputerEntry(self))
         self.add_settings(through="engine_url")
         self.api_key_field = line_edit(_("Server API key"), _("the value of the server’s --api-key"))
         self.api_key_field.setEchoMode(QLineEdit.EchoMode.Password)
@@ -73,7 +75,12 @@ class EnginePage(SettingsPage):
 
     def refresh(self) -> None:
         super().refresh()
-        self.key_entry.setVisible(self.runtime.settings.engine_url is not None)  # used only with a server
+        box, server = self.computer.used_box, self.settings["engine_url"]
+        self.key_entry.setVisible(self.runtime.settings.engine_url is not None and box is None)  # used with a server
+        server.field.setReadOnly(box is not None)
+        if box is not None:
+            server.field.setText(_("In use: {name}", name=box.name))
+            server.clear_button.hide()
         self._show_engines()
         if self.isVisible() and self._searched_with != (self.runtime.settings.engine_path,):
             self._search()
@@ -81,6 +88,16 @@ class EnginePage(SettingsPage):
     def showEvent(self, event: Any) -> None:
         super().showEvent(event)
         self._searched_with = ()
+        self.refresh()
+        self.run(self._load_box())
+        self.computer.start_searching()
+
+    def hideEvent(self, event: Any) -> None:
+        super().hideEvent(event)
+        self.computer.stop_searching()
+
+    async def _load_box(self) -> None:
+        await self.computer.load()
         self.refresh()
 
     def _handle_download_change(self) -> None:
