@@ -132,6 +132,15 @@ class SwitchingEngineHost:
             raise EngineGone(_("The other computer is not available"), "", _("kvchat will try again."))
         return engine.engine
 
+    async def wake_server(self) -> None:
+        """Wake the paired computer if it has told its address. Raises KvchatError."""
+        box = self.external.box
+        if box is not None and box.mac:
+            try:
+                await asyncio.to_thread(box.wake)
+            except OSError as error:
+                raise KvchatError(_("{name} could not be woken", name=box.name), f"{error}.") from error
+
     def can_recover(self) -> bool:
         return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
 

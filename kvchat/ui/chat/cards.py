@@ -21,11 +21,24 @@ class EngineCard(Card):
         self.locate_button = self.add_button(_("Locate file…"), "primary")
         self.download_button = self.add_button(_("Download again…"))
         self.model_button = self.add_button(_("Choose another model"))
+        self.own_engine_button = self.add_button(_("Use this computer instead"))
 
     def show_status(
-        self, status: EngineStatus, model: str | None, *, is_model_missing: bool = False, can_download: bool = False
+        self,
+        status: EngineStatus,
+        model: str | None,
+        *,
+        is_model_missing: bool = False,
+        can_download: bool = False,
+        has_own_engine: bool = False,
     ) -> None:
-        """Show the engine's state. `can_download` means that a missing model can be downloaded again."""
+        """Show the engine's state.
+
+        `can_download` means that a missing model can be downloaded again, `has_own_engine` that this computer can take
+        over from a paired one that is away.
+        """
+        is_away = status.failure is not None and status.failure.kind is FailureKind.AWAY
+        self.restart_button.setText(_("Try again") if is_away else _("Restart"))
         state, failure = status.state, status.failure
         failed, stopped = state is EngineState.FAILED, state is EngineState.STOPPED
         if state in (EngineState.READY, EngineState.UNLOADED):
@@ -37,7 +50,7 @@ class EngineCard(Card):
                 detail = _("Restarting the engine.")
                 if status.restart_attempt:
                     detail = _("Restarting the engine (attempt {attempt}).", attempt=status.restart_attempt)
-                if failure.kind is FailureKind.NOT_FOUND:  # the user's own server: keep looking
+                if failure.kind in (FailureKind.NOT_FOUND, FailureKind.AWAY):  # not our own engine: keep looking
                     detail = _("{detail} Trying again…", detail=failure.detail)
             self.set_text(failure.title, detail, failure.advice)
         else:
@@ -46,10 +59,11 @@ class EngineCard(Card):
         self.show_buttons(
             stopped and model is not None and self.start_button,
             failed and not is_model_missing and self.restart_button,
-            failed and not is_model_missing and self.log_button,
+            failed and not is_model_missing and not is_away and self.log_button,
             failed and is_model_missing and self.locate_button,
             failed and is_model_missing and can_download and self.download_button,
-            (failed or (stopped and model is None)) and self.model_button,
+            ((failed and not is_away) or (stopped and model is None)) and self.model_button,
+            is_away and has_own_engine and self.own_engine_button,
         )
         for widget in (self, self.title):
             restyle(widget, "tone", "bad" if failed else "")

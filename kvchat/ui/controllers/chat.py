@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QMenu
 
 from kvchat.chat import events
 from kvchat.chat.record.messages import NEW_CHAT_ID, Message, Role
+from kvchat.engine.api.connection import EngineState
 from kvchat.runtime import Runtime
 from kvchat.session.events import Restored, Saved
 from kvchat.text.language import _, format_number
@@ -58,6 +59,8 @@ class ChatController(Controller):
         for changed in (composer.editor.textChanged, composer.chips.changed):
             changed.connect(lambda: runtime.chat.prepare(self.current, composer.draft, composer.chips.attachments))
         transcript.retry_requested.connect(self.retry)
+        transcript.tail.failure_card.resend_button.clicked.connect(self.resend_when_ready)
+        self._resent_chats: set[str] = set()  # whose last message is sent again when the engine is ready
         transcript.message_requested.connect(self.handle_request)
         transcript.tail.call_card.answered.connect(runtime.chat.turns.tool_calls.answer)
         transcript.tail.prioritize_button.clicked.connect(self._ask_to_prioritize)
@@ -126,6 +129,13 @@ class ChatController(Controller):
         if self.current is not None:
             self.run_turn(self.current, self._runtime.chat.retry(self.current))
 
+    def resend_when_ready(self) -> None:
+        """Send the open chat's last message again as soon as the paired computer is back, and wake that."""
+        if self.current is not None:
+            self._resent_chats.add(self.current)
+            self._views.transcript.tail.failure_card.show_waiting()
+            self._runner.start(self._runtime.engine.wake_server())
+
     def stop(self) -> None:
         if self.current is not None:
             self._runtime.chat.stop(self.current)
@@ -147,7 +157,11 @@ class ChatController(Controller):
         engine, model, views = self._runtime.engine, self._runtime.model, self._views
         can_download = model.repository is not None
         views.engine_card.show_status(
-            engine.status, model.name, is_model_missing=model.is_missing, can_download=can_download
+            engine.status,
+            model.name,
+            is_model_missing=model.is_missing,
+            can_download=can_download,
+            has_own_engine=self._runtime.settings.model_path is not None,
         )
         views.status_strip.show_engine(engine.status.state, model.name, engine.context_size, engine.context_reason)
         self._show_header()
@@ -176,7 +190,11 @@ class ChatController(Controller):
 
     def _handle_event(self, event: events.Event) -> None:
         match event:
-            case events.EngineChanged():
+            case events.EngineChanged(status=status):
+                if status.state is EngineState.READY and self._resent_chats:
+                    resent, self._resent_chats = self._resent_chats, set()
+                    for id in resent:
+                        self.run_turn(id, self._runtime.chat.retry(id))
                 self.show_engine()
                 self._show_turn()
                 self.conversations.reload_soon()

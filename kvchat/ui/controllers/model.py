@@ -46,9 +46,17 @@ class ModelController(Controller):
         else:
             self.apply_default()
 
-    async def switch(self, path: Path) -> None:
-        """Use another model in the open conversation or, if none is open, by default. Raises KvchatError."""
-        if self._chat.current is None:
+    async def switch(self, path: Path | str) -> None:
+        """Use another model in the open conversation or, if none is open, by default. Raises KvchatError.
+
+        A string is the name of a paired computer's model.
+        """
+        if isinstance(path, str):
+            if self._chat.current is not None:
+                await self._runtime.chat.use_model(self._chat.current, path)
+            await self._runtime.engine.ready(path)
+            self._chat.show_engine()
+        elif self._chat.current is None:
             await self._runtime.use_model(path)
             self.apply_default()
         else:

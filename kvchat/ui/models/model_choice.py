@@ -72,9 +72,12 @@ class ModelBox(ChoiceBox):
 
 
 class ModelMenu(QObject):
-    """Menu of the models on this computer. It shows the last search's results while a new search runs."""
+    """Menu of the models on this or the paired computer.
 
-    chosen = Signal(object)  # Path
+    It shows the last search's results while a new search runs.
+    """
+
+    chosen = Signal(object)  # Path, or the name of a paired computer's model
     more_requested = Signal()
 
     def __init__(
@@ -107,6 +110,12 @@ class ModelMenu(QObject):
     def _fill(self) -> None:
         menu, used = self._menu, self._current_model()
         menu.clear()
+        if server_models := self._runtime.engine.server_models:
+            for name in server_models:
+                action = menu.addAction(name.replace("&", "&&"), partial(self.chosen.emit, name))
+                action.setCheckable(True)
+                action.setChecked(name == server_models[0])
+            return
 
         def order(model: FoundModel) -> tuple[object, ...]:
             return str(model.path) != used, _chip(model.judgement)[1] is Tone.BAD, model_sort_key(model)

@@ -274,6 +274,12 @@ class FailureCard(Card):
         self.retry_button, self.use_current_button = self.add_button(_("Try again")), self.add_button("", "primary")
         self.locate_button = self.add_button(_("Locate file…"))
         self.model_button = self.add_button(_("Choose another model"))
+        self.resend_button = self.add_button(_("Send when it is back"), "primary")
+
+    def show_waiting(self) -> None:
+        """Say that the message will be sent as soon as the paired computer is back."""
+        self.resend_button.setText(_("Waiting…"))
+        self.resend_button.setEnabled(False)
 
     def show_error(self, error: KvchatError | None, model: str | None = None) -> None:
         """Show the error, or hide the card if it is None. `model` can be used instead of a missing model."""
@@ -282,6 +288,9 @@ class FailureCard(Card):
             self.set_text(error.title, error.detail, error.advice)
         self.use_current_button.setText(_("Use {model}", model=model).replace("&", "&&"))
         self.use_current_button.setAccessibleName(_("Use {model}", model=model))
+        is_away = isinstance(error, EngineFailed) and error.failure.kind is FailureKind.AWAY
+        self.resend_button.setText(_("Send when it is back"))
+        self.resend_button.setEnabled(True)
         kinds = FailureKind.BAD_MODEL, FailureKind.MODEL_MISSING  # failures caused by the model file
         of_the_model = missing or (isinstance(error, EngineFailed) and error.failure.kind in kinds)
         use_current = missing and model is not None and self.use_current_button
@@ -290,6 +299,7 @@ class FailureCard(Card):
             use_current,
             missing and self.locate_button,
             of_the_model and self.model_button,
+            is_away and self.resend_button,
         )
         self.setVisible(error is not None)
 
