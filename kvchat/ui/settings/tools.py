@@ -273,7 +273,7 @@ class ToolsPage(SettingsPage):
         def start(name: str) -> None:
             if (server := self.manager.source(name).server).state is ServerState.NOT_APPROVED:
                 self.approve(server)
-            else:
+            elif server.state is not ServerState.OFF:
                 self.run(self.manager.start(name))
 
         async def show() -> None:

@@ -158,6 +158,8 @@ async def test_a_bundle_is_installed_with_its_options(
     await until(lambda: any(dialog.isVisible() for dialog in page.panel.findChildren(InstallBundleDialog)))
     dialog = next(dialog for dialog in page.panel.findChildren(InstallBundleDialog) if dialog.isVisible())
     assert any("replaces the installed version" in text.text() for text in dialog.findChildren(QLabel))
+    assert dialog.fields[2].field.placeholderText() == "Leave empty to keep the current value"
+    assert "KEY=${keyring:key}" in dialog.launch.toPlainText()
     dialog.close()
     (tmp_path / "bad.mcpb").write_text("no zip")
     page.install(tmp_path / "bad.mcpb")
