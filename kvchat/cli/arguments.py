@@ -253,7 +253,7 @@ class RenameOptions(ChatOptions):
 
 
 @owner_command(
-    "chats delete", "chats:delete", N_("delete chats; Recently deleted in the window can restore them for a while")
+    "chats delete", "chats:delete", N_("delete chats; “Recently deleted” in the window keeps them for a while")
 )
 class ChatsOptions(JsonOptions):
     chats: tuple[str, ...] = positional("ID", N_("chat id as listed, or its first characters"), (), nargs="+")
@@ -357,7 +357,10 @@ class AddServerOptions(JsonOptions):
     )
     values: tuple[str, ...] = option(
         "NAME=VALUE",
-        N_("environment variable, HTTP header or bundle option; repeatable; NAME alone copies your variable"),
+        N_(
+            "environment variable, HTTP header or bundle option; repeatable; "
+            "NAME alone takes the value of your environment variable NAME"
+        ),
         (),
         action="append",
         name="--set",

@@ -249,7 +249,7 @@ def _check_tree(leaf_id: Any, messages: Sequence[Row]) -> None:
             if at in path:
                 raise BadConversation(_("its messages form a loop"))
             if at not in parents:
-                raise BadConversation(_("the message before one of its messages is missing"))
+                raise BadConversation(_("one of its messages follows a missing message"))
             path.add(at)
             at = parents[at]
         rooted |= path

@@ -276,7 +276,7 @@ SUGGESTIONS = (
         "bartowski/mistralai_Mistral-Small-3.2-24B-Instruct-2506-GGUF",
         "IQ4_XS",
         12_800_000_000,
-        N_("A careful writer, but leaves memory only for shorter chats."),
+        N_("Writes carefully; leaves memory for shorter chats only."),
     ),
     Suggestion(24, "ggml-org/gemma-3-27b-it-GGUF", "Q4_K_M", 16_500_000_000, N_("The best writer in this list.")),
     Suggestion(24, "Qwen/Qwen3-32B-GGUF", "Q4_K_M", 19_800_000_000, N_("The strongest at reasoning and code.")),

@@ -35,7 +35,7 @@ _SERVERS_HELP = N_(
     "Local programs and web services that provide tools. A local server runs with all your permissions. "
     "Add only servers that you trust."
 )
-_GRANTS_HELP = N_("These tools run without asking. A chat’s permission can allow more.")
+_GRANTS_HELP = N_("These tools run without asking you. A chat’s “Permission” setting can allow more tools.")
 _STARTED = (ServerState.STARTING, ServerState.RUNNING, ServerState.FAILED)
 
 
@@ -142,7 +142,7 @@ class ToolsPage(SettingsPage):
         self.servers_entry = self.add_wide(_("MCP servers"), _(_SERVERS_HELP), *parts)
         self._import_buttons: dict[str, QWidget] = {}
         self._grants = column(spacing=6)
-        self.grants_entry = self.add_wide(_("Allowed without asking"), _(_GRANTS_HELP), self._grants)
+        self.grants_entry = self.add_wide(_("Tools allowed without asking"), _(_GRANTS_HELP), self._grants)
         panel.subscribe_while_open(self.manager.subscribe, self.show_servers)
         self.show_servers()
 
@@ -352,7 +352,7 @@ class ToolsPage(SettingsPage):
 
     def _show_grants(self, grants: Sequence[Grant], titles: Mapping[str, str]) -> None:
         clear(self._grants)
-        self.grants_entry.set_help(_(_GRANTS_HELP) if grants else _("No tools are allowed without asking."))
+        self.grants_entry.set_help(_(_GRANTS_HELP) if grants else _("No tool may run without asking you."))
         for grant in grants:
             tool = join_parts((safe_prose(grant.name), source_label(grant.source)))
             where = _("in all chats")

@@ -38,7 +38,7 @@ def describe_sharing(usage: StoreUsage) -> str:
     if not saved and any(entry.shared_bytes for entry in usage.conversations):
         return _("Chats share some chat memory, but too little to save space yet.")
     if not saved:
-        return _("Nothing is shared yet. Turns and chats with the same beginning are saved only once.")
+        return _("No chat memory is shared yet. If turns or chats begin the same way, kvchat saves that part once.")
     share, total = saved / usage.logical_bytes, format_size(usage.logical_bytes)
     return _(
         "{spared} saved by deduplication ({percent}). Without it: {logical_bytes}.",
@@ -228,7 +228,7 @@ class UsageSummary(QWidget):
         self.total_label.setText(_("{size} in use", size=format_size_of(usage.physical_bytes, usage.quota_bytes)))
         self.quota_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
         if usage.problem:
-            self.total_label.setText(_("No chat memory is saved"))
+            self.total_label.setText(_("kvchat cannot save chat memory"))
         for widget in (self.quota_bar, self._figures):
             widget.setVisible(not usage.problem)
         self.savings_bar.show_usage(usage)

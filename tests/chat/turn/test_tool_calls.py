@@ -141,7 +141,7 @@ async def test_modes_and_grants_hold_for_the_definition_they_were_given_for(stag
     await stage.finish(reply)
     sky.offered = []
     assert await stage.ask(other) is not None
-    assert "no longer offers it" in (await stage.messages(other))[-2].content
+    assert "no longer offers this tool" in (await stage.messages(other))[-2].content
     assert len(sky.calls) == 3
 
 

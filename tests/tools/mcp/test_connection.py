@@ -46,8 +46,8 @@ async def test_calls_run_in_parallel(faulty: Start) -> None:
 @pytest.mark.parametrize(
     ("tool", "sentence"),
     [
-        ("crash", "It stopped with exit code 3. Its last message: boom: no more disk"),
-        ("flood", "It sent a message of more than 32 MB."),
+        ("crash", "The server stopped with exit code 3. Its last message: boom: no more disk"),
+        ("flood", "The server sent a message of more than 32 MB."),
         ("requests", "It sent too many requests."),
     ],
 )
@@ -117,8 +117,8 @@ async def test_progress_extends_the_time(faulty: Start, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("mode", "sentence"),
     [
-        ("exit", "It stopped with exit code 2. Its last message: missing API key"),
-        ("mute", "It did not respond within 1 seconds."),
+        ("exit", "The server stopped with exit code 2. Its last message: missing API key"),
+        ("mute", "The server did not respond within 1 seconds."),
     ],
 )
 async def test_server_does_not_start(faulty: Start, monkeypatch: pytest.MonkeyPatch, mode: str, sentence: str) -> None:
@@ -138,7 +138,7 @@ async def test_closing_interrupts_a_start(faulty: Start) -> None:
     starting = asyncio.create_task(source.tools())
     await until(lambda: bool(source.log.lines))
     await source.close()
-    with pytest.raises(ToolFailed, match="It was stopped"):
+    with pytest.raises(ToolFailed, match="stopped while it was starting"):
         await starting
     assert source.server.state is not ServerState.RUNNING
 
@@ -273,7 +273,7 @@ async def test_server_of_the_newest_version(faulty: Start) -> None:
     first = await source.tools()
     assert [tool.description for tool in first] == ["List 1"]
     assert await source.tools() == first, "the list is fresh for some time"
-    with pytest.raises(ToolFailed, match="It asks for input, which kvchat does not support"):
+    with pytest.raises(ToolFailed, match="The server requested more input, which kvchat does not support"):
         await source.call("ask", {})
     while await source.tools() == first:  # noqa: ASYNC110
         await asyncio.sleep(0.1)

@@ -67,7 +67,7 @@ async def test_a_server_is_added_shown_approved_and_its_changed_tools_reviewed(
     assert row.review_button.isVisibleTo(row)
     row.review_button.click()
     review = child(page, ReviewDialog)
-    assert "Old: Does echo\nNew: Deletes everything" in review.changes.toPlainText()
+    assert "Old description: Does echo\nNew description: Deletes everything" in review.changes.toPlainText()
     review.approve_button.click()
     await until(lambda: not row.server.pending_tools)
 
