@@ -225,9 +225,8 @@ def format_plan(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: 
     else:
         lines = [
             _(
-                "{verb} {count} ({size}); time to reprocess: {time}.",
-                verb=_("Would delete") if dry_run else _("Deleting"),
-                count=plural(len(plan.save_point_ids), "{count} save point", "{count} save points"),
+                "Save points to delete: {count} ({size}); time to reprocess: {time}.",
+                count=format_number(len(plan.save_point_ids)),
                 size=format_size(plan.bytes_freed),
                 time=_format_reprocessing(plan.reprocessing),
             )

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QFileDialog, QFrame, QWidget
 from kvchat.chat.turn.tool_calls import Grant
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_age
-from kvchat.text.language import N_, _, join_list, join_parts, join_sentences, plural
+from kvchat.text.language import N_, _, join_list, join_parts, join_sentences, pgettext, plural
 from kvchat.text.safe_text import safe_code, safe_prose
 from kvchat.tools.mcp.bundles import read_bundle
 from kvchat.tools.mcp.foreign import ForeignServers, find_foreign_servers
@@ -359,8 +359,8 @@ class ToolsPage(SettingsPage):
             if grant.conversation_id:
                 where = _("in “{title}”", title=titles.get(grant.conversation_id, _("a deleted chat")))
             when = format_age(datetime.fromtimestamp(grant.granted_at, UTC).astimezone(), datetime.now().astimezone())
-            line, revoke_name = QWidget(), _("Revoke {name}", name=f"{tool} {where}")
-            revoke = button(_("Revoke"), partial(self._revoke, [grant]), name=revoke_name)
+            line, revoke_name = QWidget(), _("Revoke the permission for {tool} ({where})", tool=tool, where=where)
+            revoke = button(pgettext("permission", "Revoke"), partial(self._revoke, [grant]), name=revoke_name)
             text = column(label(tool, wraps=True), label(join_parts((where, when)), "small", wraps=True), spacing=1)
             row((text, 1), revoke, on=line, spacing=8, margins=0)
             self._grants.addWidget(line)

@@ -49,18 +49,11 @@ def describe_sharing(usage: StoreUsage) -> str:
 
 
 def describe_limits(usage: StoreUsage, max_age_days: int | None) -> str:
-    limit, programs, unused = format_size(usage.quota_bytes), "", ""
+    programs, unused = "", ""
     rule = _(
         "When the limit of {limit} is reached, kvchat deletes the chat memory that saves the least time per GB.",
-        limit=limit,
+        limit=format_size(usage.quota_bytes),
     )
-    if holds := describe_capacity(usage.quota_bytes, usage.chat_bytes):
-        rule = _(
-            "The limit of {limit} {holds}. When it is reached, kvchat deletes the chat memory that "
-            "saves the least time per GB.",
-            limit=limit,
-            holds=holds,
-        )
     if any(program_of(entry.conversation_id) for entry in usage.conversations):
         programs = _(
             "The memory of apps is deleted before the memory of chats and limited to {programs_quota_bytes}.",
@@ -72,7 +65,7 @@ def describe_limits(usage: StoreUsage, max_age_days: int | None) -> str:
             "Chat memory not used for {count} day is also deleted.",
             "Chat memory not used for {count} days is also deleted.",
         )
-    return join_sentences(rule, programs, unused)
+    return join_sentences(describe_capacity(usage.quota_bytes, usage.chat_bytes), rule, programs, unused)
 
 
 def describe_break_even(break_even: BreakEven | None) -> str:

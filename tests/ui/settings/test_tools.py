@@ -183,7 +183,7 @@ async def test_grants_are_listed_and_revoked(runtime: StagedRuntime, page: Tools
     )
     await page.load_grants()
     assert await calls.grants() == [grant]
-    button(page, "Revoke write_file · files in all chats").click()
+    button(page, "Revoke the permission for write_file · files (in all chats)").click()
     await until(lambda: "No tool" in page.grants_entry.help.text())
     assert await calls.grants() == []
 
