@@ -114,7 +114,7 @@ class ChatSearchResult:
 
 
 class ChatSearch:
-    """Searches, and keeps the index up to date in the background. Event-loop thread only."""
+    """Searches chats, and keeps the index up to date in the background. Event-loop thread only."""
 
     def __init__(self, turn_context: TurnContext) -> None:
         self._run = turn_context.run

@@ -34,7 +34,7 @@ from kvchat.kvstore import exchange
 from kvchat.kvstore.exchange import BadMemory, BlockStream, Manifest, manifest_from_json, manifest_to_json
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
-from kvchat.system.concurrency import Progress
+from kvchat.system.concurrency import OnProgress
 from kvchat.system.files import open_regular_file
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, format_number, join_sentences, plural
@@ -173,7 +173,7 @@ def export_with_memory(
     conversation_id: str,
     target: Path,
     passphrase: str = "",
-    progress: Progress = lambda done, total: None,
+    progress: OnProgress = lambda done, total: None,
 ) -> int:
     """Write a chat with its memory to a private file; return its size. A failure leaves no file.
 
@@ -252,7 +252,7 @@ class MemoryFile:
         return io.BytesIO(self._read_member(_CHATS))
 
     def import_into(
-        self, store: BlockStore, conversation_id: str, progress: Progress = lambda done, total: None
+        self, store: BlockStore, conversation_id: str, progress: OnProgress = lambda done, total: None
     ) -> ImportedMemory:
         """Import the memory completely or not at all. Raises BadMemory, StoreRefused and what `progress` raises."""
         try:
@@ -273,7 +273,7 @@ class MemoryFile:
             raise BadMemory(_(_INCOMPLETE))
         return b"".join(content)
 
-    def _blocks(self, manifest: Manifest, progress: Progress) -> BlockStream:
+    def _blocks(self, manifest: Manifest, progress: OnProgress) -> BlockStream:
         done = 0
         for name, size, content in self._members:
             try:

@@ -73,7 +73,6 @@ class PendingCall:
     call: ToolCall
     tool: Tool
     is_waiting: bool  # for permission
-    since: float  # time.monotonic()
     key: str = field(default_factory=lambda: uuid.uuid4().hex)  # identifies the question: calls may have equal ids
 
 
@@ -147,7 +146,7 @@ class ToolCalls:
     async def run(self, reply: Message, *, is_stored: bool = False) -> tuple[Message, bool]:
         """Execute a reply's calls in order and store the results below it.
 
-        `is_stored`: the model has not written the calls just now. They may come from a file, or may have run before
+        `is_stored`: the reply was loaded from the database. Its calls may come from a file, or may have run before
         kvchat ended, so the user is asked about each. Returns the last result, and True if every call was invalid. If
         cancelled, stores that the rest was stopped.
         """
@@ -216,7 +215,7 @@ class ToolCalls:
             if error := validation_error(tool, arguments):
                 return await self._store(parent, call, ToolResult(f"Invalid arguments: {error}", is_error=True)), False
         began_at = time.perf_counter()  # on Windows, finer than monotonic()
-        running = PendingCall(reply.conversation_id, reply.id, call, tool, False, began_at)
+        running = PendingCall(reply.conversation_id, reply.id, call, tool, False)
         self._show(running)
         calling_chat.set(reply.conversation_id)
         try:
@@ -229,7 +228,7 @@ class ToolCalls:
 
     async def ask(self, reply: Message, call: ToolCall, tool: Tool) -> Answer:
         """Wait for the user's answer, and store the grant, if any."""
-        pending = PendingCall(reply.conversation_id, reply.id, call, tool, True, time.monotonic())
+        pending = PendingCall(reply.conversation_id, reply.id, call, tool, True)
         question = self._questions[pending.key] = asyncio.get_running_loop().create_future()
         self._show(pending)
         try:

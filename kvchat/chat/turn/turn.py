@@ -57,7 +57,7 @@ class TurnStart:
 class Turn:
     """The answer to one question, in one or more rounds: a reply with tool calls is followed by their results.
 
-    Its prompt is the path to that question, even if more messages are sent meanwhile.
+    Its prompt is the branch up to that question, even if more messages are sent meanwhile.
     """
 
     turn_context: TurnContext

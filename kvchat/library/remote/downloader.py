@@ -45,7 +45,7 @@ REPORT_INTERVAL_S = 0.2
 RATE_WINDOW_S = 5.0  # the displayed rate is the average over this time
 
 T = TypeVar("T")
-Progress = Callable[[int, bool], object]  # called with the bytes so far of all files, and True while verifying
+OnDownload = Callable[[int, bool], object]  # called with the bytes so far of all files, and True while verifying
 
 
 class DownloadFailed(KvchatError):
@@ -120,7 +120,7 @@ def discard_download(order: DownloadOrder, models: Path) -> None:
             folder.rmdir()
 
 
-async def fetch_model(order: DownloadOrder, models: Path, source: DownloadSource, on_progress: Progress) -> Path:
+async def fetch_model(order: DownloadOrder, models: Path, source: DownloadSource, on_progress: OnDownload) -> Path:
     """Download the missing files, verify their hashes, move them into place and return the first one.
 
     If cancelled, the bytes received so far are kept for resuming. Raises HubError and DownloadFailed.
@@ -173,7 +173,7 @@ class _PartDownload:
     path: Path
     source: DownloadSource
     before: int  # total bytes of the files before this one
-    on_progress: Progress
+    on_progress: OnDownload
     done: int = 0
     hash: hashlib._Hash = field(default_factory=hashlib.sha256)
 
