@@ -148,9 +148,9 @@ def describe_import(memory: ImportedMemory, test: ImportTestResult) -> str:
         reason = _("It could not be tested yet: {reason}.", reason=test.reason.text) if test.reason else ""
         return join_sentences(imported, reason or _("kvchat tests it with the next message in this chat."))
     if test.reason:
-        return _("{came} This computer must reprocess the chat: {reason}.", came=imported, reason=test.reason.text)
-    works = N_("{came} A test on this computer succeeded: {tokens} of {of} tokens need no reprocessing.")
-    return _(works, came=imported, tokens=format_number(test.tokens), of=format_number(test.total))
+        return _("{result} This computer must reprocess the chat: {reason}.", result=imported, reason=test.reason.text)
+    works = N_("{result} A test on this computer succeeded: {tokens} of {total} tokens need no reprocessing.")
+    return _(works, result=imported, tokens=format_number(test.tokens), total=format_number(test.total))
 
 
 class NoSavedMemory(KvchatError):

@@ -240,20 +240,20 @@ def _check_room(order: DownloadOrder, models: Path) -> None:
     repository, path = order.repository, order.file.parts[0].path
     largest = max(part.size for part in order.file.parts)
     if largest > MAX_FILE_BYTES:
-        text = N_("It is {largest}. Hugging Face serves files larger than {largest2} only to its own client.")
+        text = N_("It is {size}. Hugging Face serves files larger than {limit} only to its own client.")
         raise DownloadFailed(
             _("This file is too large to download in kvchat"),
-            _(text, largest=format_size(largest), largest2=format_size(MAX_FILE_BYTES)),
+            _(text, size=format_size(largest), limit=format_size(MAX_FILE_BYTES)),
             _("Run `hf download {repository} {path}`. kvchat will find the model.", repository=repository, path=path),
         )
     needed = order.file.size - order.bytes_done(models)
     free = shutil.disk_usage(order.target_path(models).parent).free
     if needed + RESERVED_DISK_BYTES > free:
-        text = N_("It needs {needed} more, and {spare_room} should stay free; {models} has {free} free.")
-        sizes = {"needed": needed, "spare_room": RESERVED_DISK_BYTES, "free": free}
+        text = N_("It needs {needed} more, and {reserve} should stay free; {folder} has {free} free.")
+        sizes = {"needed": needed, "reserve": RESERVED_DISK_BYTES, "free": free}
         raise DownloadFailed(
             _("Not enough disk space for this download"),
-            _(text, models=models, **{name: format_size(size) for name, size in sizes.items()}),
+            _(text, folder=models, **{name: format_size(size) for name, size in sizes.items()}),
             _("Free up disk space, or choose a smaller file."),
         )
 

@@ -157,7 +157,7 @@ def describe_expiry(usage: StoreUsage, days: int, now: datetime) -> str:
     text = _must_be_reprocessed(len(cold))
     if duration := sum_times(entry.reprocessing for entry in cold):
         time = format_estimate(duration)
-        text = _("{becomes}; reprocessing everything would take {time}", becomes=text, time=time)
+        text = _("{result}; reprocessing everything would take {time}", result=text, time=time)
     return join_sentences(
         text, _("Memory of old turns in other chats may also be deleted."), _("Messages are not deleted.")
     )
