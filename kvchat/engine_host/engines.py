@@ -98,7 +98,9 @@ class ManagedEngine:
             initial_tokens=initial_tokens,
             staged=self.staging_memory(),
         )
-        self._store.restorer.limit_memory(choice.context.memory_uses[-1].staging)
+        promised = promised_strategy(choice.facts, swa_full=choice.demand.swa_full)
+        window = choice.facts.kv.window if promised is Strategy.COMPLETE else 0
+        self._store.restorer.limit_memory(choice.context.memory_uses[-1].staging, choice.fingerprint, window)
         return choice
 
     async def prepare(self, settings: Settings, *, needs_vision: bool, tokens: int) -> Callable[[], Awaitable[None]]:
