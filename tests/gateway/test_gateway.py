@@ -34,7 +34,6 @@ from tests.store_contents import StoreContents
 from tests.systems import not_on_windows
 
 CHAT = "/v1/chat/completions"
-SLOW_PREFILL = [PrefillSample(1000, 1e6)] * 5  # makes restoring worthwhile
 
 
 def forwarded(fake_engine: FakeEngine) -> list[dict[str, Any]]:
@@ -263,7 +262,7 @@ async def test_similar_conversation_waits_for_a_save_in_progress(
         await server.settled()
         fake_engine.set(FAKE_HOLD_DURING="save")
         await server.chat(system + "The first.")
-        server.runtime.chat.slots.restore_cost.speed.samples.extend(SLOW_PREFILL)
+        server.runtime.chat.slots.restore_cost.speed.samples.extend([PrefillSample(1000, 1e6)] * 5)
         second = asyncio.ensure_future(server.chat(system + "Another."))
         await until(lambda: [record.stage for record in server.log.active] == [Stage.LOADING])
         fake_engine.set(FAKE_HOLD_DURING=None)
@@ -518,7 +517,6 @@ async def test_cancelled_listen_leaves_no_listener() -> None:
 
 async def found_tokens(server: RunningGateway, key: str, program: str, text: str) -> int:
     """Send a question after a long system prompt; return how much of it was found."""
-    server.runtime.chat.slots.restore_cost.speed.samples.extend(SLOW_PREFILL)
     body = chat_body(text)
     body["messages"].insert(0, {"role": "system", "content": WORDS})
     headers = {"authorization": f"Bearer {key}", "user-agent": program}
