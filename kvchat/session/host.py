@@ -30,6 +30,7 @@ class ReadyEngine:
     max_context: int = 0  # tokens it may grow to after a restart; 0: cannot grow
     slots: tuple[int, ...] = (0,)  # numbers of the slots kvchat uses; `engine` uses the first
     model_name: str = ""  # for display; empty: unknown
+    kv_fixed_bytes: int = 0  # at most, of the recurrent state and the sliding windows
 
     @property
     def limit(self) -> int:

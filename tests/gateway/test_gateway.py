@@ -539,7 +539,7 @@ async def test_system_prompt_sent_by_two_programs_serves_the_third(
         for name in ("ann", "zed", "quill", "loom"):
             assert await found_tokens(server, shared_key, name, secret) < few, "names without keys do not count"
         assert await found_tokens(server, ann, "", secret) < few
-        assert await found_tokens(server, ann, "", "Another conversation") > few or exact_only, "it is exclusive"
+        assert await found_tokens(server, ann, "", "Another conversation") > few, "it may use its own"
         assert await found_tokens(server, bob, "", "Mine") < few, "it has not sent it before"
         found = await found_tokens(server, cay, "", secret)
         assert len(WORDS) - 20 < found < len(WORDS) + 60, "the system prompt, and nothing of the first question"

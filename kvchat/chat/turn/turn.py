@@ -37,7 +37,7 @@ from kvchat.kvstore.savepoint import Tokens, is_imported
 from kvchat.session.events import RequestSent, SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.lease import reason_for_save_failure
-from kvchat.session.prefill import Settling, SystemPrompt
+from kvchat.session.prefill import Settling
 from kvchat.system.concurrency import InterruptibleTask
 from kvchat.text.language import _, format_number
 
@@ -211,10 +211,6 @@ class Turn:
         reply.earlier_tokens = next((message.receipt.prompt_tokens for message in reversed(path) if message.receipt), 0)
         chosen = await turn_context.answer_settings(self.conversation_id)
 
-        async def is_shared() -> bool:
-            await self._prefill_ms_per_token()
-            return await turn_context.run(Database.shares_system_prompt, path[0].content, reply.message.id)
-
         def choose_sampling() -> Sampling:  # tokens of earlier requests count towards the limit
             sampling = turn_context.merge_sampling(self.sampling, chosen.options)
             if sampling.max_tokens is not None and reply.predicted_tokens:
@@ -231,7 +227,7 @@ class Turn:
                 reply.add_step(exchange.result)
 
         has_system = self.should_save and path[0].role is Role.SYSTEM
-        system = SystemPrompt(path[0].id, is_shared) if has_system else None
+        system = path[0].id if has_system else ""
         request = PromptRequest(messages, choose_sampling, chosen.model, chosen.options.template, system)
         async with reply.periodic_flush():
             await stream(request)
@@ -242,7 +238,7 @@ class Turn:
                 messages = prompt_messages(path, continues_reply=True)
                 if self.should_save:
                     await exchange.save_what_fits(messages, written.id)
-                await stream(replace(request, messages=messages, system=None))
+                await stream(replace(request, messages=messages, system=""))
         limited = exchange.finish_reason == "length"
         return await self._close_reply(MessageState.LIMITED if limited else MessageState.COMPLETE)
 
