@@ -249,7 +249,7 @@ class _StartupDrafts:
             self._database = database = await run(Database, self._file)
             chats = await (run(database.newest, _FIRST_CHATS) if newest_first else run(database.conversations))
             window.startup_drafts.changed.connect(self._save)
-            window.show_first(chats, await run(database.draft_texts))
+            window.show_initial_chats(chats, await run(database.draft_texts))
 
     def _save(self, conversation_id: str, text: str) -> None:
         self._unsaved[conversation_id] = text

@@ -348,7 +348,7 @@ owner_command("tools", "tools:list_servers", N_("list, add, test or remove MCP s
 
 @owner_command("tools add", "tools:add", N_("add an MCP server, or install an MCP bundle"))
 class AddServerOptions(JsonOptions):
-    name: str = positional("NAME", N_("name of the new server; a bundle has its own"))
+    name: str = positional("NAME", N_("name of the new server; a bundle has its own name"))
     launch: tuple[str, ...] = positional(
         "COMMAND",
         N_("command with its arguments (after -- if any of them begin with -), URL, or .mcpb file"),

@@ -131,7 +131,7 @@ async def prefill_and_save(
     progress: Callable[[int], None],
     step_ms: float = TARGET_STEP_MS,
 ) -> bool:
-    """Prefill each of `stops`, growing prefixes of the prompt, and `save` it; return True if the last was reached."""
+    """Prefill and `save` each of `stops`, ever longer prefixes of the prompt; return True if the last was reached."""
     for number, stop in enumerate(stops):
         if number:
             loaded = await lease.load_boundary(stop)

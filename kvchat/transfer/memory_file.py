@@ -44,7 +44,7 @@ from kvchat.transfer.untrusted_files import MAX_CHAT, read_conversations
 
 _CHATS, _MEMORY, _BLOCKS = "chats.json", "memory.json", "blocks/"
 CHUNK_BYTES = 1 << 20  # bytes
-NOT_VERIFIED = N_("kvchat cannot tell whether it is genuine, so only this chat uses it.")
+NOT_VERIFIED = N_("kvchat cannot verify this memory, so only this chat uses it.")
 _INCOMPLETE = N_("it is incomplete or damaged")
 MAGIC = b"kvchat sealed "
 _VERSION = b"1\n"

@@ -151,7 +151,7 @@ async def scenes(
 
 async def _first(runtime: StagedRuntime, look: Look) -> AsyncIterator[tuple[str, QWidget]]:
     first = MainWindow(look, runtime.paths.config / "first")
-    first.show_first([Conversation("a", TITLE, False, NOW, NOW, None)], {})
+    first.show_initial_chats([Conversation("a", TITLE, False, NOW, NOW, None)], {})
     yield "first picture", first
     first.deleteLater()
 

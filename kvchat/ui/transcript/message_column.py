@@ -193,7 +193,7 @@ class MessageColumn(QScrollArea):
 
     def _kept_rows(self) -> list[Row]:
         """Return rows far from the viewport whose widgets must stay."""
-        return [row for row in self.shown_rows if row.part is not None and row.part.kind is MessageEditor]
+        return [row for row in self.shown_rows if row.part is not None and row.part.widget_class is MessageEditor]
 
     def _estimated_height(self, message: Message) -> int:
         return estimated_height(message.content, self._style, self._column_width())
@@ -321,7 +321,7 @@ class MessageColumn(QScrollArea):
         before, row.part, row.is_measured = row.part, part, False
         if row.widget is not None and before is not None:
             keeps_state = before.state == part.state or hasattr(row.widget, "show_state")
-            if before.kind is part.kind and keeps_state:
+            if before.widget_class is part.widget_class and keeps_state:
                 self._show_part(row)
                 return
             self._delete_widget(row)
