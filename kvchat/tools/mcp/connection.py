@@ -325,7 +325,7 @@ class Connection:
                 return clean(str(error), _MAX_MESSAGE_CHARS)
             case ValidationError() | RuntimeError():
                 self._log.note(str(error))
-                return _("Its response does not follow the protocol.")
+                return _("The server’s response does not follow the protocol.")
             case httpx2.ConnectError() | httpx2.ConnectTimeout():
                 return _("kvchat cannot connect to {url}.", url=self._config.url)
             case OSError():

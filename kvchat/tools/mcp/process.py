@@ -161,7 +161,7 @@ class ServerProcess:
                     self._log.add_message(line)
                     continue
                 if isinstance(message, JSONRPCRequest) and self._is_flooded_by(message.method):
-                    self.problem = _("It sent too many requests.")
+                    self.problem = _("The server sent too many requests.")
                     break
                 await into_client.send(SessionMessage(message))
         except ValueError:  # of StreamReader

@@ -151,9 +151,7 @@ class McpSource:
             await self.tools()
         tool = next((item for item in self.server.tools if item.tool.name == name), None)
         if tool is not None and not (tool.enabled and tool.approved):
-            reason = (
-                _("Its definition has changed since you approved it.") if tool.enabled else _("The tool is turned off.")
-            )
+            reason = _("The tool has changed since you approved it.") if tool.enabled else _("The tool is turned off.")
             raise ToolFailed(_("The tool “{name}” is not available", name=name), reason)
         return await self._context.thread.run(connection.call(name, arguments))
 

@@ -47,8 +47,8 @@ async def results(stage: Stage, tools: tuple[str, ...], *calls: tuple[str, str])
         ("hang", f"{FAILED} The server did not respond in time."),
         ("garbage", f"{FAILED} The server did not respond in time."),
         ("flood", f"{FAILED} The server sent a message of more than 32 MB."),
-        ("requests", f"{FAILED} It sent too many requests."),
-        ("lie", f"{FAILED} Its response does not follow the protocol."),
+        ("requests", f"{FAILED} The server sent too many requests."),
+        ("lie", f"{FAILED} The server’s response does not follow the protocol."),
         ("elicit", "declined: Elicitation not supported"),
     ],
 )
@@ -91,7 +91,11 @@ async def test_ten_thousand_tools(stage: Stage) -> None:
             "The MCP server “faulty” could not be started",
             "The server stopped with exit code 2. Its last message: missing API key. See its log in Settings, Tools.",
         ),
-        ("lying", "The request to the MCP server “faulty” failed", "Its response does not follow the protocol."),
+        (
+            "lying",
+            "The request to the MCP server “faulty” failed",
+            "The server’s response does not follow the protocol.",
+        ),
     ],
 )
 async def test_server_that_lists_no_tools(stage: Stage, mode: str, title: str, sentence: str) -> None:

@@ -48,7 +48,7 @@ async def test_calls_run_in_parallel(faulty: Start) -> None:
     [
         ("crash", "The server stopped with exit code 3. Its last message: boom: no more disk"),
         ("flood", "The server sent a message of more than 32 MB."),
-        ("requests", "It sent too many requests."),
+        ("requests", "The server sent too many requests."),
     ],
 )
 async def test_server_ends_during_a_call(faulty: Start, tool: str, sentence: str) -> None:
@@ -87,7 +87,7 @@ async def test_call_without_an_answer(faulty: Start, monkeypatch: pytest.MonkeyP
 
 async def test_answer_of_a_wrong_type(faulty: Start) -> None:
     source = await faulty()
-    with pytest.raises(ToolFailed, match="Its response does not follow the protocol"):
+    with pytest.raises(ToolFailed, match="The server’s response does not follow the protocol"):
         await source.call("lie", {})
     assert (await source.call("echo", {"text": "still there"})).text == "still there"
 
@@ -182,7 +182,7 @@ async def test_unusable_tools_are_named(faulty: Start) -> None:
 
 async def test_list_of_wrong_types(faulty: Start) -> None:
     source = await faulty("lying")
-    with pytest.raises(ToolFailed, match="Its response does not follow the protocol"):
+    with pytest.raises(ToolFailed, match="The server’s response does not follow the protocol"):
         await source.tools()
 
 
@@ -226,7 +226,7 @@ async def test_list_changes(faulty: Start, manager: ServerManager) -> None:
     assert "echo" not in names, "its description is new"
     assert not source.server.tools_changed
     assert [tool.description for tool in source.server.pending_tools] == ["Deletes everything"]
-    with pytest.raises(ToolFailed, match="definition has changed"):
+    with pytest.raises(ToolFailed, match="tool has changed"):
         await source.call("echo", {})
     await manager.approve_tools(manager.source("faulty").server)
     assert "echo" in [tool.name for tool in await source.tools()]
