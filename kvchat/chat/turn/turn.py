@@ -38,6 +38,7 @@ from kvchat.session.events import RequestSent, SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.lease import reason_for_save_failure
 from kvchat.session.prefill import Settling
+from kvchat.session.slot import Slot
 from kvchat.system.concurrency import InterruptibleTask
 from kvchat.text.language import _, format_number
 
@@ -79,6 +80,7 @@ class Turn:
     _queued_s: float = 0.0
     _chosen_sampling: Sampling = ENGINE_DEFAULTS
     _sent_at: float = field(default_factory=time.perf_counter)
+    _waiting: InterruptibleTask = field(default_factory=InterruptibleTask)  # for tools, other chats or a slot
     _answering: InterruptibleTask = field(default_factory=InterruptibleTask)
     _calls: asyncio.Task[tuple[Message, bool]] | None = None  # executes the last reply's tool calls
     _has_tools: bool = False
@@ -92,6 +94,7 @@ class Turn:
 
     def stop(self) -> None:
         self.is_stopped = True
+        self._waiting.interrupt()
         self._answering.interrupt()
         if self._calls is not None:
             self._calls.cancel()
@@ -107,7 +110,7 @@ class Turn:
 
     async def run_until_stopped(self, coroutine: Coroutine[Any, Any, R]) -> R | None:
         """Run a coroutine; return None if the user stopped the turn before its end."""
-        return await self._answering.run(coroutine)
+        return await self._waiting.run(coroutine)
 
     def execute_calls(self, reply: Message, execute: CallExecutor) -> None:
         """Start executing a reply's tool calls."""
@@ -143,7 +146,16 @@ class Turn:
         the reply or None.
         """
         turn_context, slots = self.turn_context, self.turn_context.slots
-        async with slots.acquire(self.conversation_id, await self._prompt()) as slot:
+        async with contextlib.AsyncExitStack() as stack:
+
+            async def acquire() -> Slot:
+                return await stack.enter_async_context(slots.acquire(self.conversation_id, await self._prompt()))
+
+            slot = None if self.is_stopped else await self.run_until_stopped(acquire())
+            if slot is None:
+                self.is_answered = True
+                on_reply(None)
+                return
             self._exchange = Exchange(slots, slot, turn_context.host, self.conversation_id, self._on_event)
             self._queued_s = time.perf_counter() - self._sent_at if self.is_queued else 0.0
             reply: Message | None = None
