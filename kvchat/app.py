@@ -28,7 +28,7 @@ from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings
 from kvchat.system.concurrency import LoopThreads, Worker
 from kvchat.system.owner import InstanceLock, StartRequest, owner_of
-from kvchat.system.paths import RESTORING, Paths, resolve_paths
+from kvchat.system.paths import RESTORE_FOLDER, Paths, resolve_paths
 from kvchat.text.language import _
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.accessibility import report_accessible_roles, set_ui_language
@@ -162,7 +162,7 @@ async def _run(
     waiting = [request] if request.targets or request.quick else []
     handle: Callable[[StartRequest], None] = waiting.append  # until the window is ready
     qt.open_requested.connect(lambda request: handle(request))
-    if (paths.data / RESTORING).exists():
+    if (paths.data / RESTORE_FOLDER).exists():
         from kvchat.transfer.backup import finish_restore
 
         try:
@@ -249,7 +249,7 @@ class _StartupDrafts:
             self._database = database = await run(Database, self._file)
             chats = await (run(database.newest, _FIRST_CHATS) if newest_first else run(database.conversations))
             window.startup_drafts.changed.connect(self._save)
-            window.show_first(chats, await run(database.draft_texts))
+            window.show_initial_chats(chats, await run(database.draft_texts))
 
     def _save(self, conversation_id: str, text: str) -> None:
         self._unsaved[conversation_id] = text

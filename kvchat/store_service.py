@@ -32,7 +32,7 @@ from kvchat.settings import Settings
 from kvchat.system.files import is_folder, run_with_timeout
 from kvchat.system.paths import Paths
 from kvchat.text.formatting import format_size, format_tokens
-from kvchat.text.language import N_, _, plural, punctuation
+from kvchat.text.language import N_, _, plural
 
 # A change to these makes the store check its limits.
 BOUND_SETTINGS = ("quota_bytes", "free_floor_bytes", "max_age_days", "model_path", "kv_type")
@@ -71,17 +71,16 @@ def describe_capacity(quota: int, chat_bytes: int) -> str:
         return ""
     chats, tokens = quota // chat_bytes, format_tokens(LONG_CHAT_TOKENS)
     if chats < 1:
-        none = N_("cannot hold a chat of {tokens} tokens with this model, which takes {size}")
-        return _(none, tokens=tokens, size=format_size(chat_bytes))
+        none = N_("A chat of {tokens} tokens with this model takes {size}, more than the limit of {limit}.")
+        return _(none, tokens=tokens, size=format_size(chat_bytes), limit=format_size(quota))
+    some = N_("The limit of {limit} is enough for about {chats} of {tokens} tokens with this model.")
     count = plural(chats, "{count} chat", "{count} chats")
-    return _("holds about {chats} of {tokens} tokens with this model", chats=count, tokens=tokens)
+    return _(some, limit=format_size(quota), chats=count, tokens=tokens)
 
 
 def describe_limit(paths: Paths, settings: Settings) -> str:
     quota = store_bounds(paths, settings).quota
-    return punctuation("; ").join(
-        filter(None, (format_size(quota), describe_capacity(quota, long_chat_bytes(settings))))
-    )
+    return describe_capacity(quota, long_chat_bytes(settings)) or format_size(quota)
 
 
 def open_store(paths: Paths, settings: Settings) -> BlockStore:

@@ -9,6 +9,7 @@ from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po
 from hypothesis import HealthCheck, settings
 
+from kvchat.session.restore_cost import MIN_GAIN, RestoreCost
 from kvchat.text import language
 from tests import models
 
@@ -44,6 +45,12 @@ def pytest_collection_finish() -> None:
     """Reduce garbage collection, as kvchat does after startup: it took a twelfth of all the time."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture(autouse=True)
+def restores_are_worthwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore whatever the speeds measured on a busy machine say; tests of that decision override this fixture."""
+    monkeypatch.setattr(RestoreCost, "is_worthwhile", lambda self, gain, size: gain >= MIN_GAIN)
 
 
 @pytest.fixture(scope="session")

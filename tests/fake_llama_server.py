@@ -511,11 +511,13 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--api-key", default=os.environ.get("LLAMA_API_KEY", ""))
     lacking = switch("FAKE_LACKS").split()
     parser.add_argument("--parallel", type=int, default=1)
-    valued = "-ctk -ctv --cache-ram --threads --cors-origins --rpc --lora --fit --fit-target --n-gpu-layers"
+    valued = (
+        "-ctk -ctv --cache-ram --threads --cors-origins --rpc --lora --fit --fit-target --n-gpu-layers --ubatch-size"
+    )
     for flag in (*valued.split(), "--verbosity", "--ctx-checkpoints"):
         if flag not in lacking:
             parser.add_argument(flag, type=int if flag in ("--n-gpu-layers", "--verbosity") else str)
-    for flag in ("--kv-unified", "--metrics", "--jinja", "--no-webui", "--mlock"):
+    for flag in ("--kv-unified", "--metrics", "--jinja", "--no-webui", "--mlock", "--embeddings"):
         if flag not in lacking:
             parser.add_argument(flag, action="store_true")
     flags, unknown = parser.parse_known_args(arguments)

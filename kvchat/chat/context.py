@@ -52,7 +52,7 @@ class NothingToDrop(KvchatError):
     def __init__(self) -> None:
         super().__init__(
             _("There are no older messages to drop or summarize"),
-            _("The beginning and the last message already fill the context."),
+            _("The beginning of the chat and the last message already fill the context."),
             _("Choose a larger context length in the settings, or send a shorter message."),
         )
 

@@ -114,7 +114,7 @@ class ChatSearchResult:
 
 
 class ChatSearch:
-    """Searches, and keeps the index up to date in the background. Event-loop thread only."""
+    """Searches chats, and keeps the index up to date in the background. Event-loop thread only."""
 
     def __init__(self, turn_context: TurnContext) -> None:
         self._run = turn_context.run
@@ -128,7 +128,7 @@ class ChatSearch:
         return ChatSearchResult(await self._run(find, query), complete)
 
     async def titles_and_excerpts(self, query: str) -> list[tuple[str, str]]:
-        """Return the first results for a model. Raises StorageFailed."""
+        """Return the titles and excerpts of the first results, for a model to read. Raises StorageFailed."""
         return [(hit.title, hit.excerpt) for hit in (await self.find(query)).chats[:_MAX_FOR_MODEL]]
 
     def start_indexing(self) -> None:

@@ -303,7 +303,7 @@ class ChatService:
         return await self._change_tree(id, Database.append, id, reply.parent_id, Role.ASSISTANT, text, edited)
 
     def edit_call(self, result: Message, arguments: str) -> asyncio.Future[Message | None]:
-        """Execute the call of a result again with other arguments, in a new branch, and let the model go on."""
+        """Execute the call of a result again with other arguments, in a new branch, and let the model continue."""
         store = partial(tool_calls.store_edited_call, result=result, arguments=arguments)
         return self.turns.start(Turn(self.turn_context, result.conversation_id, store))
 

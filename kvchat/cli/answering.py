@@ -87,7 +87,7 @@ def apply_options(settings: Settings, options: EngineOptions) -> Settings:
 
 
 def show_starter_progress(stage: str, done: int, total: int) -> None:
-    show_progress(_("Starter model: {value}", value=_(stage)), done, total)
+    show_progress(_("Starter model: {stage}", stage=_(stage)), done, total)
     if stage == READY and stderr_is_tty():
         print_err("")
 

@@ -255,7 +255,7 @@ class RenameOptions(ChatOptions):
 
 
 @owner_command(
-    "chats delete", "chats:delete", N_("delete chats; Recently deleted in the window can restore them for a while")
+    "chats delete", "chats:delete", N_("delete chats; “Recently deleted” in the window keeps them for a while")
 )
 class ChatsOptions(JsonOptions):
     chats: tuple[str, ...] = positional("ID", N_("chat id as listed, or its first characters"), (), nargs="+")
@@ -350,7 +350,7 @@ owner_command("tools", "tools:list_servers", N_("list, add, test or remove MCP s
 
 @owner_command("tools add", "tools:add", N_("add an MCP server, or install an MCP bundle"))
 class AddServerOptions(JsonOptions):
-    name: str = positional("NAME", N_("name of the new server; a bundle has its own"))
+    name: str = positional("NAME", N_("name of the new server; a bundle has its own name"))
     launch: tuple[str, ...] = positional(
         "COMMAND",
         N_("command with its arguments (after -- if any of them begin with -), URL, or .mcpb file"),
@@ -359,7 +359,10 @@ class AddServerOptions(JsonOptions):
     )
     values: tuple[str, ...] = option(
         "NAME=VALUE",
-        N_("environment variable, HTTP header or bundle option; repeatable; NAME alone copies your variable"),
+        N_(
+            "environment variable, HTTP header or bundle option; repeatable; "
+            "NAME alone takes the value of your environment variable NAME"
+        ),
         (),
         action="append",
         name="--set",

@@ -160,8 +160,8 @@ def _export_with_memory(options: arguments.ExportOptions) -> int:
         progress, store = partial(show_progress, _("Exporting:")), resolve_paths().save_points
         written = export_with_memory(database, store, chat.id, options.target, passphrase, progress)
     sealed = _("encrypted with the passphrase") if passphrase else _("not encrypted")
-    sentence = N_("exported 1 chat with memory ({written}) to {target}; {sealed}")
-    print_out(_(sentence, written=format_size(written), target=options.target, sealed=sealed))
+    sentence = N_("exported 1 chat with memory ({size}) to {target}; {encryption}")
+    print_out(_(sentence, size=format_size(written), target=options.target, encryption=sealed))
     return 0
 
 

@@ -175,7 +175,7 @@ async def _find_model(library: ModelLibrary, name: str) -> Path:
         title = _("Several models match “{name}”", name=name)
     available = join_list(sorted({names[path] for path in paths or names})) or _("none")
     advice = _("Specify one of them, or the path of a GGUF file.")
-    raise KvchatError(title, _("Available: {there}.", there=available), advice)
+    raise KvchatError(title, _("Available: {names}.", names=available), advice)
 
 
 def select_file(repository: HubRepository, quantisation: str) -> HubFile:
@@ -194,7 +194,7 @@ def select_file(repository: HubRepository, quantisation: str) -> HubFile:
         return matches[0]
     available = join_list(file.quantisation or file.name for file in files) or _("no compatible models")
     advice = _("Specify one, for example `kvchat models get {repository}:Q8_0`.", repository=repository.repository)
-    raise KvchatError(title, _("Available: {there}.", there=available), advice)
+    raise KvchatError(title, _("Available: {names}.", names=available), advice)
 
 
 def _parse_repository(text: str) -> tuple[str, str]:
@@ -216,5 +216,5 @@ def set_token(options: arguments.TokenOptions) -> int:
         return 0
     # The token is not an argument, because other users can see the command line.
     value = getpass.getpass(_("Access token: ")) if sys.stdin.isatty() else sys.stdin.readline(MAX_TOKEN_LENGTH)
-    print_out(_("Saved in {save}.", save=_(store.save(value))))
+    print_out(_("Saved in {place}.", place=_(store.save(value))))
     return 0

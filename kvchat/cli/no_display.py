@@ -91,7 +91,7 @@ def _find_missing_libraries(libraries: Iterable[str]) -> DisplayProblem | None:
     if not missing:
         return None
     return DisplayProblem(
-        _("Qt needs libraries that are not installed: {lost}.", lost=join_list(missing)),
+        _("Qt needs libraries that are not installed: {libraries}.", libraries=join_list(missing)),
         _("On Debian or Ubuntu, run: sudo apt-get install -y {packages}", packages=" ".join(dict.fromkeys(packages))),
     )
 
@@ -106,7 +106,7 @@ def _find_unreachable_display(environment: Mapping[str, str]) -> DisplayProblem 
             if probe.connect_ex(str(path)) == 0:
                 return None
     variables = _(" and ").join(f"{name}={environment[name]}" for name in names)
-    return DisplayProblem(_("Cannot connect to the display at {shown}.", shown=variables), _(_NO_DISPLAY_ADVICE))
+    return DisplayProblem(_("Cannot connect to the display at {display}.", display=variables), _(_NO_DISPLAY_ADVICE))
 
 
 def _x_server_answers(display: str) -> bool:

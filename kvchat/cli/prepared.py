@@ -124,7 +124,7 @@ async def list_prepared(options: PreparedOptions, runner: CommandRunner) -> int:
     )
     lines = [_(text)]
     if statuses:
-        lines = [_("Saved in {save_points}", save_points=folder), *format_columns(list(map(_prepared_row, statuses)))]
+        lines = [_("Saved in {folder}", folder=folder), *format_columns(list(map(_prepared_row, statuses)))]
     return print_result(options.as_json, {"prepared": [_json_fields(status, folder) for status in statuses]}, lines)
 
 

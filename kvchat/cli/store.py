@@ -225,9 +225,8 @@ def format_plan(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: 
     else:
         lines = [
             _(
-                "{verb} {count} ({size}); time to reprocess: {time}.",
-                verb=_("Would delete") if dry_run else _("Deleting"),
-                count=plural(len(plan.save_point_ids), "{count} save point", "{count} save points"),
+                "Save points to delete: {count} ({size}); time to reprocess: {time}.",
+                count=format_number(len(plan.save_point_ids)),
                 size=format_size(plan.bytes_freed),
                 time=_format_reprocessing(plan.reprocessing),
             )
@@ -236,7 +235,7 @@ def format_plan(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: 
         for chat in plan.conversations:
             cost = ""
             if not chat.save_points_left:
-                cost = _("time to reprocess: {rereading}", rereading=_format_reprocessing(chat.reprocessing))
+                cost = _("time to reprocess: {time}", time=_format_reprocessing(chat.reprocessing))
             count = plural(chat.save_points, "{count} save point", "{count} save points")
             title, freed = _display_title(chat.conversation_id, titles), format_size(chat.bytes_freed)
             rows.append((title, count, freed, cost, _format_left(chat.save_points_left)))

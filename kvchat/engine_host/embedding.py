@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from kvchat.engine.api.errors import EngineRefused
+from kvchat.engine.api.errors import EngineFailed, EngineRefused, FailureKind
 from kvchat.engine.discovery.engines import usable_engine
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor
@@ -31,7 +31,7 @@ _PREFIXES = {
 
 
 class EmbeddingEngine:
-    """Uses the smallest embedding model on disk. Event-loop thread only."""
+    """Uses the smallest embedding model on disk that works. Event-loop thread only."""
 
     def __init__(
         self, settings: Callable[[], Settings], find_models: Callable[[], Awaitable[Sequence[FoundModel]]]
@@ -39,6 +39,7 @@ class EmbeddingEngine:
         self._settings, self._find_models = settings, find_models
         self._model: FoundModel | None = None
         self._identity = ""
+        self._broken: set[str] = set()  # identities of models that cannot be used
         self._supervisor: EngineSupervisor | None = None
         self._lock = asyncio.Lock()
         self._stopping: asyncio.Task[None] | None = None
@@ -48,8 +49,11 @@ class EmbeddingEngine:
         is_running = self._supervisor is not None
         if not is_running and (self._model is None or await _file_identity(self._model) != self._identity):
             usable = [model for model in await self._find_models() if 0 < model.size <= MAX_MODEL_BYTES]
-            model = min(usable, key=lambda model: model.size, default=None)
-            self._identity, self._model = await _file_identity(model) if model else "", model
+            self._identity, self._model = "", None
+            for model in sorted(usable, key=lambda model: model.size):
+                if (identity := await _file_identity(model)) not in ("", *self._broken):
+                    self._identity, self._model = identity, model
+                    break
         return self._identity
 
     async def embed(self, texts: Sequence[str], *, is_query: bool = False) -> list[list[float]]:
@@ -80,17 +84,30 @@ class EmbeddingEngine:
             )
             self._supervisor = EngineSupervisor()
             await self._supervisor.start(probe.location, iter([plan]))
-        client = await self._supervisor.ready()
+        try:
+            client = await self._supervisor.ready()
+        except EngineFailed as error:
+            if error.failure.kind in (FailureKind.BAD_MODEL, FailureKind.CRASHED):
+                await self._set_aside()
+            raise
         name = f"{model.problem.architecture} {model.path.name.lower()}"
         prefix = next((found[is_query] for key, found in _PREFIXES.items() if key in name), "")
         inputs = [prefix + text[:MAX_CHARS] for text in texts]
         while True:
             try:
                 return await client.embed(inputs)
-            except EngineRefused:  # a text has more tokens than the model takes
-                if max(map(len, inputs)) < len(prefix) + MAX_CHARS // 16:
+            except EngineRefused as refusal:  # a text has more tokens than the model takes
+                if refusal.status == 200:  # invalid vectors
+                    await self._set_aside()
+                if refusal.status == 200 or max(map(len, inputs)) < len(prefix) + MAX_CHARS // 16:
                     raise
                 inputs = [text[: max(map(len, inputs)) * 3 // 4] for text in inputs]
+
+    async def _set_aside(self) -> None:
+        """Use another model from now on."""
+        self._broken.add(self._identity)
+        self._model = None
+        await self._stop()
 
     async def _stop_when_idle(self) -> None:
         await asyncio.sleep(IDLE_S)

@@ -36,7 +36,7 @@ from kvchat.kvstore.memory_files import StagingMemory
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.facts import model_identity, read_facts
-from kvchat.library.gguf.kv_cache import kv_bytes_per_token
+from kvchat.library.gguf.kv_cache import kv_bytes_per_token, kv_fixed_bytes
 from kvchat.library.memory.demand import COMPUTER, LoadLimit, LoadLimits, MemoryUse
 from kvchat.library.model_files import display_name
 from kvchat.session.host import ReadyEngine
@@ -99,7 +99,9 @@ class ManagedEngine:
             initial_tokens=initial_tokens,
             staged=self.staging_memory(),
         )
-        self._store.restorer.limit_memory(choice.context.memory_uses[-1].staging)
+        promised = promised_strategy(choice.facts, swa_full=choice.demand.swa_full)
+        window = choice.facts.kv.window if promised is Strategy.COMPLETE else 0
+        self._store.restorer.limit_memory(choice.context.memory_uses[-1].staging, choice.fingerprint, window)
         return choice
 
     async def prepare(self, settings: Settings, *, needs_vision: bool, tokens: int) -> Callable[[], Awaitable[None]]:
@@ -172,6 +174,7 @@ class ManagedEngine:
             fingerprint=choice.fingerprint,
             context_size=facts.context_size,
             kv_bytes_per_token=kv_bytes_per_token(choice.facts.kv, choice.plan.kv_type, choice.plan.kv_type),
+            kv_fixed_bytes=kv_fixed_bytes(choice.facts.kv, facts.context_size, choice.plan.kv_type),
             finding=RestoreFinding(promised_strategy(choice.facts, swa_full=choice.demand.swa_full), proved=False),
             window=choice.facts.kv.window,
             has_vision=facts.has_vision,
@@ -317,6 +320,7 @@ def with_state_support(
         slot_path=folder,
         fingerprint=fingerprint,
         kv_bytes_per_token=kv_bytes_per_token(gguf.kv, type_k, type_v),
+        kv_fixed_bytes=kv_fixed_bytes(gguf.kv, ready.context_size, type_k),
         window=gguf.kv.window,
         finding=RestoreFinding(promised, proved=False, reason=None if is_free else Reason(ReasonCode.IN_USE)),
     )

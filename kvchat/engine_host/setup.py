@@ -293,10 +293,10 @@ class EngineSetup:
             raise disk_failure(self._engines, error) from error
         needed = order.file.size * (1 + MAX_UNPACK_RATIO) - order.bytes_done(self._downloads)
         if free < needed:
-            sizes = {"needed": format_size(needed), "engines": self._engines, "free": format_size(free)}
+            sizes = {"needed": format_size(needed), "folder": self._engines, "free": format_size(free)}
             raise KvchatError(
                 _("Not enough disk space for this engine"),
-                _("Installing it takes {needed} temporarily; {engines} has {free} free.", **sizes),
+                _("Installing it takes {needed} temporarily; {folder} has {free} free.", **sizes),
                 _("Free up disk space, then try again."),
             )
 
@@ -331,7 +331,7 @@ class EngineSetup:
         if name not in engines:
             raise KvchatError(
                 _("No downloaded engine is named {name}", name=name),
-                _("Available: {there}.", there=join_list(engines) or _("no engines")),
+                _("Available: {names}.", names=join_list(engines) or _("no engines")),
                 _("Only downloaded engines can be removed."),
             )
         return engines[name]

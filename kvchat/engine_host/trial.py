@@ -99,7 +99,7 @@ async def _test_with_model(
         await supervisor.start(location, iter([plan]))
         engine = await supervisor.ready()
         took = format_duration(1000 * (time.perf_counter() - started))
-        loaded = _("{stem} loaded in {perf_counter}", stem=plan.model.stem, perf_counter=took)
+        loaded = _("{model} loaded in {time}", model=plan.model.stem, time=took)
         report_step(TrialStep(_("Model"), loaded))
         timings = None
         stream = engine.chat([ChatMessage("user", "Say hello.")], Sampling(max_tokens=8, temperature=0.0))

@@ -19,9 +19,9 @@ from kvchat.gateway.records import RequestRecord, Stage, headers_of, is_lost
 from kvchat.gateway.rewriting import PromptRewriter
 from kvchat.kvstore.savepoint import SHARED_AUDIENCE, Tokens, common_prefix
 from kvchat.session.exchange import Exchange, PromptRequest
-from kvchat.session.prefill import TARGET_STEP_MS, prefill_ahead, tail_size
+from kvchat.session.prefill import TARGET_STEP_MS, is_worth_saving, prefill_ahead, tail_size
 from kvchat.session.proof import LoadedState, Source
-from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN, PrefillSample
+from kvchat.session.restore_cost import MIN_GAIN, PrefillSample
 from kvchat.system.concurrency import run_in_thread_if_large, shielded
 from kvchat.text.reasons import Reason, ReasonCode
 
@@ -126,8 +126,7 @@ class Forwarder:
         self.recent_heads.append((lease.owner, head, has_own_key))
         if has_own_key and any(has_key for owner, has_key in senders.items() if owner != lease.owner):
             return {head: SHARED_AUDIENCE}
-        worthwhile = lease.owner in senders or lease.slots.restore_cost.prefill_ms(len(head)) >= LONG_PREFILL_MS
-        return {head: None} if worthwhile and not lease.engine.can_cut else {}
+        return {head: None} if is_worth_saving(lease, head) else {}
 
     async def _process_in_steps(self) -> bool:
         """Prefill a long prompt in steps, except its end, so that other requests can run; False if not needed."""

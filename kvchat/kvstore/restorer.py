@@ -48,6 +48,7 @@ class Restorer:
         self._inventory, self._index, self._saver = inventory, inventory.index, saver
         self._staging, self._blocks = inventory.staging, inventory.blocks
         self._has_staged = False  # a restore was staged, or the likely first one prepared
+        self._built_ahead = ""  # the latter's save point, until it is restored
         self._closed = False
         self._background = ThreadPoolExecutor(1, "memory", positioned.lower_priority)
 
@@ -111,11 +112,14 @@ class Restorer:
         self._staging.unstage(staged.path, engine_done=engine_done)
         self.preallocate_file()
 
-    def limit_memory(self, max_bytes: int) -> None:
-        """Limit the slot files kept in RAM. Files not yet absorbed stay even above the limit."""
+    def limit_memory(self, max_bytes: int, fingerprint: Fingerprint | None = None, window: int = 0) -> None:
+        """Limit the slot files kept in RAM. Files not yet absorbed stay even above the limit.
+
+        `fingerprint`: of the engine about to start. The likely first restore is prepared while it loads its model.
+        """
         self._staging.trim(max_bytes=max_bytes)
-        if not self._has_staged:
-            self._background.submit(self._warm_last_program)
+        if fingerprint and not self._has_staged:
+            self._background.submit(self._build_ahead, fingerprint, window)
         self.preallocate_file()
 
     def preallocate_file(self) -> Future[None]:
@@ -130,12 +134,15 @@ class Restorer:
                     sizes = points.fetch_integers(db, recent, _RECENT_COUNT)
                 self._staging.preallocate(max(sizes, default=0), lambda: self._closed)
 
-    def _warm_last_program(self) -> None:
+    def _build_ahead(self, fingerprint: Fingerprint, window: int) -> None:
         with contextlib.suppress(StoreRefused, OSError):
             with self._index.read() as db:
-                newest = points.load(db, max(points.find_ids(db, None), default=0))
-            if newest and program_of(newest.conversation_id) and self._staging.has_room(newest.size):
-                self.build_warm_file(newest.id, 0, lambda: self._has_staged or self._closed)
+                newest = "SELECT max(id) FROM save_points WHERE fingerprint_id = ? HAVING max(id)"
+                ids = points.fetch_integers(db, newest, points.find_fingerprint(db, fingerprint))
+                point = points.load(db, ids[0]) if ids else None
+            if point and self._staging.find_warm(point.id) is None and self._staging.has_room(point.size):
+                self._built_ahead = point.id
+                self.build_warm_file(point.id, window, lambda: self._has_staged or self._closed)
             self._has_staged = True
 
     def build_warm_file(self, point_id: str, window: int, cancelled: CancelCheck) -> None:
@@ -180,8 +187,11 @@ class Restorer:
     ) -> tuple[int, Tier]:
         """Create the slot file at `target`; return its token count and source tier."""
         point, n_tokens = plan.save_point, plan.tokens_used
+        tier = Tier.WARM
+        if point.id == self._built_ahead:
+            tier, self._built_ahead = Tier.DISK, ""
         if (plan.tier is Tier.WARM or plan.is_whole) and self._staging.link_warm(point.id, window, target):
-            return point.n_tokens, Tier.WARM
+            return point.n_tokens, tier
         with self._index.read() as db:
             recipe = points.load_recipe(db, int(point.id))
         if recipe is None:

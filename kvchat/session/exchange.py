@@ -32,7 +32,7 @@ from kvchat.session.events import (
 )
 from kvchat.session.host import EngineHost, ReadyEngine, TemplateOptions
 from kvchat.session.lease import Lease
-from kvchat.session.prefill import SystemPrompt, save_system_prompt
+from kvchat.session.prefill import save_system_prompt
 from kvchat.session.proof import NOTHING_LOADED, LoadedState, LoadResult, PrefilledAhead, RestoreRecord, judge_load
 from kvchat.session.slot import Slot
 from kvchat.session.slots import Slots
@@ -64,7 +64,7 @@ class PromptRequest:
     sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # called when ready: it may depend on the model
     model: str | None = None  # path; None: the one in use
     template: TemplateOptions = ()
-    system: SystemPrompt | None = None  # system prompt, if it may be saved by itself
+    system: str = ""  # label of the system prompt's save point; empty: it is not saved by itself
 
     @property
     def needs_vision(self) -> bool:

@@ -32,6 +32,7 @@ class ReadyEngine:
     model_name: str = ""  # for display; empty: unknown
     other_models: tuple[str, ...] = ()  # names of the models that another kvchat can switch to
     keeps_memory: bool = False  # another kvchat, which restores and saves by itself
+    kv_fixed_bytes: int = 0  # at most, of the recurrent state and the sliding windows
 
     @property
     def limit(self) -> int:

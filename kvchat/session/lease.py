@@ -79,7 +79,7 @@ class Lease:
             slot.audience = audience_of(self.owner)
 
     async def erase_all(self) -> None:
-        """Erase every slot, for a request that may run in any of them. The states it leaves are never reused."""
+        """Erase every slot before a request that the engine may run in any of them and whose state is never reused."""
         for slot in self.slots.all_slots:
             await self._erase(slot)
 

@@ -7,7 +7,7 @@
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import EventHandler, SaveSkipped, Saving
 from kvchat.session.lease import Lease, reason_for_save_failure
 from kvchat.session.proof import LoadedState, PrefilledAhead
-from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN, MIN_LEARNED_TOKENS, MIN_MEASURED_TOKENS
+from kvchat.session.restore_cost import MIN_GAIN, MIN_LEARNED_TOKENS, MIN_MEASURED_TOKENS
 from kvchat.session.slot import TAIL_TOKENS, SlotContents
 from kvchat.system.concurrency import InterruptibleTask, shielded
 from kvchat.text.reasons import Reason, ReasonCode
@@ -131,7 +131,7 @@ async def prefill_and_save(
     progress: Callable[[int], None],
     step_ms: float = TARGET_STEP_MS,
 ) -> bool:
-    """Prefill each of `stops`, growing prefixes of the prompt, and `save` it; return True if the last was reached."""
+    """Prefill and `save` each of `stops`, ever longer prefixes of the prompt; return True if the last was reached."""
     for number, stop in enumerate(stops):
         if number:
             loaded = await lease.load_boundary(stop)
@@ -229,32 +229,34 @@ class Settling:
         return await self._steps.run(step)
 
 
-@dataclass(frozen=True)
-class SystemPrompt:
-    label: str  # id of the owner's item it belongs to
-    is_shared: Callable[[], Awaitable[bool]]  # True if others share the prefix; called only if needed
+def is_worth_saving(lease: Lease, beginning: Tokens) -> bool:
+    """True if other prompts with this beginning need a save point at its end and are faster with it.
+
+    States that can be cut serve them as they are.
+    """
+    engine, tokens = lease.engine, len(beginning)
+    size = int(tokens * engine.kv_bytes_per_token) + engine.kv_fixed_bytes
+    is_needed = lease.saving_enabled and not engine.can_cut and engine.can_save(tokens)
+    return is_needed and lease.slots.restore_cost.is_worthwhile(tokens, size)
 
 
 async def save_system_prompt(
     lease: Lease,
-    system: SystemPrompt,
+    label: str,
     messages: Sequence[ChatMessage],
     prompt: Tokens,
     progress: Callable[[PromptProgress], None],
 ) -> Timings | None:
     """Process `prompt` up to the end of its system prompt and save it; None if a save point there is not worthwhile.
 
-    A long system prompt is saved even before a second chat uses it. May be cancelled, but finishes a save
-    that has begun. Raises EngineGone and EngineRefused.
+    `label`: id of the owner's item that the system prompt belongs to. May be cancelled, but finishes a save that has
+    begun. Raises EngineGone and EngineRefused.
     """
-    engine = lease.engine
-    if not lease.saving_enabled or engine.can_cut:
+    if not is_worth_saving(lease, prompt):  # asking for the boundary takes two requests
         return None
     boundary = await lease.turn_boundary(messages[:1])
-    if len(boundary) <= MIN_GAIN or not engine.can_save(len(boundary)) or prompt[: len(boundary)] != boundary:
-        return None
-    if not await system.is_shared() and lease.slots.restore_cost.prefill_ms(len(boundary)) < LONG_PREFILL_MS:
+    if prompt[: len(boundary)] != boundary or not is_worth_saving(lease, boundary):
         return None
     timings = await lease.settle(boundary, progress)
-    await shielded(lease.save(boundary, label=system.label, notify=False))
+    await shielded(lease.save(boundary, label=label, notify=False))
     return timings

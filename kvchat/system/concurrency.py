@@ -15,7 +15,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SHUTDOWN_TIMEOUT_S = 1.0
-Progress = Callable[[int, int], None]  # gets the done and the total amount, which is 0 if unknown
+OnProgress = Callable[[int, int], None]  # gets the done and the total amount, which is 0 if unknown
 
 
 class BackgroundTasks:
@@ -105,7 +105,7 @@ async def in_thread(function: Callable[[threading.Event], R]) -> R:
         raise
 
 
-async def in_thread_with_progress(function: Callable[[Progress], R], progress: Progress) -> R:
+async def in_thread_with_progress(function: Callable[[OnProgress], R], progress: OnProgress) -> R:
     """Call `function` in a thread, passing a progress callback that raises Stopped once this coroutine is cancelled.
 
     If `function` returns without calling it again, the cancellation came too late and the result is returned.

@@ -14,7 +14,7 @@ from kvchat.text.language import _
 
 _LONGEST_NAME = 110  # characters of the longest path in a folder, except those of models
 _TOO_LONG_ERRORS = (3, 206)  # ERROR_PATH_NOT_FOUND, ERROR_FILENAME_EXCED_RANGE; Windows allows 259 characters
-RESTORING = "restore"  # folder in the data folder: a checked backup that replaces the data at the next start
+RESTORE_FOLDER = "restore"  # folder in the data folder: a checked backup that replaces the data at the next start
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from kvchat.text.language import N_, _, format_number, pgettext, plural
 # Texts here are translated by `_`.
 MEMORY_OF_CHATS = N_("Chat memory")  # saved state that avoids reprocessing chats
 STORAGE = N_("Storage")
-CHATS_READY = N_("cached chats, up to")  # staged in system memory; a size follows
 ALWAYS_KEEP, NEVER_KEEP = N_("Always keep chat memory"), N_("Never keep chat memory")
 VERIFY_MEMORY = N_("Verify imported memory")
 TIME_SAVED = N_("Time saved")  # page with the total

@@ -93,8 +93,8 @@ class ReasonCode(StrEnum):
     RENDERS_OTHERWISE = "renders-otherwise", N_("the engine's prompt differed from its own preview")
 
     # Results of restore tests
-    UNUSED = "unused", N_("the engine loaded a chat but did not use it")
-    UNUSED_AGAIN = "unused-again", N_("the engine loaded {count} chats in a row but used none of them")
+    UNUSED = "unused", N_("the engine loaded a chat’s memory but did not use it")
+    UNUSED_AGAIN = "unused-again", N_("the engine loaded chat memory {count} times in a row but never used it")
     TOO_SLOW_TO_TRY = "too-slow-to-try", N_("the engine is too slow to test in advance")
     NOT_TRIED = "not-tried", N_("it could not be tested in advance ({reason})")
     IN_USE = "in-use", N_("it was not tested in advance because another program may be using the server")

@@ -44,7 +44,7 @@ class Toolbox:
         for offered in await _listed(self._source(tool)):
             if offered.name == tool.name:
                 return offered
-        detail = _("“{source}” no longer offers it, or has changed it since you approved it.", source=tool.source)
+        detail = _("“{source}” no longer offers this tool or has changed it since you approved it.", source=tool.source)
         raise ToolFailed(_("The tool “{name}” is not available", name=tool.name), detail)
 
     def _source(self, tool: Tool) -> ToolSource:

@@ -26,9 +26,9 @@ from kvchat.chat.record.recovery import DAMAGE_ERRORS, SalvageReport, is_intact,
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings, parse_settings, save_settings
 from kvchat.system import migrations
-from kvchat.system.concurrency import Progress
+from kvchat.system.concurrency import OnProgress
 from kvchat.system.files import atomic_write, open_regular_file, replace_file
-from kvchat.system.paths import RESTORING, Paths
+from kvchat.system.paths import RESTORE_FOLDER, Paths
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _, format_number, join_list, join_sentences, plural
 from kvchat.transfer.rows import without_permission
@@ -61,7 +61,7 @@ def engine_settings_of(settings: Settings) -> tuple[str, ...]:
     return tuple(getattr(settings, name) or "" for name in ENGINE_SETTINGS)
 
 
-def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, total: None) -> BackupFacts:
+def make_backup(paths: Paths, target: Path, progress: OnProgress = lambda done, total: None) -> BackupFacts:
     """Write a snapshot of the chats and settings to a private zip. Raises KvchatError."""
     try:
         with atomic_write(target, private=True) as new, new.open("wb") as out:
@@ -75,7 +75,7 @@ def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, to
         ) from error
 
 
-def write_backup(paths: Paths, out: IO[bytes], progress: Progress = lambda done, total: None) -> BackupFacts:
+def write_backup(paths: Paths, out: IO[bytes], progress: OnProgress = lambda done, total: None) -> BackupFacts:
     """Write a backup to an open file. Raises OSError, sqlite3.Error and what `progress` raises."""
     with tempfile.TemporaryDirectory(prefix="kvchat-backup-") as folder:
         database = Path(folder) / "conversations.db"
@@ -110,7 +110,7 @@ def check_backup(source: Path) -> BackupFacts:
 
 
 def stage_restore(
-    paths: Paths, source: Path, progress: Progress = lambda done, total: None, *, with_engine: bool = False
+    paths: Paths, source: Path, progress: OnProgress = lambda done, total: None, *, with_engine: bool = False
 ) -> BackupFacts:
     """Unpack a backup, verify its checksums and database, and stage it for the next start.
 
@@ -119,7 +119,7 @@ def stage_restore(
     Current data stays unchanged. `progress` gets bytes. Raises KvchatError and what `progress` raises; then nothing is
     staged.
     """
-    staged = paths.data / RESTORING
+    staged = paths.data / RESTORE_FOLDER
     discard_staged(paths)
     try:
         with _unusable_if_damaged(source):
@@ -162,12 +162,12 @@ def _revoke_permissions(db: sqlite3.Connection) -> None:
 
 
 def _mark_ready(paths: Paths) -> None:
-    with atomic_write(paths.data / RESTORING / _READY) as ready:
+    with atomic_write(paths.data / RESTORE_FOLDER / _READY) as ready:
         ready.write_text(f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}", "utf-8")
 
 
 def discard_staged(paths: Paths) -> None:
-    staged = paths.data / RESTORING
+    staged = paths.data / RESTORE_FOLDER
     with suppress(OSError):
         (staged / _READY).unlink()
     shutil.rmtree(staged, ignore_errors=True)
@@ -178,7 +178,7 @@ def finish_restore(paths: Paths) -> Path | None:
 
     An interrupted call can be repeated.
     """
-    staged = paths.data / RESTORING
+    staged = paths.data / RESTORE_FOLDER
     if not (staged / _READY).exists():
         return None
     replaced = paths.data / f"replaced-{(staged / _READY).read_text('utf-8')}"
@@ -333,7 +333,7 @@ class RepairReport:
 
 def repair(paths: Paths) -> RepairReport | None:
     """Replace a damaged chats file with its recoverable contents; None if undamaged. Raises KvchatError."""
-    staged, file = paths.data / RESTORING, paths.database
+    staged, file = paths.data / RESTORE_FOLDER, paths.database
     discard_staged(paths)
     try:
         if is_intact(file):

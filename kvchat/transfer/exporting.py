@@ -17,7 +17,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation, Message, Role
 from kvchat.engine.api.pictures import image_format
 from kvchat.errors import KvchatError
-from kvchat.system.concurrency import Progress
+from kvchat.system.concurrency import OnProgress
 from kvchat.system.files import atomic_write
 from kvchat.text.formatting import format_timestamp, one_line
 from kvchat.text.language import N_, _
@@ -62,7 +62,7 @@ def export_file(
     conversation_ids: Sequence[str],
     form: ExportForm,
     target: Path,
-    progress: Progress = lambda done, total: None,
+    progress: OnProgress = lambda done, total: None,
 ) -> int:
     """Export conversations and return their number. Raises KvchatError and what `progress` raises."""
     with export_target(target) as new, new.open("wb") as out:
@@ -88,7 +88,7 @@ def write_export(
     conversation_ids: Sequence[str],
     form: ExportForm,
     out: IO[bytes],
-    progress: Progress = lambda done, total: None,
+    progress: OnProgress = lambda done, total: None,
     *,
     zipped: bool = False,
 ) -> int:
@@ -120,7 +120,7 @@ def _load_branches(
             yield conversation, branch
 
 
-def _with_progress(items: Iterator[T], total: int, progress: Progress) -> Iterator[T]:
+def _with_progress(items: Iterator[T], total: int, progress: OnProgress) -> Iterator[T]:
     for done, item in enumerate(items, 1):
         yield item
         progress(done, total)

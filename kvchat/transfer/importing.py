@@ -16,7 +16,7 @@ from kvchat.chat.record.database_file import StorageFailed
 from kvchat.kvstore.exchange import BadMemory
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import BlockStore
-from kvchat.system.concurrency import Progress
+from kvchat.system.concurrency import OnProgress
 from kvchat.system.files import open_regular_file, run_with_timeout
 from kvchat.text.formatting import format_size, one_line
 from kvchat.text.language import N_, _, format_number, join_list, punctuation
@@ -44,7 +44,7 @@ class ImportReport:
 def import_paths(
     database: Database,
     paths: Iterable[Path],
-    progress: Progress = lambda done, total: None,
+    progress: OnProgress = lambda done, total: None,
     call: Callable[..., Any] = lambda function, *args: function(*args),
     *,
     store: BlockStore | None = None,

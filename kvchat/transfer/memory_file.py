@@ -34,7 +34,7 @@ from kvchat.kvstore import exchange
 from kvchat.kvstore.exchange import BadMemory, BlockStream, Manifest, manifest_from_json, manifest_to_json
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
-from kvchat.system.concurrency import Progress
+from kvchat.system.concurrency import OnProgress
 from kvchat.system.files import open_regular_file
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, format_number, join_sentences, plural
@@ -44,7 +44,7 @@ from kvchat.transfer.untrusted_files import MAX_CHAT, read_conversations
 
 _CHATS, _MEMORY, _BLOCKS = "chats.json", "memory.json", "blocks/"
 CHUNK_BYTES = 1 << 20  # bytes
-NOT_VERIFIED = N_("kvchat cannot tell whether it is genuine, so only this chat uses it.")
+NOT_VERIFIED = N_("kvchat cannot verify this memory, so only this chat uses it.")
 _INCOMPLETE = N_("it is incomplete or damaged")
 MAGIC = b"kvchat sealed "
 _VERSION = b"1\n"
@@ -148,9 +148,9 @@ def describe_import(memory: ImportedMemory, test: ImportTestResult) -> str:
         reason = _("It could not be tested yet: {reason}.", reason=test.reason.text) if test.reason else ""
         return join_sentences(imported, reason or _("kvchat tests it with the next message in this chat."))
     if test.reason:
-        return _("{came} This computer must reprocess the chat: {reason}.", came=imported, reason=test.reason.text)
-    works = N_("{came} A test on this computer succeeded: {tokens} of {of} tokens need no reprocessing.")
-    return _(works, came=imported, tokens=format_number(test.tokens), of=format_number(test.total))
+        return _("{result} This computer must reprocess the chat: {reason}.", result=imported, reason=test.reason.text)
+    works = N_("{result} A test on this computer succeeded: {tokens} of {total} tokens need no reprocessing.")
+    return _(works, result=imported, tokens=format_number(test.tokens), total=format_number(test.total))
 
 
 class NoSavedMemory(KvchatError):
@@ -173,7 +173,7 @@ def export_with_memory(
     conversation_id: str,
     target: Path,
     passphrase: str = "",
-    progress: Progress = lambda done, total: None,
+    progress: OnProgress = lambda done, total: None,
 ) -> int:
     """Write a chat with its memory to a private file; return its size. A failure leaves no file.
 
@@ -252,7 +252,7 @@ class MemoryFile:
         return io.BytesIO(self._read_member(_CHATS))
 
     def import_into(
-        self, store: BlockStore, conversation_id: str, progress: Progress = lambda done, total: None
+        self, store: BlockStore, conversation_id: str, progress: OnProgress = lambda done, total: None
     ) -> ImportedMemory:
         """Import the memory completely or not at all. Raises BadMemory, StoreRefused and what `progress` raises."""
         try:
@@ -273,7 +273,7 @@ class MemoryFile:
             raise BadMemory(_(_INCOMPLETE))
         return b"".join(content)
 
-    def _blocks(self, manifest: Manifest, progress: Progress) -> BlockStream:
+    def _blocks(self, manifest: Manifest, progress: OnProgress) -> BlockStream:
         done = 0
         for name, size, content in self._members:
             try:

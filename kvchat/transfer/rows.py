@@ -176,9 +176,9 @@ def _checked_message(message: Row, number: int) -> Row:
     attached = _("an attachment of {what}", what=what)
     clean["attachments"] = [_checked_attachment(entry, attached) for entry in attachments]
     if clean["role"] not in _ROLES:
-        raise BadConversation(_("{what} has the unknown role “{clean}”", what=what, clean=clean["role"]))
+        raise BadConversation(_("{what} has the unknown role “{role}”", what=what, role=clean["role"]))
     if clean["state"] not in _STATES or clean["state"] == MessageState.STREAMING.value:
-        raise BadConversation(_("{what} has the unknown state “{clean}”", what=what, clean=clean["state"]))
+        raise BadConversation(_("{what} has the unknown state “{state}”", what=what, state=clean["state"]))
     if receipt is not None:
         try:
             if receipt["source"] not in _SOURCES:
@@ -249,7 +249,7 @@ def _check_tree(leaf_id: Any, messages: Sequence[Row]) -> None:
             if at in path:
                 raise BadConversation(_("its messages form a loop"))
             if at not in parents:
-                raise BadConversation(_("the message before one of its messages is missing"))
+                raise BadConversation(_("one of its messages follows a missing message"))
             path.add(at)
             at = parents[at]
         rooted |= path

@@ -13,7 +13,7 @@ from kvchat.chat.turn.imported_memory import ImportTestResult
 from kvchat.kvstore.exchange import Manifest
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
-from kvchat.system.concurrency import Progress, Worker, in_thread_with_progress
+from kvchat.system.concurrency import OnProgress, Worker, in_thread_with_progress
 from kvchat.system.paths import Paths
 from kvchat.transfer.backup import BackupFacts, check_backup, make_backup, stage_restore
 from kvchat.transfer.exporting import ExportForm, export_file
@@ -39,8 +39,8 @@ class TransferService:
         self._paths, self._database, self._worker, self._events = paths, database, worker, events
         self._store, self._test_memory = store, test_memory
 
-    async def export(self, ids: Sequence[str], target: Path, progress: Progress) -> int:
-        def export(report: Progress) -> int:
+    async def export(self, ids: Sequence[str], target: Path, progress: OnProgress) -> int:
+        def export(report: OnProgress) -> int:
             with closing(Database(self._paths.database)) as database:  # separate connection: blocks nobody
                 return export_file(database, ids, ExportForm.from_suffix(target), target, report)
 
@@ -50,18 +50,18 @@ class TransferService:
         return await asyncio.to_thread(lambda: memory_to_export(self._absorbed(), conversation_id))
 
     async def export_with_memory(
-        self, conversation_id: str, target: Path, progress: Progress, passphrase: str = ""
+        self, conversation_id: str, target: Path, progress: OnProgress, passphrase: str = ""
     ) -> int:
         """Export a conversation with its memory; return the file's size in bytes. Raises KvchatError."""
 
-        def export(report: Progress) -> int:
+        def export(report: OnProgress) -> int:
             with closing(Database(self._paths.database)) as database:
                 return export_with_memory(database, self._absorbed(), conversation_id, target, passphrase, report)
 
         return await in_thread_with_progress(export, progress)
 
     async def import_files(
-        self, paths: Sequence[Path], progress: Progress, passphrase: str = "", *, start_engine: bool = False
+        self, paths: Sequence[Path], progress: OnProgress, passphrase: str = "", *, start_engine: bool = False
     ) -> ImportReport:
         """Import files and folders. With `start_engine`, test imported memory even if no engine is ready."""
         run = partial(
@@ -85,12 +85,12 @@ class TransferService:
         self._store.absorb_pending()
         return self._store.inventory.folder
 
-    async def back_up(self, target: Path, progress: Progress) -> BackupFacts:
+    async def back_up(self, target: Path, progress: OnProgress) -> BackupFacts:
         return await in_thread_with_progress(partial(make_backup, self._paths, target), progress)
 
     async def check(self, source: Path) -> BackupFacts:
         return await asyncio.to_thread(check_backup, source)
 
-    async def stage_restore(self, source: Path, progress: Progress, *, with_engine: bool = False) -> BackupFacts:
+    async def stage_restore(self, source: Path, progress: OnProgress, *, with_engine: bool = False) -> BackupFacts:
         run = partial(stage_restore, self._paths, source, with_engine=with_engine)
         return await in_thread_with_progress(run, progress)

@@ -103,7 +103,7 @@ def test_a_dry_run_deletes_nothing(filled, capsys, monkeypatch):
     before = filled.kept.block_files()
     assert main(["store", "prune", "--to", "0", "--dry-run"]) == 0
     text = capsys.readouterr().out
-    assert "Would delete 3 save points" in text
+    assert "Save points to delete: 3" in text
     assert text.count("none left") == 2
     assert "time to reprocess: about 2 s" in text, "of both, at 1 ms a token"
     assert main(["store", "prune", "--to", "1GB"]) == 0
@@ -154,7 +154,7 @@ def test_pinned_save_points_stay_and_are_mentioned(filled, capsys):
 def test_an_unknown_time_is_not_shown_as_zero():
     plan = PrunePlan(("1",), 5_000_000, (PrunedConversation("a", 1, 5_000_000, 0),), 0)
     lines = format_plan(plan, {"a": "A letter"}, 0, dry_run=True)
-    assert lines[0] == "Would delete 1 save point (5 MB); time to reprocess: unknown."
+    assert lines[0] == "Save points to delete: 1 (5 MB); time to reprocess: unknown."
     assert "0 ms" not in "\n".join(lines)
 
 

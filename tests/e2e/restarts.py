@@ -23,8 +23,8 @@ def settings(model: Path, engine: str, **more: Any) -> Settings:
 
 
 class App:
-    def __init__(self, home: Path, model: Path, engine: str) -> None:
-        self._home, self._settings = home, settings(model, engine)
+    def __init__(self, home: Path, model: Path, engine: str, arguments: str = "") -> None:
+        self._home, self._settings = home, settings(model, engine, engine_arguments=arguments)
 
     def opened(self) -> AbstractAsyncContextManager[Runtime]:
         return opened(self._home, self._settings)

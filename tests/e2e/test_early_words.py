@@ -32,7 +32,7 @@ from kvchat import app
 from kvchat.chat.turn import turns
 
 words, moment = os.environ["WORDS"], os.environ["MOMENT"]
-show = app.MainWindow.show_first
+show = app.MainWindow.show_initial_chats
 
 def show_and_type(window, *first):
     show(window, *first)
@@ -42,7 +42,7 @@ def show_and_type(window, *first):
         else:
             QTest.keyClick(window.composer.editor, letter)
 
-app.MainWindow.show_first = show_and_type
+app.MainWindow.show_initial_chats = show_and_type
 
 def dies(function, *, after):
     def dying(*given, **more):

@@ -12,10 +12,11 @@ from kvchat.chat.attachments import document_from_text
 from kvchat.chat.events import Notice
 from kvchat.chat.prepared.documents import PreparedSet
 from kvchat.chat.record.messages import Message
-from kvchat.kvstore.savepoint import common_prefix
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
 from kvchat.text.reasons import Reason, ReasonCode
+from tests.bench.shared_prompt import TEMPLATE
+from tests.bench.tools import Towns
 from tests.e2e.home import Home, engine_arguments, notes
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 from tests.models import tiny_model
@@ -99,32 +100,37 @@ def share(step: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "engine"), [("qwen35", "embedded"), ("mamba", "llama-server"), ("gemma3", "llama-server")]
+    ("architecture", "engine", "tools"),
+    [
+        ("qwen35", "embedded", 0),
+        ("qwen35", "llama-server", 20),
+        ("mamba", "llama-server", 0),
+        ("gemma3", "llama-server", 0),
+    ],
 )
-async def test_the_third_chat_with_a_system_prompt_starts_warm(tmp_path, architecture, engine):
-    """Where states cannot be cut, the second chat saves where the prompt ends."""
-    app = App(tmp_path / "home", tiny_model(architecture), engine)
-    replies = []
-    for question in ("Which is the longest bridge?", "And the shortest?", "How many notes are there?"):
-        chat = await app.new_chat(SYSTEM)
-        replies.append(await app.run_turn(lambda runtime, c=chat, q=question: runtime.chat.send(c, q, GREEDY)))
-    first, second, third = (receipt(reply) for reply in replies)
-    assert (first.source, second.source, third.source) == (Source.COLD, Source.COLD, Source.DISK)
+async def test_the_second_chat_with_the_same_beginning_starts_warm(tmp_path, architecture, engine, tools):
+    """Where states cannot be cut, the first chat saves where the beginning ends, however fast it was processed."""
+    (template := tmp_path / "template.jinja").write_text(TEMPLATE, "utf-8")
+    chosen, arguments = (await Towns(tools).tools(), f"--chat-template-file {template}") if tools else ((), "")
 
-    saved = {point.conversation_id: point.tokens for point in StoreContents(tmp_path / "home").save_points()}
-    shared = common_prefix(saved[replies[1].conversation_id], saved[replies[2].conversation_id])
-    assert third.cached_tokens >= 0.98 * shared, (third, shared)
-    assert shared > 0.9 * third.prompt_tokens
+    async def answer(home: str, question: str) -> Message:
+        app = App(tmp_path / home, tiny_model(architecture), engine, arguments)
+        chat = await app.new_chat("" if tools else SYSTEM)
 
-    # What the second chat processed before its save point was not cached.
-    assert second.cached_tokens == 0
-    assert second.prefill_ms <= second.ttft_ms
+        async def ask(runtime: Runtime) -> Message:
+            await runtime.chat.options.change_tools(chat, chosen)
+            return await runtime.chat.send(chat, question, GREEDY)
 
-    cold = App(tmp_path / "cold", tiny_model(architecture), engine)
-    chat = await cold.new_chat(SYSTEM)
-    assert (await cold.run_turn(lambda runtime: runtime.chat.send(chat, question, GREEDY))).content == replies[
-        2
-    ].content
+        return await app.run_turn(ask)
+
+    first = await answer("home", "Which is the longest bridge?")
+    shared = min(len(point.tokens) for point in StoreContents(tmp_path / "home").save_points())
+    second, cold = [await answer(home, "And the shortest?") for home in ("home", "cold")]
+    assert (receipt(first).source, receipt(first).cached_tokens) == (Source.COLD, 0)
+    assert receipt(first).prefill_ms <= receipt(first).ttft_ms, "including what was processed before the save"
+    assert (receipt(second).source, receipt(second).cached_tokens) == (Source.DISK, shared)
+    assert shared > 0.9 * receipt(second).prompt_tokens
+    assert second.content == cold.content
 
 
 async def test_the_same_document_is_warm_in_another_chat(tmp_path, smollm2):

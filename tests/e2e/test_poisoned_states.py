@@ -20,7 +20,6 @@ from kvchat.kvstore.restorer import Restorer
 from kvchat.kvstore.savepoint import RestoreMiss, RestorePlan, StagedFile
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
-from kvchat.session.restore_cost import RestoreCost
 from kvchat.session.self_test import TEST_TOKENS
 from kvchat.settings import Settings
 from tests.e2e.home import notes
@@ -119,9 +118,6 @@ def poisoner(monkeypatch: pytest.MonkeyPatch) -> Poisoner:
         return placed
 
     monkeypatch.setattr(Restorer, "_create_slot_file", put_poisoned)
-    monkeypatch.setattr(
-        RestoreCost, "is_worth_trying", lambda *_: True
-    )  # a tiny model processes as fast as it restores
     monkeypatch.setattr(supervisor, "RestartPolicy", partial(supervisor.RestartPolicy, first_delay_s=0.0))
     return poisoner
 
@@ -204,7 +200,6 @@ async def test_a_program_is_answered(tmp_path, poisoner, engine):
 @pytest.mark.parametrize("way", ["chat", "viewed", "imported", "prepared", "program"])
 async def test_a_flipped_byte_of_a_block_never_reaches_the_engine(tmp_path, monkeypatch, kind, way):
     """However a state is restored, the prompt is processed instead."""
-    monkeypatch.setattr(RestoreCost, "is_worth_trying", lambda *_: True)
     staged: list[StagedFile | RestoreMiss] = []
     stage = Restorer.stage
 

@@ -31,13 +31,12 @@ pytestmark = pytest.mark.engine
 
 SECRET = f"Our project is called Heron.\n{notes(12)}"
 SHORT = Sampling(4, temperature=0.0)
-SLOW_MODEL = [PrefillSample(1000, 1e5)] * 5  # so that restoring is worth it
+SLOW_MODEL = [PrefillSample(1000, 1e5)] * 5  # so that verifying takes long
 FEW = 40  # tokens that any two prompts may share: the start of the template
 DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "several", "twice")
 
 
 async def send(runtime: Runtime, chat: str, text: str) -> Receipt:
-    runtime.chat.slots.restore_cost.speed.samples.extend(SLOW_MODEL)
     reply = await runtime.chat.send(chat, text, SHORT)
     assert reply is not None
     assert reply.receipt is not None
@@ -73,7 +72,6 @@ def cached_counts(answer: Any) -> list[int]:
 async def reused_tokens(server: RunningGateway, program: str, dialect: str, text: str) -> int:
     """Ask as `program`; return the most reused tokens that anything in the answer reveals."""
     path, body = request(dialect, text)
-    server.runtime.chat.slots.restore_cost.speed.samples.extend(SLOW_MODEL)
     answer = await server.client.post(path, json=body, headers={"user-agent": program})
     assert answer.status_code == 200, answer.text
     counts = [
@@ -191,7 +189,7 @@ async def imported_chats(runtime: Runtime) -> set[str]:
 
 async def test_imported_memory_is_verified_when_idle_and_requests_go_first(tmp_path, forged, monkeypatch):
     monkeypatch.setattr(idle_stop, "VERIFY_AFTER_IDLE_S", 0.0)
-    monkeypatch.setattr(StepPacer, "tokens", lambda self, left: min(16, left))
+    monkeypatch.setattr(StepPacer, "tokens", lambda self, left: 1)
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="always", slots=1)
     async with opened(tmp_path / "home", chosen) as runtime:
         [imported] = (

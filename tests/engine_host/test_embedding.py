@@ -105,13 +105,17 @@ async def test_closing_waits_for_a_stop_that_has_begun(tmp_path: Path, monkeypat
     assert supervisor.is_closed
 
 
-async def test_engine_that_cannot_load_the_model_is_an_error(fake_engine: FakeEngine, tmp_path: Path) -> None:
+async def test_damaged_model_does_not_block_a_larger_one(fake_engine: FakeEngine, tmp_path: Path) -> None:
     fake_engine.set(FAKE_EXIT_AT_START="1:llama_model_load: error loading model: missing tensor")
-    write_gguf(tmp_path / "bert.gguf", LLAMA | {"pooling_type": 1}, architecture="bert")
+    for name, weights in (("small", 512), ("large", 1024)):
+        write_gguf(tmp_path / f"{name}.gguf", LLAMA | {"pooling_type": 1}, architecture="bert", weights=weights)
     settings = Settings(engine_path=str(fake_engine.path))
     engine = EmbeddingEngine(lambda: settings, library(tmp_path).embedding_models)
-    assert await engine.identity()
-    for _attempt in range(2):
+    for name in ("small", "large"):
+        assert await engine.identity()
+        assert engine._model is not None
+        assert engine._model.path.stem == name
         with pytest.raises(KvchatError):
             await engine.embed(["heron"])
+    assert not await engine.identity()
     await engine.close()

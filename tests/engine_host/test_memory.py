@@ -88,7 +88,7 @@ async def test_model_leaves_a_full_gpu(runtime: Runtime, fake_engine: FakeEngine
     assert "--n-gpu-layers" not in first
     assert (second["--n-gpu-layers"], second["--fit"]) == ("0", "off")
     assert runtime.engine.context_reason.startswith(
-        "4,096 tokens: not enough memory for more of the model on the GPU. No part of the model fits on the GPU."
+        "4,096 tokens: not enough memory on the GPU. No part of the model fits on the GPU."
     )
 
 
@@ -163,7 +163,7 @@ async def test_real_engine_under_a_memory_limit(
         assert "xylophone" not in "\n".join(runtime.engine.log_lines)  # the log has memory use, no conversations
         tokens = runtime.engine.choice.context.tokens
         assert tokens in (8192, 16_384)  # other uses of address space differ between machines
-        assert runtime.engine.context_reason.startswith(f"{tokens:,} tokens: not enough memory for 65,536.")
+        assert runtime.engine.context_reason.startswith(f"{tokens:,} tokens: not enough memory for 65,536 tokens.")
         assert [notice.title for notice in shown] == ["The model ran out of memory while loading"]
         (bar,) = runtime.engine.memory_uses
         assert bar.measured

@@ -34,7 +34,6 @@ from tests.store_contents import StoreContents
 from tests.systems import not_on_windows
 
 CHAT = "/v1/chat/completions"
-SLOW_PREFILL = [PrefillSample(1000, 1e6)] * 5  # makes restoring worthwhile
 
 
 def forwarded(fake_engine: FakeEngine) -> list[dict[str, Any]]:
@@ -263,7 +262,7 @@ async def test_similar_conversation_waits_for_a_save_in_progress(
         await server.settled()
         fake_engine.set(FAKE_HOLD_DURING="save")
         await server.chat(system + "The first.")
-        server.runtime.chat.slots.restore_cost.speed.samples.extend(SLOW_PREFILL)
+        server.runtime.chat.slots.restore_cost.speed.samples.extend([PrefillSample(1000, 1e6)] * 5)
         second = asyncio.ensure_future(server.chat(system + "Another."))
         await until(lambda: [record.stage for record in server.log.active] == [Stage.LOADING])
         fake_engine.set(FAKE_HOLD_DURING=None)
@@ -518,7 +517,6 @@ async def test_cancelled_listen_leaves_no_listener() -> None:
 
 async def found_tokens(server: RunningGateway, key: str, program: str, text: str) -> int:
     """Send a question after a long system prompt; return how much of it was found."""
-    server.runtime.chat.slots.restore_cost.speed.samples.extend(SLOW_PREFILL)
     body = chat_body(text)
     body["messages"].insert(0, {"role": "system", "content": WORDS})
     headers = {"authorization": f"Bearer {key}", "user-agent": program}
@@ -541,7 +539,7 @@ async def test_system_prompt_sent_by_two_programs_serves_the_third(
         for name in ("ann", "zed", "quill", "loom"):
             assert await found_tokens(server, shared_key, name, secret) < few, "names without keys do not count"
         assert await found_tokens(server, ann, "", secret) < few
-        assert await found_tokens(server, ann, "", "Another conversation") > few or exact_only, "it is exclusive"
+        assert await found_tokens(server, ann, "", "Another conversation") > few, "it may use its own"
         assert await found_tokens(server, bob, "", "Mine") < few, "it has not sent it before"
         found = await found_tokens(server, cay, "", secret)
         assert len(WORDS) - 20 < found < len(WORDS) + 60, "the system prompt, and nothing of the first question"

@@ -13,7 +13,7 @@ import pytest
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.savepoint import Bounds, RestoreMiss, RestorePlan, StagedFile, StoreRefused, Tier, program_of
+from kvchat.kvstore.savepoint import Bounds, RestoreMiss, RestorePlan, StagedFile, StoreRefused, Tier
 from kvchat.kvstore.store import BlockStore
 from tests.kvstore.store_bench import FINGERPRINT, FULL, Bench, Model, token_range
 from tests.store_contents import flip_a_byte
@@ -112,15 +112,19 @@ def test_warm_files_make_room_for_a_model_but_unabsorbed_ones_stay(roomy: Bench)
 
 @linux
 @pytest.mark.parametrize("owner", ["program/editor", "a chat"])
-def test_the_last_program_state_is_warm_before_its_request(roomy: Bench, owner: str) -> None:
-    """It is prepared while the engine starts; for chats, the window prepares it."""
+def test_the_last_state_is_in_memory_before_its_request(roomy: Bench, owner: str) -> None:
+    """It is built while the engine starts, and still counts as read from disk the first time."""
     roomy.save(owner, token_range(300))
+    roomy.save(owner, token_range(400), fingerprint=replace(FINGERPRINT, kv_type_k="q8_0"))
     roomy.reopen()
-    roomy.restorer.limit_memory(10**9)
+    roomy.restorer.limit_memory(10**9, FINGERPRINT)
     roomy.restorer.preallocate_file().result()
     plan = roomy.plan(token_range(310), conversation=owner)
-    assert plan.tier is (Tier.WARM if program_of(owner) else Tier.DISK)
-    assert roomy.restore(token_range(310), conversation=owner) == file_of(1)
+    assert plan.tier is Tier.WARM
+    for tier in (Tier.DISK, Tier.WARM):
+        staged = roomy.stage(plan)
+        assert (staged.tier, staged.path.read_bytes()) == (tier, file_of(1))
+        roomy.restorer.unstage(staged)
 
 
 def test_stored_rows_need_no_room_on_disk(bench: Bench) -> None:

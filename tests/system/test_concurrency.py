@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.system.concurrency import InterruptibleTask, Progress, Stopped, Worker, in_thread, in_thread_with_progress
+from kvchat.system.concurrency import InterruptibleTask, OnProgress, Stopped, Worker, in_thread, in_thread_with_progress
 
 
 async def test_in_thread_stops_and_waits_on_repeated_cancel() -> None:
@@ -86,7 +86,7 @@ async def test_cancel_takes_effect_at_the_next_progress_report(goes_on: bool) ->
     loop, begun, cancelled = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     stopped: list[BaseException] = []
 
-    def work(report: Progress) -> str:
+    def work(report: OnProgress) -> str:
         try:
             report(0, 0)
             while goes_on:

@@ -12,7 +12,7 @@ import pytest_asyncio
 from kvchat.chat.events import EventBus
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Role
-from kvchat.system.concurrency import Progress, Worker
+from kvchat.system.concurrency import OnProgress, Worker
 from kvchat.system.paths import resolve_paths
 from kvchat.transfer.backup import make_backup
 from kvchat.transfer.exporting import ExportForm, export_file
@@ -32,7 +32,7 @@ class Bench:
     service: TransferService
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
-    def work(self, operation: str, progress: Progress) -> Awaitable[object]:
+    def work(self, operation: str, progress: OnProgress) -> Awaitable[object]:
         ids = [conversation.id for conversation in self.database.conversations()]
         return {
             "export": lambda: self.service.export(ids, self.folder / "out" / "chats.json", progress),

@@ -113,7 +113,7 @@ class FakeEngine(SwitchingEngineHost):
     gone: frozenset[str] = frozenset()  # models whose files are missing
     larger: ContextChoice | None = ContextChoice(
         65_536,
-        "65,536 tokens take about 6.2 GB of the 11.4 GB free on the GPU once the engine has stopped.",
+        "A context of 65,536 tokens needs about 6.2 GB. Once the engine has stopped, 11.4 GB is free on the GPU.",
         "", 0, 0, 0, True, (),
     )  # fmt: skip
 

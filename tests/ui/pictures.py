@@ -34,7 +34,7 @@ from kvchat.library.model_library import FoundModel
 from kvchat.session.exchange import PromptTooLong
 from kvchat.session.slots import PendingSave
 from kvchat.settings import GB
-from kvchat.system.concurrency import Progress
+from kvchat.system.concurrency import OnProgress
 from kvchat.text import language
 from kvchat.text.formatting import TimeRange
 from kvchat.text.search import parse_query
@@ -151,7 +151,7 @@ async def scenes(
 
 async def _first(runtime: StagedRuntime, look: Look) -> AsyncIterator[tuple[str, QWidget]]:
     first = MainWindow(look, runtime.paths.config / "first")
-    first.show_first([Conversation("a", TITLE, False, NOW, NOW, None)], {})
+    first.show_initial_chats([Conversation("a", TITLE, False, NOW, NOW, None)], {})
     yield "first picture", first
     first.deleteLater()
 
@@ -349,7 +349,7 @@ async def _dialogs(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[
     document = document_from_text("notes.txt", "A line about a lake.\n" * 40)
     yield "document", _opened(AttachmentView(look, document, parse_query("lake"), window))
 
-    async def export(report: Progress) -> None:
+    async def export(report: OnProgress) -> None:
         report(1, 3)
         await asyncio.sleep(30)
 

@@ -185,17 +185,6 @@ class Database(DatabaseFile):
             db.execute("UPDATE conversations SET leaf_id = ? WHERE id = ?", (question_id, path[-1].conversation_id))
             return True
 
-    def shares_system_prompt(self, text: str, reply_id: str) -> bool:
-        query = """
-            SELECT EXISTS (
-                SELECT 1 FROM messages AS system INDEXED BY system_prompts
-                JOIN messages AS question ON question.parent_id = system.id
-                JOIN messages AS reply ON reply.parent_id = question.id
-                WHERE system.role = 'system' AND system.content = ? AND reply.id != ?
-            )
-        """
-        return bool(self.rows(query, (text, reply_id))[0][0])
-
     def seconds_saved(self) -> dict[str, float]:
         query = """
             SELECT conversation_id, sum(CASE WHEN json_valid(receipt) THEN receipt ->> '$.saved_ms' END) / 1000

@@ -122,7 +122,7 @@ class DatabaseFile:
 
 
 def damage_marker(path: Path) -> Path:
-    """Return the marker file for damage: it makes the next start check the file, however large it is."""
+    """Return the file that marks a database as possibly damaged: the next start checks it, whatever its size."""
     return path.with_name(f"{path.name}.doubt")
 
 

@@ -23,7 +23,7 @@ _LABEL = re.compile(
 _LEAD_IN = re.compile(r"^[^\"“]*[:\uff1a] ?(?=[\"“][^\"”]+[\"”]$)")
 _MARKS = re.compile(r"[`#]|\*+|__+|~~+")  # Markdown; a single _ may be in a name
 _BULLET = re.compile(r"(?:[-–—•>]|\d+[.)])\s+")
-_PAIRS = {'"': '"', "'": "'", "“": "”", "„": "“", "‘": "’", "«": "»", "「": "」", "『": "』", "《": "》", "【": "】"}
+_QUOTES = {'"': '"', "'": "'", "“": "”", "„": "“", "‘": "’", "«": "»", "「": "」", "『": "』", "《": "》", "【": "】"}
 _JOINERS = "\u200c\u200d"  # needed by Persian and emoji
 _WORD = re.compile(r"[^\W_]+")
 _SUBTITLE = re.compile(r"\s*[:\uff1a]\s+|\s+[-–—]\s+")
@@ -72,7 +72,7 @@ def _strip_decoration(line: str) -> str:
         before = line
         line = _BULLET.sub("", _MARKS.sub("", line).strip(" .。"), count=1)
         line = _LEAD_IN.sub("", _LABEL.sub("", line, count=1), count=1)
-        if len(line) > 1 and _PAIRS.get(line[0]) == line[-1] and line[-1] not in line[1:-1]:
+        if len(line) > 1 and _QUOTES.get(line[0]) == line[-1] and line[-1] not in line[1:-1]:
             line = line[1:-1].strip()
     return line
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from kvchat.chat.events import CallsChanged, MessagesChanged, Notice
 from kvchat.chat.options import PermissionMode
+from kvchat.chat.record import tree
 from kvchat.chat.record.database import ConversationGone, Database
 from kvchat.chat.record.messages import (
     Attachment,
@@ -73,7 +74,6 @@ class PendingCall:
     call: ToolCall
     tool: Tool
     is_waiting: bool  # for permission
-    since: float  # time.monotonic()
     key: str = field(default_factory=lambda: uuid.uuid4().hex)  # identifies the question: calls may have equal ids
 
 
@@ -102,11 +102,19 @@ def validation_error(tool: Tool, arguments: dict[str, Any] | None) -> str:
     return ""
 
 
+def _branch_with(database: Database, result: Message) -> tuple[list[Message], int]:
+    """Return the branch of a result and the result's place. Show the branch if another was chosen meanwhile."""
+    chat = result.conversation_id
+    if result.id not in {message.id for message in database.branch(chat)}:
+        tree.switch(database, chat, result.id)
+    branch = database.branch(chat)
+    return branch, [message.id for message in branch].index(result.id)
+
+
 def store_edited_result(database: Database, result: Message, text: str) -> TurnStart:
     """Store an edited tool result in a new branch, with copies of the results that follow it."""
     with database.transaction():
-        branch = database.branch(result.conversation_id)
-        place = next((at for at, message in enumerate(branch) if message.id == result.id), len(branch))
+        branch, place = _branch_with(database, result)
         others = itertools.takewhile(lambda message: message.role is Role.TOOL, branch[place + 1 :])
         last = database.append_message(replace(result, content=text, state=MessageState.EDITED))
         for message in others:
@@ -117,12 +125,12 @@ def store_edited_result(database: Database, result: Message, text: str) -> TurnS
 def store_edited_call(database: Database, result: Message, arguments: str) -> TurnStart:
     """Store a reply in a new branch, with other arguments for the call of this result and the results of the others."""
     with database.transaction():
-        path, branch = database.path(result.id), database.branch(result.conversation_id)
-        reply = next((message for message in reversed(path) if message.role is Role.ASSISTANT), None)
-        if reply is None:
+        branch, place = _branch_with(database, result)
+        start = next((at for at in range(place, -1, -1) if branch[at].role is Role.ASSISTANT), None)
+        if start is None:
             raise ConversationGone
-        below = itertools.dropwhile(lambda message: message.id != reply.id, branch)
-        results = list(itertools.takewhile(lambda message: message.role is Role.TOOL, list(below)[1:]))
+        reply = branch[start]
+        results = list(itertools.takewhile(lambda message: message.role is Role.TOOL, branch[start + 1 :]))
         paired, _others = pair_results(reply.calls, results)
         calls = tuple(
             replace(call, arguments=arguments) if answer and answer.id == result.id else call
@@ -147,7 +155,7 @@ class ToolCalls:
     async def run(self, reply: Message, *, is_stored: bool = False) -> tuple[Message, bool]:
         """Execute a reply's calls in order and store the results below it.
 
-        `is_stored`: the model has not written the calls just now. They may come from a file, or may have run before
+        `is_stored`: the reply was loaded from the database. Its calls may come from a file, or may have run before
         kvchat ended, so the user is asked about each. Returns the last result, and True if every call was invalid. If
         cancelled, stores that the rest was stopped.
         """
@@ -216,7 +224,7 @@ class ToolCalls:
             if error := validation_error(tool, arguments):
                 return await self._store(parent, call, ToolResult(f"Invalid arguments: {error}", is_error=True)), False
         began_at = time.perf_counter()  # on Windows, finer than monotonic()
-        running = PendingCall(reply.conversation_id, reply.id, call, tool, False, began_at)
+        running = PendingCall(reply.conversation_id, reply.id, call, tool, False)
         self._show(running)
         calling_chat.set(reply.conversation_id)
         try:
@@ -229,7 +237,7 @@ class ToolCalls:
 
     async def ask(self, reply: Message, call: ToolCall, tool: Tool) -> Answer:
         """Wait for the user's answer, and store the grant, if any."""
-        pending = PendingCall(reply.conversation_id, reply.id, call, tool, True, time.monotonic())
+        pending = PendingCall(reply.conversation_id, reply.id, call, tool, True)
         question = self._questions[pending.key] = asyncio.get_running_loop().create_future()
         self._show(pending)
         try:

@@ -37,7 +37,8 @@ from kvchat.kvstore.savepoint import Tokens, is_imported
 from kvchat.session.events import RequestSent, SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.lease import reason_for_save_failure
-from kvchat.session.prefill import Settling, SystemPrompt
+from kvchat.session.prefill import Settling
+from kvchat.session.slot import Slot
 from kvchat.system.concurrency import InterruptibleTask
 from kvchat.text.language import _, format_number
 
@@ -57,7 +58,7 @@ class TurnStart:
 class Turn:
     """The answer to one question, in one or more rounds: a reply with tool calls is followed by their results.
 
-    Its prompt is the path to that question, even if more messages are sent meanwhile.
+    Its prompt is the branch up to that question, even if more messages are sent meanwhile.
     """
 
     turn_context: TurnContext
@@ -79,6 +80,7 @@ class Turn:
     _queued_s: float = 0.0
     _chosen_sampling: Sampling = ENGINE_DEFAULTS
     _sent_at: float = field(default_factory=time.perf_counter)
+    _waiting: InterruptibleTask = field(default_factory=InterruptibleTask)  # for tools, other chats or a slot
     _answering: InterruptibleTask = field(default_factory=InterruptibleTask)
     _calls: asyncio.Task[tuple[Message, bool]] | None = None  # executes the last reply's tool calls
     _has_tools: bool = False
@@ -92,6 +94,7 @@ class Turn:
 
     def stop(self) -> None:
         self.is_stopped = True
+        self._waiting.interrupt()
         self._answering.interrupt()
         if self._calls is not None:
             self._calls.cancel()
@@ -107,7 +110,7 @@ class Turn:
 
     async def run_until_stopped(self, coroutine: Coroutine[Any, Any, R]) -> R | None:
         """Run a coroutine; return None if the user stopped the turn before its end."""
-        return await self._answering.run(coroutine)
+        return await self._waiting.run(coroutine)
 
     def execute_calls(self, reply: Message, execute: CallExecutor) -> None:
         """Start executing a reply's tool calls."""
@@ -143,7 +146,16 @@ class Turn:
         the reply or None.
         """
         turn_context, slots = self.turn_context, self.turn_context.slots
-        async with slots.acquire(self.conversation_id, await self._prompt()) as slot:
+        async with contextlib.AsyncExitStack() as stack:
+
+            async def acquire() -> Slot:
+                return await stack.enter_async_context(slots.acquire(self.conversation_id, await self._prompt()))
+
+            slot = None if self.is_stopped else await self.run_until_stopped(acquire())
+            if slot is None:
+                self.is_answered = True
+                on_reply(None)
+                return
             self._exchange = Exchange(slots, slot, turn_context.host, self.conversation_id, self._on_event)
             self._exchange.saves = self.should_save
             self._queued_s = time.perf_counter() - self._sent_at if self.is_queued else 0.0
@@ -212,10 +224,6 @@ class Turn:
         reply.earlier_tokens = next((message.receipt.prompt_tokens for message in reversed(path) if message.receipt), 0)
         chosen = await turn_context.answer_settings(self.conversation_id)
 
-        async def is_shared() -> bool:
-            await self._prefill_ms_per_token()
-            return await turn_context.run(Database.shares_system_prompt, path[0].content, reply.message.id)
-
         def choose_sampling() -> Sampling:  # tokens of earlier requests count towards the limit
             sampling = turn_context.merge_sampling(self.sampling, chosen.options)
             if sampling.max_tokens is not None and reply.predicted_tokens:
@@ -232,7 +240,7 @@ class Turn:
                 reply.add_step(exchange.result)
 
         has_system = self.should_save and path[0].role is Role.SYSTEM
-        system = SystemPrompt(path[0].id, is_shared) if has_system else None
+        system = path[0].id if has_system else ""
         request = PromptRequest(messages, choose_sampling, chosen.model, chosen.options.template, system)
         async with reply.periodic_flush():
             await stream(request)
@@ -243,7 +251,7 @@ class Turn:
                 messages = prompt_messages(path, continues_reply=True)
                 if self.should_save:
                     await exchange.save_what_fits(messages, written.id)
-                await stream(replace(request, messages=messages, system=None))
+                await stream(replace(request, messages=messages, system=""))
         limited = exchange.finish_reason == "length"
         return await self._close_reply(MessageState.LIMITED if limited else MessageState.COMPLETE)
 

@@ -144,12 +144,14 @@ class Turns:
                     turn.execute_calls(turn.start.calls_of, partial(self.tool_calls.run, is_stored=True))
                 while not turn.has_calls or await turn.finish_calls():
                     turn.is_queued = turn.is_queued or self._is_queued(turn)
-                    async with turn_context.slots.turn(
-                        chat, chosen.model, lambda _ahead: turn_context.publish(waiting)
-                    ):
-                        if begins:
+                    place = turn_context.slots.turn(chat, chosen.model, lambda _ahead: turn_context.publish(waiting))
+                    async with contextlib.AsyncExitStack() as stack:
+                        if begins:  # even if stopped, its question moves behind the reply that it waits for
+                            await stack.enter_async_context(place)
                             await self._begin(turn)
                             begins = False
+                        elif not turn.is_stopped:
+                            await turn.run_until_stopped(stack.enter_async_context(place))
                         await turn.run(done, self.tool_calls.run)
                     self._on_slot_changed()
                     if turn.is_answered:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import math
 import re
 import ssl
 from collections import defaultdict, deque
@@ -275,12 +276,17 @@ class LlamaServerClient:
         return await self._prompts.tokenize(text)
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return the vector of each text, from an engine with an embedding model."""
+        """Return the vector of each text, from an engine with an embedding model. Raises EngineRefused if invalid."""
         body = {"input": list(texts)}
         answer = await self._http.request_json("POST", "/v1/embeddings", body, timeout_s=_EMBEDDING_TIMEOUT_S)
         try:
             vectors = [item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])]
-            return [[float(value) for value in vector] for vector in vectors]
+            rows = [[float(value) for value in vector] for vector in vectors]
+            if len(rows) != len(texts) or len({len(row) for row in rows}) > 1:
+                raise ValueError
+            if not all(any(row) and all(map(math.isfinite, row)) for row in rows):
+                raise ValueError
+            return rows
         except (KeyError, TypeError, ValueError) as error:
             raise EngineRefused(200, _("The response is invalid")) from error
 

@@ -172,6 +172,6 @@ def describe_missing_libraries(program: Path) -> str:
     providers = {_(text) for prefix, text in _PROVIDERS.items() if any(name.startswith(prefix) for name in missing)}
     if providers:
         reason = join_sentences(
-            reason, _("These libraries are part of {brought}.", brought=_(" and ").join(sorted(providers)))
+            reason, _("These libraries are part of {packages}.", packages=_(" and ").join(sorted(providers)))
         )
     return reason

@@ -93,6 +93,8 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         arguments += ["--embeddings", "--ubatch-size", str(plan.batch_size)]
         if known_options is None or known_options.find("--prio"):
             arguments += ["--prio", "-1"]
+        if known_options is None or known_options.find("--device"):
+            arguments += ["--device", "none"]  # without layers, a GPU build would still open a GPU and use its memory
     if plan.without_gpu:
         arguments += ["--n-gpu-layers", "0"]
     if plan.projector is not None:

@@ -121,7 +121,7 @@ def _hang_failure() -> EngineFailure:
 
 
 _FIRST_POLL_S = 0.05
-_MAX_POLL_S = 0.5
+_MAX_POLL_S = 0.1
 
 # Restarting would fail the same way.
 _PERMANENT_FAILURES = {

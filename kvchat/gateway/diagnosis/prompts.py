@@ -167,7 +167,7 @@ class Divergence:
     def sentence(self, processed: int, seconds: float) -> str:
         """Describe the divergence and its cost: `processed` reprocessed tokens and the `seconds` they took."""
         at, of, cause = format_number(self.shared_tokens), format_number(self.prompt_tokens), self.cause.text
-        text = _("the prompt changed at token {at} of {of}: {cause}", at=at, of=of, cause=cause)
+        text = _("the prompt changed at token {position} of {total}: {cause}", position=at, total=of, cause=cause)
         text = _("{words}; {tokens} tokens reprocessed", words=text, tokens=format_number(processed))
         return join_list((text, format_brief_duration(1000 * seconds))) if seconds else text
 

@@ -118,11 +118,11 @@ class ContextChooser:
         shown, trained = format_number(tokens), format_number(self._facts.trained_context)
         if not self._fit(tokens).fits:
             text = N_(
-                "{tokens} tokens: the minimum, but even this may not fit. With this context, the "
-                "model needs about {needed}, and {sparable}."
+                "{tokens} tokens: the minimum, but even this may not fit. "
+                "With this context, the model needs about {needed}."
             )
             needed, usable = format_size(self._fit(tokens).needed), self._describe_usable(tokens)
-            return self._make_choice(tokens, _(text, tokens=shown, needed=needed, sparable=usable))
+            return self._make_choice(tokens, join_sentences(_(text, tokens=shown, needed=needed), usable))
         if tokens >= self._trained_context:
             return self._make_choice(tokens, _("{tokens} tokens: the full context length of this model.", tokens=shown))
         ran_out = ""
@@ -184,7 +184,9 @@ class ContextChooser:
             fit = self._fit(larger)
             if larger < worthwhile or not (fit.is_whole_on_gpu if whole_on_gpu else fit.fits):
                 continue
-            text = N_("{larger} tokens need about {needed} of the {free} {place} after the engine stops.")
+            text = N_(
+                "A context of {larger} tokens needs about {needed}. Once the engine has stopped, {free} is {place}."
+            )
             needed, free = format_size(fit.needed), format_size(fit.free)
             need = _(text, larger=format_number(larger), needed=needed, free=free, place=self._place(larger))
             slower = self._offload_note(larger) if was_whole and not fit.is_whole_on_gpu else ""
@@ -196,8 +198,9 @@ class ContextChooser:
         reason = _("{tokens} tokens: set by you.", tokens=format_number(tokens))
         warning = ""
         if not self._fit(tokens).fits:
-            text = N_("This may not fit: at this context length the model needs about {needed}, but {spare}.")
-            warning = _(text, needed=format_size(self._fit(tokens).needed), spare=self._describe_usable(tokens))
+            text = N_("This may not fit: with this context, the model needs about {needed}.")
+            needed = format_size(self._fit(tokens).needed)
+            warning = join_sentences(_(text, needed=needed), self._describe_usable(tokens))
         elif tokens > self._facts.trained_context:  # b11434 caps the slot at the trained context and wastes the rest
             text = N_(
                 "The model was trained for {trained} tokens. Newer engines stop there; older ones "
@@ -208,12 +211,10 @@ class ContextChooser:
 
     def _reduced_choice(self, tokens: int, previous: ContextChoice) -> ContextChoice:
         gpus = self._memory.device_names
-        more = (
-            format_number(previous.tokens)
-            if tokens < previous.tokens
-            else _("more of the model on {beside}", beside=gpus)
-        )
-        reason = _("{tokens} tokens: not enough memory for {more}.", tokens=format_number(tokens), more=more)
+        text = N_("{tokens} tokens: not enough memory on {beside}.")
+        if tokens < previous.tokens:
+            text = N_("{tokens} tokens: not enough memory for {larger} tokens.")
+        reason = _(text, tokens=format_number(tokens), larger=format_number(previous.tokens), beside=gpus)
         slower = _placement_sentence(self._no_gpu_layers, gpus) if self._without_gpu else ""
         return replace(self._make_choice(tokens, join_sentences(reason, slower)), offload_note="")
 
@@ -263,7 +264,7 @@ class ContextChooser:
 
     def _describe_usable(self, tokens: int) -> str:
         free, place = self._fit(tokens).free, self._place(tokens)
-        usable = N_("only {spare} of the {free} {place} can be used")
+        usable = N_("Only {spare} of the {free} {place} can be used.")
         return _(usable, spare=format_size(usable_bytes(free)), free=format_size(free), place=place)
 
     def _make_choice(self, tokens: int, reason: str) -> ContextChoice:

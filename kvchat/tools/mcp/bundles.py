@@ -3,6 +3,7 @@
 Format: https://github.com/anthropics/mcpb, manifest versions 0.1 to 0.4.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -175,7 +176,8 @@ def _parse_option(key: str, option: Any) -> BundleOption:
 
 
 def bundle_folder(bundles: Path, server: str) -> Path:
-    return bundles / (_UNSAFE.sub("_", server).strip(".") or "_")
+    """Return the folder of a server's bundle. The hash tells apart names that differ only in letter case or spaces."""
+    return bundles / f"{_UNSAFE.sub('_', server).strip('.')}-{hashlib.sha256(server.encode()).hexdigest()[:12]}"
 
 
 def values_error(bundle: Bundle, values: Mapping[str, Value]) -> str:
@@ -185,7 +187,7 @@ def values_error(bundle: Bundle, values: Mapping[str, Value]) -> str:
         if value in (None, "", [], ()):
             if option.required:
                 return _("“{option}” is required.", option=option.title)
-        elif option.type == "number":
+        elif option.type == "number" and value != reference(option.key):
             try:
                 number = float(str(value))
             except ValueError:

@@ -127,7 +127,7 @@ class Connection:
             waiting.cancel()
             if not ready.is_set() and task.cancel():
                 await asyncio.wait([task])
-                self.reason = _("It did not respond within {seconds} seconds.", seconds=f"{timeout:.0f}")
+                self.reason = _("The server did not respond within {seconds} seconds.", seconds=f"{timeout:.0f}")
         return ready.is_set()
 
     async def _serve(self, kind: str, ready: asyncio.Event) -> None:
@@ -225,7 +225,7 @@ class Connection:
                 types.CallToolRequest(params=parameters), _CALL_RESULT, progress_callback=extend
             )
         if isinstance(result, types.InputRequiredResult):
-            raise self._failed(_("It asks for input, which kvchat does not support."))
+            raise self._failed(_("The server requested more input, which kvchat does not support."))
         return convert_result(result)
 
     async def prompts(self) -> list[Prompt]:
@@ -275,12 +275,12 @@ class Connection:
     async def _session(self, timeout_s: float | None) -> AsyncIterator[Client]:
         """Yield the client, and convert every error in the `with` block to ToolFailed."""
         if self._client is None:
-            raise self._failed(self.reason or _("It is not running."))
+            raise self._failed(self.reason or _("The server is not running."))
         try:
             async with asyncio.timeout(timeout_s):
                 yield self._client
         except TimeoutError as error:
-            raise self._failed(_("It did not respond in time.")) from error
+            raise self._failed(_("The server did not respond in time.")) from error
         except MCPError as error:
             if error.code == types.CONNECTION_CLOSED and error.message == _CLOSED:
                 with contextlib.suppress(TimeoutError):  # `_serve` finds out why
@@ -305,25 +305,27 @@ class Connection:
         status = self._http.last_status if self._http else 0
         if isinstance(error, SignInNeeded) or status in (401, 403):
             self.needs_sign_in = True
-            return _("It requires you to sign in.")
+            return _("The server requires you to sign in.")
         match error:
             case ToolFailed():
                 return error.explanation or error.title
             case MCPError(code=types.CONNECTION_CLOSED) if self._process is not None:
                 return self._process.explain_end()
             case MCPError() if "not supported" in error.message and self._is_input_request(error.message):
-                return _("It asks for input, which kvchat does not support.")
+                return _("The server requested more input, which kvchat does not support.")
             case httpx2.HTTPStatusError():
-                return _("It returned HTTP status {status}.", status=status)
+                return _("The server returned HTTP status {status}.", status=status)
             case MCPError() if status >= 400 and error.message in _HTTP_ERRORS:
-                return _("It returned HTTP status {status}.", status=status)
+                return _("The server returned HTTP status {status}.", status=status)
             case MCPError():
-                return _("It reported an error: {text}", text=one_line(clean(error.message, _MAX_MESSAGE_CHARS)))
+                return _(
+                    "The server reported an error: {text}", text=one_line(clean(error.message, _MAX_MESSAGE_CHARS))
+                )
             case httpx2.StreamError():
                 return clean(str(error), _MAX_MESSAGE_CHARS)
             case ValidationError() | RuntimeError():
                 self._log.note(str(error))
-                return _("Its response does not follow the protocol.")
+                return _("The server’s response does not follow the protocol.")
             case httpx2.ConnectError() | httpx2.ConnectTimeout():
                 return _("kvchat cannot connect to {url}.", url=self._config.url)
             case OSError():

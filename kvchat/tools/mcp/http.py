@@ -52,7 +52,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
             total += len(piece)
             if total > MAX_MESSAGE_BYTES:
                 limit = format_size(MAX_MESSAGE_BYTES)
-                raise httpx2.StreamError(_("It sent a message of more than {limit}.", limit=limit))
+                raise httpx2.StreamError(_("The server sent a message of more than {limit}.", limit=limit))
             yield piece
 
     async def aclose(self) -> None:

@@ -15,7 +15,7 @@ from kvchat.text.language import _
 from kvchat.tools.mcp.approvals import Approvals
 from kvchat.tools.mcp.bundles import Bundle, Value, bundle_entry, bundle_folder, install_bundle, remove_bundle
 from kvchat.tools.mcp.config import ConfigBroken, ConfigFile, ServerConfig, name_error, parse_server
-from kvchat.tools.mcp.secrets import Secrets, looks_secret, reference
+from kvchat.tools.mcp.secrets import Secrets, looks_secret, reference, secret_names
 from kvchat.tools.mcp.server import Server
 from kvchat.tools.mcp.source import OAUTH, McpSource, ServerThread, SourceContext
 
@@ -79,12 +79,14 @@ class ServerManager:
             await self._load()
 
     async def add(self, name: str, entry: Entry, *, replace: bool = False) -> None:
-        """Add a server or, with `replace`, replace its entry. Raises KvchatError."""
+        """Add a server or, with `replace`, change its launch and keep what is disabled. Raises KvchatError."""
 
         def change(entries: dict[str, Any]) -> None:
             if not replace and name in entries:
                 raise self._exists(name)
-            entries[name] = dict(entry)
+            before = entries[name] if isinstance(entries.get(name), dict) else {}
+            kept = {key: before[key] for key in ("disabled", "disabledTools") if key in before}
+            entries[name] = kept | dict(entry)
 
         if problem := name_error(name) or parse_server(name, dict(entry)).problem:
             raise KvchatError(_("The MCP server “{name}” is not valid", name=name), problem)
@@ -191,20 +193,21 @@ class ServerManager:
         await asyncio.to_thread(self._secrets.save, name, key, value)
         return reference(key)
 
+    def with_stored_secrets(self, bundle: Bundle, values: Mapping[str, Value]) -> dict[str, Value]:
+        """Return the values, with references to the installed version's secrets in place of empty ones."""
+        stored = secret_names(self._sources[bundle.name].config) if bundle.name in self._sources else ()
+        secrets = (option.key for option in bundle.options if option.secret and option.key in stored)
+        return dict(values) | {key: reference(key) for key in secrets if not values.get(key)}
+
     def bundle_config(self, bundle: Bundle, values: Mapping[str, Value]) -> ServerConfig:
         """Return the configuration that `install` would create with these values."""
         return parse_server(bundle.name, bundle_entry(bundle, values, self._paths.mcp_bundles))
 
     async def replaces_bundle(self, bundle: Bundle) -> bool:
-        """Return True if another version is installed. Raises KvchatError if another server has its name or folder."""
-        folder = bundle_folder(self._paths.mcp_bundles, bundle.name)
-        for name in self._sources:
-            other = bundle_folder(self._paths.mcp_bundles, name)
-            if name != bundle.name and str(other).casefold() == str(folder).casefold():
-                raise self._exists(name)
+        """Return True if another version is installed. Raises KvchatError if another server has its name."""
         if bundle.name not in self._sources:
             return False
-        if not await asyncio.to_thread(folder.exists):
+        if not await asyncio.to_thread(bundle_folder(self._paths.mcp_bundles, bundle.name).exists):
             raise self._exists(bundle.name)
         return True
 
@@ -212,10 +215,11 @@ class ServerManager:
         """Install or update a bundle, and return the name of its server. Raises KvchatError."""
         if await self.replaces_bundle(bundle):
             await self._sources[bundle.name].close()  # Windows cannot replace open files
+        values = self.with_stored_secrets(bundle, values)
         entry = await in_thread(lambda stop: install_bundle(bundle, values, self._paths.mcp_bundles, stop))
         for option in bundle.options:
             value = values.get(option.key, option.default)
-            if option.secret and value not in (None, ""):
+            if option.secret and value not in (None, "", reference(option.key)):
                 await self.save_secret(bundle.name, option.key, str(value))
         await self.add(bundle.name, entry, replace=True)
         return bundle.name

@@ -114,7 +114,7 @@ class ServerProcess:
         if self.problem or not self._has_started:
             return self.problem
         code = self._process.returncode
-        end = _("It stopped.") if not code else _("It stopped with exit code {code}.", code=code)
+        end = _("The server stopped.") if not code else _("The server stopped with exit code {code}.", code=code)
         message = self._log.last_message[:_MAX_MESSAGE_CHARS]
         return join_sentences(end, _("Its last message: {text}", text=message) if message else "")
 
@@ -161,12 +161,12 @@ class ServerProcess:
                     self._log.add_message(line)
                     continue
                 if isinstance(message, JSONRPCRequest) and self._is_flooded_by(message.method):
-                    self.problem = _("It sent too many requests.")
+                    self.problem = _("The server sent too many requests.")
                     break
                 await into_client.send(SessionMessage(message))
         except ValueError:  # of StreamReader
             limit = format_size(MAX_MESSAGE_BYTES)
-            self.problem = _("It sent a message of more than {limit}.", limit=limit)
+            self.problem = _("The server sent a message of more than {limit}.", limit=limit)
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass
         finally:

@@ -45,7 +45,7 @@ class Secrets:
             raise KvchatError(_("The secret could not be saved"), f"{error}.") from error
 
     def forget(self, config: ServerConfig) -> None:
-        for name in _names(config):
+        for name in secret_names(config):
             self.store(config.name, name).forget()
 
     def expand(self, config: ServerConfig) -> ServerConfig:
@@ -82,6 +82,7 @@ class Secrets:
         )
 
 
-def _names(config: ServerConfig) -> set[str]:
+def secret_names(config: ServerConfig) -> set[str]:
+    """Return the names of the secrets that a configuration refers to."""
     texts = (config.command, *config.arguments, *config.environment.values(), config.url, *config.headers.values())
     return {name for text in texts for kind, name in _REFERENCE.findall(text) if kind == "keyring"}

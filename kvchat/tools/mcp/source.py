@@ -151,7 +151,7 @@ class McpSource:
             await self.tools()
         tool = next((item for item in self.server.tools if item.tool.name == name), None)
         if tool is not None and not (tool.enabled and tool.approved):
-            reason = _("Its definition has changed since you approved it.") if tool.enabled else _("It is turned off.")
+            reason = _("The tool has changed since you approved it.") if tool.enabled else _("The tool is turned off.")
             raise ToolFailed(_("The tool “{name}” is not available", name=name), reason)
         return await self._context.thread.run(connection.call(name, arguments))
 
@@ -199,7 +199,8 @@ class McpSource:
                 connection = await self._start_task.run(self._start(open_browser))
                 if connection is None:
                     raise ToolFailed(
-                        _("The MCP server “{name}” could not be started", name=self.id), _("It was stopped.")
+                        _("The MCP server “{name}” could not be started", name=self.id),
+                        _("The server was stopped while it was starting."),
                     )
                 self._connection = connection
             except ToolFailed as error:
@@ -219,8 +220,8 @@ class McpSource:
         if state in (ServerState.INVALID, ServerState.OFF, ServerState.NOT_APPROVED):
             reason = {
                 ServerState.INVALID: self._config.problem,
-                ServerState.OFF: _("It is turned off."),
-                ServerState.NOT_APPROVED: _("You have not approved its command or address yet."),
+                ServerState.OFF: _("The server is turned off."),
+                ServerState.NOT_APPROVED: _("You have not approved the server’s command or URL yet."),
             }[state]
             raise ToolFailed(
                 _("The MCP server “{name}” cannot be used", name=self.id), reason, _("Open Settings, Tools.")

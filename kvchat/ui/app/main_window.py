@@ -62,7 +62,7 @@ class MainWindow(QMainWindow):
         self.sidebar.selected.connect(self.startup_drafts.switch_to)
         self.composer.focus()
 
-    def show_first(self, chats: Sequence[Conversation], drafts: Mapping[str, str]) -> None:
+    def show_initial_chats(self, chats: Sequence[Conversation], drafts: Mapping[str, str]) -> None:
         arranged_chats = arrange_chats(chats, self.sidebar.arrangement)
         newest = arranged_chats[0].id if arranged_chats else None
         self.sidebar.show_chats(chats, Row, newest)

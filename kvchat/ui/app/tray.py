@@ -289,7 +289,7 @@ class QuitController(QObject):
         if runtime.api_server.active_requests:
             ends.append(_("A reply to an app is being generated and will be cut off."))
         ends += [
-            _("{work} Quitting cancels this, and nothing is saved.", work=text)
+            _("{task} Quitting cancels this, and nothing is saved.", task=text)
             for text in self._window.transfer.in_progress
         ]
         return ends

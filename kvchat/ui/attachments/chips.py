@@ -221,7 +221,7 @@ class AttachmentView(QDialog):
 
     def step(self, offset: int) -> None:
         self._hit = (self._hit + offset) % max(len(self._hits), 1)
-        self.position_label.setText(_("{at} of {count}", at=self._hit + 1, count=len(self._hits)))
+        self.position_label.setText(_("{number} of {count}", number=self._hit + 1, count=len(self._hits)))
         cursor = QTextCursor(self._hits[self._hit])
         cursor.setPosition(cursor.selectionStart())  # no selection: it would hide the mark's colour
         self.text.setTextCursor(cursor)

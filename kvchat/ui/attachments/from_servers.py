@@ -102,7 +102,7 @@ class ServerAttachmentsDialog(Panel):
         if shown and self.list.current is None:
             self.list.select(shown[0].value)
         waiting = join_list(map(safe_prose, self._listing))
-        status = _("Asking {names}…", names=waiting) if waiting else ""
+        status = _("Loading from {names}…", names=waiting) if waiting else ""
         if not waiting and not shown:
             status = _("Nothing matches the filter.") if self._rows else _("The servers offer nothing to attach.")
         self._show_status(status)

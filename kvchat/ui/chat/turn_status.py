@@ -8,7 +8,7 @@ from kvchat.errors import KvchatError
 from kvchat.session import events as session
 from kvchat.session.proof import Source, Verdict
 from kvchat.text.formatting import READ, REPROCESSED, format_duration, format_percent, format_rate, format_size
-from kvchat.text.language import N_, _, format_number, plural, punctuation
+from kvchat.text.language import N_, _, format_number, join_list, plural, punctuation
 from kvchat.text.reasons import Reason
 from kvchat.text.safe_text import safe_prose
 from kvchat.ui.attachments.chips import short_name
@@ -225,5 +225,5 @@ def waiting_text(title: str, other_turn: TurnStatus) -> str:
         progress = _("processing {share}", share=format_percent(other_turn.fraction))
     if other_turn.live_text:
         count = len(other_turn.live_text.split())
-        progress = plural(count, "{far}, {count} word so far", "{far}, {count} words so far", far=progress)
-    return _("Waiting for “{title}”: {far}.", title=title, far=progress)
+        progress = join_list((progress, plural(count, "{count} word so far", "{count} words so far")))
+    return _("Waiting for “{title}”: {progress}.", title=title, progress=progress)

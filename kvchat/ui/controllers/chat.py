@@ -14,7 +14,7 @@ from kvchat.chat.record.messages import NEW_CHAT_ID, Message, Role
 from kvchat.engine.api.connection import EngineState
 from kvchat.runtime import Runtime
 from kvchat.session.events import Restored, Saved
-from kvchat.text.language import _, format_number
+from kvchat.text.language import _, plural
 from kvchat.ui.chat.composer import StartupDrafts
 from kvchat.ui.chat.turn_status import TurnStatus, waiting_text
 from kvchat.ui.controllers.sending import ComposeTarget, DraftController, SendController
@@ -338,6 +338,10 @@ class ChatController(Controller):
         removed = await self._runtime.chat.delete_message(message)
         title = _("Deleted the message")
         if followed := len(removed.rows) - 1:
-            title = _("Deleted the message and the {followed} after it", followed=format_number(followed))
+            title = plural(
+                followed,
+                "Deleted the message and {count} message after it",
+                "Deleted the message and {count} messages after it",
+            )
         restore = self._runtime.chat.restore_messages
         self._views.notices.offer_undo(title, lambda: self._runner.start(restore(removed)))

@@ -226,4 +226,4 @@ def describe_documents(documents: ChatDocuments, status: PreparedStatus | None, 
         return text, _("updated since; this chat keeps the version it started with")
     if status.reprocess_reason and not has_memory:
         return text, _("needs processing: {why_not}", why_not=status.reprocess_reason)
-    return text, _("{words} since it was processed", words=status.changes.text) if status.changes else ""
+    return text, _("changes since processing: {changes}", changes=status.changes.text) if status.changes else ""

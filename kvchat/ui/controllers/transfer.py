@@ -11,7 +11,7 @@ from PySide6.QtCore import QSize, Signal
 from PySide6.QtWidgets import QFileDialog, QProgressDialog, QPushButton, QWidget
 
 from kvchat.runtime import Runtime
-from kvchat.system.concurrency import Progress
+from kvchat.system.concurrency import OnProgress
 from kvchat.text.formatting import format_datetime, format_size
 from kvchat.text.language import N_, _, format_number, join_list, join_sentences, plural
 from kvchat.transfer.backup import BackupFacts, engine_settings_of
@@ -191,7 +191,7 @@ class TransferController(Controller):
         confirm(self._window, title, text, _("Restart kvchat"), self.restart_requested.emit, keep=_("Later"))
 
     async def with_progress(
-        self, text: str, work: Callable[[Progress], Coroutine[Any, Any, R]], canceled: str, detail: str = ""
+        self, text: str, work: Callable[[OnProgress], Coroutine[Any, Any, R]], canceled: str, detail: str = ""
     ) -> R:
         """Return the result of `work`. Show a progress dialog if it takes a while.
 

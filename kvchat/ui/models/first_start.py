@@ -140,7 +140,7 @@ class FirstStart(QWidget):
             size=format_size(usage.quota_bytes),
         )
         at_login = await asyncio.to_thread(starts_at_login) if can_start_at_login() else None
-        self.machine_label.setText(_("Detected: {things}.", things=join_parts((engine, memory_free, cards))))
+        self.machine_label.setText(_("Detected: {hardware}.", hardware=join_parts((engine, memory_free, cards))))
         self.storage_label.setText(saving)
         self.login_box.setVisible(at_login is not None)
         self.login_box.setChecked(bool(at_login))

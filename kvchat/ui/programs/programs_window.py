@@ -169,12 +169,10 @@ class RuleSwitch(Entry):
         sentences = [self._description]
         if avoided:
             tokens, cost = format_number(avoided.tokens), format_cost(avoided)
-            sentences.append(_("Avoided reprocessing {tokens} tokens ({came_to}).", tokens=tokens, came_to=cost))
+            sentences.append(_("Avoided reprocessing {tokens} tokens ({time}).", tokens=tokens, time=cost))
         if avoidable.times and not is_on:
             tokens, cost = format_number(avoidable.tokens), format_cost(avoidable)
-            without = _(
-                "Without this rule, {tokens} tokens had to be reprocessed ({came_to}).", tokens=tokens, came_to=cost
-            )
+            without = _("Without this rule, {tokens} tokens had to be reprocessed ({time}).", tokens=tokens, time=cost)
             sentences.append(without)
         self.set_help(join_sentences(*sentences))
 

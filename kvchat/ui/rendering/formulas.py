@@ -54,7 +54,7 @@ class FormulaBox:
     width: int
     ascent: int
     descent: int
-    font_size: int  # pixels; aligns the image with the baseline, see Formulas.measure
+    font_size: int  # pixels; aligns the image with the baseline, see FormulaRenderer.measure
 
     def draw(self, colour: str, ratio: float) -> QImage:
         size = QSize(round(self.width * ratio), round((self.ascent + self.descent) * ratio))
@@ -70,7 +70,7 @@ class FormulaBox:
 
 
 class _Relay(QObject):
-    """Signal from the rendering threads to all `Formulas`. Never deleted: emitting from a deleted object crashes."""
+    """Signal from the rendering threads to renderers. Never deleted: emitting from a deleted object crashes."""
 
     rendered = Signal()
 
@@ -80,7 +80,7 @@ def _relay() -> _Relay:
     return _Relay()
 
 
-class Formulas(QObject):
+class FormulaRenderer(QObject):
     ready = Signal()  # a requested formula was rendered or failed
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -152,7 +152,7 @@ def render_outline(tex: str, is_display: bool) -> Outline | None:
 
 
 class FormulaLayer(QPyTextObject):
-    def __init__(self, page: QTextEdit, formulas: Formulas, font: QFont, colour: str) -> None:
+    def __init__(self, page: QTextEdit, formulas: FormulaRenderer, font: QFont, colour: str) -> None:
         super().__init__(page)
         self._page, self._renderer, self._font, self._colour = page, formulas, font, colour
         self._ratio = 0.0  # screen pixels per device-independent pixel of the images

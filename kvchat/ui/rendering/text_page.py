@@ -18,7 +18,7 @@ from kvchat.text.safe_text import safe_code
 from kvchat.ui.base.building import label
 from kvchat.ui.base.theme import Look, code_font, page_font
 from kvchat.ui.dialogs.confirm import Question
-from kvchat.ui.rendering.formulas import FormulaLayer, Formulas
+from kvchat.ui.rendering.formulas import FormulaLayer, FormulaRenderer
 from kvchat.ui.rendering.markdown import Markdown, Prose, WideBlock, prose_css
 from kvchat.ui.widgets.text_search import select_range, utf16_slice
 
@@ -33,7 +33,7 @@ _MAX_ADDRESS = 300  # visible characters
 class PageStyle:
     """Fonts, colors and measures of messages. A new one is created when the theme or the fonts change."""
 
-    def __init__(self, look: Look, formulas: Formulas) -> None:
+    def __init__(self, look: Look, formulas: FormulaRenderer) -> None:
         self.look = look
         self.theme = look.theme
         self.formulas = formulas

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QWidget
 
 from kvchat.gateway.keys import ANY_PROGRAM, program_name
 from kvchat.runtime import Runtime
-from kvchat.text.language import N_, _
+from kvchat.text.language import N_, _, pgettext
 from kvchat.ui.base.building import button, clear, column, label, line_edit, plain_text, row
 from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.dialogs.confirm import confirm
@@ -183,7 +183,7 @@ class ApiServerPage(SettingsPage):
     def _key_row(self, name: str, key: str) -> QWidget:
         line, revoke_name = QWidget(), _("Revoke the API key of {name}", name=name)
         copy = CopyButton(_("the API key of {name}", name=name), lambda: key)
-        revoke = button(_("Revoke"), lambda: self.run(self.revoke_key(name)), name=revoke_name)
+        revoke = button(pgettext("API key", "Revoke"), lambda: self.run(self.revoke_key(name)), name=revoke_name)
         row((label(name, selectable=True), 1), copy, revoke, on=line, spacing=8, margins=0)
         return line
 

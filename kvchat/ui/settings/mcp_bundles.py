@@ -29,13 +29,13 @@ class OptionField(QWidget):
 
     changed = Signal()
 
-    def __init__(self, look: Look, option: BundleOption) -> None:
+    def __init__(self, look: Look, option: BundleOption, is_stored: bool) -> None:
         super().__init__()
         self.option = option
         title = join_parts((option.title, _("required"))) if option.required else option.title
         heading, help = label(title, "strong", wraps=True), label(option.description, "small", wraps=True)
         help.setVisible(bool(option.description))
-        self.field = self._make_field(look, option)
+        self.field = self._make_field(look, option, _("Leave empty to keep the current value") if is_stored else "")
         self.field.setAccessibleName(title)
         self.field.setAccessibleDescription(option.description)
         heading.setBuddy(self.field)
@@ -48,7 +48,7 @@ class OptionField(QWidget):
         line = row((self.field, 1), *((chooser, 0, Qt.AlignmentFlag.AlignTop) for chooser in choose), spacing=8)
         column(heading, help, line, on=self, spacing=3, margins=0)
 
-    def _make_field(self, look: Look, option: BundleOption) -> Switch | QPlainTextEdit | QLineEdit:
+    def _make_field(self, look: Look, option: BundleOption, hint: str) -> Switch | QPlainTextEdit | QLineEdit:
         default = option.default
         if option.type == "boolean":
             switch = Switch(look)
@@ -61,7 +61,7 @@ class OptionField(QWidget):
             editor.setPlainText("\n".join(map(str, default if isinstance(default, list | tuple) else [default or ""])))
             editor.textChanged.connect(self.changed)
             return editor
-        field = line_edit(option.title)
+        field = line_edit(option.title, hint)
         field.setText("" if default is None or isinstance(default, list | tuple) else str(default))
         if option.secret:
             field.setEchoMode(QLineEdit.EchoMode.Password)
@@ -119,7 +119,8 @@ class InstallBundleDialog(Panel):
         tools = _("Tools: {names}.", names=join_list(bundle.tools)) if bundle.tools else ""
         self.about = label(allow_line_breaks(join_sentences(bundle.description, tools)), wraps=True)
         self.about.setVisible(bool(self.about.text()))
-        self.fields = [OptionField(look, option) for option in bundle.options]
+        stored = self._manager.with_stored_secrets(bundle, {})
+        self.fields = [OptionField(look, option, option.key in stored) for option in bundle.options]
         command = _("kvchat will run this command with all your permissions.")
         self.launch = plain_text(_("Command"), code_font(look.fonts.mono, look.fonts.small))
         self.launch.setFixedHeight(_BOX_LINES * self.launch.fontMetrics().lineSpacing() + _BOX_PADDING)
@@ -147,7 +148,8 @@ class InstallBundleDialog(Panel):
 
     @property
     def values(self) -> dict[str, Value]:
-        return {field.option.key: field.value for field in self.fields}
+        entered = {field.option.key: field.value for field in self.fields}
+        return self._manager.with_stored_secrets(self._bundle, entered)
 
     def _show_launch(self) -> None:
         self.launch.setPlainText(safe_code(self._manager.bundle_config(self._bundle, self.values).launch))

@@ -51,9 +51,9 @@ class ApproveDialog(Question):
         title = _("Start the MCP server “{name}”?", name=name)
         text = _("kvchat will run this command with all your permissions.")
         if server.config.url:
-            text = _("kvchat will connect to this address and send it what the model passes to its tools.")
+            text = _("kvchat will connect to this URL and send it what the model passes to the server’s tools.")
             title = _("Connect to the MCP server “{name}”?", name=name)
-        self.launch = _box(look, _("Command or address"), safe_code(server.config.launch))
+        self.launch = _box(look, _("Command or URL"), safe_code(server.config.launch))
         self.approve_button, self.cancel_button = QPushButton(_("Approve")), QPushButton(_("Not now"))
         lines = label(title, "title", wraps=True), label(text, "muted", wraps=True), self.launch
         super().__init__(parent, title, lines, self.approve_button, self.cancel_button)
@@ -90,7 +90,9 @@ def _describe_change(item: ServerTool) -> str:
     old = _indented(item.approved_description)
     if old == new:
         return _("Same description, different arguments: {description}", description=new)
-    return "\n".join((_("Old: {description}", description=old), _("New: {description}", description=new)))
+    return "\n".join(
+        (_("Old description: {description}", description=old), _("New description: {description}", description=new))
+    )
 
 
 def split_command(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QLabel, QWidget
 from kvchat.library.memory.demand import COMPUTER, MemoryUse
 from kvchat.runtime import Runtime
 from kvchat.settings import SETTING_INFO
-from kvchat.text.formatting import CHATS_READY, format_size
+from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, join_list, join_parts, join_sentences
 from kvchat.ui.base.building import button, clear, column, label, styled
 from kvchat.ui.base.theme import Look
@@ -24,8 +24,8 @@ _PART_NAMES = (
     N_("the model"),
     N_("context"),
     N_("compute buffers"),
-    CHATS_READY,
-)  # weights, KV cache, buffers, staging
+    N_("cached chats (maximum)"),
+)  # weights, KV cache, buffers, staging; a size follows each
 _PART_TONES = (1.0, 0.6, 0.3)  # weight of the accent color in the colors of the model's parts
 
 

@@ -101,7 +101,7 @@ class PresetDialog(OptionsPanel):
         self.model_box.clear()
         self.model_box.addItem(_("Use the current model"), None)
         if model is not None:
-            self.model_box.addItem(_("Always use {name_of}", name_of=self._runtime.model.name_of(model)), model)
+            self.model_box.addItem(_("Always use {model}", model=self._runtime.model.name_of(model)), model)
         self.model_box.setCurrentIndex(1 if preset.model else 0)
         self.save_button.setEnabled(False)  # until the form is filled
         self.bring_forward()

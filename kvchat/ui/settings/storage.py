@@ -61,15 +61,12 @@ class StoragePage(SettingsPage):
         quota, usual, chat, free = await asyncio.to_thread(read_disk)
         if settings is not self.runtime.settings:
             return
-        capacity = describe_capacity(quota, chat)
         help = _(
             "Disk space for chat memory. When the limit is reached, kvchat deletes the chat memory "
             "that saves the least time per GB. Automatic limit: {limit}.",
             limit=format_size(usual),
         )
-        self.settings["quota_bytes"].set_help(
-            join_sentences(help, _("The current limit {capacity}.", capacity=capacity) if capacity else "")
-        )
+        self.settings["quota_bytes"].set_help(join_sentences(help, describe_capacity(quota, chat)))
         self.settings["free_floor_bytes"].set_help(
             _(
                 "When less than this is free on the disk, kvchat stops saving chat memory. {free} free now.",

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QFileDialog, QFrame, QWidget
 from kvchat.chat.turn.tool_calls import Grant
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_age
-from kvchat.text.language import N_, _, join_list, join_parts, join_sentences, plural
+from kvchat.text.language import N_, _, join_list, join_parts, join_sentences, pgettext, plural
 from kvchat.text.safe_text import safe_code, safe_prose
 from kvchat.tools.mcp.bundles import read_bundle
 from kvchat.tools.mcp.foreign import ForeignServers, find_foreign_servers
@@ -35,7 +35,7 @@ _SERVERS_HELP = N_(
     "Local programs and web services that provide tools. A local server runs with all your permissions. "
     "Add only servers that you trust."
 )
-_GRANTS_HELP = N_("These tools run without asking. A chat’s permission can allow more.")
+_GRANTS_HELP = N_("These tools run without asking you. A chat’s “Permission” setting can allow more tools.")
 _STARTED = (ServerState.STARTING, ServerState.RUNNING, ServerState.FAILED)
 
 
@@ -142,7 +142,7 @@ class ToolsPage(SettingsPage):
         self.servers_entry = self.add_wide(_("MCP servers"), _(_SERVERS_HELP), *parts)
         self._import_buttons: dict[str, QWidget] = {}
         self._grants = column(spacing=6)
-        self.grants_entry = self.add_wide(_("Allowed without asking"), _(_GRANTS_HELP), self._grants)
+        self.grants_entry = self.add_wide(_("Tools allowed without asking"), _(_GRANTS_HELP), self._grants)
         panel.subscribe_while_open(self.manager.subscribe, self.show_servers)
         self.show_servers()
 
@@ -273,7 +273,7 @@ class ToolsPage(SettingsPage):
         def start(name: str) -> None:
             if (server := self.manager.source(name).server).state is ServerState.NOT_APPROVED:
                 self.approve(server)
-            else:
+            elif server.state is not ServerState.OFF:
                 self.run(self.manager.start(name))
 
         async def show() -> None:
@@ -352,15 +352,15 @@ class ToolsPage(SettingsPage):
 
     def _show_grants(self, grants: Sequence[Grant], titles: Mapping[str, str]) -> None:
         clear(self._grants)
-        self.grants_entry.set_help(_(_GRANTS_HELP) if grants else _("No tools are allowed without asking."))
+        self.grants_entry.set_help(_(_GRANTS_HELP) if grants else _("No tool may run without asking you."))
         for grant in grants:
             tool = join_parts((safe_prose(grant.name), source_label(grant.source)))
             where = _("in all chats")
             if grant.conversation_id:
                 where = _("in “{title}”", title=titles.get(grant.conversation_id, _("a deleted chat")))
             when = format_age(datetime.fromtimestamp(grant.granted_at, UTC).astimezone(), datetime.now().astimezone())
-            line, revoke_name = QWidget(), _("Revoke {name}", name=f"{tool} {where}")
-            revoke = button(_("Revoke"), partial(self._revoke, [grant]), name=revoke_name)
+            line, revoke_name = QWidget(), _("Revoke the permission for {tool} ({where})", tool=tool, where=where)
+            revoke = button(pgettext("permission", "Revoke"), partial(self._revoke, [grant]), name=revoke_name)
             text = column(label(tool, wraps=True), label(join_parts((where, when)), "small", wraps=True), spacing=1)
             row((text, 1), revoke, on=line, spacing=8, margins=0)
             self._grants.addWidget(line)

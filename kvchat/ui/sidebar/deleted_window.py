@@ -55,8 +55,8 @@ class DeletedWindow(Panel):
         self._entries = entries = await self._runtime.chat.recently_deleted.entries()
         days = self._runtime.settings.keep_deleted_days
         retention = _("for {days}", days=plural(days, "{count} day", "{count} days")) if days else _("for 30 seconds")
-        about = _("Deleted items stay here {kept}. Then kvchat permanently deletes them {for_good}.")
-        self.retention_label.setText(about.format(kept=retention, for_good=_(_DELETED_FROM)))
+        about = _("Deleted items stay here {period}. Then kvchat permanently deletes them {places}.")
+        self.retention_label.setText(about.format(period=retention, places=_(_DELETED_FROM)))
         self.list.show_rows(list(map(deleted_row, entries)))
         self.list.setVisible(bool(entries))
         self.empty_label.setVisible(not entries)
@@ -84,9 +84,9 @@ class DeletedWindow(Panel):
             what = _("“{name}”", name=entries[0].title)
         title, delete = _("Permanently delete {what}?", what=what), self._runtime.chat.recently_deleted.delete_now
         text = _(
-            "You cannot undo this. kvchat deletes everything {for_good}. Files you exported or "
+            "You cannot undo this. kvchat deletes everything {places}. Files you exported or "
             "backed up yourself are not affected.",
-            for_good=_(_DELETED_FROM),
+            places=_(_DELETED_FROM),
         )
         confirm(self, title, text, _("Delete permanently"), lambda: self.run(delete(entries)))
 
@@ -101,5 +101,5 @@ def deleted_row(entry: DeletedEntry) -> Row:
     if days >= 1:
         gone = plural(days, "permanently deleted in {count} day", "permanently deleted in {count} days")
     deleted_at = format_datetime(entry.deleted_at)
-    text = _("{what} · deleted {deleted_at} · {gone}", what=what, deleted_at=deleted_at, gone=gone)
+    text = _("{item} · deleted {deleted_at} · {expiry}", item=what, deleted_at=deleted_at, expiry=gone)
     return Row(entry, entry.title if entry.is_chat else entry.text, text)

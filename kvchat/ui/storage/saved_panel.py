@@ -186,8 +186,8 @@ class TimeSavedPanel(Panel):
         self.total.setText(capitalize_first(total))
         less_waiting = plural(
             len(statistics.days),
-            "In the last {count} day, across {replies}.",
-            "In the last {count} days, across {replies}.",
+            "{replies} in {count} day.",
+            "{replies} in the last {count} days.",
             replies=plural(statistics.count, "{count} reply", "{count} replies"),
         )
         self.estimate.setText(less_waiting)

@@ -38,7 +38,7 @@ def describe_sharing(usage: StoreUsage) -> str:
     if not saved and any(entry.shared_bytes for entry in usage.conversations):
         return _("Chats share some chat memory, but too little to save space yet.")
     if not saved:
-        return _("Nothing is shared yet. Turns and chats with the same beginning are saved only once.")
+        return _("No chat memory is shared yet. If turns or chats begin the same way, kvchat saves that part once.")
     share, total = saved / usage.logical_bytes, format_size(usage.logical_bytes)
     return _(
         "{spared} saved by deduplication ({percent}). Without it: {logical_bytes}.",
@@ -49,18 +49,11 @@ def describe_sharing(usage: StoreUsage) -> str:
 
 
 def describe_limits(usage: StoreUsage, max_age_days: int | None) -> str:
-    limit, programs, unused = format_size(usage.quota_bytes), "", ""
+    programs, unused = "", ""
     rule = _(
         "When the limit of {limit} is reached, kvchat deletes the chat memory that saves the least time per GB.",
-        limit=limit,
+        limit=format_size(usage.quota_bytes),
     )
-    if holds := describe_capacity(usage.quota_bytes, usage.chat_bytes):
-        rule = _(
-            "The limit of {limit} {holds}. When it is reached, kvchat deletes the chat memory that "
-            "saves the least time per GB.",
-            limit=limit,
-            holds=holds,
-        )
     if any(program_of(entry.conversation_id) for entry in usage.conversations):
         programs = _(
             "The memory of apps and devices is deleted before the memory of chats and limited to "
@@ -73,7 +66,7 @@ def describe_limits(usage: StoreUsage, max_age_days: int | None) -> str:
             "Chat memory not used for {count} day is also deleted.",
             "Chat memory not used for {count} days is also deleted.",
         )
-    return join_sentences(rule, programs, unused)
+    return join_sentences(describe_capacity(usage.quota_bytes, usage.chat_bytes), rule, programs, unused)
 
 
 def describe_break_even(break_even: BreakEven | None) -> str:
@@ -165,7 +158,7 @@ def describe_expiry(usage: StoreUsage, days: int, now: datetime) -> str:
     text = _must_be_reprocessed(len(cold))
     if duration := sum_times(entry.reprocessing for entry in cold):
         time = format_estimate(duration)
-        text = _("{becomes}; reprocessing everything would take {time}", becomes=text, time=time)
+        text = _("{result}; reprocessing everything would take {time}", result=text, time=time)
     return join_sentences(
         text, _("Memory of old turns in other chats may also be deleted."), _("Messages are not deleted.")
     )
@@ -229,7 +222,7 @@ class UsageSummary(QWidget):
         self.total_label.setText(_("{size} in use", size=format_size_of(usage.physical_bytes, usage.quota_bytes)))
         self.quota_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
         if usage.problem:
-            self.total_label.setText(_("No chat memory is saved"))
+            self.total_label.setText(_("kvchat cannot save chat memory"))
         for widget in (self.quota_bar, self._figures):
             widget.setVisible(not usage.problem)
         self.savings_bar.show_usage(usage)

@@ -107,7 +107,7 @@ class CallCard(Card):
             return
         tool = pending.tool
         title = _("Allow the tool “{tool}”?", tool=tool_label(tool.name, tool.source))
-        advice = _("According to the tool, it changes nothing.") if tool.read_only else ""
+        advice = _("The tool describes itself as read-only.") if tool.read_only else ""
         description = " ".join(safe_prose(tool.description).split())
         if len(description) > _MAX_DESCRIPTION:  # cut within a word: Japanese has no spaces
             description = f"{description[: _MAX_DESCRIPTION - 1]}…"

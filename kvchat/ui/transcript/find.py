@@ -162,10 +162,10 @@ class FindBar(QFrame):
             self._mark = max(self._mark_count - 1, 0)
         place = _("Not found") if self.field.text().strip() else ""
         if hits:
-            place = _("{at} of {found}", at=self._hit + 1, found=hits)
+            place = _("{number} of {count}", number=self._hit + 1, count=hits)
         if self._mark_count > 1:
-            spot = _("{spot} of {spots}", spot=self._mark + 1, spots=self._mark_count)
-            place = _("{spot} in message {words}", spot=spot, words=place) if hits > 1 else spot
+            spot = _("{number} of {count}", number=self._mark + 1, count=self._mark_count)
+            place = _("{position} in message {message}", position=spot, message=place) if hits > 1 else spot
         self.position_label.setText(place)
         self.position_label.setToolTip(_("Messages that contain all these words") if hits else "")
         for button in (self.previous_button, self.next_button):

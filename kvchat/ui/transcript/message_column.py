@@ -22,7 +22,7 @@ from kvchat.chat.record.messages import Message, Role
 from kvchat.text.language import _
 from kvchat.ui.base.building import button
 from kvchat.ui.base.theme import Look
-from kvchat.ui.rendering.formulas import Formulas
+from kvchat.ui.rendering.formulas import FormulaRenderer
 from kvchat.ui.rendering.text_page import PageStyle, TextPage
 from kvchat.ui.transcript.footer import TranscriptTail
 from kvchat.ui.transcript.message_view import MessageEditor, MessageView
@@ -80,7 +80,7 @@ class MessageColumn(QScrollArea):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
-        self._formulas = Formulas(self)
+        self._formulas = FormulaRenderer(self)
         self._style = PageStyle(look, self._formulas)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)  # so that the text does not shift
@@ -193,7 +193,7 @@ class MessageColumn(QScrollArea):
 
     def _kept_rows(self) -> list[Row]:
         """Return rows far from the viewport whose widgets must stay."""
-        return [row for row in self.shown_rows if row.part is not None and row.part.kind is MessageEditor]
+        return [row for row in self.shown_rows if row.part is not None and row.part.widget_class is MessageEditor]
 
     def _estimated_height(self, message: Message) -> int:
         return estimated_height(message.content, self._style, self._column_width())
@@ -321,7 +321,7 @@ class MessageColumn(QScrollArea):
         before, row.part, row.is_measured = row.part, part, False
         if row.widget is not None and before is not None:
             keeps_state = before.state == part.state or hasattr(row.widget, "show_state")
-            if before.kind is part.kind and keeps_state:
+            if before.widget_class is part.widget_class and keeps_state:
                 self._show_part(row)
                 return
             self._delete_widget(row)

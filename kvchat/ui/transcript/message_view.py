@@ -166,21 +166,21 @@ class MessageView(QWidget):
         raise NotImplementedError
 
     def create_part(self, part: Part) -> QWidget:
-        if part.kind is CodeView:
+        if part.widget_class is CodeView:
             block = part.blocks[0]
             assert isinstance(block, Code)
             code = CodeView(self.page_style, block.language, part.state, self)
             code.body.grown.connect(self.changed)
             return code
-        if issubclass(part.kind, TextPage):
-            page = part.kind(self.page_style, self._name, self)
+        if issubclass(part.widget_class, TextPage):
+            page = part.widget_class(self.page_style, self._name, self)
             page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))
             return page
-        if part.kind is ChipRows:
+        if part.widget_class is ChipRows:
             chips = ChipRows(self.page_style.look)
             chips.show_attachments(part.state, removable=False)
             return chips
-        if part.kind is MessageActions:
+        if part.widget_class is MessageActions:
             look, switch = self.page_style.look, partial(self._request, RequestKind.SWITCH)
             actions = MessageActions(look, self.message, self.message_actions(), switch)
             actions.is_last, actions.is_hovered = self.is_last, self.underMouse()
@@ -293,7 +293,7 @@ class UserView(MessageView):
         return _BUBBLE_X if self.isRightToLeft() else width - _BUBBLE_X - own, own
 
     def create_part(self, part: Part) -> QWidget:
-        if part.kind is ToggleRow:
+        if part.widget_class is ToggleRow:
             return ToggleRow("link", self._toggle_fold)
         return super().create_part(part)
 

@@ -31,9 +31,9 @@ _TAG = re.compile("<[^>]*>")
 
 @dataclass(frozen=True)
 class Part:
-    """Content of one row of a message. A row whose part has changed keeps its widget if the kind is the same."""
+    """Content of one row of a message. A row whose part has changed keeps its widget if the class is the same."""
 
-    kind: type[QWidget]  # class of its widget, which has show_blocks and show_state as needed
+    widget_class: type[QWidget]  # has show_blocks and show_state as needed
     blocks: tuple[Block, ...] = ()  # its text
     state: Any = None  # other content of the widget
     gap: int = 0  # pixels above it

@@ -104,11 +104,11 @@ class ReplyView(MessageView):
         return [action for action in actions if not self.is_streaming and (self.is_last or action.glyph != "go-on")]
 
     def create_part(self, part: Part) -> QWidget:
-        if part.kind is ToggleRow:
+        if part.widget_class is ToggleRow:
             return ToggleRow("quiet", self._toggle_thinking)
         if part.is_framed:
             return TextPage(self.page_style.with_muted_text(), _("Thinking"), self)
-        if part.kind is ReplyFooter:
+        if part.widget_class is ReplyFooter:
             return self._create_footer()
         return super().create_part(part)
 

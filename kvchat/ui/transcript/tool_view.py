@@ -134,13 +134,13 @@ class ToolView(MessageView):
         ]
 
     def create_part(self, part: Part) -> QWidget:
-        if part.kind is ToggleRow:
+        if part.widget_class is ToggleRow:
             return ToggleRow("quiet", self._toggle, "warn" if self.message.state is MessageState.FAILED else "")
-        if part.kind is MoreRow:
+        if part.widget_class is MoreRow:
             return MoreRow("link", self._toggle_rest)
-        if part.kind is TextPage:
+        if part.widget_class is TextPage:
             return TextPage(self.page_style.with_muted_text(), self._name, self)
-        if part.kind is LinkRows:
+        if part.widget_class is LinkRows:
             return LinkRows(part.state, self.link_activated.emit)
         return super().create_part(part)
 

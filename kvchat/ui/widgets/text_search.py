@@ -131,4 +131,4 @@ class TextSearch(ClearableField):
             hits.append(cursor)
         highlight(self._text, hits, self._look.theme)
         many = f"{len(hits)}{'+' if len(hits) == _MAX_MARKED else ''}"
-        self.count.setText(_("{many} found", many=many) if query else "")
+        self.count.setText(_("{count} found", count=many) if query else "")

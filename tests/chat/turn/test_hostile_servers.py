@@ -43,12 +43,12 @@ async def results(stage: Stage, tools: tuple[str, ...], *calls: tuple[str, str])
 @pytest.mark.parametrize(
     ("tool", "sentence"),
     [
-        ("crash", f"{FAILED} It stopped with exit code 3. Its last message: boom: no more disk"),
-        ("hang", f"{FAILED} It did not respond in time."),
-        ("garbage", f"{FAILED} It did not respond in time."),
-        ("flood", f"{FAILED} It sent a message of more than 32 MB."),
-        ("requests", f"{FAILED} It sent too many requests."),
-        ("lie", f"{FAILED} Its response does not follow the protocol."),
+        ("crash", f"{FAILED} The server stopped with exit code 3. Its last message: boom: no more disk"),
+        ("hang", f"{FAILED} The server did not respond in time."),
+        ("garbage", f"{FAILED} The server did not respond in time."),
+        ("flood", f"{FAILED} The server sent a message of more than 32 MB."),
+        ("requests", f"{FAILED} The server sent too many requests."),
+        ("lie", f"{FAILED} The server’s response does not follow the protocol."),
         ("elicit", "declined: Elicitation not supported"),
     ],
 )
@@ -65,14 +65,14 @@ async def test_fault_in_a_call(stage: Stage, monkeypatch: pytest.MonkeyPatch, to
 async def test_list_that_changes(stage: Stage) -> None:
     await add_server(stage, "faulty")
     called = await results(stage, ("faulty/*",), ("change", ""), ("echo", STILL), ("noise", ""))
-    sentence = "“faulty” no longer offers it, or has changed it since you approved it."
+    sentence = "“faulty” no longer offers this tool or has changed it since you approved it."
     assert called == ["changed", f"The tool “echo” is not available. {sentence}", "after the noise"]
 
 
 async def test_server_that_asks_for_input(stage: Stage) -> None:
     await add_server(stage, "faulty", "asking")
     assert await results(stage, ("faulty/*",), ("ask", "")) == [
-        f"{FAILED} It asks for input, which kvchat does not support."
+        f"{FAILED} The server requested more input, which kvchat does not support."
     ]
 
 
@@ -89,9 +89,13 @@ async def test_ten_thousand_tools(stage: Stage) -> None:
         (
             "exit",
             "The MCP server “faulty” could not be started",
-            "It stopped with exit code 2. Its last message: missing API key. See its log in Settings, Tools.",
+            "The server stopped with exit code 2. Its last message: missing API key. See its log in Settings, Tools.",
         ),
-        ("lying", "The request to the MCP server “faulty” failed", "Its response does not follow the protocol."),
+        (
+            "lying",
+            "The request to the MCP server “faulty” failed",
+            "The server’s response does not follow the protocol.",
+        ),
     ],
 )
 async def test_server_that_lists_no_tools(stage: Stage, mode: str, title: str, sentence: str) -> None:

@@ -11,6 +11,7 @@ from kvchat.chat.record.messages import Role
 from kvchat.engine.api.connection import EngineState
 from kvchat.session.events import Saved, SaveSkipped, Saving, WaitingForEngine
 from kvchat.session.proof import Source
+from kvchat.session.restore_cost import RestoreCost
 from kvchat.session.restore_support import RestoreFinding, Strategy
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.chat.stage import QUESTION, Stage
@@ -185,26 +186,35 @@ async def test_invalid_findings_file_costs_only_another_self_test(stage: Stage, 
     assert finding["strategy"] == "plain"
 
 
-async def test_progress_includes_a_shared_system_prompt_read_first(stage: Stage) -> None:
+async def test_progress_includes_a_system_prompt_processed_first(stage: Stage) -> None:
     stage.fake.set(FAKE_EXACT_ONLY=1)
-    await stage.answered_chat(system=SYSTEM)
-    second = await stage.chat(SYSTEM)
-    receipt = await stage.answered(second, "And the Danube?")
+    first = await stage.chat(SYSTEM)
+    receipt = await stage.answered(first, "And the Danube?")
     assert (receipt.source, receipt.cached_tokens) == (Source.COLD, 0)
     assert receipt.miss_reason == Reason(ReasonCode.FIRST_REPLY)
-    totals = {event.total for event in stage.of(Prefilling) if event.conversation_id == second}
+    totals = {event.total for event in stage.of(Prefilling) if event.conversation_id == first}
     assert totals == {receipt.prompt_tokens}
-    assert len(stage.save_points()) == 3
-    assert len([event for event in stage.of(Saved) if event.conversation_id == second]) == 1, "only after the reply"
+    assert len(stage.save_points()) == 2
+    assert len(stage.of(Saved)) == 1, "only after the reply"
     await stage.restart()
     receipt = await stage.answered(await stage.chat(SYSTEM), "And the Rhine?")
     assert receipt.source is Source.DISK
     assert receipt.cached_tokens > 0.9 * len(SYSTEM)
 
 
+async def test_system_prompt_that_is_processed_faster_than_restored_is_not_saved(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.fake.set(FAKE_EXACT_ONLY=1)
+    await stage.answered_chat()
+    monkeypatch.setattr(RestoreCost, "is_worthwhile", lambda self, gain, size: False)
+    await stage.answered_chat(system=SYSTEM)
+    assert len(stage.save_points()) == 2, "one for each reply"
+
+
 async def test_engine_crash_while_saving_the_system_prompt_costs_no_reply(stage: Stage) -> None:
     stage.fake.set(FAKE_EXACT_ONLY=1)
-    await stage.answered_chat(system=SYSTEM)
+    await stage.answered_chat()
     stage.fake.set(FAKE_DIE_DURING="save")
     receipt = await stage.answered(await stage.chat(SYSTEM), "And the Danube?")
     assert receipt.source is Source.COLD

@@ -1,6 +1,7 @@
 """Several chats in one engine: answered concurrently, and sharing its context."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -34,6 +35,24 @@ async def two(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> AsyncIt
 
 async def start_chats(stage: Stage, count: int) -> list[str]:
     return [await stage.answered_chat(topic) for topic in TOPICS[:count]]
+
+
+@pytest.mark.parametrize("busy_with", ["a chat", "a program"])
+async def test_stop_does_not_wait_for_others(stage: Stage, busy_with: str) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        if busy_with == "a chat":
+            other = await stage.writing(await stage.chat())
+        else:
+            await stack.enter_async_context(stage.slots.acquire("program", from_window=False))
+        chat = await stage.chat()
+        reply = stage.service.send(chat, QUESTION)
+        await stage.until(lambda: stage.of(WaitingForChat) or stage.slots.is_window_blocked)
+        stage.service.stop(chat)
+        assert await reply is None
+        assert [message.content for message in await stage.messages(chat)] == [QUESTION]
+    if busy_with == "a chat":
+        assert await stage.resume(other)
+    assert await stage.ask(chat, "And now?") is not None, stage.errors()
 
 
 async def test_two_alternating_chats_are_hot(two: Stage) -> None:

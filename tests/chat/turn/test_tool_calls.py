@@ -141,7 +141,7 @@ async def test_modes_and_grants_hold_for_the_definition_they_were_given_for(stag
     await stage.finish(reply)
     sky.offered = []
     assert await stage.ask(other) is not None
-    assert "no longer offers it" in (await stage.messages(other))[-2].content
+    assert "no longer offers this tool" in (await stage.messages(other))[-2].content
     assert len(sky.calls) == 3
 
 
@@ -227,7 +227,9 @@ async def test_calls_and_results_are_edited_in_a_new_branch(stage: Stage, sky: S
         "30 degrees",
         "12 degrees in Rome",
     ]
-    edited = stage.service.edit_call((await stage.messages(chat))[3], '{"city": "Oslo"}')
+    second = (await stage.messages(chat))[3]
+    await stage.service.switch(chat, first.id)  # as in another window
+    edited = stage.service.edit_call(second, '{"city": "Oslo"}')
     await answer(stage, chat, Answer(Decision.ONCE))
     await stage.finish(edited)
     texts = [text for role, text in await contents(stage, chat) if role == "tool"]
@@ -236,6 +238,9 @@ async def test_calls_and_results_are_edited_in_a_new_branch(stage: Stage, sky: S
     sent: Any = stage.requests("/v1/chat/completions")[-1]["messages"]
     assert [m["content"] for m in sent if m["role"] == "tool"] == ["12 degrees in Oslo", "12 degrees in Rome"]
     assert len((await stage.messages(chat))[2].siblings) == 2
+    await stage.finish(stage.service.edit_result(first, "Snow"))
+    texts = [text for role, text in await contents(stage, chat) if role == "tool"]
+    assert texts == ["Snow", "12 degrees in Rome"]
 
 
 async def test_a_crash_between_call_and_result_is_continued(stage: Stage, sky: Sky) -> None:

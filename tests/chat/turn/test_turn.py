@@ -14,7 +14,6 @@ from kvchat.kvstore.blocks.absorb import PreviousSave, split_slot_file
 from kvchat.kvstore.blocks.recipe import Recipe
 from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
-from kvchat.session.restore_cost import MIN_GAIN, RestoreCost
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
@@ -217,11 +216,7 @@ async def test_stopped_reply_is_kept_and_saved(stage: Stage) -> None:
     assert (await stage.answered(chat, "go on")).source is Source.HOT
 
 
-async def test_time_saved_for_a_continued_reply_counts_each_restore_once(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RestoreCost, "is_worthwhile", lambda self, gain, size: gain >= MIN_GAIN)
-
+async def test_time_saved_for_a_continued_reply_counts_each_restore_once(stage: Stage) -> None:
     async def stopped(begin: Callable[[], asyncio.Future[Message | None]]) -> tuple[Message, Receipt]:
         stage.fake.set(FAKE_HOLD_DURING="stream")
         known, reply = len(stage.of(FirstToken)), begin()

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import gc
+import json
 import os
 import socket
 import ssl
@@ -275,6 +276,28 @@ async def test_invalid_replies(status: int, body: str, error: type[Exception]) -
     async with scripted(status, body) as (client, _):
         with pytest.raises(error):
             await all_chunks(client)
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [
+        "",
+        "[1, 2]",
+        "[1, 2], [1, 2], [1, 2]",
+        "[1, 2], [1]",
+        "[1, 2], [0, 0]",
+        "[1, 2], [1, NaN]",
+        "[], []",
+        "[1, 2], 3",
+    ],
+)
+async def test_invalid_vectors(vectors: str) -> None:
+    items = json.loads(f"[{vectors}]")
+    for number, vector in enumerate(items):
+        items[number] = {"index": number, "embedding": vector}
+    async with scripted(200, json.dumps({"data": items})) as (client, _):
+        with pytest.raises(EngineRefused, match="The response is invalid"):
+            await client.embed(["heron", "stork"])
 
 
 async def test_stop_in_mid_reply_is_gone(supervisor: EngineSupervisor, fake_engine: FakeEngine) -> None:

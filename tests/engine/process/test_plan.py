@@ -74,7 +74,10 @@ def test_gpu_arguments() -> None:
     arguments = llama_server_arguments(replace(PLAN, fit_target=400 * 1024 * 1024))
     assert (value_of("--fit", arguments), value_of("--fit-target", arguments)) == ("on", "400")
     assert "--n-gpu-layers" not in arguments
-    assert value_of("--n-gpu-layers", llama_server_arguments(replace(PLAN, without_gpu=True))) == "0"
+    arguments = llama_server_arguments(replace(PLAN, without_gpu=True))
+    assert value_of("--n-gpu-layers", arguments) == "0"
+    assert "--device" not in arguments, "a GPU can still help to process prompts"
+    assert value_of("--device", llama_server_arguments(replace(PLAN, embeds=True))) == "none"
     assert embedded_parameters(PLAN)["fit_params"] is (sys.platform == "darwin")
 
 

@@ -66,7 +66,7 @@ def test_largest_context_that_fits(large: GgufFacts) -> None:
     least = choose(large, MemoryFacts(4 * GB))
     assert (least.tokens, least.fits) == (MIN_CONTEXT, False)
     assert "may not fit" in least.reason
-    assert "only 3.6 GB of the 4 GB free can be used" in least.reason
+    assert "Only 3.6 GB of the 4 GB free can be used" in least.reason
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_smaller_choices_halve_the_context_but_leave_the_gpu_before_it_gets_shor
     assert steps[-1].tokens == MIN_CONTEXT
     needed = [choice.needed, *(step.needed for step in steps)]
     assert needed == sorted(needed, reverse=True)
-    assert steps[0].reason.startswith(f"{steps[0].tokens:,} tokens: not enough memory for {choice.tokens:,}.")
+    assert steps[0].reason.startswith(f"{steps[0].tokens:,} tokens: not enough memory for {choice.tokens:,} tokens.")
     assert chooser.smaller_choices(steps[-1]) == ()
     chooser = ContextChooser(ModelDemand(large), with_gpus(64, 12))
     choice = chooser.choose()
@@ -158,7 +158,7 @@ def test_smaller_choices_halve_the_context_but_leave_the_gpu_before_it_gets_shor
     assert steps[first - 1].tokens == SUFFICIENT_GPU_CONTEXT
     assert [step.tokens for step in steps[first:]] == [16_384, 8192, 4096, 2048]
     assert all(step.without_gpu and step.fit_target is None for step in steps[first:])
-    why = f"not enough memory for {choice.tokens:,}. No part of the model fits on the GPU."
+    why = f"not enough memory for {choice.tokens:,} tokens. No part of the model fits on the GPU."
     assert steps[first].reason.endswith(why)
 
 
@@ -169,8 +169,8 @@ def test_larger_context_is_offered_if_it_fits(large: GgufFacts) -> None:
     roomy, tight = larger(MemoryFacts(64 * GB)), larger(MemoryFacts(10 * GB))
     assert roomy is not None
     assert tight is not None
-    needed = f"{format_size(roomy.needed)} of the 64 GB free after the engine stops."
-    assert (roomy.tokens, roomy.reason) == (32_768, f"32,768 tokens need about {needed}")
+    needed = f"needs about {format_size(roomy.needed)}. Once the engine has stopped, 64 GB is free."
+    assert (roomy.tokens, roomy.reason) == (32_768, f"A context of 32,768 tokens {needed}")
     assert 16_384 < tight.tokens < 32_768
     assert tight.fits
     assert larger(MemoryFacts(8 * GB)) is larger(PLENTY, 131_072) is None

@@ -208,7 +208,7 @@ def main() -> None:
             result = call(number, parameters["name"], parameters.get("arguments", {}), token)
             if result is not None:
                 write(id=number, result=result)
-        elif MODE == "attachments":
+        elif MODE == "attachments" and method.startswith(("prompts/", "resources/")):
             result = answer_attachments(method, parameters)
             if result is not None:
                 write(id=number, result=result)

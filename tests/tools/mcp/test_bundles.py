@@ -13,7 +13,7 @@ import pytest
 
 from kvchat.errors import KvchatError
 from kvchat.system.paths import Paths
-from kvchat.tools.mcp.bundles import bundle_entry, install_bundle, read_bundle, values_error
+from kvchat.tools.mcp.bundles import bundle_entry, bundle_folder, install_bundle, read_bundle, values_error
 from kvchat.tools.mcp.manager import ServerManager
 from tests.tools.mcp.conftest import FAULTY_SERVER
 
@@ -64,7 +64,7 @@ async def test_bundle_is_installed_run_updated_and_removed(
     )
     with pytest.raises(KvchatError, match="“Key” is required"):
         await manager.install(bundle, {})
-    folder = paths.mcp_bundles / "demo"
+    folder = bundle_folder(paths.mcp_bundles, "demo")
     assert not folder.exists()
     assert await manager.install(bundle, {"key": "hush", "folders": ["/a", "/b"]}) == "demo"
     source = manager.source("demo")
@@ -73,9 +73,16 @@ async def test_bundle_is_installed_run_updated_and_removed(
     assert "hush" not in manager.file.read_text()
     await manager.approve(manager.source("demo").server)
     assert json.loads((await source.call("env", {})).text)["KEY"] == "hush"
-    await manager.install(read_bundle(write_bundle(tmp_path / "new.mcpb", newer=b"new")), {"key": "hush"})
+    await manager.set_enabled("demo", False)
+    await manager.set_tool_enabled("demo", "echo", False)
+    await manager.install(read_bundle(write_bundle(tmp_path / "new.mcpb", newer=b"new")), {"key": ""})
     assert {path.name for path in folder.iterdir()} == {"manifest.json", "server", "newer"}
-    assert manager.source("demo").config.arguments[2] == str(Path.home() / "Documents")
+    config = manager.source("demo").config
+    assert (config.disabled, config.disabled_tools) == (True, {"echo"})
+    assert config.arguments[2] == str(Path.home() / "Documents")
+    await manager.set_enabled("demo", True)
+    await manager.approve(manager.source("demo").server)
+    assert json.loads((await manager.source("demo").call("env", {})).text)["KEY"] == "hush"
     await manager.remove("demo")
     await manager.add("demo", {"command": "mine"})
     with pytest.raises(KvchatError, match="already exists"):
@@ -139,18 +146,28 @@ def test_numbers_are_checked(tmp_path: Path, level: str | int, problem: str) -> 
         install_bundle(bundle, {"level": level}, tmp_path / "mcp", threading.Event())
 
 
-async def test_a_bundle_replaces_no_files_of_another_server(manager: ServerManager, tmp_path: Path) -> None:
-    await manager.install(read_bundle(write_bundle(tmp_path / "a.mcpb", MANIFEST | {"name": "a_b"})), {"key": "x"})
-    for name in ("a/b", "A_B"):
+async def test_a_bundle_shares_no_folder_with_another_server(
+    manager: ServerManager, paths: Paths, tmp_path: Path
+) -> None:
+    folder, other = (bundle_folder(paths.mcp_bundles, name) for name in ("a_b", "A_B"))
+    assert str(folder).casefold() != str(other).casefold()
+    for name in ("a_b", "A_B"):
         bundle = read_bundle(write_bundle(tmp_path / "b.mcpb", MANIFEST | {"name": name}))
-        with pytest.raises(KvchatError, match="“a_b” already exists"):
-            await manager.install(bundle, {"key": "x"})
+        await manager.install(bundle, {"key": "x"})
+    await manager.add("a b", {"command": "mine"})
+    for name in ("a b", "A_B"):
+        await manager.remove(name)
+    assert folder.exists()
+    assert not other.exists()
 
 
 def test_uv_bundles_need_no_command(tmp_path: Path) -> None:
     manifest = {"name": "uv", "server": {"type": "uv", "entry_point": "src/server.py"}}
     entry = bundle_entry(read_bundle(write_bundle(tmp_path / "a.mcpb", manifest)), {}, tmp_path)
-    assert entry == {"command": "uv", "args": ["run", "--directory", str(tmp_path / "uv"), "src/server.py"]}
+    assert entry == {
+        "command": "uv",
+        "args": ["run", "--directory", str(bundle_folder(tmp_path, "uv")), "src/server.py"],
+    }
 
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "C:\\evil", "link"])

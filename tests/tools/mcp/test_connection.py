@@ -46,9 +46,9 @@ async def test_calls_run_in_parallel(faulty: Start) -> None:
 @pytest.mark.parametrize(
     ("tool", "sentence"),
     [
-        ("crash", "It stopped with exit code 3. Its last message: boom: no more disk"),
-        ("flood", "It sent a message of more than 32 MB."),
-        ("requests", "It sent too many requests."),
+        ("crash", "The server stopped with exit code 3. Its last message: boom: no more disk"),
+        ("flood", "The server sent a message of more than 32 MB."),
+        ("requests", "The server sent too many requests."),
     ],
 )
 async def test_server_ends_during_a_call(faulty: Start, tool: str, sentence: str) -> None:
@@ -87,7 +87,7 @@ async def test_call_without_an_answer(faulty: Start, monkeypatch: pytest.MonkeyP
 
 async def test_answer_of_a_wrong_type(faulty: Start) -> None:
     source = await faulty()
-    with pytest.raises(ToolFailed, match="Its response does not follow the protocol"):
+    with pytest.raises(ToolFailed, match="The server’s response does not follow the protocol"):
         await source.call("lie", {})
     assert (await source.call("echo", {"text": "still there"})).text == "still there"
 
@@ -117,8 +117,8 @@ async def test_progress_extends_the_time(faulty: Start, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("mode", "sentence"),
     [
-        ("exit", "It stopped with exit code 2. Its last message: missing API key"),
-        ("mute", "It did not respond within 1 seconds."),
+        ("exit", "The server stopped with exit code 2. Its last message: missing API key"),
+        ("mute", "The server did not respond within 1 seconds."),
     ],
 )
 async def test_server_does_not_start(faulty: Start, monkeypatch: pytest.MonkeyPatch, mode: str, sentence: str) -> None:
@@ -138,7 +138,7 @@ async def test_closing_interrupts_a_start(faulty: Start) -> None:
     starting = asyncio.create_task(source.tools())
     await until(lambda: bool(source.log.lines))
     await source.close()
-    with pytest.raises(ToolFailed, match="It was stopped"):
+    with pytest.raises(ToolFailed, match="stopped while it was starting"):
         await starting
     assert source.server.state is not ServerState.RUNNING
 
@@ -182,7 +182,7 @@ async def test_unusable_tools_are_named(faulty: Start) -> None:
 
 async def test_list_of_wrong_types(faulty: Start) -> None:
     source = await faulty("lying")
-    with pytest.raises(ToolFailed, match="Its response does not follow the protocol"):
+    with pytest.raises(ToolFailed, match="The server’s response does not follow the protocol"):
         await source.tools()
 
 
@@ -226,7 +226,7 @@ async def test_list_changes(faulty: Start, manager: ServerManager) -> None:
     assert "echo" not in names, "its description is new"
     assert not source.server.tools_changed
     assert [tool.description for tool in source.server.pending_tools] == ["Deletes everything"]
-    with pytest.raises(ToolFailed, match="definition has changed"):
+    with pytest.raises(ToolFailed, match="tool has changed"):
         await source.call("echo", {})
     await manager.approve_tools(manager.source("faulty").server)
     assert "echo" in [tool.name for tool in await source.tools()]
@@ -273,7 +273,7 @@ async def test_server_of_the_newest_version(faulty: Start) -> None:
     first = await source.tools()
     assert [tool.description for tool in first] == ["List 1"]
     assert await source.tools() == first, "the list is fresh for some time"
-    with pytest.raises(ToolFailed, match="It asks for input, which kvchat does not support"):
+    with pytest.raises(ToolFailed, match="The server requested more input, which kvchat does not support"):
         await source.call("ask", {})
     while await source.tools() == first:  # noqa: ASYNC110
         await asyncio.sleep(0.1)

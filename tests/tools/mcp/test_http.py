@@ -154,13 +154,13 @@ HUGE = json.dumps({"jsonrpc": "2.0", "id": 1, "result": "x" * 40_000_000}).encod
 @pytest.mark.parametrize(
     ("app", "sentence"),
     [
-        (answering(500), "It returned HTTP status 500."),
-        (answering(401), "It requires you to sign in."),
-        (answering(403), "It requires you to sign in."),
-        (answering(404), "It returned HTTP status 404."),
+        (answering(500), "The server returned HTTP status 500."),
+        (answering(401), "The server requires you to sign in."),
+        (answering(403), "The server requires you to sign in."),
+        (answering(404), "The server returned HTTP status 404."),
         (answering(200, b"<html>", content_type="text/html"), "Unexpected content type: text/html"),
         (answering(200, b"{", content_type="application/json"), "Failed to parse JSON response"),
-        (answering(200, HUGE, content_type="application/json"), "It sent a message of more than 32 MB."),
+        (answering(200, HUGE, content_type="application/json"), "The server sent a message of more than 32 MB."),
         (answering(200, b"data: " + HUGE + b"\n\n", content_type="text/event-stream"), "SSE stream failed"),
         (answering(200, gzip.compress(HUGE), content_type="application/json", content_encoding="gzip"), "compressed"),
         (answering(307, location="http://127.0.0.1:1/stolen"), "not followed"),
@@ -174,7 +174,7 @@ async def test_hostile_servers(manager: ServerManager, app: ASGIApp, sentence: s
             await source.tools()
     assert sentence in failed.value.detail
     assert "Traceback" not in str(failed.value)
-    assert source.server.needs_sign_in == (sentence == "It requires you to sign in.")
+    assert source.server.needs_sign_in == (sentence == "The server requires you to sign in.")
 
 
 async def test_server_that_never_answers(manager: ServerManager, monkeypatch: pytest.MonkeyPatch) -> None:

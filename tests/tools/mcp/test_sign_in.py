@@ -101,7 +101,7 @@ async def test_sign_in_is_kept_and_renewed(manager: ServerManager, paths: Paths,
     service = Service()
     async with serving(service) as url:
         source = await add_server(manager, f"{url}/mcp")
-        with pytest.raises(ToolFailed, match="It requires you to sign in"):
+        with pytest.raises(ToolFailed, match="The server requires you to sign in"):
             await source.tools()
         assert source.server.needs_sign_in
         assert service.grants == []
@@ -123,7 +123,7 @@ async def test_sign_in_is_kept_and_renewed(manager: ServerManager, paths: Paths,
         assert service.grants == ["authorization_code", "refresh_token"]
         await manager.sign_out("web")
         assert not file.exists()
-        with pytest.raises(ToolFailed, match="It requires you to sign in"):
+        with pytest.raises(ToolFailed, match="The server requires you to sign in"):
             await source.tools()
     [page] = browser.texts
     assert "You are signed in" in page

@@ -107,7 +107,7 @@ async def test_a_call_that_waits_for_permission_is_told_once(
     tray = Tray(furnished, window)
     attention = ReplyNotifier(furnished, window, tray, SessionBus())
     call, tool = ToolCall("1", "write", "{}"), Tool("files", "write\u202e", "", {})
-    furnished.chat.turns.tool_calls.pending["1"] = PendingCall("c", "m", call, tool, True, 0.0)
+    furnished.chat.turns.tool_calls.pending["1"] = PendingCall("c", "m", call, tool, True)
     for _again in range(2):
         furnished.events.publish(CallsChanged("c"))
     await until(lambda: said)

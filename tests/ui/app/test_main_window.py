@@ -651,7 +651,7 @@ async def test_what_is_done_in_the_first_picture_is_kept(furnished: StagedRuntim
         "as long as chats are not read, or cannot be, nothing is said of them"
     )
     qtbot.keyClicks(window.composer.editor, ", and more")
-    window.show_first(await furnished.chat.conversations(), drafts)
+    window.show_initial_chats(await furnished.chat.conversations(), drafts)
     assert window.sidebar.chosen == [newest]
     assert window.composer.draft == "Of another day, and more"
     assert (window.header.model_button.isVisible(), window.status_strip.state.text()) == (

@@ -276,7 +276,7 @@ async def test_a_question_in_another_chat_is_announced_once(runtime: StagedRunti
     chat = runtime.chat.add("Trip to Jeju")
     await until(lambda: chat.id in window.chat.conversations.titles)
     call = ToolCall("1", "write", "{}")
-    pending = PendingCall(chat.id, "m", call, Files().write, True, 0.0)
+    pending = PendingCall(chat.id, "m", call, Files().write, True)
     runtime.chat.turns.tool_calls.pending["1"] = pending
     for _again in range(2):
         runtime.events.publish(CallsChanged(chat.id))

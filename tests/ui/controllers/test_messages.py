@@ -166,7 +166,7 @@ async def test_delete_can_be_undone(furnished: StagedRuntime, window: MainWindow
     await views(window, 1)
     await until(lambda: window.notices.visible_notices, "the offer to undo")
     notice = window.notices.visible_notices[0]
-    assert notice.texts[0] == "Deleted the message and the 4 after it"
+    assert notice.texts[0] == "Deleted the message and 4 messages after it"
     qtbot.mouseClick(button(notice, "Undo"), LEFT)
     await views(window)
     assert said(furnished) == before

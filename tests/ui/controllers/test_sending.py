@@ -70,7 +70,7 @@ async def test_a_message_of_the_first_picture_is_sent_unless_edited(
 ) -> None:
     window = MainWindow(look, furnished.paths.config)
     window.show()
-    window.show_first(await furnished.chat.conversations(), {})
+    window.show_initial_chats(await furnished.chat.conversations(), {})
     enter(qtbot, window.composer, "first")
     assert window.composer.notice.text() == "Your message will be sent once kvchat has started."
     if goes_on:

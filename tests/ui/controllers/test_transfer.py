@@ -18,7 +18,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.record.database import Database
 from kvchat.chat.turn.imported_memory import ImportTestResult
 from kvchat.settings import Settings, load_settings, save_settings
-from kvchat.system.concurrency import Progress, Worker
+from kvchat.system.concurrency import OnProgress, Worker
 from kvchat.transfer.backup import SETTINGS, BackupFacts, finish_restore, make_backup
 from kvchat.transfer.importing import ImportReport
 from kvchat.transfer.memory_file import MAGIC
@@ -303,7 +303,7 @@ async def test_it_says_how_far_it_is(kept: StagedRuntime, window: MainWindow, mo
     monkeypatch.setattr(transfer_module, "_PAUSE_S", 0)
     end = asyncio.Event()
 
-    async def back_up(target: Path, tell: Progress) -> BackupFacts:
+    async def back_up(target: Path, tell: OnProgress) -> BackupFacts:
         tell(1234, 0)
         tell(1, 4)
         await end.wait()

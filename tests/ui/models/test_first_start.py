@@ -16,7 +16,7 @@ from kvchat.engine.discovery.graphics import GpuVendor, Graphics
 from kvchat.errors import KvchatError
 from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel
-from kvchat.library.remote.starter import DOWNLOADING, Progress
+from kvchat.library.remote.starter import DOWNLOADING, OnStage
 from kvchat.settings import GB, Settings
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
@@ -87,9 +87,9 @@ class Starter:
 
     def __init__(self) -> None:
         self.asked, self.cancelled, self.arrived = 0, 0, asyncio.Event()
-        self.tell: Progress = lambda stage, done, total: None
+        self.tell: OnStage = lambda stage, done, total: None
 
-    async def fetch(self, folder: Path, tell: Progress) -> Path:
+    async def fetch(self, folder: Path, tell: OnStage) -> Path:
         self.asked, self.tell = self.asked + 1, tell
         try:
             await self.arrived.wait()

@@ -67,7 +67,7 @@ async def test_a_server_is_added_shown_approved_and_its_changed_tools_reviewed(
     assert row.review_button.isVisibleTo(row)
     row.review_button.click()
     review = child(page, ReviewDialog)
-    assert "Old: Does echo\nNew: Deletes everything" in review.changes.toPlainText()
+    assert "Old description: Does echo\nNew description: Deletes everything" in review.changes.toPlainText()
     review.approve_button.click()
     await until(lambda: not row.server.pending_tools)
 
@@ -158,6 +158,8 @@ async def test_a_bundle_is_installed_with_its_options(
     await until(lambda: any(dialog.isVisible() for dialog in page.panel.findChildren(InstallBundleDialog)))
     dialog = next(dialog for dialog in page.panel.findChildren(InstallBundleDialog) if dialog.isVisible())
     assert any("replaces the installed version" in text.text() for text in dialog.findChildren(QLabel))
+    assert dialog.fields[2].field.placeholderText() == "Leave empty to keep the current value"
+    assert "KEY=${keyring:key}" in dialog.launch.toPlainText()
     dialog.close()
     (tmp_path / "bad.mcpb").write_text("no zip")
     page.install(tmp_path / "bad.mcpb")
@@ -181,7 +183,7 @@ async def test_grants_are_listed_and_revoked(runtime: StagedRuntime, page: Tools
     )
     await page.load_grants()
     assert await calls.grants() == [grant]
-    button(page, "Revoke write_file · files in all chats").click()
+    button(page, "Revoke the permission for write_file · files (in all chats)").click()
     await until(lambda: "No tool" in page.grants_entry.help.text())
     assert await calls.grants() == []
 

@@ -143,7 +143,7 @@ async def test_a_chat_says_what_it_stands_on_and_leads_there(
     furnished.engine.fingerprint = FINGERPRINT
     change_files(manual)
     furnished.events.publish(LibraryChanged())
-    told = "2 files changed since it was processed"
+    told = "changes since processing: 2 files changed"
     await until(lambda: line.accessibleName() == f"Documents: 桥梁 🌉 · 3 documents, {told}")
     await library.process(manual)
     await until(lambda: line.accessibleName().endswith("updated since; this chat keeps the version it started with"))

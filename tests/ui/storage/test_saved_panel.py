@@ -26,7 +26,7 @@ async def test_the_sums_where_they_come_from_and_the_days(
     runtime.events.publish(ReplyFinished("a", "m", a_receipt()))  # the first one
     await until(lambda: not panel.empty_label.isVisible())
     assert panel.total.text() == "About 9 min saved"
-    assert panel.estimate.text() == "In the last 14 days, across 70 replies."
+    assert panel.estimate.text() == "70 replies in the last 14 days."
     shown = [label.text() for label in panel.findChildren(QLabel) if label.isVisibleTo(panel)]
     for kind in REPLY_KINDS:
         assert shown[shown.index(kind) + 1 : shown.index(kind) + 3][0] == "10"

@@ -33,7 +33,7 @@ async def test_it_opens_and_says_so_and_what_deletes_says_why_it_cannot(opened: 
     await opened.until(lambda: "is not being saved" in window.sidebar.usage_button.accessibleName())
     window.sidebar.usage_button.click()
     panel = next(storage_panel for storage_panel in window.findChildren(StoragePanel) if storage_panel.isVisible())
-    await opened.until(lambda: panel.summary.total_label.text() == "No chat memory is saved")
+    await opened.until(lambda: panel.summary.total_label.text() == "kvchat cannot save chat memory")
     assert "savepoints" in panel.empty_label.text()
     panel._delete(None)
     await until(lambda: panel.notices.visible_notices)
