@@ -15,6 +15,7 @@ import httpx2
 from kvchat.engine.process.external import parse_address
 from kvchat.errors import KvchatError
 from kvchat.system.certificate import fingerprint, pinned_context, unverified_context
+from kvchat.system.files import parse_json, read_limited
 from kvchat.system.pairing import CodeEnterer, PairingLocked, WrongCode
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import SecretStore
@@ -23,6 +24,8 @@ from kvchat.text.safe_text import safe_name
 
 DEFAULT_PORT = 8738
 _TIMEOUT_S = 10.0
+_MAX_ANSWER = 20_000  # bytes
+_KEY = re.compile(r"kv-[0-9A-Za-z_-]{20,200}")
 
 
 class PairingFailed(KvchatError):
@@ -91,6 +94,8 @@ async def pair(address: str, code: str) -> PairedBox:
         paired = await _post(client, url, {"session": answer.get("session"), "name": name, "proof": proof})
     side.check(str(paired.get("proof")))
     texts = {field: str(paired.get(field, "")) for field in ("key", "device", "mac")}
+    if not _KEY.fullmatch(texts["key"]):  # it becomes a header of every request
+        raise PairingFailed(_("It sent no valid key."))
     if not re.fullmatch("([0-9a-f]{2}:){5}[0-9a-f]{2}", texts["mac"]):
         texts["mac"] = ""
     return PairedBox(url=url, name=safe_name(str(paired.get("name", ""))), certificate=certificate, **texts)
@@ -114,14 +119,20 @@ async def _certificate_of(url: str) -> str:
 
 async def _post(client: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> dict[str, Any]:
     try:
-        response = await client.post(f"{url}/kvchat/pair", json=body)
-        answer = response.json()
-    except (httpx2.HTTPError, ValueError) as error:
+        async with (
+            asyncio.timeout(_TIMEOUT_S),
+            client.stream("POST", f"{url}/kvchat/pair", json=body) as response,
+        ):
+            content = await read_limited(response.aiter_raw(), _MAX_ANSWER)
+        answer = parse_json(content)
+    except (httpx2.HTTPError, ValueError, TimeoutError) as error:
         raise PairingFailed(str(error) or _("It does not answer.")) from error
     if response.status_code == 429:
         raise PairingLocked
     if response.status_code == 403:
         raise WrongCode
+    if response.status_code == 409:
+        raise PairingFailed(_("Too many devices are paired with it."))
     if response.status_code != 200 or not isinstance(answer, dict):
         raise PairingFailed(_("Another program is running at {url}.", url=url))
     return answer

@@ -11,6 +11,7 @@ import ipaddress
 import json
 import re
 import socket
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +103,8 @@ async def read_body(
 ) -> bytes:
     """Read the whole request body of at most `limit` bytes (default: MAX_BODY); call `count` with each part's size.
 
-    Raises RequestRefused if the body is too large or too slow, ConnectionError if the client disconnected.
+    It may be compressed with gzip; the limit is for its text. Raises RequestRefused if the body is too large or too
+    slow, ConnectionError if the client disconnected.
     """
     limit = MAX_BODY if limit is None else limit
     too_large = RequestRefused(413, f"The request body is larger than {limit:,} bytes.", "request_too_large")
@@ -110,6 +112,7 @@ async def read_body(
     if declared.isdigit() and int(declared) > limit:
         raise too_large
     parts = bytearray()
+    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16) if headers.get("content-encoding") == "gzip" else None
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             while True:
@@ -117,12 +120,17 @@ async def read_body(
                 if message["type"] == "http.disconnect":
                     raise ConnectionError
                 part = message.get("body", b"")
+                if unpacker is not None:
+                    large = len(part) > 4_000  # a thousand times as much text
+                    part = await run_in_thread_if_large(large, unpacker.decompress, part, limit + 1 - len(parts))
                 if len(parts) + len(part) > limit:
                     raise too_large
                 count(len(part))
                 parts += part
                 if not message.get("more_body"):
                     return bytes(parts)
+    except zlib.error as error:
+        raise RequestRefused(400, "The request body is not valid gzip data.") from error
     except TimeoutError as error:
         raise RequestRefused(
             408, f"The request body did not arrive within {BODY_TIMEOUT_S:.0f} seconds.", "timeout_error"

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope
 
 from kvchat.errors import KvchatError
 from kvchat.gateway.checks import chat_named_in, parse_checked, read_body
-from kvchat.gateway.devices import Device, Devices
+from kvchat.gateway.devices import MAX_DEVICES, Device, Devices
 from kvchat.gateway.dialects.request import Dialect, ParsedRequest, RequestRefused
 from kvchat.gateway.pending_request import shared_tokens
 from kvchat.gateway.runner import RequestRunner
@@ -58,6 +58,8 @@ class PairingApi:
             if "message" in body:
                 session, answer = self.codes.answer(bytes.fromhex(str(body["message"])))
                 return JSONResponse({"session": session, "message": answer.hex()})
+            if len(self.devices.all) >= MAX_DEVICES:
+                raise RequestRefused(409, "Too many devices are paired.")
             name, proof = str(body.get("name", "")), str(body.get("proof", ""))
             own_proof = self.codes.accept(str(body.get("session", "")), name, proof)
             device, key = self.devices.add(name)

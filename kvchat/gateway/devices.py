@@ -56,7 +56,11 @@ class Devices(Keys):
         try:
             devices = [Device(**entry) for entry in stored]
         except TypeError as error:
-            raise ValueError(f"{self._file} is damaged") from error
+            raise ValueError("it is damaged") from error
+        for device in devices:
+            texts, times = (device.id, device.name, device.key_hash), (device.paired_at, device.last_used_at)
+            if not (all(isinstance(text, str) for text in texts) and all(isinstance(at, int | float) for at in times)):
+                raise ValueError("it is damaged")
         self._devices = {device.key_hash: device for device in devices}
 
     def write(self) -> None:
@@ -70,9 +74,7 @@ class Devices(Keys):
         return tuple(self._devices.values())
 
     def add(self, name: str, *, is_browser: bool = False) -> tuple[Device, str]:
-        """Add a device and return it with its key, which is not stored. Raises ValueError if there are too many."""
-        if len(self._devices) >= MAX_DEVICES:
-            raise ValueError("there are too many devices")
+        """Add a device and return it with its key, which is not stored."""
         key = f"kv-{secrets.token_urlsafe(32)}"
         device = Device(secrets.token_hex(8), safe_name(name), _hash(key), time.time(), is_browser=is_browser)
         self._devices[device.key_hash] = device

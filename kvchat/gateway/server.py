@@ -23,8 +23,10 @@ from kvchat.errors import KvchatError
 from kvchat.text.language import _
 
 MAX_CONNECTIONS = 256  # each uses a file; a process may have 1024
+MAX_HANDSHAKES = 64  # connections whose TLS handshake is not complete
 BACKLOG = 128  # connections accepted per event-loop iteration
-HEAD_TIMEOUT_S = 10.0  # for a request's headers to arrive, while there is room
+HEAD_TIMEOUT_S = 10.0  # for a TLS handshake, and for a request's headers to arrive, while there is room
+TLS_SHUTDOWN_S = 2.0  # for a client to agree that the connection ends
 KEEP_ALIVE_S = 30  # idle time between two requests
 SHUTDOWN_TIMEOUT_S = 5.0  # for unfinished responses
 
@@ -33,6 +35,7 @@ class _Connection(H11Protocol):
     """A client's connection; closed if no request arrives in time or there are too many connections."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _early = b""  # data that arrived together with the end of the TLS handshake
 
     def __init__(
         self, config: Config, state: ServerState, app_state: dict[str, Any], *, waiting: dict[_Connection, None]
@@ -60,8 +63,16 @@ class _Connection(H11Protocol):
         if self.transport is not None:
             super().connection_lost(exc)
 
+    def begin(self, transport: asyncio.Transport) -> None:
+        """Handle the connection after its TLS handshake."""
+        self.connection_made(transport)
+        if self._early:
+            self.data_received(b"")
+
     def data_received(self, data: bytes) -> None:
+        self._early += data
         if self.transport is not None:
+            data, self._early = self._early, b""
             before = self.cycle
             super().data_received(data)
             if self.cycle is not before:  # new request: its body may be slow
@@ -82,7 +93,7 @@ class _Connection(H11Protocol):
 
     def _update_waiting(self) -> None:
         has_request = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
-        if (has_request and not self.flow.write_paused) or self.transport.is_closing():
+        if has_request and not self.flow.write_paused:
             self._waiting.pop(self, None)
         else:
             self._waiting.setdefault(self)
@@ -102,9 +113,51 @@ class _Connection(H11Protocol):
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._check_head)
 
 
+class _Handshake(asyncio.Protocol):
+    """A connection before and during its TLS handshake; the one that waits longest is closed if there are too many.
+
+    asyncio's own TLS server does not limit them: each would keep a file open until its timeout.
+    """
+
+    def __init__(self, connection: _Connection, context: ssl.SSLContext, waiting: dict[_Handshake, None]) -> None:
+        self._connection, self._context, self._waiting = connection, context, waiting
+        self._transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        if len(self._waiting) >= MAX_HANDSHAKES:
+            longest = next(iter(self._waiting))
+            del self._waiting[longest]
+            longest.abort()
+        self._waiting[self] = None
+        self._transport = transport
+        self._task = asyncio.get_running_loop().create_task(self._run(transport))
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _run(self, transport: asyncio.Transport) -> None:
+        try:
+            with contextlib.suppress(OSError):  # also ssl.SSLError and TimeoutError
+                tls = await asyncio.get_running_loop().start_tls(
+                    transport,
+                    self._connection,
+                    self._context,
+                    server_side=True,
+                    ssl_handshake_timeout=HEAD_TIMEOUT_S,
+                    ssl_shutdown_timeout=TLS_SHUTDOWN_S,
+                )
+                if tls is not None and not tls.is_closing():
+                    self._connection.begin(tls)
+        finally:
+            self._waiting.pop(self, None)
+
+
 class Listener:
-    def __init__(self, server: asyncio.Server, state: ServerState) -> None:
-        self._server, self._state = server, state
+    def __init__(self, server: asyncio.Server, state: ServerState, handshakes: dict[_Handshake, None]) -> None:
+        self._server, self._state, self._handshakes = server, state, handshakes
         self.port: int = server.sockets[0].getsockname()[1]
 
     @property
@@ -114,6 +167,8 @@ class Listener:
     async def close(self) -> None:
         """Stop listening, wait for answers, then abort those left. Can be called again if cancelled."""
         self._server.close()
+        for handshake in tuple(self._handshakes):
+            handshake.abort()
         for connection in tuple(self._state.connections):
             connection.shutdown()
         await self._wait_until_idle()
@@ -146,16 +201,15 @@ async def listen(app: ASGIApp, host: str, port: int, context: ssl.SSLContext | N
     )
     config.load()
     state, waiting = ServerState(), dict[_Connection, None]()
+    handshakes = dict[_Handshake, None]()
+
+    def accept() -> asyncio.Protocol:
+        connection = _Connection(config, state, {}, waiting=waiting)
+        return connection if context is None else _Handshake(connection, context, handshakes)
+
     sock = _bind(host, port)
     try:
-        server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(config, state, {}, waiting=waiting),
-            sock=sock,
-            backlog=BACKLOG,
-            start_serving=False,
-            ssl=context,
-            ssl_handshake_timeout=HEAD_TIMEOUT_S if context else None,
-        )
+        server = await asyncio.get_running_loop().create_server(accept, sock=sock, backlog=BACKLOG, start_serving=False)
         try:
             await server.start_serving()
         except BaseException:
@@ -164,7 +218,7 @@ async def listen(app: ASGIApp, host: str, port: int, context: ssl.SSLContext | N
     except BaseException:
         sock.close()
         raise
-    return Listener(server, state)
+    return Listener(server, state, handshakes)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -40,7 +40,7 @@ from kvchat.text.language import _, format_number
 from kvchat.text.reasons import Reason, ReasonCode
 
 CHARS_PER_TOKEN = 4  # rough estimate
-_REASON_CODES = frozenset(ReasonCode)
+_SERVER_REASONS = frozenset(code for code in ReasonCode if "{" not in (code.general or code.sentence))
 _UNSAVED_TAIL = 64  # tokens at the end of a full context: settling needs room
 
 R = TypeVar("R")
@@ -233,7 +233,7 @@ class Exchange:
             restore = RestoreRecord(
                 point, memory.found, Tier(memory.source), memory.restored_bytes, memory.restore_ms, time.perf_counter()
             )
-        miss = Reason(ReasonCode(memory.miss)) if memory.miss in _REASON_CODES else None
+        miss = Reason(ReasonCode(memory.miss)) if memory.miss in _SERVER_REASONS else None
         ahead = PrefilledAhead(memory.ahead, memory.ahead_ms)
         self.loaded = LoadedState(memory.found, restore, self._first_reply or miss, ahead)
         self._notify(RequestSent(self.loaded))

@@ -23,7 +23,7 @@ def server_context(file: Path) -> tuple[ssl.SSLContext, str]:
             temporary.write_bytes(_make())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(file)
+    context.load_cert_chain(file, password="")  # or OpenSSL would ask for one in the terminal
     text = read_regular_file(file, _MAX_FILE).decode("ascii")
     return context, fingerprint(text[text.index("-----BEGIN CERTIFICATE") :])
 

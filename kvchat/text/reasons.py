@@ -31,7 +31,11 @@ class ReasonCode(StrEnum):
     FIRST_REPLY = "first-reply", N_("the first reply")
     NOTHING_SAVED = "nothing-saved", N_("this chat has no saved memory")
     NOTHING_ALIKE = "nothing-alike", N_("no saved memory starts with the same text")
-    BEGINS_DIFFERENTLY = "begins-differently", N_("the saved memory starts differently ({shared} tokens in common)")
+    BEGINS_DIFFERENTLY = (
+        "begins-differently",
+        N_("the saved memory starts differently ({shared} tokens in common)"),
+        N_("the saved memory starts differently"),
+    )
     CANNOT_GO_BACK = (
         "cannot-go-back",
         N_("the chat was changed before the end of its saved memory, and this model cannot rewind"),
@@ -41,7 +45,11 @@ class ReasonCode(StrEnum):
         N_("the saved memory starts the same but continues differently, and this model cannot rewind"),
     )
     OTHER_MODEL = "other-model", N_("saved with a different model")
-    OTHER_SETTINGS = "other-settings", N_("saved with different engine settings ({settings})")
+    OTHER_SETTINGS = (
+        "other-settings",
+        N_("saved with different engine settings ({settings})"),
+        N_("saved with different engine settings"),
+    )
     INDEX_LOST = "index-lost", N_("the chat memory index was lost or damaged and was recreated")
     INDEX_LOST_ON = "index-lost-on", N_("{reason}; the chat memory index was lost on {day}")
 

@@ -3,7 +3,8 @@
 `after-restart`: tokens reused after a restart, for the next turn, regenerate, edit and branch. `gateway`: time to first
 token at the API server, beside the engine itself and hearth-llm where that is installed. `growth`: disk use of many
 short turns. `lookup`: questions whose place in a long text is known, and whether it is found. `person`: waits of a
-person who looks and types before Send; with `--part`, a part of it. `shared-prompt`: chats on one system prompt.
+person who looks and types before Send; with `--part`, a part of it. `remote`: chats with the model of another computer
+over a slow network, of two namespaces (as root). `shared-prompt`: chats on one system prompt.
 `size`: a chat of gigabytes, and the store alone with a generated file beside `cp`; by default with a generated model.
 `tools`: tokens reused in rounds of tool calls, and by chats with the same tools.
 """
@@ -16,14 +17,15 @@ from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import DEFAULT_TOKENS
 from kvchat.cli.options import parse_size
 from kvchat.cli.terminal import to_json
-from tests.bench import after_restart, gateway, lookup, person, shared_prompt, size, tools
+from tests.bench import after_restart, gateway, lookup, person, remote, shared_prompt, size, tools
 
 
 def main() -> None:
     """Measure and print. Raises KvchatError."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument(
-        "bench", choices=("after-restart", "gateway", "growth", "lookup", "person", "shared-prompt", "size", "tools")
+        "bench",
+        choices=("after-restart", "gateway", "growth", "lookup", "person", "remote", "shared-prompt", "size", "tools"),
     )
     parser.add_argument("--tokens", type=int, help="approximate length of the chat or prompt")
     parser.add_argument("--chats", type=int, default=20, help="of shared-prompt")
@@ -33,6 +35,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--engine", type=Path)
     parser.add_argument("--starter", action="store_true")
+    parser.add_argument("--json", action="store_true", help="always on, as with `kvchat bench`")
     given = parser.parse_args()
     tokens = given.tokens or (size.TOKENS if given.bench == "size" else DEFAULT_TOKENS)
     options = BenchOptions(model=given.model, engine=given.engine, starter=given.starter, tokens=tokens)
@@ -47,6 +50,8 @@ def main() -> None:
             measuring = lookup.measure()
         case "person":
             measuring = person.measure(options, (given.part,) if given.part else person.PARTS)
+        case "remote":
+            measuring = remote.measure(given.tokens or remote.TOKENS)
         case "shared-prompt":
             measuring = shared_prompt.measure(options, given.chats)
         case "tools":

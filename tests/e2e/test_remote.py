@@ -3,10 +3,7 @@
 import asyncio
 import contextlib
 import json
-import os
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,47 +19,12 @@ from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
-from tests.e2e.home import GREEDY, Home, engine_arguments, notes
-from tests.e2e.serving import Serving, serving
+from tests.e2e.home import GREEDY, engine_arguments, notes
+from tests.e2e.sharing import make_homes, pair_homes, sharing, shown_code
 from tests.models import tiny_model
 from tests.running import opened
 
 pytestmark = pytest.mark.e2e
-
-
-def make_homes(folder: Path) -> tuple[Home, Home]:
-    box, laptop = Home(folder / "box"), Home(folder / "laptop")
-    box.write_settings(
-        free_floor_bytes=0, model_path=str(tiny_model("llama")), engine_path=engine_arguments("llama-server")[1]
-    )
-    laptop.write_settings(free_floor_bytes=0)
-    return box, laptop
-
-
-def sharing(box: Home, port: int) -> contextlib.AbstractContextManager[Serving]:
-    return serving(box, "--share", "--share-port", str(port), port=free_port("127.0.0.1"))
-
-
-@contextlib.contextmanager
-def shown_code(box: Home) -> Iterator[str]:
-    """Run `kvchat pair` on the box, yield its code, and wait until a device has used it."""
-    command, environment = (sys.executable, "-m", "kvchat", "pair", "--json"), {"KVCHAT_HOME": str(box.folder)}
-    with subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True) as shown:
-        try:
-            assert shown.stdout is not None
-            text = shown.stdout.readline()
-            while not text.rstrip().endswith("}"):
-                text += shown.stdout.readline()
-            yield json.loads(text)["code"]
-            assert shown.wait() == 0
-        finally:
-            shown.kill()
-
-
-def pair_homes(box: Home, laptop: Home, port: int) -> None:
-    with shown_code(box) as code:
-        done = laptop.run("pair", f"127.0.0.1:{port}", code)
-        assert done.returncode == 0, done.stderr
 
 
 def test_laptop_chats_with_the_memory_of_the_box(tmp_path):

@@ -22,7 +22,7 @@ from kvchat.engine.api.pictures import (
     pictures_unusable,
     with_placeholder_pictures,
 )
-from kvchat.engine.api.transport import CONNECT_TIMEOUT_S, QUICK_TIMEOUT_S, EngineResponse, Transport
+from kvchat.engine.api.transport import CONNECT_TIMEOUT_S, QUICK_TIMEOUT_S, EngineResponse, Transport, split_lines
 from kvchat.engine.api.wire import (
     ChatChunk,
     ChatMemory,
@@ -327,7 +327,7 @@ class LlamaServerClient:
                 raise wire.parse_error(await response.aread(), response.status_code)
             rest = b""
             while data := await response.read():
-                *lines, rest = (rest + data).split(b"\n")
+                *lines, rest = split_lines(rest + data)
                 for counts in map(wire.parse_object, lines):
                     done = wire.parse_count(counts, "ready"), wire.parse_count(counts, "total")
                     progress(*done)

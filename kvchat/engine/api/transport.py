@@ -7,7 +7,9 @@ five times as long as this.
 import asyncio
 import contextlib
 import functools
+import gzip
 import json
+import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
@@ -27,6 +29,7 @@ from kvchat.engine.api.errors import (
     EngineUnreachable,
 )
 from kvchat.engine.api.wire import ChatChunk
+from kvchat.system.concurrency import run_in_thread_if_large
 from kvchat.system.files import read_limited
 from kvchat.text.language import N_, _
 
@@ -37,7 +40,10 @@ SILENCE_CHECK_S = 10.0  # silence in a started reply after which the engine is c
 QUICK_TIMEOUT_S = 60.0  # for requests without computing, which may wait for a running batch
 _DRAIN_TIMEOUT_S = 0.5  # for the last data of a stream when its connection is closed
 _READ_BYTES = 65_536
+_MAX_LINE = 4_000_000  # bytes of one event in a stream
 _WRITE_BYTES = 1_000_000
+_COMPRESS_BYTES = 8_000  # more than this may not fit into TCP's first ten packets, and then takes a round trip more
+_COMPRESS_IN_THREAD_BYTES = 500_000
 NO_HEADERS: Mapping[str, str] = {}
 _RECEIPT_PREFIX, _RECEIPT_LINE = "x-kvchat-", b": kvchat "  # of a server that is a kvchat itself
 _GONE_ADVICE = N_("kvchat restarts it automatically. Send the message again.")
@@ -161,7 +167,10 @@ class Transport:
         tls: ssl.SSLContext | None = None,
         response_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
-        """`tls` replaces the context with the system's certificates. `response_s`: time for a connection to open."""
+        """`tls` is the context for a paired kvchat, which gets compressed requests; others use the system's.
+
+        `response_s`: time for a connection to open.
+        """
         self._tls, self._response_s = tls, response_s
         self.lifetime = EngineLifetime()
         self._url = urlsplit(base_url)
@@ -228,6 +237,9 @@ class Transport:
         """Send a request and yield the response, whatever its status."""
         headers = self._authorization | {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         headers |= more_headers
+        if self._tls is not None and len(body) > _COMPRESS_BYTES:
+            headers["Content-Encoding"] = "gzip"
+            body = await run_in_thread_if_large(len(body) > _COMPRESS_IN_THREAD_BYTES, gzip.compress, body, 6)
         async with self._open(method, path, body, headers, silence_s) as response:
             await response.read_head()
             yield response
@@ -248,7 +260,7 @@ class Transport:
                 if _RECEIPT_PREFIX + "source" in response.headers:
                     yield ChatChunk(memory=wire.parse_memory(_receipt_in(response.headers)))
                 while data := await response.read():
-                    *lines, rest = (rest + data).split(b"\n")
+                    *lines, rest = split_lines(rest + data)
                     for line in lines:
                         if line.startswith(_RECEIPT_LINE):
                             receipt = wire.parse_object(line.removeprefix(_RECEIPT_LINE))
@@ -325,7 +337,15 @@ def _tls_context() -> ssl.SSLContext:
 def _receipt_in(headers: Mapping[str, str]) -> dict[str, Any]:
     """Return the receipt in a response's headers, with its numbers as such."""
     values = {name.removeprefix(_RECEIPT_PREFIX): value for name, value in headers.items()}
-    return {name: int(value) if value.isdecimal() else value for name, value in values.items()}
+    return {name: int(value) if re.fullmatch("[0-9]{1,15}", value) else value for name, value in values.items()}
+
+
+def split_lines(data: bytes) -> list[bytes]:
+    """Split a stream at its line ends. Raises EngineRefused if the unfinished last line is too long."""
+    lines = data.split(b"\n")
+    if len(lines[-1]) > _MAX_LINE:
+        raise EngineRefused(200, _("The response is invalid"))
+    return lines
 
 
 def _json(body: dict[str, Any]) -> bytes:

@@ -19,7 +19,7 @@ from kvchat.tools.tool import ToolCall
 
 Body = dict[str, Any]
 
-_MAX_NUMBER = 2.0**53
+_MAX_NUMBER, _MAX_TIME = 2.0**53, 4e9  # s
 _CHUNK_BYTES = 200_000  # of a response of /tokenize, parsed at once
 # More would overflow the stack of llama-server, which parses recursively.
 MAX_NESTING = 200  # nested objects and lists in a body, or brackets in a grammar
@@ -304,15 +304,14 @@ def _parse_calls(deltas: Any) -> tuple[CallDelta, ...]:
 
 def parse_memory(receipt: Body) -> ServerMemory:
     """Parse the values of a kvchat server's receipt, from its response's headers or its last line."""
-    numbers = {name: _int(receipt, name) for name in ("found", "restore-bytes", "ahead")}
     return ServerMemory(
         _str(receipt, "source"),
-        numbers["found"],
+        parse_count(receipt, "found"),
         _str(receipt, "miss-code"),
-        _float(receipt, "restore-ms"),
-        numbers["restore-bytes"],
-        numbers["ahead"],
-        _float(receipt, "ahead-ms"),
+        max(0.0, _float(receipt, "restore-ms")),
+        parse_count(receipt, "restore-bytes"),
+        parse_count(receipt, "ahead"),
+        max(0.0, _float(receipt, "ahead-ms")),
     )
 
 
@@ -332,7 +331,8 @@ def parse_forecast(body: Body) -> MemoryForecast:
 
 
 def parse_chat_memory(body: Body) -> tuple[ChatMemory, ...]:
-    chats = [entry for entry in body.get("chats") or () if isinstance(entry, dict)]
+    listed = body.get("chats")
+    chats = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
     return tuple(
         ChatMemory(
             chat=_str(entry, "chat"),
@@ -341,7 +341,7 @@ def parse_chat_memory(body: Body) -> tuple[ChatMemory, ...]:
             save_points=parse_count(entry, "save_points"),
             tokens=parse_count(entry, "tokens"),
             source=_str(entry, "source"),
-            last_used_at=_float(entry, "last_used_at"),
+            last_used_at=min(max(0.0, _float(entry, "last_used_at")), _MAX_TIME),
             keep=_str(entry, "keep"),
         )
         for entry in chats
