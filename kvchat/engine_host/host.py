@@ -39,7 +39,7 @@ from kvchat.session.restore_support import FindingKey, FindingStore, RestoreFind
 from kvchat.session.self_test import self_test
 from kvchat.settings import Settings, any_changed
 from kvchat.system.paths import Paths
-from kvchat.text.language import _, join_sentences
+from kvchat.text.language import _, join_parts, join_sentences
 from kvchat.text.reasons import Reason, ReasonCode
 
 # Changing one of these takes effect when the engine restarts.
@@ -356,9 +356,14 @@ class SwitchingEngineHost:
         return (engine.model_name, *engine.other_models) if engine and engine.keeps_memory else ()
 
     @property
+    def computer(self) -> str:
+        """Name of the paired computer in use, or ""."""
+        return self.external.box.name if self.is_external and self.external.box else ""
+
+    @property
     def location(self) -> str:
         if self.is_external:
-            return self._settings().engine_url or ""
+            return join_parts(filter(None, (self.computer, self._settings().engine_url)))
         return str(self.managed.choice.location) if self.managed.choice else ""
 
     async def fingerprint_and_limit(self, model: str | None = None) -> tuple[Fingerprint, int] | None:

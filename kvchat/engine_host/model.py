@@ -44,6 +44,14 @@ class CurrentModel:
             return name_from_path(Path(facts.model_path)) if facts and facts.model_path else _("the server’s model")
         return self.name_of(self.path) if self.path else None
 
+    @property
+    def label(self) -> str | None:
+        """The model's name, with that of the paired computer that runs it."""
+        computer = self._host.computer
+        if computer and self._host.external.server_facts is None:
+            return computer
+        return _("{model} on {computer}", model=self.name, computer=computer) if computer else self.name
+
     def name_of(self, model: str) -> str:
         return display_name(Path(model))
 

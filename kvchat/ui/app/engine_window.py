@@ -193,7 +193,7 @@ class EngineWindow(Panel):
     def refresh(self) -> None:
         runtime = self._runtime
         self.log_page.show_lines(runtime.engine.log_lines)
-        self.live_page.show_engine(runtime.engine.status, runtime.engine.location, runtime.model.name)
+        self.live_page.show_engine(runtime.engine.status, runtime.engine.location, runtime.model.label)
 
         async def load_vitals() -> None:
             try:

@@ -153,7 +153,7 @@ class QuickWindow(Panel):
                 self._show()
 
     def _show(self) -> None:
-        self.model.set_text(self._runtime.model.name or "")
+        self.model.set_text(self._runtime.model.label or "")
         self.open_in_main_button.setVisible(self._chat is not None)
         self._show_queued()
         self._presenter.show_turn()

@@ -94,7 +94,7 @@ class Tray(Controller):
 
     def refresh(self) -> None:
         state, logo = self._runtime.engine.status.state, self.logo
-        tooltip = join_parts(("kvchat", _(state.value), self._runtime.model.name or ""))
+        tooltip = join_parts(("kvchat", _(state.value), self._runtime.model.label or ""))
         if (logo, tooltip) != self._shown_icon:
             self._shown_icon = (logo, tooltip)
             self.icon.setIcon(tray_icon(logo))

@@ -163,7 +163,7 @@ class ChatController(Controller):
             can_download=can_download,
             has_own_engine=self._runtime.settings.model_path is not None,
         )
-        views.status_strip.show_engine(engine.status.state, model.name, engine.context_size, engine.context_reason)
+        views.status_strip.show_engine(engine.status.state, model.label, engine.context_size, engine.context_reason)
         self._show_header()
         if self._model != model.path:
             self._model = model.path

@@ -21,7 +21,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.storage.usage_list import MENU_BUTTON_SIZE, UsageList, UsageRow, shared_colour
-from kvchat.ui.storage.usage_summary import UsageSummary, describe_limits, describe_plan
+from kvchat.ui.storage.usage_summary import UsageSummary, describe_computer, describe_limits, describe_plan
 from kvchat.ui.widgets.layouts import ScrollPage
 
 _SLIDER_STEPS = 1000
@@ -152,6 +152,8 @@ class StoragePanel(Panel):
         self._planning_lock = asyncio.Lock()  # allows one plan at a time, which may take a second
         self._changes_in_progress = 0  # number of running changes, which a new plan would miss
         self.summary = UsageSummary(look)
+        self.computer_label = label(wraps=True)  # about the paired computer that keeps the memory
+        self.computer_label.setMargin(8)
         self.prune_card = PruneCard()
         self.list = UsageList(look)
         self.empty_label = label(_(EMPTY), "muted", wraps=True)
@@ -175,7 +177,15 @@ class StoragePanel(Panel):
         self.losses_filter_button.hide()
         self._heading = QWidget()
         row(label(_("Chats"), "strong"), STRETCH, self._legend, self.losses_filter_button, on=self._heading)
-        parts = self.summary, self._heading, (self.list, 1), (self.empty_label, 1), self.prune_card, limits
+        parts = (
+            self.computer_label,
+            self.summary,
+            self._heading,
+            (self.list, 1),
+            (self.empty_label, 1),
+            self.prune_card,
+            limits,
+        )
         column(*parts, on=page.content, spacing=12, margins=0)
         name = _("Delete all chat memory")
         self.delete_all_button = button(_("Delete all…"), self._ask_delete_all, "danger", name=name)
@@ -203,9 +213,12 @@ class StoragePanel(Panel):
         before, self._usage, self._titles = self._usage, usage, titles
         self.summary.show_usage(usage, self._runtime.break_even)
         self.limits_label.setText(describe_limits(usage, self._runtime.settings.max_age_days))
-        has_memory = bool(usage.conversations)
-        for widget in (self.list, self._heading, self.prune_card):
-            widget.setVisible(has_memory)
+        has_memory, computer = bool(usage.conversations), self._runtime.engine.computer
+        self.list.setVisible(has_memory)
+        self._heading.setVisible(has_memory)
+        self.prune_card.setVisible(has_memory and (not computer or usage.save_points > 0))
+        self.computer_label.setText(describe_computer(computer, usage.server_bytes))
+        self.computer_label.setVisible(bool(computer))
         self.empty_label.setText(usage.problem or _(EMPTY))
         self.empty_label.setVisible(not has_memory)
         for widget in (self.limits_label, self._limits_button):
