@@ -137,6 +137,8 @@ class OtherComputerEntry(Entry):
         self.address_field.clear()
         self.code_field.clear()
         self.box = box
+        self.refresh(self._page.runtime.settings)
+        self.disconnect_button.setFocus()  # the fields are hidden now
         await self._page.runtime.use_server(box.url)
         self._page.refresh()
 
