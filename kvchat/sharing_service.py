@@ -65,6 +65,13 @@ class SharingService:
         """The addresses at which devices in the home network reach this computer."""
         return tuple(f"https://{address}:{self.port}" for address in _home_addresses()) if self.port else ()
 
+    @property
+    def link(self) -> str:
+        """The link that pairs a browser while a code is shown, else "". It is as secret as the code."""
+        if self._codes is None or not self._codes.token or not self.addresses:
+            return ""
+        return f"{self.addresses[0]}{self._codes.link_path}"
+
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` when the devices or addresses change; return a function that unsubscribes it."""
         self.listeners.append(listener)
@@ -217,15 +224,21 @@ async def find_shared(seconds: float = 3.0) -> dict[str, str]:
 def _mac_address() -> str:
     """Return the hardware address of the interface in the home network, for wake-on-LAN, or ""."""
     for entries in psutil.net_if_addrs().values():
-        if any(entry.address in _home_addresses() for entry in entries):
+        if any(entry.address in _home_addresses()[:1] for entry in entries):
             found = [entry.address for entry in entries if entry.family == psutil.AF_LINK]
             return next((address.replace("-", ":").lower() for address in found), "")
     return ""
 
 
 def _home_addresses() -> list[str]:
-    """Return this computer's IPv4 addresses in private networks, except those of the computer itself."""
+    """Return this computer's IPv4 addresses in private networks, except those of the computer itself.
+
+    The first one is that of the network with the router. Others may be those of virtual machines and containers.
+    """
     addresses = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing; the address is for documentation (RFC 5737)
+        addresses.sort(key=lambda address: address != probe.getsockname()[0])
     found = []
     for address in addresses:
         with contextlib.suppress(ValueError):

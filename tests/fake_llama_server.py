@@ -45,6 +45,7 @@ Pace and content
   FAKE_CALLS=JSON                   one list of calls ({"name", "arguments"}) per reply, from the first
   FAKE_LACKS_TOOLS=1                report a chat template without tools
   FAKE_OMITS_TOOLS=1                render no tools if the tool choice is "none"
+  FAKE_PAGE=HTML                    serve a web page and, like the real one, no other file without the key
   FAKE_ECHO=1                       a continued reply is repeated from its beginning, as by b11434
 Every request is recorded in FAKE_STATE/requests.jsonl: method, path and body.
 
@@ -72,6 +73,7 @@ SPECIAL = {"<|im_start|>": 2, "<|im_end|>": 3}
 BOS = 1
 FIRST_BYTE = 10  # token of byte 0
 ROW_BYTES = 32
+PAGE = {"/": "text/html; charset=utf-8", "/_app/immutable/bundle.js": "text/javascript", "/sw.js": "text/javascript"}
 STATE = Path(os.environ["FAKE_STATE"]) if "FAKE_STATE" in os.environ else None
 COUNTING = threading.Lock()
 
@@ -312,6 +314,13 @@ class Handler(socketserver.StreamRequestHandler):
     def get(self) -> None:
         if self.path == "/health":
             self.answer(200, {"status": "ok"}) if self.server.loaded else self.answer_loading()
+        elif switch("FAKE_PAGE") and self.path in PAGE:
+            import gzip  # slow
+
+            data = gzip.compress(switch("FAKE_PAGE").encode() if self.path == "/" else b"start()")
+            extra = f'Content-Encoding: gzip\r\nETag: "{len(data)}"\r\nContent-Length: {len(data)}'
+            self.send_head(200, PAGE[self.path], extra)
+            self.wfile.write(data)
         elif self.is_authorized() and self.path == "/metrics":
             phase("loop")
             self.answer(200, [])
@@ -517,7 +526,7 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
     for flag in (*valued.split(), "--verbosity", "--ctx-checkpoints"):
         if flag not in lacking:
             parser.add_argument(flag, type=int if flag in ("--n-gpu-layers", "--verbosity") else str)
-    for flag in ("--kv-unified", "--metrics", "--jinja", "--no-webui", "--mlock", "--embeddings"):
+    for flag in ("--kv-unified", "--metrics", "--jinja", "--mlock", "--embeddings"):
         if flag not in lacking:
             parser.add_argument(flag, action="store_true")
     flags, unknown = parser.parse_known_args(arguments)

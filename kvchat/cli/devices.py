@@ -1,11 +1,14 @@
 """`kvchat pair` and `kvchat devices`: sharing this computer's models, and using those of another computer."""
 
 import asyncio
+import io
 from typing import Any
+
+import segno
 
 from kvchat.cli import arguments
 from kvchat.cli.owned import CommandRunner
-from kvchat.cli.terminal import format_columns, print_err, print_out, print_result
+from kvchat.cli.terminal import format_columns, print_err, print_out, print_result, stdout_is_tty
 from kvchat.engine_host.box import PairedBoxStore, pair
 from kvchat.errors import KvchatError
 from kvchat.settings import SettingsNotSaved
@@ -41,18 +44,21 @@ async def pair_computers(options: arguments.PairOptions, runner: CommandRunner) 
 
 async def _show_code(options: arguments.PairOptions, runner: CommandRunner) -> int:
     sharing = await _sharing(runner)
-    known = {device.id for device in sharing.devices}
+    known = {(device.id, device.paired_at) for device in sharing.devices}
     code, changed = sharing.show_code(), asyncio.Event()
     sharing.listeners.append(changed.set)
     try:
         if options.as_json:
-            print_result(True, {"code": code, "addresses": sharing.addresses}, [])
+            print_result(True, {"code": code, "addresses": sharing.addresses, "link": sharing.link}, [])
         else:
             print_out(_("Code: {code}", code=code))
             for address in sharing.addresses:
                 print_out(address)
-            print_err(_("Enter it on the other device within ten minutes. Waiting…"))
-        while not (new := [device for device in sharing.devices if device.id not in known]):
+            if sharing.link and stdout_is_tty():
+                print_out(_qr_code(sharing.link))
+                print_out(_("Scan it with a phone or tablet, or open this link there: {link}", link=sharing.link))
+            print_err(_("Enter the code on the other computer within ten minutes. Waiting…"))
+        while not (new := [device for device in sharing.devices if (device.id, device.paired_at) not in known]):
             await changed.wait()
             changed.clear()
     finally:
@@ -61,6 +67,12 @@ async def _show_code(options: arguments.PairOptions, runner: CommandRunner) -> i
     if not options.as_json:
         print_out(_("Paired with {name}.", name=safe_prose(new[0].name)))
     return 0
+
+
+def _qr_code(text: str) -> str:
+    drawn = io.StringIO()
+    segno.make(text, micro=False).terminal(drawn, border=2, compact=True)
+    return drawn.getvalue()
 
 
 async def list_devices(options: arguments.JsonOptions, runner: CommandRunner) -> int:

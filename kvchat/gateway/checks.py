@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.types import Receive
 
 from kvchat.engine.api.pictures import MAX_PIXELS, image_size
@@ -28,6 +29,7 @@ from kvchat.system.concurrency import run_in_thread_if_large
 
 MAX_BODY = 64_000_000  # bytes of a request, including pictures
 BODY_TIMEOUT_S = 60.0  # time for the body after the head
+BROWSER_COOKIE = "__Host-kvchat"  # holds a paired browser's key; the prefix makes browsers demand TLS and Path=/
 _CHAT = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:/?#@\s]*)(?::\d{0,5})?")
 
@@ -57,8 +59,11 @@ class AccessPolicy:
         if not is_ours:
             raise RequestRefused(403, "The Host header does not name this computer.", "permission_error")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        if origin is None and site == "cross-site":
+        is_link = self.is_shared and headers.get("sec-fetch-mode") == "navigate"  # sent without the strict cookie
+        if origin is None and site == "cross-site" and not is_link:
             origin = "a web page"
+        if self.is_shared and origin == f"https://{headers['host']}":  # Safari before 16.4 tells no site
+            site = "same-origin"
         if origin is not None and not self.origins & {origin, "*"} and site not in ("none", "same-origin"):
             raise RequestRefused(403, "Requests from this web origin are not allowed.", "permission_error")
 
@@ -70,7 +75,7 @@ class AccessPolicy:
         claimed = program_from_user_agent(headers.get("user-agent", ""))
         if not self.keys:
             return claimed
-        program = ANY_PROGRAM if self.is_owner(headers) else self.keys.program_of(_key_in(headers))
+        program = ANY_PROGRAM if self.is_owner(headers) else self.keys.program_of(self._key_in(headers))
         if program is None:
             raise RequestRefused(401, "The API key is missing or invalid.", "authentication_error")
         if program == ANY_PROGRAM:
@@ -78,7 +83,12 @@ class AccessPolicy:
         return program
 
     def is_owner(self, headers: Headers) -> bool:
-        return self.keys.is_owner(_key_in(headers))
+        return self.keys.is_owner(self._key_in(headers))
+
+    def _key_in(self, headers: Headers) -> str:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        key = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        return key or (cookie_in(headers) if self.is_shared else "")
 
 
 def chat_named_in(headers: Mapping[str, str]) -> str:
@@ -93,9 +103,9 @@ def wants_saving(headers: Mapping[str, str]) -> bool:
     return headers.get("x-kvchat-save", "") != "never"
 
 
-def _key_in(headers: Headers) -> str:
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+def cookie_in(headers: Headers) -> str:
+    """Return the key in a paired browser's cookie, or ""."""
+    return cookie_parser(headers.get("cookie", "")).get(BROWSER_COOKIE, "")
 
 
 async def read_body(

@@ -70,6 +70,19 @@ class PairingApi:
         self.paired(device)
         return JSONResponse({"proof": own_proof, "device": device.id, "key": key, "name": self.name, "mac": self.mac})
 
+    def pair_browser(self, token: str, name: str, key: str) -> str:
+        """Pair a browser by a link's token and return its key. A browser that is still paired keeps its `key`.
+
+        Raises PairingLocked and WrongCode, and ValueError if there are too many devices.
+        """
+        self.codes.accept_token(token)
+        if known := self.devices.find(self.devices.program_of(key) or ""):
+            device = self.devices.renew(known)
+        else:
+            device, key = self.devices.add(name, is_browser=True)
+        self.paired(device)
+        return key
+
 
 @dataclass
 class DeviceApi:

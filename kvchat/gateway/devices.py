@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -22,6 +23,14 @@ from kvchat.text.safe_text import safe_name
 MAX_DEVICES = 100
 _MAX_FILE = 200_000  # bytes
 _USE_INTERVAL_S = 3600.0  # last use is noted this precisely
+
+# All that a browser may use: the files of the engine's web page, and what that page needs to chat.
+PAGE_PATHS = ("/", "/index.html")
+_BROWSER_API = ("/v1/chat/completions", "/v1/models", "/models", "/props")
+_PAGE_FILE = re.compile(
+    r"(?:/[0-9A-Za-z_-][0-9A-Za-z_.-]*)+\.(?:css|html|ico|jpe?g|js|json|mjs|png|svg|wasm|webmanifest|webp|woff2?)"
+)
+_SERVICE_WORKER = "/sw.js"  # would show the page from its cache after the device was removed
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,12 @@ class Devices(Keys):
         self._on_change()
         return device, key
 
+    def renew(self, device: Device) -> Device:
+        """Note that a device was paired again."""
+        self._devices[device.key_hash] = device = replace(device, paired_at=time.time())
+        self._on_change()
+        return device
+
     def remove(self, id: str) -> None:
         """Remove a device; its key is refused from now on."""
         self._devices = {hash: device for hash, device in self._devices.items() if device.id != id}
@@ -100,6 +115,10 @@ class Devices(Keys):
     def is_owner(self, key: str) -> bool:
         return False
 
+    def allows(self, program: str, path: str) -> bool:
+        device = self.find(program)
+        return device is not None and (not device.is_browser or path in _BROWSER_API or is_page_file(path))
+
     def program_of(self, key: str) -> str | None:
         device = self._devices.get(_hash(key))  # a hash can be looked up: time tells nothing about the key
         if device is None:
@@ -108,6 +127,11 @@ class Devices(Keys):
             self._devices[device.key_hash] = device = replace(device, last_used_at=time.time())
             self._on_change()
         return device.program
+
+
+def is_page_file(path: str) -> bool:
+    """True if this can be a file of the engine's web page. No endpoint of the engine's API looks like one."""
+    return path in PAGE_PATHS or (path != _SERVICE_WORKER and _PAGE_FILE.fullmatch(path) is not None)
 
 
 def _hash(key: str) -> str:

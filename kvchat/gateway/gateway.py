@@ -20,8 +20,10 @@ from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.errors import EngineGone
 from kvchat.engine.process.external import is_loopback
 from kvchat.errors import KvchatError
+from kvchat.gateway.browsers import BrowserPages, unpaired_page
 from kvchat.gateway.checks import AccessPolicy, chat_named_in, parse_checked, read_body, wants_saving
 from kvchat.gateway.device_api import DeviceApi, PairingApi
+from kvchat.gateway.devices import PAGE_PATHS
 from kvchat.gateway.dialects.request import (
     EMBEDDING_PATHS,
     GENERATING_PATHS,
@@ -37,12 +39,13 @@ from kvchat.gateway.server import Listener, listen
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.host import EngineHost
 from kvchat.session.slots import Slots
+from kvchat.system.pairing import PAIR_PATH
 from kvchat.text.language import _
 
 MAX_ACTIVE = 64  # requests waiting or in progress
 MAX_TOTAL_BODY_BYTES = 400_000_000  # total of request bodies, including incomplete ones
 RETRY_AFTER_S = 5
-PUBLIC_PATHS = ("/health", "/v1/health", "/kvchat/pair")  # need no key
+PUBLIC_PATHS = ("/health", "/v1/health", "/kvchat/pair", PAIR_PATH)  # need no key
 _RECEIPT_HEADERS = ("source", "found", "restore-ms", "miss", "cached", "prompt", "model")
 
 
@@ -107,7 +110,8 @@ class Gateway:
 
         Raises KvchatError.
         """
-        app = _guarded(self._app(pairing.routes), AccessPolicy(host, pairing.devices, is_shared=True))
+        app = self._app((*pairing.routes, *BrowserPages(pairing, self._engine).routes))
+        app = _guarded(app, AccessPolicy(host, pairing.devices, is_shared=True))
         self._shared = await listen(app, host, port, context)
         return self._shared.port
 
@@ -129,7 +133,7 @@ class Gateway:
         self.runner.rewriter.forget(program)
 
     def _routes(self) -> list[BaseRoute]:
-        pages = dict.fromkeys(PUBLIC_PATHS, self._health) | {
+        pages = dict.fromkeys(("/health", "/v1/health"), self._health) | {
             "/v1/models": self._list_models,
             "/models": self._list_models,
             "/v1/models/{name:path}": self._show_model,
@@ -274,9 +278,12 @@ def _guarded(app: ASGIApp, checks: AccessPolicy) -> ASGIApp:
             checks.check_host_and_origin(request.headers)
             if scope["method"] != "OPTIONS" and scope["path"] not in PUBLIC_PATHS:
                 scope["program"] = program = checks.program(request.headers)
+                if not checks.keys.allows(program, scope["path"]):
+                    raise RequestRefused(404, "Not found.", "not_found_error")
                 scope["is_owner"], scope["has_own_key"] = checks.is_owner(request.headers), program in checks.keys
         except RequestRefused as error:
-            await (await _refused(request, error))(scope, receive, send)
+            is_page = checks.is_shared and scope["path"] in PAGE_PATHS and error.status == 401
+            await (unpaired_page() if is_page else await _refused(request, error))(scope, receive, send)
         else:
             await app(scope, receive, send)
 

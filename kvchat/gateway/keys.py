@@ -40,6 +40,10 @@ class Keys:
     def is_owner(self, key: str) -> bool:
         return bool(self._owner_key) and hmac.compare_digest(self._owner_key, key.encode("utf-8", "replace"))
 
+    def allows(self, program: str, path: str) -> bool:
+        """True if a program with a key may use this path."""
+        return True
+
     def program_of(self, key: str) -> str | None:
         """Return the key's program or `ANY_PROGRAM`, or None if it is invalid. Compares in constant time."""
         key_bytes = key.encode("utf-8", "replace")

@@ -1,4 +1,5 @@
-"""Pairing of two computers by a six-digit code: SPAKE2, bound to the TLS certificate that the device saw.
+"""Pairing of two computers by a six-digit code (SPAKE2, bound to the TLS certificate that the device saw), or of a
+browser by a link with a secret token.
 
 Somebody who relays the connection shows the device another certificate. The proofs then differ, so neither side
 accepts the other, and the code cannot be found by trying all codes on what was sent.
@@ -20,6 +21,7 @@ from kvchat.text.language import _
 
 MAX_WRONG_CODES, LOCK_S = 10, 60.0  # then nobody can pair for this long
 CODE_LIFETIME_S = 600.0
+PAIR_PATH = "/pair"  # of the page that pairs a browser
 _MAX_SESSIONS = 8  # attempts in progress
 _IDS = {"idA": b"device", "idB": b"kvchat"}
 
@@ -52,6 +54,7 @@ class CodeHolder:
     certificate: str  # fingerprint of its certificate
     clock: Callable[[], float] = time.monotonic
     code: str = ""  # empty if nobody may pair
+    token: str = ""  # of the link for a browser; 128 bits
     _expires_at: float = 0.0
     _wrong_codes: int = 0
     _locked_until: float = float("-inf")
@@ -66,11 +69,16 @@ class CodeHolder:
         """Return a new code, which replaces the old one. Raises PairingLocked."""
         self._check_lock()
         self.code, self._expires_at = f"{secrets.randbelow(1_000_000):06d}", self.clock() + CODE_LIFETIME_S
+        self.token = secrets.token_urlsafe(16)
         self._sessions.clear()
         return self.code
 
+    @property
+    def link_path(self) -> str:
+        return f"{PAIR_PATH}#{self.token}"
+
     def hide_code(self) -> None:
-        self.code = ""
+        self.code = self.token = ""
         self._sessions.clear()
 
     def answer(self, message: bytes) -> tuple[str, bytes]:
@@ -78,16 +86,7 @@ class CodeHolder:
 
         Raises PairingLocked and WrongCode.
         """
-        self._check_lock()
-        if self.clock() >= self._expires_at:
-            self.hide_code()
-        if not self.code:
-            raise WrongCode
-        self._wrong_codes += 1
-        if self._wrong_codes > MAX_WRONG_CODES:
-            self.hide_code()
-            self._wrong_codes, self._locked_until = 0, self.clock() + LOCK_S
-            raise PairingLocked
+        self._count_attempt()
         side = SPAKE2_B(self.code.encode(), **_IDS)
         answer = side.start()
         try:
@@ -109,6 +108,27 @@ class CodeHolder:
         self.hide_code()
         self._wrong_codes = 0
         return prove(key, "kvchat", self.certificate, name)
+
+    def accept_token(self, token: str) -> None:
+        """Check a browser's token. Neither it nor the code can be used again. Raises PairingLocked and WrongCode."""
+        self._count_attempt()
+        if not hmac.compare_digest(self.token.encode(), token.encode("utf-8", "replace")):
+            raise WrongCode
+        self.hide_code()
+        self._wrong_codes = 0
+
+    def _count_attempt(self) -> None:
+        """Count a wrong code, until it has proved to be right. Raises PairingLocked and WrongCode."""
+        self._check_lock()
+        if self.clock() >= self._expires_at:
+            self.hide_code()
+        if not self.code:
+            raise WrongCode
+        self._wrong_codes += 1
+        if self._wrong_codes > MAX_WRONG_CODES:
+            self.hide_code()
+            self._wrong_codes, self._locked_until = 0, self.clock() + LOCK_S
+            raise PairingLocked
 
     def _check_lock(self) -> None:
         if self.clock() < self._locked_until:

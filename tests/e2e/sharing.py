@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from kvchat.engine.process.plan import free_port
 from tests.e2e.home import Home, engine_arguments
@@ -28,8 +29,8 @@ def sharing(box: Home, port: int) -> contextlib.AbstractContextManager[Serving]:
 
 
 @contextlib.contextmanager
-def shown_code(box: Home) -> Iterator[str]:
-    """Run `kvchat pair` on the box, yield its code, and wait until a device has used it."""
+def shown_pairing(box: Home) -> Iterator[dict[str, Any]]:
+    """Run `kvchat pair` on the box, yield its output, and wait until a device has been paired."""
     command, environment = (sys.executable, "-m", "kvchat", "pair", "--json"), {"KVCHAT_HOME": str(box.folder)}
     with subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True) as shown:
         try:
@@ -37,10 +38,16 @@ def shown_code(box: Home) -> Iterator[str]:
             text = shown.stdout.readline()
             while not text.rstrip().endswith("}"):
                 text += shown.stdout.readline()
-            yield json.loads(text)["code"]
+            yield json.loads(text)
             assert shown.wait() == 0
         finally:
             shown.kill()
+
+
+@contextlib.contextmanager
+def shown_code(box: Home) -> Iterator[str]:
+    with shown_pairing(box) as shown:
+        yield shown["code"]
 
 
 def pair_homes(box: Home, laptop: Home, port: int) -> None:

@@ -22,7 +22,14 @@ from kvchat.engine.api.pictures import (
     pictures_unusable,
     with_placeholder_pictures,
 )
-from kvchat.engine.api.transport import CONNECT_TIMEOUT_S, QUICK_TIMEOUT_S, EngineResponse, Transport, split_lines
+from kvchat.engine.api.transport import (
+    CONNECT_TIMEOUT_S,
+    QUICK_TIMEOUT_S,
+    EngineResponse,
+    PageFile,
+    Transport,
+    split_lines,
+)
 from kvchat.engine.api.wire import (
     ChatChunk,
     ChatMemory,
@@ -401,6 +408,13 @@ class LlamaServerClient:
     async def get(self, path: str, timeout_s: float = QUICK_TIMEOUT_S) -> bytes:
         """Return the response to a GET request, such as /metrics. Raises EngineSilent after `timeout_s`."""
         return await self._http.request("GET", path, timeout_s=timeout_s)
+
+    async def page_file(self, path: str) -> PageFile | None:
+        """Return a file of the engine's web page, or None if there is none.
+
+        The key is not sent: the engine serves its page without one, and nothing else.
+        """
+        return await self._http.get_public(path)
 
     async def _stream_request(self, path: str, body: wire.Body) -> AsyncGenerator[ChatChunk, None]:
         before = self.rows.invalidate()

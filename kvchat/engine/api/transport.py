@@ -12,6 +12,7 @@ import json
 import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -46,6 +47,7 @@ _COMPRESS_BYTES = 8_000  # more than this may not fit into TCP's first ten packe
 _COMPRESS_IN_THREAD_BYTES = 500_000
 NO_HEADERS: Mapping[str, str] = {}
 _RECEIPT_PREFIX, _RECEIPT_LINE = "x-kvchat-", b": kvchat "  # of a server that is a kvchat itself
+_FILE_HEADERS = ("content-type", "content-encoding", "etag")
 _GONE_ADVICE = N_("kvchat restarts it automatically. Send the message again.")
 
 
@@ -59,6 +61,14 @@ class CertificateChanged(EngineGone):
             _("If you reinstalled kvchat there, pair the computers again in Settings, Engine."),
             lifetime,
         )
+
+
+@dataclass(frozen=True)
+class PageFile:
+    """A file of the server's web page."""
+
+    content: bytes
+    headers: Mapping[str, str]  # those that describe the content
 
 
 class EngineResponse:
@@ -194,6 +204,14 @@ class Transport:
         async with self._open("GET", path, b"", {}, timeout_s) as response:
             await response.read_head()
             return response.status_code
+
+    async def get_public(self, path: str) -> PageFile | None:
+        """Return what the server sends without the key, compressed or not; None if it does not answer with 200."""
+        async with self._open("GET", path, b"", {"Accept-Encoding": "gzip"}, QUICK_TIMEOUT_S) as response:
+            await response.read_head()
+            content = await response.aread()
+        headers = {name: response.headers[name] for name in _FILE_HEADERS if name in response.headers}
+        return PageFile(content, headers) if response.status_code == 200 else None
 
     async def request_json(
         self,

@@ -65,7 +65,6 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         ["--cache-ram", "0"],  # no cache of evicted prompts: the store does that
         ["--metrics"],
         ["--jinja"],  # now the default; older builds render differently without it
-        ["--no-webui"],
         ["--cors-origins", IMPOSSIBLE_ORIGIN],
         # Let the engine place the model on GPUs. Without one, this would only slow down the start.
         ["--fit", "off" if plan.fit_target is None else "on"],
@@ -128,7 +127,6 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
         "endpoint_slots": True,
         "endpoint_metrics": True,
         "use_jinja": True,
-        "ui": False,
         "cors_origins": IMPOSSIBLE_ORIGIN,
         "fit_params": sys.platform == "darwin",  # elsewhere the embedded engine is CPU-only
         "verbosity": TRACE_VERBOSITY,

@@ -165,7 +165,7 @@ class PairingDialog(Question):
     def __init__(self, parent: QWidget, sharing: SharingService) -> None:
         """Raises NotShared and PairingLocked."""
         self._sharing, self.code, self.paired_name = sharing, sharing.show_code(), ""
-        self._known = {device.id for device in sharing.devices}
+        self._known = {(device.id, device.paired_at) for device in sharing.devices}
         self.digits, self.validity = label(kind="digits", selectable=True), label(kind="muted", wraps=True)
         addresses = label("\n".join(sharing.addresses), selectable=True)
         addresses.setAccessibleName(_("Addresses of this computer"))
@@ -218,7 +218,7 @@ class PairingDialog(Question):
             self._show_code()
 
     def _check_devices(self) -> None:
-        new = [device for device in self._sharing.devices if device.id not in self._known]
+        new = [device for device in self._sharing.devices if (device.id, device.paired_at) not in self._known]
         if new:
             self.paired_name = new[0].name
             self.accept()
